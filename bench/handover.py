@@ -46,7 +46,10 @@ def _round(scheduler: Scheduler, number: int) -> list[float]:
     )
     # Poll rarely, because polling also loads this machine.
     scheduler.wait_until_printed(COMPLETED, jobs[-1] + 1, every_s=0.05)
-    return [(read_timestamp(Path(f"{first}{n + 1}")) - read_timestamp(Path(f"{last}{n}"))) * 1000 for n in jobs[:-1]]
+    return [
+        (read_timestamp(Path(f"{first}{n + 1}")) - read_timestamp(Path(f"{last}{n}"))) * 1000
+        for n in jobs[:-1]
+    ]
 
 
 if __name__ == "__main__":

@@ -138,7 +138,9 @@ class QueueBench:
             spare = self.folder / "spare"
             spare.write_text("\n".join(lines))
             spare.replace(self.file)
-            edited.append(self._measure_ms(lambda n=n: self._count(f"name = 'edited{n}'") == 1) - 1000 * EDIT_DELAY_S)
+            edited.append(
+                self._measure_ms(lambda n=n: self._count(f"name = 'edited{n}'") == 1) - 1000 * EDIT_DELAY_S
+            )
         return {
             "append": statistics.median(recorded),
             "run": statistics.median(run),
@@ -149,13 +151,18 @@ class QueueBench:
         many = 1 if self.size > 20_000 else 3
         return {
             "request": statistics.median(
-                self._measure_ms(lambda verb=verb: self._command(verb, "3")) for verb in ("pause", "resume") * REPEATS
+                self._measure_ms(lambda verb=verb: self._command(verb, "3"))
+                for verb in ("pause", "resume") * REPEATS
             ),
-            "text": statistics.median(self._measure_ms(lambda: self._command("status")) for _ in range(2 * REPEATS)),
+            "text": statistics.median(
+                self._measure_ms(lambda: self._command("status")) for _ in range(2 * REPEATS)
+            ),
             "json": statistics.median(
                 self._measure_ms(lambda: self._command("status", "--json")) for _ in range(REPEATS)
             ),
-            "all": statistics.median(self._measure_ms(lambda: self._command("status", "--all")) for _ in range(many)),
+            "all": statistics.median(
+                self._measure_ms(lambda: self._command("status", "--all")) for _ in range(many)
+            ),
         }
 
     def _measure_idle_costs(self, pid: int) -> dict[str, float]:

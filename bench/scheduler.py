@@ -62,7 +62,9 @@ class Scheduler:
         """Returns how often the output matches this regular expression."""
         return len(re.findall(pattern, (self.folder / "out").read_text("utf-8", "replace")))
 
-    def wait_until_printed(self, pattern: str, times: int = 1, timeout_s: float = 60.0, every_s: float = 0.01) -> None:
+    def wait_until_printed(
+        self, pattern: str, times: int = 1, timeout_s: float = 60.0, every_s: float = 0.01
+    ) -> None:
         """Waits until the output matches this pattern so many times. Raises SystemExit after the timeout."""
         end = time.monotonic() + timeout_s
         while self.count_printed(pattern) < times:

@@ -1,10 +1,10 @@
 """Defines the errors shown to users, each with its exit code and a message that names the remedy.
 
     SchedulerError            1  the request failed
-    ├── NoRecordError         1  no scheduler has been started with this state file
+    ├── StoreNotFoundError         1  no scheduler has been started with this state file
     ├── NotOwnerError         1  this scheduler no longer owns its store
     ├── SchemaError           1  another version of the program wrote the store
-    ├── DamagedRecordError    1  the database of the store is damaged
+    ├── DamagedStoreError    1  the database of the store is damaged
     ├── UsageError            2  bad invocation: a value, a file or an option is wrong
     └── GpuStateError         4  the state of the GPUs cannot be read
 

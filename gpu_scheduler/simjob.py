@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from gpu_scheduler.probes import usage
+from gpu_scheduler.gpus.probes import simulated_usage
 
 STEPS_PER_S = 5
 
@@ -28,7 +28,7 @@ class OutOfMemory(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the job; returns the exit code: --exit, 1 for out of memory, 130 for Ctrl-C."""
     options = _parser().parse_args(argv)
-    folder = os.environ.get(usage.FOLDER_VARIABLE)
+    folder = os.environ.get(simulated_usage.FOLDER_VARIABLE)
     gpus = visible_gpus(options.gpus or os.environ.get("CUDA_VISIBLE_DEVICES"))
     print(f"simjob {os.getpid()}: {options.vram} MiB on GPU {', '.join(map(str, gpus))}", flush=True)
     try:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     finally:
         if folder is not None:
-            usage.remove_usage(folder)
+            simulated_usage.remove_usage(folder)
     print(f"simjob {os.getpid()}: done", flush=True)
     return int(options.exit)
 
@@ -104,12 +104,12 @@ def _ramp(folder: str | None, gpus: Sequence[int], vram: int, ramp_s: float, loa
 
 
 def _allocate(folder: str, gpus: Sequence[int], current_mib: int, target_mib: int, load: float) -> None:
-    with usage.locked(folder):
+    with simulated_usage.locked(folder):
         for gpu in gpus:
-            free = usage.free_mib(folder, gpu)
+            free = simulated_usage.free_mib(folder, gpu)
             if free is not None and target_mib - current_mib > free:
                 raise OutOfMemory(oom_message(gpu, target_mib - current_mib, free))
-        usage.write_usage(folder, {gpu: target_mib for gpu in gpus}, load)
+        simulated_usage.write_usage(folder, {gpu: target_mib for gpu in gpus}, load)
 
 
 def _sleep(seconds: float) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpu_scheduler.core.environment import find_conda_sh
+from gpu_scheduler.core.command.environment import find_conda_sh
 
 #: Path of a conda in /opt or /usr/local, which every scheduler finds and nothing can hide; None: there is
 #: none.
@@ -88,7 +88,7 @@ def _link_programs(path: str, into: Path) -> None:
 
 @contextmanager
 def logging_restored() -> Iterator[None]:
-    """Restores handlers, level and propagation of the package's logger, which `begin_logging` changes."""
+    """Restores handlers, level and propagation of the package's logger, which `configure_logging` changes."""
     yield
     log = logging.getLogger("gpu_scheduler")
     for handler in list(log.handlers):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-import gpu_scheduler.service
+import gpu_scheduler.scheduler.service
 from gpu_scheduler.cli import _MODULES
 
 __all__ = ["gpu_scheduler"]

@@ -9,7 +9,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_for(poll: Callable[[], T], description: str = "", timeout_s: float = 60.0, every_s: float = 0.01) -> T:
+def wait_for(
+    poll: Callable[[], T], description: str = "", timeout_s: float = 60.0, every_s: float = 0.01
+) -> T:
     """Polls until the value is true and returns it. Fails at the deadline with the last value.
 
     Slow polls are made less often, to leave the processor to the processes under test.

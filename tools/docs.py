@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpu_scheduler.cli.parser import GROUPS, build_parser
 from gpu_scheduler.cli.program import PROGRAM
-from gpu_scheduler.core.states import TRANSITIONS, JobState, Outcome
+from gpu_scheduler.core.model.states import TRANSITIONS, JobState, Outcome
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -115,7 +115,9 @@ def states() -> str:
         [
             "# States and outcomes",
             "",
-            _generated_note("the table in `gpu_scheduler/core/states.py`, which nothing else overrides"),
+            _generated_note(
+                "the table in `gpu_scheduler/core/model/states.py`, which nothing else overrides"
+            ),
             "",
             "A job is in one of six states. Its outcome says how it ended and is separate from its state.",
             "",

@@ -27,9 +27,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gpu_scheduler.core.gpu import GpuSample
+from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
-from gpu_scheduler.probes import Probe, make_probe
+from gpu_scheduler.gpus.probes import Probe, make_probe
 
 #: A program that allocates GPU memory with PyTorch.
 TORCH_JOB = Path(__file__).with_name("torchjob.py")
@@ -120,7 +120,7 @@ def check_retry(ends: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
 
 
 def run_oom_job(python: str) -> tuple[str, list[str]]:
-    """Runs a job that runs out of GPU memory under its own scheduler; returns the same as `retried`."""
+    """Runs a job that runs out of GPU memory under its own scheduler; returns the same as `check_retry`."""
     command = f"exec {shlex.quote(python)} {shlex.quote(str(TORCH_JOB))} oom {ALLOCATED_MIB}"
     words = ["jobs.txt", "--gpu-probe", "nvml", "--poll", "0.5", "--log-dir", "logs"]
     with TemporaryDirectory() as folder:
@@ -129,7 +129,9 @@ def run_oom_job(python: str) -> tuple[str, list[str]]:
             [sys.executable, "-m", "gpu_scheduler", *words], cwd=folder, timeout=TIMEOUT_S, check=False
         )
         lines = Path(folder, "logs", "journal.jsonl").read_text().splitlines()
-    return check_retry([event for event in map(json.loads, lines) if "attempt" in event and "outcome" in event])
+    return check_retry(
+        [event for event in map(json.loads, lines) if "attempt" in event and "outcome" in event]
+    )
 
 
 def main(rounds: int = 5, torch: str | None = None) -> int:

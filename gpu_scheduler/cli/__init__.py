@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from gpu_scheduler.cli import streams
+from gpu_scheduler.cli import standard_streams
 from gpu_scheduler.errors import SchedulerError
 
 #: Command -> the module that runs it, in a function of the same name.
@@ -19,18 +19,18 @@ _MODULES = {
     "status": "status",
     "show": "show",
     "why": "why",
-    "pause": "gpus",
-    "resume": "gpus",
+    "pause": "gpu_commands",
+    "resume": "gpu_commands",
     "screens": "screens",
-    "attach": "look",
-    "logs": "look",
+    "attach": "logs",
+    "logs": "logs",
     "events": "events",
-    "cancel": "control",
-    "retry": "control",
-    "hold": "control",
-    "release": "control",
-    "priority": "control",
-    "stop": "stopping",
+    "cancel": "job_commands",
+    "retry": "job_commands",
+    "hold": "job_commands",
+    "release": "job_commands",
+    "priority": "job_commands",
+    "stop": "stop",
     "calibrate": "calibrate",
     "doctor": "doctor",
     "completion": "completion",
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     A user error is printed in one or two lines on stderr; any other exception is a bug and shows a traceback.
     """
     if argv is None:
-        streams.open_standard_streams()
+        standard_streams.open_standard_streams()
     _escape_unencodable()
     try:
         try:
@@ -57,17 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        streams.discard_output()  # the reader of our output has gone
+        standard_streams.discard_output()  # the reader of our output has gone
         return EXIT_BROKEN_PIPE
-    except streams.OutputError as error:
-        streams.discard_output()
+    except standard_streams.OutputError as error:
+        standard_streams.discard_output()
         return _report_error(SchedulerError(f"the standard output cannot be written: {error.strerror}"))
     except FileNotFoundError:
         if _working_folder_exists():
             raise
-        return _report_error(SchedulerError("the working directory has been deleted; change to one that exists"))
+        return _report_error(
+            SchedulerError("the working directory has been deleted; change to one that exists")
+        )
     except OSError as error:
-        from gpu_scheduler.shortages import describe_shortage, shortage_of
+        from gpu_scheduler.system.shortages import describe_shortage, shortage_of
 
         number = shortage_of(error)
         if number is None:

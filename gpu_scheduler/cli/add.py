@@ -10,23 +10,23 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_scheduler.cli.need import current_llm_config
+from gpu_scheduler.app.preview import PreviewContext, preview
+from gpu_scheduler.cli.current_need import current_llm_config
 from gpu_scheduler.cli.program import print_error
-from gpu_scheduler.cli.record import open_store, scheduler_pid_of
-from gpu_scheduler.core.attributes import ATTRIBUTE_HELP
-from gpu_scheduler.core.compose import format_command_line, format_script_line
-from gpu_scheduler.core.environment import find_conda_sh
-from gpu_scheduler.core.gpulist import parse_gpu_list
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.needs import LlmConfig
-from gpu_scheduler.core.placement import Limits
-from gpu_scheduler.core.preview import PreviewContext, preview
-from gpu_scheduler.core.secrets import masked
+from gpu_scheduler.cli.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.core.command.environment import find_conda_sh
+from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
+from gpu_scheduler.core.jobsfile.compose import format_command_line, format_script_line
+from gpu_scheduler.core.model.gpu_list import parse_gpu_list
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.placement import Limits
+from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.intake.filetext import ParsedText, TextParser
-from gpu_scheduler.intake.jobshell import job_shell
-from gpu_scheduler.store.started import recorded_options
-from gpu_scheduler.views.words import pid_text
+from gpu_scheduler.intake.job_shell import job_shell
+from gpu_scheduler.intake.text_parser import ParsedText, TextParser
+from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.views.formatting import pid_text
 
 
 def add(options: Namespace) -> int:
@@ -51,7 +51,7 @@ def recorded_gpus_and_folder(options: Namespace, path: str) -> tuple[frozenset[i
     Either is None if unknown. A store that is missing or cannot be read does not prevent adding a line.
     """
     try:
-        with open_store(options, foreign=True) as store:
+        with open_store(options, allow_other_host=True) as store:
             folders = [row["cwd"] for row in store.jobs_files() if row["path"] == path]
             return frozenset(store.gpu_indices().values()) or None, folders[0] if folders else None
     except SchedulerError:
@@ -145,7 +145,7 @@ def _warnings(options: Namespace, spec: JobSpec, known_gpus: frozenset[int] | No
     """Yields the warnings that `lint` gives for the job."""
     config, limits, totals = LlmConfig(), Limits(), {}
     conda_sh = find_conda_sh(os.environ, os.path.exists)
-    with suppress(SchedulerError), open_store(options, foreign=True) as store:
+    with suppress(SchedulerError), open_store(options, allow_other_host=True) as store:
         started = recorded_options(store)
         config, limits, conda_sh = current_llm_config(store), started.limits, started.conda_sh or conda_sh
         totals = {row["idx"]: row["total_mib"] for row in store.gpus() if row["total_mib"] is not None}
@@ -164,7 +164,7 @@ def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
     """
     if name == "base" or (Path(conda_sh).parents[2] / "envs" / name).is_dir():
         return [name]
-    from gpu_scheduler.doctor.conda import list_environments, parse_environments
+    from gpu_scheduler.health.doctor.conda import list_environments, parse_environments
 
     said = list_environments(conda_sh)
     return parse_environments(said.output) if said.succeeded else None
@@ -173,7 +173,7 @@ def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
 def _notes(options: Namespace, spec: JobSpec) -> list[str]:
     """Returns notes on why the line gives no new job, or none now; empty without a readable store."""
     try:
-        with open_store(options, foreign=True) as store:
+        with open_store(options, allow_other_host=True) as store:
             # A command makes a new job each time.
             job = store.newest_jobs([spec.identity]).get(spec.identity) if spec.kind == "csv" else None
             pid, watched = scheduler_pid_of(store), recorded_options(store).jobs_file

@@ -10,11 +10,17 @@ import sys
 from argparse import Namespace
 
 from gpu_scheduler import config
-from gpu_scheduler.cli.record import open_store
-from gpu_scheduler.core.calibration import WorkloadClass, CalibrationRules, advise, suggested_entries, with_model_entries
-from gpu_scheduler.llmconfig import LlmConfigText
-from gpu_scheduler.store.measured import ClassUsage, class_usages
-from gpu_scheduler.store.started import recorded_options
+from gpu_scheduler.cli.store_access import open_store
+from gpu_scheduler.core.scheduling.calibration import (
+    CalibrationRules,
+    WorkloadClass,
+    advise,
+    suggested_entries,
+    with_model_entries,
+)
+from gpu_scheduler.intake.llm_config import LlmConfigText
+from gpu_scheduler.store.measurements import ClassUsage, class_usages
+from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.calibrate import CalibrationView, to_json, to_text
 
@@ -23,7 +29,7 @@ _EMPTY_CONFIG = "{\n}\n"
 
 def calibrate(options: Namespace) -> int:
     """Prints the comparison, and with --write changes the file."""
-    with open_store(options, foreign=not options.write) as store:
+    with open_store(options, allow_other_host=not options.write) as store:
         families = [_workload_class(one) for one in class_usages(store)]
         rules = _rules(store)
         known = recorded_options(store).llm_config
@@ -35,7 +41,9 @@ def calibrate(options: Namespace) -> int:
     if options.write and entries:
         backup = file.replace(with_model_entries(_EMPTY_CONFIG if file.text is None else file.text, entries))
         written = True
-    shown = CalibrationView(str(file.path), advised, entries, written, None if backup is None else str(backup))
+    shown = CalibrationView(
+        str(file.path), advised, entries, written, None if backup is None else str(backup)
+    )
     width = os.get_terminal_size().columns if sys.stdout.isatty() else None
     sys.stdout.write(to_json(shown) if options.json else to_text(shown, width or None))
     return 0
@@ -52,4 +60,6 @@ def _workload_class(measured: ClassUsage) -> WorkloadClass:
 def _rules(store: Store) -> CalibrationRules:
     started = recorded_options(store)
     totals = tuple(row["total_mib"] for row in store.gpus() if row["total_mib"])
-    return CalibrationRules(started.spike_buffer, started.tolerance, started.margin_mib + started.idle_mib, totals)
+    return CalibrationRules(
+        started.spike_buffer, started.tolerance, started.margin_mib + started.idle_mib, totals
+    )

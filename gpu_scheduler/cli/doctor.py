@@ -6,12 +6,12 @@ import json
 import sys
 from argparse import Namespace
 
-from gpu_scheduler.cli.record import data_dir_of
 from gpu_scheduler.cli.status import stdout_screen
-from gpu_scheduler.core.secrets import masked_values
-from gpu_scheduler.doctor.examine import DoctorOptions, run_checks
-from gpu_scheduler.doctor.findings import finding_object, format_finding
-from gpu_scheduler.views.words import count_noun
+from gpu_scheduler.cli.store_access import data_dir_of
+from gpu_scheduler.core.text.secrets import masked_values
+from gpu_scheduler.health.doctor.findings import finding_object, format_finding
+from gpu_scheduler.health.doctor.run_checks import DoctorOptions, run_checks
+from gpu_scheduler.views.formatting import count_noun
 
 
 def doctor(options: Namespace) -> int:

@@ -9,13 +9,13 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 
-from gpu_scheduler.cli.record import open_store
-from gpu_scheduler.core.event import Event
-from gpu_scheduler.store.events import id_before_last
+from gpu_scheduler.cli.store_access import open_store
+from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.store.events import events_after as read
-from gpu_scheduler.store.started import recorded_options
+from gpu_scheduler.store.events import id_before_last
+from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.events import dated_line, to_json
+from gpu_scheduler.views.event_messages import dated_line, to_json
 
 _POLL_INTERVAL_S = 0.2
 _BATCH_SIZE = 1000
@@ -23,9 +23,11 @@ _BATCH_SIZE = 1000
 
 def events(options: Namespace) -> int:
     """Prints the events, oldest first; with --follow also new ones."""
-    with open_store(options, foreign=not options.follow) as store:
+    with open_store(options, allow_other_host=not options.follow) as store:
         tolerance = recorded_options(store).tolerance
-        told: Callable[[Event], str] = to_json if options.jsonl else lambda event: dated_line(event, tolerance)
+        told: Callable[[Event], str] = (
+            to_json if options.jsonl else lambda event: dated_line(event, tolerance)
+        )
         after = 0 if options.lines is None else id_before_last(store, options.lines)
         after = _print_after(store, after, told)
         if options.follow:

@@ -9,22 +9,22 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from gpu_scheduler.app.preview import Preview, PreviewContext, preview
 from gpu_scheduler.cli.add import recorded_gpus_and_folder
-from gpu_scheduler.cli.record import open_store
-from gpu_scheduler.core.environment import find_conda_sh
-from gpu_scheduler.core.gpulist import parse_gpu_list
-from gpu_scheduler.core.lines import Line
-from gpu_scheduler.core.placement import Limits
-from gpu_scheduler.core.preview import Preview, PreviewContext, preview
-from gpu_scheduler.core.reading import AcceptedLines, NewJob, diff_reading
+from gpu_scheduler.cli.store_access import open_store
+from gpu_scheduler.core.command.environment import find_conda_sh
+from gpu_scheduler.core.jobsfile.diff import AcceptedLines, NewJob, diff_reading
+from gpu_scheduler.core.jobsfile.reading import Line
+from gpu_scheduler.core.model.gpu_list import parse_gpu_list
+from gpu_scheduler.core.scheduling.placement import Limits
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.intake.filelook import JobsFile, read_standard_input
-from gpu_scheduler.intake.filetext import ParsedText, TextParser
-from gpu_scheduler.intake.jobshell import job_shell
-from gpu_scheduler.llmconfig import LlmConfigFile
-from gpu_scheduler.store.started import recorded_options
+from gpu_scheduler.intake.file_snapshot import JobsFile, read_standard_input
+from gpu_scheduler.intake.job_shell import job_shell
+from gpu_scheduler.intake.llm_config import LlmConfigFile
+from gpu_scheduler.intake.text_parser import ParsedText, TextParser
+from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.views.lint import LintView, to_json, to_text
-from gpu_scheduler.views.report import MalformedLineView
+from gpu_scheduler.views.status_report import MalformedLineView
 
 STDIN = 0
 
@@ -60,7 +60,7 @@ def lint(options: Namespace) -> int:
 def _gpu_totals_and_limits(options: Namespace) -> tuple[dict[int, int], Limits]:
     """Returns GPU index -> total MiB, where known, and the limits of the scheduler that was started last."""
     try:
-        with open_store(options, foreign=True) as store:
+        with open_store(options, allow_other_host=True) as store:
             totals = {row["idx"]: row["total_mib"] for row in store.gpus() if row["total_mib"] is not None}
             return totals, recorded_options(store).limits
     except SchedulerError:
@@ -86,7 +86,7 @@ def _conda_environments(parser: TextParser, lines: Sequence[Line], conda_sh: str
     """
     if conda_sh is None or not any(parser.spec_of(line).conda for line in lines if not line.malformed):
         return None
-    from gpu_scheduler.doctor.conda import list_environments, parse_environments
+    from gpu_scheduler.health.doctor.conda import list_environments, parse_environments
 
     said = list_environments(conda_sh)
     return parse_environments(said.output) if said.succeeded else None

@@ -13,8 +13,8 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 from gpu_scheduler import __version__, config
-from gpu_scheduler.cli import options as arguments
-from gpu_scheduler.cli.forms import jobs_file_index
+from gpu_scheduler.cli import arguments
+from gpu_scheduler.cli.first_word import jobs_file_index
 from gpu_scheduler.cli.program import PROGRAM, invocation
 from gpu_scheduler.cli.values import path
 from gpu_scheduler.errors import UsageError
@@ -167,7 +167,9 @@ def _parse_known(
         command: str = options.command
         meant = _suggestion(command, rest[0], jobs_file)
         if command == "add":
-            meant = _suggest_for_add(words, options.script, rest) + (meant if not rest[0].startswith("-") else "")
+            meant = _suggest_for_add(words, options.script, rest) + (
+                meant if not rest[0].startswith("-") else ""
+            )
         _Parser(prog=f"{PROGRAM} {command}").error(f"unrecognized arguments: {' '.join(rest)}{meant}")
     return options
 
@@ -216,7 +218,9 @@ def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
     near = get_close_matches(given, options, 1)
     if near:
         return f"; did you mean `{near[0]}`?"
-    nearest = get_close_matches(given, [one for one in options if one.startswith("--")], _MAX_SUGGESTIONS, 0.0)
+    nearest = get_close_matches(
+        given, [one for one in options if one.startswith("--")], _MAX_SUGGESTIONS, 0.0
+    )
     more = "" if len(nearest) < _MAX_SUGGESTIONS else ", and others"
     return f"; `{command}` accepts {', '.join(nearest)}{more}"
 

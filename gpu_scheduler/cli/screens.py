@@ -13,16 +13,16 @@ import time
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 
-from gpu_scheduler.cli import sessions
-from gpu_scheduler.cli.record import data_dir_of, no_store_message, open_store
-from gpu_scheduler.core.sessionlist import SessionList
-from gpu_scheduler.core.sighting import AttemptStatus
-from gpu_scheduler.core.states import ACTIVE
+from gpu_scheduler.attempts.observe import read_status
+from gpu_scheduler.cli import screen_sessions
+from gpu_scheduler.cli.store_access import data_dir_of, no_store_message, open_store
+from gpu_scheduler.core.command.screen_list import SessionList
+from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.states import ACTIVE
 from gpu_scheduler.errors import StoreNotFoundError
-from gpu_scheduler.sight import read_status
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.screens import SessionsView, SessionView, SessionState, to_json, to_text
-from gpu_scheduler.views.words import safe_text
+from gpu_scheduler.views.formatting import safe_text
+from gpu_scheduler.views.screens import SessionState, SessionsView, SessionView, to_json, to_text
 
 
 def screens(options: Namespace) -> int:
@@ -49,8 +49,12 @@ def _read_sessions(store: Store) -> SessionsView:
         attempts = store.newest_attempts(jobs)
         indices = store.gpu_indices()
     running = [(row, seen) for row in attempts.values() if (seen := _observe_running(store, row)) is not None]
-    ours = sorted((job for job in running if _session_name(*job) is not None), key=lambda job: int(job[0]["job_id"]))
-    lists = _session_lists(seen.session for _, seen in ours if seen.session is not None and seen.window_open is not False)
+    ours = sorted(
+        (job for job in running if _session_name(*job) is not None), key=lambda job: int(job[0]["job_id"])
+    )
+    lists = _session_lists(
+        seen.session for _, seen in ours if seen.session is not None and seen.window_open is not False
+    )
     shown = tuple(_session_view(jobs[row["job_id"]], row, seen, indices, lists) for row, seen in ours)
     notes = tuple(sorted({said for said in lists.values() if isinstance(said, str)}))
     return SessionsView(time.time(), shown, len(running) - len(ours), notes)
@@ -75,8 +79,8 @@ def _session_name(attempt: sqlite3.Row, status: AttemptStatus) -> str | None:
 
 def _session_lists(names: Iterable[str]) -> dict[str | None, SessionList | str]:
     """Returns socket folder -> what Screen lists there; Screen is asked once per folder."""
-    folders = {sessions.socket_folder(name) for name in names}
-    return {folder: sessions.list_sessions(folder) for folder in folders}
+    folders = {screen_sessions.socket_folder(name) for name in names}
+    return {folder: screen_sessions.list_sessions(folder) for folder in folders}
 
 
 def _session_view(
@@ -87,7 +91,7 @@ def _session_view(
     lists: Mapping[str | None, SessionList | str],
 ) -> SessionView:
     name = _session_name(attempt, status)
-    folder = None if status.session is None else sessions.socket_folder(status.session)
+    folder = None if status.session is None else screen_sessions.socket_folder(status.session)
     return SessionView(
         job=job["id"],
         gpus=tuple(sorted(indices.get(uuid, -1) for uuid in json.loads(attempt["gpus"]))),

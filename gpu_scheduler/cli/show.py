@@ -11,31 +11,31 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpu_scheduler.cli.jobrefs import resolve_job
-from gpu_scheduler.cli.look import job_row
-from gpu_scheduler.cli.need import current_need
-from gpu_scheduler.cli.record import open_store, scheduler_pid_of
+from gpu_scheduler.cli.current_need import current_need
+from gpu_scheduler.cli.job_ids import resolve_job
+from gpu_scheduler.cli.logs import job_row
 from gpu_scheduler.cli.status import context_of
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.secrets import hide_secrets, masked_words
-from gpu_scheduler.core.share import WHOLE
-from gpu_scheduler.core.states import Outcome
-from gpu_scheduler.core.verdict import judge_declaration
+from gpu_scheduler.cli.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.share import WHOLE
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling.declaration_accuracy import judge_declaration
+from gpu_scheduler.core.text.secrets import hide_secrets, masked_words
 from gpu_scheduler.store.events import events_of_job
-from gpu_scheduler.store.started import recorded_options
+from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views import jobs
-from gpu_scheduler.views.events import detail
-from gpu_scheduler.views.report import JobView
-from gpu_scheduler.views.story import AttemptView, JobDetail, to_json, to_text, accuracy_text
+from gpu_scheduler.views import job_views
+from gpu_scheduler.views.event_messages import detail
+from gpu_scheduler.views.job_detail import AttemptView, JobDetail, accuracy_text, to_json, to_text
+from gpu_scheduler.views.status_report import JobView
 
-#: The end of `core.command.BEGIN` and the `exec` before the job's own command.
+#: The end of `core.command.build.BEGIN` and the `exec` before the job's own command.
 _JOB_COMMAND_START = re.compile(r"exec 3>&-[^\n]*\nexec ")
 
 
 def show(options: Namespace) -> int:
     """Prints the job."""
-    with open_store(options, foreign=True) as store:
+    with open_store(options, allow_other_host=True) as store:
         story = read_job_detail(store, resolve_job(store, options.job))
     sys.stdout.write(to_json(story) if options.json else to_text(story))
     return 0
@@ -49,7 +49,7 @@ def read_job_detail(store: Store, job_id: int) -> JobDetail:
         attempts = store.attempts(job_id)
         open_now = [one for one in store.active_attempts() if one["job_id"] == job_id]
         context = context_of(store, open_now, is_up=is_up)
-        shown = jobs.job_view(row, attempts[-1] if attempts else None, context)
+        shown = job_views.job_view(row, attempts[-1] if attempts else None, context)
         spec = JobSpec.from_json(row["spec"])
         line = store.line_of(job_id)
         return JobDetail(
@@ -89,10 +89,10 @@ def _attempt_view(store: Store, row: sqlite3.Row, job: JobView, indices: Mapping
     folder = store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
     # An end that is not recorded yet belongs to the latest attempt and is shown with the job.
     seen = row["outcome"] is None and not job.is_recorded and job.outcome is not None
-    share = jobs.share_declared(row)
+    share = job_views.share_declared(row)
     return AttemptView(
         number=row["number"],
-        gpus=jobs.gpu_indices(row, indices),
+        gpus=job_views.gpu_indices(row, indices),
         outcome=job.outcome if seen else row["outcome"],
         reason=job.reason if seen else row["reason"] or row["launch_error"],
         exit_code=job.exit_code if seen else row["exit_code"],
@@ -106,10 +106,10 @@ def _attempt_view(store: Store, row: sqlite3.Row, job: JobView, indices: Mapping
         command=job_command(folder),
         survivors=tuple(json.loads(row["survivors"])),
         launches=row["launches"],
-        warnings=jobs.warnings(row, indices),
-        vram_declared=jobs.vram_declared(row),
+        warnings=job_views.warnings(row, indices),
+        vram_declared=job_views.vram_declared(row),
         share_declared=None if share is None else share / WHOLE,
-        peaks=jobs.peaks_by_index(row, indices),
+        peaks=job_views.peaks_by_index(row, indices),
         load_percent=_mean_load(row),
         declaration_accuracy=_declaration_accuracy(store, row),
     )

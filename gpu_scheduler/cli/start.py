@@ -9,13 +9,13 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_scheduler.cli import streams
+from gpu_scheduler.cli import standard_streams
 from gpu_scheduler.cli.program import print_error
-from gpu_scheduler.cli.record import data_dir_of
+from gpu_scheduler.cli.store_access import data_dir_of
 from gpu_scheduler.config import JOBS_FILE, StartOptions
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.store.home import DataDir
-from gpu_scheduler.views.words import safe_text
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.views.formatting import safe_text
 
 #: Seconds to wait for an answer of logind.
 _LOGIND_TIMEOUT_S = 1.0
@@ -28,7 +28,7 @@ def start(options: Namespace) -> int:
     if options.fresh:
         _confirm_fresh(chosen, ask=not options.yes)
     if options.daemon:
-        from gpu_scheduler import background
+        from gpu_scheduler.scheduler import background
 
         main_log = data_dir_of(options).main_log
         return background.run(
@@ -41,7 +41,7 @@ def start(options: Namespace) -> int:
 
 
 def _run_scheduler(chosen: StartOptions, on_up: Callable[[], None]) -> int:
-    from gpu_scheduler.service import run
+    from gpu_scheduler.scheduler.service import run
 
     def is_up() -> None:
         on_up()
@@ -51,12 +51,12 @@ def _run_scheduler(chosen: StartOptions, on_up: Callable[[], None]) -> int:
     try:
         return run(chosen, on_ready=is_up)
     finally:
-        streams.flush_or_discard()  # the main log holds the printed lines as well
+        standard_streams.flush_or_discard()  # the main log holds the printed lines as well
 
 
 def _confirm_fresh(chosen: StartOptions, *, ask: bool) -> None:
     """Asks on a terminal whether to forget the jobs. Raises SchedulerError if the answer is not yes."""
-    from gpu_scheduler.service import count_jobs_to_forget
+    from gpu_scheduler.scheduler.service import count_jobs_to_forget
 
     home = DataDir.of(chosen.state_file, chosen.data_dir)
     jobs = count_jobs_to_forget(home, take_over=chosen.take_over)
@@ -87,7 +87,7 @@ def _log_logout_warning() -> None:
 
 def _logout_warning() -> str | None:
     """Returns a warning if logging out would end the scheduler or its jobs, otherwise None."""
-    from gpu_scheduler.doctor import logind
+    from gpu_scheduler.health.doctor import logind
 
     return logind.logout_warning(_LOGIND_TIMEOUT_S)
 
@@ -136,7 +136,7 @@ def start_options(options: Namespace) -> StartOptions:
 def _validate(chosen: StartOptions) -> None:
     """Validates the options as far as possible before anything is created. Raises UsageError."""
     if chosen.simulate is not None:
-        from gpu_scheduler.probes.simulated import parse_simulate
+        from gpu_scheduler.gpus.probes.simulated import parse_simulate
 
         try:
             parse_simulate(chosen.simulate)

@@ -12,25 +12,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.cli.record import data_dir_of, no_store_message, open_store, scheduler_pid_of, requested_verbs
+from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.cli.store_access import (
+    data_dir_of,
+    no_store_message,
+    open_store,
+    requested_verbs,
+    scheduler_pid_of,
+)
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.states import ACTIVE, JobState
-from gpu_scheduler.core.trouble import HealthIssue
+from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.errors import StoreNotFoundError
+from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
 from gpu_scheduler.intake.pauses import requested_pauses
-from gpu_scheduler.joblogs import LogFolder
-from gpu_scheduler.storage import LOG_FOLDER_KEY, unusable_file_issue, find_issues
-from gpu_scheduler.store.home import DataDir
-from gpu_scheduler.store.identity import original_of_copy
-from gpu_scheduler.store.started import recorded_options
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.location import original_of_copy
+from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views import gpus, jobs
-from gpu_scheduler.views.report import JobsFileView, JobView, MalformedLineView, StatusReport
-from gpu_scheduler.views.words import safe_text
+from gpu_scheduler.views import gpu_views, job_views
+from gpu_scheduler.views.formatting import safe_text
+from gpu_scheduler.views.status_report import JobsFileView, JobView, MalformedLineView, StatusReport
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.facts import Attempt
-    from gpu_scheduler.views.lines import Viewport
+    from gpu_scheduler.core.scheduling.facts import Attempt
+    from gpu_scheduler.views.layout import Viewport
 
 #: Number of finished jobs shown, unless --all is given or the terminal has more rows.
 DEFAULT_FINISHED = 20
@@ -57,24 +63,24 @@ def _print_no_store(data_dir: DataDir, *, as_json: bool) -> None:
     if not as_json:
         print(safe_text(no_store_message(data_dir), keep_line_breaks=True))
         return
-    from gpu_scheduler.views.as_json import to_json
+    from gpu_scheduler.views.status_json import to_json
 
     sys.stdout.write(to_json(StatusReport(time.time(), None, str(data_dir.state_file), str(data_dir.folder))))
 
 
 def _print_status(options: Namespace) -> None:
     if options.json:
-        with open_store(options, foreign=True) as store:
+        with open_store(options, allow_other_host=True) as store:
             finished = None if options.all else DEFAULT_FINISHED
             report = read_report(store, max_queued=None, max_finished=finished, only_failed=options.failed)
-        from gpu_scheduler.views.as_json import to_json
+        from gpu_scheduler.views.status_json import to_json
 
         sys.stdout.write(to_json(report))
     else:
         screen = stdout_screen()
-        with open_store(options, foreign=True) as store:
+        with open_store(options, allow_other_host=True) as store:
             report = report_for_screen(store, options, screen)
-        from gpu_scheduler.views.text import to_text
+        from gpu_scheduler.views.status_text import to_text
 
         # Output requested in full may scroll. One row is left for the shell's prompt.
         has_no_end = options.all or options.verbose or screen.rows is None
@@ -85,7 +91,7 @@ def _print_status(options: Namespace) -> None:
 def stdout_screen() -> Viewport:
     """Returns the size and colours of the terminal at stdout; unlimited and without colours if it is none."""
     from gpu_scheduler.views.colours import are_enabled
-    from gpu_scheduler.views.lines import Viewport
+    from gpu_scheduler.views.layout import Viewport
 
     if not sys.stdout.isatty():
         return Viewport()
@@ -111,8 +117,8 @@ def with_last_lines(report: StatusReport, store: Store) -> StatusReport:
 def _with_last_line(job: JobView) -> JobView:
     if JobState(job.state) not in ACTIVE or job.log is None:
         return job
-    from gpu_scheduler.core.escapes import last_visible_line
-    from gpu_scheduler.logtail import read_tail
+    from gpu_scheduler.attempts.log_tail import read_tail
+    from gpu_scheduler.core.text.escapes import last_visible_line
 
     return replace(job, last_line=last_visible_line(read_tail(job.log, _TAIL_BYTES)))
 
@@ -122,7 +128,9 @@ def failed_jobs(store: Store) -> tuple[JobView, ...]:
     return read_report(store, max_queued=0, max_finished=None, only_failed=True).jobs
 
 
-def read_report(store: Store, *, max_queued: int | None, max_finished: int | None, only_failed: bool = False) -> StatusReport:
+def read_report(
+    store: Store, *, max_queued: int | None, max_finished: int | None, only_failed: bool = False
+) -> StatusReport:
     """Reads the report from the store.
 
     queued: the maximum of queued jobs and, separately, of held jobs; finished: the maximum of finished jobs;
@@ -144,8 +152,10 @@ def read_report(store: Store, *, max_queued: int | None, max_finished: int | Non
             host=store.other_host.name if store.other_host is not None else None,
             state_file=str(store.data_dir.state_file),
             data_dir=str(store.data_dir.folder),
-            gpus=gpus.gpu_views(store.gpus(), unsettled, requested_pauses(store), recorded_options(store).limits),
-            jobs=tuple(jobs.job_view(row, attempts.get(row["id"]), context) for row in rows),
+            gpus=gpu_views.gpu_views(
+                store.gpus(), unsettled, requested_pauses(store), recorded_options(store).limits
+            ),
+            jobs=tuple(job_views.job_view(row, attempts.get(row["id"]), context) for row in rows),
             counts=store.state_counts(),
             unsuccessful_counts=store.unsuccessful_counts(),
             malformed=tuple(_malformed_view(row) for row in store.malformed_lines()),
@@ -161,7 +171,11 @@ def health_issues_of(store: Store) -> tuple[HealthIssue, ...]:
     logs, started = store.db.meta(LOG_FOLDER_KEY), recorded_options(store)
     trust = started.trust_files
     found = find_issues(store.data_dir, LogFolder.from_json(logs) if logs is not None else None, trust=trust)
-    config = unusable_file_issue("llm_config", Path(started.llm_config), trust=trust) if started.llm_config else None
+    config = (
+        unusable_file_issue("llm_config", Path(started.llm_config), trust=trust)
+        if started.llm_config
+        else None
+    )
     return (*_copy_issues(store), *found, *(() if config is None else (config,)))
 
 
@@ -172,14 +186,14 @@ def _copy_issues(store: Store) -> Iterator[HealthIssue]:
         yield HealthIssue("record", str(store.data_dir.folder), problem, remedy, blocks_starts=True)
 
 
-def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -> jobs.ViewContext:
+def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -> job_views.ViewContext:
     """Returns the context from which jobs are described. unsettled: rows of `Store.unsettled`."""
     infeasible, reasons = store.infeasible_spec_keys(), store.wait_reasons()
     if not is_up:
         # The reasons of the last scheduler may be outdated, except that a job can never fit.
         reasons = {ask: reason for ask, reason in reasons.items() if ask in infeasible}
     started = recorded_options(store)
-    return jobs.ViewContext(
+    return job_views.ViewContext(
         now=Clock().now(),
         wait_reasons=reasons,
         needs=store.needs() if is_up else {},
@@ -197,7 +211,7 @@ def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -
 def _observe_open(store: Store, rows: Collection[sqlite3.Row]) -> dict[int, Attempt]:
     if not rows:
         return {}
-    from gpu_scheduler.sight import observe_attempt  # imports what takes a third of this command's time
+    from gpu_scheduler.attempts.observe import observe_attempt
 
     return {row["id"]: observe_attempt(store, row) for row in rows}
 

@@ -45,7 +45,7 @@ def integer(minimum: int, maximum: int) -> Callable[[str], int]:
 
 def mib(text: str) -> int:
     """Reads an amount of memory as in attributes (512, 1G, 1.5GiB), or 0; returns MiB."""
-    from gpu_scheduler.core.units import parse_mib
+    from gpu_scheduler.core.model.units import parse_mib
 
     if text.strip() == "0":
         return 0
@@ -88,7 +88,7 @@ def single_job(text: str) -> int | str:
 
 def gpu_ids(text: str) -> tuple[int, ...] | None:
     """Reads `all` (None), one GPU id, or several separated by commas or as a range."""
-    from gpu_scheduler.core.gpulist import parse_gpu_list
+    from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 
     try:
         if not text.strip():
@@ -100,7 +100,7 @@ def gpu_ids(text: str) -> tuple[int, ...] | None:
 
 def gpu_choice(text: str) -> str:
     """Checks the form of `start --gpus`: a count such as 4, or a list such as 0,2,3 or `3,`."""
-    from gpu_scheduler.core.gpulist import parse_gpu_list
+    from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 
     stripped = text.strip()
     try:

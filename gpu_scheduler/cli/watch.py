@@ -13,12 +13,12 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from gpu_scheduler.cli.record import data_dir_of, no_store_message, open_store
 from gpu_scheduler.cli.status import report_for_screen, stdout_screen
-from gpu_scheduler.errors import StoreNotFoundError, SchedulerError, UsageError
-from gpu_scheduler.views.text import to_text
-from gpu_scheduler.views.widths import wrap_text
-from gpu_scheduler.views.words import safe_text
+from gpu_scheduler.cli.store_access import data_dir_of, no_store_message, open_store
+from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
+from gpu_scheduler.views.formatting import safe_text
+from gpu_scheduler.views.status_text import to_text
+from gpu_scheduler.views.text_width import wrap_text
 
 #: Switch to the alternate screen and hide the cursor, and back.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -58,7 +58,7 @@ def _frame(options: Namespace) -> str:
     # The last column stays free: clearing to the end of the line would erase a character in it.
     screen = replace(screen, width=None if screen.width is None else screen.width - 1)
     try:
-        with open_store(options, foreign=True) as store:
+        with open_store(options, allow_other_host=True) as store:
             report = report_for_screen(store, options, screen)
     except StoreNotFoundError:
         return "\n".join(_wrapped_message(no_store_message(data_dir_of(options))))

@@ -14,43 +14,43 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 
-from gpu_scheduler.cli.jobrefs import resolve_job
-from gpu_scheduler.cli.look import job_row
-from gpu_scheduler.cli.need import current_need
-from gpu_scheduler.cli.oomadvice import oom_case
-from gpu_scheduler.cli.record import open_store, scheduler_pid_of
-from gpu_scheduler.cli.status import context_of, stdout_screen, health_issues_of
-from gpu_scheduler.core.command import conda_environment
-from gpu_scheduler.core.facts import Attempt
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.lasterror import rendered_lines
-from gpu_scheduler.core.linewait import LineWait
-from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.remedies import oom_remedy, remedy
-from gpu_scheduler.core.secrets import masked, masked_values
-from gpu_scheduler.core.states import FAILED, WAITING, JobState, Outcome
-from gpu_scheduler.doctor import job as checks
-from gpu_scheduler.doctor.findings import Finding, bad, finding_object, from_health_issue, ok, warn
-from gpu_scheduler.doctor.findings import format_finding as finding_line
+from gpu_scheduler.attempts.log_tail import read_tail
+from gpu_scheduler.attempts.observe import observe_attempt
+from gpu_scheduler.cli.current_need import current_need
+from gpu_scheduler.cli.job_ids import resolve_job
+from gpu_scheduler.cli.logs import job_row
+from gpu_scheduler.cli.oom_case import oom_case
+from gpu_scheduler.cli.status import context_of, health_issues_of, stdout_screen
+from gpu_scheduler.cli.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.core.command.build import conda_environment
+from gpu_scheduler.core.failure.last_error import rendered_lines
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
+from gpu_scheduler.core.scheduling.facts import Attempt
+from gpu_scheduler.core.scheduling.remedies import oom_remedy, remedy
+from gpu_scheduler.core.text.secrets import masked, masked_values
+from gpu_scheduler.health.doctor import job as checks
+from gpu_scheduler.health.doctor.findings import Finding, bad, finding_object, from_health_issue, ok, warn
+from gpu_scheduler.health.doctor.findings import format_finding as finding_line
 from gpu_scheduler.intake.pauses import requested_pauses
-from gpu_scheduler.logtail import read_tail
-from gpu_scheduler.sight import observe_attempt
 from gpu_scheduler.store.events import events_of_job
-from gpu_scheduler.store.started import recorded_options
+from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views import jobs
-from gpu_scheduler.views.events import dated_line
-from gpu_scheduler.views.report import JobView
-from gpu_scheduler.views.widths import wrap_words
-from gpu_scheduler.views.words import (
-    format_age,
+from gpu_scheduler.views import job_views
+from gpu_scheduler.views.event_messages import dated_line
+from gpu_scheduler.views.formatting import (
     end_reason,
+    format_age,
+    limit_length,
     memory_text,
     outcome_text,
-    limit_length,
-    without_repetition,
     safe_text,
+    without_repetition,
 )
+from gpu_scheduler.views.status_report import JobView
+from gpu_scheduler.views.text_width import wrap_words
 
 #: Maximum lines of a failed job's log, and events of a job, that are shown.
 MAX_LOG_LINES = 10
@@ -87,7 +87,7 @@ class Diagnosis:
 
 def why(options: Namespace) -> int:
     """Prints the explanation."""
-    with open_store(options, foreign=True) as store:
+    with open_store(options, allow_other_host=True) as store:
         asked = _inspect(store, resolve_job(store, options.job))
         answer = Diagnosis(_headline(asked.view), tuple(_findings(asked)), _last_lines(asked))
     if options.json:
@@ -105,10 +105,14 @@ def _inspect(store: Store, job_id: int) -> JobInspection:
         unsettled = store.active_attempts()
         context = context_of(store, unsettled, is_up=pid is not None or store.other_host is not None)
         newest = store.newest_attempts([job_id]).get(job_id)
-        shown = jobs.job_view(row, newest, context)
+        shown = job_views.job_view(row, newest, context)
         shown = replace(shown, reason=shown.reason and masked(shown.reason))
-        attempts = tuple(context.open_attempts.get(one["id"]) or observe_attempt(store, one) for one in unsettled)
-    return JobInspection(store, row, newest, shown, JobSpec.from_json(row["spec"]), attempts, context.now, pid)
+        attempts = tuple(
+            context.open_attempts.get(one["id"]) or observe_attempt(store, one) for one in unsettled
+        )
+    return JobInspection(
+        store, row, newest, shown, JobSpec.from_json(row["spec"]), attempts, context.now, pid
+    )
 
 
 def _headline(job: JobView) -> str:
@@ -151,7 +155,11 @@ def _check_waiting(inspection: JobInspection, state: JobState) -> Iterator[Findi
 
 def _retry_wait_s(inspection: JobInspection) -> float | None:
     at = inspection.row["not_before_boot"]
-    return None if at is None or inspection.row["boot_id"] != inspection.now.boot_id else at - inspection.now.boot
+    return (
+        None
+        if at is None or inspection.row["boot_id"] != inspection.now.boot_id
+        else at - inspection.now.boot
+    )
 
 
 def _check_gpus(inspection: JobInspection) -> Iterator[Finding]:
@@ -160,10 +168,10 @@ def _check_gpus(inspection: JobInspection) -> Iterator[Finding]:
     if not rows:
         yield bad("GPUs", "none is known yet", "`start` detects them; `doctor` shows what it would find")
         return
-    from gpu_scheduler.doctor import seen  # also imports the attribution of processes
+    from gpu_scheduler.health.doctor import gpu_views
 
     limits = recorded_options(store).limits
-    views = seen.gpu_views(rows, requested_pauses(store), inspection.attempts, limits, inspection.now)
+    views = gpu_views.gpu_views(rows, requested_pauses(store), inspection.attempts, limits, inspection.now)
     need, _ = current_need(store, inspection.row)
     yield checks.placement(need, spec.allowed, views, limits)
     yield from checks.unmanaged(spec.allowed, [view.index for view in views])
@@ -179,7 +187,9 @@ def _check_line(inspection: JobInspection) -> Iterator[Finding]:
     row = inspection.row
     where = inspection.store.line_of(row["id"])
     path = str(row["source"]).partition(":")[2]
-    bad_lines = [(one["number"], one["problem"]) for one in inspection.store.malformed_lines() if one["path"] == path]
+    bad_lines = [
+        (one["number"], one["problem"]) for one in inspection.store.malformed_lines() if one["path"] == path
+    ]
     number = None if where is None else where["number"]
     near = [one for one in bad_lines if number is not None and abs(one[0] - number) <= _NEARBY_LINES]
     place = None if where is None else (where["path"], where["number"])
@@ -190,7 +200,9 @@ def _check_line(inspection: JobInspection) -> Iterator[Finding]:
 def _check_running(inspection: JobInspection) -> Iterator[Finding]:
     job = inspection.view
     gpus = ", ".join(map(str, job.gpus))
-    since = f", started {format_age(job.started_at, inspection.now.wall)}" if job.started_at is not None else ""
+    since = (
+        f", started {format_age(job.started_at, inspection.now.wall)}" if job.started_at is not None else ""
+    )
     follow = f"`logs {job.id} -f` follows its output"
     if job.session:
         follow = f"`attach {job.id}` opens its session, {follow}"
@@ -213,13 +225,15 @@ def _check_finished(inspection: JobInspection) -> Iterator[Finding]:
     found = _oom_remedy(inspection, told) or remedy(told)
     yield bad("end", told, f"{found}; then {again}" if found else again)
     if inspection.attempt is not None:
-        folder = inspection.store.data_dir.attempt_folder(job.id, inspection.attempt["number"], inspection.attempt["token"])
+        folder = inspection.store.data_dir.attempt_folder(
+            job.id, inspection.attempt["number"], inspection.attempt["token"]
+        )
         yield checks.manual_rerun(str(folder))
 
 
 def _oom_remedy(inspection: JobInspection, reason: str) -> str | None:
     """Returns the advice if the job ran out of GPU memory, judged by its log or else by its reason."""
-    from gpu_scheduler.core.oom import cuda_oom  # compiling its regular expressions takes 20 ms
+    from gpu_scheduler.core.failure.oom import cuda_oom
 
     tail = read_tail(inspection.view.log)
     if inspection.attempt is None or cuda_oom(tail or reason) is None:
@@ -258,14 +272,16 @@ def _to_text(inspection: JobInspection, diagnosis: Diagnosis, *, brief: bool) ->
     headline = safe_text(limit_length(without_repetition(diagnosis.headline, diagnosis.log)))
     lines = [*_wrapped(headline, columns), ""]
     told = [*diagnosis.log, inspection.view.reason or ""]
-    findings = [replace(one, says=without_repetition(one.message, told)) for one in diagnosis.findings]
+    findings = [replace(one, message=without_repetition(one.message, told)) for one in diagnosis.findings]
     if brief:
         remedies = [one.remedy for one in findings if one.check in _END_CHECKS and one.remedy]
         lines += [row for remedy in remedies for row in _wrapped(f"What to do: {safe_text(remedy)}", columns)]
         findings = [one for one in findings if one.check in _OTHER_CHECKS and one.grade != "ok"]
     lines += [finding_line(finding, columns) for finding in findings]
     if diagnosis.log:
-        output = [*dropwhile(lambda line: line.startswith("# "), diagnosis.log)]  # without the runner's header
+        output = [
+            *dropwhile(lambda line: line.startswith("# "), diagnosis.log)
+        ]  # without the runner's header
         end = [f"  {safe_text(limit_length(line))}" for line in output]
         lines += ["", "End of its log:", *end] if end else ["", "It printed nothing."]
     if brief:

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from gpu_scheduler.executors import LaunchError
+from gpu_scheduler.attempts.executor import LaunchError
 from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
 from gpu_scheduler.runner.folder import START, TOKEN, read_spec
 

@@ -1,6 +1,6 @@
 """Starts runners without a terminal through a helper that forks them, which saves about 20 ms per job.
 
-The helper (`runner.forks`) has the runner's modules loaded; it is started by exec and shares only two pipes
+The helper (`runner.fork_server`) has the runner's modules loaded; it is started by exec and shares only two pipes
 with the scheduler. While it is not ready, does not respond, or refuses for a reason other than a shortage,
 runners are started as by `direct`. A request that is lost with the helper is a launch without a claim, which
 the loop tries again.
@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from errno import EMFILE, ENOSYS
 from pathlib import Path
 
-from gpu_scheduler.executors import LaunchError
+from gpu_scheduler.attempts.executor import LaunchError
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
 from gpu_scheduler.runner.folder import (

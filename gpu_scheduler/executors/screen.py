@@ -9,11 +9,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpu_scheduler.core.sessionlist import parse_session_list
-from gpu_scheduler.executors import LaunchError
+from gpu_scheduler.attempts.executor import LaunchError
+from gpu_scheduler.attempts.prepare import replace
+from gpu_scheduler.core.command.screen_list import parse_session_list
 from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
 from gpu_scheduler.runner.folder import START, TOKEN, read_spec
-from gpu_scheduler.runner.prepare import replace
 
 INSTALL_REMEDY = "install it (sudo apt-get install screen), or start without --screen"
 _SCREENDIR_REMEDY = "set SCREENDIR to a folder that you own, with mode 700"

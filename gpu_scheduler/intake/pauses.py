@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler import safefile
-from gpu_scheduler.core.states import ACTIVE, JobState
-from gpu_scheduler.safefile import Content, ProblemKind
-from gpu_scheduler.store import statefile
+from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.store import state_file
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import query_read_only
-from gpu_scheduler.store.home import DataDir
-from gpu_scheduler.store.started import recorded_options
+from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system import safe_file
+from gpu_scheduler.system.safe_file import Content, ProblemKind
 
 #: Seconds within which an edit with the same base as the last one counts as based on the last one.
 SAME_EDIT_S = 5.0
@@ -32,10 +32,12 @@ def requested_pauses(store: Store) -> dict[str, bool]:
     return paused
 
 
-def request_pauses(store: Store, uuids: Iterable[str], paused: bool, by: str, *, scheduler_is_up: bool) -> list[int]:
+def request_pauses(
+    store: Store, uuids: Iterable[str], paused: bool, by: str, *, scheduler_is_up: bool
+) -> list[int]:
     """Requests to pause or resume these GPUs, after applying the state file. Returns the request ids."""
     with store.db.transaction():
-        found = safefile.read(store.data_dir.state_file, trust=recorded_options(store).trust_files)
+        found = safe_file.read(store.data_dir.state_file, trust=recorded_options(store).trust_files)
         if isinstance(found, Content):
             try:
                 apply_edit(store, found.data)
@@ -51,28 +53,28 @@ def edit_pauses_in_file(path: Path, gpus: Collection[int], paused: bool) -> None
 
     A concurrent edit is kept. Raises OSError, and ValueError for a file that is not a state file.
     """
-    statefile.read(path)  # raises, also for another user's link
-    path = statefile.link_target(path)
+    state_file.read(path)  # raises, also for another user's link
+    path = state_file.link_target(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # concurrent commands wait for each other
-        there = statefile.read(path)
+        there = state_file.read(path)
         content = _with_pauses(there, gpus, paused)
         while content is not None and content != there:
-            displaced = statefile.exchange(path, content)
+            displaced = state_file.exchange(path, content)
             if displaced == there:
                 break
             there, content = content, _with_pauses(displaced, gpus, paused)
-        statefile.forget_displaced(path)
+        state_file.forget_displaced(path)
     finally:
         os.close(folder)
 
 
 def _with_pauses(there: bytes | None, gpus: Collection[int], paused: bool) -> bytes | None:
-    state = {} if there is None else statefile.parse(there)
+    state = {} if there is None else state_file.parse(there)
     if set(gpus) & set(state.get("paused_gpus", [])) == (set(gpus) if paused else set()):
         return there
-    return statefile.with_pauses(state, gpus, paused)
+    return state_file.with_pauses(state, gpus, paused)
 
 
 def apply_edit(store: Store, content: bytes) -> list[str]:
@@ -80,19 +82,19 @@ def apply_edit(store: Store, content: bytes) -> list[str]:
 
     Returns messages about it. Raises ValueError for a file that is not a state file.
     """
-    version = statefile.digest(content)
+    version = state_file.digest(content)
     if store.db.meta("statefile_examined") == version:
         return []
-    state = statefile.parse(content)
+    state = state_file.parse(content)
     messages = []
-    older = statefile.is_from_older_scheduler(state) and store.db.meta("statefile_written") is None
+    older = state_file.is_from_older_scheduler(state) and store.db.meta("statefile_written") is None
     if older:
         messages.append("a state file of the older scheduler: its pauses are kept, its shares are recomputed")
     with store.db.transaction():
         by_index = {row["idx"]: row["uuid"] for row in store.gpus()}
         requested = requested_pauses(store)
         recorded = [index for index, uuid in by_index.items() if requested[uuid]]
-        for index, paused in statefile.pause_edits(_rebased_on_last_edit(store, state), recorded).items():
+        for index, paused in state_file.pause_edits(_rebased_on_last_edit(store, state), recorded).items():
             uuid = by_index.get(index)
             if uuid is None:
                 messages.append(f"GPU {index} in paused_gpus is not managed; ignored")
@@ -109,11 +111,11 @@ def apply_edit(store: Store, content: bytes) -> list[str]:
 def imports_old_state_file(home: DataDir) -> bool:
     """Returns whether a first start here would import the state file of the older scheduler."""
     try:
-        state = statefile.parse(statefile.read(home.state_file, trust=True) or b"")
+        state = state_file.parse(state_file.read(home.state_file, trust=True) or b"")
     except (OSError, ValueError):
         return False
     written = query_read_only(home.database, "SELECT 1 FROM meta WHERE key = 'statefile_written'")
-    return statefile.is_from_older_scheduler(state) and not written
+    return state_file.is_from_older_scheduler(state) and not written
 
 
 def _rebased_on_last_edit(store: Store, state: dict[str, Any]) -> dict[str, Any]:
@@ -150,24 +152,32 @@ def resume_all(store: Store) -> None:
         store.db.set_meta("statefile_written", "0")
         for uuid, paused in requested_pauses(store).items():
             if paused:
-                store.add_request("resume", uuid, "state file removed", reason="because the state file was removed")
+                store.add_request(
+                    "resume", uuid, "state file removed", reason="because the state file was removed"
+                )
 
 
-def summarize(store: Store, ended_attempts: Collection[int] = ()) -> tuple[list[float], list[int], dict[str, object]]:
+def summarize(
+    store: Store, ended_attempts: Collection[int] = ()
+) -> tuple[list[float], list[int], dict[str, object]]:
     """Returns the content of the state file: allocated share by index, paused GPUs, jobs by state.
 
     over: attempts that have ended without a record of it yet; their jobs are left out of the counts.
     """
     rows = store.gpus()
     # Imported here so that commands that only pause or show do not pay for it.
-    from gpu_scheduler.store.attempts import allocated_shares
+    from gpu_scheduler.store.attempt_rows import allocated_shares
 
     shares = allocated_shares(store, ended_attempts)
     listed = [0.0] * (max((row["idx"] for row in rows), default=-1) + 1)
     for row in rows:
         listed[row["idx"]] = shares[row["uuid"]] / 1000
     counts = dict(store.state_counts())
-    ended = {row["job_id"] for row in store.active_attempts() if row["id"] in ended_attempts and row["outcome"] is None}
+    ended = {
+        row["job_id"]
+        for row in store.active_attempts()
+        if row["id"] in ended_attempts and row["outcome"] is None
+    }
     running = {row["id"]: row["state"] for row in store.open_jobs(tuple(ACTIVE))}
     for job_id in ended & running.keys():
         counts[running.pop(job_id)] -= 1

@@ -11,14 +11,14 @@ import time
 
 from . import signals
 from .folder import SHORTAGE, TOKEN
-from .pump import move_fd_up
+from .output import move_fd_up
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from .leftovers import Leftovers
-    from .pump import Poller
+    from .output import Poller
 
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -183,7 +183,7 @@ class Child:
             return None
         try:
             from .leftovers import Leftovers
-            from .recorded import read_recorded_command
+            from .recorded_command import read_recorded_command
 
             command = read_recorded_command(folder, self._spec["token"])
         except (ImportError, OSError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from . import chains, signals, tree
+from . import fork_chains, process_scan, signals
 from .child import has_children
 
 TYPE_CHECKING = False
@@ -53,8 +53,8 @@ class Leftovers:
 
     def _step(self, now: float) -> float | None:
         children = has_children()
-        alive = tree.descendants(os.getpid()) if children else {}
-        alive.update(tree.scan({self._token: self._command}).found.get(self._token, {}))
+        alive = process_scan.descendants(os.getpid()) if children else {}
+        alive.update(process_scan.scan({self._token: self._command}).found.get(self._token, {}))
         self._empty_scans = 0 if alive or children else self._empty_scans + 1
         if self._empty_scans:
             return 0.0 if self._empty_scans == 1 else None
@@ -67,22 +67,22 @@ class Leftovers:
             self._signal_short_lived(signals.KILL if now >= self._kill_at else signals.TERM)
         for process in alive.items():
             if now >= self._kill_at:
-                tree.send_signal(*process, signals.KILL)
+                process_scan.send_signal(*process, signals.KILL)
             elif process not in self._terminated:
                 self._terminated.add(process)
-                tree.send_signal(*process, signals.TERM)
-                tree.send_signal(*process, signals.CONT)
+                process_scan.send_signal(*process, signals.TERM)
+                process_scan.send_signal(*process, signals.CONT)
         # A scan takes longer on a machine with many processes: spend at most a fifth of the time on it.
         return max(_RESCAN_S, 4 * (time.monotonic() - now))
 
     def _signal_short_lived(self, number: int) -> None:
         """Signals children that end before a scan reaches them."""
         if self._command is not None:
-            chains.signal_group(self._command, self._token, number)
+            fork_chains.signal_group(self._command, self._token, number)
         for _ in range(_TRIES):
-            pid = chains.signal_children(number)
+            pid = fork_chains.signal_children(number)
             self._last_pid = pid or self._last_pid
 
 
 def _any_lives(processes: dict[int, int]) -> bool:
-    return any(tree.ticks_of(pid) == ticks for pid, ticks in processes.items())
+    return any(process_scan.ticks_of(pid) == ticks for pid, ticks in processes.items())

@@ -8,6 +8,6 @@ import sys
 
 sys.path.append(__file__.rpartition("/")[0].rpartition("/")[0])
 if sys.argv[1] == "--forks":
-    __import__("runner.forks").forks.main()
+    __import__("runner.fork_server").fork_server.main()
 else:
     __import__("runner.supervise").supervise.main(sys.argv[-1])

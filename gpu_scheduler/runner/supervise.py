@@ -13,9 +13,9 @@ import time
 from . import folder as files
 from . import signals
 from .child import Child
-from .ending import Termination, describe_outcome
-from .oom import OomCounter
-from .pump import LogWriter, Poller, Output
+from .oom_counter import OomCounter
+from .output import LogWriter, Output, Poller
+from .termination import Termination, describe_outcome
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.data_dir import DataDir
 
 #: Number of backups kept.
 KEPT = 3
@@ -64,7 +64,7 @@ def list_backups(data_dir: DataDir) -> list[Backup]:
 def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
     """Makes a backup and removes all but the last three.
 
-    Raises OSError or sqlite3.Error if it cannot be written, DamagedError if the store is damaged, and
+    Raises OSError or sqlite3.Error if it cannot be written, DamagedDatabaseError if the store is damaged, and
     SchedulerError if a backup is newer than the store. The existing backups are then unchanged.
     """
     data_dir.backups.mkdir(mode=0o700, exist_ok=True)
@@ -84,7 +84,9 @@ def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
                 f"{existing[0].path} is newer than the store (it contains jobs up to {known.jobs})"
                 " and is kept; `start --restore` continues from it"
             )
-        made = _publish(temporary, data_dir.backups / f"scheduler-{existing[0].number + 1 if existing else 1}.db")
+        made = _publish(
+            temporary, data_dir.backups / f"scheduler-{existing[0].number + 1 if existing else 1}.db"
+        )
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -96,7 +98,7 @@ def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
 def highest_ids(database: Path, *, immutable: bool = False) -> HighestIds:
     """Returns the highest ids in an existing database after an integrity check.
 
-    immutable: nobody writes to the file, and SQLite must create no file beside it. Raises DamagedError, and
+    immutable: nobody writes to the file, and SQLite must create no file beside it. Raises DamagedDatabaseError, and
     sqlite3.OperationalError if the database cannot be opened at the moment.
     """
     mode = "immutable=1" if immutable else "mode=ro"

@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 
-from gpu_scheduler.errors import DamagedStoreError, StoreNotFoundError, SchedulerError, SchemaError
-from gpu_scheduler.store import private
+from gpu_scheduler.errors import DamagedStoreError, SchedulerError, SchemaError, StoreNotFoundError
+from gpu_scheduler.store import permissions
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
 
@@ -37,7 +37,7 @@ def query_read_only(path: Path, sql: str) -> list[sqlite3.Row] | None:
 
     Returns None if there is no database or it cannot be read at the moment.
     """
-    if not os.path.exists(path) or not private.is_ours(path.parent):  # False also without permission
+    if not os.path.exists(path) or not permissions.is_ours(path.parent):  # False also without permission
         return None
     try:
         with closing(sqlite3.connect(path, isolation_level=None, timeout=10.0)) as db:
@@ -222,7 +222,7 @@ def _version_mismatch(path: Path, version: int) -> str:
 
 
 def _upgrade_remedy(path: Path) -> str:
-    from gpu_scheduler.store.instance import scheduler_pid
+    from gpu_scheduler.store.lock import scheduler_pid
 
     pid = scheduler_pid(path.with_name("lock"))
     if pid is None:

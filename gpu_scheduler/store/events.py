@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 
-from gpu_scheduler.core.event import Event
+from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.store.store import Store
 
 _EVENT_QUERY = (
@@ -26,7 +26,9 @@ def newest_event_id(store: Store) -> int:
 
 def events_after(store: Store, after: int, limit: int) -> list[Event]:
     """Returns the first events after this id, at most `limit`."""
-    rows = store.db.rows(f"{_EVENT_QUERY} WHERE history.rowid > ? ORDER BY history.rowid LIMIT ?", after, limit)
+    rows = store.db.rows(
+        f"{_EVENT_QUERY} WHERE history.rowid > ? ORDER BY history.rowid LIMIT ?", after, limit
+    )
     return [_event(store, row) for row in rows]
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.core import jsontext
-from gpu_scheduler.safefile import read_json_bytes
+from gpu_scheduler.core.text import strict_json
+from gpu_scheduler.system.safe_file import read_json_bytes
 
 _MACHINE_ID = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
@@ -69,7 +69,7 @@ def _machine_digest() -> str | None:
 
 def parse_host_file(path: Path) -> Host:
     """Returns the host that a file names. Raises OSError, and ValueError if it names none."""
-    host = Host.from_object(jsontext.parse(jsontext.decode(read_json_bytes(path, trust=True))))
+    host = Host.from_object(strict_json.parse(strict_json.decode(read_json_bytes(path, trust=True))))
     if host is None:
         raise ValueError("no host")
     return host

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from gpu_scheduler.core.jobline import ParsedJob, parse_line
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.states import WAITING
+from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.states import WAITING
 from gpu_scheduler.store.store import Store
 
 
@@ -35,7 +35,9 @@ class Relocation:
         line: the spec that its line gives in the new working directory. In a copy, an absolute path that the
         line names is kept, so that the job runs what its line says.
         """
-        script = None if spec.script is None else self._unless_named(spec.script, line.script if line else None)
+        script = (
+            None if spec.script is None else self._unless_named(spec.script, line.script if line else None)
+        )
         venv = None if spec.venv is None else self._unless_named(spec.venv, line.venv if line else None)
         cwd = self._unless_named(spec.cwd, line.cwd if line else None)
         return replace(spec, cwd=cwd, script=script, venv=venv)

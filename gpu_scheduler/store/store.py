@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.states import FAILED, JobState, Outcome
+from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import Database, no_store_error
-from gpu_scheduler.store.home import DataDir
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.jobspec import JobSpec
-    from gpu_scheduler.core.now import Now
+    from gpu_scheduler.core.model.job_spec import JobSpec
+    from gpu_scheduler.core.model.now import Now
 
 #: The columns of a job in a list of jobs: those that are shown or decide how they are shown.
 _LIST_COLUMNS = (
@@ -55,7 +55,7 @@ class Store:
                 _refuse_lost_store(data_dir)
             self.db = Database(data_dir.database, create=create)
         else:
-            from gpu_scheduler.store.foreign import copy_database
+            from gpu_scheduler.store.other_host import copy_database
 
             refusal = data_dir.refusal(self.other_host)
             if data_dir.is_fallback:
@@ -78,13 +78,15 @@ class Store:
         """Sets whether needs are learned and updates the spec keys of the waiting jobs."""
         if self.learning == learn:
             return
-        from gpu_scheduler.core.jobspec import JobSpec
-        from gpu_scheduler.core.needs import ResourceSpec
+        from gpu_scheduler.core.model.job_spec import JobSpec
+        from gpu_scheduler.core.scheduling.needs import ResourceSpec
 
         with self.db.transaction() as db:
             self.db.set_meta(_LEARN_KEY, "1" if learn else "0")
             for row in self.db.rows("SELECT id, spec, raised_mib FROM job WHERE state IN ('queued', 'held')"):
-                resource_spec = ResourceSpec.of(JobSpec.from_json(row["spec"]), row["raised_mib"], learn_needs=learn)
+                resource_spec = ResourceSpec.of(
+                    JobSpec.from_json(row["spec"]), row["raised_mib"], learn_needs=learn
+                )
                 db.execute("UPDATE job SET ask = ? WHERE id = ?", (resource_spec.key(), row["id"]))
         self._learning = learn
 
@@ -99,8 +101,8 @@ class Store:
 
         It is queued, or held or cancelled if its line says so. now: wall seconds.
         """
-        from gpu_scheduler.core.needs import ResourceSpec  # readers need neither
-        from gpu_scheduler.core.order import NORMAL_PRIORITY
+        from gpu_scheduler.core.scheduling.needs import ResourceSpec
+        from gpu_scheduler.core.scheduling.order import NORMAL_PRIORITY
 
         at = time.time() if now is None else now
         state = JobState.HELD if spec.hold else JobState.QUEUED
@@ -203,7 +205,7 @@ class Store:
         return {row["ask"]: row["reason"] for row in self.db.rows("SELECT * FROM waiting")}
 
     def needs(self) -> Mapping[str, Mapping[str, Any]]:
-        """Returns spec key -> known need of its waiting jobs, as the fields of `core.needs.Need`."""
+        """Returns spec key -> known need of its waiting jobs, as the fields of `core.scheduling.needs.Need`."""
         rows = self.db.rows("SELECT ask, need FROM waiting WHERE need IS NOT NULL")
         return {row["ask"]: json.loads(row["need"]) for row in rows}
 
@@ -338,13 +340,13 @@ class Store:
 
 
 def _refuse_lost_store(data_dir: DataDir) -> None:
-    """Raises SchedulerError if the store was lost, or NoRecordError if there never was one."""
+    """Raises SchedulerError if the store was lost, or StoreNotFoundError if there never was one."""
     try:
         if os.stat(data_dir.database).st_size:
             return
     except OSError:
         pass
-    from gpu_scheduler.store.condition import is_store_lost
+    from gpu_scheduler.store.inspection import is_store_lost
 
     if is_store_lost(data_dir):
         raise SchedulerError(

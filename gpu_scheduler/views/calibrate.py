@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_scheduler.core.calibration import MIN_RUNS, MIN_RUN_S, Advice, suggested_entries
-from gpu_scheduler.core.secrets import masked
+from gpu_scheduler.core.scheduling.calibration import MIN_RUN_S, MIN_RUNS, Advice, suggested_entries
+from gpu_scheduler.core.text.secrets import masked
+from gpu_scheduler.views.formatting import format_duration, safe_text
 from gpu_scheduler.views.tables import PlainColumn, PlainRow, table_renderer
-from gpu_scheduler.views.words import format_duration, safe_text
 
 _COLUMNS: tuple[PlainColumn, ...] = (
     ("Model", "left"), ("Runs", "right"), ("Peak max", "right"), ("Peak p95", "right"), ("Took", "right"),
@@ -47,7 +47,11 @@ def to_text(view: CalibrationView, width: int | None = None) -> str:
 
 def _row(advice: Advice) -> PlainRow:
     family = advice.workload_class
-    suggested = advice.attributes or (_json(advice.suggested_entry) if advice.suggested_entry else advice.why_not) or "-"
+    suggested = (
+        advice.attributes
+        or (_json(advice.suggested_entry) if advice.suggested_entry else advice.why_not)
+        or "-"
+    )
     cells = [
         safe_text(family.llm) if family.llm is not None else "-",
         f"{family.runs:,}",

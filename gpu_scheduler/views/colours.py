@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.core.model.states import JobState, Outcome
 
 #: ANSI codes (SGR) of the terminal's own colours.
 RED, GREEN, YELLOW, CYAN, FAINT, BOLD = "31", "32", "33", "36", "2", "1"

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_scheduler.core.gpulist import format_gpu_list
-from gpu_scheduler.core.needs import Need
-from gpu_scheduler.core.preview import Preview
-from gpu_scheduler.core.secrets import hide_secrets, masked_values
-from gpu_scheduler.core.share import WHOLE
-from gpu_scheduler.views.report import MalformedLineView
-from gpu_scheduler.views.words import format_duration, count_noun, limit_length, safe_text
+from gpu_scheduler.app.preview import Preview
+from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.core.model.share import WHOLE
+from gpu_scheduler.core.scheduling.needs import Need
+from gpu_scheduler.core.text.secrets import hide_secrets, masked_values
+from gpu_scheduler.views.formatting import count_noun, format_duration, limit_length, safe_text
+from gpu_scheduler.views.status_report import MalformedLineView
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,10 @@ def _kind_name(line: Preview) -> str:
 def _malformed_text(bad: MalformedLineView, show_accepted: bool) -> str:
     """Formats a malformed line. show_accepted: add what would be accepted."""
     head = f"{safe_text(bad.path)}:{bad.number}: malformed: {safe_text(limit_length(bad.reason))}"
-    below = [safe_text(limit_length(bad.text)), *([f"accepted: {safe_text(bad.accepted or '')}"] if show_accepted else [])]
+    below = [
+        safe_text(limit_length(bad.text)),
+        *([f"accepted: {safe_text(bad.accepted or '')}"] if show_accepted else []),
+    ]
     return "\n    ".join([head, *below])
 
 

@@ -7,9 +7,9 @@ import shlex
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gpu_scheduler.core.secrets import masked
+from gpu_scheduler.core.text.secrets import masked
+from gpu_scheduler.views.formatting import count_noun, format_age, safe_text
 from gpu_scheduler.views.tables import PlainColumn, PlainRow, table_renderer
-from gpu_scheduler.views.words import format_age, count_noun, safe_text
 
 SessionState = Literal["attached", "detached", "starting", "unlisted", "closed", "unknown"]
 
@@ -55,11 +55,15 @@ def to_text(screens: SessionsView, width: int | None) -> str:
         columns: list[PlainColumn] = [
             ("Job", "right"), ("GPUs", "left"), ("Session", "left"), ("Since", "left"), ("What", "left"),
         ]  # fmt: skip
-        lines += [table_renderer(width)(columns, [_session_row(one, screens.now) for one in screens.sessions])]
+        lines += [
+            table_renderer(width)(columns, [_session_row(one, screens.now) for one in screens.sessions])
+        ]
     else:
         lines += ["No job runs in a Screen session."]
     if screens.without_session:
-        lines += [f"{count_noun(screens.without_session, 'running job')} without a session; `logs JOB -f` follows one"]
+        lines += [
+            f"{count_noun(screens.without_session, 'running job')} without a session; `logs JOB -f` follows one"
+        ]
     lines += [safe_text(note) for note in screens.notes]
     return "\n".join(lines) + "\n"
 
@@ -67,7 +71,13 @@ def to_text(screens: SessionsView, width: int | None) -> str:
 def _session_row(session: SessionView, now: float) -> PlainRow:
     gpus = ",".join(map(str, session.gpus)) or "-"
     state = _STATE_LABELS.get(session.state, session.state)
-    cells = [str(session.job), gpus, state, format_age(session.started_at, now) or "-", safe_text(session.text)]
+    cells = [
+        str(session.job),
+        gpus,
+        state,
+        format_age(session.started_at, now) or "-",
+        safe_text(session.text),
+    ]
     return PlainRow(cells, [_detail_line(session)])
 
 

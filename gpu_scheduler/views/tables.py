@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpu_scheduler.views.widths import display_width, truncate_end
+from gpu_scheduler.views.text_width import display_width, truncate_end
 
 PlainColumn = tuple[str, Literal["left", "right"]]
 

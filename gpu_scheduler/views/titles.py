@@ -7,10 +7,10 @@ import posixpath
 import shlex
 from collections.abc import Sequence
 
-from gpu_scheduler.core.gpulist import format_gpu_list
-from gpu_scheduler.core.secrets import masked_words
-from gpu_scheduler.views.report import JobView
-from gpu_scheduler.views.words import limit_length, safe_text
+from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.core.text.secrets import masked_words
+from gpu_scheduler.views.formatting import limit_length, safe_text
+from gpu_scheduler.views.status_report import JobView
 
 
 def title(job: JobView) -> str:

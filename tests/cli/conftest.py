@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core import environment
+from gpu_scheduler.core.command import environment
 from tests.cli.desk import Desk
 
 

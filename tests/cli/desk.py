@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.attempts.protocol import observe, prepare, processes_of, sweep
 from gpu_scheduler.cli import main
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.command import REPORT_START
-from gpu_scheduler.core.facts import Settings
-from gpu_scheduler.core.gpu import GpuSample
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.states import JobState
+from gpu_scheduler.core.command.build import REPORT_START
+from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.runner.protocol import observe, prepare, processes_of, sweep
-from gpu_scheduler.store.home import DataDir
-from gpu_scheduler.store.instance import scheduler_pid
-from gpu_scheduler.store.recorder import StoreWriter
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.lock import scheduler_pid
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.writer import StoreWriter
 from tests.waiting import wait_for
 from tests.warm import Process
 
@@ -124,7 +124,7 @@ class Desk:
         """Runs a process that holds the lock and carries out requests; yields its pid."""
         assert self.store
         words = [str(self.data_dir.state_file), *options]
-        process = Process("tests.cli.answering", words, Path(__file__).parents[2], os.environ, 1, 2)
+        process = Process("tests.cli.scheduler_process", words, Path(__file__).parents[2], os.environ, 1, 2)
         try:
             wait_for(lambda: scheduler_pid(self.data_dir.lock) == process.pid, "the scheduler's lock")
             yield process.pid

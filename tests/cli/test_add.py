@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from gpu_scheduler.cli import main
 from gpu_scheduler.cli.add import append_line
 from gpu_scheduler.cli.parser import parse
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.attributes import KNOWN_ATTRIBUTES, ATTRIBUTE_HELP, SYNONYMS
-from gpu_scheduler.core.compose import format_command_line
-from gpu_scheduler.core.jobline import ParsedJob, parse_line
-from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.store.started import RecordedOptions, record_options
+from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP, KNOWN_ATTRIBUTES, SYNONYMS
+from gpu_scheduler.core.jobsfile.compose import format_command_line
+from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.store.recorded_options import RecordedOptions, record_options
 from tests.cli.desk import Desk
 from tests.fakes.conda import plant
 
@@ -100,7 +100,9 @@ def test_add_accepts_any_gpu_without_a_store(desk: Desk, script: Path) -> None:
 
 def test_add_works_with_a_broken_store(desk: Desk, script: Path) -> None:
     desk.data_dir.create()
-    desk.data_dir.database.write_text("no database at all, but long enough to be read as a page of one\n" * 50)
+    desk.data_dir.database.write_text(
+        "no database at all, but long enough to be read as a page of one\n" * 50
+    )
     assert desk.run("add", "train.py") == (0, f"0,{script},,,\n", "")
 
 
@@ -383,10 +385,12 @@ def test_add_warns_of_an_unknown_conda_environment(
             "gpu-scheduler: warning: conda environment nope does not exist; environments: base, ml\n" in err
         )
     assert desk.run("add", "train.py", "--conda", "ml")[2] == ""
-    monkeypatch.setattr("gpu_scheduler.doctor.conda.ask_conda", None)
+    monkeypatch.setattr("gpu_scheduler.health.doctor.conda.list_environments", None)
     (desk.path / "conda" / "etc" / "profile.d").mkdir(parents=True)
     (desk.path / "conda" / "etc" / "profile.d" / "conda.sh").symlink_to(CONDA)
-    record_options(desk.store, RecordedOptions(conda_sh=str(desk.path / "conda" / "etc" / "profile.d" / "conda.sh")))
+    record_options(
+        desk.store, RecordedOptions(conda_sh=str(desk.path / "conda" / "etc" / "profile.d" / "conda.sh"))
+    )
     assert desk.run("add", "train.py", "--conda", "ml", "--args", "1")[2] == ""
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.needs import parse_llm_config
-from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.llmconfig import LlmConfigFile, LlmConfigText
-from gpu_scheduler.store.started import RecordedOptions, record_options
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.needs import parse_llm_config
+from gpu_scheduler.intake.llm_config import LlmConfigFile, LlmConfigText
+from gpu_scheduler.store.recorded_options import RecordedOptions, record_options
 from tests.cli.desk import Desk
 
 CONFIG = '{\n  "note": "mine",\n  "models": {\n    "qwen": 1.0,\n    "other": {"share": 0.5}\n  }\n}\n'
@@ -149,7 +149,9 @@ def test_calibrate_uses_the_buffer_and_tolerance_of_the_scheduler(desk: Desk, co
 def test_calibrate_accepts_another_file(desk: Desk, config: Path) -> None:
     other = desk.path / "other.json"
     other.write_text('{"models": {"qwen": {"share": 0.5}}}')
-    assert calibrate_json(desk, "--llm-config", other, "--write")["models"] == {"qwen": {"share": 0.5, "vram": 9152}}
+    assert calibrate_json(desk, "--llm-config", other, "--write")["models"] == {
+        "qwen": {"share": 0.5, "vram": 9152}
+    }
     assert json.loads(other.read_text()) == {"models": {"qwen": {"share": 0.5, "vram": 9152}}}
     assert config.read_text() == CONFIG
     code, out, err = desk.run("calibrate", "--llm-config", "nowhere.json")
@@ -242,7 +244,7 @@ def test_failed_write_leaves_the_file_unchanged(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("gpu_scheduler.llmconfig.os.rename", fail)
+        patch.setattr("gpu_scheduler.intake.llm_config.os.rename", fail)
         code, out, err = desk.run("calibrate", "--write")
     assert (code, out) == (1, "")
     assert "cannot be replaced: No space left on device" in err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.cli import _MODULES
-from gpu_scheduler.core.states import TRANSITIONS, JobState, Outcome
+from gpu_scheduler.core.model.states import TRANSITIONS, JobState, Outcome
 from tools.docs import PAGES
 
 ROOT = Path(__file__).parents[2]

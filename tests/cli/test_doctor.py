@@ -1,4 +1,4 @@
-"""The `doctor` command; its checks are tested in tests/doctor."""
+"""The `doctor` command; its checks are tested in tests/health."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from gpu_scheduler.doctor.examine import DoctorOptions, run_checks
-from gpu_scheduler.doctor.findings import Finding, bad, ok, warn
+from gpu_scheduler.health.doctor.findings import Finding, bad, ok, warn
+from gpu_scheduler.health.doctor.run_checks import DoctorOptions, run_checks
 from tests.cli.desk import Desk
 
 
@@ -76,7 +76,7 @@ def test_doctor_checks_the_options_of_start(desk: Desk) -> None:
 
 def test_doctor_shows_progress_only_on_a_terminal(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("gpu_scheduler.doctor.gpus.probe", lambda *asked: iter(()))
+    monkeypatch.setattr("gpu_scheduler.health.doctor.gpus.probe", lambda *asked: iter(()))
     asked = DoctorOptions(desk.data_dir, "", None, None, "auto", "1", None)
     assert list(run_checks(asked, said.append))
     assert said == ["running conda", "reading the GPUs, at most 5 s"]

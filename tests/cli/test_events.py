@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.store.started import RecordedOptions, record_options
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.store.recorded_options import RecordedOptions, record_options
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -28,7 +28,9 @@ def three_jobs(desk: Desk) -> list[int]:
     attempt = desk.attempt(jobs[1])["id"]
     desk.record(act.Transition(jobs[1], attempt, JobState.RUNNING))
     desk.record(act.RecordMisplacedProcess(jobs[1], attempt, "SIM-1", 77))
-    desk.record(act.FinishAttempt(jobs[1], attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, "exit code 3"))
+    desk.record(
+        act.FinishAttempt(jobs[1], attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, "exit code 3")
+    )
     desk.record(act.SetPaused("SIM-1", True))
     return jobs
 
@@ -98,7 +100,7 @@ def test_each_end_has_its_own_outcome(desk: Desk) -> None:
 def test_events_are_printed_once_even_with_gaps_in_the_ids(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_scheduler.cli.events._AT_A_TIME", 2)
+    monkeypatch.setattr("gpu_scheduler.cli.events._BATCH_SIZE", 2)
     three_jobs(desk)
     desk.store.db.connection.execute("DELETE FROM history WHERE rowid < 4 OR rowid = 6")
     ids = [json.loads(line)["id"] for line in desk.run("events", "--jsonl")[1].splitlines()]

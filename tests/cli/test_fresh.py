@@ -14,14 +14,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_scheduler import fresh
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.attempts.protocol import observe, sweep
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.intake.pauses import requested_pauses
-from gpu_scheduler.runner.protocol import observe, sweep
-from gpu_scheduler.service import count_jobs_to_forget
-from gpu_scheduler.store import forget, readings
+from gpu_scheduler.scheduler import fresh_start
+from gpu_scheduler.scheduler.service import count_jobs_to_forget
+from gpu_scheduler.store import accepted_lines, forget
 from gpu_scheduler.store.forget import forgetting_jobs
 from gpu_scheduler.store.store import Store
 from tests.cli.desk import Desk
@@ -47,7 +47,7 @@ def fill_store(desk: Desk) -> tuple[int, int]:
     (desk.folder(row) / "spec.json").write_text("{}")
     finish_attempt(desk, done, row["id"])
     store = desk.store
-    readings.working_folder(store, "/x/jobs.txt", "/x")
+    accepted_lines.working_folder(store, "/x/jobs.txt", "/x")
     with store.db.transaction() as db:
         db.execute(
             "INSERT INTO line (path, position, number, text, job_id) VALUES ('/x/jobs.txt', 0, 1, 'a', ?)",
@@ -88,14 +88,16 @@ def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> Non
     assert count(store, "measured") == 1
     assert store.state_counts() == {}
     assert list(desk.data_dir.runs.iterdir()) == []
-    assert {path.name for path in desk.data_dir.folder.iterdir()}.isdisjoint({"journal.jsonl", "journal.jsonl.1"})
+    assert {path.name for path in desk.data_dir.folder.iterdir()}.isdisjoint(
+        {"journal.jsonl", "journal.jsonl.1"}
+    )
     assert (desk.data_dir.folder / "status.txt").exists()
     assert store.db.rows("PRAGMA foreign_key_check") == []
     # An id is never reused, and the queue positions of new jobs continue.
     again = desk.job()
     assert again == waits + 1
     assert store.state_counts() == {"queued": 1}
-    assert readings.working_folder(store, "/x/jobs.txt", "/elsewhere") == "/x"
+    assert accepted_lines.working_folder(store, "/x/jobs.txt", "/elsewhere") == "/x"
 
 
 def test_event_ids_continue_and_an_event_records_the_fresh_start(desk: Desk) -> None:
@@ -130,7 +132,7 @@ def test_kill_in_the_middle_forgets_nothing(desk: Desk) -> None:
     program = (
         "import os, sys\n"
         "from gpu_scheduler.store.forget import forgetting\n"
-        "from gpu_scheduler.store.home import Home\n"
+        "from gpu_scheduler.store.data_dir import Home\n"
         "from gpu_scheduler.store.store import Store\n"
         "with forgetting(Store(Home.of(sys.argv[1]))) as jobs:\n"
         "    os._exit(jobs)\n"
@@ -187,18 +189,18 @@ def test_fresh_is_refused_while_a_job_runs_and_accepted_after_its_end(desk: Desk
         with pytest.raises(
             SchedulerError, match=rf"job {job} is active[^\n]*\n`stop --jobs` ends"
         ) as refused:
-            fresh.refuse_active(desk.store, void_claims=take)
+            fresh_start.refuse_active(desk.store, void_claims=take)
     assert refused.value.exit_code == 1
     with pytest.raises(SchedulerError, match="is active"):
         count_jobs_to_forget(desk.data_dir)
-    with pytest.raises(SchedulerError, match="is active"), fresh.jobs_forgotten(desk.store):
+    with pytest.raises(SchedulerError, match="is active"), fresh_start.jobs_forgotten(desk.store):
         pass
     assert desk.state(job) == "running"
     assert desk.run("stop", "--jobs")[0] == 0
     # The end is not recorded yet, and need not be.
     assert desk.state(job) == "running"
     assert count_jobs_to_forget(desk.data_dir) == 1
-    with fresh.jobs_forgotten(desk.store):
+    with fresh_start.jobs_forgotten(desk.store):
         assert count(desk.store, "job") == 0
 
 
@@ -208,32 +210,32 @@ def test_fresh_does_not_wait_for_running_jobs(desk: Desk, monkeypatch: pytest.Mo
 
     job = desk.run_job(LONG)
     with monkeypatch.context() as patch:
-        patch.setattr(fresh, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+        patch.setattr(fresh_start, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
         with pytest.raises(SchedulerError, match=f"job {job} is active"):
-            fresh.refuse_active(desk.store)
+            fresh_start.refuse_active(desk.store)
 
 
 def test_fresh_names_several_active_jobs(desk: Desk) -> None:
     first, second = desk.run_job(LONG), desk.run_job(LONG)
     with pytest.raises(SchedulerError, match=f"^jobs {first}, {second} are active; --fresh forgets nothing"):
-        fresh.refuse_active(desk.store)
+        fresh_start.refuse_active(desk.store)
 
 
 def test_fresh_is_refused_while_a_process_of_an_ended_job_is_left(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fresh, "END_S", 0.1)
+    monkeypatch.setattr(fresh_start, "RUNNER_EXIT_S", 0.1)
     job = desk.job()
     row = desk.attempt(job)
     desk.record(act.FinishAttempt(job, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
-    fresh.refuse_active(desk.store)
+    fresh_start.refuse_active(desk.store)
     left = subprocess.Popen(["sleep", "60"], env={**os.environ, "GPU_SCHEDULER_TOKEN": row["token"]})
     try:
         with pytest.raises(SchedulerError, match=f"job {job} is active"):
-            fresh.refuse_active(desk.store)
-        monkeypatch.setattr(fresh, "END_S", 20.0)
+            fresh_start.refuse_active(desk.store)
+        monkeypatch.setattr(fresh_start, "RUNNER_EXIT_S", 20.0)
         monkeypatch.setattr(time, "sleep", lambda _s: left.kill())  # it ends while we look
-        fresh.refuse_active(desk.store)
+        fresh_start.refuse_active(desk.store)
     finally:
         left.kill()
         left.wait()
@@ -244,7 +246,7 @@ def test_fresh_voids_the_claim_of_an_unclaimed_attempt(desk: Desk) -> None:
     row = desk.attempt(job)
     assert count_jobs_to_forget(desk.data_dir) == 1
     assert observe(desk.folder(row), row["token"]).claim == "none"
-    fresh.refuse_active(desk.store, void_claims=True)
+    fresh_start.refuse_active(desk.store, void_claims=True)
     assert observe(desk.folder(row), row["token"]).claim == "void"
     assert desk.state(job) == "starting"
 
@@ -259,7 +261,7 @@ def test_killed_runner_does_not_block_fresh_once_its_command_is_gone(desk: Desk)
     wait_for(lambda: observe(desk.folder(row), token).claim == "dead", "the runner's end")
     assert not sweep(desk.folder(row), token, 0.0)
     assert observe(desk.folder(row), token).result is None
-    fresh.refuse_active(desk.store, void_claims=True)
+    fresh_start.refuse_active(desk.store, void_claims=True)
     assert desk.state(job) == "running"
 
 
@@ -267,7 +269,7 @@ def test_fresh_does_not_claim_an_ended_attempt(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     desk.record(act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED))
-    fresh.refuse_active(desk.store, void_claims=True)
+    fresh_start.refuse_active(desk.store, void_claims=True)
     assert not desk.folder(row).exists()
 
 
@@ -278,7 +280,7 @@ def test_fresh_is_refused_if_an_attempt_folder_cannot_be_read(
         raise PermissionError(13, "Permission denied")
 
     row = desk.attempt(desk.job())
-    monkeypatch.setattr(fresh, "observe", fail)
+    monkeypatch.setattr(fresh_start, "observe", fail)
     with pytest.raises(SchedulerError) as refused:
         count_jobs_to_forget(desk.data_dir)
     assert str(refused.value) == f"{desk.folder(row)}: Permission denied; nothing is forgotten"
@@ -287,7 +289,7 @@ def test_fresh_is_refused_if_an_attempt_folder_cannot_be_read(
 def test_number_of_forgotten_jobs_is_logged_afterwards(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     fill_store(desk)
     with caplog.at_level("INFO"):
-        with fresh.jobs_forgotten(desk.store):
+        with fresh_start.jobs_forgotten(desk.store):
             assert caplog.messages == []
         assert caplog.messages == ["forgot 2 jobs"]
 
@@ -296,7 +298,7 @@ def test_attempts_of_another_boot_do_not_block_fresh(desk: Desk) -> None:
     row = desk.attempt(desk.job())
     with desk.store.db.transaction() as db:
         db.execute("UPDATE attempt SET boot_id = 'another'")
-    fresh.refuse_active(desk.store, void_claims=True)
+    fresh_start.refuse_active(desk.store, void_claims=True)
     assert not desk.folder(row).exists()
 
 

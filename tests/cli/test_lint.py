@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.secrets import HIDDEN
-from gpu_scheduler.store.started import RecordedOptions, record_options
+from gpu_scheduler.core.text.secrets import HIDDEN
+from gpu_scheduler.store.recorded_options import RecordedOptions, record_options
 from tests.cli.desk import Desk
 
 CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"
@@ -133,7 +133,9 @@ def test_lint_takes_the_size_of_the_gpus_from_the_store(desk: Desk) -> None:
 
 
 def test_values_that_look_like_secrets_are_masked(desk: Desk) -> None:
-    write_jobs_file(desk, "[env:HF_TOKEN=hunter2 env:SEED=1] python t.py\n[env:URL=ftp://ann:hunter2@host] 0,a.py,,,\n")
+    write_jobs_file(
+        desk, "[env:HF_TOKEN=hunter2 env:SEED=1] python t.py\n[env:URL=ftp://ann:hunter2@host] 0,a.py,,,\n"
+    )
     for form in ((), ("--json",)):
         code, out, _ = desk.run("lint", *form)
         assert code == 0
@@ -219,6 +221,6 @@ def test_lint_asks_conda_only_if_a_line_names_an_environment(
     out = desk.run("lint", "--conda-sh", CONDA)[1]
     assert out.count("warning: ") == 1
     assert "warning: conda environment bad does not exist; environments: base, good" in out
-    monkeypatch.setattr("gpu_scheduler.doctor.conda.ask_conda", None)
+    monkeypatch.setattr("gpu_scheduler.health.doctor.conda.list_environments", None)
     write_jobs_file(desk, "0,a.py,,,\n")
     assert desk.run("lint", "--conda-sh", CONDA)[0] == 0

@@ -17,16 +17,24 @@ from gpu_scheduler.errors import GpuStateError, SchedulerError, UsageError
 from tests.cli.desk import Desk
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("shtab", "rich_argparse", "psutil", "pynvml", "GPUtil", "inotify_simple", "gpu_scheduler.loop")
+HEAVY = (
+    "shtab",
+    "rich_argparse",
+    "psutil",
+    "pynvml",
+    "GPUtil",
+    "inotify_simple",
+    "gpu_scheduler.scheduler.loop",
+)
 #: What checks of the machine take, and no look at one job.
 CHECKS = (
     "email",
     "importlib.metadata",
     "gpu_scheduler.executors",
-    "gpu_scheduler.probes.asked",
-    "gpu_scheduler.doctor.conda",
-    "gpu_scheduler.doctor.logind",
-    "gpu_scheduler.doctor.software",
+    "gpu_scheduler.gpus.probes.probe_client",
+    "gpu_scheduler.health.doctor.conda",
+    "gpu_scheduler.health.doctor.logind",
+    "gpu_scheduler.health.doctor.software",
 )
 
 
@@ -166,7 +174,9 @@ def test_data_dir_may_be_elsewhere(desk: Desk) -> None:
 
 def test_store_that_is_not_a_database_is_reported(desk: Desk) -> None:
     desk.data_dir.create()
-    desk.data_dir.database.write_text("no database at all, but long enough to be read as a page of one\n" * 50)
+    desk.data_dir.database.write_text(
+        "no database at all, but long enough to be read as a page of one\n" * 50
+    )
     code, _, err = desk.run("status")
     assert code == 1
     assert "scheduler.db" in err
@@ -198,14 +208,17 @@ def test_closed_pipe_is_not_an_error(desk: Desk) -> None:
     ("words", "never"),
     [
         ("--version", ("rich", "sqlite3", "json", "subprocess", "psutil")),
-        ("status --json", (*HEAVY, "rich", "gpu_scheduler.daemon", "gpu_scheduler.views.text")),
+        (
+            "status --json",
+            (*HEAVY, "rich", "gpu_scheduler.scheduler.daemon", "gpu_scheduler.views.status_text"),
+        ),
         ("status", HEAVY),
         ("cancel 1", (*HEAVY, "rich")),
         ("screens", HEAVY),
         ("show 1", (*HEAVY, *CHECKS, "rich")),
         ("why 1", (*CHECKS, "rich")),
         ("lint none.txt", (*HEAVY, "rich")),
-        ("start --gpus 0", (*HEAVY, "rich", "sqlite3", "gpu_scheduler.daemon")),
+        ("start --gpus 0", (*HEAVY, "rich", "sqlite3", "gpu_scheduler.scheduler.daemon")),
     ],
 )
 def test_command_imports_only_what_it_needs(desk: Desk, words: str, never: tuple[str, ...]) -> None:

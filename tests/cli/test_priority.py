@@ -7,8 +7,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.states import Outcome
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from tests.cli.desk import Desk
 
 

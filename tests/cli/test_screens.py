@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.cli import sessions
-from gpu_scheduler.runner.protocol import observe
+from gpu_scheduler.attempts.protocol import observe
+from gpu_scheduler.cli import screen_sessions
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -43,6 +43,6 @@ def test_attempt_with_a_dead_runner_has_no_session(desk: Desk) -> None:
 
 def test_screen_is_queried_in_the_socket_folder_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCREENDIR", "/ours")
-    assert sessions.screen_environment("/theirs")["SCREENDIR"] == "/theirs"
-    assert "SCREENDIR" not in sessions.screen_environment(None)
-    assert sessions.screen_environment(None)["PATH"] == os.environ["PATH"]
+    assert screen_sessions.screen_environment("/theirs")["SCREENDIR"] == "/theirs"
+    assert "SCREENDIR" not in screen_sessions.screen_environment(None)
+    assert screen_sessions.screen_environment(None)["PATH"] == os.environ["PATH"]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.cli.show import job_command
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.command import build_command
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.secrets import HIDDEN, hide_secrets
-from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.store.started import RecordedOptions, record_options
+from gpu_scheduler.core.command.build import build_command
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.text.secrets import HIDDEN, hide_secrets
+from gpu_scheduler.store.recorded_options import RecordedOptions, record_options
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -55,7 +55,10 @@ def test_show_attempts_and_history(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     desk.writer.record_log(row["id"], "/logs/1.log", "gpujob_0_echo_1")
-    desk.record(act.Transition(job, row["id"], JobState.RUNNING), act.RecordMisplacedProcess(job, row["id"], "SIM-1", 71))
+    desk.record(
+        act.Transition(job, row["id"], JobState.RUNNING),
+        act.RecordMisplacedProcess(job, row["id"], "SIM-1", 71),
+    )
     desk.record(
         act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED,
                   reason="exit code 1: ValueError: x", exit_code=1, survivors=(9,), started_at=1000.0,
@@ -89,7 +92,16 @@ def test_show_declared_and_measured_memory_with_the_retry(desk: Desk) -> None:
     assert attempt["load_percent"] == pytest.approx(220 / 3)
     assert attempt["declaration_accuracy"] is None
     desk.record(
-        act.FinishAttempt(job, this, Outcome.FAILED, JobState.QUEUED, None, exit_code=1, oom_retries_used=1, min_vram_mib=6125)
+        act.FinishAttempt(
+            job,
+            this,
+            Outcome.FAILED,
+            JobState.QUEUED,
+            None,
+            exit_code=1,
+            oom_retries_used=1,
+            min_vram_mib=6125,
+        )
     )
     story = show_json(desk, job)
     assert story["attempts"][0]["declaration_accuracy"] == "under-declared (+20%)"

@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.cli import start
-from gpu_scheduler.doctor import logind
-from gpu_scheduler.doctor.logind import LogindSettings
+from gpu_scheduler.health.doctor import logind
+from gpu_scheduler.health.doctor.logind import LogindSettings
 
-KILLS = LogindSettings(kills_user_processes=True, removes_ipc=False, lingers=False, kill_excluded_users=(), scope="session")
+KILLS = LogindSettings(
+    kills_user_processes=True, removes_ipc=False, lingers=False, kill_excluded_users=(), scope="session"
+)
 
 
 def test_start_warns_if_logging_out_would_kill_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(logind, "read", lambda user, timeout_s: KILLS)
+    monkeypatch.setattr(logind, "read_settings", lambda user, timeout_s: KILLS)
     monkeypatch.setattr(logind, "user_name", lambda: "ann")
     start._log_logout_warning()
     (record,) = caplog.records
@@ -35,7 +37,7 @@ def test_start_does_not_warn_if_logging_out_is_harmless(
     capsys: pytest.CaptureFixture[str],
     found: LogindSettings | None,
 ) -> None:
-    monkeypatch.setattr(logind, "read", lambda user, timeout_s: found)
+    monkeypatch.setattr(logind, "read_settings", lambda user, timeout_s: found)
     start._log_logout_warning()
     start._print_background_pid(12, Path("/x/gpu_scheduler.log"))
     assert (caplog.records, capsys.readouterr().err) == ([], "")

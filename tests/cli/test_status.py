@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.linewait import LineWait
-from gpu_scheduler.core.needs import ResourceSpec, Need
-from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.runner.protocol import observe
-from gpu_scheduler.store.started import RecordedOptions, record_options
+from gpu_scheduler.attempts.protocol import observe
+from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.needs import Need, ResourceSpec
+from gpu_scheduler.store.recorded_options import RecordedOptions, record_options
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -182,7 +182,7 @@ def test_status_reads_one_snapshot_and_writes_nothing(desk: Desk) -> None:
         code = (
             "import sys\n"
             "from gpu_scheduler.store.store import Store\n"
-            "from gpu_scheduler.store.home import Home\n"
+            "from gpu_scheduler.store.data_dir import Home\n"
             "Store(Home.of(sys.argv[1])).wish('stop')"
         )
         env = {**os.environ, "PYTHONPATH": str(ROOT)}

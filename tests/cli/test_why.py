@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.attribution import ProcessOwners
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.gpu import GpuProcess, GpuSample
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.store.started import RecordedOptions, record_options
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.gpus.attribution import ProcessOwners
+from gpu_scheduler.store.recorded_options import RecordedOptions, record_options
 from tests.cli.desk import Desk
-from tests.cli.test_look import on_terminal
+from tests.cli.test_logs import on_terminal
 from tests.waiting import wait_for
 
 CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"

@@ -6,14 +6,14 @@ import os
 import signal
 from dataclasses import replace
 
+from gpu_scheduler.attempts.protocol import observe
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.gpu import GpuSample
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.runner.protocol import observe
+from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from tests.cli.desk import Desk
-from tests.cli.test_why import why_json, checks
+from tests.cli.test_why import checks, why_json
 from tests.waiting import wait_for
 
 
@@ -60,7 +60,9 @@ def test_interrupted_job_shows_the_end_of_its_log_or_that_it_is_gone(desk: Desk)
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: observe(desk.folder(row), row["token"]).claim == "dead", "the runner's end")
     desk.record(
-        act.FinishAttempt(job, row["id"], Outcome.INTERRUPTED, JobState.HELD, None, reason="its runner was killed")
+        act.FinishAttempt(
+            job, row["id"], Outcome.INTERRUPTED, JobState.HELD, None, reason="its runner was killed"
+        )
     )
     assert why_json(desk, job)["log_end"][-2:] == ["step 1", "step 2"]
     assert checks(desk, job)["held"][2] == f"`retry {job}` queues it"

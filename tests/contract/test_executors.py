@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.executors import Executor, LaunchError
+from gpu_scheduler.attempts.executor import Executor, LaunchError
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
@@ -52,7 +52,9 @@ def make(kind: str, tmp_path: Path) -> Iterator[Callable[..., PreparedAttempt]]:
         terminal = kind == "screen"
         session = f"gpujob_0,1_x.y-z_{len(made)}" if terminal else None
         name = f"{len(made) + 1}-abc"
-        made.append(PreparedAttempt(home, script, name=name, **{"terminal": terminal, "session": session, **spec}))
+        made.append(
+            PreparedAttempt(home, script, name=name, **{"terminal": terminal, "session": session, **spec})
+        )
         return made[-1]
 
     yield one

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.errors import GpuStateError
-from gpu_scheduler.probes import ProbeError, ProbeKind
-from gpu_scheduler.probes.asked import ProbeClient
+from gpu_scheduler.gpus.probes import ProbeError, ProbeKind
+from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from tests.fakes.machine import FakeGpu, FakeMachine
 
 ALL: tuple[ProbeKind, ...] = ("simulated", "nvml", "gputil")
@@ -89,7 +89,9 @@ def test_unknown_load_is_not_a_fault(real: FakeMachine, where: str) -> None:
 
 
 def test_lost_gpu_does_not_affect_others(machine: FakeMachine, where: str) -> None:
-    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, lost=True), FakeGpu("GPU-c", 3, used=7, compute=((ME, 7),)))
+    machine.plant(
+        FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, lost=True), FakeGpu("GPU-c", 3, used=7, compute=((ME, 7),))
+    )
     gpus = sample(machine, where)
     assert [(g.index, g.used_mib, g.fault) for g in gpus] == [(0, 0, None), (1, None, "lost"), (2, 7, None)]
 

@@ -11,15 +11,15 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob, Settings
-from gpu_scheduler.core.gpu import GpuProcess, GpuSample
-from gpu_scheduler.core.ledger import Allocation, declared_mib
-from gpu_scheduler.core.needs import ResourceSpec, LlmConfig, Need
-from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.planning import need_of, plan
-from gpu_scheduler.core.sighting import AttemptStatus
-from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob, Settings
+from gpu_scheduler.core.scheduling.needs import LlmConfig, Need, ResourceSpec
+from gpu_scheduler.core.scheduling.plan import need_of, plan
 
 MARGIN, IDLE, SPIKE, TOLERANCE = 512, 200, Fraction(1, 10), Fraction(1, 10)
 #: Duration of a tick of the model, seconds.
@@ -177,7 +177,9 @@ class Machine:
             }
             loads, at = self.recorded_loads.get(index, ((), None))
             paused = self.scene.paused[self.tick][index]
-            gpus.append(replace(gpu, held=held, paused=paused, foreign_loads=loads, foreign_load_at=at))
+            gpus.append(
+                replace(gpu, foreign_peaks=held, paused=paused, foreign_loads=loads, foreign_load_at=at)
+            )
         lines: dict[ResourceSpec, list[QueuedJob]] = {}
         for job_id, job in self.queued.items():
             lines.setdefault(job.resources, []).append(QueuedJob(job_id, 200, job_id))
@@ -188,7 +190,8 @@ class Machine:
             tuple(gpus),
             attempts=tuple(one.attempt for one in self.running.values()),
             pending_groups=tuple(
-                PendingGroup(ask, tuple(jobs), False, self.reasons.get(ask.key())) for ask, jobs in lines.items()
+                PendingGroup(ask, tuple(jobs), False, self.reasons.get(ask.key()))
+                for ask, jobs in lines.items()
             ),
         )
 
@@ -208,13 +211,15 @@ class Machine:
                 one.attempt = replace(one.attempt, peaks=peaks, measured_at=action.sampled_at)
             elif isinstance(action, act.RecordOveruse):
                 one = self.running[action.attempt_id]
-                one.attempt = replace(one.attempt, exceeded=(*one.attempt.overused_gpus, action.uuid))
+                one.attempt = replace(one.attempt, overused_gpus=(*one.attempt.overused_gpus, action.uuid))
                 self.overuse_records[action.attempt_id, action.uuid] += 1
                 assert action.used_mib > action.declared_mib * (1 + TOLERANCE)
             elif isinstance(action, act.RecordForeignLoad):
                 self.recorded_loads[int(action.uuid[1:])] = (action.loads, action.sampled_at)
             elif isinstance(action, act.RecordForeignPeaks):
-                self.foreign_peaks[int(action.uuid[1:])] = {(pid, start): mib for pid, start, mib in action.peaks}
+                self.foreign_peaks[int(action.uuid[1:])] = {
+                    (pid, start): mib for pid, start, mib in action.peaks
+                }
             elif isinstance(action, act.RecordMemoryReleased):
                 del self.running[action.attempt_id]
             elif isinstance(action, act.SetWaitReason):
@@ -288,7 +293,9 @@ class Machine:
             if foreign_plan.gpu == index and n in self.foreign_process_peaks
             if foreign_plan.lives(self.tick) or 100 + n in listed
         ]
-        return self.scene.unattributed_mib + sum(math.ceil(self.foreign_process_peaks[n] * (1 + SPIKE)) for n in alive)
+        return self.scene.unattributed_mib + sum(
+            math.ceil(self.foreign_process_peaks[n] * (1 + SPIKE)) for n in alive
+        )
 
     def fits(self, need: Need, index: int, started: list[act.Start]) -> bool:
         """Returns whether a GPU accepts one more job; started: the starts of the same round."""
@@ -314,7 +321,9 @@ class Machine:
             return False
         if need.vram is None:
             return True
-        committed = max(sum(self.budget(a, index) for a in old) + self.foreign_commitment(index), sample.used_mib)
+        committed = max(
+            sum(self.budget(a, index) for a in old) + self.foreign_commitment(index), sample.used_mib
+        )
         committed += sum(self.budget(a, index) for a in here if a.job_id in new)
         return committed + need.vram + MARGIN <= total
 
@@ -335,7 +344,8 @@ class Machine:
             fitting = [
                 index
                 for index in range(len(self.scene.totals))
-                if (job.resources.allowed is None or index in job.resources.allowed) and self.fits(need, index, [])
+                if (job.resources.allowed is None or index in job.resources.allowed)
+                and self.fits(need, index, [])
             ]
             assert len(fitting) < need.count, (job, fitting, self.tick)
             assert self.reasons[job.resources.key()]

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.command import build_command
-from gpu_scheduler.core.jobspec import JobSpec
-from tests.core.test_command import CSV, TOKEN, write_program, run_command
+from gpu_scheduler.core.command.build import build_command
+from gpu_scheduler.core.model.job_spec import JobSpec
+from tests.core.test_command import CSV, TOKEN, run_command, write_program
 from tests.fakes.conda import plant, plant_hook, plant_variables
 
 FAKE_CONDA = Path(__file__).parents[1] / "fakes" / "conda.sh"

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.attributes import KNOWN_ATTRIBUTES, UNSUPPORTED, check_conflicts, parse_block, format_attribute
-from gpu_scheduler.core.jobline import ParsedJob, parse_line
-from gpu_scheduler.core.jobspec import COMPARED_ATTRIBUTES, JobSpec
+from gpu_scheduler.core.jobsfile.attributes import (
+    KNOWN_ATTRIBUTES,
+    UNSUPPORTED,
+    check_conflicts,
+    format_attribute,
+    parse_block,
+)
+from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
+from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.calibration import Advice, WorkloadClass, CalibrationRules, advise, suggested_entries, with_model_entries
-from gpu_scheduler.core.needs import LlmConfig, parse_llm_config
+from gpu_scheduler.core.scheduling.calibration import (
+    Advice,
+    CalibrationRules,
+    WorkloadClass,
+    advise,
+    suggested_entries,
+    with_model_entries,
+)
+from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
 
 RULES = CalibrationRules(spike_buffer=0.10, tolerance=0.10, margin_mib=512, totals_mib=(24576, 24576))
 QWEN = WorkloadClass("/x/t.py", "qwen", 3, 8300, 8300, None, 1, 10.0)
@@ -65,7 +72,9 @@ def test_counts_the_runs_of_a_model_across_programs() -> None:
     assert suggested_entries(advise([few, other], {}, LlmConfig(), RULES)) == {}
     assert suggested_entries(advise([few, replace(other, runs=2)], {}, LlmConfig(), RULES)) != {}
     assert suggested_entries(advise([few, replace(other, longest_s=700.0)], {}, LlmConfig(), RULES)) != {}
-    assert suggested_entries(advise([few, replace(other, llm="b", runs=9)], {}, LlmConfig(), RULES)).keys() == {"b"}
+    assert suggested_entries(
+        advise([few, replace(other, llm="b", runs=9)], {}, LlmConfig(), RULES)
+    ).keys() == {"b"}
 
 
 @pytest.mark.parametrize(
@@ -96,13 +105,13 @@ def test_suggests_nothing_within_the_tolerance(declared: int, why: str | None) -
 
 
 def test_does_not_repeat_a_suggestion_with_a_large_buffer() -> None:
-    rules = replace(RULES, spike=0.5)
+    rules = replace(RULES, spike_buffer=0.5)
     assert advice_for(PLAIN, rules=rules).attributes == "[vram=12480]"
     assert advice_for(replace(PLAIN, declared_mib=12480), rules=rules).why_not == "already as suggested"
 
 
 def test_limits_the_suggestion_by_the_smaller_of_several_gpus() -> None:
-    rules = replace(RULES, totals=(8000, 24576, 81920))
+    rules = replace(RULES, totals_mib=(8000, 24576, 81920))
     assert advice_for(replace(PLAIN, gpus=2), rules=rules).attributes == "[vram=9152 gpus=2]"
     assert advice_for(replace(PLAIN, gpus=3), rules=rules).why_not == "needs a GPU to itself"
     assert advice_for(replace(PLAIN, gpus=4), rules=rules).attributes == "[vram=9152 gpus=4]"

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core import cuda
-from gpu_scheduler.core.command import AttemptCommand, build_command
-from gpu_scheduler.core.environment import find_conda_sh
-from gpu_scheduler.core.jobspec import CudaMode, JobSpec
+from gpu_scheduler.core.command import cuda
+from gpu_scheduler.core.command.build import AttemptCommand, build_command
+from gpu_scheduler.core.command.environment import find_conda_sh
+from gpu_scheduler.core.model.job_spec import CudaMode, JobSpec
 from tests.fakes.conda import plant, plant_hook
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -67,16 +67,24 @@ def run_command(
         ("csv", build_test_command(CSV)),
         (
             "csv_conda",
-            build_test_command(replace(CSV, conda="ml-3.11", env=(("SEED", "1"), ("A", "b c"))), conda_sh="/opt/conda.sh"),
+            build_test_command(
+                replace(CSV, conda="ml-3.11", env=(("SEED", "1"), ("A", "b c"))), conda_sh="/opt/conda.sh"
+            ),
         ),
         ("csv_base", build_test_command(CSV, conda_sh="/opt/con da.sh")),
         ("csv_venv", build_test_command(replace(CSV, venv="/my env"), conda_sh="/opt/conda.sh")),
         ("csv_no_conda", build_test_command(replace(CSV, conda="ml"))),
         ("torchrun", build_test_command(replace(CSV, torchrun=2))),
-        ("torchrun_conda", build_test_command(replace(CSV, torchrun=1, conda="ml", cuda="add"), conda_sh="/opt/conda.sh")),
+        (
+            "torchrun_conda",
+            build_test_command(replace(CSV, torchrun=1, conda="ml", cuda="add"), conda_sh="/opt/conda.sh"),
+        ),
         ("shell", build_test_command(SHELL, conda_sh="/opt/conda.sh")),
         ("shell_conda", build_test_command(replace(SHELL, conda="/envs/x"), conda_sh="/opt/conda.sh")),
-        ("shell_add_refused", build_test_command(replace(SHELL, cuda="add", command="python t.py | tee log"))),
+        (
+            "shell_add_refused",
+            build_test_command(replace(SHELL, cuda="add", command="python t.py | tee log")),
+        ),
     ],
 )
 def test_golden(name: str, command: AttemptCommand) -> None:
@@ -121,7 +129,12 @@ def test_arguments_reach_the_script_unchanged(arguments: list[str]) -> None:
 @given(text=ANYTHING.filter(lambda text: "\n" not in text))
 def test_commands_reach_bash_unchanged(text: str) -> None:
     command = f"printf '%s' {shlex.quote(text)}"
-    assert run_command(build_test_command(JobSpec("command", "x", "/", command=command))) == (0, text, "", ".")
+    assert run_command(build_test_command(JobSpec("command", "x", "/", command=command))) == (
+        0,
+        text,
+        "",
+        ".",
+    )
 
 
 def test_falls_back_to_python3(tmp_path: Path) -> None:
@@ -157,7 +170,12 @@ def test_torchrun(tmp_path: Path) -> None:
     assert report == "!torchrun is not on the PATH of the job, and its python has no torch"
     write_program(tmp_path, "python", '[ "$1" = -c ] || echo python "$@"')
     rest = f"{flags} {tmp_path}/t.py --cuda 0,2 a b\n"
-    assert run_command(build_test_command(spec, base)) == (0, f"python -u -m torch.distributed.run {rest}", "", ".")
+    assert run_command(build_test_command(spec, base)) == (
+        0,
+        f"python -u -m torch.distributed.run {rest}",
+        "",
+        ".",
+    )
     write_program(tmp_path, "torchrun", 'echo torchrun "$@"')
     assert run_command(build_test_command(spec, base)) == (0, f"torchrun {rest}", "", ".")
     assert build_test_command(spec, base).display_text == f"torchrun {rest[:-4]}'a b'"
@@ -168,7 +186,10 @@ def test_torchrun(tmp_path: Path) -> None:
 )
 def test_torchrun_gets_cuda_only_on_request(mode: CudaMode | None, arguments: str) -> None:
     spec = JobSpec("csv", "x", "/", script="/t.py", torchrun=2, cuda=mode)
-    assert build_test_command(spec).display_text == f"torchrun --standalone --nnodes=1 --nproc_per_node=2 /t.py{arguments}"
+    assert (
+        build_test_command(spec).display_text
+        == f"torchrun --standalone --nnodes=1 --nproc_per_node=2 /t.py{arguments}"
+    )
 
 
 # What is checked before the job's own command
@@ -186,14 +207,18 @@ def test_reports_a_missing_working_folder() -> None:
 
 
 def test_command_sh_runs_by_hand_without_descriptor_3() -> None:
-    command = build_test_command(JobSpec("command", "x", "/", command="echo $CUDA_VISIBLE_DEVICES; ls /proc/$$/fd; :"))
+    command = build_test_command(
+        JobSpec("command", "x", "/", command="echo $CUDA_VISIBLE_DEVICES; ls /proc/$$/fd; :")
+    )
     code, out, errors, _ = run_command(command, reports=False, mode=())
     assert (code, errors) == (0, "")
     assert out.split() == ["0,2", "0", "1", "2"]
 
 
 def test_descriptor_3_is_closed_for_the_job() -> None:
-    assert run_command(build_test_command(JobSpec("command", "x", "/", command="ls /proc/$$/fd; :")))[1].split() == ["0", "1", "2"]
+    assert run_command(build_test_command(JobSpec("command", "x", "/", command="ls /proc/$$/fd; :")))[
+        1
+    ].split() == ["0", "1", "2"]
 
 
 def test_venv(tmp_path: Path) -> None:
@@ -266,7 +291,10 @@ def test_reports_an_environment_that_cannot_be_activated(conda: dict[str, str]) 
 
 def test_reports_a_missing_conda_sh(conda: dict[str, str]) -> None:
     spec = JobSpec("command", "x", "/", command="echo ran", conda="ml")
-    assert run_command(build_test_command(spec, conda, conda_sh="/no/conda.sh"))[3] == "!conda cannot be set up from /no/conda.sh"
+    assert (
+        run_command(build_test_command(spec, conda, conda_sh="/no/conda.sh"))[3]
+        == "!conda cannot be set up from /no/conda.sh"
+    )
 
 
 # The environment

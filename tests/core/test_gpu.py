@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.facts import Gpu
-from gpu_scheduler.core.gpu import GpuProcess, GpuSample, without_impossible_values
-from gpu_scheduler.core.gpuview import foreign_memory
-from gpu_scheduler.core.needs import Need
-from gpu_scheduler.core.placement import GpuAvailability, Limits, obstacle
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, without_impossible_values
+from gpu_scheduler.core.scheduling.facts import Gpu
+from gpu_scheduler.core.scheduling.gpu_availability import foreign_memory
+from gpu_scheduler.core.scheduling.needs import Need
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits, obstacle
 
 Values = tuple[int | None, int | None, float | None]
 
@@ -53,9 +53,16 @@ def test_foreign_memory_without_a_total_comes_from_processes_or_is_unknown(
         (GpuAvailability("GPU-a", 0, 100, foreign_mib=None), "memory unknown"),
         (GpuAvailability("GPU-a", 0, None, foreign_mib=0), None),
         (GpuAvailability("GPU-a", 0, 0, foreign_mib=0), None),
-        (GpuAvailability("GPU-a", 0, 100, foreign_mib=10, foreign_holder="process 7", mean_foreign_load=None), None),
         (
-            GpuAvailability("GPU-a", 0, 1000, foreign_mib=300, foreign_holder="process 7", mean_foreign_load=99.0),
+            GpuAvailability(
+                "GPU-a", 0, 100, foreign_mib=10, foreign_holder="process 7", mean_foreign_load=None
+            ),
+            None,
+        ),
+        (
+            GpuAvailability(
+                "GPU-a", 0, 1000, foreign_mib=300, foreign_holder="process 7", mean_foreign_load=99.0
+            ),
             "foreign process 7, load 99 %",
         ),
     ],

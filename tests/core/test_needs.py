@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.needs import ResourceSpec, LlmConfig, Need, Requirement, parse_llm_config, resolve
-from gpu_scheduler.core.share import format_share, parse_share
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.share import format_share, parse_share
+from gpu_scheduler.core.scheduling.needs import (
+    LlmConfig,
+    Need,
+    Requirement,
+    ResourceSpec,
+    parse_llm_config,
+    resolve,
+)
 
 CONFIG = parse_llm_config(
     json.dumps(
@@ -89,8 +96,14 @@ WORKLOAD_CLASS = '["train.py", null]'
     [
         (ResourceSpec(is_command=True, workload_class=WORKLOAD_CLASS), Need(1, vram=7000, learned=True)),
         (ResourceSpec(workload_class=WORKLOAD_CLASS), Need(1, vram=7000, learned=True)),
-        (ResourceSpec(workload_class=WORKLOAD_CLASS, exclusive=True), Need(1, vram=7000, exclusive=True, learned=True)),
-        (ResourceSpec(workload_class=WORKLOAD_CLASS, llm="unknown", is_command=True), Need(1, vram=7000, learned=True)),
+        (
+            ResourceSpec(workload_class=WORKLOAD_CLASS, exclusive=True),
+            Need(1, vram=7000, exclusive=True, learned=True),
+        ),
+        (
+            ResourceSpec(workload_class=WORKLOAD_CLASS, llm="unknown", is_command=True),
+            Need(1, vram=7000, learned=True),
+        ),
         # A declaration precedes learned memory; an unknown workload class gets an idle GPU, or the default.
         (ResourceSpec(workload_class=WORKLOAD_CLASS, llm="small"), Need(1, 500)),
         (ResourceSpec(workload_class=WORKLOAD_CLASS, vram=50), Need(1, vram=50)),
@@ -109,7 +122,10 @@ def test_the_workload_class_is_set_only_without_a_declaration() -> None:
     plain = JobSpec("command", "python train.py --lr 1", "/w", command="python train.py --lr 1")
     assert ResourceSpec.of(plain).workload_class is None
     assert ResourceSpec.of(plain, learn_needs=True).workload_class == WORKLOAD_CLASS
-    assert ResourceSpec.of(replace(plain, command="python train.py --lr 2"), learn_needs=True).workload_class == WORKLOAD_CLASS
+    assert (
+        ResourceSpec.of(replace(plain, command="python train.py --lr 2"), learn_needs=True).workload_class
+        == WORKLOAD_CLASS
+    )
     model = ResourceSpec.of(replace(plain, command="python train.py --llm b"), learn_needs=True)
     assert (model.llm, model.workload_class) == ("b", '["train.py", "b"]')
     for declaration in ({"vram": 5}, {"share": 5}, {"gpus": 1}, {"torchrun": 1}):
@@ -131,7 +147,10 @@ def test_the_minimum_after_an_oom_overrides_the_line() -> None:
     ("ask", "need"),
     [
         (ResourceSpec(is_command=True, min_vram_mib=9000), Need(1, vram=9000)),
-        (ResourceSpec(is_command=True, exclusive=True, min_vram_mib=9000), Need(1, vram=9000, exclusive=True)),
+        (
+            ResourceSpec(is_command=True, exclusive=True, min_vram_mib=9000),
+            Need(1, vram=9000, exclusive=True),
+        ),
         (ResourceSpec(gpus=3, min_vram_mib=9000), Need(3, vram=9000)),
         (ResourceSpec(share=2000, min_vram_mib=9000), Need(2, 1000, vram=9000)),
         (ResourceSpec(llm="half", min_vram_mib=9000), Need(1, 500, vram=9000)),
@@ -185,7 +204,9 @@ def test_formats_a_need(need: Need, text: str) -> None:
 
 def test_torchrun_sets_the_need_whatever_the_model() -> None:
     spec = JobSpec("csv", "x", "/", "a.py", ("--llm", "small"), torchrun=2, allowed=(0, 1))
-    assert ResourceSpec.from_key(ResourceSpec.of(spec).key()) == ResourceSpec(share=1000, gpus=2, allowed=(0, 1))
+    assert ResourceSpec.from_key(ResourceSpec.of(spec).key()) == ResourceSpec(
+        share=1000, gpus=2, allowed=(0, 1)
+    )
     assert resolve(ResourceSpec.of(spec), CONFIG) == Need(2, 1000)
     assert str(resolve(ResourceSpec.of(spec), CONFIG)) == "2 free GPUs"
 
@@ -252,7 +273,7 @@ def test_parses_and_writes_keys_of_an_older_store(key: str, ask: ResourceSpec) -
     assert ResourceSpec.from_key(key) == ask
     assert ask.key() == key
     assert json.loads(replace(ask, vram=5).key()) == [*json.loads(key), 5, False, None]
-    assert json.loads(replace(ask, raised=5).key()) == [*json.loads(key), None, False, None, 5]
+    assert json.loads(replace(ask, min_vram_mib=5).key()) == [*json.loads(key), None, False, None, 5]
 
 
 SPECS = st.builds(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.oom import cuda_oom
-from gpu_scheduler.core.oomtexts import KEYWORDS, PRINTED_ERROR, SIGNATURES, Signature
+from gpu_scheduler.core.failure.oom import cuda_oom
+from gpu_scheduler.core.failure.oom_signatures import KEYWORDS, PRINTED_ERROR, SIGNATURES, Signature
 
 ROWS = [row.pattern for row in SIGNATURES]
 
@@ -174,7 +174,9 @@ OOMS = (
     # PyTorch with expandable segments
     raised_oom("torch-driver-error", "RuntimeError: CUDA driver error: out of memory"),
     # PyTorch 0.4
-    raised_oom("torch-thc", "RuntimeError: cuda runtime error (2) : out of memory at /pytorch/THCStorage.cu:58"),
+    raised_oom(
+        "torch-thc", "RuntimeError: cuda runtime error (2) : out of memory at /pytorch/THCStorage.cu:58"
+    ),
     # PyTorch on ROCm
     raised_oom("torch-hip", "RuntimeError: HIP out of memory. Tried to allocate 1.50 GiB."),
     # PyTorch on ROCm, the runtime's error
@@ -226,7 +228,9 @@ OOMS = (
     # cuDNN in PyTorch
     raised_oom("cudnn", "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
     # cuDNN, an internal error that names its cause
-    raised_oom("cudnn-internal", "RuntimeError: CUDNN_STATUS_INTERNAL_ERROR: cudaStreamCreate: out of memory"),
+    raised_oom(
+        "cudnn-internal", "RuntimeError: CUDNN_STATUS_INTERNAL_ERROR: cudaStreamCreate: out of memory"
+    ),
     # cuFFT in CuPy
     raised_oom("cufft", "cupy.cuda.cufft.CuFftError: CUFFT_ALLOC_FAILED"),
     # cuSOLVER in PyTorch
@@ -278,7 +282,9 @@ OOMS = (
         "RuntimeError: Resource exhausted: Failed to allocate request for 32.00MiB (3B) on device ordinal 0",
     ),
     # JAX, a constant of the program
-    raised_oom("jax-constant", "XlaRuntimeError: INTERNAL: Failed to allocate 98697216 bytes for new constant"),
+    raised_oom(
+        "jax-constant", "XlaRuntimeError: INTERNAL: Failed to allocate 98697216 bytes for new constant"
+    ),
     # TensorFlow 2, eager
     raised_oom("tensorflow-eager", f"{TF_ERRORS}.ResourceExhaustedError: {TF_GPU} [Op:StridedSliceGrad]"),
     # TensorFlow 2, a graph: the cause stands lines after the class
@@ -308,7 +314,9 @@ OOMS = (
         "tensorflow-cudnn", TF_CUDNN, died(f"{TF_ERRORS}.UnknownError: Failed to get convolution algorithm.")
     ),
     # TensorFlow 2.9, cuDNN
-    printed_oom("tensorflow-dnn", TF_CUDNN, died(f"{TF_ERRORS}.UnimplementedError: DNN library is not found.")),
+    printed_oom(
+        "tensorflow-dnn", TF_CUDNN, died(f"{TF_ERRORS}.UnimplementedError: DNN library is not found.")
+    ),
     # TensorFlow 2.1, cuBLAS
     printed_oom(
         "tensorflow-cublas", TF_CUBLAS, died(f"{TF_ERRORS}.InternalError: Blas GEMM launch failed : m=32")
@@ -421,7 +429,9 @@ OOMS = (
     # vLLM 0.8: the workers' log, the engine's, the server
     Case(
         "vllm-workers",
-        with_process_mark("(VllmWorker rank=1 pid=2445) ERROR 05-10 16:00:15 [multiproc_executor.py:470] ", died(TORCH))
+        with_process_mark(
+            "(VllmWorker rank=1 pid=2445) ERROR 05-10 16:00:15 [multiproc_executor.py:470] ", died(TORCH)
+        )
         + with_process_mark(
             "ERROR 05-10 16:00:15 [core.py:340] ", died("RuntimeError: Worker failed with error 'see above'")
         )
@@ -557,11 +567,17 @@ OOMS = (
         TORCH,
     ),
     # torchrun: its summary names the rank that failed first, whatever the other prints later
-    Case("torchrun-cause", with_process_mark("[rank1]: ", died(TORCH)) + with_process_mark("[rank0]: ", MISTAKE) + CHILD_FAILED, TORCH),
+    Case(
+        "torchrun-cause",
+        with_process_mark("[rank1]: ", died(TORCH)) + with_process_mark("[rank0]: ", MISTAKE) + CHILD_FAILED,
+        TORCH,
+    ),
     # torchrun: the rank that it names was the victim of the other rank
     Case(
         "torchrun-victim",
-        with_process_mark("[rank0]: ", died(TORCH)) + with_process_mark("[rank1]: ", died(NCCL_REMOTE)) + CHILD_FAILED,
+        with_process_mark("[rank0]: ", died(TORCH))
+        + with_process_mark("[rank1]: ", died(NCCL_REMOTE))
+        + CHILD_FAILED,
         TORCH,
     ),
     # torchrun without rank prefixes: errors of the other ranks from Gloo, a pipe and a socket
@@ -595,7 +611,9 @@ OOMS = (
     Case(
         "horovod",
         with_process_mark("[1,1]<stderr>:", died(TORCH))
-        + with_process_mark("[1,0]<stderr>:", died("horovod.common.exceptions.HorovodInternalError: all-reduce failed")),
+        + with_process_mark(
+            "[1,0]<stderr>:", died("horovod.common.exceptions.HorovodInternalError: all-reduce failed")
+        ),
         TORCH,
     ),
     # JAX on several hosts
@@ -701,7 +719,9 @@ OOMS = (
     # Weights & Biases, its summary
     raised_oom("wandb", TORCH, "wandb: Run history:\n" * 60),
     # conda
-    raised_oom("conda-run", TORCH, "ERROR conda.cli.main_run:execute(124): `conda run python t.py` failed.\n"),
+    raised_oom(
+        "conda-run", TORCH, "ERROR conda.cli.main_run:execute(124): `conda run python t.py` failed.\n"
+    ),
 )
 
 NEAR_MISSES = (
@@ -847,7 +867,12 @@ NEAR_MISSES = (
     no_oom("caught-silently-then-mistake", died(TORCH), "epoch 1\n", MISTAKE),
     # the same, reported by a launcher
     no_oom("caught-then-launcher", died(TORCH), "epoch 1\n", MISTAKE, CALLED),
-    no_oom("caught-then-torchrun", with_process_mark("[rank1]: ", MISTAKE), with_process_mark("[rank0]: ", died(TORCH)), CHILD_FAILED),
+    no_oom(
+        "caught-then-torchrun",
+        with_process_mark("[rank1]: ", MISTAKE),
+        with_process_mark("[rank0]: ", died(TORCH)),
+        CHILD_FAILED,
+    ),
     # the same, then host memory
     no_oom("caught-then-killed", died(TORCH), "epoch 1\nKilled\n"),
     no_oom(
@@ -1275,7 +1300,9 @@ def test_each_signature_is_needed_for_its_example(row: Signature) -> None:
 
 @pytest.mark.parametrize("word", KEYWORDS)
 def test_each_keyword_is_needed(word: str) -> None:
-    lines = [case.expected.lower() for case in OOMS if case.expected] + [row.example.lower() for row in SIGNATURES]
+    lines = [case.expected.lower() for case in OOMS if case.expected] + [
+        row.example.lower() for row in SIGNATURES
+    ]
     assert any([other for other in KEYWORDS if other in line] == [word] for line in lines)
 
 
@@ -1315,7 +1342,9 @@ def test_text_without_keywords_never_matches(text: str) -> None:
 @given(st.lists(st.sampled_from((*PIECES, *(f"{row.example}\n" for row in SIGNATURES))), max_size=30))
 def test_returns_one_line_or_none_for_any_log(pieces: list[str]) -> None:
     told = cuda_oom(" ".join(pieces))
-    assert told is None or ("\n" not in told and any(pattern.search(told) for pattern in (*ROWS, PRINTED_ERROR)))
+    assert told is None or (
+        "\n" not in told and any(pattern.search(told) for pattern in (*ROWS, PRINTED_ERROR))
+    )
 
 
 @pytest.mark.parametrize(

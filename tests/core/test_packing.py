@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.facts import Settings
-from gpu_scheduler.core.needs import ResourceSpec
-from tests.core.packing import JobPlan, Machine, Scene, ForeignProcessPlan
+from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from tests.core.packing import ForeignProcessPlan, JobPlan, Machine, Scene
 
 TICKS = 8
 ALLOWED = st.sampled_from([None, None, None, (0,), (1, 2)])
@@ -97,7 +97,9 @@ def test_overuse_is_reported_and_accounted(scene: Scene) -> None:
 #: Foreign processes present from the first sample that stay within the buffered peak of that sample.
 STEADY = st.lists(
     st.builds(
-        lambda gpu, mib, parts: ForeignProcessPlan(gpu, 0, TICKS, (mib, *(mib * part // 100 for part in parts))),
+        lambda gpu, mib, parts: ForeignProcessPlan(
+            gpu, 0, TICKS, (mib, *(mib * part // 100 for part in parts))
+        ),
         st.integers(0, 2),
         st.integers(0, 12_000),
         st.lists(st.integers(0, 110), max_size=4),
@@ -118,7 +120,9 @@ class WatchedMachine(Machine):
                 if f"U{index}" in one.attempt.gpus and one.attempt.outcome is None
             ]
             used = self.scene.unattributed_mib + sum(
-                stranger.use(self.tick) or 0 for stranger in self.scene.foreign_processes if stranger.gpu == index
+                stranger.use(self.tick) or 0
+                for stranger in self.scene.foreign_processes
+                if stranger.gpu == index
             )
             declared = sum(one.attempt.vram or 0 for one in here)
             assert not here or declared + used <= total
@@ -138,7 +142,10 @@ def test_jobs_within_their_declarations_never_exceed_a_gpu(scene: Scene) -> None
 def test_a_third_large_job_waits_for_one_of_two_gpus(
     order: tuple[int, ...], sampled: tuple[bool, ...]
 ) -> None:
-    large = [JobPlan(ResourceSpec(None, None, None, True, None, 14_336), comes, 3, (10, 60, 100)) for comes in order]
+    large = [
+        JobPlan(ResourceSpec(None, None, None, True, None, 14_336), comes, 3, (10, 60, 100))
+        for comes in order
+    ]
     nothing, loads = ((False,) * 3,) * TICKS, ((97.0,) * 3,) * TICKS
     machine = WatchedMachine(Scene((24_576, 24_576), 0, tuple(large), (), sampled, loads, nothing))
     machine.play()

@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 import pytest
 
-from gpu_scheduler.core.jobline import ParsedJob, parse_line
-from gpu_scheduler.core.needs import LlmConfig, parse_llm_config
-from gpu_scheduler.core.placement import Limits
-from gpu_scheduler.core.preview import Preview, PreviewContext, preview
+from gpu_scheduler.app.preview import Preview, PreviewContext, preview
+from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
+from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
+from gpu_scheduler.core.scheduling.placement import Limits
 
 CONFIG = parse_llm_config(
     '{"default_requirement": 1.0, "models": {"small": 0.5, "big": {"gpus": 2, "share": 1}}}'
@@ -25,7 +25,9 @@ def previewed(
 ) -> Preview:
     read = parse_line(line, "/w", "/home/u")
     assert isinstance(read, ParsedJob)
-    return preview(1, read.spec, read.notes, None, PreviewContext(config, known, conda_sh, EXISTING_PATHS.__contains__))
+    return preview(
+        1, read.spec, read.notes, None, PreviewContext(config, known, conda_sh, EXISTING_PATHS.__contains__)
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.core.states import ACTIVE, TRANSITIONS, WAITING, IllegalTransitionError, JobState, check_transition
+from gpu_scheduler.core.model.states import (
+    ACTIVE,
+    TRANSITIONS,
+    WAITING,
+    IllegalTransitionError,
+    JobState,
+    check_transition,
+)
 
 
 def test_every_state_has_transitions() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.units import format_mib, format_seconds, parse_mib, parse_seconds, human_mib
+from gpu_scheduler.core.model.units import format_mib, format_seconds, human_mib, parse_mib, parse_seconds
 
 
 @pytest.mark.parametrize(

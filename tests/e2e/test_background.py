@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpu_scheduler.store.home import DataDir
-from gpu_scheduler.store.instance import scheduler_pid
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.lock import scheduler_pid
 from tests.e2e.world import CONDA, World, make_conda
 from tests.fakes.conda import plant_hook, plant_variables
 from tests.waiting import wait_for

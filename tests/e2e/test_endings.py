@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests.e2e.world import World
 from tests.waiting import wait_for
@@ -67,7 +67,7 @@ def test_a_drain_ends_when_a_line_becomes_malformed_while_its_job_runs(world: Wo
         "[share=1 allowed=0] echo third >> ran",
         "[hold] true",
     )
-    world.start("--drain", module="tests.e2e.quick_saves")
+    world.start("--drain", module="tests.e2e.short_debounce")
     world.wait_until(lambda jobs: 4 in jobs and jobs[1]["state"] == "running", "job 1 running")
     lines = world.jobs_file.read_text().splitlines(keepends=True)
     saved = world.folder / "saved"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpu_scheduler.core.recovery import UNREADABLE_PREFIX
-from gpu_scheduler.probes.usage import start_ticks
+from gpu_scheduler.core.scheduling.gpu_recovery import UNREADABLE_PREFIX
+from gpu_scheduler.gpus.probes.simulated_usage import start_ticks
 from tests import warm
 from tests.e2e.world import World
 from tests.waiting import wait_for
@@ -22,7 +22,7 @@ def start(world: World) -> Path:
     with open(world.output_file, "ab") as out:
         words = ["start", "--gpu-probe", "gputil", "--log-dir", "logs", "--state-file", world.state]
         world.process = warm.Process(
-            "tests.e2e.impatient", words, world.folder, world.env, out.fileno(), out.fileno()
+            "tests.e2e.short_sampling", words, world.folder, world.env, out.fileno(), out.fileno()
         )
     wait_for(lambda: "scheduler up" in world.output(), "scheduler up")
     return driver

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.host import Host, write_host
 from gpu_scheduler.store.store import Store
 from tests.e2e.world import CONDA, World, make_conda
@@ -92,7 +92,8 @@ def test_arguments_reach_the_script_unchanged(shown: World) -> None:
     assert shown.process is not None
     assert shown.process.wait(60) == 0, shown.output()
     args = {
-        name: [json.loads(line) for line in shown.wait_for_lines(name)] for name in ("one", "two", "three", "four")
+        name: [json.loads(line) for line in shown.wait_for_lines(name)]
+        for name in ("one", "two", "three", "four")
     }
     assert args["one"][0]["argv"][:4] == ["--layers", "1,2,3", "--note", "a b"]
     assert sorted(line["argv"][1] for line in args["two"]) == ["1", "2"]
@@ -222,7 +223,7 @@ def test_starts_empty_after_the_state_was_deleted(world: World) -> None:
     jobs = world.wait_finished()
     assert {i: job["outcome"] for i, job in jobs.items()} == {1: "completed"}
     assert (world.folder / "ran").read_text().split() == ["old", "new"]
-    from gpu_scheduler.runner.protocol import sweep
+    from gpu_scheduler.attempts.protocol import sweep
 
     sweep(world.folder, token, term_s=0.0)
 

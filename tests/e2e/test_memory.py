@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.core.gpu import LOAD_SAMPLES
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.core.model.gpu import LOAD_SAMPLES
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests import warm
 from tests.e2e.world import World

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests.e2e.world import World
 from tests.waiting import wait_for

@@ -22,9 +22,9 @@ from gpu_scheduler import config
 from gpu_scheduler.cli import _MODULES
 from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.cli.start import start_options
-from gpu_scheduler.core.attributes import KNOWN_ATTRIBUTES, UNSUPPORTED
-from gpu_scheduler.core.jobline import ParsedJob, parse_line
-from gpu_scheduler.core.needs import parse_llm_config
+from gpu_scheduler.core.jobsfile.attributes import KNOWN_ATTRIBUTES, UNSUPPORTED
+from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
+from gpu_scheduler.core.scheduling.needs import parse_llm_config
 from tests.e2e.world import World
 from tests.waiting import wait_for
 

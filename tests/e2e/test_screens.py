@@ -41,7 +41,9 @@ class ScreensCommand:
 
 
 @pytest.fixture
-def screens(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> ScreensCommand:
+def screens(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> ScreensCommand:
     return ScreensCommand(world, monkeypatch, capsys)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.storage import REQUIRED_BYTES
-from gpu_scheduler.storage import find_issues as find
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.health.storage import REQUIRED_BYTES
+from gpu_scheduler.health.storage import find_issues as find
+from gpu_scheduler.store.data_dir import DataDir
 from tests.e2e.smalldisk import SmallDisk, mounted, needs_small_disk
 from tests.e2e.world import World
 from tests.waiting import wait_for

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpu_scheduler.attempts.protocol import sweep
 from gpu_scheduler.cli import main
-from gpu_scheduler.runner.protocol import sweep
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests import warm
 from tests.fakes.conda import plant
@@ -106,7 +106,10 @@ class World:
         return {job["id"]: job for job in self.status()["jobs"]}
 
     def wait_until(
-        self, condition: Callable[[dict[int, dict[str, Any]]], object], description: str, timeout_s: float = 60
+        self,
+        condition: Callable[[dict[int, dict[str, Any]]], object],
+        description: str,
+        timeout_s: float = 60,
     ) -> None:
         """Waits until a condition on the jobs holds."""
         jobs: dict[int, dict[str, Any]] = {}
@@ -142,7 +145,11 @@ class World:
         if home.database.exists():
             store = Store(home)
             for row in store.active_attempts():
-                sweep(store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"]), row["token"], 0.0)
+                sweep(
+                    store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"]),
+                    row["token"],
+                    0.0,
+                )
             store.close()
 
     def wait_for_lines(self, name: str, count: int = 1, timeout_s: float = 60) -> list[str]:

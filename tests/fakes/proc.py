@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from gpu_scheduler.procfs import INITIAL_PID_NAMESPACE
+from gpu_scheduler.system.procfs import INITIAL_PID_NAMESPACE
 
 
 class FakeProc:

@@ -34,7 +34,7 @@ NVML_ERROR_MEMORY = 20
 NVML_ERROR_NO_DATA = 21
 NVML_ERROR_UNKNOWN = 999
 
-#: Messages of the real library (tests/probes/test_nvml.py compares them).
+#: Messages of the real library (tests/gpus/test_nvml.py compares them).
 MESSAGES = {
     1: "Uninitialized",
     3: "Not Supported",

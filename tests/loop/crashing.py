@@ -11,9 +11,9 @@ import sqlite3
 import sys
 
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core import settle
-from gpu_scheduler.core.facts import Settings
-from gpu_scheduler.service import run
+from gpu_scheduler.core.scheduling import reconcile
+from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.scheduler.service import run
 
 
 def main(step: str, nth: int, screen: bool, full: bool) -> int:
@@ -33,7 +33,7 @@ def main(step: str, nth: int, screen: bool, full: bool) -> int:
         simulate="2", jobs_file="", screen=screen, drain=True, log_dir="logs", state_file="state.json"
     )
     # Shorter timeouts than usual, to keep the tests fast.
-    settle.RUNNER_OVERTIME_S = 1.0
+    reconcile.RUNNER_OVERTIME_S = 1.0
     return run(options, failpoint, Settings(launch_deadline_s=0.75, max_launches=12, grace_s=1.0))
 
 

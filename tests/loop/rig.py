@@ -8,18 +8,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from gpu_scheduler.attempts.executor import Executor
+from gpu_scheduler.attempts.launch import Launcher, LaunchOptions
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.facts import Facts, Settings
-from gpu_scheduler.core.gpu import GpuSample, Snapshot
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.executors import Executor
+from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.scheduling.facts import Facts, Settings
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.gpus import GpuWatch
-from gpu_scheduler.launching import Launcher, LaunchOptions
-from gpu_scheduler.loop import Loop
-from gpu_scheduler.store.home import DataDir
-from gpu_scheduler.store.recorder import StoreWriter
+from gpu_scheduler.gpus.watch import GpuWatch
+from gpu_scheduler.scheduler.loop import Loop
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.writer import StoreWriter
 from tests.waiting import wait_for
 
 SETTINGS = Settings(launch_deadline_s=3.0, assign_retry_wait_s=0.05, grace_s=1.0, max_assign_attempts=3)
@@ -83,7 +83,9 @@ class Rig:
             if facts is not None:
                 return facts
 
-    def tick_until(self, condition: Callable[[], object], description: str = "", timeout_s: float = 60.0) -> None:
+    def tick_until(
+        self, condition: Callable[[], object], description: str = "", timeout_s: float = 60.0
+    ) -> None:
         """Runs rounds until a condition holds."""
 
         def poll() -> object:

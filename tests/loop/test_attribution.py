@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpu_scheduler.attribution import ProcessOwners, Ownership, is_alive
-from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.attempts.protocol import recorded_command
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.executors.screen import ScreenExecutor
-from gpu_scheduler.gpus import GpuWatch
-from gpu_scheduler.procfs import Proc
-from gpu_scheduler.runner.protocol import recorded_command
+from gpu_scheduler.gpus.attribution import Ownership, ProcessOwners, is_alive
+from gpu_scheduler.gpus.watch import GpuWatch
+from gpu_scheduler.system.procfs import Proc
 from tests.runner.attempt import PreparedAttempt, socket_folder
 from tests.waiting import wait_for
 
@@ -184,7 +184,9 @@ def test_process_is_attributed_by_the_leader_of_its_session(lone: tuple[Prepared
     assert owner_of(ProcessOwners(), {attempt.token: OURS}, pid).owners == {pid: None}
 
 
-def test_process_is_attributed_by_the_session_of_the_recorded_command(lone: tuple[PreparedAttempt, int, int]) -> None:
+def test_process_is_attributed_by_the_session_of_the_recorded_command(
+    lone: tuple[PreparedAttempt, int, int],
+) -> None:
     """A scheduler that was started after the end of runner and command sees the same."""
     attempt, pid, leader = lone
     assert leader == os.getsid(pid)
@@ -193,7 +195,9 @@ def test_process_is_attributed_by_the_session_of_the_recorded_command(lone: tupl
     until_gone(leader)
     owners = ProcessOwners()
     owners.begin_sample({pid})
-    seen = owners.ownership_of(gpu_sample(pid), {attempt.token: OURS}, lambda token: recorded_command(attempt.folder, token))
+    seen = owners.ownership_of(
+        gpu_sample(pid), {attempt.token: OURS}, lambda token: recorded_command(attempt.folder, token)
+    )
     assert seen.owners == {pid: OURS}
 
 
@@ -331,10 +335,10 @@ def test_process_hidden_by_the_system_is_foreign(sleeper: Sleeper) -> None:
     theirs = sleeper().pid
     look = f"""
 import os, subprocess, sys
-from gpu_scheduler.attribution import Owners, is_alive
-from gpu_scheduler.core.gpu import GpuProcess, GpuSample
-from gpu_scheduler.procfs import Proc
-from gpu_scheduler.runner.protocol import recorded_command
+from gpu_scheduler.gpus.attribution import Owners, is_alive
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.system.procfs import Proc
+from gpu_scheduler.attempts.protocol import recorded_command
 if subprocess.run(["mount", "-t", "proc", "-o", "hidepid=2", "proc", "/proc"]).returncode:
     sys.exit(3)
 os.setgroups([])

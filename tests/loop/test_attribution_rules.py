@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.attribution import ProcessOwners, Ownership, is_alive
-from gpu_scheduler.procfs import Proc, Process
+from gpu_scheduler.gpus.attribution import Ownership, ProcessOwners, is_alive
+from gpu_scheduler.system.procfs import Proc, Process
 from tests.fakes.proc import FakeProc
 from tests.loop.test_attribution import OTHER, OURS, gpu_sample, owner_of
 
@@ -258,7 +258,7 @@ def test_known_process_is_not_read_again(machine: FakeProc, monkeypatch: pytest.
     owners = ProcessOwners(str(machine.root))
     first = owner_of(owners, AB, *pids)
     monkeypatch.delattr(Proc, "token")
-    monkeypatch.delattr(Proc, "line")
+    monkeypatch.delattr(Proc, "ancestry")
     assert owner_of(owners, AB, *pids) == first
 
 
@@ -292,7 +292,12 @@ def test_searches_once_per_sample_and_only_for_changed_processes(
 
 def test_ended_processes_are_forgotten(machine: FakeProc) -> None:
     machine.add_process(100, token="a", inner_pids=(7000,))
-    pids = [machine.add_process(101, parent=100, token="a", cgroup="/scope"), machine.add_process(102), 7000, 7001]
+    pids = [
+        machine.add_process(101, parent=100, token="a", cgroup="/scope"),
+        machine.add_process(102),
+        7000,
+        7001,
+    ]
     owners = ProcessOwners(str(machine.root))
     owner_of(owners, AB, *pids)
     kept = (owners._known, owners._missed, owners._searched, owners._sessions, owners._cgroups)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.console import Console
+from gpu_scheduler.reporting.console import Console
 from tests.loop.rig import Rig
 from tests.waiting import wait_for
 

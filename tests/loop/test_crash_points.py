@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.runner.protocol import processes_of, sweep
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.attempts.protocol import processes_of, sweep
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests.stress.harness import environment, runner_pids
 from tests.stress.trace import JOB, judge
@@ -108,7 +108,9 @@ def test_a_crash_loses_no_job_and_runs_none_twice(place: Place, step: str, nth: 
     assert verdict.clean, f"{verdict}; {verdict.wrong}; {(place.folder / 'out').read_text()[-3000:]}"
 
 
-@pytest.mark.parametrize("step", [performed(act.RecordCancel), performed(act.Transition), performed(act.RequestStop)])
+@pytest.mark.parametrize(
+    "step", [performed(act.RecordCancel), performed(act.Transition), performed(act.RequestStop)]
+)
 def test_a_cancel_survives_a_crash_while_it_is_carried_out(place: Place, step: str) -> None:
     job = place.add(0, seconds=60)
     run_until_job_runs(place)
@@ -214,7 +216,10 @@ def run_until_job_runs(place: Place) -> None:
 def assert_no_process_left(place: Place, job: int) -> None:
     """Checks that no process of the job is left."""
     row = place.store.attempts(job)[0]
-    assert processes_of({row["token"]: place.store.data_dir.attempt_folder(job, row["number"], row["token"])}) == {}
+    assert (
+        processes_of({row["token"]: place.store.data_dir.attempt_folder(job, row["number"], row["token"])})
+        == {}
+    )
 
 
 def assert_ended_as_cancelled(place: Place, job: int) -> None:

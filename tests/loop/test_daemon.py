@@ -6,7 +6,7 @@ import signal
 from types import SimpleNamespace
 from typing import Any
 
-from gpu_scheduler.daemon import Daemon
+from gpu_scheduler.scheduler.daemon import Daemon
 
 
 def test_a_signal_ends_rounds_that_never_finish() -> None:

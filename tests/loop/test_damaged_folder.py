@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler import looking
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.runner.protocol import kill_runner, processes_of, sweep
-from gpu_scheduler.runner.tree import ticks_of
+from gpu_scheduler.attempts.protocol import kill_runner, processes_of, sweep
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.runner.process_scan import ticks_of
+from gpu_scheduler.scheduler import read_facts
 from tests.loop.rig import Rig
 from tests.waiting import wait_for
 
@@ -119,7 +119,7 @@ def test_result_written_between_observation_and_scan_counts(
         wait_for(lambda: not processes_of(*words), "the end of the job")
         return {}
 
-    monkeypatch.setattr(looking, "processes_of", scan)
+    monkeypatch.setattr(read_facts, "processes_of", scan)
     row = rig.tick_until_ended(job)
     assert (row["state"], row["outcome"], row["exit_code"]) == ("finished", "failed", 3)
     assert (rig.folder / "starts").read_text().count("start") == 1
@@ -133,7 +133,7 @@ def test_job_with_a_result_is_scanned_once(rig: Rig, monkeypatch: pytest.MonkeyP
         asked.append(tuple(sure))
         return processes_of(attempts, sure)
 
-    monkeypatch.setattr(looking, "processes_of", scan)
+    monkeypatch.setattr(read_facts, "processes_of", scan)
     job = waiting(rig)
     runner = rig.runner_pid(job)
     (rig.folder / "go").touch()

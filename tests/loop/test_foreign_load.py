@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from tests.loop.rig import Rig
 
 #: A process of no job: the one that runs the tests.
@@ -26,7 +26,9 @@ def sample(rig: Rig, card: float, processes: Sequence[GpuProcess] | None, used: 
     """Takes a new sample of the GPU."""
     mib = sum(one.used_mib or 0 for one in processes or ()) if used is None else used
     listed = None if processes is None else tuple(processes)
-    rig.watch.accept_sample(Snapshot(rig.clock.now().boot, (GpuSample("U0", 0, "card", 24576, mib, card, listed),)))
+    rig.watch.accept_sample(
+        Snapshot(rig.clock.now().boot, (GpuSample("U0", 0, "card", 24576, mib, card, listed),))
+    )
 
 
 def loads(rig: Rig) -> list[float | None]:

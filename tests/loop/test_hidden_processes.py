@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.executors.screen import ScreenExecutor
-from gpu_scheduler.runner.tree import ticks_of
+from gpu_scheduler.runner.process_scan import ticks_of
 from tests.loop.rig import Rig
 from tests.runner.attempt import socket_folder
 from tests.waiting import wait_for

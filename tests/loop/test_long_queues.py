@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.cli.status import read_report
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.intake import jobswatch
-from gpu_scheduler.intake.jobswatch import JobsFileWatcher
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.intake import jobs_file_watcher
+from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.intake.pauses import summarize
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import Rig
@@ -47,7 +47,9 @@ def ended(rig: Rig, jobs: int) -> None:
         job = rig.add_job("true", gpus=3)
         [attempt] = rig.loop.recorder.record([act.Start(job, ("U0",), 1000)], rig.clock.now()).values()
         close = act.FinishAttempt(job, attempt, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
-        rig.loop.recorder.record([close, act.ReleaseAllocation(attempt), act.RecordMemoryReleased(attempt)], rig.clock.now())
+        rig.loop.recorder.record(
+            [close, act.ReleaseAllocation(attempt), act.RecordMemoryReleased(attempt)], rig.clock.now()
+        )
 
 
 #: Operations that are repeated while jobs wait.
@@ -177,9 +179,9 @@ def test_makes_room_when_queue_positions_run_out(desk: Desk) -> None:
 def test_reads_a_long_file_in_portions_and_starts_its_jobs_in_order(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "gpu_scheduler.intake.jobswatch")
-    monkeypatch.setattr(jobswatch, "AT_A_TIME", 50)
-    monkeypatch.setattr(jobswatch, "TOLD", 5)
+    caplog.set_level(logging.INFO, "gpu_scheduler.intake.jobs_file_watcher")
+    monkeypatch.setattr(jobs_file_watcher, "BATCH_LINES", 50)
+    monkeypatch.setattr(jobs_file_watcher, "MAX_LOGGED", 5)
     rig = desk.rig
     desk = Desk(rig)
     desk.lines = [f"[gpus=2] echo {n} >> ran\n" for n in range(119)] + [
@@ -208,7 +210,7 @@ def test_reads_a_long_file_in_portions_and_starts_its_jobs_in_order(
 def test_a_restart_between_two_portions_continues_with_the_next(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobswatch, "AT_A_TIME", 50)
+    monkeypatch.setattr(jobs_file_watcher, "BATCH_LINES", 50)
     first = Desk(desk.rig)
     first.lines = [f"[hold] 0,train.py,,--seed {n % 60}\n" for n in range(130)]
     first.save()

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.executors import LaunchError
+from gpu_scheduler.attempts.executor import LaunchError
+from gpu_scheduler.attempts.protocol import processes_of
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.loop import next_deadline
 from gpu_scheduler.runner.folder import START
-from gpu_scheduler.runner.protocol import processes_of
+from gpu_scheduler.scheduler.loop import next_deadline
 from tests.fakes.conda import plant
 from tests.loop.rig import SETTINGS, Rig
 from tests.waiting import wait_for

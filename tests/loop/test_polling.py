@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from gpu_scheduler import gpus
-from gpu_scheduler.core.facts import Gpu
-from gpu_scheduler.core.gpu import GpuProcess, GpuSample
-from gpu_scheduler.gpus import GpuWatch, with_foreign_peaks
-from gpu_scheduler.probes.asked import ProbeClient
-from gpu_scheduler.sampling import FREQUENT_EVERY_S, FREQUENT_S, Sampler
-from tests.loop.hands import ManualClock
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.scheduling.facts import Gpu
+from gpu_scheduler.gpus import watch
+from gpu_scheduler.gpus.probes.probe_client import ProbeClient
+from gpu_scheduler.gpus.sampling import FREQUENT_EVERY_S, FREQUENT_S, Sampler
+from gpu_scheduler.gpus.watch import GpuWatch, with_foreign_peaks
+from tests.loop.manual_clock import ManualClock
 
 
 class Counted(ProbeClient):
@@ -85,12 +85,12 @@ def test_the_peak_of_a_foreign_process_counts_while_it_lives(
     kept: dict[tuple[int, float], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gpus, "is_alive", lambda pid, start: (pid, start) in alive)
+    monkeypatch.setattr(watch, "is_alive", lambda pid, start: (pid, start) in alive)
     sample = GpuSample("U0", 0, "card", 24576, 0, 0.0, tuple(GpuProcess(pid, 1) for pid in listed))
     gpu = Gpu("U0", 0, sample=sample, process_starts={7: 50.0, 8: 61.0})
     assert with_foreign_peaks(gpu, HELD).foreign_peaks == kept
 
 
 def test_without_a_sample_only_live_foreign_processes_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "is_alive", lambda pid, start: pid == 8)
+    monkeypatch.setattr(watch, "is_alive", lambda pid, start: pid == 8)
     assert with_foreign_peaks(Gpu("U0", 0), HELD).foreign_peaks == {(8, 60.0): 700}

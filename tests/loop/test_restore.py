@@ -18,18 +18,18 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.attempts.protocol import observe, sweep
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.fresh import jobs_forgotten, refuse_unrecorded
-from gpu_scheduler.intake.jobswatch import JobsFileWatcher
-from gpu_scheduler.restore import open_store
-from gpu_scheduler.runner.protocol import observe, sweep
-from gpu_scheduler.service import count_jobs_to_forget
-from gpu_scheduler.store import attemptfolders, backups, identity
-from gpu_scheduler.store.condition import inspect_store
+from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
+from gpu_scheduler.scheduler.fresh_start import jobs_forgotten, refuse_unrecorded
+from gpu_scheduler.scheduler.restore import open_store
+from gpu_scheduler.scheduler.service import count_jobs_to_forget
+from gpu_scheduler.store import attempt_folders, backups, location
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.forget import forgetting_jobs
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.inspection import inspect_store
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import SETTINGS, Rig
 from tests.waiting import wait_for
@@ -98,7 +98,9 @@ class Desk:
         """Kills the scheduler: its executor forgets its children and its store is closed."""
         with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed already
             for row in self.rig.store.db.rows("SELECT job_id, number, token FROM attempt"):
-                self.folders[row["token"]] = self.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
+                self.folders[row["token"]] = self.data_dir.attempt_folder(
+                    row["job_id"], row["number"], row["token"]
+                )
         self.rig.store.close()
 
     def lose(self) -> None:
@@ -270,7 +272,7 @@ def test_completes_a_backup_from_the_folders(desk: Desk, caplog: pytest.LogCaptu
     assert desk.trace().count("waited") == 1
     assert f"restored from {desk.data_dir.backups}/scheduler-1.db" in caplog.text
     assert f"2 attempts were added to the store from folders: jobs {waits}, {new}" in caplog.text
-    assert identity.location_verdict(desk.rig.store) == "same"
+    assert location.location_verdict(desk.rig.store) == "same"
 
 
 def test_refuses_an_older_database_and_replaces_it_by_the_newest_backup(desk: Desk) -> None:
@@ -366,7 +368,7 @@ def test_finishes_an_open_attempt_of_the_backup_that_was_superseded(desk: Desk) 
 def test_a_restore_does_not_retry_a_failed_job(desk: Desk) -> None:
     job = desk.rig.add_job("exit 3", fail_retries=0)
     desk.rig.tick_until_ended(job)
-    [folder] = attemptfolders.list_attempt_folders(desk.data_dir)
+    [folder] = attempt_folders.list_attempt_folders(desk.data_dir)
     spec = json.loads((folder.path / "spec.json").read_text())
     spec["origin"]["spec"]["fail_retries"] = 5
     (folder.path / "spec.json").write_text(json.dumps(spec))
@@ -401,7 +403,9 @@ def test_lines_of_restored_attempts_do_not_run_again(
         desk.backup()
     (desk.folder / "jobs.txt").write_text("".join(f"{line}\n" for line in lines))
     look(100)
-    desk.rig.tick_until(lambda: desk.rig.store.state_counts() == {"finished": 4, "held": 1}, "all but the held one")
+    desk.rig.tick_until(
+        lambda: desk.rig.store.state_counts() == {"finished": 4, "held": 1}, "all but the held one"
+    )
     desk.lose()
     monkeypatch.chdir("/")  # the lines keep the folder in which they were first read
     desk.restore(jobs_file=str(desk.folder / "jobs.txt"))
@@ -424,7 +428,7 @@ def test_lines_of_restored_attempts_do_not_run_again(
 
 def test_refuses_folders_of_an_earlier_version_without_their_lines(desk: Desk) -> None:
     job = desk.ended("true")
-    [folder] = attemptfolders.list_attempt_folders(desk.data_dir)
+    [folder] = attempt_folders.list_attempt_folders(desk.data_dir)
     spec = json.loads((folder.path / "spec.json").read_text())
     del spec["origin"]
     (folder.path / "spec.json").write_text(json.dumps(spec))
@@ -500,7 +504,7 @@ def test_an_empty_attempt_folder_does_not_prevent_the_next_start(desk: Desk) -> 
 
 def test_a_restore_names_a_folder_whose_attempt_is_unknown(desk: Desk) -> None:
     desk.ended("true")
-    [folder] = attemptfolders.list_attempt_folders(desk.data_dir)
+    [folder] = attempt_folders.list_attempt_folders(desk.data_dir)
     desk.lose()
     kept = {name: (folder.path / name).read_bytes() for name in ("spec.json", "claim", "result")}
     for name in kept:
@@ -515,14 +519,14 @@ def test_a_restore_names_a_folder_whose_attempt_is_unknown(desk: Desk) -> None:
 
 @pytest.mark.parametrize("backed_up", [False, True])
 def test_replaces_the_database_of_another_folder(desk: Desk, backed_up: bool) -> None:
-    identity.adopt_folder(desk.rig.store)
+    location.adopt_folder(desk.rig.store)
     ended = desk.ended("true")
     if backed_up:
         desk.backup()
     lives = desk.running()
     (desk.folder / "other").mkdir()
     other = Rig(desk.folder / "other", executor=Quick())
-    identity.adopt_folder(other.store)
+    location.adopt_folder(other.store)
     for _ in range(3):
         other.tick_until_ended(other.add_job("exit 3"))
     other.store.close()
@@ -535,7 +539,7 @@ def test_replaces_the_database_of_another_folder(desk: Desk, backed_up: bool) ->
     desk.restore()
     assert desk.rig.job(ended)["outcome"] == "completed"
     assert {row["job_id"] for row in desk.rig.store.active_attempts()} == {lives}
-    assert identity.location_verdict(desk.rig.store) == "same"
+    assert location.location_verdict(desk.rig.store) == "same"
     desk.rig.tick()
     assert desk.rig.job(lives)["state"] == "running"
 
@@ -554,7 +558,7 @@ def test_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: Desk) -> Non
 
 
 def test_a_copy_without_its_database_is_still_a_copy(desk: Desk) -> None:
-    identity.adopt_folder(desk.rig.store)
+    location.adopt_folder(desk.rig.store)
     job = desk.running()
     desk.close()
     copy = desk.folder / "copy"
@@ -564,7 +568,7 @@ def test_a_copy_without_its_database_is_still_a_copy(desk: Desk) -> None:
     with pytest.raises(SchedulerError, match=f"job {job} is still running"):
         open_store(data_dir, StartOptions(), SETTINGS)
     store = open_store(data_dir, StartOptions(restore=True, jobs_file=""), SETTINGS)
-    assert identity.location_verdict(store) == "copied"
+    assert location.location_verdict(store) == "copied"
     store.close()
     desk.rig = Rig(desk.folder, executor=Quick())
     desk.rig.tick()

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.facts import Settings
-from gpu_scheduler.core.gpu import GpuSample, Snapshot
-from gpu_scheduler.core.recovery import UNLISTED_FAULT, UNREADABLE_PREFIX
+from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
+from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.core.scheduling.gpu_recovery import UNLISTED_FAULT, UNREADABLE_PREFIX
 from gpu_scheduler.errors import GpuStateError, UsageError
-from gpu_scheduler.gpus import GpuWatch
-from gpu_scheduler.probes.asked import ProbeClient, ProbeFailure, UnreadableError
-from gpu_scheduler.sampling import RETRY_S, SAMPLE_EVERY_S, Sampler
-from gpu_scheduler.store.home import DataDir
-from gpu_scheduler.store.recorder import StoreWriter
+from gpu_scheduler.gpus.probes.probe_client import ProbeClient, ProbeFailure, UnreadableError
+from gpu_scheduler.gpus.sampling import RETRY_S, SAMPLE_EVERY_S, Sampler
+from gpu_scheduler.gpus.watch import GpuWatch
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.writer import StoreWriter
 from tests.loop.rig import Rig
 
 ONE, TWO = "recovering: 1 of 3 good samples", "recovering: 2 of 3 good samples"
@@ -111,7 +111,9 @@ def lost(*uuids: str) -> list[GpuSample]:
     return [gpu_sample(g.index, g.uuid, "lost") if g.uuid in uuids else g for g in FOUR]
 
 
-def test_lost_gpu_recovers_after_three_good_samples(bench: SamplerBench, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_gpu_recovers_after_three_good_samples(
+    bench: SamplerBench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.begin(FOUR)
     with caplog.at_level(logging.INFO, "gpu_scheduler"):
         for _ in range(3):
@@ -263,7 +265,9 @@ class Sampled(Rig):
         self.bench.sampler.read(self.bench.recorder)
 
 
-def test_start_with_a_count_logs_the_selected_gpus(bench: SamplerBench, caplog: pytest.LogCaptureFixture) -> None:
+def test_start_with_a_count_logs_the_selected_gpus(
+    bench: SamplerBench, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "gpu_scheduler")
     bench.begin(FOUR, "1")
     assert "--gpus 1 is a count: GPU 0; for GPU 1 alone write --gpus 1," in caplog.messages

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from inotify_simple import INotify
 
-from gpu_scheduler import joblogs
-from gpu_scheduler.checks import check_paths
+from gpu_scheduler.attempts import log_folder
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.console import Console, configure_logging
-from gpu_scheduler.core.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.gpus import GpuWatch, select_gpus, count_note
-from gpu_scheduler.wakeups import Wakeups
+from gpu_scheduler.gpus.watch import GpuWatch, count_note, select_gpus
+from gpu_scheduler.reporting.console import Console, configure_logging
+from gpu_scheduler.scheduler.start_checks import check_paths
+from gpu_scheduler.scheduler.wakeups import Wakeups
 from tests.loop.rig import Rig
 from tests.waiting import wait_for
 
@@ -108,30 +108,30 @@ def test_the_default_log_folder_is_private_and_not_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     default = tmp_path / "logs"
-    monkeypatch.setattr(joblogs, "DEFAULT", default)
+    monkeypatch.setattr(log_folder, "DEFAULT_FOLDER", default)
     monkeypatch.setenv("LOGNAME", "ada")
-    assert joblogs.LogFolder.from_option(None).create() == default
+    assert log_folder.LogFolder.from_option(None).create() == default
     default.chmod(0o755)
-    assert joblogs.LogFolder.from_option(None).create().stat().st_mode & 0o777 == 0o700
+    assert log_folder.LogFolder.from_option(None).create().stat().st_mode & 0o777 == 0o700
     default.rmdir()
     default.symlink_to(tmp_path)
-    assert joblogs.LogFolder.from_option(None).create() == tmp_path / "logs_ada"
+    assert log_folder.LogFolder.from_option(None).create() == tmp_path / "logs_ada"
     (tmp_path / "logs_ada").rmdir()
     (tmp_path / "logs_ada").symlink_to(tmp_path)
     with pytest.raises(PermissionError, match="logs_ada"):
-        joblogs.LogFolder.from_option(None).create()
+        log_folder.LogFolder.from_option(None).create()
     with pytest.raises(UsageError, match=r"logs_ada: is a link; name a folder that you own with --log-dir"):
         check_paths(StartOptions(state_file=str(tmp_path / "s.json"), jobs_file=""))
 
 
 def test_a_log_is_a_new_private_file_and_never_an_existing_one(tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, 678)
-    first = joblogs.create_log(tmp_path, 3, when)
+    first = log_folder.create_log(tmp_path, 3, when)
     assert first.name == "job_3_20260102_030405_000678.log"
     assert first.stat().st_mode & 0o777 == 0o600
     victim = tmp_path / "victim"
     (tmp_path / f"{first.name}.1").symlink_to(victim)
-    assert joblogs.create_log(tmp_path, 3, when).name == f"{first.name}.2"
+    assert log_folder.create_log(tmp_path, 3, when).name == f"{first.name}.2"
     assert not victim.exists()
 
 

@@ -16,27 +16,29 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler import console as consoles
-from gpu_scheduler import procfs, shortages, storagewatch
+from gpu_scheduler.attempts.executor import LaunchError
+from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.console import Console
-from gpu_scheduler.core.facts import Settings
-from gpu_scheduler.daemon import Daemon
+from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.executors import LaunchError, forking
+from gpu_scheduler.executors import forking
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.intake import filelook
-from gpu_scheduler.intake.jobswatch import JobsFileWatcher
-from gpu_scheduler.joblogs import LogFolder
-from gpu_scheduler.logtail import read_tail
-from gpu_scheduler.probes import child
+from gpu_scheduler.gpus.probes import probe_process
+from gpu_scheduler.health import storage_monitor
+from gpu_scheduler.health.storage import find_issues, unusable_file_issue
+from gpu_scheduler.health.storage_monitor import StorageMonitor
+from gpu_scheduler.intake import file_snapshot
+from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
+from gpu_scheduler.reporting import console as consoles
+from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.runner import folder
 from gpu_scheduler.runner.folder import read_spec
-from gpu_scheduler.shortages import describe_shortage
-from gpu_scheduler.storage import unusable_file_issue, find_issues
-from gpu_scheduler.storagewatch import StorageMonitor
-from gpu_scheduler.store.home import DataDir
-from gpu_scheduler.wakeups import Wakeups
+from gpu_scheduler.scheduler.daemon import Daemon
+from gpu_scheduler.scheduler.wakeups import Wakeups
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.system import procfs, shortages
+from gpu_scheduler.system.shortages import describe_shortage
 from tests.loop.rig import SETTINGS, Rig
 from tests.runner.attempt import patched
 from tests.waiting import wait_for
@@ -78,7 +80,7 @@ def rig_with(tmp_path: Path, executor: DirectExecutor, settings: Settings = SETT
 def test_launch_that_fails_because_of_a_shortage_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(storagewatch, "BLAME_S", 0.001)
+    monkeypatch.setattr(storage_monitor, "BACKOFF_S", 0.001)
     executor = Refusing(number)
     rig = rig_with(tmp_path, executor)
     job, other = rig.add_job("exit 7", share=1000), rig.add_job("exit 0", share=1000)
@@ -97,7 +99,7 @@ def test_unclaimed_attempt_is_kept_while_no_process_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Over before the next check of the storage.
-    monkeypatch.setattr(storagewatch, "BLAME_S", 0.0)
+    monkeypatch.setattr(storage_monitor, "BACKOFF_S", 0.0)
     executor = Refusing(0)
     settings = Settings(launch_deadline_s=0.01, assign_retry_wait_s=0.01, grace_s=1.0)
     rig = rig_with(tmp_path, executor, settings)
@@ -107,7 +109,7 @@ def test_unclaimed_attempt_is_kept_while_no_process_can_be_started(
         trials.append((executor.tried, rig.job(job)["launch_failures"], len(rig.store.attempts(job))))
         return errno.EAGAIN if len(trials) < 3 else None
 
-    monkeypatch.setattr(storagewatch, "start_error", start_error)
+    monkeypatch.setattr(storage_monitor, "start_error", start_error)
     job = rig.add_job("exit 7")
     # If processes can be started, the attempt fails, because the executor itself does not work.
     rig.tick_until(lambda: rig.job(job)["launch_failures"], "a failed launch")
@@ -117,7 +119,7 @@ def test_unclaimed_attempt_is_kept_while_no_process_can_be_started(
 def test_command_that_cannot_start_because_of_a_shortage_runs_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storagewatch, "BLAME_S", 0.01)
+    monkeypatch.setattr(storage_monitor, "BACKOFF_S", 0.01)
     spawn = (
         "real = os.posix_spawn\n"
         "def spawn(*words, **more):\n"
@@ -147,8 +149,8 @@ def test_observation_prevented_by_a_shortage_concludes_nothing(
     monkeypatch.setattr(procfs, "open", refuse(errno.EMFILE), raising=False)
     for look in (
         lambda: read_tail(str(path)),
-        lambda: filelook.is_open_for_writing(path),
-        lambda: filelook.JobsFile(path).read(),
+        lambda: file_snapshot.is_open_for_writing(path),
+        lambda: file_snapshot.JobsFile(path).read(),
         lambda: procfs.Proc().process(os.getpid()),
         lambda: read_spec(tmp_path),
         lambda: folder.load(0, "spec.json"),
@@ -159,7 +161,7 @@ def test_observation_prevented_by_a_shortage_concludes_nothing(
     assert [unusable_file_issue("main log", path, trust=False), *find_issues(home, None)] == [None]
     missing = tmp_path / "missing"
     monkeypatch.setattr(os, "open", refuse(errno.ENOENT))
-    assert (read_tail(str(missing)), filelook.is_open_for_writing(missing)) == ("", False)
+    assert (read_tail(str(missing)), file_snapshot.is_open_for_writing(missing)) == ("", False)
 
 
 @pytest.mark.parametrize("loads", [False, True])
@@ -273,7 +275,7 @@ def test_ended_probe_is_not_reported_as_ended_while_proc_is_unreadable(
 ) -> None:
     with monkeypatch.context() as short:
         short.setattr(os, "listdir", refuse(errno.EMFILE))
-        assert child._group_lives(os.getpgrp())
+        assert probe_process._group_lives(os.getpgrp())
 
 
 def test_round_that_fails_because_of_a_shortage_is_retried_and_reported_once(
@@ -305,22 +307,24 @@ def test_round_that_fails_because_of_a_shortage_is_retried_and_reported_once(
 
 def test_names_the_limit_that_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"/proc/self/cgroup": "8:pids:/box\n0::/\n", "/proc/loadavg": "0.1 0.1 0.1 1/90 7"}
-    monkeypatch.setattr(shortages, "_text", lambda path: texts.get(path, ""))
+    monkeypatch.setattr(shortages, "_read_text", lambda path: texts.get(path, ""))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(shortages, "_tasks_of", lambda user: 50)
+    monkeypatch.setattr(shortages, "_count_tasks", lambda user: 50)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (4000, 4000))
     ending = "end processes, or raise it"
     assert describe_shortage(errno.EAGAIN) == f"process limit reached (ulimit -u / TasksMax): {ending}"
     texts["/proc/sys/kernel/threads-max"] = "92\n"
     assert describe_shortage(errno.EAGAIN) == f"process limit reached (kernel.threads-max is 92): {ending}"
-    monkeypatch.setattr(shortages, "_tasks_of", lambda user: 3998)
+    monkeypatch.setattr(shortages, "_count_tasks", lambda user: 3998)
     assert describe_shortage(errno.EAGAIN) == f"process limit reached (ulimit -u is 4000): {ending}"
     group = "/sys/fs/cgroup/pids/box"
     texts |= {f"{group}/pids.max": "12\n", f"{group}/pids.current": "12\n"}
     assert describe_shortage(errno.EAGAIN) == (
         f"process limit reached ({group}/pids.max is 12; TasksMax of a systemd unit): {ending}"
     )
-    assert describe_shortage(errno.ENOMEM) == "memory limit reached (ulimit -v is 3): free memory, or raise it"
+    assert (
+        describe_shortage(errno.ENOMEM) == "memory limit reached (ulimit -v is 3): free memory, or raise it"
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler import joblogs, storage, storagewatch
+from gpu_scheduler.attempts import log_folder
+from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.attempts.protocol import prepare
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.trouble import HealthIssue
+from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.joblogs import LogFolder
-from gpu_scheduler.mainlog import MainLog
-from gpu_scheduler.runner.protocol import prepare
-from gpu_scheduler.storage import describe_store_error, find_issues
-from gpu_scheduler.storagewatch import StorageMonitor
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.health import storage, storage_monitor
+from gpu_scheduler.health.storage import describe_store_error, find_issues
+from gpu_scheduler.health.storage_monitor import StorageMonitor
+from gpu_scheduler.reporting.main_log import MainLog
+from gpu_scheduler.store.data_dir import DataDir
 from tests.loop.rig import Rig
 
 
@@ -74,7 +75,7 @@ def test_writable_folders_have_no_issue(home: DataDir, tmp_path: Path) -> None:
 def test_every_error_has_a_message_and_a_remedy(
     home: DataDir, monkeypatch: pytest.MonkeyPatch, number: int, words: str
 ) -> None:
-    monkeypatch.setattr(storage, "_cannot_hold", lambda folder: OSError(number, os.strerror(number)))
+    monkeypatch.setattr(storage, "_write_error", lambda folder: OSError(number, os.strerror(number)))
     [issue] = find_issues(home, None)
     assert str(issue).startswith(f"store {home.folder} {words}")
     assert issue.blocks_starts
@@ -199,7 +200,7 @@ def test_does_not_use_what_is_planted_between_check_and_use(
             default.symlink_to(theirs) if plant is _plant_link else plant(default)
         return usable
 
-    monkeypatch.setattr(LogFolder, "usable", then_plant)
+    monkeypatch.setattr(LogFolder, "usable_path", then_plant)
     with pytest.raises(OSError, match="logs"):
         logs.create()
     assert theirs.stat().st_mode & 0o777 == 0o755
@@ -208,9 +209,13 @@ def test_does_not_use_what_is_planted_between_check_and_use(
 
 @pytest.mark.parametrize(("plant", "problem"), PLANTED_OBSTACLES)
 def test_falls_back_to_a_log_folder_named_after_the_user(
-    home: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None], problem: str
+    home: DataDir,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plant: Callable[[Path], None],
+    problem: str,
 ) -> None:
-    monkeypatch.setattr(joblogs, "DEFAULT", tmp_path / "logs")
+    monkeypatch.setattr(log_folder, "DEFAULT_FOLDER", tmp_path / "logs")
     monkeypatch.setenv("LOGNAME", "ada")
     logs = LogFolder.from_option(None)
     plant(tmp_path / "logs")
@@ -248,9 +253,11 @@ class ManualClock(Clock):
 def test_a_launch_on_a_full_disk_does_not_count_as_a_failed_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(storagewatch, "BLAME_S", 0.02)
+    monkeypatch.setattr(storage_monitor, "BACKOFF_S", 0.02)
     rig = Rig(tmp_path)
-    watch = rig.loop.storage = StorageMonitor(rig.store.data_dir, LogFolder.from_option(str(tmp_path / "logs")), Clock())
+    watch = rig.loop.storage = StorageMonitor(
+        rig.store.data_dir, LogFolder.from_option(str(tmp_path / "logs")), Clock()
+    )
     left = 4
 
     def full_at_first(*words: object) -> None:
@@ -260,7 +267,7 @@ def test_a_launch_on_a_full_disk_does_not_count_as_a_failed_launch(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "spec.json")
         prepare(*words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("gpu_scheduler.launching.prepare", full_at_first)
+    monkeypatch.setattr("gpu_scheduler.attempts.launch.prepare", full_at_first)
     job = rig.add_job("exit 7", share=500)
     rig.tick()
     assert left == 3
@@ -306,7 +313,9 @@ def test_backs_off_after_storage_failures_that_no_check_finds(
 
 def test_a_launch_failure_of_the_job_itself_counts(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    rig.loop.storage = StorageMonitor(rig.store.data_dir, LogFolder.from_option(str(tmp_path / "logs")), Clock())
+    rig.loop.storage = StorageMonitor(
+        rig.store.data_dir, LogFolder.from_option(str(tmp_path / "logs")), Clock()
+    )
     row = rig.tick_until_ended(rig.add_job("x", conda="none"))
     assert (row["outcome"], row["launch_failures"]) == ("failed", 3)
 
@@ -329,11 +338,11 @@ def test_an_action_that_fails_does_not_block_others(tmp_path: Path) -> None:
 def test_logs_when_an_issue_begins_and_ends(home: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     for level in ("error", "info"):
-        monkeypatch.setattr(storagewatch.log, level, lambda text, *values: messages.append(text % values))
+        monkeypatch.setattr(storage_monitor.log, level, lambda text, *values: messages.append(text % values))
     watch = StorageMonitor(home, LogFolder((home.folder,), os.geteuid()), Clock())
     assert watch.issue(fresh=True) is None
     with monkeypatch.context() as full:
-        full.setattr(storage, "_cannot_hold", lambda folder: OSError(errno.ENOSPC, "full"))
+        full.setattr(storage, "_write_error", lambda folder: OSError(errno.ENOSPC, "full"))
         assert [watch.issue(fresh=True) for _ in range(3)] == 3 * [
             f"log folder {home.folder} is on a full disk: free space there"
         ]

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler import mainlog
-from gpu_scheduler.checks import check_files, check_paths
+from gpu_scheduler.attempts.launch import Launcher
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.states import JobState
+from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.errors import NotOwnerError, UsageError
-from gpu_scheduler.intake.jobswatch import JobsFileWatcher
+from gpu_scheduler.health.storage import find_issues
+from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
+from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.pauses import edit_pauses_in_file
-from gpu_scheduler.intake.statewatch import StateFileWatcher
-from gpu_scheduler.launching import Launcher
-from gpu_scheduler.llmconfig import LlmConfigFile
-from gpu_scheduler.storage import find_issues
-from gpu_scheduler.store import statefile
-from gpu_scheduler.store.home import DataDir
-from gpu_scheduler.store.instance import InstanceLock
-from gpu_scheduler.store.tenure import Ownership
+from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
+from gpu_scheduler.reporting import main_log
+from gpu_scheduler.scheduler.start_checks import check_files, check_paths
+from gpu_scheduler.store import state_file
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.lock import InstanceLock
+from gpu_scheduler.store.ownership import Ownership
 from tests.loop.rig import Rig
 
 FILES = ("jobs.txt", "llm_config.json", "s.json", "gpu_scheduler.log")
@@ -91,7 +91,7 @@ def test_start_refuses_a_linked_main_log_even_with_trust_files(folder: Path) -> 
     with pytest.raises(UsageError, match="is a link"):
         checked(trust=True)
     with pytest.raises(OSError, match="is a link"):
-        mainlog.open_main_log(log, trust=True)
+        main_log.open_main_log(log, trust=True)
     assert precious.read_text() == "precious"
 
 
@@ -164,7 +164,7 @@ def test_neither_reads_nor_writes_a_state_file_that_became_world_writable(
     watch = StateFileWatcher(rig.store)
     watch.start(0.0)
     watch.write(0.0)
-    planted = statefile.with_pauses({}, [0], True)
+    planted = state_file.with_pauses({}, [0], True)
     home.state_file.write_bytes(planted)
     home.state_file.chmod(0o666)
     for now in (10.0, 20.0):
@@ -183,8 +183,8 @@ def test_does_not_write_a_main_log_owned_by_another_user(folder: Path, stranger:
     path = folder / "gpu_scheduler.log"
     os.chown(path, stranger, stranger)
     with pytest.raises(PermissionError, match="belongs to another user"):
-        mainlog.open_main_log(path, trust=False)
-    os.close(mainlog.open_main_log(path, trust=True))
+        main_log.open_main_log(path, trust=False)
+    os.close(main_log.open_main_log(path, trust=True))
 
 
 def test_launches_nothing_from_a_folder_that_replaced_the_data_directory(
@@ -239,9 +239,9 @@ def test_a_file_planted_at_the_temporary_path_does_not_become_the_state_file(
     tmp_path: Path, stranger: int
 ) -> None:
     path = tmp_path / "s.json"
-    planted = statefile.displaced_path(path)
+    planted = state_file.displaced_path(path)
     planted.touch()
     os.chown(planted, stranger, stranger)
     with pytest.raises(PermissionError, match="belongs to another user"):
-        statefile.exchange(path, b"{}")
+        state_file.exchange(path, b"{}")
     assert not path.exists()

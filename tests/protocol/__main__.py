@@ -33,7 +33,11 @@ def main(argv: Sequence[str]) -> int:
         one for kind, some in (("controls", CONTROLS), ("limits", LIMITS)) if kind in kinds for one in some
     ]
     good = [_check_scenario(one) for one in scenarios if all(word in one.name for word in words)]
-    good += [_check_control(one, bool(words)) for one in controls if all(word in " ".join(one.disabled) for word in words)]
+    good += [
+        _check_control(one, bool(words))
+        for one in controls
+        if all(word in " ".join(one.disabled) for word in words)
+    ]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(f"{sum(good)} of {len(good)} as expected; {peak} MiB")
     return 0 if good and all(good) else 1

@@ -1,5 +1,5 @@
-"""Asks the scheduler's own code for the decisions of the model: `core.settle` and `core.copied` get facts
-that represent a state, and `runner.ending` decides how a runner handles its signals.
+"""Asks the scheduler's own code for the decisions of the model: `core.scheduling.reconcile` and `core.scheduling.copied_store` get facts
+that represent a state, and `runner.termination` decides how a runner handles its signals.
 
 States have no times. For every deadline both cases are tried, passed and not passed, and the model follows
 each answer.
@@ -13,14 +13,14 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.copied import detach
-from gpu_scheduler.core.facts import Attempt, Cancel, Settings
-from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.settle import needs_process_scan, release_allocation, reconcile
-from gpu_scheduler.core.sighting import ClaimState, ResultNote, AttemptStatus, StopNote
-from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.runner.ending import Termination
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, ClaimState, ResultNote, StopNote
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.copied_store import detach
+from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Settings
+from gpu_scheduler.core.scheduling.reconcile import needs_process_scan, reconcile, release_allocation
+from gpu_scheduler.runner.termination import Termination
 from tests.protocol import state as st
 
 _NOW = Now(1e9, 1000.0, "boot")
@@ -116,7 +116,11 @@ def _attempt(view: ObservedAttempt, deadline_passed: bool, late: bool) -> Attemp
         number=view.number,
         stopping_at=long_ago if deadline_passed else just_now,
         swept_at=None if not view.swept else long_ago if deadline_passed or late else just_now,
-        signalled_at=None if not view.swept else long_ago + (view.swept == 2) if deadline_passed or late else just_now,
+        signalled_at=None
+        if not view.swept
+        else long_ago + (view.swept == 2)
+        if deadline_passed or late
+        else just_now,
         runner_died_at=None if not view.swept else long_ago if late else just_now,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from gpu_scheduler.core import actions as act
+from gpu_scheduler.core.scheduling import actions as act
 from tests.protocol import decisions
 from tests.protocol import state as st
 from tests.protocol.decisions import ObservedAttempt
@@ -68,7 +68,9 @@ def _reboot(steps: Steps) -> None:
     if st.CLI_NONE < after[st.CLI] < st.CLI_DONE:
         after[st.CLI] = st.CLI_KILLED
     for one in st.ATTEMPTS:
-        after[one + st.SIGNALS] = after[one + st.TERMINATION] = after[one + st.OTHER_PROCESS] = after[one + st.REUSED] = 0
+        after[one + st.SIGNALS] = after[one + st.TERMINATION] = after[one + st.OTHER_PROCESS] = after[
+            one + st.REUSED
+        ] = 0
         for runner in st.RUNNERS:
             after[one + runner] = st.RUNNER_GONE if after[one + runner] else 0
         if after[one + st.COMMAND]:
@@ -115,7 +117,13 @@ def _folder_is_tampered_with(steps: Steps) -> None:
     if state[st.UNCLAIM]:
         steps.add(FAULT, "SOMEBODY removes the file claim", {st.UNCLAIM: 0, a + st.CLAIM: 0})
     if state[st.REMOVE]:
-        gone = {a + st.FOLDER: 0, a + st.CLAIM: 0, a + st.STOP: 0, a + st.COMMAND_RECORDED: 0, a + st.LINK: st.REMOVED}
+        gone = {
+            a + st.FOLDER: 0,
+            a + st.CLAIM: 0,
+            a + st.STOP: 0,
+            a + st.COMMAND_RECORDED: 0,
+            a + st.LINK: st.REMOVED,
+        }
         steps.add(FAULT, "SOMEBODY removes the folder", {st.REMOVE: 0, st.FAULTED: 1, **gone})
 
 
@@ -145,7 +153,11 @@ def _copy(steps: Steps) -> None:
         return
     forget = {st.COPIED: 0, st.COPY_CLAIM: 0, st.COPY_JOB: 0}
     view, found = _observe_copy(steps)
-    answers = [decisions.copied_store_answer(view)] if steps.rules.copy_refused else decisions.reconcile_answers(view)
+    answers = (
+        [decisions.copied_store_answer(view)]
+        if steps.rules.copy_refused
+        else decisions.reconcile_answers(view)
+    )
     for actions in answers:
         broken = _broken_by_copy(actions, found)
         label = f"COPY comes up and reconciles the attempt: {decisions.describe(actions)}"

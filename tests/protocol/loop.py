@@ -1,4 +1,4 @@
-"""The scheduler's loop: starts the job, observes the open attempt, and performs what `core.settle` decides.
+"""The scheduler's loop: starts the job, observes the open attempt, and performs what `core.scheduling.reconcile` decides.
 
 An observation reads the claim, then the result; the scan for processes and the commit follow. Committed
 actions are performed one step at a time, so that a crash can come before each.
@@ -6,10 +6,10 @@ actions are performed one step at a time, so that a crash can come before each.
 
 from __future__ import annotations
 
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.states import JobState, Outcome
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
 from tests.protocol import state as st
-from tests.protocol.decisions import ObservedAttempt, describe, release_answers, reconcile_answers
+from tests.protocol.decisions import ObservedAttempt, describe, reconcile_answers, release_answers
 from tests.protocol.rules import Rules
 from tests.protocol.steps import STARTED, STEP, Steps
 from tests.protocol.sweep import sweep
@@ -78,7 +78,9 @@ def _idle(steps: Steps) -> None:
         a = st.attempt(number)
         if rules.claim_first:
             seen = st.observed_claim(state, a, rules)
-            steps.add(STEP, f"LOOP observes: claim {st.CLAIMS[seen]}", {st.LOOP: st.READ, st.OBSERVED_CLAIM: seen})
+            steps.add(
+                STEP, f"LOOP observes: claim {st.CLAIMS[seen]}", {st.LOOP: st.READ, st.OBSERVED_CLAIM: seen}
+            )
         else:
             _read_result(steps, a, st.READ)
     for k in (1, 2):
@@ -134,7 +136,9 @@ def _read_second(steps: Steps) -> None:
         _read_result(steps, a, st.RECONCILE)
     else:
         seen = st.observed_claim(state, a, steps.rules)
-        steps.add(STEP, f"LOOP observes: claim {st.CLAIMS[seen]}", {st.LOOP: st.RECONCILE, st.OBSERVED_CLAIM: seen})
+        steps.add(
+            STEP, f"LOOP observes: claim {st.CLAIMS[seen]}", {st.LOOP: st.RECONCILE, st.OBSERVED_CLAIM: seen}
+        )
 
 
 def _read_result(steps: Steps, a: int, otherwise: int) -> None:

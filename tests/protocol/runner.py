@@ -69,7 +69,9 @@ class _Runner:
         elif pc == st.SPAWNING:
             spawned = {a + st.COMMAND: st.FORKED, a + st.SPAWNS: state[a + st.SPAWNS] + 1}
             self._add("spawns the command", {self._at: st.UNBLOCK, **spawned})
-            self._add("cannot spawn", {self._at: st.END_OTHER_PROCESSES, a + st.ACTUAL_END: st.NOT_BEGUN}, OWN)
+            self._add(
+                "cannot spawn", {self._at: st.END_OTHER_PROCESSES, a + st.ACTUAL_END: st.NOT_BEGUN}, OWN
+            )
         else:
             self._add("unblocks its signals", {self._at: st.SECOND_STOP_CHECK})
 
@@ -158,7 +160,9 @@ class _Runner:
             signals = state[a + st.SIGNALS]
             if signals & st.TERM or (signals and not rules.own_stop_signal and not self._stop):
                 told, _ = decisions.request_end(state[a + st.TERMINATION], st.INTERRUPTED)
-                self._add("receives a late SIGTERM of the machine", {self._at: st.PUBLISH, a + st.TERMINATION: told})
+                self._add(
+                    "receives a late SIGTERM of the machine", {self._at: st.PUBLISH, a + st.TERMINATION: told}
+                )
             else:
                 self._add("has waited 0.3 s for the machine", {self._at: st.PUBLISH})
         elif pc == st.PUBLISH:
@@ -212,7 +216,9 @@ def _command(steps: Steps, a: int, name: str) -> None:
         ended = {a + st.COMMAND: end, a + st.ACTUAL_END: st.EXIT_0}
         steps.add(OWN, f"{name} exits 0", ended)
         steps.add(OWN, f"{name} exits 7", {**ended, a + st.ACTUAL_END: st.EXIT_7})
-        if not state[a + st.OTHER_PROCESS] and state[a + st.STORED_OUTCOME] <= st.OPEN:  # else nobody could find it
+        if (
+            not state[a + st.OTHER_PROCESS] and state[a + st.STORED_OUTCOME] <= st.OPEN
+        ):  # else nobody could find it
             steps.add(OWN, f"{name} exits 0, leaves a child", {**ended, a + st.OTHER_PROCESS: st.PLAIN})
             steps.add(OWN, f"{name} exits 0, leaves an orphan", {**ended, a + st.OTHER_PROCESS: st.ORPHAN})
             _behave_badly(steps, a, name)
@@ -227,7 +233,9 @@ def _behave_badly(steps: Steps, a: int, name: str) -> None:
     if state[st.HIDE]:
         fewer = {st.HIDE: state[st.HIDE] - 1}
         steps.add(
-            FAULT, f"{name} starts a child that hides its environment", {**fewer, a + st.OTHER_PROCESS: st.IN_SESSION}
+            FAULT,
+            f"{name} starts a child that hides its environment",
+            {**fewer, a + st.OTHER_PROCESS: st.IN_SESSION},
         )
         away = {**fewer, a + st.OTHER_PROCESS: st.OWN_SESSION}
         steps.add(FAULT, f"{name} starts a child that hides its environment and leaves the session", away)

@@ -11,10 +11,10 @@ from tests.protocol import state as st
 from tests.protocol.faults import steps_of_faults
 from tests.protocol.invariants import PROGRESS, Progress, broken_invariant
 from tests.protocol.loop import steps_of_loop
-from tests.protocol.people import steps_of_users
 from tests.protocol.rules import Rules
 from tests.protocol.runner import steps_of_runners
 from tests.protocol.steps import FAULT, Step, Steps
+from tests.protocol.users import steps_of_users
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,9 @@ def terminate(
         died = {a + st.COMMAND: end, a + st.ACTUAL_END: st.BY_TERM}
         steps.add(kind, f"{label}: the command dies", {**changes, **died, **by_machine})
         steps.add(
-            kind, f"{label}: the command exits 0", {**changes, a + st.COMMAND: end, a + st.ACTUAL_END: st.EXIT_0}
+            kind,
+            f"{label}: the command exits 0",
+            {**changes, a + st.COMMAND: end, a + st.ACTUAL_END: st.EXIT_0},
         )
         steps.add(kind, f"{label}: the command ignores it", changes)
     else:

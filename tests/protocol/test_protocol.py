@@ -40,4 +40,6 @@ def test_an_invariant_fails_without_the_rule(control: Control) -> None:
 
 
 def test_every_rule_has_a_control() -> None:
-    assert {name for one in (*CONTROLS, *LIMITS) for name in one.disabled} == {one.name for one in fields(Rules)}
+    assert {name for one in (*CONTROLS, *LIMITS) for name in one.disabled} == {
+        one.name for one in fields(Rules)
+    }

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from gpu_scheduler.core.command import REPORT_START
-from gpu_scheduler.executors import Executor
+from gpu_scheduler.attempts.executor import Executor
+from gpu_scheduler.attempts.folder_parsing import OnTimeout, ResultFile
+from gpu_scheduler.attempts.folder_status import FolderStatus, observe, request_stop
+from gpu_scheduler.attempts.prepare import prepare
+from gpu_scheduler.attempts.sweep import processes_of, sweep_once
+from gpu_scheduler.core.command.build import REPORT_START
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.runner.folder import START, boot_id
-from gpu_scheduler.runner.observe import FolderStatus, observe, request_stop
-from gpu_scheduler.runner.parsing import OnTimeout, ResultFile
-from gpu_scheduler.runner.prepare import prepare
-from gpu_scheduler.runner.sweep import processes_of, sweep_once
 
 T = TypeVar("T")
 

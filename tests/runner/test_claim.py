@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.attempts.folder_status import kill_runner, observe, request_stop, void_claim
+from gpu_scheduler.attempts.prepare import prepare
+from gpu_scheduler.attempts.sweep import processes_of, sweep, sweep_once
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.spawn import ChildProcesses
-from gpu_scheduler.runner import tree
+from gpu_scheduler.runner import process_scan
 from gpu_scheduler.runner.folder import START, boot_id, read_spec, start_ticks
-from gpu_scheduler.runner.observe import kill_runner, observe, request_stop, void_claim
-from gpu_scheduler.runner.prepare import prepare
-from gpu_scheduler.runner.sweep import processes_of, sweep, sweep_once
 from tests.runner.attempt import killed_at, patched, wait_for
 from tests.runner.conftest import Make
 
@@ -261,7 +261,7 @@ def test_zombie_counts_as_dead(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         signal.pause()
-    ticks = tree.ticks_of(child)
+    ticks = process_scan.ticks_of(child)
     claim = {"token": "t", "pid": child, "start_ticks": ticks, "boot_id": boot_id()}
     (tmp_path / "claim").write_text(json.dumps(claim))
     assert observe(tmp_path, "t").claim == "unlocked"

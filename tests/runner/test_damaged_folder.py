@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.runner.observe import FolderStatus, kill_runner, observe, request_stop
-from gpu_scheduler.runner.parsing import RunnerIdentity
+from gpu_scheduler.attempts.folder_parsing import RunnerIdentity
+from gpu_scheduler.attempts.folder_status import FolderStatus, kill_runner, observe, request_stop
 from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 

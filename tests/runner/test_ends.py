@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.runner import chains, leftovers, tree
+from gpu_scheduler.runner import fork_chains, leftovers, process_scan
 from gpu_scheduler.runner.leftovers import Leftovers
-from gpu_scheduler.runner.tree import Scan
+from gpu_scheduler.runner.process_scan import Scan
 from tests.runner.attempt import wait_for
 from tests.runner.conftest import Make
 
@@ -90,11 +90,11 @@ def test_last_output_of_leftover_processes_is_logged(make: Make) -> None:
 def test_survivors_are_named_after_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     monkeypatch.setattr(leftovers, "has_children", lambda: True)
-    monkeypatch.setattr(tree, "descendants", lambda root: {8: 80})
-    monkeypatch.setattr(tree, "scan", lambda attempts: Scan({"token": {9: 90, 8: 80}}, missed=False))
-    monkeypatch.setattr(tree, "ticks_of", lambda pid: 10 * pid)
-    monkeypatch.setattr(chains, "send_children", lambda number: None)
-    monkeypatch.setattr(tree, "send", lambda pid, ticks, number: sent.append(number))
+    monkeypatch.setattr(process_scan, "descendants", lambda root: {8: 80})
+    monkeypatch.setattr(process_scan, "scan", lambda attempts: Scan({"token": {9: 90, 8: 80}}, missed=False))
+    monkeypatch.setattr(process_scan, "ticks_of", lambda pid: 10 * pid)
+    monkeypatch.setattr(fork_chains, "signal_children", lambda number: None)
+    monkeypatch.setattr(process_scan, "send_signal", lambda pid, ticks, number: sent.append(number))
     rest = Leftovers("token", None, 10.0, ended=100.0)
     assert rest.step(100.0) is not None
     assert set(sent) == {signal.SIGTERM, signal.SIGCONT}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.attempts.protocol import recorded_command
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.runner.protocol import recorded_command
 from tests.runner.attempt import PreparedAttempt, wait_for
 
 ROOT = Path(__file__).parents[2]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.executors import Executor
+from gpu_scheduler.attempts.executor import Executor
+from gpu_scheduler.attempts.folder_status import kill_runner
+from gpu_scheduler.attempts.sweep import processes_of, recorded_command, sweep
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor
 from gpu_scheduler.runner import folder as files
-from gpu_scheduler.runner import tree
-from gpu_scheduler.runner.observe import kill_runner
-from gpu_scheduler.runner.sweep import processes_of, recorded_command, sweep
+from gpu_scheduler.runner import process_scan
 from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 
@@ -82,7 +82,7 @@ def test_hidden_process_of_a_killed_runner_is_found_and_ended(make: Make, hidden
     without_runner(attempt)
     assert pid in attempt.pids()
     assert sweep(attempt.folder, attempt.token, term_s=0.2) == ()
-    wait_for(lambda: tree.ticks_of(pid) is None, "its end")
+    wait_for(lambda: process_scan.ticks_of(pid) is None, "its end")
 
 
 def test_hidden_process_in_screen_is_found_and_ended(make: Make, sockets: Path) -> None:
@@ -91,7 +91,7 @@ def test_hidden_process_in_screen_is_found_and_ended(make: Make, sockets: Path) 
     without_runner(attempt)
     assert pid in attempt.pids()
     assert sweep(attempt.folder, attempt.token, term_s=0.2) == ()
-    wait_for(lambda: tree.ticks_of(pid) is None, "its end")
+    wait_for(lambda: process_scan.ticks_of(pid) is None, "its end")
 
 
 def test_finds_the_session_after_command_and_runner_have_ended(make: Make) -> None:
@@ -100,8 +100,8 @@ def test_finds_the_session_after_command_and_runner_have_ended(make: Make) -> No
     without_runner(attempt)
     command = recorded_command(attempt.folder, attempt.token)
     assert command is not None
-    assert tree.send_signal(command.pid, command.ticks, signal.SIGKILL)
-    wait_for(lambda: tree.ticks_of(command.pid) is None, "the end of the command")
+    assert process_scan.send_signal(command.pid, command.ticks, signal.SIGKILL)
+    wait_for(lambda: process_scan.ticks_of(command.pid) is None, "the end of the command")
     assert attempt.pids() == (pid,)
 
 
@@ -114,8 +114,8 @@ def test_sweep_spares_a_process_of_another_attempt_in_the_session(make: Make) ->
     pid = up(attempt)
     without_runner(attempt)
     assert sweep(attempt.folder, attempt.token, term_s=0.0) == ()
-    assert tree.ticks_of(pid) is not None
-    child = wait_for(lambda: list(tree.descendants(pid)), "its child")
+    assert process_scan.ticks_of(pid) is not None
+    child = wait_for(lambda: list(process_scan.descendants(pid)), "its child")
     for left in (pid, *child):
         os.kill(left, signal.SIGKILL)
 
@@ -127,7 +127,7 @@ def test_command_records_itself_before_it_begins(make: Make) -> None:
     command = recorded_command(attempt.folder, attempt.token)
     assert command is not None
     assert (command.pid, command.ticks) == (int(pid), int(stat.rpartition(")")[2].split()[19]))
-    assert command.autogroup == tree.autogroup(command.pid)
+    assert command.autogroup == process_scan.autogroup(command.pid)
     attempt.stop()
     attempt.result()
 
@@ -195,7 +195,7 @@ def test_fork_chain_does_not_survive_its_job(
     ).launch(one)
     attempt.result()
     runner = attempt.status().pid
-    wait_for(lambda: runner is None or tree.ticks_of(runner) is None, "the end of the runner")
+    wait_for(lambda: runner is None or process_scan.ticks_of(runner) is None, "the end of the runner")
     until_over(attempt)
 
 

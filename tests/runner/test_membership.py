@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.runner.membership import RecordedCommand, Membership, ProcessRow, living_descendants
+from gpu_scheduler.runner.membership import Membership, ProcessRow, RecordedCommand, living_descendants
 
 A, B = "a" * 32, "b" * 32
 #: The command of attempt A, and the asking scheduler.
@@ -32,7 +32,9 @@ def leader(start: int = 500, *, ended: bool = False, token: str | None = None) -
 ALWAYS = (p(1, 0, 1, start=1), p(ASKER, 1, ASKER, start=300), p(60, 1, 60, start=300))
 
 
-def members(*processes: ProcessRow, attempts: dict[str, RecordedCommand | None] | None = None) -> dict[str, list[int]]:
+def members(
+    *processes: ProcessRow, attempts: dict[str, RecordedCommand | None] | None = None
+) -> dict[str, list[int]]:
     table = {process.pid: process for process in (*ALWAYS, *processes)}
     rule = Membership(table.get, attempts or {A: COMMAND}, ASKER)
     return {token: sorted(found) for token, found in rule.members(table.values()).items()}

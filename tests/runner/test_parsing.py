@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.runner.folder import SPEC_FIELDS, FileProblem, read_spec, invalid_field
-from gpu_scheduler.runner.observe import FolderStatus, wake_runner, observe, request_stop
-from gpu_scheduler.runner.parsing import parse_claim, parse_result, parse_stop
-from gpu_scheduler.runner.prepare import is_usable
+from gpu_scheduler.attempts.folder_parsing import parse_claim, parse_result, parse_stop
+from gpu_scheduler.attempts.folder_status import FolderStatus, observe, request_stop, wake_runner
+from gpu_scheduler.attempts.prepare import is_usable
+from gpu_scheduler.runner.folder import SPEC_FIELDS, FileProblem, invalid_field, read_spec
 
 CLAIM = {"token": "t", "pid": 5, "start_ticks": 6, "boot_id": "b", "session": None, "log": "/x.log"}
 STOP = {"token": "t", "cause": "cancelled", "grace_s": 1.5, "follow": "kill"}

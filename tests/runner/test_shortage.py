@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.runner import shortage, tree
+from gpu_scheduler.runner import process_scan, shortage
 from gpu_scheduler.runner.leftovers import Leftovers
 from tests.runner.attempt import patched
 from tests.runner.conftest import Make
@@ -72,7 +72,7 @@ def test_failed_scan_for_leftovers_does_not_lose_the_result(monkeypatch: pytest.
     def refuse(tokens: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(tree, "scan", refuse)
+    monkeypatch.setattr(process_scan, "scan", refuse)
     now = time.monotonic()
     leftovers = Leftovers("token", None, 1.0, now)
     assert leftovers.step(now) is not None
@@ -86,8 +86,12 @@ def test_failed_scan_raises_instead_of_finding_nothing(
     def refuse(pid: int, name: str) -> bytes:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(tree, "_file", refuse)
-    for look in (lambda: tree.scan({"a": None}), lambda: tree.descendants(1), lambda: tree.is_running(1, 1)):
+    monkeypatch.setattr(process_scan, "_read_proc", refuse)
+    for look in (
+        lambda: process_scan.scan({"a": None}),
+        lambda: process_scan.descendants(1),
+        lambda: process_scan.is_running(1, 1),
+    ):
         with pytest.raises(OSError, match="Too many open files"):
             look()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.runner.observe import wake_runner, observe, request_stop
+from gpu_scheduler.attempts.folder_status import observe, request_stop, wake_runner
 from tests.runner.attempt import PreparedAttempt, patched, wait_for
 from tests.runner.conftest import Make
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.backuptimer import BackupTimer
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.now import Now
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.scheduler.backup_timer import BackupTimer
 from gpu_scheduler.store import backups
 from gpu_scheduler.store.backups import Backup, DamagedDatabaseError, HighestIds
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 
 
@@ -118,7 +118,7 @@ def test_logs_a_failed_backup_once_and_retries_it(
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(backups, "make", full)
+        patch.setattr(backups, "make_backup", full)
         for _ in range(2):
             clock.boot = timer.again_at
             timer.back_up_if_due()

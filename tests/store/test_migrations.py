@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.errors import StoreNotFoundError, SchemaError
+from gpu_scheduler.errors import SchemaError, StoreNotFoundError
 from gpu_scheduler.store import database
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 
 MIGRATIONS = Path(database.__file__).with_name("migrations")

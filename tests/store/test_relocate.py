@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.jobline import ParsedJob, parse_line
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.lines import Line, line_from_result
-from gpu_scheduler.store import identity, readings
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
+from gpu_scheduler.core.jobsfile.reading import Line, line_from_result
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.store import accepted_lines, location
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.relocate import Relocation
 from gpu_scheduler.store.store import Store
 
@@ -25,14 +25,14 @@ def old(tmp_path: Path) -> Path:
     for name in ("jobs.txt", "t.py"):
         (folder / name).touch()
     store = Store(DataDir.of(str(folder / "s.json")), create=True)
-    identity.adopt_folder(store)
+    location.adopt_folder(store)
     path = str(folder / "jobs.txt")
     spec = JobSpec("csv", "0,t.py,,,", str(folder), script=str(folder / "t.py"))
     job = store.insert_job(spec, f"file:{path}")
     store.insert_job(JobSpec("command", "true", str(tmp_path / "else"), command="true"), "cli")
-    readings.working_folder(store, path, str(folder))
+    accepted_lines.working_folder(store, path, str(folder))
     line = Line(1, "0,t.py,,,\n", "0,t.py,,,", "csv", spec.identity, {}, None, None, False, job)
-    readings.save(store, path, (), (line,))
+    accepted_lines.save(store, path, (), (line,))
     store.close()
     return folder
 
@@ -47,7 +47,7 @@ def test_lines_keep_their_jobs_and_jobs_their_folders(tmp_path: Path, old: Path,
     if way == "moved":
         shutil.rmtree(old)
     store = Store(DataDir.of(str(new / "s.json")))
-    identity.adopt_folder(store, new_id=way == "copied")
+    location.adopt_folder(store, new_id=way == "copied")
     first, second = store.job(1), store.job(2)
     assert first is not None
     assert second is not None
@@ -56,9 +56,9 @@ def test_lines_keep_their_jobs_and_jobs_their_folders(tmp_path: Path, old: Path,
     assert (first["identity"], first["source"]) == (spec.identity, f"file:{new}/jobs.txt")
     assert JobSpec.from_json(second["spec"]).cwd == str(tmp_path / "else")
     assert [tuple(row) for row in store.jobs_files()] == [(f"{new}/jobs.txt", str(new), None)]
-    [line] = readings.load(store, f"{new}/jobs.txt")
+    [line] = accepted_lines.load(store, f"{new}/jobs.txt")
     assert (line.job_id, line.identity) == (1, spec.identity)
-    assert readings.load(store, f"{old}/jobs.txt") == ()
+    assert accepted_lines.load(store, f"{old}/jobs.txt") == ()
     store.close()
 
 
@@ -75,9 +75,9 @@ def test_lines_run_beside_their_file_whatever_is_at_the_old_path(
     if left == "hidden files":
         (old / ".git").touch()
     store = Store(DataDir.of(str(new / "s.json")))
-    identity.adopt_folder(store)
+    location.adopt_folder(store)
     assert [tuple(row) for row in store.jobs_files()] == [(f"{new}/jobs.txt", str(new), None)]
-    [row] = readings.load(store, f"{new}/jobs.txt")
+    [row] = accepted_lines.load(store, f"{new}/jobs.txt")
     assert row.job_id == 1
     spec = JobSpec.from_json(store.db.rows("SELECT spec FROM job WHERE id = 1")[0]["spec"])
     assert (spec.cwd, spec.script) == (str(new), f"{new}/t.py")
@@ -89,11 +89,11 @@ def test_a_moved_reading_replaces_an_older_one_at_the_same_path(tmp_path: Path, 
     old.rename(new)
     store = Store(DataDir.of(str(new / "s.json")))
     path, raws = f"{new}/jobs.txt", ["echo another\n"]
-    readings.working_folder(store, path, str(new))
-    readings.save(store, path, (), (line(raws, 0, str(new), store),))
-    identity.adopt_folder(store)
+    accepted_lines.working_folder(store, path, str(new))
+    accepted_lines.save(store, path, (), (line(raws, 0, str(new), store),))
+    location.adopt_folder(store)
     assert [tuple(row) for row in store.jobs_files()] == [(path, str(new), None)]
-    assert [row.job_id for row in readings.load(store, path)] == [1]
+    assert [row.job_id for row in accepted_lines.load(store, path)] == [1]
     store.close()
 
 
@@ -102,7 +102,7 @@ def test_moving_only_the_data_directory_changes_no_path(tmp_path: Path, old: Pat
     new.mkdir()
     (old / "s.d").rename(new / "s.d")
     store = Store(DataDir.of(str(new / "s.json")))
-    identity.adopt_folder(store)
+    location.adopt_folder(store)
     assert [tuple(row) for row in store.jobs_files()] == [(f"{old}/jobs.txt", str(old), None)]
     store.close()
 
@@ -131,20 +131,20 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
     for name in ("jobs.txt", "t.py", "sub/t.py"):
         (old / name).touch()
     store = Store(DataDir.of(str(old / "s.json")), create=True)
-    identity.adopt_folder(store)
+    location.adopt_folder(store)
     path, read = str(old / "jobs.txt"), [raw.format(old) for raw in ABSOLUTE]
-    readings.working_folder(store, path, str(old))
-    readings.save(store, path, (), tuple(line(read, n, str(old), store) for n in range(len(read))))
+    accepted_lines.working_folder(store, path, str(old))
+    accepted_lines.save(store, path, (), tuple(line(read, n, str(old), store) for n in range(len(read))))
     store.db.connection.execute("UPDATE job SET state = ?", (state,))
     store.close()
     shutil.copytree(old, new)
     if way == "moved":
         shutil.rmtree(old)
     store = Store(DataDir.of(str(new / "s.json")))
-    identity.adopt_folder(store, new_id=way == "copied")
+    location.adopt_folder(store, new_id=way == "copied")
 
     # The text of the file has not changed: nothing is to be done.
-    reading = readings.load(store, f"{new}/jobs.txt")
+    reading = accepted_lines.load(store, f"{new}/jobs.txt")
     assert [kept.identity for kept in reading] == [line(read, n, str(new)).identity for n in range(len(read))]
     assert [kept.job_id for kept in reading] == [1, 2, 3]
     specs = [JobSpec.from_json(row["spec"]) for row in store.db.rows("SELECT spec FROM job ORDER BY id")]
@@ -155,7 +155,7 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
 
     # Its user writes the new folder into the lines: what has run, or runs, is known; what waits is replaced.
     written = [line([raw.format(new) for raw in ABSOLUTE], n, str(new)).identity for n in range(len(read))]
-    known = readings.newest_job_facts(store, frozenset(filter(None, written)))
+    known = accepted_lines.newest_job_facts(store, frozenset(filter(None, written)))
     assert set(known) == (set() if way == "copied" or state == "queued" else set(written))
     store.close()
 

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.facts import Settings
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.linewait import LineWait
-from gpu_scheduler.core.needs import ResourceSpec
-from gpu_scheduler.core.now import Now
-from gpu_scheduler.core.states import IllegalTransitionError, JobState, Outcome
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.states import IllegalTransitionError, JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.home import DataDir
-from gpu_scheduler.store.recorder import StoreWriter
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.writer import StoreWriter
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 
@@ -73,7 +73,10 @@ def test_records_a_round_atomically(store: Store) -> None:
     job = store.insert_job(spec(), "cli")
     with pytest.raises(IllegalTransitionError, match="queued"):
         record(
-            store, act.HoldJob(job, "user", "held"), act.Start(job, ("U0",), 1000), act.Start(job, ("U0",), 1000)
+            store,
+            act.HoldJob(job, "user", "held"),
+            act.Start(job, ("U0",), 1000),
+            act.Start(job, ("U0",), 1000),
         )
     row = store.job(job)
     assert row is not None
@@ -94,7 +97,9 @@ def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel(sto
     job = store.insert_job(spec(), "cli")
     attempt = record(store, act.Start(job, ("U0",), 1000))[job]
     record(store, act.RecordCancel(job, "cancelled", 5.0))
-    record(store, act.FinishAttempt(job, attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=7))
+    record(
+        store, act.FinishAttempt(job, attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=7)
+    )
     row = store.job(job)
     assert row is not None
     assert (row["state"], row["outcome"], row["exit_code"], row["cancel_cause"]) == (
@@ -115,7 +120,16 @@ def test_a_hold_keeps_the_used_retries_and_a_retry_resets_them(store: Store, by:
     job = store.insert_job(spec(vram=4096), "cli")
     attempt = record(store, act.Start(job, ("U0",), 0, (), 4096))[job]
     state, outcome = (JobState.QUEUED, None) if by else (JobState.FINISHED, Outcome.FAILED)
-    end = act.FinishAttempt(job, attempt, Outcome.FAILED, state, outcome, oom_retries_used=2, fail_retries_used=1, min_vram_mib=5120)
+    end = act.FinishAttempt(
+        job,
+        attempt,
+        Outcome.FAILED,
+        state,
+        outcome,
+        oom_retries_used=2,
+        fail_retries_used=1,
+        min_vram_mib=5120,
+    )
     record(store, end)
     if by is not None:
         record(store, act.HoldJob(job, by, "held"))
@@ -197,8 +211,8 @@ def test_concurrent_writers_lose_nothing(store: Store) -> None:
 def test_a_killed_writer_loses_no_confirmed_job(tmp_path: Path) -> None:
     writer = (
         "import sys\n"
-        "from gpu_scheduler.store.home import Home\nfrom gpu_scheduler.store.store import Store\n"
-        "from gpu_scheduler.core.jobspec import JobSpec\n"
+        "from gpu_scheduler.store.data_dir import Home\nfrom gpu_scheduler.store.store import Store\n"
+        "from gpu_scheduler.core.model.job_spec import JobSpec\n"
         "s = Store(Home.of(sys.argv[1]), create=True)\n"
         "while True: print(s.insert_job(JobSpec('command', 't', '/', command='t'), 'cli'), flush=True)\n"
     )

@@ -87,7 +87,7 @@ def instances(order: Order) -> Findings:
         codes.update({n: n % 4 for n in numbers})
         lines = [f"sh {order.folder}/trace.sh {stage.trace} {n} 0.2 {codes[n]}" for n in numbers]
         stage.append(lines if order.is_control else [f"[share=0.5] {line}" for line in lines])
-        with _ten_schedulers(stage, ended=0 if order.is_control else 9, found=found) as winner:
+        with _ten_schedulers(stage, losers=0 if order.is_control else 9, found=found) as winner:
             if winner is not None:
                 winner.kill()
     stage.drain(120)

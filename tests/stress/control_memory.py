@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_scheduler.probes import usage
+from gpu_scheduler.gpus.probes import simulated_usage
 
 _EVERY_S = 0.2
 _MARGIN_MIB = 512
@@ -25,7 +25,7 @@ _LINE = re.compile(r"\[vram=(\d+)G\] (.+)")
 def main(jobs_file: Path, sim: Path, gpus: int, total_mib: int) -> None:
     """Schedules the jobs file until it is killed."""
     sim.mkdir(parents=True, exist_ok=True)
-    usage.write_json(str(sim / "cards.json"), {str(gpu): total_mib for gpu in range(gpus)})
+    simulated_usage.write_json(str(sim / "cards.json"), {str(gpu): total_mib for gpu in range(gpus)})
     print("ready", flush=True)
     children: list[subprocess.Popen[bytes]] = []
     free: list[int] = []
@@ -33,7 +33,7 @@ def main(jobs_file: Path, sim: Path, gpus: int, total_mib: int) -> None:
     while True:
         if time.monotonic() >= looked_at + _EVERY_S:
             looked_at = time.monotonic()
-            uses = usage.read_usages(str(sim))
+            uses = simulated_usage.read_usages(str(sim))
             free = [total_mib - sum(use.gpus.get(gpu, 0) for use in uses) for gpu in range(gpus)]
         for line in jobs_file.read_text().splitlines()[len(children) :]:
             found = _LINE.fullmatch(line)
@@ -43,7 +43,11 @@ def main(jobs_file: Path, sim: Path, gpus: int, total_mib: int) -> None:
             if not fits:
                 break
             free[fits[0]] -= needs
-            env = {**os.environ, usage.FOLDER_VARIABLE: str(sim), "CUDA_VISIBLE_DEVICES": str(fits[0])}
+            env = {
+                **os.environ,
+                simulated_usage.FOLDER_VARIABLE: str(sim),
+                "CUDA_VISIBLE_DEVICES": str(fits[0]),
+            }
             children.append(subprocess.Popen(["bash", "-c", found[2]], env=env, start_new_session=True))
         for child in children:
             child.poll()

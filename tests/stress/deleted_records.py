@@ -51,7 +51,9 @@ def _lose_lock(
     found.count(damage.__name__.strip("_").replace("_", " "))
     damage(stage.home.lock)
     with _rivals(stage) as rivals:
-        wait_for(lambda: all(rival.poll() is not None for rival in rivals) or _second_is_up(stage), "rivals", 60)
+        wait_for(
+            lambda: all(rival.poll() is not None for rival in rivals) or _second_is_up(stage), "rivals", 60
+        )
         stage.append(jobs.lines(2, gated=False))
         jobs.until_started(_RUNNING + 2)
         _count_up([process, *rivals], found)

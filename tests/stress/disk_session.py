@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests.stress.harness import Stage, scheduler
 from tests.stress.no_fsync import disable_fsync

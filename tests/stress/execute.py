@@ -54,7 +54,11 @@ def run_part(job: PartRun) -> PartResult:
     part = PARTS[job.part]
     began = time.monotonic()
     try:
-        with default_signals(), tempfile.TemporaryDirectory(prefix="stress-") as folder, socket_folder() as sockets:
+        with (
+            default_signals(),
+            tempfile.TemporaryDirectory(prefix="stress-") as folder,
+            socket_folder() as sockets,
+        ):
             os.environ["SCREENDIR"] = str(sockets)
             found = part.run(Order(job.seed, job.factor, Path(folder), job.is_control))
     except Exception:  # noqa: BLE001 - a part that breaks must not hide the others

@@ -6,9 +6,9 @@ import signal
 import sys
 from pathlib import Path
 
-from gpu_scheduler.core import actions as act
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests.stress.harness import Stage
 from tests.stress.part import Findings, Order

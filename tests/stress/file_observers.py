@@ -7,9 +7,9 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from gpu_scheduler.core.states import JobState, Outcome
-from gpu_scheduler.intake.jobsfile import JobsFileReader, MalformedLine
-from tests.core.jobsworld import JobsFileWorld
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, MalformedLine
+from tests.core.jobs_file_world import JobsFileWorld
 
 
 class JobsFileObserver(JobsFileWorld):
@@ -45,7 +45,8 @@ class JobsFileObserver(JobsFileWorld):
         return {
             number
             for number, job in self.jobs.items()
-            if job.state is JobState.RUNNING or (job.state is JobState.QUEUED and number not in self.waiting_for_lines)
+            if job.state is JobState.RUNNING
+            or (job.state is JobState.QUEUED and number not in self.waiting_for_lines)
         }
 
     def open_texts(self) -> list[str]:
@@ -57,7 +58,11 @@ class JobsFileObserver(JobsFileWorld):
         for number, job in self.jobs.items():
             if job.state is JobState.RUNNING and dice.random() < chance:
                 self.end(number, Outcome.COMPLETED)
-            elif job.state is JobState.QUEUED and number not in self.waiting_for_lines and dice.random() < chance:
+            elif (
+                job.state is JobState.QUEUED
+                and number not in self.waiting_for_lines
+                and dice.random() < chance
+            ):
                 self.start(number)
                 self.started[job.spec.text] += 1
 

@@ -99,7 +99,9 @@ def killed_at_exit(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
             end_scheduler(process, signal.SIGKILL)
 
 
-def end_scheduler(process: subprocess.Popen[bytes], number: int = signal.SIGTERM, timeout_s: float = 30.0) -> int:
+def end_scheduler(
+    process: subprocess.Popen[bytes], number: int = signal.SIGTERM, timeout_s: float = 30.0
+) -> int:
     """Signals a scheduler, waits for its end and returns its exit code."""
     if process.poll() is None:
         process.send_signal(number)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.cli import main
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests.stress.part import Order
 from tests.waiting import wait_for

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpu_scheduler.executors.direct import DirectExecutor
-from tests.isolation import SYSTEM_CONDA_REASON, SYSTEM_CONDA
+from tests.isolation import SYSTEM_CONDA, SYSTEM_CONDA_REASON
 from tests.stress.harness import Stage, environment, newest_attempts, pause, program_for, scheduler
 from tests.stress.part import Findings, Order
 from tests.stress.submit import SCRIPT
@@ -150,7 +150,9 @@ class _Submitter:
             found.fault("refused", f"{self._sent} were submitted, {len(acks)} acknowledged")
 
 
-def _launch_second_runner(stage: Stage, executor: DirectExecutor, dice: random.Random, found: Findings) -> None:
+def _launch_second_runner(
+    stage: Stage, executor: DirectExecutor, dice: random.Random, found: Findings
+) -> None:
     """Starts one more runner for one of the newest attempts, whatever its state."""
     newest = newest_attempts(stage.home, 20)
     if newest:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_scheduler.probes import usage
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.gpus.probes import simulated_usage
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests.stress.trace import number_of
 
@@ -41,7 +41,7 @@ class ForeignProcess(Span):
 
     def lives(self) -> bool:
         """Returns whether it still holds its memory."""
-        return self.end == math.inf and usage.start_ticks(self.pid) is not None
+        return self.end == math.inf and simulated_usage.start_ticks(self.pid) is not None
 
 
 def overcommitments(spans: Iterable[Span], total_mib: int) -> list[str]:
@@ -117,7 +117,11 @@ class Watcher(threading.Thread):
     """
 
     def __init__(
-        self, home: DataDir | None, sim: Path, total_mib: int, foreign_processes: Callable[[], list[ForeignProcess]]
+        self,
+        home: DataDir | None,
+        sim: Path,
+        total_mib: int,
+        foreign_processes: Callable[[], list[ForeignProcess]],
     ) -> None:
         super().__init__(name="watcher")
         self.samples = 0
@@ -125,7 +129,12 @@ class Watcher(threading.Thread):
         self.double_allocations: dict[object, str] = {}
         self.overfull: dict[object, str] = {}
         self.error: Exception | None = None
-        self._home, self._sim, self._total, self._foreign_processes = home, str(sim), total_mib, foreign_processes
+        self._home, self._sim, self._total, self._foreign_processes = (
+            home,
+            str(sim),
+            total_mib,
+            foreign_processes,
+        )
         self._over = threading.Event()
 
     def stop(self) -> None:
@@ -163,12 +172,14 @@ class Watcher(threading.Thread):
             self.peak_mib = max(self.peak_mib, ours + theirs)
             if ours + theirs > self._total:
                 ids = tuple(row["id"] for row in here)
-                self.double_allocations[(gpu, ids)] = f"GPU {gpu}: attempts {ids} {ours} MiB + foreign {theirs} MiB"
+                self.double_allocations[(gpu, ids)] = (
+                    f"GPU {gpu}: attempts {ids} {ours} MiB + foreign {theirs} MiB"
+                )
 
     def _check_gpus(self) -> None:
         # Locked, so that no memory moves from one process to another while it is added up.
-        with usage.locked(self._sim):
-            uses = usage.read_usages(self._sim)
+        with simulated_usage.locked(self._sim):
+            uses = simulated_usage.read_usages(self._sim)
         used: dict[int, int] = {}
         for use in uses:
             for gpu, mib in use.gpus.items():

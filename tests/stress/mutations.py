@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.core.states import JobState
-from gpu_scheduler.intake.bashcheck import is_complete
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.intake.bash_check import is_complete
 from tests.stress.file_observers import JobsFileObserver
 from tests.stress.part import Findings, Order
 
@@ -163,7 +163,12 @@ def _one(eye: JobsFileObserver, path: Path, at: int, corrupted: bytes, found: Fi
 
 
 def _mend(
-    eye: JobsFileObserver, path: Path, kept: set[int | None], texts: Counter[str], corrupted: bytes, found: Findings
+    eye: JobsFileObserver,
+    path: Path,
+    kept: set[int | None],
+    texts: Counter[str],
+    corrupted: bytes,
+    found: Findings,
 ) -> None:
     """Saves the original file: every kept job must belong to its line again."""
     _save(path, _LINES)
@@ -191,7 +196,9 @@ def _continuation_lines(eye: JobsFileObserver, at: int, pieces: int) -> dict[int
     }
 
 
-def _judge_reports(eye: JobsFileObserver, at: int, pieces: list[bytes], same: dict[int, str], found: Findings) -> bool:
+def _judge_reports(
+    eye: JobsFileObserver, at: int, pieces: list[bytes], same: dict[int, str], found: Findings
+) -> bool:
     """Checks that each report names a corrupted line and what is accepted, and that none is missing.
 
     Returns whether a part of the corrupted line is reported.

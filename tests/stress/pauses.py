@@ -67,7 +67,8 @@ def _stage(order: Order) -> Stage:
     folder, dice = order.folder, order.rng("jobs")
     shortest, longest = (1.0, 4.0) if order.full_length else (0.2, 0.8)
     lines = [
-        f"[share=0.5] sleep {dice.uniform(shortest, longest):.2f}{n:05}" for n in range(order.scaled(9000, 50))
+        f"[share=0.5] sleep {dice.uniform(shortest, longest):.2f}{n:05}"
+        for n in range(order.scaled(9000, 50))
     ]
     (folder / "jobs.txt").write_text("".join(f"{line}\n" for line in lines))
     if not order.is_control:

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.store.store import Store
 from tests.stress.gated import GatedJobs, killed_at_exit, stage_in
 from tests.stress.harness import Stage

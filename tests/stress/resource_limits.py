@@ -77,9 +77,9 @@ def _limits(order: Order, times: int, count: int, *mode: str) -> Findings:
     if not order.is_control:
         stage.drain(60)
     outcomes: dict[int, int | str | None] = {**codes}
-    judge(stage.trace, codes, outcomes if order.is_control else outcomes_of(stage.status()), killed=False).report_to(
-        found
-    )
+    judge(
+        stage.trace, codes, outcomes if order.is_control else outcomes_of(stage.status()), killed=False
+    ).report_to(found)
     return found
 
 

@@ -86,7 +86,9 @@ def _one(
             found.count("with a backup")
             stage.append([*jobs.lines(1, gated=False), *jobs.lines(1)])
             jobs.until_started(1 + _RUNNING + 2)
-        end_scheduler(process, signal.SIGKILL if order.is_control else dice.choice([signal.SIGTERM, signal.SIGKILL]))
+        end_scheduler(
+            process, signal.SIGKILL if order.is_control else dice.choice([signal.SIGTERM, signal.SIGKILL])
+        )
     loss(stage.home.database, dice)
     found.count(loss.__name__.strip("_").replace("_", " "))
     stage.append(jobs.lines(1, gated=False))

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_scheduler.runner.protocol import observe
+from gpu_scheduler.attempts.protocol import observe
 from tests.stress.harness import ROOT, Stage, environment, kill, pause, scheduler
 from tests.stress.part import Findings, Order
 from tests.stress.trace import judge, number_of, outcomes_of
@@ -170,7 +170,9 @@ def ready(order: Order) -> Findings:
         process.terminate()
         process.wait(60)
     stage.drain(240)
-    judge(stage.trace, {n: n % 4 for n in range(count)}, outcomes_of(stage.status()), killed=False).report_to(found)
+    judge(stage.trace, {n: n % 4 for n in range(count)}, outcomes_of(stage.status()), killed=False).report_to(
+        found
+    )
     found.figures = {
         "running": count, "kills": times,
         "up again, median s": round(statistics.median(up), 2),
@@ -197,7 +199,9 @@ def _alive(stage: Stage) -> Sequence[str]:
     store = stage.store()
     try:
         rows = store.active_attempts()
-        folders = [(store.data_dir.attempt_folder(r["job_id"], r["number"], r["token"]), r["token"]) for r in rows]
+        folders = [
+            (store.data_dir.attempt_folder(r["job_id"], r["number"], r["token"]), r["token"]) for r in rows
+        ]
     finally:
         store.close()
     return [token for folder, token in folders if observe(folder, token).claim == "live"]

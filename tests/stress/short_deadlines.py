@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from gpu_scheduler import wiring
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.facts import Settings
+from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.scheduler import wiring
 
 _real = wiring.settings_of
 

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.runner.sweep import sweep_once
+from gpu_scheduler.attempts.sweep import sweep_once
 
 DATA_DIR = Path("gpu_scheduler_state.d").absolute()
 #: GPUs, of which each job has one.

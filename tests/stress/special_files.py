@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_scheduler.core.jobspec import JobSpec
+from gpu_scheduler.core.model.job_spec import JobSpec
 from tests.stress.gated import GatedJobs, each_folder, end_scheduler, killed_at_exit
 from tests.stress.harness import Stage
 from tests.stress.part import Findings, Order

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.store.home import DataDir
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 
 SCRIPT = "trace.py"

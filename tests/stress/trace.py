@@ -61,7 +61,9 @@ class TraceVerdict:
         )
 
 
-def judge(trace: Path, codes: dict[int, int], recorded: dict[int, int | str | None], killed: bool) -> TraceVerdict:
+def judge(
+    trace: Path, codes: dict[int, int], recorded: dict[int, int | str | None], killed: bool
+) -> TraceVerdict:
     """Compares what ran with what is recorded.
 
     codes: number -> exit code of the job; recorded: number -> exit code in the store, or a word where there

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.core.calibration import Advice, WorkloadClass
+from gpu_scheduler.core.scheduling.calibration import Advice, WorkloadClass
 from gpu_scheduler.views.calibrate import CalibrationView, to_text
 
 
 def test_table_fits_the_terminal() -> None:
-    family = WorkloadClass("/home/me/" + "long/" * 20 + "t.py", "qwen2.5-vl-32b-inst", 2, 8300, 8300, None, 1, 60.0)
+    family = WorkloadClass(
+        "/home/me/" + "long/" * 20 + "t.py", "qwen2.5-vl-32b-inst", 2, 8300, 8300, None, 1, 60.0
+    )
     entry = {"share": 0.5, "vram": 20000, "gpus": 2}
     seen = CalibrationView("llm_config.json", [Advice(family, 0.5, entry)], {"qwen2.5-vl-32b-inst": entry})
     whole, cut = to_text(seen).splitlines(), to_text(seen, 80).splitlines()

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gpu_scheduler.core.jobspec import JobSpec
-from gpu_scheduler.views.report import JobView
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.views.status_report import JobView
 from gpu_scheduler.views.titles import common_prefix, format_ranges, title
 
 LINE = "0,/home/me/train.py,env,--llm qwen --note two,0-3"

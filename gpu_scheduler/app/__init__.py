@@ -1,0 +1,1 @@
+"""Queries and commands that every front end uses, with typed arguments and results."""

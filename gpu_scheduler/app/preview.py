@@ -1,0 +1,142 @@
+"""Previews the job that a line of a jobs file would create."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gpu_scheduler.core.command.build import conda_environment, display_command
+from gpu_scheduler.core.jobsfile.csv_line import parse_csv
+from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
+from gpu_scheduler.core.jobsfile.shell_syntax import needs_bash
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.scheduling.needs import LlmConfig, Need, ResourceSpec, resolve
+from gpu_scheduler.core.scheduling.order import NORMAL_PRIORITY
+from gpu_scheduler.core.scheduling.placement import Limits, could_fit
+
+#: Placeholder in a command for the numbers of the GPUs that its job will get.
+GPU_IDS_PLACEHOLDER = "IDS"
+
+_PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*")
+
+
+@dataclass(frozen=True)
+class PreviewContext:
+    """The machine and the options against which a line is checked.
+
+    known_gpus: existing indices, None = any; conda_sh: the file that defines `conda`, None = conda was not
+    found; path_exists: returns whether a file or folder exists; conda_envs: names of the environments, None =
+    unknown; totals_mib: GPU index -> its memory, where known; limits: of the scheduler; shell: of its jobs,
+    None = unknown.
+    """
+
+    config: LlmConfig
+    known_gpus: Collection[int] | None
+    conda_sh: str | None
+    path_exists: Callable[[str], bool]
+    conda_envs: Collection[str] | None = None
+    totals_mib: Mapping[int, int] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    shell: JobShell | None = None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The preview of a well-formed line.
+
+    conda: the environment to be activated, None = none; duplicate_of: an earlier line with the same job;
+    warnings: whatever would keep the job from running, or surprise the user.
+    """
+
+    number: int
+    spec: JobSpec
+    need: Need
+    priority: int
+    conda: str | None
+    command: str
+    duplicate_of: int | None
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def preview(
+    number: int, spec: JobSpec, notes: tuple[str, ...], duplicate_of: int | None, context: PreviewContext
+) -> Preview:
+    """Returns the need, the command and the warnings for a line. notes: messages of its parser."""
+    need = resolve(ResourceSpec.of(spec), context.config)
+    return Preview(
+        number,
+        spec,
+        need,
+        NORMAL_PRIORITY if spec.priority is None else spec.priority,
+        conda_environment(spec, context.conda_sh),
+        display_command(spec, GPU_IDS_PLACEHOLDER),
+        duplicate_of,
+        (*notes, *_notes(spec, context)),
+        tuple(_warnings(spec, need, context)),
+    )
+
+
+def _notes(spec: JobSpec, context: PreviewContext) -> Iterator[str]:
+    stated = (spec.share, spec.gpus, spec.vram, spec.torchrun)
+    if spec.llm is not None and stated == (None,) * 4 and spec.llm not in context.config.models:
+        yield f"model {spec.llm} is not in llm_config.json: the default requirement applies"
+    if spec.kind == "csv" and not _script_as_written(spec).startswith(("/", "~")):
+        yield f"script {_script_as_written(spec)} is a relative path: it is resolved in {spec.cwd}"
+
+
+def _warnings(spec: JobSpec, need: Need, context: PreviewContext) -> Iterator[str]:
+    if context.known_gpus is not None:
+        usable = [gpu for gpu in context.known_gpus if spec.allowed is None or gpu in spec.allowed]
+        large = [gpu for gpu in usable if could_fit(need, context.totals_mib.get(gpu), context.limits)]
+        if need.count > len(usable):
+            yield f"it needs {need}, but may use only {len(usable)}: it would wait for more"
+        elif need.count > len(large):
+            margin = f"{context.limits.margin_mib} MiB of each stay free"
+            yield f"it needs {need}, but its GPUs are too small ({margin}): it would wait for larger ones"
+    if not context.path_exists(spec.cwd):
+        yield f"its folder {spec.cwd} does not exist"
+    if spec.conda is not None and context.conda_sh is None:
+        yield f"conda environment {spec.conda}: no conda was found; pass its conda.sh with --conda-sh"
+    elif spec.conda is not None and _is_missing_env(context, spec.conda):
+        yield f"conda environment {spec.conda} does not exist; environments: {_env_list(context.conda_envs)}"
+    if spec.venv is not None and not context.path_exists(f"{spec.venv}/bin/activate"):
+        yield f"virtual environment {spec.venv} does not exist (no bin/activate in it)"
+    if spec.script is not None and not context.path_exists(spec.script):
+        yield f"script {spec.script} does not exist"
+    yield from line_warnings(spec, need.count, context.shell)
+    missing = _missing_script(spec, context.path_exists) if spec.kind == "command" else None
+    if missing is not None:
+        yield f"script {missing} does not exist"
+
+
+def _is_missing_env(context: PreviewContext, conda: str) -> bool:
+    if conda.startswith("/"):
+        return not context.path_exists(conda)
+    return context.conda_envs is not None and conda not in context.conda_envs
+
+
+def _env_list(names: Collection[str] | None) -> str:
+    return ", ".join(names or ()) or "none known"
+
+
+def _script_as_written(spec: JobSpec) -> str:
+    """Returns the script as written on the line."""
+    try:
+        return parse_csv(spec.text, None).script
+    except ValueError:
+        return spec.script or ""
+
+
+def _missing_script(spec: JobSpec, path_exists: Callable[[str], bool]) -> str | None:
+    """Returns the missing script of a plain `python SCRIPT …`; other commands are not checked."""
+    words = spec.words()
+    if needs_bash(spec.command or "") or not words or not _PYTHON.fullmatch(words[0]):
+        return None
+    first = next((word for word in words[1:] if not word.startswith("-") or word in ("-c", "-m", "-")), None)
+    if first is None or not first.endswith(".py"):
+        return None
+    path = posixpath.join(spec.cwd, first)
+    return None if path_exists(path) else path

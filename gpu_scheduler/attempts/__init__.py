@@ -1,0 +1,1 @@
+"""The scheduler's side of the attempt folder: prepare, launch, observe, stop, sweep."""

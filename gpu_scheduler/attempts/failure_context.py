@@ -1,0 +1,38 @@
+"""Collects the context of a failed command: the end of its log, and the GPU ids it was given."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+from gpu_scheduler.attempts.log_tail import read_tail
+from gpu_scheduler.core.command.build import display_command
+from gpu_scheduler.core.command.cuda import format_ids
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.store import Store
+
+_GPU_IDS_PLACEHOLDER = "THE-GPU-IDS"
+
+
+def failure_context_of(store: Store, row: sqlite3.Row, attempt_status: AttemptStatus) -> FailureContext:
+    """Returns the failure context of an attempt whose result reports a failure."""
+    job = store.job(row["job_id"])
+    assert job is not None
+    spec = JobSpec.from_json(job["spec"])
+    return FailureContext(
+        read_tail(row["log"] or attempt_status.log),
+        _misleading_gpu_ids(store, row, spec),
+        spec.oom_retries,
+        spec.fail_retries,
+    )
+
+
+def _misleading_gpu_ids(store: Store, row: sqlite3.Row, spec: JobSpec) -> tuple[int, ...]:
+    """Returns the physical GPU ids given to the command, unless they equal its visible numbering."""
+    index = store.gpu_indices()
+    gpus = tuple(index[uuid] for uuid in json.loads(row["gpus"]) if uuid in index)
+    mode = spec.cuda_ids or recorded_options(store).cuda_ids
+    same = format_ids(gpus, mode) == format_ids(gpus, "visible")
+    return () if same or _GPU_IDS_PLACEHOLDER not in display_command(spec, _GPU_IDS_PLACEHOLDER) else gpus

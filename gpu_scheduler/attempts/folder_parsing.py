@@ -1,0 +1,147 @@
+"""Parses the files of an attempt folder strictly, each into a value or into the problem that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from gpu_scheduler.runner.folder import (
+    STOP_FIELDS,
+    FileProblem,
+    invalid_field,
+    is_optional_text,
+    is_seconds,
+    is_text,
+)
+
+OnTimeout = Literal["kill", "withdraw"]
+
+
+class RunnerIdentity(NamedTuple):
+    """The identity of the process that runs an attempt, as in the store."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+@dataclass(frozen=True)
+class ClaimFile:
+    """The file `claim`. void: no runner has or will ever run the attempt."""
+
+    void: bool
+    runner: RunnerIdentity | None = None
+    session: str | None = None
+    log: str | None = None
+
+
+@dataclass(frozen=True)
+class StopFile:
+    """The file `stop`: the cause, the seconds between SIGTERM and SIGKILL, and what follows them."""
+
+    cause: str
+    grace_s: float
+    on_timeout: OnTimeout = "kill"
+
+
+@dataclass(frozen=True)
+class ResultFile:
+    """The file `result`.
+
+    cause: None if the command ended by itself, else "cancelled", "preempted", "timed_out" or "machine".
+    exit_code, signal: exactly one is set once the command was spawned. oom_kills: processes that the kernel's
+    OOM killer killed meanwhile, None = unknown. shortage: errno of the shortage of processes, memory or open
+    files that kept the command from beginning.
+    """
+
+    cause: str | None
+    exit_code: int | None
+    signal: int | None
+    began: bool
+    message: str | None
+    survivors: tuple[int, ...]
+    started_at: float | None
+    ended_at: float
+    oom_kills: int | None = None
+    shortage: int | None = None
+
+
+def parse_claim(value: dict[str, Any], token: str) -> ClaimFile | FileProblem:
+    """Parses `claim`."""
+    if value.get("void") is True:
+        return _problem(value, token, {}) or ClaimFile(void=True)
+    problem = _problem({"session": None, "log": None, **value}, token, _CLAIM)
+    if problem is not None:
+        return problem
+    runner = RunnerIdentity(value["pid"], value["start_ticks"], value["boot_id"])
+    return ClaimFile(False, runner, value.get("session"), value.get("log"))
+
+
+def parse_stop(value: dict[str, Any], token: str) -> StopFile | FileProblem:
+    """Parses `stop` and `withdrawn`."""
+    problem = _problem(value, token, STOP_FIELDS)
+    return problem or StopFile(value["cause"], value["grace_s"], value["follow"])
+
+
+def parse_result(value: dict[str, Any], token: str) -> ResultFile | FileProblem:
+    """Parses `result`."""
+    problem = _problem({"oom_kills": None, "shortage": None, **value}, token, _RESULT)
+    if problem is not None:
+        return problem
+    ends = (value["exit_code"] is not None) + (value["signal"] is not None)
+    if ends > 1 or (value["began"] and ends == 0):
+        return FileProblem("has no valid end of the command")
+    message = value["message"]
+    return ResultFile(
+        cause=value["cause"],
+        exit_code=value["exit_code"],
+        signal=value["signal"],
+        began=value["began"],
+        # The store keeps UTF-8 only.
+        message=None if message is None else message.encode("utf-8", "replace").decode("utf-8"),
+        survivors=tuple(value["survivors"]),
+        started_at=value["started_at"],
+        ended_at=value["ended_at"],
+        oom_kills=value.get("oom_kills"),
+        shortage=value.get("shortage"),
+    )
+
+
+def _problem(
+    value: dict[str, Any], token: str, fields: Mapping[str, Callable[[Any], bool]]
+) -> FileProblem | None:
+    if value.get("token") != token:
+        return FileProblem(f"carries another token ({str(value.get('token'))[:8]}…)")
+    return invalid_field(value, fields)
+
+
+def _within(first: int, last: int) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and first <= value <= last
+
+
+def _or_null(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or is_right(value)
+
+
+_is_pid = _within(1, 2**31 - 1)
+
+_CLAIM = {
+    "pid": _is_pid,
+    "start_ticks": _within(0, 2**63 - 1),
+    "boot_id": is_text,
+    "session": is_optional_text,
+    "log": is_optional_text,
+}
+_RESULT = {
+    "cause": is_optional_text,
+    "exit_code": _or_null(_within(0, 255)),
+    "signal": _or_null(_within(1, 127)),
+    "began": lambda value: isinstance(value, bool),
+    "message": is_optional_text,
+    "survivors": lambda value: isinstance(value, list) and all(map(_is_pid, value)),
+    "started_at": _or_null(is_seconds),
+    "ended_at": is_seconds,
+    "oom_kills": _or_null(_within(0, 2**63 - 1)),
+    "shortage": _or_null(_within(1, 4095)),
+}

@@ -1,0 +1,136 @@
+"""Launches an attempt of the store: builds its command, prepares its folder and log, starts its runner."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gpu_scheduler.attempts.executor import Executor, LaunchError
+from gpu_scheduler.attempts.log_folder import LogFolder, create_log
+from gpu_scheduler.attempts.protocol import is_usable, prepare
+from gpu_scheduler.core.command.build import build_command
+from gpu_scheduler.core.command.session_names import session_name
+from gpu_scheduler.core.model.job_spec import CudaIds, JobSpec
+from gpu_scheduler.store import attempt_folders
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.writer import StoreWriter
+from gpu_scheduler.views.formatting import safe_text
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """The settings that all attempts of this scheduler share.
+
+    umask: of the jobs; extra: variables added to their environment; sessions: run each job in a Screen
+    session.
+    """
+
+    environment: Mapping[str, str]
+    umask: int
+    log_dir: str | None = None
+    conda_sh: str | None = None
+    cuda_ids: CudaIds = "physical"
+    sessions: bool = False
+    grace_s: float = 10.0
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+class Launcher:
+    """Completes the folder of an attempt and starts a runner for it.
+
+    logs: None = the log folder of `options.log_dir`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        recorder: StoreWriter,
+        executor: Executor,
+        options: LaunchOptions,
+        failpoint: Callable[[str], None] = lambda step: None,
+        logs: LogFolder | None = None,
+    ) -> None:
+        self.check_owner: Callable[[], None] = lambda: None
+        self._failpoint = failpoint
+        self._logs = logs or LogFolder.from_option(options.log_dir)
+        self._store = store
+        self._recorder = recorder
+        self._executor = executor
+        self._options = options
+
+    def launch(self, attempt_id: int) -> None:
+        """Starts a runner. Raises LaunchError with the reason, and what `check_owner` raises.
+
+        Calls `check_owner` once the folder is complete, so that nothing runs from a folder that has replaced
+        ours.
+        """
+        row = self._store.db.row(
+            "SELECT attempt.*, job.spec, job.text, job.source, job.priority, job.raised_mib, job.oom_used,"
+            " job.fail_used FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.id = ?",
+            attempt_id,
+        )
+        assert row is not None
+        folder = self._store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
+        try:
+            if not is_usable(folder, row["token"]):
+                self._prepare(row)
+            self._failpoint("folder made")
+            self.check_owner()
+            self._executor.launch(folder)
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise LaunchError(
+                f"job {row['job_id']} cannot be launched: {where}{error.strerror or error}"
+            ) from error
+
+    def _prepare(self, row: sqlite3.Row) -> None:
+        when = datetime.now()
+        log = create_log(self._logs.create(), row["job_id"], when)
+        try:
+            self._write_folder(row, str(log), when)
+        except BaseException:
+            log.unlink(missing_ok=True)  # the launch has failed
+            raise
+
+    def _write_folder(self, row: sqlite3.Row, log: str, when: datetime) -> None:
+        options = self._options
+        spec = JobSpec.from_json(row["spec"])
+        index = self._store.gpu_indices()
+        gpus = [index[uuid] for uuid in json.loads(row["gpus"])]
+        job_id, number = row["job_id"], row["number"]
+        command = build_command(
+            spec, gpus, options.environment, row["token"], job_id, number,
+            options.conda_sh, options.cuda_ids, options.extra,
+        )  # fmt: skip
+        source_cwd = self._source_cwd(row["source"])
+        session = session_name(gpus, spec.mode, job_id) if options.sessions else None
+        self._recorder.record_log(row["id"], log, session)
+        header = "\n".join(
+            [
+                f"# job {job_id}, attempt {number}: {safe_text(row['text'])}",
+                f"# command: {safe_text(command.display_text)}",
+                f"# environment: {safe_text(f'{command.environment_label}; folder: {spec.cwd}')}",
+                f"# GPUs: {','.join(map(str, gpus))}; started {when:%Y-%m-%d %H:%M:%S}",
+                "",
+            ]
+        )
+        prepare(
+            self._store.data_dir.attempt_folder(job_id, number, row["token"]),
+            {
+                "job": job_id, "attempt": number, "token": row["token"], "boot_id": row["boot_id"],
+                "cwd": spec.cwd, "umask": options.umask, "env": command.env, "terminal": options.sessions,
+                "session": session, "log": log, "header": header, "timeout_s": spec.timeout_s,
+                "term_grace_s": options.grace_s,
+                attempt_folders.ORIGIN_KEY: attempt_folders.origin_object(row, self._store.data_dir, source_cwd),
+            },
+            command.command_sh,
+        )  # fmt: skip
+
+    def _source_cwd(self, source: str) -> str | None:
+        """Returns the working folder of the jobs file that a job came from; None if it came from none."""
+        path = source.removeprefix("file:")
+        row = self._store.db.row("SELECT cwd FROM jobs_file WHERE path = ?", path) if path != source else None
+        return None if row is None else row["cwd"]

@@ -1,0 +1,119 @@
+"""Manages the folder of job logs: owned by us, never reached through a link, with a new file per attempt."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from gpu_scheduler.core.command.session_names import log_file_name
+from gpu_scheduler.system.safe_file import check_folder_status
+
+#: The log folder of the older scheduler.
+DEFAULT_FOLDER = Path("/tmp/gpu_scheduler_logs")
+
+
+@dataclass(frozen=True)
+class LogFolder:
+    """The candidate folders for job logs, preferred one first, and the uid that must own them.
+
+    One path: the folder of `--log-dir`. Two: the default folder and one named after the user. creator: the
+    uid that creates a missing folder, where it may differ from the first owner.
+    """
+
+    paths: tuple[Path, ...]
+    owner: int
+    creator: int | None = None
+
+    @classmethod
+    def from_option(cls, log_dir: str | None) -> LogFolder:
+        """Returns the log folder for the value of `--log-dir`, created if missing. Raises OSError.
+
+        At the start, a folder that the user names may be a link or belong to another user; later it must be
+        the same folder.
+        """
+        if log_dir is None:
+            default = Path(os.path.realpath(DEFAULT_FOLDER.parent)) / DEFAULT_FOLDER.name
+            return cls((default, default.with_name(f"{default.name}_{user_name()}")), os.geteuid())
+        folder = Path(os.path.realpath(log_dir))
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return cls((folder,), folder.stat().st_uid, os.geteuid())
+
+    @classmethod
+    def from_json(cls, text: str) -> LogFolder:
+        """Returns the folder that `to_json` wrote."""
+        paths, owner, maker = json.loads(text)
+        return cls(tuple(Path(path) for path in paths), owner, maker)
+
+    def to_json(self) -> str:
+        """Returns the JSON text for the store, from which readers find the same folders."""
+        return json.dumps([[str(path) for path in self.paths], self.owner, self.creator])
+
+    def usable_path(self) -> Path | None:
+        """Returns the first path that we own or that is missing; None if no path can be used."""
+        return next((path for path in self.paths if self.problem_with(path) is None), None)
+
+    def problem_with(self, path: Path) -> str | None:
+        """Returns why the path must not be used, as a predicate; None if it is ours or missing."""
+        if os.path.realpath(path.parent) != str(path.parent):
+            return "is reached through a link"
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return f"cannot be accessed ({error.strerror})"
+        return self._ownership_problem(status)
+
+    def create(self) -> Path:
+        """Returns the folder to use now, created if missing. Raises OSError."""
+        folder = self.usable_path()
+        if folder is None:
+            last = self.paths[-1]
+            raise PermissionError(
+                errno.EPERM, self.problem_with(last) or "has just become usable again", str(last)
+            )
+        folder.mkdir(parents=len(self.paths) == 1, exist_ok=True, mode=0o700)
+        # In a folder like /tmp nobody else can replace a folder that is ours, so the descriptor decides.
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            problem = self._ownership_problem(status)
+            if problem is not None:
+                raise PermissionError(errno.EPERM, problem, str(folder))
+            if len(self.paths) > 1 and status.st_mode & 0o077:
+                os.chmod(f"/proc/self/fd/{fd}", 0o700)
+        finally:
+            os.close(fd)
+        return folder
+
+    def _ownership_problem(self, status: os.stat_result) -> str | None:
+        problem = check_folder_status(status, (self.owner, self.creator))
+        return None if problem is None else problem.description
+
+
+def create_log(folder: Path, job_id: int, started_at: datetime) -> Path:
+    """Creates an empty private log file with an unused name. Raises OSError."""
+    name = log_file_name(job_id, started_at)
+    for suffix in ("", *(f".{n}" for n in range(1, 1000))):
+        path = folder / f"{name}{suffix}"
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            continue
+        os.close(fd)
+        return path
+    raise FileExistsError(f"{folder / name} and its 999 numbered variants exist already")
+
+
+def user_name() -> str:
+    """Returns the name of the user that we run as; the uid if it has no name."""
+    import getpass  # only needed here; readers stay without its import time
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.geteuid())

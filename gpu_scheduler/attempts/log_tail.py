@@ -1,0 +1,41 @@
+"""Reads the end of a job's log."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from gpu_scheduler.system.shortages import reraise_shortage
+
+#: Bytes at the end of a log that are searched for its last error.
+TAIL_BYTES = 64 * 1024
+#: If the first, cut line is longer than this, so many bytes at its end are kept.
+_LONG_LINE_BYTES = 4 * 1024
+
+
+def read_tail(path: str | None, max_bytes: int = TAIL_BYTES) -> str:
+    """Returns the last `max_bytes` bytes of a log as text, starting at a line; "" if the log cannot be read.
+
+    If the first, cut line is long, such as a progress bar, its last 4 KiB are kept. Only regular files are
+    read and links are not followed, since others may write to the folder. Raises OSError for a shortage of
+    processes, memory or open files.
+    """
+    if path is None:
+        return ""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                return ""
+            start = max(0, status.st_size - max_bytes)
+            data = os.pread(fd, max_bytes, start)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        reraise_shortage(error)
+        return ""
+    if start:
+        cut, end, rest = data.partition(b"\n")
+        data = cut[-_LONG_LINE_BYTES:] + end + rest if len(cut) > _LONG_LINE_BYTES or not rest else rest
+    return data.decode("utf-8", "replace")

@@ -1,0 +1,97 @@
+"""Finds and ends the processes of attempts whose runner is gone.
+
+One scan of /proc serves any number of attempts. The caller decides when to scan again; `sweep` is for callers
+that may block.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from gpu_scheduler.runner import fork_chains, process_scan
+from gpu_scheduler.runner.folder import SHORTAGE, open_folder
+from gpu_scheduler.runner.membership import RecordedCommand
+from gpu_scheduler.runner.recorded_command import read_recorded_command
+
+_RESCAN_S = 0.05
+#: Most scans when an empty one may have missed a process: a fork chain would be missed every time, while
+#: other programs fork only now and then.
+_MAX_SCANS = 10
+
+
+def recorded_command(folder: Path, token: str) -> RecordedCommand | None:
+    """Returns the recorded command of an attempt; None if there is none of this boot.
+
+    Raises OSError when open files or memory are short.
+    """
+    try:
+        fd = open_folder(os.fspath(folder))
+    except OSError as error:
+        if error.errno in SHORTAGE:
+            raise
+        return None
+    try:
+        return read_recorded_command(fd, token)
+    finally:
+        os.close(fd)
+
+
+def processes_of(
+    attempts: Mapping[str, Path], unsupervised: Collection[str] = ()
+) -> dict[str, tuple[int, ...]]:
+    """Returns the pids of the living processes of each attempt (token -> folder) that has any.
+
+    unsupervised: attempts whose processes had no supervisor. These count as having none only after a scan
+    that missed no process, or after a limited number of scans.
+    """
+    commands = {token: recorded_command(folder, token) for token, folder in attempts.items()}
+    return {token: tuple(sorted(found)) for token, found in _scan(commands, unsupervised).items()}
+
+
+def _scan(
+    commands: Mapping[str, RecordedCommand | None], unsupervised: Collection[str]
+) -> dict[str, dict[int, int]]:
+    for _ in range(_MAX_SCANS):
+        scan = process_scan.scan(commands)
+        unsure = [token for token in unsupervised if token not in scan.found] if scan.missed else []
+        if not unsure:
+            break
+    for token in unsure:
+        command = commands[token]
+        if command is not None and fork_chains.has_group(command):
+            scan.found[token] = {command.pid: 0}  # none lives long enough to have a known pid
+    return scan.found
+
+
+def sweep_once(folder: Path, token: str, sig: int) -> tuple[int, ...]:
+    """Signals every process of the attempt once; returns the pids found, none = nothing is left.
+
+    Never blocks: call it again until it finds nothing. Kill a live runner first; this would signal it too.
+    """
+    command = recorded_command(folder, token)
+    found = _scan({token: command}, (token,)).get(token, {})
+    if command is not None and sig and 0 in found.values():
+        fork_chains.signal_group(command, token, sig)
+    for pid, ticks in found.items():
+        process_scan.send_signal(pid, ticks, sig)
+        if sig == signal.SIGTERM:
+            process_scan.send_signal(pid, ticks, signal.SIGCONT)
+    return tuple(sorted(found))
+
+
+def sweep(folder: Path, token: str, term_s: float = 2.0, deadline_s: float = 10.0) -> tuple[int, ...]:
+    """Sends SIGTERM and, after `term_s` seconds, SIGKILL; returns the survivors.
+
+    Ends when a scan finds nothing or after `deadline_s` seconds.
+    """
+    start = time.monotonic()
+    found = sweep_once(folder, token, signal.SIGTERM)
+    while found and (passed := time.monotonic() - start) < deadline_s:
+        time.sleep(_RESCAN_S)
+        # Signal 0 only checks: a SIGTERM handler that saves its work must run once.
+        found = sweep_once(folder, token, signal.SIGKILL if passed >= term_s else 0)
+    return found

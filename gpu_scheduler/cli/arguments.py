@@ -1,0 +1,350 @@
+"""Declares the arguments and options of each command. Nothing is looked up or carried out here."""
+
+from __future__ import annotations
+
+import argparse
+
+from gpu_scheduler import config
+from gpu_scheduler.cli import values
+from gpu_scheduler.cli.values import path
+
+#: A parser, or an argument group of one.
+_ArgumentContainer = argparse.ArgumentParser | argparse._ArgumentGroup
+
+_DEFAULTS = config.StartOptions()
+_DAY_S = 86400
+#: Largest value of --tolerance and --spike-buffer, as a fraction of what it is added to.
+_MAX_FRACTION = 10
+_PRIORITY = values.integer(-(10**9) + 1, 10**9 - 1)
+
+
+def start(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `start`."""
+    _start_jobs(parser.add_argument_group("jobs"))
+    _start_gpus(parser.add_argument_group("GPUs"))
+    _start_memory(parser.add_argument_group("memory of jobs"))
+    _start_launches(parser.add_argument_group("launches and retries"))
+    _start_scheduler(parser.add_argument_group("the scheduler"))
+
+
+def _start_jobs(group: argparse._ArgumentGroup) -> None:
+    _jobs_file(group, None)
+    end = group.add_mutually_exclusive_group().add_argument
+    end("--drain", action="store_true",
+        help="Exit when no job can run any more; the exit code tells whether all jobs succeeded")  # fmt: skip
+    end("--watch", action="store_true",
+        help="Keep waiting for new lines (default, unless a jobs file is given instead of"
+             " `start`)")  # fmt: skip
+    _llm_config(group)
+    option = group.add_argument
+    history = group.add_mutually_exclusive_group().add_argument
+    history("--fresh", action="store_true",
+            help="Forget all jobs first; asks for confirmation on a terminal")  # fmt: skip
+    history("--keep-history", action="store_true",
+            help="Keep the recorded jobs when changing between simulated and real GPUs")  # fmt: skip
+    history("--restore", action="store_true",
+            help="Rebuild a lost store from its newest backup and the attempt folders")  # fmt: skip
+    option("--yes", action="store_true", help="Do not ask for confirmation of --fresh")
+
+
+def _start_gpus(group: argparse._ArgumentGroup) -> None:
+    option = group.add_argument
+    _gpus(group, "all")
+    _probe(group)
+    option("--poll", metavar="S", type=values.number(0.1, 3600, minimum=0.1), default=_DEFAULTS.poll_s,
+           help="Seconds between two samples of the GPUs (default: 5)")  # fmt: skip
+    option("--mem-threshold", metavar="X", type=values.number(0, 1), default=_DEFAULTS.mem_threshold,
+           help="Fraction of a GPU's memory in use by other users' processes at which it accepts no new jobs"
+           " without vram= (above 0, at most 1; default: 0.8)")  # fmt: skip
+    option("--load-threshold", metavar="X", type=values.number(0, 1), default=_DEFAULTS.load_threshold,
+           help="Fraction of a GPU's load caused by other users' processes at which it accepts no new jobs"
+           " (above 0, at most 1; default: 0.8)")  # fmt: skip
+    option("--idle-threshold", metavar="MIB", type=values.mib, default=_DEFAULTS.idle_threshold_mib,
+           help="Memory in MiB that other users' processes may use on a GPU that still counts as unused by"
+           " them (default: 200)")  # fmt: skip
+    option("--exclusive", action="store_true", help="Run only one job at a time on each GPU")
+    option("--cuda-ids", choices=("physical", "visible"), default=_DEFAULTS.cuda_ids,
+           help="Kind of GPU ids that scripts receive with --cuda (default: physical)")  # fmt: skip
+
+
+def _start_memory(group: argparse._ArgumentGroup) -> None:
+    option = group.add_argument
+    option("--margin", metavar="MIB", type=values.mib, default=_DEFAULTS.margin_mib,
+           help="Memory kept free on GPUs whose jobs declare vram, such as 512 (MiB), 1G or 0"
+           " (default: 512)")  # fmt: skip
+    option("--spike-buffer", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
+           default=_DEFAULTS.spike_buffer,
+           help="Fraction added to measured memory peaks as a buffer (default: 0.1)")  # fmt: skip
+    option("--tolerance", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0), default=_DEFAULTS.tolerance,
+           help="Fraction by which a job may miss its declaration before that is reported"
+           " (default: 0.1)")  # fmt: skip
+    option("--learn", action="store_true",
+           help="Reserve for jobs that declare nothing what earlier jobs of their kind used")  # fmt: skip
+    option("-v", "--verbose", action="store_true", help="Log each job's memory whenever its peak grows")
+
+
+def _start_launches(group: argparse._ArgumentGroup) -> None:
+    option = group.add_argument
+    option("--screen", action="store_true", help="Run each job in its own GNU Screen session")
+    _conda_sh(group)
+    option("--oom-retries", metavar="N", type=values.integer(0, 1000), default=_DEFAULTS.oom_retries,
+           help="Retries of a job after CUDA out of memory, with more memory (default: 0)")  # fmt: skip
+    option("--fail-retries", metavar="N", type=values.integer(0, 1000), default=_DEFAULTS.fail_retries,
+           help="Retries of a job after any failure (default: 0)")  # fmt: skip
+    option("--max-assign-attempts", metavar="N", type=values.integer(1, 1000),
+           default=_DEFAULTS.max_assign_attempts, help="Maximum tries to launch a job (default: 5)")  # fmt: skip
+    option("--assign-retry-wait", metavar="S", type=values.number(0, 3600, minimum=0),
+           default=_DEFAULTS.assign_retry_wait_s,
+           help="Seconds to wait after a failed launch (default: 5)")  # fmt: skip
+
+
+def _start_scheduler(group: argparse._ArgumentGroup) -> None:
+    interval = values.number(0, _DAY_S)
+    option = group.add_argument
+    option("--monitor-interval", metavar="S", type=interval, default=_DEFAULTS.monitor_interval_s,
+           help="Maximum seconds until a change of the jobs file is noticed (default: 30)")  # fmt: skip
+    option("--state-interval", metavar="S", type=interval, default=_DEFAULTS.state_interval_s,
+           help="Maximum seconds until an edit of the state file is noticed (default: 20)")  # fmt: skip
+    _log_dir(group)
+    option("--daemon", action="store_true",
+           help="Continue in the background once the scheduler is up; prints its pid and log")  # fmt: skip
+    option("--ignore-old-sessions", action="store_true",
+           help="Start even if jobs of the older scheduler still run in Screen")  # fmt: skip
+    option("--take-over", action="store_true",
+           help="Continue with the store of another host that no longer uses it")  # fmt: skip
+    option("--as-copy", action="store_true",
+           help="Continue with a copied store; jobs that run in the original are held here")  # fmt: skip
+    _trust_files(group)
+
+
+def _gpus(parser: _ArgumentContainer, default: str) -> None:
+    parser.add_argument("--gpus", metavar="N|LIST", type=values.gpu_choice,
+                        help="GPUs to manage: a count such as 4, or a list such as 0,2,3 (`3,` for GPU 3"
+                        f" alone; default: {default})")  # fmt: skip
+
+
+def _jobs_file(parser: _ArgumentContainer, default: str | None = config.JOBS_FILE) -> None:
+    """default: None where the command must know whether the option was given."""
+    parser.add_argument("--jobs-file", metavar="PATH", default=default,
+                        help=f'Jobs file; "" for none (default: {config.JOBS_FILE})')  # fmt: skip
+
+
+def _llm_config(parser: _ArgumentContainer) -> None:
+    parser.add_argument("--llm-config", metavar="PATH", type=path,
+                        help=f"File of GPU needs (default: {config.LLM_CONFIG}, if it exists)")  # fmt: skip
+
+
+def _log_dir(parser: _ArgumentContainer) -> None:
+    parser.add_argument("--log-dir", metavar="DIR", type=path,
+                        help="Folder of the job logs (default: /tmp/gpu_scheduler_logs)")  # fmt: skip
+
+
+def _trust_files(parser: _ArgumentContainer) -> None:
+    parser.add_argument("--trust-files", action="store_true",
+                        help="Use files that other users own or that everyone may write")  # fmt: skip
+
+
+def _probe(parser: _ArgumentContainer) -> None:
+    parser.add_argument("--gpu-probe", choices=("auto", "nvml", "gputil", "simulated"),
+                        default=_DEFAULTS.gpu_probe,
+                        help="How to read the GPUs (default: auto, NVML or else GPUtil)")  # fmt: skip
+    simulated = parser.add_mutually_exclusive_group().add_argument
+    simulated("--simulate", metavar="N",
+              help="Simulate GPUs: 4 (of 24 GiB each), 4:80G, 2:24G,2:80G")  # fmt: skip
+    simulated("--sim", metavar="N", dest="simulate", help="Same as --simulate")
+
+
+def _conda_sh(parser: _ArgumentContainer) -> None:
+    parser.add_argument("--conda-sh", metavar="PATH", type=path,
+                        help="Path of conda's profile.d/conda.sh (default: found automatically)")  # fmt: skip
+
+
+def _json(parser: _ArgumentContainer) -> None:
+    parser.add_argument("--json", action="store_true", help="Print JSON (see docs/json.md)")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declares the fields of a CSV line and the attributes of a line; a command follows `--`."""
+    option = parser.add_argument
+    option("script", metavar="SCRIPT | -- COMMAND", nargs="?",
+           help="Python script (its path is made absolute), or any command after `--`")  # fmt: skip
+    option(
+        "--conda", metavar="ENV", help="Conda environment (default: base for a script, none for a command)"
+    )
+    option(
+        "--args",
+        metavar='"…"',
+        default="",
+        type=lambda text: text.removeprefix(" "),
+        help='Arguments of the script, such as "--epochs 3"',
+    )
+    option("--priority", metavar="N", type=_PRIORITY, default=0,
+           help="Priority; lower numbers run first (default: 0)")  # fmt: skip
+    option("--gpus", metavar="LIST", default="",
+           help="GPUs that the job may use, such as 0,2 or 0-3 (default: any)")  # fmt: skip
+    option("--output-file", metavar="PATH", default=config.JOBS_FILE, type=path,
+           help=f"Jobs file to append to; - only prints the line (default: {config.JOBS_FILE})")  # fmt: skip
+    _attributes(parser.add_argument_group("attributes"))
+
+
+def _attributes(group: argparse._ArgumentGroup) -> None:
+    """Declares an option for each attribute of a line, except `cancel` and those declared in `add`."""
+    from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP, SYNONYMS
+
+    for key, (form, does) in ATTRIBUTE_HELP.items():
+        if key in ("allowed", "conda", "priority", "cancel"):
+            continue
+        flags = ["--gpus-count" if key == "gpus" else f"--{key}"]
+        flags += [f"--{word}" for word, meant in SYNONYMS.items() if meant == key]
+        dest = f"attribute_{key}"
+        if form is None:
+            group.add_argument(*flags, dest=dest, action="store_true", help=does)
+        else:
+            action = "append" if key == "env" else "store"
+            group.add_argument(*flags, dest=dest, action=action, metavar=form, help=does)
+
+
+def lint(parser: argparse.ArgumentParser) -> None:
+    """Declares the jobs file and the options that decide how its lines are judged."""
+    parser.add_argument("file", metavar="FILE", nargs="?", default=config.JOBS_FILE, type=path,
+                        help=f"Jobs file, or - for the standard input"
+                        f" (default: {config.JOBS_FILE})")  # fmt: skip
+    _llm_config(parser)
+    _gpus(parser, "those that the scheduler knows")
+    _conda_sh(parser)
+    _json(parser)
+
+
+def status(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `status`."""
+    way = parser.add_mutually_exclusive_group()
+    _json(way)
+    way.add_argument("--watch", metavar="SECONDS", nargs="?", const=2.0,
+                     type=values.number(0, 3600, minimum=0.1),
+                     help="Refresh the display every SECONDS (default: 2) until Ctrl-C")  # fmt: skip
+    parser.add_argument(
+        "--all", action="store_true", help="List every queued and finished job on its own line"
+    )
+    parser.add_argument("--failed", action="store_true", help="Show only the jobs that failed")
+    parser.add_argument("-v", "--verbose", action="store_true",
+                        help="Also show paths, sessions, logs and memory")  # fmt: skip
+
+
+def gpus(parser: argparse.ArgumentParser) -> None:
+    """Declares the GPUs of `pause` and `resume`, one or more."""
+    parser.add_argument("ids", metavar="ID", nargs="+", type=values.gpu_ids,
+                        help="GPU ids such as 0, 0,2 or 0-3, or `all`")  # fmt: skip
+
+
+def screens(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `screens`."""
+    _json(parser)
+
+
+def one_job(parser: argparse.ArgumentParser) -> None:
+    """Declares one job."""
+    parser.add_argument("job", metavar="JOB", type=values.single_job,
+                        help="Job number, as `status` shows it, or job name")  # fmt: skip
+
+
+def show(parser: argparse.ArgumentParser) -> None:
+    """Declares the job and the options of `show`."""
+    one_job(parser)
+    _json(parser)
+
+
+def why(parser: argparse.ArgumentParser) -> None:
+    """Declares the job and the options of `why`."""
+    show(parser)
+    parser.add_argument("-v", "--verbose", action="store_true",
+                        help="Show all checks, even for a job that failed")  # fmt: skip
+
+
+def _job_list(parser: argparse.ArgumentParser, nargs: str) -> None:
+    parser.add_argument("jobs", metavar="JOB", nargs=nargs, type=values.job_ref,
+                        help="Job numbers such as 3 or 5-9, or job names")  # fmt: skip
+
+
+def jobs(parser: argparse.ArgumentParser) -> None:
+    """Declares jobs, one or more."""
+    _job_list(parser, "+")
+
+
+def retry(parser: argparse.ArgumentParser) -> None:
+    """Declares the jobs of `retry`, or --failed."""
+    _job_list(parser, "*")
+    parser.add_argument("--failed", action="store_true", help="Retry every job that failed")
+
+
+def logs(parser: argparse.ArgumentParser) -> None:
+    """Declares the job of `logs` and how much of its log is printed."""
+    one_job(parser)
+    parser.add_argument("-f", "--follow", action="store_true",
+                        help="Keep printing new output until the job has ended")  # fmt: skip
+    parser.add_argument("-n", "--lines", metavar="LINES", type=values.integer(0, 10**9 - 1),
+                        help="Print only the last LINES lines (default: all)")  # fmt: skip
+    parser.add_argument("--attempt", metavar="K", type=values.integer(1, 10**9 - 1),
+                        help="Number of the attempt, counted from 1 (default: the latest)")  # fmt: skip
+    parser.add_argument("--raw", action="store_true",
+                        help="Print every byte as the job wrote it; without --raw only text, colours and"
+                             " progress bars are printed, and in a pipe only the last frame of each"
+                             " bar")  # fmt: skip
+
+
+def events(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `events`."""
+    parser.add_argument("--jsonl", action="store_true",
+                        help="Print JSON, one object per line (see docs/json.md)")  # fmt: skip
+    parser.add_argument("-f", "--follow", action="store_true", help="Keep printing new events until Ctrl-C")
+    parser.add_argument("-n", "--lines", metavar="N", type=values.integer(0, 10**9 - 1),
+                        help="Print only the last N events (default: all)")  # fmt: skip
+
+
+def _grace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--grace", metavar="S", type=values.number(0, _DAY_S, minimum=0), default=10.0,
+                        help="Seconds between SIGTERM and SIGKILL (default: 10)")  # fmt: skip
+
+
+def cancel(parser: argparse.ArgumentParser) -> None:
+    """Declares the jobs of `cancel`, or --all."""
+    _job_list(parser, "*")
+    parser.add_argument("--all", action="store_true", help="Cancel every job that has not finished")
+    _grace(parser)
+
+
+def priority(parser: argparse.ArgumentParser) -> None:
+    """Declares jobs, followed by their new priority."""
+    jobs(parser)
+    parser.add_argument("number", metavar="N", type=_PRIORITY, help="New priority; lower numbers run first")
+
+
+def calibrate(parser: argparse.ArgumentParser) -> None:
+    """Declares the file that `calibrate` compares, and --write."""
+    parser.add_argument("--llm-config", metavar="PATH", type=path,
+                        help="File of GPU needs (default: the one that the scheduler uses)")  # fmt: skip
+    parser.add_argument("--write", action="store_true",
+                        help="Write the suggested entries to that file, keeping a backup")  # fmt: skip
+    _json(parser)
+
+
+def doctor(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `start` that `doctor` checks."""
+    _jobs_file(parser)
+    _llm_config(parser)
+    _log_dir(parser)
+    _probe(parser)
+    _conda_sh(parser)
+    _trust_files(parser)
+    _json(parser)
+
+
+def completion(parser: argparse.ArgumentParser) -> None:
+    """Declares the shell of `completion`."""
+    parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"),
+                        help="Your shell: bash, zsh or fish")  # fmt: skip
+
+
+def stop(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `stop`."""
+    parser.add_argument("--jobs", action="store_true", help="Also cancel the running jobs")
+    _grace(parser)

@@ -1,0 +1,78 @@
+"""Resolves references to jobs on the command line: a number, a range of numbers, or a name.
+
+A name means the only open job with that name, otherwise the finished one that ended last.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+
+from gpu_scheduler.cli import without_scheduler
+from gpu_scheduler.cli.values import JobRef
+from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.formatting import count_noun
+
+#: How many jobs with the same name an error lists.
+_MAX_LISTED = 10
+
+
+def resolve_job(store: Store, ref: JobRef) -> int:
+    """Returns the id of the job.
+
+    Raises SchedulerError for a name that no job has or several open jobs share. A number is not looked up.
+    """
+    if isinstance(ref, str):
+        return _job_named(store, ref)
+    return ref if isinstance(ref, int) else _jobs_in_range(store, ref)[0]
+
+
+def resolve_jobs(store: Store, refs: Iterable[JobRef]) -> list[int]:
+    """Returns the ids of the jobs in the order of the references, each once.
+
+    Raises SchedulerError like `resolve_job`, and for a range without any job.
+    """
+    found: dict[int, None] = {}
+    for ref in refs:
+        ids = _jobs_in_range(store, ref) if isinstance(ref, range) else [resolve_job(store, ref)]
+        found.update(dict.fromkeys(ids))
+    return list(found)
+
+
+def _jobs_in_range(store: Store, numbers: range) -> list[int]:
+    ids = store.job_ids_in(numbers)
+    if not ids:
+        raise SchedulerError(
+            f"{store.data_dir.folder} has no job {numbers[0]} to {numbers[-1]}; `status --all` lists the jobs"
+        )
+    return ids
+
+
+def _job_named(store: Store, name: str) -> int:
+    rows = store.jobs_named(name)
+    if not rows:
+        raise SchedulerError(
+            f"{store.data_dir.folder} has no job named {name}; `status --all` lists the jobs"
+            " (jobs are named by [name=…] on their line)"
+        )
+    open_rows = [row for row in rows if row["state"] != JobState.FINISHED.value]
+    if len(open_rows) > 1:
+        # Without a running scheduler, the end of some may not be recorded yet.
+        open_rows = [row for row in open_rows if not _has_ended(store, row)]
+    if len(open_rows) > 1:
+        listed = ", ".join(f"job {row['id']} ({row['state']})" for row in open_rows[:_MAX_LISTED])
+        more = f" and {len(open_rows) - _MAX_LISTED:,} more" if len(open_rows) > _MAX_LISTED else ""
+        raise SchedulerError(
+            f"{count_noun(len(open_rows), 'open job')} are named {name}: {listed}{more}\n"
+            "use the number of one; nothing was done"
+        )
+    found: int = (open_rows or rows)[0]["id"]
+    return found
+
+
+def _has_ended(store: Store, row: sqlite3.Row) -> bool:
+    if store.other_host is not None or JobState(row["state"]) not in ACTIVE:
+        return False
+    return without_scheduler.unrecorded_outcome(store, row) is not None

@@ -1,0 +1,114 @@
+"""Prints a log: its last lines, then what is appended, either raw or made safe for a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from io import FileIO
+
+from gpu_scheduler.core.text.progress_frames import CURSOR_UP, FrameFilter
+from gpu_scheduler.core.text.sanitize import Sanitizer
+from gpu_scheduler.errors import SchedulerError
+
+_CHUNK = 1 << 16
+
+
+class LogFilter:
+    """A filter that keeps text, colours and progress bars of a log and makes other control codes safe.
+
+    draws: draw bars as the job draws them, for a terminal; otherwise print only the last frame of each bar
+    on a line. Bars that move the cursor up, such as nested bars, are never drawn, because the cursor must not
+    be moved. every_s: seconds between two lines about one bar; None prints only the last one.
+    """
+
+    def __init__(self, *, draw_bars: bool, bar_interval_s: float | None = None) -> None:
+        self._bar_interval_s = bar_interval_s
+        self._frames = None if draw_bars else FrameFilter(bar_interval_s)
+        self._sanitizer = Sanitizer()
+
+    def feed(self, data: bytes) -> bytes:
+        """Returns the text to print for the next bytes; empty bytes mean that no output came for a moment."""
+        if self._frames is None and CURSOR_UP.search(data):
+            self._frames = FrameFilter(self._bar_interval_s)
+        if self._frames is not None:
+            data = self._frames.feed(data, time.monotonic())
+        return self._sanitizer.feed(data)
+
+    def finish(self) -> bytes:
+        """Returns the remaining text at the end of the log."""
+        left = b"" if self._frames is None else self._frames.flush()
+        ended, self._sanitizer = self._sanitizer, Sanitizer()
+        return ended.feed(left) + ended.flush()
+
+
+class LogPrinter:
+    """A log that is being printed. Raises SchedulerError if it cannot be read.
+
+    shown: the filter; None prints every byte.
+    """
+
+    def __init__(self, path: str, log_filter: LogFilter | None = None) -> None:
+        self._file = _open_log(path)
+        self._log_filter = log_filter
+
+    def switch_to(self, path: str) -> None:
+        """Continues with another log, from its beginning."""
+        self.finish()
+        self._file.close()
+        self._file = _open_log(path)
+
+    def finish(self) -> None:
+        """Prints the rest of the last line, even if it is incomplete."""
+        if self._log_filter is not None:
+            sys.stdout.buffer.write(self._log_filter.finish())
+            sys.stdout.buffer.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def print_last(self, lines: int | None) -> None:
+        """Prints the last `lines` lines; all of them for None."""
+        self._file.seek(0 if lines is None else self._offset_of_last(lines))
+        self.print_new()
+
+    def print_new(self) -> None:
+        """Prints what has been appended since the last call."""
+        if os.fstat(self._file.fileno()).st_size < self._file.tell():
+            self._file.seek(0)  # the file was truncated
+        is_new = False
+        while data := self._file.read(_CHUNK):
+            is_new = True
+            self._print(data)
+        if not is_new:
+            self._print(b"")
+        sys.stdout.buffer.flush()
+
+    def _print(self, data: bytes) -> None:
+        sys.stdout.buffer.write(data if self._log_filter is None else self._log_filter.feed(data))
+
+    def _offset_of_last(self, lines: int) -> int:
+        """Returns the offset at which the last lines begin; a last line without newline counts."""
+        end = at = self._file.seek(0, os.SEEK_END)
+        if lines == 0:
+            return end
+        while at > 0:
+            start = max(0, at - _CHUNK)
+            self._file.seek(start)
+            data = self._file.read(at - start)
+            found = len(data)
+            while (found := data.rfind(b"\n", 0, found)) >= 0:
+                # A newline at the end of the file ends its last line and does not start another.
+                lines -= start + found + 1 < end
+                if lines == 0:
+                    return start + found + 1
+            at = start
+        return 0
+
+
+def _open_log(path: str) -> FileIO:
+    try:
+        return open(path, "rb", buffering=0)
+    except OSError as error:
+        raise SchedulerError(f"the log {path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,49 @@
+"""Finds the socket of an attempt's Screen session, and lists the sessions that Screen knows.
+
+The answers are for display and for `attach`; nothing about a job is decided from them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from gpu_scheduler.core.command.screen_list import SessionList, parse_session_list
+from gpu_scheduler.system.run_program import run_program
+
+
+def socket_folder(session: str) -> str | None:
+    """Returns the SCREENDIR with which the session was made, None if it had none.
+
+    Returns the SCREENDIR of this process if the session's environment cannot be read.
+    """
+    try:
+        with open(f"/proc/{_session_pid(session)}/environ", "rb") as file:
+            content = file.read()
+    except OSError:
+        return os.environ.get("SCREENDIR") or None
+    for item in content.split(b"\0"):
+        name, _, value = item.partition(b"=")
+        if name == b"SCREENDIR":
+            return os.fsdecode(value) or None
+    return None
+
+
+def screen_environment(folder: str | None) -> dict[str, str]:
+    """Returns this process's environment, changed so that Screen looks for sockets in that folder."""
+    rest = {name: value for name, value in os.environ.items() if name != "SCREENDIR"}
+    return rest if folder is None else {**rest, "SCREENDIR": folder}
+
+
+def list_sessions(folder: str | None) -> SessionList | str:
+    """Returns the sessions that Screen lists for a socket folder, or a text that says why it lists none."""
+    program = shutil.which("screen")
+    if program is None:
+        return "GNU Screen is not installed; install it (sudo apt-get install screen)"
+    said = run_program([program, "-ls"], screen_environment(folder))
+    # The exit code is useless: some versions return 1 with sessions, others 0 without any.
+    return parse_session_list(said.output) if said.exit_code is not None else said.problem
+
+
+def _session_pid(session: str) -> str:
+    return session.partition(".")[0]

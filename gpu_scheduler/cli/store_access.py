@@ -1,0 +1,114 @@
+"""Opens the store for a command, wakes the scheduler, and waits for its answers."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.database import damaged_error, is_damage
+from gpu_scheduler.store.lock import scheduler_pid
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.formatting import pid_text
+
+#: Seconds that a command waits for the scheduler's answer, and between two polls.
+ANSWER_TIMEOUT_S = 2.0
+POLL_INTERVAL_S = 0.01
+
+
+def data_dir_of(options: Namespace) -> DataDir:
+    """Returns the data directory that this command uses."""
+    return DataDir.of(options.state_file, options.data_dir)
+
+
+@contextmanager
+def open_store(options: Namespace, *, allow_other_host: bool = False) -> Iterator[Store]:
+    """Opens the store and closes it at the end.
+
+    Raises StoreNotFoundError if there is none, SchedulerError if it cannot be used now.
+
+    foreign: read only, and accept the store of another host as it was a moment ago. The attempts of another
+    host must not be judged here.
+    """
+    home = data_dir_of(options)
+    try:
+        store = Store(home)
+        try:
+            if store.other_host is not None and not allow_other_host:
+                raise SchedulerError(home.refusal(store.other_host))
+            if allow_other_host:
+                store.db.make_read_only()
+            yield store
+        finally:
+            store.close()
+    except sqlite3.OperationalError as error:
+        from gpu_scheduler.health.storage import describe_store_error
+
+        raise SchedulerError(describe_store_error(home, error)) from None
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        raise damaged_error(home.database, error) from None
+
+
+def no_store_message(data_dir: DataDir) -> str:
+    """Returns the message of read-only commands before the first start."""
+    return (
+        f"nothing has run here yet: there is no store in {data_dir.folder}\n"
+        "`start` creates it; --state-file selects another one"
+    )
+
+
+def scheduler_pid_of(store: Store) -> int | None:
+    """Returns the pid of the running scheduler; None if there is none, or if this host cannot know."""
+    return scheduler_pid(store.data_dir.lock) if store.other_host is None else None
+
+
+def wake_and_wait(
+    store: Store, requests: Iterable[int], timeout_s: float = ANSWER_TIMEOUT_S
+) -> dict[int, str | None]:
+    """Wakes the scheduler and waits until it has answered these requests.
+
+    Returns request -> answer; None if it is not carried out yet: no scheduler runs, or it took too long.
+    """
+    store.data_dir.ring_doorbell()
+    answers: dict[int, str | None] = {wish: None for wish in requests}
+    end = time.monotonic() + timeout_s
+    while True:
+        for wish in [wish for wish, answer in answers.items() if answer is None]:
+            answers[wish] = store.request_answer(wish)
+        if None not in answers.values() or time.monotonic() >= end or scheduler_pid_of(store) is None:
+            break
+        time.sleep(POLL_INTERVAL_S)
+    for wish in [wish for wish, answer in answers.items() if answer is None]:
+        answers[wish] = store.request_answer(wish)  # the scheduler may have answered just before it ended
+    return answers
+
+
+def unanswered_message(store: Store) -> str:
+    """Returns the message for a request that is recorded but not carried out yet."""
+    pid = scheduler_pid_of(store)
+    if pid is None:
+        return "recorded; takes effect when the scheduler starts"
+    return f"recorded; the scheduler ({pid_text(pid)}) has not answered yet"
+
+
+def requested_verbs(store: Store) -> dict[int, list[str]]:
+    """Returns job -> verbs of its open requests, oldest first; a new attribute value as `priority=5`."""
+    verbs: dict[int, list[str]] = {}
+    for row in store.open_requests():
+        if row["target"].isascii() and row["target"].isdigit():
+            verbs.setdefault(int(row["target"]), []).append(_verb_with_value(row))
+    return verbs
+
+
+def _verb_with_value(row: sqlite3.Row) -> str:
+    if row["verb"] != "set":
+        return str(row["verb"])
+    args = json.loads(row["args"])
+    return f"{args['name']}={args['value']}"

@@ -1,0 +1,153 @@
+"""Ends jobs and updates the state file while no scheduler is running.
+
+A job is ended by the file `stop` in its attempt folder, or by a sweep if no runner is left. The request that
+goes with it lets the next scheduler record the job as cancelled.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from gpu_scheduler.attempts.observe import (
+    attempts_without_processes,
+    observe_attempt,
+    read_status,
+    recorded_runner,
+)
+from gpu_scheduler.attempts.protocol import request_stop, sweep
+from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store import state_file
+from gpu_scheduler.store.location import refuse_copy
+from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.formatting import outcome_text
+from gpu_scheduler.views.job_views import ViewContext, job_view
+
+#: Seconds that a runner may need beyond the grace to finish its job (docs/design.md, Reconciling).
+STOP_MARGIN_S = 10.0
+PROCESSES_LEFT = "not ended: some of its processes are left"
+RUNNER_UNLOCKED = "not ended: its runner is alive but does not hold the claim in this folder; see `why`"
+#: Results for jobs that should have ended but did not.
+NOT_ENDED = frozenset({PROCESSES_LEFT, RUNNER_UNLOCKED})
+_POLL_INTERVAL_S = 0.02
+
+
+def unrecorded_outcome(store: Store, job: sqlite3.Row) -> str | None:
+    """Returns the outcome of an open job whose attempt folder has a result; None without a result."""
+    from gpu_scheduler.clock import Clock
+
+    rows = (row for row in store.active_attempts() if row["job_id"] == job["id"] and row["outcome"] is None)
+    attempt = next(rows, None)
+    if attempt is None:
+        return None
+    fact = observe_attempt(store, attempt)
+    if fact.status.result is None:
+        return None
+    said = job_view(job, attempt, ViewContext(Clock().now(), open_attempts={attempt["id"]: fact}))
+    return outcome_text(said.outcome or "ended", said.exit_code, said.signal)
+
+
+def open_attempts(store: Store) -> list[sqlite3.Row]:
+    """Returns the attempts that are open in the store and have no result in their folder either."""
+    rows = [row for row in store.active_attempts() if row["outcome"] is None]
+    return [row for row in rows if _observe(store, row).result is None]
+
+
+def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, str]:
+    """Ends the open attempts of these jobs and waits until they are over; returns job -> result.
+
+    Jobs without an open attempt are left out. Raises SchedulerError if a folder cannot be written, or if the
+    store is a copy, whose attempts belong to the original.
+    """
+    refuse_copy(store)
+    attempts = [row for row in store.active_attempts() if row["outcome"] is None and row["job_id"] in jobs]
+    for row in attempts:
+        folder = _attempt_folder(store, row)
+        try:
+            request_stop(folder, row["token"], "cancelled", grace_s, "kill", recorded_runner(row))
+        except OSError as error:
+            raise SchedulerError(
+                f"job {row['job_id']} cannot be stopped: {folder}: {error.strerror}"
+            ) from None
+    end = time.monotonic() + grace_s + STOP_MARGIN_S
+    return {row["job_id"]: _wait_until_over(store, row, grace_s, end) for row in attempts}
+
+
+def refresh_state_file(store: Store) -> list[float] | None:
+    """Writes the current shares into the state file if jobs have ended since the last scheduler wrote it.
+
+    The store is not changed: the next scheduler finds the ends of the jobs in their attempt folders.
+
+    Returns the new shares; None if nothing changed or the file must not be written (a scheduler is running,
+    or the file was deleted, is broken, or was last written by the older scheduler).
+    """
+    from gpu_scheduler.clock import Clock
+    from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
+    from gpu_scheduler.store.lock import InstanceLock
+
+    path = store.data_dir.state_file
+    # The lock refuses a scheduler that starts in this moment, so that two do not write at once.
+    lock = InstanceLock(store.data_dir.lock)
+    try:
+        trust = recorded_options(store).trust_files
+        before = _gpu_status(path, trust) if lock.acquire() else None
+        if before is None:
+            return None
+        now = Clock().now().boot
+        watch = StateFileWatcher(store, attempts_without_processes(store), trust=trust)
+        watch.start(now)
+        watch.write(now, at_once=True)
+        after = _gpu_status(path, trust)
+        return after if after != before else None
+    finally:
+        lock.release()
+
+
+def _gpu_status(path: Path, trust: bool) -> list[float] | None:
+    """Returns the shares in a state file of this program; None for any other file."""
+    try:
+        state = state_file.parse(state_file.read(path, trust=trust) or b"")
+    except (OSError, ValueError):
+        return None
+    shares = state.get("gpu_status")
+    return shares if isinstance(shares, list) and not state_file.is_from_older_scheduler(state) else None
+
+
+def _wait_until_over(store: Store, row: sqlite3.Row, grace_s: float, deadline: float) -> str:
+    token = row["token"]
+    while (seen := _observe(store, row)).claim in ("live", "unclaimed") and seen.result is None:
+        if time.monotonic() >= deadline:
+            return PROCESSES_LEFT
+        time.sleep(_POLL_INTERVAL_S)
+    if seen.result is not None:
+        if seen.result.cause == "cancelled":
+            return "cancelled"
+        return "had already ended by itself; the scheduler records this at its next start"
+    if seen.claim == "unlocked":
+        return RUNNER_UNLOCKED
+    if seen.claim == "dead":
+        left = sweep(_attempt_folder(store, row), token, grace_s, grace_s + STOP_MARGIN_S)
+        return PROCESSES_LEFT if left else "cancelled; its runner had already died"
+    if seen.claim == "void" or (seen.claim == "none" and row["job_state"] == JobState.STARTING.value):
+        return "cancelled before it began"
+    return (
+        PROCESSES_LEFT
+        if sweep(_attempt_folder(store, row), token, grace_s, grace_s + STOP_MARGIN_S)
+        else "cancelled"
+    )
+
+
+def _observe(store: Store, row: sqlite3.Row) -> AttemptStatus:
+    try:
+        return read_status(store, row)
+    except OSError as error:
+        raise SchedulerError(f"{_attempt_folder(store, row)} cannot be read: {error.strerror}") from None
+
+
+def _attempt_folder(store: Store, row: sqlite3.Row) -> Path:
+    return store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])

@@ -1,0 +1,1 @@
+"""The command of an attempt: activation, environment, `--cuda`, session names."""

@@ -1,0 +1,152 @@
+"""Generates the shell text that deactivates the scheduler's environment and activates the job's own.
+
+Pure text for `command.sh`, which defines `fail`. Only conda knows how to undo its own activation, so the text
+calls it: hooks run in the order in which `conda deactivate` runs them in a live shell.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from gpu_scheduler.core.model.job_spec import JobSpec
+
+#: This shell sources a hook, which may end it; that is reported. A subshell of a hook may end in any way.
+_EXIT_HANDLER = """\
+exit() {{
+    set -- "${{1-$?}}"
+    [ "$BASH_SUBSHELL" -gt 0 ] || fail {named}": its hook ${{BASH_SOURCE[1]}} ended the shell (exit code $1)"
+    builtin exit "$1"
+}}
+"""
+_ACTIVE_ENVIRONMENT = '"conda environment ${CONDA_DEFAULT_ENV:-$CONDA_PREFIX}"'
+
+#: A damaged environment that conda cannot deactivate is dropped, so that the job's own can be activated.
+_DEACTIVATE = """\
+if [ -n "$CONDA_PREFIX" ]; then
+    {source}
+    while [ "${{CONDA_SHLVL:-0}}" -gt 0 ] 2>/dev/null; do
+        set -- "$CONDA_SHLVL"
+        type conda >/dev/null 2>&1 && conda deactivate
+        [ "${{CONDA_SHLVL:-0}}" -lt "$1" ] && continue
+        printf '%s\\n' "conda environment $CONDA_PREFIX cannot be deactivated; its variables may remain" >&2
+        break
+    done
+fi
+unset CONDA_PREFIX CONDA_DEFAULT_ENV CONDA_PROMPT_MODIFIER CONDA_SHLVL
+unset "${{!CONDA_PREFIX_@}}" "${{!CONDA_STACKED_@}}" "${{!__CONDA_SHLVL_@}}"
+"""
+
+_ACTIVATE_CONDA = """\
+{source}
+type conda >/dev/null 2>&1 || fail {no_conda}
+conda activate {name}
+if [ $? -ne 0 ] || [ ! -d "$CONDA_PREFIX" ]; then
+    names= known=
+    while read -r first rest; do
+        case $first in
+            '' | '#'*) continue ;;
+            {name}) known=yes ;;
+        esac
+        names="$names, $first"
+    done < <(conda env list 2>/dev/null)
+    [ -z "$known" ] || fail {broken}
+    fail {missing}"${{names#, }}"
+fi
+unset -f exit
+"""
+
+_ACTIVATE_VENV = """\
+unset CONDA_EXE CONDA_PYTHON_EXE _CE_CONDA _CE_M
+[ -f {activate} ] || fail {missing}
+{exit}unset VIRTUAL_ENV
+VIRTUAL_ENV_DISABLE_PROMPT=1
+. {activate}
+unset VIRTUAL_ENV_DISABLE_PROMPT
+[ -d "$VIRTUAL_ENV" ] || fail {broken}
+unset -f exit
+"""
+
+
+@dataclass(frozen=True)
+class JobEnvironment:
+    """The conda or virtual environment of a job; if both are None, it runs in the scheduler's environment.
+
+    conda_sh: the file that defines `conda`, None if there is no conda.
+    """
+
+    conda: str | None
+    venv: str | None
+    conda_sh: str | None
+
+    @property
+    def label(self) -> str:
+        """The name of the environment for messages."""
+        if self.venv is not None:
+            return f"virtual environment {self.venv}"
+        return f"conda environment {self.conda}"
+
+    @property
+    def heading(self) -> str:
+        """The short name of the environment for a heading."""
+        if self.venv is not None:
+            return f"venv {self.venv}"
+        return "none named" if self.conda is None else f"conda {self.conda}"
+
+    @property
+    def bin_folder(self) -> str | None:
+        """The folder of its programs, as shell text that is valid once it is active; None means PATH."""
+        if self.venv is not None:
+            return '"$VIRTUAL_ENV"/bin'
+        return None if self.conda is None else '"$CONDA_PREFIX"/bin'
+
+
+def environment_of(spec: JobSpec, conda_sh: str | None) -> JobEnvironment:
+    """Returns the environment that a job activates.
+
+    An empty CSV field means base; a command without `conda=` has none.
+    """
+    base = spec.kind == "csv" and spec.venv is None and conda_sh is not None
+    return JobEnvironment(spec.conda or ("base" if base else None), spec.venv, conda_sh)
+
+
+def activation_text(environment: JobEnvironment) -> str:
+    """Returns the text that activates the environment, or fails with the reason why that is impossible."""
+    if environment.venv is not None:
+        return _deactivation_text(environment.conda_sh) + _venv_text(environment)
+    if environment.conda is None:
+        return ""
+    if environment.conda_sh is None:
+        reason = f"{environment.label}: no conda was found; name its profile.d/conda.sh with --conda-sh"
+        return f"fail {shlex.quote(reason)}\n"
+    return _deactivation_text(environment.conda_sh) + _ACTIVATE_CONDA.format(
+        source=_source_text(environment.conda_sh),
+        name=shlex.quote(environment.conda),
+        no_conda=shlex.quote(f"conda cannot be set up from {environment.conda_sh}"),
+        broken=shlex.quote(f"{environment.label} could not be activated; see the log of the job"),
+        missing=shlex.quote(f"{environment.label} does not exist; environments: "),
+    )
+
+
+def _venv_text(environment: JobEnvironment) -> str:
+    return _ACTIVATE_VENV.format(
+        activate=shlex.quote(f"{environment.venv}/bin/activate"),
+        exit=_EXIT_HANDLER.format(named=shlex.quote(environment.label)),
+        missing=shlex.quote(f"{environment.label} does not exist (no bin/activate in it)"),
+        broken=shlex.quote(f"{environment.label} could not be activated; see the log of the job"),
+    )
+
+
+def _deactivation_text(conda_sh: str | None) -> str:
+    """Returns the deactivation text, "" without conda: `inherited_environment` then removed what was active."""
+    return (
+        ""
+        if conda_sh is None
+        else _EXIT_HANDLER.format(named=_ACTIVE_ENVIRONMENT)
+        + _DEACTIVATE.format(source=_source_text(conda_sh))
+    )
+
+
+def _source_text(conda_sh: str) -> str:
+    path = shlex.quote(conda_sh)
+    return f"[ -r {path} ] && . {path}"

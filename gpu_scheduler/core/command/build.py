@@ -1,0 +1,181 @@
+"""Builds the command of an attempt: its environment, and the shell text that activates, checks and executes.
+
+Pure text; user text appears in it only as single-quoted words. The text reports on descriptor 3: "." right
+before it executes the job's own command, or "!" and the reason why it cannot. Before the ".", it writes the
+/proc entries of its process, which becomes the job's own command, to descriptor 4.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpu_scheduler.core.command import cuda
+from gpu_scheduler.core.command.activation import JobEnvironment, activation_text, environment_of
+from gpu_scheduler.core.command.environment import inherited_environment
+from gpu_scheduler.core.model.job_spec import CudaIds, JobSpec
+
+__all__ = ["AttemptCommand", "build_command", "conda_environment", "display_command"]
+
+_HEADER = """\
+# Job {job_id}, attempt {attempt}, as its runner starts it. By hand: bash command.sh
+fail() {{ printf '%s\\n' "$1" >&2; {{ printf '!%s' "$1" >&3; }} 2>/dev/null; builtin exit 1; }}
+"""
+
+_FIND_PYTHON = """\
+if type -P python >/dev/null; then python=python; else python=python3; fi
+type -P "$python" >/dev/null || fail 'neither python nor python3 is on the PATH of the job'
+"""
+
+#: A python further down PATH belongs to another environment.
+_FIND_ENVIRONMENT_PYTHON = """\
+if [ -x {programs}/python ]; then python=python; else python=python3; fi
+[ -x {programs}/"$python" ] || fail {missing}
+"""
+
+#: torchrun starts python with its own interpreter and -u. Its module is equivalent to the program.
+_FIND_TORCHRUN = """\
+if {there}; then torchrun=(torchrun); else
+    torchrun=("$python" -u -m torch.distributed.run)
+    "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' 2>/dev/null ||
+        fail {missing}
+fi
+"""
+
+#: Variables with other names reach the job only through its environment.
+_SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Reports the start, then closes the descriptors. Starts no process and survives `set -e` of an activation.
+REPORT_START = """\
+record() {
+    local own
+    mapfile -t own </proc/self/stat
+    mapfile -t -O 1 own </proc/self/autogroup
+    printf '%s\\n' "${own[@]}" >&4
+}
+{ record || :; printf . >&3; } 2>/dev/null; exec 3>&- 4>&-
+"""
+
+
+@dataclass(frozen=True)
+class AttemptCommand:
+    """The command of an attempt.
+
+    env: the whole environment; command_sh: the text of that file; shown: the job's own command for display;
+    environment_label: the conda or virtual environment for display.
+    """
+
+    env: dict[str, str]
+    command_sh: str
+    display_text: str
+    environment_label: str
+
+
+def build_command(
+    spec: JobSpec,
+    gpus: Sequence[int],
+    base_env: Mapping[str, str],
+    token: str,
+    job_id: int,
+    attempt: int,
+    conda_sh: str | None,
+    cuda_ids_default: CudaIds,
+    extra: Mapping[str, str] | None = None,
+) -> AttemptCommand:
+    """Builds the command of an attempt on these GPUs.
+
+    base_env: the scheduler's own environment; extra: variables that the scheduler adds; conda_sh: the file
+    that defines `conda`, None if there is no conda.
+    """
+    environment = environment_of(spec, conda_sh)
+    own = {
+        **dict(spec.env),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
+    }
+    marks = {
+        "GPU_SCHEDULER_TOKEN": token,
+        "GPU_SCHEDULER_JOB": str(job_id),
+        "GPU_SCHEDULER_ATTEMPT": str(attempt),
+    }
+    replaced = environment.bin_folder is not None
+    env = {**inherited_environment(base_env, replaced, conda_sh is not None), **(extra or {}), **own, **marks}
+    ids = cuda.format_ids(gpus, spec.cuda_ids or cuda_ids_default)
+    shown, last = _job_command(spec, ids, environment)
+    unreachable = shlex.quote(f"working folder {spec.cwd} cannot be entered")
+    # Variables set by the line override those of the environment; activation itself extends PATH.
+    exports = [
+        f"export {name}={shlex.quote(own[name])}\n" for name in sorted(own) if _SHELL_NAME.fullmatch(name)
+    ]
+    parts = [
+        _HEADER.format(job_id=job_id, attempt=attempt),
+        f"cd -- {shlex.quote(spec.cwd)} || fail {unreachable}\n",
+        *(text for text in exports if text.startswith("export PATH=")),
+        activation_text(environment),
+        *(text for text in exports if not text.startswith("export PATH=")),
+        last,
+    ]
+    return AttemptCommand(env, "".join(parts), shown, _environment_label(environment, base_env))
+
+
+def display_command(spec: JobSpec, ids: str) -> str:
+    """Returns the job's own command for display. ids: text that stands for the indices of its GPUs."""
+    return _job_command(spec, ids, JobEnvironment(None, None, None))[0]
+
+
+def conda_environment(spec: JobSpec, conda_sh: str | None) -> str | None:
+    """Returns the conda environment to activate, if any."""
+    return environment_of(spec, conda_sh).conda
+
+
+def _environment_label(environment: JobEnvironment, base_env: Mapping[str, str]) -> str:
+    active = JobEnvironment(base_env.get("CONDA_DEFAULT_ENV"), base_env.get("VIRTUAL_ENV"), None)
+    if environment.bin_folder is not None or active.bin_folder is None:
+        return environment.heading
+    return f"{environment.heading}, so the scheduler's: {active.heading}"
+
+
+def _job_command(spec: JobSpec, ids: str, environment: JobEnvironment) -> tuple[str, str]:
+    """Returns the job's own command for display, and the text that checks and executes it."""
+    if spec.kind == "csv":
+        return _csv_command(spec, spec.script or "", ids, environment)
+    command = cuda.rewrite_command(spec.command or "", ids, spec.cuda or "rewrite")
+    if command is None:
+        reason = (
+            f"cuda=add: cannot tell where --cuda belongs in this command; write --cuda {ids} in its place"
+        )
+        return spec.command or "", f"fail {shlex.quote(reason)}\n"
+    return command, f"{REPORT_START}exec bash -c {shlex.quote(command)}\n"
+
+
+def _csv_command(spec: JobSpec, script: str, ids: str, environment: JobEnvironment) -> tuple[str, str]:
+    """Does the same for a CSV line. torchrun gets no `--cuda`: LOCAL_RANK selects the GPU of each process."""
+    missing = shlex.quote(f"script {script} does not exist")
+    check = f"[ -e {shlex.quote(script)} ] || fail {missing}\n{_python_check(environment)}"
+    if spec.torchrun is None:
+        rest = shlex.join(["-u", script, *cuda.rewrite_arguments(spec.arguments, ids, spec.cuda or "add")])
+        return f"python {rest}", f'{check}{REPORT_START}exec "$python" {rest}\n'
+    flags = ["--standalone", "--nnodes=1", f"--nproc_per_node={spec.torchrun}"]
+    rest = shlex.join([*flags, script, *cuda.rewrite_arguments(spec.arguments, ids, spec.cuda or "rewrite")])
+    return (
+        f"torchrun {rest}",
+        f'{check}{_torchrun_check(environment)}{REPORT_START}exec "${{torchrun[@]}}" {rest}\n',
+    )
+
+
+def _python_check(environment: JobEnvironment) -> str:
+    if environment.bin_folder is None:
+        return _FIND_PYTHON
+    missing = shlex.quote(f"{environment.label} has no python (neither bin/python nor bin/python3)")
+    return _FIND_ENVIRONMENT_PYTHON.format(programs=environment.bin_folder, missing=missing)
+
+
+def _torchrun_check(environment: JobEnvironment) -> str:
+    if environment.bin_folder is None:
+        missing = "torchrun is not on the PATH of the job, and its python has no torch"
+        return _FIND_TORCHRUN.format(there="type -P torchrun >/dev/null", missing=shlex.quote(missing))
+    missing = f"{environment.label} has neither torchrun nor torch"
+    return _FIND_TORCHRUN.format(
+        there=f"[ -x {environment.bin_folder}/torchrun ]", missing=shlex.quote(missing)
+    )

@@ -1,0 +1,133 @@
+"""Rewrites `--cuda IDS` in the command of a job, or adds it on request.
+
+Shell text is changed only at whole words outside quotes; the rest of it stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from gpu_scheduler.core.model.job_spec import CudaIds, CudaMode
+
+_OPTION = "--cuda"
+_WHITESPACE = " \t\n"
+_OPERATORS = "|&;()<>`"
+
+
+def format_ids(gpus: Sequence[int], ids: CudaIds) -> str:
+    """Returns the value of `--cuda`: the indices of the GPUs, or 0..n-1 for scripts that use visible ids."""
+    return ",".join(map(str, gpus if ids == "physical" else range(len(gpus))))
+
+
+def rewrite_arguments(arguments: Sequence[str], ids: str, mode: CudaMode) -> tuple[str, ...]:
+    """Returns the arguments of a script with `--cuda IDS`. Nothing is added to a bare flag `--cuda`."""
+    if mode == "off":
+        return tuple(arguments)
+    changed = list(arguments)
+    present = False
+    for i, word in enumerate(changed):
+        if word.startswith(f"{_OPTION}="):
+            changed[i] = f"{_OPTION}={ids}"
+            present = True
+        elif word == _OPTION:
+            present = True
+            if i + 1 < len(changed) and not changed[i + 1].startswith("-"):
+                changed[i + 1] = ids
+    if mode == "add" and not present:
+        end = changed.index("--") if "--" in changed else len(changed)
+        changed[end:end] = [_OPTION, ids]
+    return tuple(changed)
+
+
+def rewrite_command(command: str, ids: str, mode: CudaMode) -> str | None:
+    """Returns shell text with `--cuda IDS`, None if it should be added but its place is unclear.
+
+    Adds it to the last command of a list (`a && b`), never to a pipeline, a group or a here-document.
+    """
+    if mode == "off":
+        return command
+    words = shell_words(command)
+    changed, done, present = [], 0, False
+    for word, following in zip_longest(words, words[1:]):
+        if word.unquoted.startswith(f"{_OPTION}="):
+            changed += [command[done : word.start], f"{_OPTION}={ids}"]
+            done, present = word.end, True
+        elif word.unquoted == _OPTION:
+            present = True
+            if following is not None and _is_value_of(command, word, following):
+                changed += [command[done : following.start], ids]
+                done = following.end
+    if mode == "add" and not present:
+        return f"{command.rstrip()} {_OPTION} {ids}" if _can_append(command, words) else None
+    return "".join(changed) + command[done:]
+
+
+@dataclass(frozen=True)
+class ShellWord:
+    """A word of shell text by its position; `plain` is the word without its quotes."""
+
+    start: int
+    end: int
+    unquoted: str
+
+
+def shell_words(command: str) -> list[ShellWord]:
+    """Returns the words of a shell text, which blanks and operators separate."""
+    words: list[ShellWord] = []
+    start, plain, i = -1, "", 0
+
+    def close(end: int) -> None:
+        nonlocal start, plain
+        if start >= 0:
+            words.append(ShellWord(start, end, plain))
+        start, plain = -1, ""
+
+    while i < len(command):
+        char = command[i]
+        if char in _WHITESPACE or char in _OPERATORS:
+            close(i)
+            i += 1
+            continue
+        start = i if start < 0 else start
+        text, length = _read_piece(command, i)
+        plain += text
+        i += length
+    close(len(command))
+    return words
+
+
+def _read_piece(command: str, at: int) -> tuple[str, int]:
+    """Returns one character or quoted stretch without its quotes, and its length in the text."""
+    char = command[at]
+    if char == "\\":
+        return command[at + 1 : at + 2], 2
+    if char == "'":
+        end = command.find("'", at + 1)
+        end = len(command) if end < 0 else end
+        return command[at + 1 : end], end + 1 - at
+    if char == '"':
+        found = re.compile(r'"((?:[^"\\]|\\.)*)"?', re.DOTALL).match(command, at)
+        assert found is not None
+        return re.sub(r'\\([$`"\\])', r"\1", found[1]), found.end() - at
+    return char, 1
+
+
+def _is_value_of(command: str, option: ShellWord, value: ShellWord) -> bool:
+    between = command[option.end : value.start]
+    return between.strip(_WHITESPACE) == "" and "\n" not in between and not value.unquoted.startswith("-")
+
+
+def _can_append(command: str, words: Sequence[ShellWord]) -> bool:
+    """Returns whether words appended to the text would become arguments of the intended command."""
+    outside, done = [], 0
+    for word in words:
+        outside.append(command[done : word.start])
+        done = word.end
+    outside.append(command[done:])
+    operators = "".join(outside).replace("||", "")
+    ends_in_word = bool(words) and command[words[-1].end :].strip() == ""
+    group = any(word.unquoted in ("}", "fi", "done", "esac", "]]") for word in words)
+    return ends_in_word and not group and not re.search(r"[|()`]|<<|\n", operators)

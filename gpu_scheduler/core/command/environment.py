@@ -1,0 +1,69 @@
+"""Derives the environment of a job's command from the scheduler's own, and finds conda.
+
+There is no allow-list: users rely on HF_HOME, WANDB_API_KEY, LD_LIBRARY_PATH and others that nobody can list.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping
+
+#: Variables of the terminal, another interpreter, a surrounding batch system, and the scheduler itself.
+_DENIED = re.compile(r"STY|WINDOW|TERMCAP|COLUMNS|LINES|PYTHONHOME|SLURM_.*|GPU_SCHEDULER_.*")
+#: Variables set by an active environment. Settings of conda itself (CONDA_ENVS_PATH …) belong to the user.
+_ACTIVE_ENVIRONMENT = re.compile(r"VIRTUAL_ENV(_PROMPT)?|_CE_(CONDA|M)|CONDA_(PYTHON_)?EXE")
+#: Variables that `conda deactivate` relies on.
+_CONDA_STACK = re.compile(
+    r"CONDA_(DEFAULT_ENV|PREFIX(_\d+)?|PROMPT_MODIFIER|SHLVL|STACKED_\d+)|__CONDA_SHLVL_\d+_.*"
+)
+_ENVIRONMENT_ROOT = re.compile(r"VIRTUAL_ENV|CONDA_PREFIX(_\d+)?")
+
+_CONDA_SH = "etc/profile.d/conda.sh"
+_INSTALLATIONS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "conda", "miniconda", "anaconda")
+
+
+def inherited_environment(
+    base: Mapping[str, str], replaces_active: bool, conda_available: bool
+) -> dict[str, str]:
+    """Returns the part of the scheduler's environment that a job inherits.
+
+    replaced: the job has its own conda or venv, so an active one is removed, also from PATH. conda: conda is
+    available, so command.sh deactivates with it and needs the variables that tell conda what is active.
+    """
+    env = {name: value for name, value in base.items() if not _DENIED.fullmatch(name)}
+    if not replaces_active:
+        return env
+    gone = {
+        posixpath.join(value, "bin")
+        for name, value in env.items()
+        if _ENVIRONMENT_ROOT.fullmatch(name) and value
+    }
+    env = {name: value for name, value in env.items() if not _ACTIVE_ENVIRONMENT.fullmatch(name)}
+    if not conda_available:
+        env = {name: value for name, value in env.items() if not _CONDA_STACK.fullmatch(name)}
+    if "PATH" in env:
+        env["PATH"] = ":".join(part for part in env["PATH"].split(":") if part.rstrip("/") not in gone)
+    return env
+
+
+def find_conda_sh(env: Mapping[str, str], exists: Callable[[str], bool]) -> str | None:
+    """Finds the `conda.sh` of the conda that this environment uses, else of one in a usual folder, else None.
+
+    Tries in this order: CONDA_EXE, CONDA_PREFIX, `conda` on PATH, the usual folders.
+    """
+    roots: list[str] = []
+    if env.get("CONDA_EXE"):
+        roots.append(posixpath.dirname(posixpath.dirname(env["CONDA_EXE"])))
+    if env.get("CONDA_PREFIX"):
+        prefix = env["CONDA_PREFIX"].rstrip("/")
+        # An environment lies in the envs folder of its installation; base is the installation.
+        roots += [prefix, posixpath.dirname(posixpath.dirname(prefix))]
+    for folder in env.get("PATH", "").split(":"):
+        if folder.startswith("/") and exists(posixpath.join(folder, "conda")):
+            roots.append(posixpath.dirname(folder.rstrip("/")))
+    places = [env["HOME"], posixpath.join(env["HOME"], "opt")] if env.get("HOME") else []
+    roots += [
+        posixpath.join(place, name) for place in [*places, "/opt", "/usr/local"] for name in _INSTALLATIONS
+    ]
+    return next((path for path in (posixpath.join(root, _CONDA_SH) for root in roots) if exists(path)), None)

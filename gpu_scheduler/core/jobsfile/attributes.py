@@ -1,0 +1,279 @@
+"""Parses the attribute block that may begin a line: `[gpus=2 share=0.5 env:SEED=1 hold]`.
+
+Decides where the block ends and what its items mean. Does not look at the rest of the line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_scheduler.core.model.gpu_list import format_gpu_list, parse_gpu_list
+from gpu_scheduler.core.model.share import WHOLE, format_share, parse_share
+from gpu_scheduler.core.model.units import format_mib, format_seconds, parse_mib, parse_seconds
+from gpu_scheduler.core.text.quoting import BLANK, split_words
+
+#: Synonym -> the attribute it stands for.
+SYNONYMS = {"retries": "oom-retries"}
+#: Attribute -> the form of its value (None if it takes none) and its help text.
+ATTRIBUTE_HELP: dict[str, tuple[str | None, str]] = {
+    "vram": ("MEM", "memory needed on each GPU: 18G, or 18000 (MiB)"),
+    "gpus": ("N", "number of GPUs needed"),
+    "share": ("X", "fraction of a GPU needed, or a number of whole GPUs"),
+    "allowed": ("LIST", "GPUs that the job may use"),
+    "exclusive": (None, "share its GPUs with no other job"),
+    "oom-retries": ("N", "number of retries after CUDA out of memory, each with more memory"),
+    "fail-retries": ("N", "number of retries after any failure"),
+    "timeout": ("TIME", "end the job after this time: 90s, 15m, 2h, 1d"),
+    "name": ("NAME", "name shown by `status`"),
+    "priority": ("N", "lower numbers run first"),
+    "conda": ("ENV", "conda environment"),
+    "venv": ("DIR", "virtual environment, instead of conda"),
+    "cwd": ("DIR", "working folder"),
+    "env": ("KEY=VALUE", "environment variable; may be repeated"),
+    "cuda": ("HOW", "treatment of --cuda in the command: add, rewrite or off"),
+    "cuda-ids": ("IDS", "ids passed with --cuda: physical or visible"),
+    "hold": (None, "hold the job until it is released"),
+    "cancel": (None, "cancel the job"),
+}
+
+
+def _spellings(key: str) -> tuple[str, ...]:
+    return (
+        ("env:KEY",) if key == "env" else (key, *(word for word, meant in SYNONYMS.items() if meant == key))
+    )
+
+
+KNOWN_ATTRIBUTES = " ".join(name for key in ATTRIBUTE_HELP for name in _spellings(key))
+UNSUPPORTED = ("after", "after-any", "resume-flag", "preempt")
+FLAGS = ("hold", "cancel", "exclusive")
+#: Fields of JobSpec whose attribute has another name.
+_FIELD_TO_KEY = {"timeout_s": "timeout"}
+MAX_RETRIES = 1000
+ACCEPTED_FORM = (
+    f"one block of known attributes, a blank, then the command or CSV line; known: {KNOWN_ATTRIBUTES}"
+)
+MAX_GPUS = 64
+
+_KEY_TO_FIELD = {key: field for field, key in _FIELD_TO_KEY.items()}
+_ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED_VARIABLE = re.compile(r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|GPU_SCHEDULER_.*")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_CONDA = re.compile(r"[A-Za-z0-9._-]+|~?/.*")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,9}")
+_BLOCK_PIECE = re.compile(
+    r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|(?P<open>["'\\])|(?P<end>\])|[^'"\\\]]+""", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class AttributeBlock:
+    """A parsed block. values: by the field names of JobSpec, paths as written; rest: the text after it."""
+
+    values: dict[str, Any]
+    rest: str
+    is_empty: bool
+
+
+def parse_block(text: str, known_gpus: frozenset[int] | None) -> AttributeBlock:
+    """Parses the block at the start of `text`. Raises ValueError with the mistake and its remedy."""
+    end = find_block_end(text)
+    items = None if end is None else _split_items(text[1:end])
+    if end is None or items is None:
+        raise ValueError(f"the `[` at the start is not closed by a `]`{_shell_test_hint(text)}")
+    values: dict[str, Any] = {}
+    env: dict[str, str] = {}
+    for item in items:
+        key, given, value = item.partition("=")
+        if key.startswith("env:"):
+            _parse_env(key[4:], bool(given), value, env)
+            continue
+        meant = SYNONYMS.get(key, key)
+        field = _KEY_TO_FIELD.get(meant, meant.replace("-", "_"))
+        if field in values:
+            also = "" if meant == key else f" (it means {meant})"
+            raise ValueError(f"attribute {key} is given twice{also}; give it once")
+        try:
+            values[field] = _parse_item(text, key, value if given else None, known_gpus)
+        except ValueError as error:
+            apart = _split_at_commas(item)
+            raise ValueError(f"attributes are separated by blanks: [{apart}]" if apart else error) from None
+    if env:
+        values["env"] = tuple(sorted(env.items()))
+    rest = text[end + 1 :]
+    if rest.strip(BLANK) and rest[0] not in BLANK:
+        raise ValueError(f"a blank must follow the `]` of the attributes{_shell_test_hint(text)}")
+    return AttributeBlock(values, rest.strip(BLANK), not items)
+
+
+def find_block_end(text: str) -> int | None:
+    """Returns the index of the `]` that closes the block at the start of `text`, None if it is not closed."""
+    for piece in _BLOCK_PIECE.finditer(text, 1):
+        if piece.lastgroup == "end":
+            return piece.start()
+        if piece.lastgroup == "open":
+            return None
+    return None
+
+
+def _split_items(text: str) -> tuple[str, ...] | None:
+    try:
+        return split_words(text)
+    except ValueError:
+        return None
+
+
+def _split_at_commas(item: str) -> str | None:
+    """Returns an item that joins several attributes by commas, rewritten with blanks; None if it is one."""
+    first, *parts = re.split("[,;]", item)
+    apart = [first]
+    for part in parts:
+        key = part.partition("=")[0]
+        if not part or key in (*_PARSERS, *FLAGS, *UNSUPPORTED, "allowed") or key.startswith("env:"):
+            apart.append(part)
+        else:
+            apart[-1] += f",{part}"
+    return " ".join(part for part in apart if part) if len(apart) > 1 else None
+
+
+def _shell_test_hint(text: str) -> str:
+    """Returns the remedy for a shell test, which looks like a block; "" if the text is none."""
+    if text.startswith(("[[", "[ ", "[\t")):
+        return f"; a line that begins with a shell test needs an empty block before it: `[] {text}`"
+    return ""
+
+
+def _parse_env(key: str, given: bool, value: str, env: dict[str, str]) -> None:
+    if not given or not _ENV_KEY.fullmatch(key):
+        raise ValueError(f"env:{key} is not a variable; write env:KEY=VALUE, KEY of letters, digits and _")
+    if _RESERVED_VARIABLE.fullmatch(key):
+        raise ValueError(f"env:{key} is set by the scheduler; to choose GPUs, write [allowed=0]")
+    if key in env:
+        raise ValueError(f"attribute env:{key} is given twice; give it once")
+    env[key] = value
+
+
+def _parse_item(text: str, key: str, value: str | None, known_gpus: frozenset[int] | None) -> Any:
+    """Parses the value of an attribute. key: as written, possibly a synonym. Raises ValueError."""
+    if key in UNSUPPORTED:
+        raise ValueError(f"attribute {key} is not supported by this version; known: {KNOWN_ATTRIBUTES}")
+    if key in FLAGS:
+        if value is not None:
+            raise ValueError(f"attribute {key} takes no value; write [{key}]")
+        return True
+    reader = _PARSERS.get(key)
+    if reader is None and key != "allowed":
+        raise ValueError(f"attribute {key!r} is not known; known: {KNOWN_ATTRIBUTES}{_shell_test_hint(text)}")
+    if not value:
+        raise ValueError(f"attribute {key} has no value; write {key}=…")
+    return parse_gpu_list(value, known_gpus) if reader is None else reader(value)
+
+
+def parse_priority(text: str) -> int:
+    """Parses a priority, a whole number (lower first). Raises ValueError."""
+    if not _INTEGER.fullmatch(text):
+        commas = "; fields are separated by commas" if re.match(r"\s*-?[0-9]+\s*[;\t|]", text) else ""
+        raise ValueError(f"priority {text!r} is not a whole number such as 0 or 200{commas}")
+    return int(text)
+
+
+def parse_conda(text: str) -> str:
+    """Validates the name or absolute path of a conda environment. Raises ValueError."""
+    if not _CONDA.fullmatch(text):
+        raise ValueError(f"conda environment {text!r} is neither a name nor an absolute path")
+    return text
+
+
+def _parse_gpu_count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MAX_GPUS:
+        raise ValueError(f"gpus={text} is not a whole number from 1 to {MAX_GPUS}")
+    return int(text)
+
+
+def _parse_share(text: str) -> int:
+    # Decimal would also accept digits of other scripts, underscores and exponents.
+    if not re.fullmatch(r"[0-9]*\.?[0-9]*", text):
+        raise ValueError(f"share {text!r} is not a number such as 0.5 or 2")
+    return parse_share(text)
+
+
+def _parse_vram(text: str) -> int:
+    try:
+        return parse_mib(text)
+    except ValueError as error:
+        raise ValueError(f"vram: {error}") from None
+
+
+def _parse_timeout(text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise ValueError(f"timeout: {error}") from None
+
+
+def _retries_parser(key: str) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,4}", text) or int(text) > MAX_RETRIES:
+            raise ValueError(f"{key}={text} is not a whole number from 0 to {MAX_RETRIES}")
+        return int(text)
+
+    return read
+
+
+def _parse_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"name {text!r} is not 1 to 64 letters, digits, _ . or -")
+    return text
+
+
+def _choice_parser(key: str, *choices: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"{key}={text} is not one of {', '.join(choices)}")
+        return text
+
+    return read
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "vram": _parse_vram,
+    "gpus": _parse_gpu_count,
+    **{key: _retries_parser(key) for key in ("oom-retries", "retries", "fail-retries")},
+    "timeout": _parse_timeout,
+    "share": _parse_share,
+    "name": _parse_name,
+    "priority": parse_priority,
+    "conda": parse_conda,
+    "venv": str,
+    "cwd": str,
+    "cuda": _choice_parser("cuda", "add", "rewrite", "off"),
+    "cuda-ids": _choice_parser("cuda-ids", "physical", "visible"),
+}
+
+
+def format_attribute(name: str, value: Any) -> str:
+    """Formats a field of JobSpec as an attribute of a block: "share=0.5", "hold"; "no share" if unset."""
+    key = _FIELD_TO_KEY.get(name, name.replace("_", "-"))
+    if value is None or value is False:
+        return f"no {key}"
+    if value is True:
+        return key
+    if name == "share":
+        return f"{key}={format_share(value)}"
+    if name == "vram":
+        return f"{key}={format_mib(value)}"
+    if name == "timeout_s":
+        return f"{key}={format_seconds(value)}"
+    return f"{key}={format_gpu_list(value) if name == 'allowed' else value}"
+
+
+def check_conflicts(values: dict[str, Any]) -> None:
+    """Raises ValueError for attributes that contradict each other."""
+    if values.get("conda") is not None and values.get("venv") is not None:
+        raise ValueError("both a conda environment and a venv are given; give one")
+    if (values.get("share") or 0) > WHOLE and values.get("gpus") is not None:
+        raise ValueError("a share above 1 is a number of whole GPUs; leave out gpus, or give a share up to 1")
+    if (values.get("share") or 0) > WHOLE and values.get("vram") is not None:
+        raise ValueError("a share above 1 is a number of whole GPUs; with vram, give gpus=N instead")

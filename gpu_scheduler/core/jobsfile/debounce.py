@@ -1,0 +1,259 @@
+"""Debounces changes of a jobs file: decides which of its lines count now, and which wait until when.
+
+Editors and programs write files in pieces, so additions count early and removals late. The reasons for the
+delays are in docs/design.md, Jobs file. The decision depends only on the last reading, the current lines, and
+how long the file has been unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from gpu_scheduler.core.jobsfile import torn_append
+from gpu_scheduler.core.jobsfile.diff import AcceptedLines
+from gpu_scheduler.core.jobsfile.line_matching import LinePairs, find_typos, match_lines
+from gpu_scheduler.core.jobsfile.reading import Line, Reading
+from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.states import ACTIVE, WAITING
+
+#: Seconds for which the file must have been present and unchanged before …
+CHANGED_DELAY_S = 2.0  # … a new or changed line counts, unless it was appended,
+LAST_LINE_DELAY_S = 5.0  # … a last line without a line ending counts,
+REMOVED_DELAY_S = 10.0  # … removed or reordered lines count.
+#: Seconds after which a file that a process has open for writing is read again.
+WRITER_RECHECK_S = 1.0
+
+
+@dataclass(frozen=True)
+class CurrentLines:
+    """The current lines of the file, without comments and blank lines.
+
+    since: the monotonic time since which the file has been present and unchanged; written: a process has it
+    open for writing; appended: the lines are new and follow all lines of the last reading, which are
+    unchanged and not listed.
+    """
+
+    lines: tuple[Line, ...]
+    unchanged_since: float
+    open_for_writing: bool = False
+    only_appended: bool = False
+
+
+@dataclass(frozen=True)
+class AcceptDecision:
+    """The result of `decide`.
+
+    accepted: the lines that count now, None if nothing changes; waits: the jobs that must not start because
+    their line is missing or has attributes that do not count yet; next_look: the monotonic time, in seconds,
+    at which something may count without another change of the file, None for never; whole: no line of the
+    last reading is missing.
+    """
+
+    accepted: AcceptedLines | None
+    waits: Mapping[int, LineWait]
+    recheck_at: float | None
+    none_missing: bool
+
+
+def decide_accepted(
+    previous: Reading, current: CurrentLines, jobs: Mapping[int, JobFact], now: float
+) -> AcceptDecision:
+    """Decides which lines count now. jobs: the jobs of the previous reading.
+
+    A line that became malformed stays in the reading, with its job, until it is fixed; every other missing
+    line counts as removed once its delay is over.
+    """
+    if current.only_appended:
+        return _decide_appended(current, now)
+    lines = _mark_torn_appends(previous, current.lines)
+    counted, last_due = _drop_unfinished(previous, lines, current, now)
+    pairs = match_lines(previous, counted, jobs)
+    malformed = find_typos(previous, counted, pairs)
+    lost = _missing_lines(previous, pairs)
+    removed = [old for old in lost if old not in set(malformed.values())]
+    due: float | None = None
+    removed_at: float | None = None
+    if not removed and not _reordered(previous, pairs):
+        accepted = _lines_as_in_file(previous, counted, pairs, malformed)
+        due = None if _is_append_only(previous, counted, pairs) else current.unchanged_since + CHANGED_DELAY_S
+    elif current.open_for_writing or now < current.unchanged_since + REMOVED_DELAY_S:
+        accepted = _merge_with_previous(previous, counted, pairs, malformed)
+        due = current.unchanged_since + CHANGED_DELAY_S
+        removed_at = (
+            None
+            if now >= current.unchanged_since + REMOVED_DELAY_S
+            else current.unchanged_since + REMOVED_DELAY_S
+        )
+        last_due = _earlier(last_due, now + WRITER_RECHECK_S if removed_at is None else removed_at)
+    else:
+        accepted = _lines_as_in_file(previous, counted, pairs, malformed)
+        removed = []  # from here on, `reading` reports them
+    waits = _waits_for_lost_lines(previous, counted, removed, removed_at, malformed, jobs)
+    if due is not None and now < due:
+        waits = {**_waits_for_changes(previous, accepted, jobs, due), **waits}
+        return AcceptDecision(None, waits, due if _differs(previous, accepted) else last_due, not lost)
+    return AcceptDecision(accepted if _differs(previous, accepted) else None, waits, last_due, not lost)
+
+
+def _decide_appended(current: CurrentLines, now: float) -> AcceptDecision:
+    """Decides for appended lines: they count at once, except an unfinished last one."""
+    lines, due = _drop_unfinished((), current.lines, current, now)
+    accepted = AcceptedLines(lines, (None,) * len(lines), appended=True) if lines else None
+    return AcceptDecision(accepted, {}, due, True)
+
+
+def _mark_torn_appends(previous: Reading, lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    """Returns the lines, marking as malformed one that grew after it was read and contains a second line."""
+    known = {line.raw.rstrip("\r\n") for line in previous if line.problem == torn_append.REASON}
+    open_line = next((line for line in previous if not line.has_newline and not line.malformed), None)
+    if open_line is not None and any(line.key == open_line.key for line in lines):
+        open_line = None
+    if open_line is None and not known:
+        return lines
+    programs = {torn_append.first_word(line.text) for line in previous if line.kind == "command"}
+    changed = list(lines)
+    for i, line in enumerate(lines):
+        here = open_line is not None and torn_append.contains_second_line(open_line, line, programs)
+        if here or line.raw.rstrip("\r\n") in known:
+            changed[i] = replace(
+                line, kind=None, identity=None, attributes={}, spec=None, notes=(), text=line.raw.strip(),
+                problem=torn_append.TORN_APPEND.reason, accepted_form=torn_append.TORN_APPEND.accepted_form,
+            )  # fmt: skip
+    return tuple(changed)
+
+
+def _drop_unfinished(
+    previous: Reading, lines: tuple[Line, ...], current: CurrentLines, now: float
+) -> tuple[tuple[Line, ...], float | None]:
+    """Returns the lines without a new last one that has no line ending yet, and when that one is due."""
+    if not lines or lines[-1].has_newline:
+        return lines, None
+    last = lines[-1].key
+    before = sum(1 for line in previous if line.key == last)
+    if before > sum(1 for line in lines[:-1] if line.key == last):
+        return lines, None
+    due = current.unchanged_since + LAST_LINE_DELAY_S
+    if now < due:
+        return lines[:-1], due
+    return (lines[:-1], now + WRITER_RECHECK_S) if current.open_for_writing else (lines, None)
+
+
+def _missing_lines(previous: Reading, pairs: LinePairs) -> list[int]:
+    kept = set(pairs)
+    return [i for i, line in enumerate(previous) if i not in kept and not line.malformed]
+
+
+def _reordered(previous: Reading, pairs: LinePairs) -> bool:
+    olds = [old for old in pairs if old is not None and not previous[old].malformed]
+    return any(a > b for a, b in pairwise(olds))
+
+
+def _is_append_only(previous: Reading, counted: Sequence[Line], pairs: LinePairs) -> bool:
+    return pairs[: len(previous)] == tuple(range(len(previous))) and all(
+        old.is_equivalent_to(line) for old, line in zip(previous, counted, strict=False)
+    )
+
+
+def _with_typo_flag(line: Line, is_typo: bool) -> Line:
+    return line if line.is_typo == is_typo else replace(line, is_typo=is_typo)
+
+
+def _lines_as_in_file(
+    previous: Reading, counted: Sequence[Line], pairs: LinePairs, malformed: Mapping[int, int]
+) -> AcceptedLines:
+    """Returns the lines as in the file; each line that became malformed follows its last good version."""
+    lines: list[Line] = []
+    olds: list[int | None] = []
+    for i, (line, old) in enumerate(zip(counted, pairs, strict=True)):
+        if i in malformed:
+            lines.append(previous[malformed[i]])
+            olds.append(malformed[i])
+        lines.append(_with_typo_flag(line, i in malformed))
+        olds.append(old)
+    return AcceptedLines(tuple(lines), tuple(olds))
+
+
+def _merge_with_previous(
+    previous: Reading, counted: Sequence[Line], pairs: LinePairs, malformed: Mapping[int, int]
+) -> AcceptedLines:
+    """Merges the lines of the last reading, in their order, with the current ones.
+
+    Each old line is taken as it is written now or, if it is missing, as it was. It is followed by the
+    malformed line that it became, and by the new lines that follow it in the file.
+    """
+    written: dict[int, Line] = {}
+    behind: dict[int, list[Line]] = {}
+    at = -1
+    for i, (line, old) in enumerate(zip(counted, pairs, strict=True)):
+        if old is not None:
+            at = old
+            written[old] = _with_typo_flag(line, i in malformed)
+        else:
+            at = malformed.get(i, at)
+            behind.setdefault(at, []).append(_with_typo_flag(line, i in malformed))
+    lines: list[Line] = []
+    olds: list[int | None] = []
+    for i in range(-1, len(previous)):
+        if i >= 0 and (i in written or not previous[i].malformed):
+            lines.append(written.get(i) or previous[i])
+            olds.append(i)
+        lines += behind.get(i, [])
+        olds += [None] * len(behind.get(i, []))
+    return AcceptedLines(tuple(lines), tuple(olds))
+
+
+def _waits_for_lost_lines(
+    previous: Reading,
+    counted: Sequence[Line],
+    removed: Collection[int],
+    removed_at: float | None,
+    malformed: Mapping[int, int],
+    jobs: Mapping[int, JobFact],
+) -> dict[int, LineWait]:
+    """Returns the waits for missing or malformed lines, except those of CSV jobs with another equal line.
+
+    A missing line affects waiting jobs only. A malformed one affects jobs in every state, because a retry may
+    queue them before the line is fixed.
+    """
+    lost = {old: LineWait("gone", due_at=removed_at) for old in removed}
+    lost |= {old: LineWait("malformed", counted[i].number) for i, old in malformed.items()}
+    here = {line.identity for line in counted if line.kind == "csv"} if lost else set()
+    waits: dict[int, LineWait] = {}
+    for old, wait in lost.items():
+        job = jobs.get(previous[old].job_id or 0)
+        if job is None or previous[old].identity in here:
+            continue
+        if wait.kind == "malformed" or job.state in WAITING:
+            waits[job.job_id] = wait
+    return waits
+
+
+def _waits_for_changes(
+    previous: Reading, accepted: AcceptedLines, jobs: Mapping[int, JobFact], due: float
+) -> dict[int, LineWait]:
+    """Returns the waits of jobs without an open attempt whose line has changed attributes.
+
+    Finished jobs are included: a `retry` may queue them before the change counts.
+    """
+    waits: dict[int, LineWait] = {}
+    for line, old in zip(accepted.lines, accepted.pairs, strict=True):
+        if old is not None and not line.is_equivalent_to(previous[old]):
+            job = jobs.get(previous[old].job_id or 0)
+            if job is not None and job.state not in ACTIVE:
+                waits[job.job_id] = LineWait("changed", line.number, due)
+    return waits
+
+
+def _differs(previous: Reading, accepted: AcceptedLines) -> bool:
+    """Returns whether the reading would change, if only in the number or the line ending of a line."""
+    return len(previous) != len(accepted.lines) or any(
+        old != i or not line.is_identical_to(previous[i])
+        for i, (line, old) in enumerate(zip(accepted.lines, accepted.pairs, strict=True))
+    )
+
+
+def _earlier(a: float | None, b: float | None) -> float | None:
+    return min((time for time in (a, b) if time is not None), default=None)

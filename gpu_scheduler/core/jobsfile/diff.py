@@ -1,0 +1,283 @@
+"""Compares two readings of a jobs file and returns the difference as actions on jobs.
+
+The caller supplies the lines that count (`saves` decides which) and the states of the jobs. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute
+from gpu_scheduler.core.jobsfile.line_matching import LinePairs
+from gpu_scheduler.core.jobsfile.reading import Line, Reading
+from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """Inserts a job for line `index` of the reading. same_as: the newest job with the same text."""
+
+    index: int
+    number: int
+    duplicate_of: str | None = None
+
+    def log_message(self, job_id: int) -> str:
+        """Returns the message to log once the job has its id."""
+        if self.duplicate_of is None:
+            return f"line {self.number}: job {job_id}"
+        return f"line {self.number}: same text as {self.duplicate_of} → job {job_id}"
+
+
+@dataclass(frozen=True)
+class BindLine:
+    """Assigns line `index` to an existing job."""
+
+    index: int
+    job_id: int
+
+
+@dataclass(frozen=True)
+class RequeueFinished:
+    """Queues the finished job of line `index` again, with the attributes of the line (`hold` holds it)."""
+
+    index: int
+    job_id: int
+
+
+@dataclass(frozen=True)
+class LineRemoved:
+    """Cancels a waiting job whose line was removed."""
+
+    job_id: int
+
+
+@dataclass(frozen=True)
+class AttributeChanged:
+    """Changes an attribute of a waiting or finished job. None means not given."""
+
+    job_id: int
+    name: str
+    old: Any
+    new: Any
+
+
+@dataclass(frozen=True)
+class CancelRunning:
+    """Cancels a job with an open attempt, because `cancel` was added to its line."""
+
+    job_id: int
+
+
+DiffAction = NewJob | BindLine | RequeueFinished | LineRemoved | AttributeChanged | CancelRunning
+
+
+@dataclass(frozen=True)
+class AcceptedLines:
+    """The lines that count now, each with its index in the last reading.
+
+    appended: the lines are new and follow all lines of the last reading, which are unchanged and not listed.
+    """
+
+    lines: tuple[Line, ...]
+    pairs: LinePairs
+    appended: bool = False
+
+    def new_identities(self) -> frozenset[str]:
+        """Returns the identities whose newest job `diff` needs."""
+        new = (line for line, old in zip(self.lines, self.pairs, strict=True) if old is None)
+        return frozenset(line.identity for line in new if line.identity is not None)
+
+    def with_previous(self, previous: Reading, newest: Mapping[str, JobFact]) -> AcceptedLines:
+        """Returns all lines if an appended CSV line may be equal to one of the last reading, else `self`.
+
+        `diff` has to compare both lines then. newest: as for `diff`.
+        """
+        if not self.appended or not any(
+            line.kind == "csv" and line.identity in newest for line in self.lines
+        ):
+            return self
+        return AcceptedLines(previous + self.lines, (*range(len(previous)), *self.pairs))
+
+
+@dataclass(frozen=True)
+class DiffResult:
+    """The actions in order, the messages to log, and the reading to keep.
+
+    The reading consists of `before`, unchanged, followed by `lines` with their `jobs`; new jobs have no id
+    yet.
+    """
+
+    actions: tuple[DiffAction, ...]
+    messages: tuple[str, ...]
+    lines: Reading
+    jobs: Sequence[int | None]
+    unchanged: Reading = ()
+
+    def to_reading(self, new_jobs: Mapping[int, int]) -> Reading:
+        """Returns the reading to keep. new_jobs: index of a NewJob -> the id of its job."""
+        kept = enumerate(zip(self.lines, self.jobs, strict=True))
+        return (*self.unchanged, *(line.with_job(new_jobs.get(i, job)) for i, (line, job) in kept))
+
+
+def diff_reading(
+    previous: Reading, accepted: AcceptedLines, jobs: Mapping[int, JobFact], newest: Mapping[str, JobFact]
+) -> DiffResult:
+    """Compares the accepted lines with the previous reading.
+
+    accepted: see `AcceptedLines.whole`; jobs: the jobs of the previous reading; newest: the newest job of each of
+    `accepted.new_identities()` that has one, from any file or front end.
+    """
+    if accepted.appended:
+        return replace(_ReadingDiff((), accepted, jobs, newest).result(), unchanged=previous)
+    return _ReadingDiff(previous, accepted, jobs, newest).result()
+
+
+def job_order(reading: Iterable[Line]) -> tuple[int, ...]:
+    """Returns the jobs of a reading in the order of their lines."""
+    return tuple(line.job_id for line in reading if line.job_id is not None)
+
+
+def redistribute_positions(order: Sequence[int], positions: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """Redistributes the queue positions of a file's queued jobs among them, in the order of its lines.
+
+    places: the positions of the file's queued jobs only. Returns (job, position) for those that move.
+    """
+    queued = [job for job in order if job in positions]
+    free = sorted(positions[job] for job in queued)
+    return tuple((job, place) for job, place in zip(queued, free, strict=True) if positions[job] != place)
+
+
+class _ReadingDiff:
+    """One comparison. Collects actions and messages while walking the lines in order."""
+
+    def __init__(
+        self,
+        previous: Reading,
+        accepted: AcceptedLines,
+        jobs: Mapping[int, JobFact],
+        newest: Mapping[str, JobFact],
+    ) -> None:
+        self.previous, self.accepted, self.jobs, self.newest = previous, accepted, jobs, newest
+        self.actions: list[DiffAction] = []
+        self.messages: list[str] = []
+        self.job_ids: list[int | None] = [None] * len(accepted.lines)
+        self.previous_lines: dict[str, Line] = {}
+        self.previous_jobs: dict[str, int] = {}
+        for line in previous:
+            if line.kind == "csv" and line.identity is not None:
+                self.previous_lines.setdefault(line.identity, line)
+                if line.job_id is not None:
+                    self.previous_jobs.setdefault(line.identity, line.job_id)
+
+    def result(self) -> DiffResult:
+        lines, pairs = self.accepted.lines, self.accepted.pairs
+        self._diff_removed()
+        newly = {
+            line.identity: line for line, old in zip(lines, pairs, strict=True) if old is None
+        }  # the last of equal ones
+        first: dict[str, int] = {}
+        for index, (line, old) in enumerate(zip(lines, pairs, strict=True)):
+            if line.identity is None:
+                continue
+            if old is None:
+                self.messages += [f"line {line.number}: {note}" for note in line.notes]
+            if line.kind == "command":
+                self._diff_command(index, line, None if old is None else self.previous[old])
+            elif line.identity not in first:
+                first[line.identity] = index
+                self._diff_csv(index, line, newly.get(line.identity), old is None)
+            elif old is None:
+                number = lines[first[line.identity]].number
+                self.messages.append(f"line {line.number}: duplicate of line {number}; both are one job")
+        return DiffResult(tuple(self.actions), tuple(self.messages), lines, self.job_ids)
+
+    def _diff_removed(self) -> None:
+        kept = {old for old in self.accepted.pairs if old is not None}
+        still = {line.identity for line in self.accepted.lines if line.kind == "csv"}
+        for index, line in enumerate(self.previous):
+            if index in kept or line.job_id is None or line.identity in still:
+                continue
+            job = self.jobs.get(line.job_id)
+            if job is not None and job.state in WAITING:
+                self.actions.append(LineRemoved(line.job_id))
+            elif job is not None and job.state in ACTIVE:
+                self.messages.append(
+                    f"the line of job {line.job_id} was removed; the job is {job.state} and continues"
+                )
+
+    def _diff_command(self, index: int, line: Line, old: Line | None) -> None:
+        if old is not None and old.job_id is not None:
+            self.job_ids[index] = old.job_id
+            if old.attributes != line.attributes:
+                self._diff_attributes(line, self.jobs.get(old.job_id), old.attributes)
+            return
+        same = self.newest.get(line.identity or "")
+        self.actions.append(NewJob(index, line.number, _job_label(same) if same is not None else None))
+
+    def _diff_csv(self, index: int, line: Line, new: Line | None, is_new: bool) -> None:
+        """Handles the first line of its identity. new: the last new line of that identity, if any."""
+        assert line.identity is not None
+        before = self.previous_lines.get(line.identity)
+        job_id = self.previous_jobs.get(line.identity)
+        if job_id is not None and new is None:
+            self.job_ids[index] = job_id
+            old = before.attributes if before is not None else line.attributes
+            if old != line.attributes:
+                self._diff_attributes(line, self.jobs.get(job_id), old)
+            return
+        job = self.newest.get(line.identity) or (self.jobs.get(job_id) if job_id is not None else None)
+        if job is None:
+            self.actions.append(NewJob(index, line.number))
+            return
+        new = new or line
+        self.job_ids[index] = job.job_id
+        ended = job.state is JobState.FINISHED and job.outcome is not Outcome.COMPLETED
+        if ended and not line.attributes.get("cancel"):
+            self.actions.append(RequeueFinished(index, job.job_id))
+            of = "" if new.attributes == line.attributes else f", with the attributes of line {line.number}"
+            self.messages.append(f"line {new.number}: {_job_label(job)} is queued again{of}")
+            return
+        self.actions.append(BindLine(index, job.job_id))
+        if job.state is JobState.FINISHED:
+            self.messages.append(
+                f"line {new.number}: {job.outcome} as job {job.job_id}; `retry {job.job_id}` runs it again"
+            )
+        elif is_new:
+            self.messages.append(f"line {line.number}: already {_job_label(job)}")
+        applied = before.attributes if before is not None else {**line.attributes, "cancel": None}
+        self._diff_attributes(line, job, applied)
+
+    def _diff_attributes(self, line: Line, job: JobFact | None, old: Mapping[str, Any]) -> None:
+        """Applies changed attributes one by one.
+
+        They apply to a waiting job, and to a finished one for its next run (except `hold` and `cancel`, which
+        concern waiting jobs). A job with an open attempt takes only `cancel`.
+        """
+        new = line.attributes
+        if job is None or old == new:
+            return
+        names = sorted({*old, *new})
+        if bool(new.get("cancel")) and not old.get("cancel"):
+            if job.state in ACTIVE:
+                self.actions.append(CancelRunning(job.job_id))
+            elif job.state in WAITING:
+                names = ["cancel"]
+        if job.state in ACTIVE:
+            return
+        if job.state is JobState.FINISHED:
+            names = [name for name in names if name not in FLAGS]
+        changed = [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
+        self.actions += [AttributeChanged(job.job_id, *change) for change in changed]
+        if changed and job.state is JobState.FINISHED:
+            changes = ", ".join(format_attribute(name, value) for name, _, value in changed)
+            self.messages.append(
+                f"line {line.number}: {changes} for job {job.job_id}, which is finished; `retry {job.job_id}`"
+                " runs it with this change"
+            )
+
+
+def _job_label(job: JobFact) -> str:
+    return f"job {job.job_id} ({job.outcome if job.state is JobState.FINISHED else job.state})"

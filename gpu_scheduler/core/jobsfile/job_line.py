@@ -1,0 +1,217 @@
+"""Parses one line of a jobs file into a job, a mistake, or nothing. Each line is parsed on its own.
+
+Runs no shell (`needs_bash_check` marks the lines that bash should check) and touches no file.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from gpu_scheduler.core.command import cuda
+from gpu_scheduler.core.jobsfile import attributes, csv_line, shell_syntax
+from gpu_scheduler.core.jobsfile.attributes import AttributeBlock
+from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.text.quoting import BLANK, find_comment
+
+#: Maximum length of a line, in bytes of UTF-8.
+MAX_LINE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class ParsedJob:
+    """A job. notes: remarks to log about the line; needs_bash_check: `bash -n` may still reject it."""
+
+    spec: JobSpec
+    notes: tuple[str, ...] = ()
+    needs_bash_check: bool = False
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """A malformed line: the reason and the accepted form. unfinished: the next lines may belong to it."""
+
+    reason: str
+    accepted_form: str
+    unfinished: bool = False
+
+
+LineResult = ParsedJob | Malformed | None
+
+
+@dataclass(frozen=True)
+class _PathContext:
+    cwd: str
+    home: str
+    known_gpus: frozenset[int] | None
+
+
+def parse_line(
+    text: str, cwd: str, home: str, known_gpus: frozenset[int] | None = None
+) -> ParsedJob | Malformed | None:
+    """Parses a line; returns None for a blank line, a comment or the header.
+
+    cwd: absolute working folder of the file's lines; home: the expansion of `~/`; known_gpus: the existing
+    GPU indices, None accepts any. The text may carry a BOM and its line ending.
+    """
+    text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r").strip(BLANK)
+    if not text or text.startswith("#"):
+        return None
+    wrong = _reject_unreadable(text)
+    if wrong is not None:
+        return wrong
+    accepted, bare, rest = attributes.ACCEPTED_FORM, text, text
+    try:
+        block = attributes.parse_block(text, known_gpus) if text.startswith("[") else None
+        rest = text if block is None else block.rest
+        comment = find_comment(rest)
+        bare = rest if comment is None else rest[:comment].strip(BLANK)
+        if block is None and csv_line.first_field(bare).casefold() == "priority":
+            return None
+        _check_after_block(block, bare)
+        given = AttributeBlock({}, rest, True) if block is None else block
+        if csv_line.looks_like_csv(bare):
+            accepted = csv_line.ACCEPTED_FORM
+            return _parse_csv_job(given, bare, _PathContext(cwd, home, known_gpus))
+        accepted = shell_syntax.ACCEPTED_FORM
+        return _parse_command_job(given, bare, _PathContext(cwd, home, known_gpus))
+    except csv_line.UnquotedCommas as error:
+        front = text.removesuffix(rest)
+        return Malformed(str(error), ", or ".join(front + line for line in error.suggestions))
+    except ValueError as error:
+        return Malformed(str(error), accepted, accepted == shell_syntax.ACCEPTED_FORM and bare.endswith("\\"))
+
+
+def _reject_unreadable(text: str) -> Malformed | None:
+    if len(text) > MAX_LINE_BYTES // 4 and len(text.encode("utf-8", "surrogatepass")) > MAX_LINE_BYTES:
+        return Malformed("the line is longer than 64 KiB", "a shorter line; put long arguments into a file")
+    for bad, name in (("\0", "NUL byte"), ("\r", "carriage return"), ("\n", "line break")):
+        at = text.find(bad)
+        if at >= 0:
+            reason = f"there is a {name} at column {at + 1}"
+            return Malformed(reason, "text in UTF-8 whose lines end in LF or CRLF")
+    return None
+
+
+def _check_after_block(block: AttributeBlock | None, command: str) -> None:
+    if block is None:
+        return
+    if not command:
+        raise ValueError("nothing follows the attributes")
+    if command.startswith("[") and not block.is_empty:
+        raise ValueError(
+            "a second block follows the attributes; put all attributes into one, and write a shell test as"
+            " `test …`"
+        )
+
+
+@lru_cache(maxsize=1024)
+def _absolute(path: str, cwd: str, home: str) -> str:
+    if path == "~" or path.startswith("~/"):
+        path = home + path[1:]
+    joined = posixpath.normpath(posixpath.join(cwd, path))
+    return joined[1:] if joined.startswith("//") else joined
+
+
+def _with_absolute_paths(values: dict[str, Any], context: _PathContext) -> dict[str, Any]:
+    """Returns the attributes with absolute paths; `cwd` is always among them. Raises ValueError."""
+    attributes.check_conflicts(values)
+    settled = dict(values)
+    settled["cwd"] = _absolute(values.get("cwd", context.cwd), context.cwd, context.home)
+    if "venv" in values:
+        settled["venv"] = _absolute(values["venv"], settled["cwd"], context.home)
+    conda = values.get("conda")
+    if conda is not None and conda.startswith(("/", "~")):
+        settled["conda"] = _absolute(conda, context.cwd, context.home)
+    return settled
+
+
+def _parse_csv_job(block: AttributeBlock, text: str, context: _PathContext) -> ParsedJob:
+    line = csv_line.parse_csv(block.rest, context.known_gpus)
+    values = dict(block.values)
+    fields = (
+        ("priority", line.priority is not None, line.priority),
+        ("conda", line.conda is not None, line.conda),
+        ("allowed", line.has_gpu_list, line.allowed),
+    )
+    for name, given, value in fields:
+        if given and name in values:
+            raise ValueError(f"{name} is given both in the attributes and in its CSV field; give it once")
+        if given:
+            values[name] = value
+    if line.torchrun_processes is not None:
+        _check_torchrun(values)
+    settled = _with_absolute_paths(values, context)
+    spec = JobSpec(
+        kind="csv",
+        text=text,
+        script=_absolute(line.script, settled["cwd"], context.home),
+        arguments=line.arguments,
+        torchrun=line.torchrun_processes,
+        **settled,
+    )
+    return ParsedJob(spec, (line.note,) if line.note else ())
+
+
+def _check_torchrun(values: dict[str, Any]) -> None:
+    for name in ("gpus", "share"):
+        if name in values:
+            raise ValueError(
+                f"{name} is given in the attributes, and the execution type says how many GPUs; leave out"
+                f" {name}, and write torchrun-Ngpu for N whole GPUs"
+            )
+
+
+def _parse_command_job(block: AttributeBlock, text: str, context: _PathContext) -> ParsedJob:
+    shell_syntax.check_finished(text)
+    note = shell_syntax.cuda_override_note(text)
+    spec = JobSpec(kind="command", text=text, command=text, **_with_absolute_paths(block.values, context))
+    if spec.cuda == "add" and cuda.rewrite_command(text, "0", "add") is None:
+        raise ValueError(
+            "cuda=add: cannot tell where --cuda belongs in this command; write --cuda 0 in its place"
+        )
+    return ParsedJob(spec, (note,) if note else (), shell_syntax.needs_bash(text))
+
+
+def format_csv_line(
+    script: str,
+    conda: str | None = None,
+    args: str = "",
+    priority: int | None = 0,
+    allowed: tuple[int, ...] | None = None,
+) -> str:
+    """Returns the CSV line, without a line ending, that `parse_line` reads back as these values.
+
+    script: absolute path; args: the arguments as one text, quoted as for a shell. Raises ValueError for
+    values that no line can express (a line break, an unbalanced quote, a bad environment name).
+    """
+    for name, value in (("script", script), ("conda environment", conda or ""), ("arguments", args)):
+        if any(bad in value for bad in "\n\r\0"):
+            raise ValueError(
+                f"{name} {value!r} contains a line break or NUL, which a jobs file cannot express"
+            )
+    if conda:
+        attributes.parse_conda(conda)
+    gpus = format_gpu_list(allowed)
+    bare = args.strip(BLANK)
+    # After a final backslash, a blank is an argument, not white space.
+    arguments = csv_line.quote_field(args.lstrip(BLANK) if bare.endswith("\\") else bare)
+    if "," in gpus and arguments and not arguments.startswith('"'):
+        arguments = f'"{arguments}"'
+    number = "" if priority is None else str(priority)
+    line = ",".join(
+        (number, csv_line.quote_field(script), csv_line.quote_field(conda or ""), arguments, gpus)
+    )
+    read = parse_line(line, "/", "/", None)
+    if isinstance(read, Malformed):
+        raise ValueError(read.reason)
+    if read is None or read.spec.kind != "csv" or read.spec.script != posixpath.normpath(script):
+        # A quote after a backslash, then a # after a blank: a comment would begin inside the name.
+        raise ValueError(
+            f"script {script!r} cannot be written to a jobs file: the # in its name would begin a comment;"
+            " rename it"
+        )
+    return line

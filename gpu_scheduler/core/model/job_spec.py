@@ -1,0 +1,150 @@
+"""Defines the specification of a job: what it runs and the attributes that the user gave it.
+
+`identity` covers what it runs, `attributes` everything else that the user may set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal
+
+from gpu_scheduler.core.text.quoting import split_words
+
+Kind = Literal["csv", "command"]
+CudaMode = Literal["add", "rewrite", "off"]
+CudaIds = Literal["physical", "visible"]
+
+#: Attributes that are compared one by one between readings; they are not part of the identity.
+COMPARED_ATTRIBUTES = (
+    "name", "priority", "allowed", "share", "gpus", "vram", "exclusive", "oom_retries", "fail_retries",
+    "timeout_s", "cuda", "cuda_ids", "hold", "cancel",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job as the user specified it.
+
+    kind       "csv": `python -u script arguments`; "command": `bash -c command`.
+    torchrun   csv lines only: number of processes that torchrun starts, one GPU each; None means python.
+    text       the line as a user recognises it, without attribute block and comment.
+    cwd        absolute working folder.
+    share      thousandths of a GPU; gpus: a count; vram: MiB on each of them; allowed: GPU indices, None
+    means
+               any. None means not given. exclusive: share the GPUs with no other job of this scheduler.
+    timeout_s  seconds after which the job is ended; *_retries: number of retries, None means not given.
+    """
+
+    kind: Kind
+    text: str
+    cwd: str
+    script: str | None = None
+    arguments: tuple[str, ...] = ()
+    command: str | None = None
+    conda: str | None = None
+    venv: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    name: str | None = None
+    priority: int | None = None
+    allowed: tuple[int, ...] | None = None
+    share: int | None = None
+    gpus: int | None = None
+    vram: int | None = None
+    exclusive: bool = False
+    oom_retries: int | None = None
+    fail_retries: int | None = None
+    timeout_s: float | None = None
+    torchrun: int | None = None
+    cuda: CudaMode | None = None
+    cuda_ids: CudaIds | None = None
+    hold: bool = False
+    cancel: bool = False
+
+    @cached_property
+    def identity(self) -> str:
+        """A digest of what the job runs, independent of its front end (docs/design.md, Jobs file)."""
+        runs: list[Any] = [self.kind, self.cwd, self.conda, self.venv, sorted(self.env)]
+        runs += [self.script, self.arguments] if self.kind == "csv" else [self.command]
+        runs += [] if self.torchrun is None else [f"torchrun-{self.torchrun}gpu"]
+        return hashlib.sha256(json.dumps(runs, ensure_ascii=True).encode()).hexdigest()[:32]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes by name, as compared between readings."""
+        return {name: getattr(self, name) for name in COMPARED_ATTRIBUTES}
+
+    def words(self) -> tuple[str, ...]:
+        """Returns the words of the command line, as far as they can be known without running a shell."""
+        if self.kind == "csv":
+            return self.arguments
+        try:
+            return split_words(self.command or "")
+        except ValueError:
+            return tuple((self.command or "").split())
+
+    def option(self, name: str) -> str | None:
+        """Returns the value of the last `--name X` or `--name=X` in the arguments, None if absent."""
+        found = None
+        words = self.words()
+        for i, word in enumerate(words):
+            if word == f"--{name}" and i + 1 < len(words):
+                found = words[i + 1]
+            elif word.startswith(f"--{name}="):
+                found = word[len(name) + 3 :]
+        return found
+
+    @property
+    def llm(self) -> str | None:
+        """The model named by `--llm`."""
+        return self.option("llm")
+
+    @property
+    def program(self) -> str:
+        """The program it runs, without arguments: the script of a CSV line; for a command the module of
+        `python -m`, else the first word that names a script, else the first word."""
+        if self.script is not None:
+            return self.script
+        words = [w for w in self.words() if not re.fullmatch(r"[A-Za-z_]\w*=.*", w)]
+        modules = [after for word, after in pairwise(words) if word == "-m"]
+        scripts = [w for w in words if re.search(r"\.(?:py|sh)$", w)]
+        return (modules or scripts or words or [""])[0]
+
+    @property
+    def mode(self) -> str:
+        """The word used in the session name: `--mode`, else the name of the script or program."""
+        given = self.option("mode")
+        if given:
+            return given
+        if self.script is not None:
+            return re.sub(r"\.py$", "", self.script.rsplit("/", 1)[-1])
+        words = [w for w in self.words() if not re.fullmatch(r"[A-Za-z_]\w*=.*", w)]
+        scripts = [w for w in words if w.endswith(".py")]
+        word = (scripts or words or ["job"])[0]
+        return re.sub(r"\.py$", "", word.rsplit("/", 1)[-1])
+
+    def to_json(self) -> str:
+        """Returns one line of JSON that `from_json` reads back to an equal value."""
+        values = [(name, getattr(self, name)) for name in _FIELDS]
+        return _JSON.encode({k: v for k, v in values if v is not None and v is not False and v != ()})
+
+    @classmethod
+    def from_json(cls, text: str) -> JobSpec:
+        """Returns the value that `to_json` wrote."""
+        raw = json.loads(text)
+        values = {k: v for k, v in raw.items() if k in _FIELDS}
+        for key in ("arguments", "allowed"):
+            if key in values:
+                values[key] = tuple(values[key])
+        if "env" in values:
+            values["env"] = tuple((k, v) for k, v in values["env"])
+        return cls(**values)
+
+
+#: Created once; `json.dumps` with options would create an encoder at every call.
+_JSON = json.JSONEncoder(ensure_ascii=False)
+_FIELDS = tuple(field.name for field in fields(JobSpec))

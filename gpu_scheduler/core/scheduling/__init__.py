@@ -1,0 +1,1 @@
+"""Scheduling decisions: facts in, actions out."""

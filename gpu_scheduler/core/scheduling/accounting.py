@@ -1,0 +1,78 @@
+"""Computes what an attempt is charged on one GPU, in thousandths and in MiB (docs/design.md, Accounting).
+
+A declared quantity counts as declared. Memory that was not declared, or exceeds its declaration, counts at
+its observed peak plus the spike buffer, because the next sample may be higher.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_scheduler.core.model.share import WHOLE
+
+#: Memory that a driver may use without a process, MiB; the default of `--margin` leaves as much free.
+DRIVER_MIB = 512
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The allocation of an attempt on one GPU.
+
+    share: thousandths, 0 = none declared; vram: MiB declared, None = none; whole: no other job of ours may
+    run there; peak_mib: highest observed use, None = not observed yet, or unknown.
+    """
+
+    share: int = 0
+    vram: int | None = None
+    whole: bool = False
+    peak_mib: int | None = None
+
+    @classmethod
+    def of_row(cls, row: Any, uuid: str) -> Allocation:
+        """Returns the allocation on one GPU from a row of the table `attempt`."""
+        return cls(row["share"], row["vram"], bool(row["whole"]), json.loads(row["peaks"]).get(uuid))
+
+
+def declared_mib(allocation: Allocation, total_mib: int | None) -> int | None:
+    """Returns the MiB that a declared vram or share comes to; None: the size of the GPU is unknown.
+
+    A share with the GPU to itself counts as all of its memory.
+    """
+    if allocation.vram is not None:
+        return allocation.vram
+    if not total_mib:
+        return None
+    return total_mib if allocation.whole else max(1, allocation.share * total_mib // WHOLE)
+
+
+def with_spike_buffer(peak_mib: int, spike_buffer: float) -> int:
+    """Returns an observed peak plus its spike buffer, MiB. spike_buffer: the fraction of `--spike-buffer`."""
+    # A fraction such as 0.1 is not exact: 10000 MiB must become 11000, never 11001.
+    return math.ceil(round(peak_mib * (1 + spike_buffer), 6))
+
+
+def allocated_mib(allocation: Allocation, total_mib: int, spike_buffer: float) -> int:
+    """Returns the memory that an allocation counts for, MiB."""
+    if allocation.whole or (allocation.vram is None and not allocation.share):
+        return total_mib
+    peak = allocation.peak_mib or 0
+    if allocation.vram is not None:
+        return allocation.vram if peak <= allocation.vram else with_spike_buffer(peak, spike_buffer)
+    return max(declared_mib(allocation, total_mib) or 0, with_spike_buffer(peak, spike_buffer))
+
+
+def allocated_share(allocation: Allocation, total_mib: int | None, spike_buffer: float) -> int:
+    """Returns the share that an allocation counts for, thousandths.
+
+    total_mib None: the size is unknown, and declared memory counts as the whole GPU.
+    """
+    if allocation.whole or (allocation.vram is None and not allocation.share):
+        return WHOLE
+    if allocation.share:
+        return allocation.share
+    if not total_mib:
+        return WHOLE
+    return min(WHOLE, -(-WHOLE * allocated_mib(allocation, total_mib, spike_buffer) // total_mib))

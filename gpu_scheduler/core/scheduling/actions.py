@@ -1,0 +1,348 @@
+"""The actions that a round can decide on.
+
+All actions of a round are recorded in one transaction and then performed; some change the store only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpu_scheduler.core.model.states import JobState, Outcome
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.scheduling.needs import Need
+
+
+@dataclass(frozen=True)
+class Start:
+    """Opens an attempt of a queued job on these GPUs and launches it.
+
+    share (thousandths, 0 = none declared), vram (MiB): on each GPU; whole: no other job of ours beside it;
+    learned: vram was not declared but learned from its workload class; assumed: share and vram are defaults,
+    not declarations; baseline_mib: (UUID, unattributed memory there in MiB).
+    """
+
+    job_id: int
+    gpus: tuple[str, ...]
+    share: int
+    baseline_mib: tuple[tuple[str, int], ...] = ()
+    vram: int | None = None
+    whole: bool = False
+    learned: bool = False
+    assumed: bool = False
+
+
+@dataclass(frozen=True)
+class Relaunch:
+    """Launches the same attempt again, because no runner claimed it before its deadline."""
+
+    attempt_id: int
+
+
+@dataclass(frozen=True)
+class VoidClaim:
+    """Links a `void` claim, so that the attempt can never run; the next round observes who won the claim.
+
+    gives_up: none of the launches was claimed.
+    """
+
+    attempt_id: int
+    gives_up: bool = False
+
+
+@dataclass(frozen=True)
+class ResetLaunchCount:
+    """Resets the launch count of an attempt whose launches went unclaimed while starts were blocked."""
+
+    attempt_id: int
+
+
+@dataclass(frozen=True)
+class Transition:
+    """Changes the state of a job with an open attempt, to running or stopping."""
+
+    job_id: int
+    attempt_id: int
+    state: JobState
+
+
+@dataclass(frozen=True)
+class RequestStop:
+    """Writes `stop` and wakes the runner. grace_s: seconds between SIGTERM and SIGKILL."""
+
+    attempt_id: int
+    cause: str
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class WakeRunner:
+    """Signals the runner again: `stop` is written, but the attempt has not ended."""
+
+    attempt_id: int
+
+
+@dataclass(frozen=True)
+class KillRunner:
+    """Kills a runner that did not exit within the grace period plus 10 s."""
+
+    attempt_id: int
+
+
+@dataclass(frozen=True)
+class RecordRunner:
+    """Records the runner process that the claim names. start_ticks: its start time since boot."""
+
+    attempt_id: int
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True)
+class RecordRunnerDeath:
+    """Records that the runner died without a result; its processes now have 60 s to exit."""
+
+    attempt_id: int
+
+
+@dataclass(frozen=True)
+class RecordMisplacedProcess:
+    """Records a process on a GPU (UUID) outside the attempt's allocation, once per attempt and GPU."""
+
+    job_id: int
+    attempt_id: int
+    uuid: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class RecordWindowClosed:
+    """Records, once, that the Screen window of this attempt was closed while its job continues."""
+
+    job_id: int
+    attempt_id: int
+
+
+@dataclass(frozen=True)
+class RecordUsage:
+    """Records the resource use of a running attempt in the sample of `sampled_at` (boot seconds).
+
+    usage: for each of its GPUs (UUID, memory of its processes in MiB, load of the GPU in percent); None =
+    unknown.
+    """
+
+    job_id: int
+    attempt_id: int
+    sampled_at: float
+    usage: tuple[tuple[str, int | None, float | None], ...]
+
+
+@dataclass(frozen=True)
+class RecordOveruse:
+    """Records that an attempt uses more memory on a GPU (UUID) than declared, once per attempt and GPU.
+
+    share: the declared share in thousandths, which comes to declared_mib; None: vram was declared.
+    """
+
+    job_id: int
+    attempt_id: int
+    uuid: str
+    used_mib: int
+    declared_mib: int
+    share: int | None = None
+
+
+@dataclass(frozen=True)
+class RecordForeignLoad:
+    """Records the load of foreign processes in the last samples, percent, newest last (None = unknown).
+
+    sampled_at: time of the newest sample, boot seconds.
+    """
+
+    uuid: str
+    loads: tuple[float | None, ...]
+    sampled_at: float | None
+
+
+@dataclass(frozen=True)
+class RecordForeignPeaks:
+    """Records the peak memory use of each living foreign process on a GPU (UUID): (pid, start, MiB)."""
+
+    uuid: str
+    peaks: tuple[tuple[int, float, int], ...]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Signals every process that carries the attempt's token. kill: SIGKILL instead of SIGTERM."""
+
+    attempt_id: int
+    kill: bool
+
+
+@dataclass(frozen=True)
+class FinishAttempt:
+    """Records the end of an attempt and moves its job to `state`.
+
+    not_before: boot seconds before which a requeued job does not start; launch_failures, oom_retries_used and
+    fail_retries_used: the new counts; min_vram_mib: memory that the job needs from now on, None = unchanged;
+    shortage: errno of the shortage that kept the command from starting.
+    """
+
+    job_id: int
+    attempt_id: int
+    outcome: Outcome
+    state: JobState
+    job_outcome: Outcome | None
+    reason: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    survivors: tuple[int, ...] = ()
+    launch_failures: int = 0
+    not_before: float | None = None
+    oom_retries_used: int = 0
+    fail_retries_used: int = 0
+    min_vram_mib: int | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    shortage: int | None = None
+
+
+@dataclass(frozen=True)
+class ReleaseAllocation:
+    """Releases the allocation of an ended attempt that has no process left."""
+
+    attempt_id: int
+
+
+@dataclass(frozen=True)
+class RecordMemoryReleased:
+    """Records that the memory of the attempt's GPUs is free again, or that 60 s have passed."""
+
+    attempt_id: int
+
+
+@dataclass(frozen=True)
+class FinishJob:
+    """Ends a waiting job without an attempt."""
+
+    job_id: int
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True)
+class HoldJob:
+    """Holds a queued job. by: "user" or "line"."""
+
+    job_id: int
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RequeueJob:
+    """Queues a held or finished job again and resets its count of failed launches."""
+
+    job_id: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RecordCancel:
+    """Records a cancel for a job with an open attempt; it stays pending until that attempt has ended."""
+
+    job_id: int
+    cause: str
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class SetAttribute:
+    """Changes one attribute (a name in jobspec.ATTRIBUTES) of a waiting or finished job."""
+
+    job_id: int
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class SetQueuePositions:
+    """Sets the queue positions of waiting jobs: (job id, position)."""
+
+    positions: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class SetPaused:
+    """Pauses or resumes a GPU. reason: who asked for it, unless it was a command."""
+
+    uuid: str
+    paused: bool
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class SetWaitReason:
+    """Sets the reason why the jobs of one resource spec wait. need: of each of them, None = unknown."""
+
+    spec_key: str
+    reason: str
+    infeasible: bool
+    need: Need | None = None
+
+
+@dataclass(frozen=True)
+class RecordBypassed:
+    """Records that a job behind this one in the queue was started before it."""
+
+    job_id: int
+
+
+@dataclass(frozen=True)
+class AnswerRequest:
+    """Answers a request: it was carried out, or why it was not."""
+
+    request_id: int
+    answer: str
+
+
+@dataclass(frozen=True)
+class EndScheduler:
+    """Ends the scheduler, as a request asked."""
+
+
+Action = (
+    Start
+    | Relaunch
+    | VoidClaim
+    | ResetLaunchCount
+    | Transition
+    | RequestStop
+    | WakeRunner
+    | KillRunner
+    | RecordRunner
+    | RecordRunnerDeath
+    | RecordMisplacedProcess
+    | RecordWindowClosed
+    | RecordUsage
+    | RecordOveruse
+    | RecordForeignLoad
+    | RecordForeignPeaks
+    | Sweep
+    | FinishAttempt
+    | ReleaseAllocation
+    | RecordMemoryReleased
+    | FinishJob
+    | HoldJob
+    | RequeueJob
+    | RecordCancel
+    | SetAttribute
+    | SetQueuePositions
+    | SetPaused
+    | SetWaitReason
+    | RecordBypassed
+    | AnswerRequest
+    | EndScheduler
+)

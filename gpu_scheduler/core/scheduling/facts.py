@@ -1,0 +1,197 @@
+"""The input of one round as frozen values: store, attempt folders, GPUs, requests and time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
+from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling.accounting import Allocation
+from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
+from gpu_scheduler.core.scheduling.placement import Limits
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `start` that decisions depend on. Times in seconds.
+
+    exclusive: at most one job of ours on each GPU; tolerance: the fraction by which memory use may exceed the
+    declaration before it is reported; *_retries: defaults for jobs whose line sets none; max_launches: how
+    often an attempt is launched before it counts as not started; memory_release_s: the longest wait for the
+    memory of a released GPU; survivor_wait_s: how long the processes of a dead runner have to exit.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    exclusive: bool = False
+    tolerance: float = 0.10
+    oom_retries: int = 0
+    fail_retries: int = 0
+    max_assign_attempts: int = 5
+    assign_retry_wait_s: float = 5.0
+    launch_deadline_s: float = 10.0
+    max_launches: int = 3
+    grace_s: float = 10.0
+    memory_release_s: float = 60.0
+    survivor_wait_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """A pending cancel or preempt of a job, durable until the end of its attempt is recorded."""
+
+    cause: str
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job that may start now, ordered by priority and then by queue position, lowest first."""
+
+    job_id: int
+    priority: int
+    position: int
+    bypassed: bool = False
+
+
+@dataclass(frozen=True)
+class PendingGroup:
+    """The first waiting jobs with the same resource spec, in order. has_more: others follow them."""
+
+    resources: ResourceSpec
+    jobs: tuple[QueuedJob, ...]
+    has_more: bool = False
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt that holds GPUs or awaits their memory release, from the store and from its folder.
+
+    Times are boot seconds of `boot_id`. folder_complete: the folder has everything that a runner needs.
+    command_began: the command has registered itself in the folder, which has no claim. survivors: its
+    processes; None = not scanned. baseline_mib: unattributed memory on each GPU when it started.
+    failure_context: what a failed command left behind. misplaced_gpus: GPUs outside its allocation on which
+    one of its processes was observed and reported. window_closed_recorded: the closing of its Screen window
+    was reported.
+
+    share (thousandths, 0 = none) and vram (MiB): declared for each of its GPUs; whole: no other job of ours
+    may run there. budgets: UUID -> MiB declared (or learned) there, None = unknown; empty: nothing was
+    declared. peaks: UUID -> highest memory use of its processes there, MiB; measured_at: time of the newest
+    sample in them. overused_gpus: GPUs on which overuse was reported. resources: the present resource spec
+    of its job. oom_retries_used, fail_retries_used: retries that its job has used.
+    """
+
+    attempt_id: int
+    job_id: int
+    token: str
+    boot_id: str
+    job_state: JobState
+    gpus: tuple[str, ...] = ()
+    share: int = 0
+    vram: int | None = None
+    whole: bool = False
+    budgets: Mapping[str, int | None] = field(default_factory=dict)
+    peaks: Mapping[str, int] = field(default_factory=dict)
+    measured_at: float | None = None
+    overused_gpus: tuple[str, ...] = ()
+    resources: ResourceSpec = field(default_factory=ResourceSpec)
+    oom_retries_used: int = 0
+    fail_retries_used: int = 0
+    baseline_mib: Mapping[str, int] = field(default_factory=dict)
+    outcome: Outcome | None = None
+    status: AttemptStatus = field(default_factory=AttemptStatus)
+    survivors: tuple[int, ...] | None = None
+    folder_complete: bool = True
+    command_began: bool = False
+    launch_count: int = 1
+    launch_deadline: float = 0.0
+    launch_error: str | None = None
+    stopping_at: float | None = None
+    signalled_at: float | None = None
+    runner_died_at: float | None = None
+    swept_at: float | None = None
+    released_at: float | None = None
+    cancel: Cancel | None = None
+    launch_failures: int = 0
+    source_missing: bool = False
+    number: int = 1
+    failure_context: FailureContext | None = None
+    misplaced_gpus: tuple[str, ...] = ()
+    window_closed_recorded: bool = False
+    runner: tuple[int, int] | None = None
+
+    def allocation(self, uuid: str) -> Allocation:
+        """Returns its allocation on one of its GPUs."""
+        return Allocation(self.share, self.vram, self.whole, self.peaks.get(uuid))
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request from a front end (docs/design.md, Store and requests).
+
+    target: a job id or the UUID of a GPU, as text; "" for the scheduler itself. args, by verb: cancel
+    {grace_s, reason}, requeue, pause and resume {reason}, set {name, value, line: whether the jobs file sets
+    it}, places {places: [[job id, queue position], …]}.
+    """
+
+    request_id: int
+    verb: str
+    target: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, from the store and the last sample. mean_load: over the last samples, percent.
+
+    owners: for each process in the sample, the attempt that owns it (None = foreign); process_starts: start
+    time of each, wall seconds, where known. has_unmatched_process: some listed process cannot be identified
+    from this PID namespace, so only the totals count. foreign_peaks: (pid, start) of each living foreign
+    process -> its highest observed memory use, MiB. total_mib: memory size in the store, whether or not the
+    GPU can be read now. foreign_loads: load of foreign processes in each of the last samples, percent, newest
+    last (None = unknown); foreign_load_at: time of the newest of them.
+    """
+
+    uuid: str
+    index: int
+    paused: bool = False
+    sample: GpuSample | None = None
+    sampled_at: float | None = None
+    mean_load: float | None = None
+    owners: Mapping[int, int | None] = field(default_factory=dict)
+    process_starts: Mapping[int, float] = field(default_factory=dict)
+    has_unmatched_process: bool = False
+    foreign_peaks: Mapping[tuple[int, float], int] = field(default_factory=dict)
+    total_mib: int | None = None
+    foreign_loads: tuple[float | None, ...] = ()
+    foreign_load_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that one round decides from.
+
+    all_sampled: every managed GPU has been sampled; probe_error: why the GPUs cannot be read now.
+    storage_issue: why a problem of our own storage blocks new starts. unmanaged_gpus: GPUs in the sample that
+    this scheduler does not manage. learned_mib: workload class -> MiB that one of its jobs needs, where needs
+    are learned.
+    """
+
+    now: Now
+    settings: Settings
+    config: LlmConfig
+    gpus: tuple[Gpu, ...] = ()
+    unmanaged_gpus: tuple[Gpu, ...] = ()
+    all_sampled: bool = True
+    probe_error: str | None = None
+    storage_issue: str | None = None
+    attempts: tuple[Attempt, ...] = ()
+    pending_groups: tuple[PendingGroup, ...] = ()
+    requests: tuple[Request, ...] = ()
+    jobs: Mapping[int, JobFact] = field(default_factory=dict)
+    learned_mib: Mapping[str, int] = field(default_factory=dict)

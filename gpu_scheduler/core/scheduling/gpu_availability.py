@@ -1,0 +1,230 @@
+"""Computes the availability of a GPU: its allocations, foreign use, and why it accepts no new jobs.
+
+The rules are in docs/design.md, Accounting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_scheduler.core.model.gpu import GpuProcess
+from gpu_scheduler.core.scheduling.accounting import (
+    DRIVER_MIB,
+    allocated_mib,
+    allocated_share,
+    with_spike_buffer,
+)
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits
+
+
+def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
+    """Returns the availability of a GPU, counting every attempt that still holds part of it."""
+    here = [a for a in facts.attempts if gpu.uuid in a.gpus]
+    holders = _holders(gpu, facts.attempts)
+    limits = facts.settings.limits
+    total = gpu.sample.total_mib if gpu.sample else None
+    foreign_mib = foreign_memory(gpu, facts.attempts, limits)
+    return GpuAvailability(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        total_mib=total,
+        allocated_share=sum(
+            allocated_share(a.allocation(gpu.uuid), total, limits.spike_buffer) for a in holders
+        ),
+        committed_mib=None if total is None else _committed_memory(gpu, holders, facts.attempts, limits),
+        occupied=bool(holders),
+        foreign_mib=foreign_mib,
+        foreign_holder=_foreign_holder(gpu, foreign_mib, facts.attempts, limits),
+        foreign_peak_mib=_foreign_peak_above_use(gpu, facts.attempts),
+        mean_load=gpu.mean_load,
+        mean_foreign_load=_mean(gpu.foreign_loads),
+        unavailable_reason=_unavailable_reason(gpu, here),
+    )
+
+
+def _committed_memory(
+    gpu: Gpu, holders: Sequence[Attempt], attempts: Sequence[Attempt], limits: Limits
+) -> int | None:
+    """Returns the committed memory, MiB: allocations plus buffered foreign use, at least what is in use."""
+    foreign = _foreign_commitment(gpu, attempts, limits)
+    if foreign is None:
+        return None
+    used = gpu.sample.used_mib if gpu.sample else None
+    return max(_allocated_memory(gpu, holders, limits) + foreign, used or 0)
+
+
+def _foreign_commitment(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
+    """Returns the MiB reserved for foreign use: the buffered peak of each foreign process, plus unattributed
+    memory; None = unknown."""
+    if listed_processes(gpu) is None:
+        foreign_mib = foreign_memory(gpu, attempts, limits)
+        return None if foreign_mib is None else with_spike_buffer(foreign_mib, limits.spike_buffer)
+    peaks = foreign_peaks(gpu, attempts).values()
+    return sum(with_spike_buffer(peak, limits.spike_buffer) for peak in peaks) + _unattributed_foreign_memory(
+        gpu, attempts, limits
+    )
+
+
+def listed_processes(gpu: Gpu) -> tuple[GpuProcess, ...] | None:
+    """Returns the processes on a GPU, or None unless the memory and the owner of each of them are known."""
+    processes = gpu.sample.processes if gpu.sample else None
+    if processes is None or gpu.has_unmatched_process or any(p.used_mib is None for p in processes):
+        return None
+    return processes
+
+
+def foreign_peaks(gpu: Gpu, attempts: Sequence[Attempt]) -> dict[tuple[int, float], int]:
+    """Returns the peak memory use, in MiB, of each living foreign process by (pid, start)."""
+    here = _attempt_ids_on(gpu, attempts)
+    peaks = dict(gpu.foreign_peaks)
+    for process in listed_processes(gpu) or ():
+        key = (process.pid, gpu.process_starts.get(process.pid, 0.0))
+        if gpu.owners.get(process.pid) in here:
+            peaks.pop(key, None)  # counted as foreign until its owner was known
+        else:
+            peaks[key] = max(peaks.get(key, 0), process.used_mib or 0)
+    return peaks
+
+
+def _foreign_peak_above_use(gpu: Gpu, attempts: Sequence[Attempt]) -> int:
+    """Returns the peak memory use of the foreign processes, MiB, if it exceeds their current use; else 0."""
+    processes, here = listed_processes(gpu), _attempt_ids_on(gpu, attempts)
+    if processes is None:
+        return 0
+    now = sum(p.used_mib or 0 for p in processes if gpu.owners.get(p.pid) not in here)
+    peak = sum(foreign_peaks(gpu, attempts).values())
+    return peak if peak > now else 0
+
+
+def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
+    """Returns the current foreign memory use on a GPU, MiB; None = unknown.
+
+    If the probe lists the processes with their memory: the sum of the foreign ones, plus any unattributed
+    memory beyond what a driver may use. Otherwise from the totals: the baseline when our first job started,
+    or whatever exceeds the sum of our allocations, whichever is larger.
+    """
+    sample = gpu.sample
+    if sample is None:
+        return None
+    processes = listed_processes(gpu)
+    if processes is not None:
+        unattributed = max(0, _unattributed_foreign_memory(gpu, attempts, limits) - DRIVER_MIB)
+        return sum(p.used_mib or 0 for p in _foreign_processes(gpu, processes, attempts)) + unattributed
+    if sample.used_mib is None:
+        return None
+    ours = _holders(gpu, attempts)
+    return max(_baseline(gpu, ours), sample.used_mib - _allocated_memory(gpu, ours, limits))
+
+
+def foreign_load(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> float | None:
+    """Returns the load of foreign processes in the newest sample, percent; None = unknown.
+
+    If the driver reports no load per process, the load of the GPU counts as foreign while no job of ours is
+    on it.
+    """
+    load = _load_of_processes(gpu, attempts, limits)
+    if load is not None or gpu.sample is None or _attempt_ids_on(gpu, attempts):
+        return load
+    return gpu.sample.load_percent
+
+
+def _load_of_processes(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> float | None:
+    processes = gpu.sample.processes if gpu.sample else None
+    if processes is None or gpu.has_unmatched_process:
+        return None
+    if listed_processes(gpu) is not None and _unattributed_foreign_memory(gpu, attempts, limits) > DRIVER_MIB:
+        return None  # some process is hidden from the driver's list
+    loads = [process.load_percent for process in _foreign_processes(gpu, processes, attempts)]
+    known = [load for load in loads if load is not None]
+    return min(100.0, sum(known)) if len(known) == len(loads) else None
+
+
+def _mean(loads: Sequence[float | None]) -> float | None:
+    known = [load for load in loads if load is not None]
+    return sum(known) / len(known) if known else None
+
+
+def display_memory(gpu: Gpu, limits: Limits) -> int:
+    """Returns the buffered memory of display processes, MiB; it is permanently foreign."""
+    processes = listed_processes(gpu) or ()
+    return sum(with_spike_buffer(p.used_mib or 0, limits.spike_buffer) for p in processes if p.graphics_only)
+
+
+def unattributed_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
+    """Returns the unattributed memory of a GPU: in use, but by no listed process; MiB, None = unknown.
+
+    It includes memory that a dead process has not released yet. Without a process list: the foreign memory.
+    """
+    sample = gpu.sample
+    if sample is None or sample.used_mib is None:
+        return None
+    processes = listed_processes(gpu)
+    if processes is None:
+        return foreign_memory(gpu, attempts, limits)
+    return max(0, sample.used_mib - sum(p.used_mib or 0 for p in processes))
+
+
+def _unattributed_foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int:
+    """Returns the unattributed memory that no unlisted process of our own attempts can explain, MiB.
+
+    A probe may miss processes: inside a container it lists none from outside, and some probes list none.
+    """
+    unattributed = unattributed_memory(gpu, attempts, limits) or 0
+    ours = _holders(gpu, attempts)
+    owners = {gpu.owners.get(process.pid) for process in listed_processes(gpu) or ()}
+    unlisted = [attempt for attempt in ours if attempt.attempt_id not in owners]
+    return max(
+        min(unattributed, _baseline(gpu, ours)), unattributed - _allocated_memory(gpu, unlisted, limits)
+    )
+
+
+def _holders(gpu: Gpu, attempts: Sequence[Attempt]) -> list[Attempt]:
+    return [a for a in attempts if gpu.uuid in a.gpus and a.released_at is None]
+
+
+def _baseline(gpu: Gpu, ours: Sequence[Attempt]) -> int:
+    return max((attempt.baseline_mib.get(gpu.uuid, 0) for attempt in ours), default=0)
+
+
+def _allocated_memory(gpu: Gpu, ours: Sequence[Attempt], limits: Limits) -> int:
+    total = (gpu.sample.total_mib if gpu.sample else None) or 0
+    return sum(allocated_mib(attempt.allocation(gpu.uuid), total, limits.spike_buffer) for attempt in ours)
+
+
+def _attempt_ids_on(gpu: Gpu, attempts: Sequence[Attempt]) -> set[int | None]:
+    return {attempt.attempt_id for attempt in attempts if gpu.uuid in attempt.gpus}
+
+
+def _foreign_processes(
+    gpu: Gpu, processes: Sequence[GpuProcess], attempts: Sequence[Attempt]
+) -> list[GpuProcess]:
+    """Returns the foreign processes, and misplaced processes of ours, which no allocation here covers."""
+    here = _attempt_ids_on(gpu, attempts)
+    return [p for p in processes if not p.graphics_only and gpu.owners.get(p.pid) not in here]
+
+
+def _foreign_holder(
+    gpu: Gpu, foreign_mib: int | None, attempts: Sequence[Attempt], limits: Limits
+) -> str | None:
+    processes = gpu.sample.processes if gpu.sample and not gpu.has_unmatched_process else None
+    if processes is None:
+        return "memory" if foreign_mib is not None and foreign_mib > limits.idle_threshold_mib else None
+    foreign = sorted(_foreign_processes(gpu, processes, attempts), key=lambda p: -(p.used_mib or 0))
+    return f"process {foreign[0].pid}" if foreign else None
+
+
+def _unavailable_reason(gpu: Gpu, here: Sequence[Attempt]) -> str | None:
+    if gpu.paused:
+        return "paused"
+    if gpu.sample is None:
+        return "not reported by the probe"
+    if gpu.sample.fault is not None:
+        return gpu.sample.fault
+    for attempt in here:
+        if attempt.outcome is not None and attempt.released_at is None:
+            pids = ", ".join(str(pid) for pid in (attempt.survivors or ())[:4])
+            return f"quarantined: job {attempt.job_id} left process {pids}" if pids else "being released"
+    if any(attempt.released_at is not None for attempt in here):
+        return "awaiting memory release"
+    return None

@@ -1,0 +1,104 @@
+"""Tracks GPUs that are lost or recover, from one sample to the next (docs/design.md, Placement).
+
+A faulty GPU gets no new jobs until several samples in a row were good. Their number is part of the fault in
+the store, so that it survives a restart. A sample that failed as a whole says nothing about any single GPU:
+it neither loses a GPU nor brings one back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuSample
+
+#: Number of consecutive good samples after which a lost GPU is used again.
+GOOD_SAMPLES_NEEDED = 3
+#: Fault of a GPU that the driver no longer lists.
+UNLISTED_FAULT = "lost: the driver no longer lists it"
+#: Prefix of the fault of every GPU while none of them can be read.
+UNREADABLE_PREFIX = "the GPUs cannot be read: "
+
+_RECOVERING = re.compile(r"recovering: ([0-9]+) of [0-9]+ good samples")
+
+
+@dataclass(frozen=True)
+class KnownGpu:
+    """A GPU as stored; `fault` is that of the previous sample."""
+
+    uuid: str
+    index: int
+    name: str
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class GpuChange:
+    """A GPU that this sample shows as lost, or as available again (`recovered`)."""
+
+    gpu: GpuSample
+    recovered: bool
+
+
+def update_faults(
+    samples: Sequence[GpuSample], known: Iterable[KnownGpu]
+) -> tuple[tuple[GpuSample, ...], tuple[GpuChange, ...]]:
+    """Merges a sample with the known GPUs; returns the result ordered by index, and the changes.
+
+    A known GPU missing from the sample is added as lost; one that came back keeps a fault while it recovers.
+    Unknown GPUs are returned unchanged.
+    """
+    before = {gpu.uuid: gpu for gpu in known}
+    found = _with_known_uuids(samples, before)
+    missing = [gpu for uuid, gpu in before.items() if uuid not in {sample.uuid for sample in found}]
+    settled, changes = [], []
+    for sample in [*found, *_as_unlisted(missing, {sample.index for sample in found})]:
+        last = before.get(sample.uuid)
+        if last is not None:
+            sample = replace(sample, fault=_next_fault(last.fault, sample.fault))
+            if was_usable(last.fault) != (sample.fault is None):
+                changes.append(GpuChange(sample, recovered=sample.fault is None))
+        settled.append(sample)
+    return tuple(sorted(settled, key=lambda sample: sample.index)), tuple(changes)
+
+
+def was_usable(fault: str | None) -> bool:
+    """Returns whether a GPU with this stored fault did not count as lost."""
+    return fault is None or fault.startswith(UNREADABLE_PREFIX)
+
+
+def _next_fault(before: str | None, now: str | None) -> str | None:
+    if now is not None or before is None or was_usable(before):
+        return now
+    match = _RECOVERING.fullmatch(before)
+    good = 1 + (int(match[1]) if match else 0)
+    return (
+        None if good >= GOOD_SAMPLES_NEEDED else f"recovering: {good} of {GOOD_SAMPLES_NEEDED} good samples"
+    )
+
+
+def _with_known_uuids(samples: Sequence[GpuSample], known: dict[str, KnownGpu]) -> list[GpuSample]:
+    """Returns the samples, each without a UUID identified as the missing known GPU at its index, or else as
+    any other missing one."""
+    missing = {uuid: gpu for uuid, gpu in known.items() if uuid not in {sample.uuid for sample in samples}}
+    found = []
+    for sample in samples:
+        if missing and sample.uuid.startswith(UNKNOWN_UUID_PREFIX):
+            any_one = next(iter(missing.values()))
+            gpu = next((m for m in missing.values() if m.index == sample.index), any_one)
+            del missing[gpu.uuid]
+            sample = replace(sample, uuid=gpu.uuid, name=gpu.name)
+        found.append(sample)
+    return found
+
+
+def _as_unlisted(missing: Sequence[KnownGpu], taken: set[int]) -> list[GpuSample]:
+    """Returns the missing GPUs with their old indices, or with one past all others if it is taken now."""
+    lost = []
+    last = max(taken | {gpu.index for gpu in missing}, default=0)
+    for gpu in missing:
+        last += gpu.index in taken
+        index = last if gpu.index in taken else gpu.index
+        lost.append(GpuSample(gpu.uuid, index, gpu.name, None, None, None, fault=UNLISTED_FAULT))
+    return lost

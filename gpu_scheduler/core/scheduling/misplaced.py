@@ -1,0 +1,41 @@
+"""Detects misplaced processes: processes of a job on a GPU outside its allocation.
+
+Each is reported once per attempt and GPU, and nothing else: no job is ended or moved. A GPU whose processes
+the probe cannot list is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_scheduler.core.scheduling.actions import RecordMisplacedProcess
+from gpu_scheduler.core.scheduling.facts import Facts
+
+
+def misplaced_processes(facts: Facts) -> list[RecordMisplacedProcess]:
+    """Returns the misplaced processes of open attempts; of several on one GPU, the largest in memory."""
+    running = {attempt.attempt_id: attempt for attempt in facts.attempts if attempt.outcome is None}
+    found: dict[tuple[int, str], RecordMisplacedProcess] = {}
+    for gpu in (*facts.gpus, *facts.unmanaged_gpus) if running else ():
+        processes = (gpu.sample.processes if gpu.sample else None) or ()
+        for process in sorted(processes, key=lambda process: -(process.used_mib or 0)):
+            attempt = running.get(gpu.owners.get(process.pid) or 0)
+            if (
+                attempt is None
+                or process.graphics_only
+                or gpu.uuid in (*attempt.gpus, *attempt.misplaced_gpus)
+            ):
+                continue
+            action = RecordMisplacedProcess(attempt.job_id, attempt.attempt_id, gpu.uuid, process.pid)
+            found.setdefault((attempt.attempt_id, gpu.uuid), action)
+    return list(found.values())
+
+
+def misplaced_process_message(allocated_gpus: Sequence[int], used_gpu: int, pid: int) -> str:
+    """Returns the message without its subject, the job. allocated_gpus and used_gpu: GPU indices."""
+    own = f"GPU{'' if len(allocated_gpus) == 1 else 's'} {','.join(map(str, allocated_gpus))}"
+    return (
+        f"was given {own} but uses GPU {used_gpu} (process {pid}): it probably sets"
+        " CUDA_VISIBLE_DEVICES itself, which the scheduler already does; if it must run there, add"
+        f" [allowed={used_gpu}] to its line"
+    )

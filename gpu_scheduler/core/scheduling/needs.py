@@ -1,0 +1,220 @@
+"""Resolves the GPU need of a job from the attributes of its line, the model named by `--llm`, or the default.
+
+A `ResourceSpec` is what the line states and never changes by itself; a `Need` is what that means under the
+present llm_config.json. Jobs with the same resource spec wait for the same thing, so a round resolves each
+spec once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from gpu_scheduler.core.model.share import WHOLE, format_share, parse_share
+from gpu_scheduler.core.model.units import human_mib, parse_mib
+from gpu_scheduler.core.text import strict_json
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.job_spec import JobSpec
+
+_NOTHING_LEARNED: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True)
+class ResourceSpec:
+    """The GPU resources that a line requests. None = not stated; share: thousandths; allowed: GPU indices.
+
+    vram: MiB on each GPU. workload_class: see `workload_class_of`, set only where needs are learned and the
+    line states none. min_vram_mib: lower bound on each GPU since the job ran out of memory, whatever else
+    determines its need.
+    """
+
+    share: int | None = None
+    gpus: int | None = None
+    llm: str | None = None
+    is_command: bool = False
+    allowed: tuple[int, ...] | None = None
+    vram: int | None = None
+    exclusive: bool = False
+    workload_class: str | None = None
+    min_vram_mib: int | None = None
+
+    @classmethod
+    def of(cls, spec: JobSpec, min_vram_mib: int | None = None, *, learn_needs: bool = False) -> ResourceSpec:
+        """Returns the resource spec of a job. torchrun sets the number of whole GPUs, whatever the model."""
+        share, gpus, llm = spec.share, spec.gpus, spec.llm
+        command, family = spec.kind == "command", None
+        if spec.torchrun is not None:
+            share, gpus, llm, command = WHOLE if spec.vram is None else None, spec.torchrun, None, False
+        elif learn_needs and share is None and gpus is None and spec.vram is None:
+            family = workload_class_of(spec)
+        return cls(share, gpus, llm, command, spec.allowed, spec.vram, spec.exclusive, family, min_vram_mib)
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - keys are values, and few
+    def key(self) -> str:
+        """Returns the text that identifies this spec; `from_key` parses it."""
+        stated = [self.share, self.gpus, self.llm, self.is_command, self.allowed]
+        extra = [self.vram, self.exclusive, self.workload_class]
+        if self.min_vram_mib is not None:
+            return json.dumps([*stated, *extra, self.min_vram_mib], ensure_ascii=False)
+        return json.dumps(stated + extra if any(extra) else stated, ensure_ascii=False)
+
+    @classmethod
+    @lru_cache(maxsize=4096)
+    def from_key(cls, key: str) -> ResourceSpec:
+        """Returns the spec with this key."""
+        share, gpus, llm, command, allowed, *extra = json.loads(key)
+        return cls(share, gpus, llm, command, None if allowed is None else tuple(allowed), *extra)
+
+
+def workload_class_of(spec: JobSpec) -> str:
+    """Returns the workload class: program (or script) and `--llm`. Its jobs are expected to need the same."""
+    return json.dumps([spec.program, spec.llm], ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Need:
+    """The need of a job on each of `count` distinct GPUs: `share` thousandths, `vram` MiB, or both.
+
+    share 0 and vram None: not declared. exclusive: no other job of ours on them; alone: no foreign process
+    either. learned: vram is the observed use of its workload class. assumed: neither the line nor the entry
+    of its model sets share or vram, so that the default applies, or an idle GPU; this is not a declaration,
+    and its accuracy is never judged.
+    """
+
+    count: int
+    share: int = 0
+    alone: bool = False
+    vram: int | None = None
+    exclusive: bool = False
+    learned: bool = False
+    assumed: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Returns whether no other job of ours may run on its GPUs."""
+        return self.alone or self.exclusive
+
+    def __str__(self) -> str:
+        each = "" if self.count == 1 else "each of "
+        many = "a GPU" if self.count == 1 else f"{self.count} GPUs"
+        if self.vram is not None and self.share == WHOLE:
+            free = f"{self.count} free GPU{'' if self.count == 1 else 's'}"
+            return f"{free} with {human_mib(self.vram)}{'' if self.count == 1 else ' each'}"
+        if self.vram is not None:
+            part = f"{format_share(self.share)} and " if self.share else ""
+            shared = "" if not self.exclusive else ", alone" if self.count == 1 else ", each alone"
+            return f"{part}{human_mib(self.vram)} of {each}{many}{shared}"
+        if self.share == WHOLE or self.alone or not self.share:
+            kind = "idle" if self.alone else "free"
+            return f"{self.count} {kind} GPU{'' if self.count == 1 else 's'}"
+        shared = ", alone" if self.exclusive else ""
+        return f"{format_share(self.share)} of {each}{many}{shared}"
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """An entry of llm_config.json. share: thousandths, may exceed 1000; gpus: their number; vram: MiB on each
+    GPU."""
+
+    share: int | None = WHOLE
+    gpus: int | None = None
+    vram: int | None = None
+
+
+@dataclass(frozen=True)
+class LlmConfig:
+    """The contents of llm_config.json: a requirement for each model and a default for all others."""
+
+    default: Requirement = Requirement()
+    models: dict[str, Requirement] = field(default_factory=dict)
+
+    def of(self, llm: str | None) -> Requirement:
+        """Returns the requirement of a model, or the default if the model is unknown or None."""
+        return self.models.get(llm, self.default) if llm is not None else self.default
+
+
+def parse_llm_config(text: str) -> LlmConfig:
+    """Parses llm_config.json. Raises ValueError naming the key, its value and what is accepted."""
+    raw = strict_json.parse(text)
+    if not isinstance(raw, dict) or not isinstance(raw.get("models", {}), dict):
+        raise ValueError('expected {"default_requirement": 1.0, "models": {"NAME": 0.5, …}}')
+    models = {name: _requirement(f"models.{name}", value) for name, value in raw.get("models", {}).items()}
+    return LlmConfig(_requirement("default_requirement", raw.get("default_requirement", 1.0)), models)
+
+
+def _requirement(key: str, value: Any) -> Requirement:
+    if not isinstance(value, dict):
+        return Requirement(_share(key, value))
+    unknown = sorted(set(value) - {"share", "vram", "gpus"})
+    if unknown:
+        raise ValueError(f"{key}: unknown key {unknown[0]!r}; known keys: share, vram, gpus")
+    share = None if "share" not in value else _share(key, value["share"])
+    vram = None if "vram" not in value else _vram(key, value["vram"])
+    gpus = value.get("gpus")
+    if gpus is not None and (not isinstance(gpus, int) or isinstance(gpus, bool) or not 1 <= gpus <= 64):
+        raise ValueError(f"{key}: gpus {gpus!r} is not a whole number from 1 to 64")
+    if share is None and gpus is None and vram is None:
+        raise ValueError(f'{key}: set "share", "vram" or "gpus"')
+    if share is not None and share > WHOLE and (gpus is not None or vram is not None):
+        raise ValueError(f"{key}: a share above 1 means whole GPUs; remove gpus and vram")
+    return Requirement(share, gpus, vram)
+
+
+def _vram(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError(f'{key}: vram {value!r} is not valid; write MiB such as 9000, or "9G"')
+    try:
+        return parse_mib(str(value))
+    except ValueError as error:
+        raise ValueError(f"{key}: vram: {error}") from None
+
+
+def _share(key: str, value: Any) -> int:
+    # A number in quotes counts as a number: the older scheduler accepted it.
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError(f"{key}: {value!r} is not a number such as 0.5")
+    try:
+        return parse_share(str(value))
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+
+
+def resolve(
+    resources: ResourceSpec, config: LlmConfig, learned_mib: Mapping[str, int] = _NOTHING_LEARNED
+) -> Need:
+    """Returns the need for a resource spec: from its attributes, else its model, else the MiB learned for its
+    workload class, else the default (docs/design.md, Needs); with at least `min_vram_mib` of memory."""
+    need = _stated_need(resources, config, learned_mib)
+    if resources.min_vram_mib is None:
+        return need
+    # A job that had its GPUs to itself now has a known memory need.
+    share = 0 if need.alone else need.share
+    vram = max(resources.min_vram_mib, need.vram or 0)
+    return Need(need.count, share, vram=vram, exclusive=resources.exclusive)
+
+
+def _stated_need(resources: ResourceSpec, config: LlmConfig, learned_mib: Mapping[str, int]) -> Need:
+    if resources.share is not None or resources.gpus is not None or resources.vram is not None:
+        return _declared_need(resources.share, resources.gpus, resources.vram, resources.exclusive)
+    if resources.llm not in config.models:
+        vram = learned_mib.get(resources.workload_class) if resources.workload_class is not None else None
+        if vram is not None:
+            return Need(1, vram=vram, exclusive=resources.exclusive, learned=True)
+        if resources.is_command and resources.llm is None:
+            return Need(1, WHOLE, alone=True, assumed=True)
+    requirement = config.of(resources.llm)
+    need = _declared_need(requirement.share, requirement.gpus, requirement.vram, resources.exclusive)
+    return need if resources.llm in config.models else replace(need, assumed=True)
+
+
+def _declared_need(share: int | None, gpus: int | None, vram: int | None, exclusive: bool) -> Need:
+    if share is None and vram is None:
+        return Need(gpus or 1, WHOLE, alone=True, assumed=True)
+    if share is not None and share > WHOLE:
+        return Need(math.ceil(share / WHOLE), WHOLE, exclusive=exclusive)
+    return Need(gpus or 1, share or 0, vram=vram, exclusive=exclusive)

@@ -1,0 +1,196 @@
+"""Plans one round: facts in, actions out. `plan` is the only place that combines the separate decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpu_scheduler.core.scheduling import requests
+from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib, allocated_share
+from gpu_scheduler.core.scheduling.actions import (
+    Action,
+    RecordBypassed,
+    RecordMemoryReleased,
+    SetWaitReason,
+    Start,
+)
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup
+from gpu_scheduler.core.scheduling.gpu_availability import availability, display_memory, unattributed_memory
+from gpu_scheduler.core.scheduling.misplaced import misplaced_processes
+from gpu_scheduler.core.scheduling.needs import Need, ResourceSpec, resolve
+from gpu_scheduler.core.scheduling.order import order
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits, WaitReason, could_fit, place
+from gpu_scheduler.core.scheduling.reconcile import check_memory_release, reconcile, release_allocation
+from gpu_scheduler.core.scheduling.retry import GpuInventory
+from gpu_scheduler.core.scheduling.screen_windows import closed_windows
+from gpu_scheduler.core.scheduling.usage import record_measurements, with_recorded_peaks
+
+_NO_NEEDS: Mapping[ResourceSpec, Need] = {}
+
+
+def plan(facts: Facts) -> list[Action]:
+    """Returns the actions of this round.
+
+    Requests come first and alone: a cancel must be in the store before its attempt is reconciled.
+    Measurements come before the end of the attempt that they belong to.
+    Jobs are placed only in a round that changes no allocation otherwise, so that every placement uses the
+    stored state.
+    """
+    actions: list[Action] = requests.answer_requests(facts)
+    if actions:
+        return actions
+    measurements = record_measurements(facts)
+    actions += measurements
+    for attempt in with_recorded_peaks(facts.attempts, measurements):
+        if attempt.outcome is None:
+            inventory = _gpu_inventory(attempt, facts)
+            actions += reconcile(
+                attempt, facts.now, facts.settings, inventory, starts_blocked=facts.storage_issue is not None
+            )
+        elif attempt.released_at is None:
+            actions += release_allocation(attempt, facts.now, facts.settings)
+        else:
+            actions += check_memory_release(
+                attempt, _memory_samples(attempt, facts), facts.now, facts.settings
+            )
+    actions += misplaced_processes(facts)
+    actions += closed_windows(facts)
+    if not all(isinstance(action, RecordMemoryReleased) for action in actions):
+        return actions
+    released = {action.attempt_id for action in actions if isinstance(action, RecordMemoryReleased)}
+    remaining = tuple(attempt for attempt in facts.attempts if attempt.attempt_id not in released)
+    return actions + ([] if requests.is_ending(facts) else _place_jobs(replace(facts, attempts=remaining)))
+
+
+def need_of(resources: ResourceSpec, facts: Facts) -> Need:
+    """Returns the present need of a job with these resources.
+
+    Learned memory applies only if it leaves room for another job on some GPU; otherwise the job declares
+    nothing.
+    """
+    need = resolve(resources, facts.config, facts.learned_mib)
+    if resources.workload_class in facts.learned_mib and not _leaves_room(need, resources, facts):
+        need = resolve(resources, facts.config)
+    return replace(need, exclusive=True) if facts.settings.exclusive else need
+
+
+def _leaves_room(need: Need, resources: ResourceSpec, facts: Facts) -> bool:
+    limits = facts.settings.limits
+    beside = replace(limits, margin_mib=limits.margin_mib + limits.idle_threshold_mib)
+    return any(
+        could_fit(need, gpu.sample.total_mib if gpu.sample else None, beside)
+        for gpu in _allowed_gpus(resources, facts)
+    )
+
+
+def _allowed_gpus(resources: ResourceSpec, facts: Facts) -> list[Gpu]:
+    return [gpu for gpu in facts.gpus if resources.allowed is None or gpu.index in resources.allowed]
+
+
+def _gpu_inventory(attempt: Attempt, facts: Facts) -> GpuInventory:
+    """Returns what the GPUs can give to one job: everything except the margin, displays, unattributed memory
+    and the amount by which that may vary."""
+    sizes = {gpu.uuid: (gpu.sample and gpu.sample.total_mib) or gpu.total_mib for gpu in facts.gpus}
+    totals = {uuid: total for uuid, total in sizes.items() if total}
+    limits, count = facts.settings.limits, max(1, len(attempt.gpus))
+    free = [
+        totals[gpu.uuid] - display_memory(gpu, limits)
+        for gpu in _allowed_gpus(attempt.resources, facts)
+        if gpu.uuid in totals
+    ]
+    if len(free) < count:
+        return GpuInventory(totals)
+    kept = limits.margin_mib + limits.idle_threshold_mib + max(attempt.baseline_mib.values(), default=0)
+    return GpuInventory(totals, sorted(free, reverse=True)[count - 1] - kept)
+
+
+def _place_jobs(facts: Facts) -> list[Action]:
+    why_not = facts.storage_issue or facts.probe_error
+    if why_not is not None:
+        return _wait_reasons(
+            facts.pending_groups, {id(group): WaitReason(why_not) for group in facts.pending_groups}
+        )
+    if not facts.all_sampled:
+        return []
+    views = {gpu.uuid: availability(gpu, facts) for gpu in facts.gpus}
+    needs = {group.resources: need_of(group.resources, facts) for group in facts.pending_groups}
+    starts: list[Action] = []
+    reasons: dict[int, WaitReason] = {}
+    waiting: list[int] = []
+    for job, group in order(facts.pending_groups):
+        if id(group) in reasons:
+            continue
+        need = needs[group.resources]
+        answer = place(need, group.resources.allowed, list(views.values()), facts.settings.limits)
+        if isinstance(answer, WaitReason):
+            reasons[id(group)] = answer
+            if not job.bypassed and not answer.infeasible:
+                waiting.append(job.job_id)
+            continue
+        starts += [RecordBypassed(passed) for passed in waiting]
+        waiting.clear()
+        starts.append(_start(job.job_id, answer, need, facts))
+        for uuid in answer:
+            views[uuid] = _with_allocation(views[uuid], need, facts.settings.limits)
+        if group.has_more and job is group.jobs[-1]:
+            break  # the next job of its group, unknown in this round, may precede all others
+    return starts + _wait_reasons(facts.pending_groups, reasons, needs)
+
+
+def _start(job_id: int, uuids: tuple[str, ...], need: Need, facts: Facts) -> Start:
+    return Start(
+        job_id,
+        uuids,
+        need.share,
+        _baseline(uuids, facts),
+        need.vram,
+        need.whole,
+        need.learned,
+        need.assumed,
+    )
+
+
+def _memory_samples(attempt: Attempt, facts: Facts) -> list[tuple[float | None, int | None]]:
+    gpus = {gpu.uuid: gpu for gpu in facts.gpus}
+    samples: list[tuple[float | None, int | None]] = []
+    for uuid in attempt.gpus:
+        gpu = gpus.get(uuid)
+        # An unmanaged GPU is not sampled and gets no jobs, so there is nothing to wait for.
+        samples.append(
+            (gpu.sampled_at, unattributed_memory(gpu, facts.attempts, facts.settings.limits))
+            if gpu
+            else (facts.now.boot, None)
+        )
+    return samples
+
+
+def _baseline(uuids: tuple[str, ...], facts: Facts) -> tuple[tuple[str, int], ...]:
+    chosen = [gpu for gpu in facts.gpus if gpu.uuid in uuids]
+    limits = facts.settings.limits
+    return tuple((gpu.uuid, unattributed_memory(gpu, facts.attempts, limits) or 0) for gpu in chosen)
+
+
+def _with_allocation(gpu: GpuAvailability, need: Need, limits: Limits) -> GpuAvailability:
+    allocation = Allocation(need.share, need.vram, need.whole)
+    memory = gpu.committed_mib
+    if memory is not None and gpu.total_mib is not None:
+        memory += allocated_mib(allocation, gpu.total_mib, limits.spike_buffer)
+    share = gpu.allocated_share + allocated_share(allocation, gpu.total_mib, limits.spike_buffer)
+    return replace(gpu, allocated_share=share, committed_mib=memory, occupied=True)
+
+
+def _wait_reasons(
+    groups: tuple[PendingGroup, ...],
+    reasons: dict[int, WaitReason],
+    needs: Mapping[ResourceSpec, Need] = _NO_NEEDS,
+) -> list[Action]:
+    changed: list[Action] = []
+    for group in groups:
+        reason = reasons.get(id(group))
+        if reason is not None and reason.text != group.reason:
+            changed.append(
+                SetWaitReason(
+                    group.resources.key(), reason.text, reason.infeasible, needs.get(group.resources)
+                )
+            )
+    return changed

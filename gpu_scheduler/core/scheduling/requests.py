@@ -1,0 +1,140 @@
+"""Answers the requests of front ends, each once: with actions, or with the reason why it was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute
+from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
+from gpu_scheduler.core.scheduling.actions import (
+    Action,
+    AnswerRequest,
+    EndScheduler,
+    FinishJob,
+    HoldJob,
+    RecordCancel,
+    RequeueJob,
+    SetAttribute,
+    SetPaused,
+    SetQueuePositions,
+)
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Request, Settings
+
+ActionsAndAnswer = tuple[list[Action], str]
+
+
+def answer_requests(facts: Facts) -> list[Action]:
+    """Returns the actions for every open request, in the order of the requests; each ends with its answer."""
+    actions: list[Action] = []
+    touched: set[str] = set()
+    for request in facts.requests:
+        if request.verb == "stop" and request.args.get("jobs") and _live_attempts(facts):
+            # Stays open until no job is live; nothing is placed meanwhile (see `is_ending`).
+            actions += _cancel_all(facts, request.args)
+            continue
+        if request.verb in _JOB_REQUESTS:
+            # A second request for the same job waits until the first is in the store.
+            if request.target in touched:
+                continue
+            touched.add(request.target)
+        changes, answer = _carry_out_request(request, facts)
+        actions += [*changes, AnswerRequest(request.request_id, answer)]
+    return actions
+
+
+def is_ending(facts: Facts) -> bool:
+    """Returns whether the scheduler was asked to end and starts no more jobs."""
+    return any(request.verb == "stop" for request in facts.requests)
+
+
+def _live_attempts(facts: Facts) -> list[Attempt]:
+    return [attempt for attempt in facts.attempts if attempt.released_at is None]
+
+
+def _cancel_all(facts: Facts, args: Any) -> list[Action]:
+    grace = args.get("grace_s")
+    grace_s = facts.settings.grace_s if grace is None else float(grace)
+    waiting = [a for a in _live_attempts(facts) if a.outcome is None and a.cancel is None]
+    return [RecordCancel(attempt.job_id, "cancelled", grace_s) for attempt in waiting]
+
+
+def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
+    if request.verb == "stop":
+        return [EndScheduler()], "ending"
+    if request.verb in ("pause", "resume"):
+        return [
+            SetPaused(request.target, request.verb == "pause", request.args.get("reason"))
+        ], f"{request.verb}d"
+    if request.verb == "places":
+        return [
+            SetQueuePositions(tuple((job, position) for job, position in request.args["places"]))
+        ], "ordered"
+    job = facts.jobs.get(int(request.target))
+    if job is None:
+        return [], f"no job {request.target}"
+    return _JOB_REQUESTS[request.verb](job, request.args, facts.settings)
+
+
+def _cancel(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+    grace = args.get("grace_s")
+    if job.state in WAITING:
+        return [
+            FinishJob(job.job_id, Outcome.CANCELLED, args.get("reason", "cancelled by the user"))
+        ], "cancelled"
+    if job.state in ACTIVE:
+        grace_s = settings.grace_s if grace is None else float(grace)
+        return [RecordCancel(job.job_id, "cancelled", grace_s)], "being stopped"
+    return [], f"job {job.job_id} is already finished ({job.outcome})"
+
+
+def _retry(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+    if job.state in (JobState.HELD, JobState.FINISHED):
+        return [RequeueJob(job.job_id, args.get("reason", "retried"))], "queued again"
+    return [], f"job {job.job_id} is already {job.state}"
+
+
+def _hold(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+    if job.state is JobState.QUEUED:
+        return [HoldJob(job.job_id, "user", "held by the user")], "held"
+    return [], f"job {job.job_id} is {job.state}; only a queued job can be held"
+
+
+def _release(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+    if job.state is JobState.HELD:
+        return [RequeueJob(job.job_id, "released")], "released"
+    return [], f"job {job.job_id} is {job.state}, not held"
+
+
+def _line_removed(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+    if job.state in WAITING:
+        return [FinishJob(job.job_id, Outcome.CANCELLED, "line removed")], "cancelled"
+    return [], f"job {job.job_id} is {job.state} and continues"
+
+
+def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+    name, value = args["name"], args["value"]
+    # Attributes from the line of a finished job apply when it is queued again.
+    later = job.state is JobState.FINISHED and args.get("line") and name not in FLAGS
+    if job.state not in WAITING and not later:
+        return [], f"job {job.job_id} is {job.state}; its attributes cannot be changed"
+    actions: list[Action] = [SetAttribute(job.job_id, name, value)]
+    if name == "hold" and value and job.state is JobState.QUEUED:
+        actions.append(HoldJob(job.job_id, "line", "held by its line"))
+    elif name == "hold" and not value and job.held_by == "line":
+        actions.append(RequeueJob(job.job_id, "its line no longer holds it"))
+    elif name == "cancel" and value:
+        actions.append(FinishJob(job.job_id, Outcome.CANCELLED, "cancelled by its line"))
+    return actions, f"{format_attribute(name, value)} set"
+
+
+_JOB_REQUESTS: dict[str, Callable[[JobFact, Any, Settings], ActionsAndAnswer]] = {
+    "cancel": _cancel,
+    "retry": _retry,
+    "requeue": _retry,
+    "hold": _hold,
+    "release": _release,
+    "line_removed": _line_removed,
+    "set": _set,
+}

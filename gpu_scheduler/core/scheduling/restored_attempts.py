@@ -1,0 +1,63 @@
+"""Decides how an attempt is restored into a store from its folder.
+
+Its end is recorded, its job is held, or it stays open. Nothing is launched again: whatever the folder does
+not record, such as the number of retries used, counts against the job. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling.actions import (
+    Action,
+    FinishAttempt,
+    RecordMemoryReleased,
+    ReleaseAllocation,
+    Transition,
+)
+from gpu_scheduler.core.scheduling.facts import Attempt, Settings
+from gpu_scheduler.core.scheduling.reconcile import reconcile
+
+
+def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+    """Returns the actions for the newest attempt of a job.
+
+    Without a FinishAttempt among them the attempt stays open, because it runs or has processes left; it is
+    then reconciled like every open attempt.
+    """
+    status = attempt.status
+    if status.result is None and status.claim == "void":
+        reason = f"it had not begun when the store was lost; `retry {attempt.job_id}` runs it"
+        return _with_release(_finish_attempt(attempt, Outcome.NOT_STARTED, JobState.HELD, reason))
+    if status.result is None and attempt.survivors and status.claim != "live":
+        return []
+    # Counting its source as missing keeps its retries from running it again.
+    orphaned = replace(attempt, source_missing=True, survivors=attempt.survivors or ())
+    actions = reconcile(orphaned, now, settings)
+    ended = next((action for action in actions if isinstance(action, FinishAttempt)), None)
+    if ended is None:
+        return [action for action in actions if isinstance(action, Transition)]
+    return [ended] if attempt.survivors else _with_release(ended)
+
+
+def supersede(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+    """Returns the actions for an attempt that a later attempt followed: it ends, but its job does not."""
+    ended = next((one for one in restore(attempt, now, settings) if isinstance(one, FinishAttempt)), None)
+    if ended is None:
+        ended = _finish_attempt(attempt, Outcome.INTERRUPTED, JobState.QUEUED, "followed by another attempt")
+    ended = replace(ended, state=JobState.QUEUED, job_outcome=None, not_before=None)
+    return [ended] if attempt.survivors else _with_release(ended)
+
+
+def _finish_attempt(attempt: Attempt, outcome: Outcome, state: JobState, reason: str) -> FinishAttempt:
+    return FinishAttempt(
+        attempt.job_id, attempt.attempt_id, outcome, state, None, reason=reason,
+        oom_retries_used=attempt.oom_retries_used, fail_retries_used=attempt.fail_retries_used,
+    )  # fmt: skip
+
+
+def _with_release(ended: FinishAttempt) -> list[Action]:
+    """Returns the end of an attempt without processes; its GPUs need not wait for memory release."""
+    return [ended, ReleaseAllocation(ended.attempt_id), RecordMemoryReleased(ended.attempt_id)]

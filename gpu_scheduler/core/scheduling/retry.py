@@ -1,0 +1,94 @@
+"""Decides whether a job whose command failed runs again, with more memory if CUDA ran out of it.
+
+Only an OOM uses an OOM retry, so that no other failure is hidden by one (docs/design.md, Reconciling). The
+job then needs 1.25 times the memory that was observed or declared, limited by the largest GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpu_scheduler.core.model.units import human_mib
+from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib
+from gpu_scheduler.core.scheduling.facts import Attempt, Settings
+
+#: Factor by which the memory that was observed or declared is raised after an OOM.
+RAISE_FACTOR = 1.25
+#: Wait before the first retry of a failure, doubled each time, and the longest wait, seconds.
+FIRST_WAIT_S, MAX_WAIT_S = 10.0, 600.0
+
+
+@dataclass(frozen=True)
+class GpuInventory:
+    """The memory of the GPUs that a job may use, MiB.
+
+    totals_mib: by UUID; available_mib: the most that as many GPUs as the job needs can each give to one job;
+    None = unknown.
+    """
+
+    totals_mib: Mapping[str, int] = field(default_factory=dict)
+    available_mib: int | None = None
+
+
+@dataclass(frozen=True)
+class RetryDecision:
+    """The decision on a failed job. retry: queue it again after `wait_s` seconds; message: the reason."""
+
+    retry: bool
+    message: str = ""
+    wait_s: float = 0.0
+    min_vram_mib: int | None = None
+    oom: bool = False
+
+
+def decide_retry(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> RetryDecision:
+    """Decides whether a job is retried after its command began and failed."""
+    evidence = attempt.failure_context
+    if evidence is None or attempt.source_missing or attempt.cancel is not None:
+        return RetryDecision(False)
+    from gpu_scheduler.core.failure.oom import cuda_oom
+
+    oom = cuda_oom(evidence.log_tail) is not None
+    allowed = settings.oom_retries if evidence.oom_retries is None else evidence.oom_retries
+    gave_up = ""
+    if oom and attempt.oom_retries_used < allowed:
+        if not _had_maximum(attempt, inventory):
+            raised = _raised_mib(attempt, settings, inventory)
+            more = f" with {human_mib(raised)} per GPU" if raised is not None else ""
+            return RetryDecision(
+                True, f"OOM retry {attempt.oom_retries_used + 1} of {allowed}{more}", 0.0, raised, oom=True
+            )
+        had = attempt.vram or max(map(inventory.totals_mib.__getitem__, attempt.gpus))
+        gave_up = f"no larger GPU: it already had {human_mib(had)}, the most available"
+    elif oom and allowed:
+        gave_up = f"OOM retries used up ({allowed})"
+    times = settings.fail_retries if evidence.fail_retries is None else evidence.fail_retries
+    if attempt.fail_retries_used < times:
+        wait = min(FIRST_WAIT_S * 2**attempt.fail_retries_used, MAX_WAIT_S)
+        message = f"retry {attempt.fail_retries_used + 1} of {times} in {wait:g} s"
+        return RetryDecision(True, f"{gave_up}; {message}" if gave_up else message, wait)
+    return RetryDecision(False, gave_up)
+
+
+def _had_maximum(attempt: Attempt, inventory: GpuInventory) -> bool:
+    """Returns whether it had the most memory available, by its declaration or on GPUs of its own."""
+    if inventory.available_mib is None:
+        return False
+    if attempt.vram is not None:
+        return attempt.vram >= inventory.available_mib
+    return attempt.whole and all(
+        inventory.totals_mib.get(uuid, 0) >= inventory.available_mib for uuid in attempt.gpus
+    )
+
+
+def _raised_mib(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> int | None:
+    """Returns 1.25 x max(observed peak, declaration) of the GPU where that is largest, limited by the memory
+    available, in MiB; None if neither is known."""
+    spike = settings.limits.spike_buffer
+    declared = Allocation(attempt.share, attempt.vram, attempt.whole)
+    budgets = [allocated_mib(declared, inventory.totals_mib.get(uuid, 0), spike) for uuid in attempt.gpus]
+    raised = math.ceil(RAISE_FACTOR * max([*attempt.peaks.values(), *budgets], default=0))
+    most = raised if inventory.available_mib is None else min(raised, inventory.available_mib)
+    return most if most > 0 else None

@@ -1,0 +1,167 @@
+"""Finds and hides secrets in text, by the name that a value is assigned to or by the value's own form.
+
+Everything shown or logged is masked; the store, `command.sh` and the job keep the values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+#: Replaces a secret value in everything shown or logged.
+HIDDEN = "(hidden)"
+
+_SECRET_WORDS = (
+    "API_?KEY|KEYS?|TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|AUTH|COOKIE|DSN"
+)
+#: Names of variables that contain one of these words but whose values are not secret.
+_NOT_SECRET = (
+    r"(?:OLD)?PWD|PASS_(?:AT_)?K"
+    r"|(?:\w*_)?(?:MAX|MIN|NUM|N|NEW|TRAIN|EVAL|TOTAL|PAD|BOS|EOS|UNK|SEP|CLS|MASK)_TOKENS?(?:_PER_\w*)?"
+    r"|(?:TOKENS?|KEYS?)_(?:DIM|LEN|LENGTH|COUNT|LIMIT|BUDGET|SIZE|PER_\w*)|TOKENS?_IDS?"
+    r"|(?:\w*_)?(?:NUM|N|SORT|GROUP|PRIMARY|CACHE)_KEYS?"
+)
+_VARIABLE = rf"(?!(?:{_NOT_SECRET})(?:=|\Z))(?:\w*_)?(?:{_SECRET_WORDS})(?:_\w*)?"
+_IS_VARIABLE = re.compile(_VARIABLE, re.IGNORECASE)
+#: The whole name of an option, or of a setting such as `wandb.api_key=…`, whose value is secret. The word is
+#: matched as one piece, so that no part of it is tried.
+_OPTION = (
+    r"(?=(?P<word{0}>-{{0,2}}[\w.-]+))(?P=word{0})(?i:(?<=api[-_]key)|(?<=apikey)|(?<=secret)|(?<=password)"
+    r"|(?<=access[-_]token)|(?<=accesstoken)|(?<=auth[-_]token)|(?<=authtoken)|(?<=hf[-_]token)"
+    r"|(?<=hftoken))"
+)
+#: In a command only a variable in capitals counts: `max_tokens=5` is a setting of some program.
+_ASSIGNED = rf"(?:(?=[A-Z0-9_]+=){_VARIABLE}|env:(?i:{_VARIABLE}))="
+
+#: Pieces of a word in a shell, in POSIX quoting or in a quoted CSV field (doubled quotes). A quote at the
+#: end of a word closes the quotation around the word.
+_WORD_PIECE = (
+    r"""(?:""[^"\s][^"]*""|\\"[^"\\]*\\"|"(?:[^"\\]|\\.)*"|'[^']*'|\\.|[^\s"'\\]+|["'](?![\s,;:.)\]}]|\Z))"""
+)  # fmt: skip
+#: An unclosed quote extends to the end of the text.
+_UNCLOSED_QUOTE = r"""(?:"(?!(?:[^"\\]|\\.)*")|'(?![^']*'))(?s:.*)"""
+#: The match begins with the character before a name, so that nothing inside a word is tried.
+_NAMED_SECRET = re.compile(
+    # Quoted as a whole: '--api-key=…'. The word after `bash -c` is a command, not such an option.
+    rf"""(?P<before>[^\w.-])(?:(?<=["'])(?<!c .)(?P<quoted>{_OPTION.format(1)}=|{_ASSIGNED})"""
+    rf"""(?s:(?:(?!(?P=before)).)*)(?P=before){_WORD_PIECE}*"""
+    rf"""|(?P<name>{_ASSIGNED}"""
+    rf"""|(?P<dash>(?=-))?{_OPTION.format(2)}(?:=|(?:""|\\?["'])\s*[:,]\s*|(?(dash)["']?\s+(?!--?[A-Za-z])|(?!))))"""
+    rf"(?P<value>{_UNCLOSED_QUOTE}|{_WORD_PIECE}+))"
+)
+#: Values that hide nothing: of a flag, a variable that a shell expands, placeholders in our own texts.
+_NOT_A_VALUE = re.compile(
+    r"""(?:(?i:true|false|none|null|yes|no)|[01]|["']?\$\{?\w+\}?["']?|VALUE|…|\(hidden\))[,;:.)\]]*"""
+)
+#: Text after a value: the GPU list of a CSV line.
+_TRAILING_GPU_LIST = re.compile(r",[-\d,]*\Z")
+
+_URL_PASSWORD = re.compile(r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\"']{1,200})(?=@)")
+#: Searched in lower case: an expression that begins with a literal is found as fast as the literal.
+_WANDB = re.compile(r"wandb[\w.-]{0,64}(?:\s+login(?:\s+--[\w-]+)*)?[\s=:]+[\"']?[0-9a-f]{40}(?!\w)")
+_WANDB_KEY = re.compile(rf"(?P<name>{_WANDB.pattern.replace('[0-9a-f]', ')[0-9a-f]')}", re.IGNORECASE)
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9_-])(?:hf_[A-Za-z0-9]{16,}|sk-(?:[A-Za-z0-9]+-){0,3}[A-Za-z0-9_]{16,}[\w-]*"
+    r"|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
+    r"|A[KS]IA[A-Z0-9]{12,}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY(?s:.*))"
+)
+
+
+def masked(text: str) -> str:
+    """Returns the text with every secret replaced by `(hidden)`."""
+    lowered = text.lower()
+    if _may_name_secret(text, lowered):
+        text = _NAMED_SECRET.sub(_hide_value, f" {text}")[1:]
+    if "://" in text and "@" in text:
+        text = _URL_PASSWORD.sub(rf"\g<name>{HIDDEN}", text)
+    if _WANDB.search(lowered):
+        text = _WANDB_KEY.sub(rf"\g<name>{HIDDEN}", text)
+    if _may_hold_token(text):
+        text = _TOKEN.sub(HIDDEN, text)
+    return text
+
+
+def masked_words(words: Sequence[str]) -> list[str]:
+    """Returns the words of a command line, as a program receives them, with every secret hidden."""
+    masked_list: list[str] = []
+    for index, word in enumerate(words):
+        before = words[index - 1] if index else ""
+        given = _ASSIGNMENT.match(word)
+        if (
+            _SECRET_OPTION.fullmatch(before)
+            and not word.startswith("--")
+            and not _NOT_A_VALUE.fullmatch(word)
+        ):
+            masked_list.append(HIDDEN)
+        elif given and not _NOT_A_VALUE.fullmatch(word, given.end()):
+            masked_list.append(f"{given[0]}{HIDDEN}")
+        else:
+            masked_list.append(masked(word))
+    return masked_list
+
+
+def masked_values(value: Any) -> Any:
+    """Returns a JSON value with every string masked; a list of strings counts as the words of a command."""
+    if isinstance(value, str):
+        return masked(value)
+    if isinstance(value, Mapping):
+        return {key: masked_values(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        if all(isinstance(one, str) for one in value):
+            return masked_words(value)
+        return [masked_values(one) for one in value]
+    return value
+
+
+def hide_secrets(env: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Returns the variables, with each value hidden that is secret by its name or by its own form."""
+    return {name: HIDDEN if _is_secret(name, value) else value for name, value in env}
+
+
+_ASSIGNMENT = re.compile(rf"(?:{_OPTION.format('')}=|{_ASSIGNED})")
+_SECRET_OPTION = re.compile(rf"(?=-){_OPTION.format('')}")
+
+
+# These run on every text that is shown. Few texts contain any of these strings, and searching for each of
+# them takes a tenth of the time of a regular expression or of a loop.
+def _may_name_secret(text: str, lowered: str) -> bool:
+    """Returns whether the text may contain a name that `_NAMED_SECRET` matches."""
+    return (
+        "api" in lowered or "secret" in lowered or "password" in lowered or "env:" in lowered
+        or ("token" in lowered and ("access" in lowered or "auth" in lowered or "hf" in lowered))
+        or (
+            "=" in text and (
+                "KEY" in text or "TOKEN" in text or "SECRET" in text or "PASS" in text or "PWD" in text
+                or "CREDENTIAL" in text or "AUTH" in text or "COOKIE" in text or "DSN" in text
+            )
+        )
+    )  # fmt: skip
+
+
+def _may_hold_token(text: str) -> bool:
+    """Returns whether the text may contain a value that `_TOKEN` matches."""
+    return (
+        "hf_" in text or "sk-" in text or "gho_" in text or "ghp_" in text or "ghr_" in text or "ghs_" in text
+        or "ghu_" in text or "github_pat_" in text or "glpat-" in text or "xox" in text or "AKIA" in text
+        or "ASIA" in text or "AIza" in text or "eyJ" in text or "PRIVATE KEY" in text
+    )  # fmt: skip
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return _IS_VARIABLE.fullmatch(name) is not None or masked(value) != value
+
+
+def _hide_value(found: re.Match[str]) -> str:
+    before, name, value = found.group("before", "name", "value")
+    if name is None:
+        return f"{before}{found['quoted']}{HIDDEN}{before}"
+    if _NOT_A_VALUE.fullmatch(value):
+        return found[0]
+    behind = value[len(value.rstrip("`:,;")) :]
+    if found.string.count(",", 0, found.start("name")) >= 3 and (gpus := _TRAILING_GPU_LIST.search(value)):
+        behind = gpus[0]
+    elif value.endswith("]") and name.startswith("env:"):
+        behind = "]"
+    return f"{before}{name}{HIDDEN}{behind}"

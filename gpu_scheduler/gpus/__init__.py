@@ -1,0 +1,1 @@
+"""The managed GPUs: probes, sampling, and which attempt owns each process."""

@@ -1,0 +1,313 @@
+"""Attributes the processes on a GPU: to an attempt, as foreign, or as unmatched.
+
+`runner.membership` decides which processes belong to an attempt. Here the token of an attempt that is not
+open counts as none, because the jobs of a scheduler that runs in a job use the GPUs of that job. A process
+also counts as an attempt's if it was attributed to it before, if it shares a session with a member, or if it
+is in a cgroup that the attempt has moved to. That is enough to account for its memory, but not to end it. A
+pid that a probe lists may be of another pid namespace. It is then searched among the inner pids of our own
+processes and otherwise stays unmatched, which is neither ours nor foreign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TypeVar
+
+from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuSample
+from gpu_scheduler.runner import membership
+from gpu_scheduler.runner.membership import Membership, RecordedCommand
+from gpu_scheduler.system.procfs import PROC, Proc, Process
+
+_Key = TypeVar("_Key", int, str)
+#: Half a clock tick in seconds: the starts of two processes with one pid differ by at least one tick. If the
+#: clock was set between two schedulers, a process counts as another one, and never twice.
+_SAME_START_S = 0.005
+#: Prefixes of the UUIDs of real GPUs, whose processes the driver lists. Simulated jobs report their own pids.
+_REAL_GPU_PREFIXES = ("GPU-", "MIG-", UNKNOWN_UUID_PREFIX)
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """The owners of the processes in one sample of a GPU.
+
+    owners: pid -> attempt (None = foreign); starts: pid -> wall-clock seconds, if known. An unmatched pid, or
+    one that ended before it was examined, is in neither. unmatched: whether any pid is unmatched.
+    """
+
+    owners: Mapping[int, int | None] = field(default_factory=dict)
+    starts: Mapping[int, float] = field(default_factory=dict)
+    unmatched: bool = False
+
+
+@dataclass(frozen=True)
+class _KnownProcess:
+    """The process of a listed pid, and the token of its attempt (None = foreign)."""
+
+    process: Process
+    token: str | None
+
+
+@dataclass(frozen=True)
+class _Attribution:
+    """The attribution of one listed pid. known: its process was found; token and start then describe it."""
+
+    known: bool = True
+    token: str | None = None
+    start: float | None = None
+    unmatched: bool = False
+
+
+_GONE = _Attribution(known=False)
+_UNMATCHED = _Attribution(known=False, unmatched=True)
+
+
+def is_alive(pid: int, start: float, root: str = PROC) -> bool:
+    """Returns whether the process that started at `start` (wall-clock seconds, 0 = unknown) is alive."""
+    proc = Proc(root)
+    process = proc.process(pid)
+    if process is None:
+        return not start and proc.is_hidden(pid)
+    return not process.ended and (not start or abs(proc.started_at(process) - start) < _SAME_START_S)
+
+
+class ProcessOwners:
+    """The owners of the listed processes. Attributions last for one sample, what they rest on for longer."""
+
+    def __init__(self, root: str = PROC) -> None:
+        self._proc = Proc(root)
+        self._open: frozenset[str] = frozenset()
+        self._attributions: dict[int, _Attribution] = {}
+        self._known: dict[int, _KnownProcess] = {}
+        #: Number of consecutive samples in which a listed pid had no process.
+        self._missed: dict[int, int] = {}
+        #: Session -> token -> start of a member; cgroup -> token -> start of the first process of the
+        #: attempt.
+        self._sessions: dict[int, dict[str, int]] = {}
+        self._cgroups: dict[str, dict[str, int]] = {}
+        #: Foreign processes for which all of /proc has been searched; it is again only if they change.
+        self._searched: set[Process] = set()
+        self._carriers: list[tuple[Process, str]] | None = None
+        self._inner_pids: dict[int, list[tuple[Process, str]]] | None = None
+        self._command_of: Callable[[str], RecordedCommand | None] = lambda token: None
+        #: Recorded commands; None for those that were missing when this sample read them.
+        self._commands: dict[str, RecordedCommand | None] = {}
+
+    def begin_sample(self, pids: Collection[int]) -> None:
+        """Begins a new sample, which lists these processes."""
+        self._attributions, self._carriers, self._inner_pids = {}, None, None
+        self._commands = {
+            token: command
+            for token, command in self._commands.items()
+            if command is not None and token in self._open
+        }
+        self._missed = {pid: count for pid, count in self._missed.items() if pid in pids}
+        self._known = {
+            pid: known
+            for pid, known in self._known.items()
+            if pid in pids or (known.token in self._open and self._is_alive(known.process))
+        }
+        self._searched = {process for process in self._searched if process.pid in pids}
+        self._sessions = self._of_open_attempts(self._sessions)
+        self._cgroups = self._of_open_attempts(self._cgroups)
+
+    def ownership_of(
+        self,
+        sample: GpuSample,
+        tokens: Mapping[str, int],
+        command_of: Callable[[str], RecordedCommand | None] = lambda token: None,
+    ) -> Ownership:
+        """Returns the owners of the processes of a GPU in the newest sample.
+
+        tokens: token -> open attempt; command_of: returns the recorded command of the attempt with a token.
+        """
+        self._open, self._command_of = frozenset(tokens), command_of
+        owners: dict[int, int | None] = {}
+        starts: dict[int, float] = {}
+        unmatched = False
+        for listed in sample.processes or ():
+            answer = self._attributions.get(listed.pid)
+            if answer is None:
+                answer = self._attributions[listed.pid] = self._attribute(
+                    listed.pid, sample.uuid.startswith(_REAL_GPU_PREFIXES)
+                )
+            if answer.known:
+                owners[listed.pid] = tokens.get(answer.token or "")
+            if answer.start is not None:
+                starts[listed.pid] = answer.start
+            unmatched = unmatched or (answer.unmatched and not listed.graphics_only)
+        return Ownership(owners, starts, unmatched)
+
+    def _attribute(self, pid: int, is_real_gpu: bool) -> _Attribution:
+        process, known = self._proc.process(pid), self._known.get(pid)
+        if process is None:
+            return self._attribute_missing(pid, known, is_real_gpu)
+        known_before = known is not None and process.is_same_as(known.process)
+        # If /proc does not show every process, the pid may be that of one of ours by chance.
+        if is_real_gpu and not (known_before or self._proc.sees_all or self._proc.uses_gpu(pid)):
+            return self._by_inner_pid(pid, is_real_gpu) or _UNMATCHED
+        self._known[pid] = _KnownProcess(process, self._owner(process))
+        return self._attribution(self._known[pid])
+
+    def _attribute_missing(self, pid: int, known: _KnownProcess | None, is_real_gpu: bool) -> _Attribution:
+        """Attributes a pid without a process: it has ended, is hidden, or is of another pid namespace."""
+        self._missed[pid] = self._missed.get(pid, 0) + 1
+        if known is not None:
+            if not self._is_alive(known.process):
+                del self._known[pid]
+            return self._attribution(known)
+        if self._proc.sees_all and self._proc.is_hidden(pid):
+            return _Attribution()
+        found = self._by_inner_pid(pid, is_real_gpu)
+        if found is not None:
+            return found
+        # If /proc shows every process, a pid that is missing for the first time has ended since the sample.
+        return _GONE if self._proc.sees_all and self._missed[pid] == 1 else _UNMATCHED
+
+    def _attribution(self, known: _KnownProcess) -> _Attribution:
+        return _Attribution(token=known.token, start=self._proc.started_at(known.process))
+
+    def _is_alive(self, process: Process) -> bool:
+        return process.is_same_as(self._proc.process(process.pid))
+
+    def _of_open_attempts(self, learned: dict[_Key, dict[str, int]]) -> dict[_Key, dict[str, int]]:
+        left = {
+            key: {token: start for token, start in found.items() if token in self._open}
+            for key, found in learned.items()
+        }
+        return {key: found for key, found in left.items() if found}
+
+    def _owner(self, process: Process) -> str | None:
+        token = self._remembered_token(process) or self._by_rule(process) or self._by_session(process)
+        if token is None and process not in self._searched:
+            self._find_carriers()
+            self._searched.add(process)
+            token = self._by_session(process)
+        return token or self._by_cgroup(process)
+
+    def _remembered_token(self, process: Process) -> str | None:
+        known = self._known.get(process.pid)
+        return (
+            known.token if known and known.token in self._open and process.is_same_as(known.process) else None
+        )
+
+    def _open_token(self, process: Process) -> str | None:
+        """Returns the token of an open attempt that a process carries or was attributed to; else None."""
+        token = self._remembered_token(process) or self._proc.token(process.pid)
+        return token if token in self._open else None
+
+    def _by_rule(self, process: Process) -> str | None:
+        attempts = self._recorded_commands()
+        sessions = {command.pid for command in attempts.values() if command is not None}
+
+        @cache
+        def row(pid: int) -> membership.ProcessRow | None:
+            found = process if pid == process.pid else self._proc.process(pid)
+            return None if found is None else self._row(found, found.session in sessions)
+
+        own = self._proc.own_process
+        token = Membership(row, attempts, own.pid if own else 0).owner(process.pid)
+        if token is not None:
+            first = process
+            for link in self._proc.ancestry(process):
+                if self._open_token(link) == token:
+                    first = link
+            self._record_session_and_cgroup(process, first, token)
+        return token
+
+    def _row(self, process: Process, in_session: bool) -> membership.ProcessRow:
+        autogroup = self._proc.autogroup(process.pid) if in_session else None
+        return membership.ProcessRow(
+            process.pid,
+            process.start,
+            process.parent,
+            process.session,
+            process.ended,
+            self._open_token(process),
+            autogroup,
+        )
+
+    def _recorded_commands(self) -> dict[str, RecordedCommand | None]:
+        """Returns the open attempts and their commands."""
+        for token in self._open - self._commands.keys():
+            self._commands[token] = self._command_of(token)
+        return {token: self._commands[token] for token in self._open}
+
+    def _record_session_and_cgroup(self, process: Process, first: Process, token: str) -> None:
+        """Remembers the session and the cgroup of a process of an attempt. first: its runner."""
+        known = self._sessions.get(process.session, {})
+        if token not in known:
+            leader = self._leader(process)
+            if leader is None or any(self._open_token(link) == token for link in self._proc.ancestry(leader)):
+                self._sessions[process.session] = {**known, token: process.start}
+        group = self._proc.cgroup(process.pid)
+        bases = (self._proc.cgroup("self"), self._proc.cgroup(first.pid))
+        if all(base and not _is_in(base, group) for base in bases):
+            self._cgroups.setdefault(group, {}).setdefault(token, first.start)
+
+    def _by_session(self, process: Process) -> str | None:
+        """Returns the token of the attempt that has a known member in this session; else None."""
+        own = self._proc.own_process
+        if process.session in (0, own.session if own else 0):
+            return None
+        leader = self._leader(process)
+        found = {
+            token
+            for token, start in self._sessions.get(process.session, {}).items()
+            if token in self._open and (leader is None or leader.start <= start)
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def _leader(self, process: Process) -> Process | None:
+        leader = self._proc.process(process.session)
+        return None if leader is None or leader.ended else leader
+
+    def _by_cgroup(self, process: Process) -> str | None:
+        """Returns the token of the one open attempt, older than the process, that has moved to the innermost
+        cgroup around it; else None."""
+        group = self._proc.cgroup(process.pid)
+        around = [name for name in self._cgroups if _is_in(group, name)]
+        if not around:
+            return None
+        found = self._cgroups[max(around, key=len)]
+        tokens = [token for token, start in found.items() if token in self._open]
+        return tokens[0] if len(tokens) == 1 and found[tokens[0]] <= process.start else None
+
+    def _by_inner_pid(self, pid: int, is_real_gpu: bool) -> _Attribution | None:
+        """Returns the attribution to our process with this inner pid, if only one attempt has one."""
+        self._find_carriers()
+        if self._inner_pids is None:
+            self._inner_pids = {}
+            for process, token in self._carriers or ():
+                for number in self._proc.inner_pids(process.pid):
+                    self._inner_pids.setdefault(number, []).append((process, token))
+        meant = [
+            _KnownProcess(process, token)
+            for process, token in self._inner_pids.get(pid, ())
+            if not is_real_gpu or self._proc.uses_gpu(process.pid)
+        ]
+        if len({known.token for known in meant}) != 1:
+            return None
+        self._known[pid] = meant[0]
+        return self._attribution(meant[0])
+
+    def _find_carriers(self) -> None:
+        """Finds every process that carries an open token, once per sample."""
+        if self._carriers is not None:
+            return
+        table = {process.pid: (process, self._proc.token(process.pid)) for process in self._proc.processes()}
+        self._carriers = []
+        for process, token in table.values():
+            if token is None or token not in self._open:
+                continue
+            self._carriers.append((process, token))
+            first = process
+            while first.parent in table and table[first.parent][1] == token:
+                first = table[first.parent][0]
+            self._record_session_and_cgroup(process, first, token)
+
+
+def _is_in(group: str, outer: str) -> bool:
+    """Returns whether a cgroup is `outer` or below it."""
+    return group == outer or group.startswith(f"{outer.rstrip('/')}/")

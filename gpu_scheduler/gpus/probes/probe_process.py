@@ -1,0 +1,148 @@
+"""Starts and ends one process that runs `gpus.probes.probe_server`, and reads from its pipes. Never blocks.
+
+The caller decides what to query and how long an answer may take.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+
+from gpu_scheduler.runner.folder import TOKEN
+
+#: Loads our package from its own location only, and keeps that folder and the current folder off the path: a
+#: `queue.py` there must not shadow that of the standard library.
+_START = """
+import sys
+root = sys.argv.pop(1)
+sys.path[:] = [root] + [p for p in sys.path if p]
+import gpu_scheduler
+sys.path.remove(root)
+from gpu_scheduler.gpus.probes.probe_server import main
+main()
+"""
+#: The signal that ends a process and all that it started.
+_KILL = signal.SIGKILL
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+
+class ProbeProcess:
+    """A probe process in its own session. Raises OSError if it cannot be started.
+
+    Ctrl-C in the scheduler's terminal does not reach it, and it can be killed with all that it started.
+    """
+
+    def __init__(self, interpreter: str, arguments: Sequence[str]) -> None:
+        self._stderr = os.memfd_create("probe-stderr", os.MFD_CLOEXEC)
+        fcntl.fcntl(self._stderr, fcntl.F_SETFL, os.O_APPEND)
+        try:
+            self._process = subprocess.Popen(
+                [interpreter, "-c", _START, _ROOT, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                bufsize=0,
+                cwd="/",
+                # A job may have restarted the scheduler: the sweep of that job must not end the probe.
+                env={name: value for name, value in os.environ.items() if name != TOKEN},
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(self._stderr)
+            raise
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        os.set_blocking(self._stdin.fileno(), False)
+        os.set_blocking(self._stdout.fileno(), False)
+        self._buffer = b""
+
+    @property
+    def pid(self) -> int:
+        """The pid of the process."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when a line may have arrived or the process has ended."""
+        return self._stdout.fileno()
+
+    def send(self, line: bytes) -> None:
+        """Writes one query. If that fails, the process ends or the query is never answered."""
+        os.ftruncate(self._stderr, 0)
+        try:
+            os.write(self._stdin.fileno(), line)
+        except (BrokenPipeError, BlockingIOError):
+            pass
+
+    def lines(self) -> tuple[list[bytes], bool]:
+        """Returns the complete lines received so far, and whether the output has ended."""
+        ended = False
+        while True:
+            try:
+                data = os.read(self._stdout.fileno(), 65536)
+            except BlockingIOError:
+                break
+            if not data:
+                ended = True
+                break
+            self._buffer += data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        return lines, ended
+
+    def last_error_line(self) -> str:
+        """Returns the last line written to stderr since the last query; "" if there is none."""
+        size = os.fstat(self._stderr).st_size
+        tail = os.pread(self._stderr, 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(tail) if line.strip()), "")
+
+    def kill(self) -> None:
+        """Kills it with all that it started, without waiting, and closes its pipes."""
+        try:
+            # Its pid, and so its group id, cannot be reused until `has_ended` collects it.
+            if self._process.returncode is None:
+                os.killpg(self._process.pid, _KILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        for pipe in (self._stdin, self._stdout):
+            pipe.close()
+        os.close(self._stderr)
+
+    def abandon(self) -> None:
+        """Leaves a killed process that is blocked in the kernel to init, which collects it later."""
+        if self._process.returncode is None:
+            self._process.returncode = -_KILL  # else Python warns about it
+
+    def has_ended(self) -> bool:
+        """Returns whether it and all that it started have ended; collects it.
+
+        A killed process that is blocked in the kernel, such as an `nvidia-smi` waiting for the driver, has
+        not ended.
+        """
+        return self._process.poll() is not None and not _group_lives(self._process.pid)
+
+
+def _group_lives(group: int) -> bool:
+    """Returns whether a living process of that group is left. Zombies do not count."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    try:
+        entries = os.listdir("/proc")
+    except OSError:
+        return True  # out of file descriptors: it is checked again later
+    for entry in entries:
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as file:
+                    state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
+            except (OSError, ValueError):
+                continue  # the process has ended meanwhile
+            if int(its_group) == group and state not in (b"Z", b"X"):
+                return True
+    return False

@@ -1,0 +1,41 @@
+"""Encodes the answer of a probe as one line of JSON, and decodes it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
+
+
+@dataclass(frozen=True)
+class ProbeFailure:
+    """The reason why a query failed. remedy: what the user can do about it; "" if unknown."""
+
+    text: str
+    remedy: str = ""
+
+
+def encode(number: int, answer: Snapshot | ProbeFailure) -> bytes:
+    """Returns the answer to query `number` as one line, with its newline."""
+    return json.dumps({"number": number, **asdict(answer)}).encode() + b"\n"
+
+
+def decode(line: bytes) -> tuple[int, Snapshot | ProbeFailure]:
+    """Decodes a line of `encode`. Raises ValueError for any other line."""
+    try:
+        raw = json.loads(line)
+        number = int(raw["number"])
+        if "text" in raw:
+            return number, ProbeFailure(str(raw["text"]), str(raw["remedy"]))
+        return number, Snapshot(float(raw["taken_at"]), tuple(_gpu(gpu) for gpu in raw["gpus"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"not an answer of a probe: {line[:200]!r}") from error
+
+
+def _gpu(raw: dict[str, Any]) -> GpuSample:
+    processes = raw.pop("processes")
+    return GpuSample(
+        **raw, processes=None if processes is None else tuple(GpuProcess(**process) for process in processes)
+    )

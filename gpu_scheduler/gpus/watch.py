@@ -1,0 +1,140 @@
+"""Keeps the newest samples of the managed GPUs and the owners of the processes on them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu_list import parse_gpu_list
+from gpu_scheduler.core.scheduling.facts import Gpu
+from gpu_scheduler.core.scheduling.gpu_recovery import UNREADABLE_PREFIX
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.gpus.attribution import Ownership, ProcessOwners, is_alive
+from gpu_scheduler.runner.membership import RecordedCommand
+
+
+def select_gpus(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
+    """Returns the GPUs that `--gpus` selects: a count ("4"), a list ("0,2,3" or "3,"), or all (None).
+
+    Raises UsageError, with the number of GPUs found, for an invalid option.
+    """
+    found = f"{len(samples)} GPU{'' if len(samples) == 1 else 's'} found"
+    if option is None:
+        return list(samples)
+    count = _count(option)
+    if count is not None:
+        if not 1 <= count <= len(samples):
+            raise UsageError(
+                f"--gpus {option}: {found}; give a count from 1 to {len(samples)}, or leave it out"
+            )
+        return list(samples[:count])
+    try:
+        indices = parse_gpu_list(option.strip().removesuffix(","), frozenset(s.index for s in samples))
+    except ValueError as error:
+        raise UsageError(f"--gpus {option}: {error}; {found}") from None
+    return list(samples) if indices is None else [s for s in samples if s.index in indices]
+
+
+def count_note(samples: Sequence[GpuSample], option: str | None) -> str | None:
+    """Explains a count in `--gpus` that could be mistaken for a GPU index; returns None if all GPUs are used.
+
+    samples: all GPUs, of which `select_gpus` returns the first ones.
+    """
+    count = None if option is None else _count(option)
+    if count is None or count >= len(samples):
+        return None
+    chosen = [str(sample.index) for sample in samples[:count]]
+    note = f"--gpus {count} is a count: GPU{'s' * (count > 1)} {', '.join(chosen)}"
+    if count in [sample.index for sample in samples]:
+        note += f"; for GPU {count} alone write --gpus {count},"
+    return note
+
+
+def _count(option: str) -> int | None:
+    """Returns the number of a `--gpus` that is a count; None for a list."""
+    return int(option) if re.fullmatch(r"[0-9]+", option.strip()) else None
+
+
+class GpuWatch:
+    """The newest snapshot, the mean load over the last ones, and the owner of each process on a GPU."""
+
+    def __init__(self) -> None:
+        self.snapshot: Snapshot | None = None
+        self.failure: str | None = None
+        self._loads: dict[str, deque[float | None]] = {}
+        self._owners = ProcessOwners()
+
+    def accept_sample(self, snapshot: Snapshot) -> None:
+        """Accepts a complete sample."""
+        self.snapshot, self.failure = snapshot, None
+        self._owners.begin_sample({process.pid for gpu in snapshot.gpus for process in gpu.processes or ()})
+        for gpu in snapshot.gpus:
+            self._loads.setdefault(gpu.uuid, deque(maxlen=LOAD_SAMPLES)).append(gpu.load_percent)
+
+    def record_failure(self, text: str) -> None:
+        """Records that the probe did not answer: no job starts until it does."""
+        self.snapshot, self.failure = None, f"{UNREADABLE_PREFIX}{text}"
+
+    def gpus(
+        self,
+        known: Mapping[str, tuple[int, bool]],
+        tokens: Mapping[str, int],
+        command_of: Callable[[str], RecordedCommand | None] = lambda token: None,
+    ) -> tuple[Gpu, ...]:
+        """Returns the GPUs by index.
+
+        known: UUID -> (index, paused); tokens: token -> attempt; command_of: returns the recorded command of
+        the attempt with a token.
+        """
+        samples = {gpu.uuid: gpu for gpu in self.snapshot.gpus} if self.snapshot else {}
+        at = self.snapshot.taken_at if self.snapshot else None
+        gpus = []
+        for uuid, (index, is_paused) in known.items():
+            sample = samples.get(uuid)
+            loads = [load for load in self._loads.get(uuid, ()) if load is not None]
+            load = sum(loads) / len(loads) if loads else None
+            owned = self._owners.ownership_of(sample, tokens, command_of) if sample else Ownership()
+            gpus.append(
+                Gpu(
+                    uuid,
+                    sample.index if sample else index,
+                    is_paused,
+                    sample,
+                    at,
+                    load,
+                    owned.owners,
+                    owned.starts,
+                    owned.unmatched,
+                )
+            )
+        return tuple(sorted(gpus, key=lambda gpu: gpu.index))
+
+
+def with_stored_values(gpu: Gpu, row: sqlite3.Row) -> Gpu:
+    """Returns the GPU with the values that its row in the store adds to the newest sample."""
+    return replace(
+        with_foreign_peaks(gpu, row["held"]),
+        total_mib=row["total_mib"],
+        foreign_loads=tuple(json.loads(row["foreign_loads"])),
+        foreign_load_at=row["foreign_load_at"],
+    )
+
+
+def with_foreign_peaks(gpu: Gpu, stored_peaks: str) -> Gpu:
+    """Returns the GPU with the stored memory peaks of foreign processes that are alive or in its sample.
+
+    stored_peaks: the column `held` of its row, in which the store keeps these peaks.
+    """
+    processes = (gpu.sample.processes if gpu.sample else None) or ()
+    here = {(process.pid, gpu.process_starts.get(process.pid, 0.0)) for process in processes}
+    peaks = {
+        (pid, start): mib
+        for pid, start, mib in json.loads(stored_peaks)
+        if (pid, start) in here or is_alive(pid, start)
+    }
+    return replace(gpu, foreign_peaks=peaks)

@@ -1,0 +1,19 @@
+"""Lists conda's environments. This is a module of its own because it imports `subprocess`."""
+
+from __future__ import annotations
+
+from gpu_scheduler.system.run_program import ProgramResult, run_program
+
+#: Timeout in seconds of `conda env list`, which is a large Python program.
+_TIMEOUT_S = 20.0
+
+
+def list_environments(conda_sh: str) -> ProgramResult:
+    """Runs `conda env list`; `parse_environments` parses its output."""
+    return run_program(["bash", "-c", '. "$1" && conda env list', "bash", conda_sh], timeout_s=_TIMEOUT_S)
+
+
+def parse_environments(text: str) -> list[str]:
+    """Returns the environments in the output of `conda env list`; unnamed ones by their folder."""
+    rows = (line.split() for line in text.splitlines())
+    return [words[0] for words in rows if words and not words[0].startswith("#")]

@@ -1,0 +1,245 @@
+"""Checks whether our files and folders can be used, and whether other users could change them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.health.doctor.findings import Finding, bad, from_health_issue, ok, warn
+from gpu_scheduler.health.storage import find_issues
+from gpu_scheduler.intake.file_snapshot import JobsFile
+from gpu_scheduler.intake.llm_config import LlmConfigFile
+from gpu_scheduler.store import state_file as statefile
+from gpu_scheduler.store.attempt_folders import list_attempt_folders, unknown_to_store
+from gpu_scheduler.store.backups import list_backups
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.filesystem import is_shared, kind_of
+from gpu_scheduler.store.gpu_kind import recorded_gpus
+from gpu_scheduler.store.host import this_host
+from gpu_scheduler.store.inspection import is_missing_or_empty, is_store_lost
+from gpu_scheduler.store.lock import scheduler_pid
+from gpu_scheduler.store.permissions import check_entries
+from gpu_scheduler.system import safe_file
+from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
+from gpu_scheduler.views.formatting import pid_text
+from gpu_scheduler.views.titles import format_ranges
+
+#: Free space in bytes below which `doctor` warns.
+_LOW_SPACE_BYTES = 256 * 1024 * 1024
+#: Age in seconds of the newest backup above which `doctor` warns.
+_MAX_BACKUP_AGE_S = 2 * 86_400
+_RESTORE_REMEDY = "stop its scheduler, then run `start --restore` to continue from the newest backup"
+#: Seconds that the integrity check of the database may take.
+_CHECK_TIMEOUT_S = 20.0
+
+
+def folders(data_dir: DataDir, log_folder: LogFolder, *, trust: bool = False) -> Iterator[Finding]:
+    """Yields the health issues that the scheduler sees, and the free space of the log folder and the store.
+
+    trust, here and below: files are used whoever owns them or may write them.
+    """
+    found = find_issues(data_dir, log_folder, trust=trust)
+    yield from map(from_health_issue, found)
+    reported = {issue.subject for issue in found if issue.blocks_starts}
+    for what, path in (("log folder", log_folder.usable_path()), ("store", data_dir.folder)):
+        if what not in reported and path is not None:
+            yield _free_space(what, path)
+
+
+def _free_space(what: str, path: Path) -> Finding:
+    there = path
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    says = f"{path}{'' if there == path else ' (not created yet)'}, {free / 1024**3:.1f} GiB free"
+    if there == path and (open_to := _other_writers(path)) is not None:
+        return warn(what, f"{says}; {open_to}", f"chmod go-w {path}")
+    return warn(what, says, "free space there") if free < _LOW_SPACE_BYTES else ok(what, says)
+
+
+def store_findings(data_dir: DataDir) -> Iterator[Finding]:
+    """Yields the findings about the store: its file system, its database, its backups and attempt folders."""
+    kind = kind_of(data_dir.folder)
+    if is_shared(kind):
+        says = f"{data_dir.folder} is on {kind}, whose locks and files several hosts share"
+        yield bad("file system", says, "name a folder on a local disk with --data-dir")
+    else:
+        yield ok("file system", f"{kind or 'unknown'}, under {data_dir.folder}")
+    try:
+        data_dir.check_access()
+        if data_dir.folder.is_dir():
+            check_entries(data_dir.folder)
+    except SchedulerError as error:
+        says, _, remedy = str(error).partition("\n")
+        yield bad("database", says, remedy or "name a state file that you own with --state-file")
+        return
+    owner = data_dir.other_host()
+    if owner is not None:  # the other host would not see even a reader's locks
+        says = f"{data_dir.database} belongs to host {owner.name}, and is not read from here"
+        yield warn("database", says, f"run `doctor` on {owner.name}")
+        return
+    if is_missing_or_empty(data_dir.database):
+        yield _missing_database(data_dir)
+        return
+    try:
+        yield _integrity(data_dir.database)
+    except sqlite3.OperationalError as error:
+        remedy = "check its permissions and those of its folder"
+        yield warn("database", f"{data_dir.database} cannot be read: {error}", remedy)
+    except sqlite3.DatabaseError as error:
+        yield bad("database", f"{data_dir.database} is damaged: {error}", _RESTORE_REMEDY)
+    yield from _backups_and_attempts(data_dir)
+
+
+def _missing_database(data_dir: DataDir) -> Finding:
+    if not is_store_lost(data_dir):
+        return ok("database", "none yet; the first `start` creates it")
+    return bad(
+        "database", f"{data_dir.database} is missing or empty, and its content is lost", _RESTORE_REMEDY
+    )
+
+
+def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
+    """Yields the findings about the backups, and about attempt folders that the store does not know."""
+    there = list_backups(data_dir)
+    if there:
+        age_s = time.time() - there[0].made_at
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(there[0].made_at))
+        says = f"{len(there)} in {data_dir.backups}, the newest from {when}"
+        if age_s > _MAX_BACKUP_AGE_S and scheduler_pid(data_dir.lock) is not None:
+            yield warn(
+                "backups", f"{says}, though a scheduler runs", f"see {data_dir.main_log} for the reason"
+            )
+        else:
+            yield ok("backups", says)
+    else:
+        yield ok("backups", "none yet: a scheduler makes one soon after its start, then one a day")
+    try:
+        folders = list_attempt_folders(
+            data_dir
+        )  # before the store, which knows an attempt before its folder is created
+        with closing(sqlite3.connect(f"{data_dir.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            unknown_folders = unknown_to_store(folders, db)
+    except (OSError, sqlite3.Error):
+        return  # reported above
+    if unknown_folders:
+        jobs = format_ranges(sorted({one.job_id for one in unknown_folders}))
+        says = f"{len(unknown_folders)} in {data_dir.runs} of job {jobs} are not in the store, which is older"
+        yield bad("attempts", says, _RESTORE_REMEDY)
+
+
+def _integrity(path: Path) -> Finding:
+    end = time.monotonic() + _CHECK_TIMEOUT_S
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)
+    try:
+        db.set_progress_handler(lambda: time.monotonic() > end, 100_000)
+        schema = db.execute("PRAGMA user_version").fetchone()[0]
+        try:
+            result = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            if "interrupt" not in str(error):
+                raise
+            result = "ok"  # too large to be read in time; the part that was read is intact
+    finally:
+        db.close()
+    if result != "ok":
+        return bad("database", f"{path} is damaged: {result}", _RESTORE_REMEDY)
+    size = path.stat().st_size / 1024**2
+    return ok("database", f"{path}, schema {schema}, {size:.1f} MiB, intact")
+
+
+def gpu_kind(data_dir: DataDir, simulated: bool) -> Iterator[Finding]:
+    """Yields a finding if the store holds jobs of the other kind of GPUs, for which `start` is refused."""
+    found = recorded_gpus(data_dir.database) if data_dir.other_host() is None else None
+    if found is not None and found.conflicts_with(simulated):
+        yield warn("kind of GPUs", *found.refusal(data_dir.folder))
+
+
+def state_file(data_dir: DataDir, *, trust: bool = False) -> Finding:
+    """Returns the finding about the state file, which people and scripts edit."""
+    path = data_dir.state_file
+    found = safe_file.read(path, trust=trust)
+    if isinstance(found, FileProblem):
+        if found.kind is ProblemKind.MISSING:
+            return ok("state file", f"{path} (does not exist yet)")
+        forbidden = found.kind is ProblemKind.UNREADABLE and found.errno in (errno.EACCES, errno.EPERM)
+        remedy = f"chmod u+rw {path}" if forbidden else found.remedy or "remove it, or move it aside"
+        return bad("state file", f"{path} {found.description}", remedy)
+    try:
+        statefile.parse(found.data)
+    except ValueError as error:
+        remedy = "correct it; otherwise it is renamed to .bad and written anew"
+        return warn("state file", f"{path}: {error}", remedy)
+    return _check_permissions("state file", path, "JSON", trust=trust)
+
+
+def jobs_file(path: str, *, trust: bool = False) -> Finding:
+    """Returns the finding about the jobs file; whoever can write it runs commands as us."""
+    if not path:
+        return ok("jobs file", "none")
+    file = Path(os.path.abspath(path))
+    look = JobsFile(file, trust=trust).read()
+    if look.state == "missing":
+        return ok("jobs file", f"{file} (does not exist; `start` waits for it)")
+    if look.state == "unreadable":
+        remedy = look.remedy or "name a text file of jobs that you can read"
+        return bad("jobs file", f"{file} {look.problem}", remedy)
+    return _check_permissions("jobs file", file, f"`lint {path}` explains its lines", trust=trust)
+
+
+def llm_config(path: str | None, *, trust: bool = False) -> Finding:
+    """Returns the finding about llm_config.json, which holds the needs of models."""
+    try:
+        file = LlmConfigFile(path, trust=trust)
+    except UsageError as error:
+        return bad("llm_config", str(error), "correct it, or name another one with --llm-config")
+    if not file.path.exists():
+        return ok("llm_config", f"{file.path} (does not exist: a job that names no share needs 1 GPU)")
+    return _check_permissions("llm_config", file.path, "valid JSON", trust=trust)
+
+
+def scheduler(data_dir: DataDir) -> Finding:
+    """Returns whether a scheduler runs, and whether one can run on this host."""
+    owner = data_dir.other_host()
+    if owner is not None:
+        here = this_host().name
+        says = f"the store of {data_dir.state_file} belongs to host {owner.name}, this is host {here}"
+        remedy = f"start it on {owner.name}; if that host is gone or was renamed to this: `start --take-over`"
+        return bad("scheduler", f"{says}: no scheduler can start here", remedy)
+    pid = scheduler_pid(data_dir.lock)
+    return ok("scheduler", "not running" if pid is None else f"running, {pid_text(pid)}")
+
+
+def _check_permissions(check: str, path: Path, says: str, *, trust: bool) -> Finding:
+    """Returns the finding about a usable file: ok unless other users could change or replace it."""
+    allowed = safe_file.trusted_owners(path)
+    for place in (path, path.parent):
+        status = place.stat()
+        if status.st_uid not in allowed:
+            says = f"{place} belongs to uid {status.st_uid}, who can change what runs here"
+            judge = warn if trust else bad
+            return judge(check, says, f"sudo chown {os.geteuid()} {place}, or use a folder that you own")
+        who = _other_writers(place)
+        if who is not None:
+            judge = bad if status.st_mode & stat.S_IWOTH and not trust else warn
+            return judge(check, f"{place} {who}, who can change what runs here", f"chmod go-w {place}")
+    return ok(check, f"{path}; {says}")
+
+
+def _other_writers(path: Path) -> str | None:
+    """Returns who else may write to a path, as a predicate; None for nobody, or for a sticky folder."""
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
+        return None
+    if status.st_mode & stat.S_IWOTH:
+        return "is writable by everyone"
+    return "is writable by its group" if status.st_mode & stat.S_IWGRP else None

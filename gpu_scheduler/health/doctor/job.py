@@ -1,0 +1,250 @@
+"""Checks why one job does not start; every check takes its facts as arguments and returns a finding."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+
+from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.share import format_share
+from gpu_scheduler.core.scheduling.needs import Need
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits, WaitReason, obstacle, place
+from gpu_scheduler.core.scheduling.remedies import gpu_remedy
+from gpu_scheduler.health.doctor.findings import Finding, bad, ok, warn
+from gpu_scheduler.views.formatting import count_noun, format_memory, pid_text
+
+_MAX_NEARBY = 5
+
+
+def scheduler(pid: int | None, host: str | None, *, is_waiting: bool) -> Finding:
+    """Returns whether a scheduler can start the job. is_waiting: the job waits to be started."""
+    if host is not None:
+        return warn("scheduler", f"on host {host}; unknown from here whether it runs", f"run this on {host}")
+    if pid is None and not is_waiting:
+        return ok("scheduler", "not running")
+    if pid is None:
+        return bad("scheduler", "not running: no job starts", "run `start`")
+    return ok("scheduler", f"running, {pid_text(pid)}")
+
+
+def held(job_id: int, by: str | None, reason: str | None) -> Finding:
+    """Returns why a job is held, and the command that queues it."""
+    verb = "release" if by in ("user", "line") else "retry"
+    return bad("held", reason or "the job is held", f"`{verb} {job_id}` queues it")
+
+
+def placement(
+    need: Need, allowed: tuple[int, ...] | None, views: Sequence[GpuAvailability], limits: Limits
+) -> Finding:
+    """Returns the result of placement for the job, as if it were its turn now."""
+    answer = place(need, allowed, views, limits)
+    if isinstance(answer, WaitReason):
+        if answer.infeasible:
+            less = "less memory (vram=), " if need.vram is not None else ""
+            remedy = f"change its line: {less}fewer or other GPUs; or start the scheduler with more (--gpus)"
+            return bad("placing", answer.text, remedy)
+        return warn("placing", answer.text, "")
+    chosen = ", ".join(str(view.index) for view in views if view.uuid in answer)
+    return ok("placing", f"it would start on GPU {chosen} now")
+
+
+def gpu(
+    view: GpuAvailability,
+    need: Need,
+    allowed: tuple[int, ...] | None,
+    limits: Limits,
+    holders: Collection[int],
+) -> Finding:
+    """Returns whether one GPU takes the job, with the values compared to the thresholds.
+
+    holders: ids of our jobs on the GPU.
+    """
+    name = f"GPU {view.index}"
+    measured = _measurements(view, need, limits, holders)
+    if need.vram is not None:
+        measured += _headroom(view, limits)
+    if allowed is not None and view.index not in allowed:
+        return ok(name, f"not allowed for this job, which may use {format_gpu_list(allowed)}; {measured}")
+    why = obstacle(view, need, limits)
+    if why is None:
+        return ok(name, f"takes it; {measured}")
+    return warn(name, f"does not take it: {why}; {measured}", gpu_remedy(view, need, limits, why))
+
+
+def _measurements(view: GpuAvailability, need: Need, limits: Limits, holders: Collection[int]) -> str:
+    jobs = (
+        f"share {format_share(view.allocated_share)} allocated to {_jobs(sorted(holders))}"
+        if holders
+        else "no job of ours"
+    )
+    load = "load unknown" if view.mean_load is None else f"load {view.mean_load:.0f} %"
+    return f"{jobs}, {load}, {_foreign_use(view, need, limits)}"
+
+
+def _foreign_use(view: GpuAvailability, need: Need, limits: Limits) -> str:
+    """Describes the use by foreign processes and the thresholds for it; the idle threshold comes first."""
+    if view.foreign_mib is None:
+        return "foreign memory unknown"
+    if not view.foreign_mib:
+        return "no foreign memory"
+    holds = f"foreign memory {format_memory(view.foreign_mib)}"
+    if view.foreign_mib <= limits.idle_threshold_mib:
+        return f"{holds}, counts as idle (idle threshold {limits.idle_threshold_mib} MiB)"
+    if need.alone:
+        return f"{holds} (idle threshold {limits.idle_threshold_mib} MiB)"
+    if need.vram is None and view.total_mib:
+        part, most = 100 * view.foreign_mib / view.total_mib, 100 * limits.mem_threshold
+        holds += f", {part:.0f} % of it (threshold {most:.0f} %)"
+    load = "unknown, which excludes no job"
+    if view.mean_foreign_load is not None:
+        load = f"{view.mean_foreign_load:.0f} % (threshold {100 * limits.load_threshold:.0f} %)"
+    return f"{holds}, foreign load {load}"
+
+
+def _headroom(view: GpuAvailability, limits: Limits) -> str:
+    """Describes the memory left for one more declaration by memory accounting."""
+    if view.total_mib is None or view.committed_mib is None:
+        return ", allocated memory unknown"
+    left = format_memory(max(0, view.total_mib - view.committed_mib - limits.margin_mib))
+    taken = f"{format_memory(view.committed_mib)} of {format_memory(view.total_mib)} allocated or in use"
+    return f", {taken}, {left} left for a declaration (margin {limits.margin_mib} MiB)"
+
+
+def _jobs(ids: Sequence[int]) -> str:
+    return f"job{'' if len(ids) == 1 else 's'} {', '.join(map(str, ids))}"
+
+
+def unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iterator[Finding]:
+    """Yields a finding if the job's line allows GPUs that the scheduler does not manage."""
+    missing = [index for index in allowed or () if index not in managed]
+    if missing:
+        says = f"{format_gpu_list(missing)}: not managed; managed: {format_gpu_list(managed) or 'none'}"
+        yield warn("allowed GPUs", says, "correct its line, or use `start --gpus`")
+
+
+def environment(spec: JobSpec, conda: str | None, conda_sh: str | None) -> Iterator[Finding]:
+    """Yields findings about the working folder and the environment. conda: the environment to activate."""
+    if not os.path.isdir(spec.cwd):
+        yield bad("folder", f"{spec.cwd} does not exist", "create it, or name another with [cwd=DIR]")
+    if spec.venv is not None:
+        there = os.path.isfile(os.path.join(spec.venv, "bin", "activate"))
+        says = f"virtual environment {spec.venv}"
+        yield (
+            ok("environment", says)
+            if there
+            else bad(
+                "environment", f"{says} does not exist (no bin/activate in it)", "create it, or correct venv="
+            )
+        )
+    elif conda is None:
+        yield ok("environment", "none named")
+    elif conda_sh is None or not os.path.isfile(conda_sh):
+        yield bad(
+            "environment", f"conda {conda}: no conda was found", "start --conda-sh PATH/profile.d/conda.sh"
+        )
+    else:
+        yield _conda(conda, conda_sh)
+
+
+def _conda(name: str, conda_sh: str) -> Finding:
+    from gpu_scheduler.health.doctor.conda import list_environments, parse_environments
+
+    result = list_environments(conda_sh)
+    if not result.succeeded:
+        return bad(
+            "environment",
+            f"`conda env list`: {result.failure_reason()}",
+            f"run `. {conda_sh}; conda env list`",
+        )
+    known = parse_environments(result.output)
+    if name in known or os.path.isdir(os.path.expanduser(name)):
+        return ok("environment", f"conda {name} exists")
+    return bad(
+        "environment",
+        f"conda environment {name} does not exist; environments: {', '.join(known) or 'none'}",
+        f"conda create -n {shlex.quote(name)}, or correct the line",
+    )
+
+
+def script(spec: JobSpec) -> Finding:
+    """Returns whether the script of a CSV line exists; a command cannot be checked without running it."""
+    path = spec.script
+    if path is None:
+        return ok("script", "a shell command; its programs are only found when it runs")
+    if not os.path.exists(path):
+        return bad(
+            "script", f"{path} does not exist", f"relative paths start at {spec.cwd}; correct the line"
+        )
+    if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
+        return bad("script", f"{path} is a folder without __main__.py", "name a script")
+    if not os.access(path, os.R_OK):
+        return bad("script", f"{path} cannot be read", f"chmod u+r {shlex.quote(path)}")
+    return ok("script", f"{path} (absolute)")
+
+
+def order(priority: int, count: int, first_ids: Sequence[int]) -> Finding:
+    """Returns how many queued jobs come before the job, and the first of them."""
+    if not count:
+        return ok("order", f"first in the queue (priority {priority})")
+    more = f" and {count - len(first_ids):,} more" if count > len(first_ids) else ""
+    listed = ", ".join(map(str, first_ids))
+    return ok(
+        "order",
+        f"priority {priority}; {count_noun(count, 'queued job')} before it: {listed}{more};"
+        " it waits for none of them: every job that fits starts, in that order",
+    )
+
+
+def retry(job_id: int, wait_s: float | None, failures: int) -> Iterator[Finding]:
+    """Yields the number of failed launches, and the wait before the next one."""
+    if wait_s is not None and wait_s > 0:
+        failed = f"{count_noun(failures, 'failed start')}; " if failures else ""
+        yield warn("retry", f"{failed}next try in {wait_s:.0f} s", "")
+    elif failures:
+        yield ok("retry", f"{count_noun(failures, 'failed start')}; the next try is due")
+
+
+def line(
+    source: str,
+    where: tuple[str, int] | None,
+    wait: LineWait | None,
+    nearby: Sequence[tuple[int, str]],
+    malformed: int,
+) -> Iterator[Finding]:
+    """Yields findings about the job's line in its jobs file.
+
+    nearby: malformed lines around it, with their problems; malformed: how many malformed lines the file has.
+    """
+    kind, _, path = source.partition(":")
+    if kind != "file":
+        yield ok("line", f"none: submitted by `{kind}`")
+        return
+    if wait is not None and wait.kind == "malformed":
+        yield bad(
+            "line",
+            f"{path}:{wait.line_number} is malformed now; the job waits until it is corrected",
+            "correct it",
+        )
+    elif where is None or (wait is not None and wait.kind == "gone"):
+        yield warn("line", f"no longer in {path}", "write it there again, or `cancel` the job")
+    else:
+        yield ok("line", f"{where[0]}:{where[1]}")
+    for number, problem in nearby[:_MAX_NEARBY]:
+        yield warn(
+            "near it",
+            f"{path}:{number} is malformed: {problem}",
+            "correct it; `status` shows the accepted form",
+        )
+    rest = malformed - len(nearby[:_MAX_NEARBY])
+    if rest > 0:
+        yield warn(
+            "jobs file", f"{count_noun(rest, 'malformed line')} elsewhere in it", "`status` lists them"
+        )
+
+
+def manual_rerun(folder: str) -> Finding:
+    """Returns the command that runs a failed attempt again by hand."""
+    return ok("by hand", f"bash {shlex.quote(folder)}/command.sh")

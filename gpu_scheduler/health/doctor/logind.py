@@ -1,0 +1,151 @@
+"""Checks what systemd-logind does to processes when their user logs out.
+
+KillUserProcesses ends the processes in the session's scope, with or without lingering. Lingering keeps the
+user's manager with the processes started in it, and the shared memory that RemoveIPC would delete.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpu_scheduler.attempts.log_folder import user_name
+from gpu_scheduler.health.doctor.findings import Finding, ok, warn
+from gpu_scheduler.system.run_program import run_program
+
+#: Folders of logind's configuration; later ones override earlier ones.
+_CONFIG_FOLDERS = ("/usr/lib/systemd", "/run/systemd", "/etc/systemd")
+#: Exists if systemd runs the machine.
+SYSTEMD_RUNTIME = Path("/run/systemd/system")
+_LINGERING = Path("/var/lib/systemd/linger")
+_FIRST_USER_UID = 1000
+_SETTING = re.compile(r"^[ \t]*(#?)[ \t]*([A-Za-z]+)[ \t]*=[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class LogindSettings:
+    """Settings of logind; None: unknown. scope: this process's, "session", "manager" (the user's) or None."""
+
+    kills_user_processes: bool | None = None
+    removes_ipc: bool | None = None
+    lingers: bool | None = None
+    kill_excluded_users: tuple[str, ...] = ("root",)
+    kill_only_users: tuple[str, ...] = ()
+    scope: str | None = None
+
+
+def read_settings(user: str, timeout_s: float = 5.0, booted: Path = SYSTEMD_RUNTIME) -> LogindSettings | None:
+    """Returns logind's settings from its service, else from its files; None if neither exists."""
+    if not booted.exists():
+        return None
+    names = ("KillUserProcesses", "RemoveIPC", "KillExcludeUsers", "KillOnlyUsers")
+    where = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
+    properties = run_program(["busctl", "get-property", *where, *names], timeout_s=timeout_s / 2)
+    answered = _parse_busctl(properties.output) if properties.succeeded else None
+    found = answered or _parse_config(_config_texts())
+    if found is None:
+        return None
+    lingers: bool | None = (_LINGERING / user).exists()
+    if answered is not None:
+        shown = run_program(["loginctl", "show-user", user, "-p", "Linger"], timeout_s=timeout_s / 2)
+        known = re.search(r"^Linger=(yes|no)$", shown.output, re.MULTILINE)
+        lingers = known[1] == "yes" if known else lingers
+    return replace(found, lingers=lingers, scope=_scope())
+
+
+def _parse_busctl(text: str) -> LogindSettings | None:
+    """Parses the output of busctl, one line per property in the order asked (`b true`, `as 1 "root"`)."""
+    lines = text.strip().splitlines()
+    if len(lines) != 4:
+        return None
+    kills, removes = ({"b true": True, "b false": False}.get(line.strip()) for line in lines[:2])
+    excluded, only = (tuple(re.findall(r'"([^"]*)"', line)) for line in lines[2:])
+    return LogindSettings(kills, removes, kill_excluded_users=excluded, kill_only_users=only)
+
+
+def _config_texts() -> Iterator[str]:
+    for folder in map(Path, _CONFIG_FOLDERS):
+        for path in (folder / "logind.conf", *sorted((folder / "logind.conf.d").glob("*.conf"))):
+            try:
+                yield path.read_text("utf-8", "replace")
+            except OSError:
+                continue
+
+
+def _parse_config(texts: Iterable[str]) -> LogindSettings | None:
+    """Parses logind's configuration files; their comments show the built-in defaults."""
+    built: dict[str, str] = {}
+    assigned: dict[str, str] = {}
+    for text in texts:
+        for mark, key, value in _SETTING.findall(text):
+            (built if mark else assigned)[key] = value
+    values = built | assigned
+    if not values:
+        return None
+    words = {True: ("yes", "true", "1", "on"), False: ("no", "false", "0", "off")}
+
+    def flag(key: str) -> bool | None:
+        value = values.get(key, "").lower()
+        return next((truth for truth, spelled in words.items() if value in spelled), None)
+
+    excluded = tuple(values.get("KillExcludeUsers", "root").split())
+    only = tuple(values.get("KillOnlyUsers", "").split())
+    return LogindSettings(
+        flag("KillUserProcesses"), flag("RemoveIPC"), kill_excluded_users=excluded, kill_only_users=only
+    )
+
+
+def _scope() -> str | None:
+    try:
+        text = Path("/proc/self/cgroup").read_text("utf-8", "replace")
+    except OSError:
+        return None
+    if re.search(r"/session-[^/]*\.scope", text):
+        return "session"
+    return "manager" if re.search(r"/user@[0-9]+\.service", text) else None
+
+
+def check(settings: LogindSettings | None, user: str, uid: int) -> Iterator[Finding]:
+    """Yields the effect of a logout on a scheduler that this user starts here, and on its jobs."""
+    if settings is None:
+        yield ok("logind", "not found: processes survive the logout of their user")
+        return
+    linger = f"sudo loginctl enable-linger {user}"
+    kills = (
+        settings.kills_user_processes
+        and user not in settings.kill_excluded_users
+        and (not settings.kill_only_users or user in settings.kill_only_users)
+    )
+    if kills and settings.scope == "manager":
+        yield _linger_finding(settings, linger)
+    elif kills:
+        says = "KillUserProcesses=yes: when you log out, the scheduler and its jobs are killed"
+        start = "start it with `systemd-run --user --scope gpu-scheduler start …`"
+        yield warn("logind", says, start if settings.lingers else f"{linger}, and {start}")
+    elif settings.scope == "manager":
+        yield _linger_finding(settings, linger)
+    else:
+        value = {None: " unknown", False: "=no", True: "=yes, but not for you"}[settings.kills_user_processes]
+        yield ok("logind", f"KillUserProcesses{value}: processes survive the session")
+    if uid >= _FIRST_USER_UID and settings.removes_ipc is not False and not settings.lingers:
+        # An unknown value counts as yes, systemd's default.
+        says = "RemoveIPC=yes: when you log out, your jobs' shared memory is deleted (data loaders fail)"
+        yield warn("logind's RemoveIPC", says, linger)
+    else:
+        yield ok("logind's RemoveIPC", "your shared memory is kept when you log out")
+
+
+def _linger_finding(settings: LogindSettings, linger: str) -> Finding:
+    if settings.lingers:
+        return ok("logind", "Linger=yes: your services continue when you log out")
+    return warn("logind", "Linger=no: the processes of your user manager end when you log out", linger)
+
+
+def logout_warning(timeout_s: float) -> str | None:
+    """Returns the warning of `start` about logging out, with the remedy; None if all is well or unknown."""
+    user = user_name()
+    finding = next(iter(check(read_settings(user, timeout_s), user, os.geteuid())))
+    return None if finding.grade == "ok" else f"{finding.message}; {finding.remedy}"

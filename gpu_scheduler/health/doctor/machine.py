@@ -1,0 +1,72 @@
+"""Checks kernel limits that many jobs can reach, and the clock."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpu_scheduler.health.doctor.findings import Finding, ok, warn
+
+#: Watches that a scheduler with some hundred jobs uses, and ptys that should be free.
+_MIN_WATCHES, _MIN_FREE_PTYS = 1024, 64
+#: 2024-01-01: an earlier clock was never set. Seconds that a file may be newer than the clock.
+_EARLIEST_VALID_S, _MAX_AHEAD_S = 1_704_067_200.0, 60.0
+
+
+def inotify(limits: Path = Path("/proc/sys/fs/inotify")) -> Finding:
+    """Returns whether an inotify instance is available, and how many files it may watch."""
+    from inotify_simple import INotify
+
+    instances, watches = (_read_number(limits / f"max_user_{name}") for name in ("instances", "watches"))
+    try:
+        INotify().close()
+    except OSError as error:
+        says = f"no instance is available ({error.strerror}): changes are polled every few seconds"
+        return warn("inotify", says, f"sudo sysctl fs.inotify.max_user_instances={4 * (instances or 128)}")
+    if watches is not None and watches < _MIN_WATCHES:
+        says = f"{watches} watches at most: with many jobs, changes are polled every few seconds"
+        return warn("inotify", says, "sudo sysctl fs.inotify.max_user_watches=65536")
+    return ok("inotify", f"{_or_unknown(instances)} instances, {_or_unknown(watches)} watches at most")
+
+
+def ptys(limits: Path = Path("/proc/sys/kernel/pty")) -> Finding:
+    """Returns how many ptys are free; each job in Screen takes two."""
+    most, used = _read_number(limits / "max"), _read_number(limits / "nr")
+    if most is not None and used is not None and most - used < _MIN_FREE_PTYS:
+        says = f"{most - used} of {most} are free; each job in Screen takes two"
+        return warn("ptys", says, f"sudo sysctl kernel.pty.max={2 * most}")
+    return ok("ptys", f"{_or_unknown(used)} of {_or_unknown(most)} in use")
+
+
+def clock(now: float, files: Iterable[Path]) -> Finding:
+    """Returns whether the clock is plausible. now: wall seconds; files: some written before now."""
+    shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
+    if now < _EARLIEST_VALID_S:
+        return warn(
+            "clock", f"{shown}: the clock was never set", "set it (timedatectl): ages and times are wrong"
+        )
+    ahead = [path for path in files if _modified_at(path) > now + _MAX_AHEAD_S]
+    if ahead:
+        says = f"{shown}: {ahead[0]} is newer than that"
+        return warn("clock", says, "set it (timedatectl); recorded times stay as they are")
+    return ok("clock", shown)
+
+
+def _modified_at(path: Path) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _read_number(path: Path) -> int | None:
+    try:
+        return int(path.read_text("ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _or_unknown(number: int | None) -> str:
+    return "?" if number is None else str(number)

@@ -1,0 +1,76 @@
+"""Checks GNU Screen, which only `--screen` needs; no scheduling decision depends on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+
+from gpu_scheduler.core.command.screen_list import parse_session_list
+from gpu_scheduler.executors.screen import screen_problem
+from gpu_scheduler.health.doctor.findings import Finding, bad, ok, warn
+from gpu_scheduler.system.run_program import run_program
+
+#: Versions that let a local user become root if Screen is set-uid root (CVE-2017-5618, CVE-2025-23395).
+_VULNERABLE_VERSIONS = ((4, 5, 0), (5, 0, 0))
+
+
+def screen(problem: Callable[[], str | None] = screen_problem) -> Iterator[Finding]:
+    """Yields Screen's version and whether it can create sessions. problem: tests it, as `start` does."""
+    program = shutil.which("screen")
+    if program is None:
+        remedy = "sudo apt-get install screen, if jobs are to run in sessions"
+        yield warn("Screen", "not installed; `start --screen` is refused", remedy)
+        return
+    yield _version(program)
+    why = problem()
+    if why is not None:
+        says, _, remedy = why.partition("\n")
+        yield bad("Screen's sockets", says, remedy or "repair Screen, or leave out --screen")
+    else:
+        yield sockets(
+            parse_session_list(run_program([program, "-ls"]).output).folder or os.environ.get("SCREENDIR")
+        )
+
+
+def _version(program: str) -> Finding:
+    result = run_program([program, "-v"])
+    found = re.search(r"Screen version (\d+)\.(\d+)(?:\.(\d+))?", result.output)
+    if found is None:
+        return bad(
+            "Screen",
+            f"{program} -v: {result.failure_reason()}",
+            "install it again: sudo apt-get install screen",
+        )
+    number = tuple(int(part or 0) for part in found.groups())
+    text = f"{'.'.join(map(str, number))}, {program}"
+    is_set_uid = bool(os.stat(program).st_mode & stat.S_ISUID)
+    if number in _VULNERABLE_VERSIONS and is_set_uid:
+        remedy = f"sudo chmod u-s {program}, and update it: any user can become root through it"
+        return bad("Screen", f"{text}, set-uid, a version with a known vulnerability", remedy)
+    if is_set_uid:
+        return warn(
+            "Screen", f"{text}, set-uid", f"sudo chmod u-s {program}; a single user does not need the bit"
+        )
+    if number in _VULNERABLE_VERSIONS:
+        return warn("Screen", f"{text}: a version with a known vulnerability", "update it")
+    return ok("Screen", text)
+
+
+def sockets(folder: str | None) -> Finding:
+    """Returns whether Screen's socket folder can be used. None: unknown; Screen checks it by itself."""
+    if folder is None:
+        return ok("Screen's sockets", "in the default folder")
+    try:
+        status = os.stat(folder)
+    except OSError as error:
+        return bad("Screen's sockets", f"{folder}: {error.strerror}", f"mkdir -m 700 {folder}")
+    if status.st_uid != os.geteuid():
+        remedy = "set SCREENDIR to a folder that you own, or unset it"
+        return bad("Screen's sockets", f"{folder} belongs to uid {status.st_uid}", remedy)
+    if stat.S_IMODE(status.st_mode) != 0o700:
+        mode = f"{stat.S_IMODE(status.st_mode):o}"
+        return bad("Screen's sockets", f"{folder} has mode {mode}", f"chmod 700 {folder}")
+    return ok("Screen's sockets", folder)

@@ -1,0 +1,82 @@
+"""Checks the software that the scheduler depends on (Python, packages, conda) and the user it runs as."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from gpu_scheduler import __version__
+from gpu_scheduler.health.doctor.conda import list_environments, parse_environments
+from gpu_scheduler.health.doctor.findings import Finding, bad, ok, warn
+
+#: Module -> the package that provides it.
+PACKAGES = {
+    "GPUtil": "GPUtil",
+    "pynvml": "nvidia-ml-py",
+    "psutil": "psutil",
+    "inotify_simple": "inotify_simple",
+    "rich": "rich",
+    "rich_argparse": "rich-argparse",
+    "shtab": "shtab",
+    **({"setuptools": "setuptools"} if sys.version_info >= (3, 12) else {}),
+}
+_MAX_ENVIRONMENTS = 12
+
+
+def python() -> Finding:
+    """Returns the finding about the interpreter, which runs the scheduler and its runners."""
+    found = ".".join(map(str, sys.version_info[:3]))
+    if not sys.executable:
+        remedy = "run it with a Python interpreter that knows its own path"
+        return bad("Python", f"{found}, whose path is unknown", remedy)
+    return ok("Python", f"{found}, {sys.executable}")
+
+
+def packages(wanted: Mapping[str, str] = PACKAGES) -> Finding:
+    """Returns the versions of our package and its dependencies, or the missing ones."""
+    missing = [package for module, package in wanted.items() if find_spec(module) is None]
+    if missing:
+        return bad("packages", f"missing: {', '.join(missing)}", "make install, or pip install .")
+    found = ", ".join(f"{package} {_version(package)}" for package in wanted.values())
+    return ok("packages", f"gpu-scheduler {__version__}; {found}")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(unknown)"
+
+
+def user(uid: int) -> Finding:
+    """Returns the finding about the user that jobs run as."""
+    if uid == 0:
+        says = "root: whoever can write the jobs file runs commands as root"
+        return warn("user", says, "run it as a dedicated user")
+    return ok("user", f"uid {uid}")
+
+
+def conda(conda_sh: str | None, is_named: bool) -> Iterator[Finding]:
+    """Yields findings about conda. conda_sh: its script, None if not found; is_named: given by --conda-sh."""
+    if conda_sh is None:
+        yield ok("conda", "not found; jobs whose line names no environment run without it")
+        return
+    if not os.path.isfile(conda_sh):
+        remedy = "name etc/profile.d/conda.sh of the installation" if is_named else "install conda again"
+        yield bad("conda", f"{conda_sh} does not exist", remedy)
+        return
+    result = list_environments(conda_sh)
+    if not result.succeeded:
+        remedy = f"run `. {conda_sh}; conda env list`"
+        yield bad("conda", f"{conda_sh}: `conda env list`: {result.failure_reason()}", remedy)
+        return
+    yield ok("conda", f"{conda_sh}; environments: {_listed(parse_environments(result.output))}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - _MAX_ENVIRONMENTS} more" if len(every) > _MAX_ENVIRONMENTS else ""
+    return ", ".join(every[:_MAX_ENVIRONMENTS]) + more if every else "none"

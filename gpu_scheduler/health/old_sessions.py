@@ -1,0 +1,74 @@
+"""Finds live Screen sessions of the older scheduler, whose jobs no store knows.
+
+It reads processes only, since `screen -ls` misses new sessions and shows dead ones.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+from gpu_scheduler.system.procfs import Proc
+from gpu_scheduler.views.formatting import format_duration
+
+_SESSION_NAME = re.compile(r"gpujob_(?P<gpus>[^_]*)_.*")
+#: Reason and remedy when a first start is refused because jobs of the older scheduler run.
+REFUSAL = "jobs of the older scheduler run in Screen; a line that runs there would run a second time here"
+REMEDY = "start after they have ended, or remove their lines from jobs.txt and add --ignore-old-sessions"
+
+
+@dataclass(frozen=True)
+class OldSession:
+    """A live session. name: `PID.NAME`, as Screen takes it; gpus: from the name; started_at: wall seconds."""
+
+    name: str
+    gpus: str
+    started_at: float
+
+    def __str__(self) -> str:
+        age = format_duration(time.time() - self.started_at)
+        return f"{self.name}, GPU {self.gpus}, for {age}: `screen -r {self.name}` opens it"
+
+
+def old_sessions(proc: Proc | None = None) -> list[OldSession]:
+    """Returns this user's sessions named `gpujob_*` in which processes run, none of them with our token."""
+    proc = Proc() if proc is None else proc
+    found = {}
+    for process in proc.processes():
+        words = proc.command_line(process.pid)
+        name = _session_name(words)
+        if name is not None and proc.user_id(process.pid) == os.getuid():
+            found[process.pid] = (process, name, words)
+    if not found:
+        return []
+    children: dict[int, list[int]] = {pid: [] for pid in found}
+    for process in proc.processes():
+        if process.parent in children and not process.ended:
+            children[process.parent].append(process.pid)
+    return [
+        OldSession(f"{pid}.{name[0]}", name["gpus"], proc.started_at(process))
+        for pid, (process, name, words) in sorted(found.items())
+        if _runs_without_token(proc, children[pid], words)
+    ]
+
+
+def _session_name(words: Sequence[str]) -> re.Match[str] | None:
+    """Returns the session name in a Screen server's command line (`SCREEN -dmS NAME …`), else None."""
+    if not words or PurePosixPath(words[0]).name != "SCREEN":
+        return None
+    for option, value in pairwise(words):
+        if re.fullmatch(r"-[A-Za-z]*S", option):
+            return _SESSION_NAME.fullmatch(value)
+    return None
+
+
+def _runs_without_token(proc: Proc, children: Sequence[int], words: Sequence[str]) -> bool:
+    """Returns whether children of a session run commands, none of them ours. words: the session's own."""
+    # Before it executes the window's command, a child is a copy of the session process.
+    begun = [pid for pid in children if proc.command_line(pid) not in ([], words)]
+    return bool(begun) and not any(proc.token(pid) for pid in begun)

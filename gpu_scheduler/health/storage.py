@@ -1,0 +1,197 @@
+"""Finds health issues of the files and folders that we write to.
+
+The checks try to write, since the number of free bytes does not show whether a quota, a mount or a permission
+allows it. `find_issues` runs all checks once, for the scheduler and for readers alike.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.runner.folder import SHORTAGE
+from gpu_scheduler.store import state_file
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.system.safe_file import MAX_JSON_BYTES, FileProblem, ProblemKind, inspect
+
+#: Errors that may occur for a while without a defect of ours: a full disk, a locked store.
+STORAGE_ERRORS = (OSError, sqlite3.OperationalError)
+#: Key of the log folder in the store.
+LOG_FOLDER_KEY = "log_folder"
+#: Bytes that must be free: for one more attempt folder, and for the results of the running attempts.
+REQUIRED_BYTES = 64 * 1024
+
+_PERMISSION_ERRNOS = (errno.EACCES, errno.EPERM)
+#: Errors that mean a folder cannot be written; others only mean that unnamed files are not supported.
+_CONCLUSIVE_ERRNOS = (
+    *_PERMISSION_ERRNOS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EIO,
+    errno.ENOTDIR,
+    errno.ESTALE,
+)
+
+
+def find_issues(
+    data_dir: DataDir, log_folder: LogFolder | None, *, trust: bool = False
+) -> tuple[HealthIssue, ...]:
+    """Returns the present health issues, those that stop new starts first. Changes nothing.
+
+    log_folder: None if not known. trust: files are used whoever owns them or may write them.
+    """
+    found = [*_log_folder_issues(log_folder)] if log_folder is not None else []
+    store = _folder_issue("store", data_dir.folder, data_dir.runs)
+    if store is not None:
+        found.append(store)
+    is_reported = store is not None and _same_disk(
+        data_dir.folder, state_file.link_target(data_dir.state_file).parent
+    )
+    found += _file_issues(data_dir, disk_reported=is_reported, trust=trust)
+    return tuple(sorted(found, key=lambda issue: not issue.blocks_starts))
+
+
+def describe_store_error(data_dir: DataDir, error: Exception) -> str:
+    """Returns a message saying why the store cannot be used, with the remedy."""
+    for issue in find_issues(data_dir, None):
+        if issue.blocks_starts:
+            return f"{issue} ({error})"
+    if "locked" in str(error):
+        return f"{data_dir.database}: {error}: end the program that holds the lock, then try again"
+    return f"{data_dir.database}: {error}: check its permissions and those of its folder"
+
+
+def _log_folder_issues(log_folder: LogFolder) -> Iterator[HealthIssue]:
+    usable = log_folder.usable_path()
+    remedy = "remove it, or name a folder that you own with --log-dir"
+    for path in log_folder.paths:
+        why = log_folder.problem_with(path)
+        if why is None:
+            break
+        instead = f"job logs go to {usable}; {remedy}" if usable is not None else remedy
+        yield HealthIssue("log folder", str(path), why, instead, blocks_starts=usable is None)
+    if usable is not None:
+        issue = _folder_issue("log folder", usable)
+        if issue is not None:
+            yield issue
+
+
+def _folder_issue(what: str, folder: Path, path_within: Path | None = None) -> HealthIssue | None:
+    """Returns the issue that keeps a folder from being written; None if it can be.
+
+    For a missing folder, which is created when needed, the nearest existing parent is checked. path_within: a
+    path inside the folder, checked in its place.
+    """
+    path = path_within or folder
+    while not os.path.exists(path) and path != path.parent:
+        path = path.parent
+    error = _write_error(path)
+    return (
+        None
+        if error is None
+        else HealthIssue(what, str(folder), *_problem_and_remedy(error, path), blocks_starts=True)
+    )
+
+
+def _file_issues(data_dir: DataDir, *, disk_reported: bool, trust: bool) -> Iterator[HealthIssue]:
+    """Yields issues of the state file and the main log, unless their disk is reported; they stop nothing."""
+    path = state_file.link_target(data_dir.state_file)
+    error = _write_error(path.parent)
+    if error is not None and (not disk_reported or error.errno in _PERMISSION_ERRNOS):
+        yield HealthIssue(
+            "state file", str(path), *_problem_and_remedy(error, path.parent), blocks_starts=False
+        )
+    elif error is None:
+        yield from _file_access_issues("state file", data_dir.state_file, os.R_OK, trust)
+        yield from _file_access_issues("main log", data_dir.main_log, os.W_OK, trust)
+
+
+def unusable_file_issue(
+    what: str, path: Path, *, trust: bool, max_bytes: int | None = MAX_JSON_BYTES
+) -> HealthIssue | None:
+    """Returns the issue of a file that is rejected for its kind, size, owner or permissions.
+
+    None: the file is used, or missing.
+    """
+    found = inspect(path, max_bytes, trust=trust, follow_links=max_bytes is not None)
+    if not isinstance(found, FileProblem) or found.kind is ProblemKind.MISSING:
+        return None
+    if found.kind is ProblemKind.UNREADABLE and found.errno in SHORTAGE:
+        return None  # the machine is short of resources; the file may be fine
+    if found.kind is ProblemKind.UNREADABLE:
+        return HealthIssue(
+            what, str(path), f"cannot be opened ({found.detail})", "remove it", blocks_starts=False
+        )
+    return HealthIssue(
+        what, str(path), found.description, found.remedy or "remove it, or move it aside", blocks_starts=False
+    )
+
+
+def _file_access_issues(what: str, path: Path, access: int, trust: bool) -> Iterator[HealthIssue]:
+    issue = unusable_file_issue(
+        what, path, trust=trust, max_bytes=MAX_JSON_BYTES if access == os.R_OK else None
+    )
+    if issue is not None:
+        yield issue
+    elif path.exists() and not os.access(path, access, effective_ids=True):
+        verb = "readable" if access == os.R_OK else "writable"
+        remedy = f"chmod u+rw {shlex.quote(str(path))}"
+        yield HealthIssue(what, str(path), f"is not {verb}", remedy, blocks_starts=False)
+
+
+def _write_error(folder: Path) -> OSError | None:
+    """Writes REQUIRED_BYTES into an unnamed file in the folder; returns the error, None on success."""
+    try:
+        fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        return error if error.errno in _CONCLUSIVE_ERRNOS else _write_error_from_stat(folder)
+    try:
+        if os.write(fd, bytes(REQUIRED_BYTES)) < REQUIRED_BYTES:
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return None
+    except OSError as error:
+        return error
+    finally:
+        os.close(fd)
+
+
+def _write_error_from_stat(folder: Path) -> OSError | None:
+    number = 0
+    try:
+        if not folder.is_dir():
+            number = errno.ENOTDIR
+        elif not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+            number = errno.EACCES
+        else:
+            disk = os.statvfs(folder)
+            free = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail
+            number = errno.ENOSPC if free * disk.f_frsize < REQUIRED_BYTES else 0
+    except OSError as error:
+        return error
+    return OSError(number, os.strerror(number)) if number else None
+
+
+def _problem_and_remedy(error: OSError, folder: Path) -> tuple[str, str]:
+    if error.errno == errno.ENOSPC:
+        return "is on a full disk", "free space there"
+    if error.errno == errno.EDQUOT:
+        return "is over your quota", "free space there"
+    if error.errno == errno.EROFS:
+        return "is on a read-only file system", "mount it for writing"
+    if error.errno in _PERMISSION_ERRNOS:
+        return "is not writable", f"chmod u+rwx {shlex.quote(str(folder))}"
+    return f"cannot be written ({error.strerror})", f"check {folder}"
+
+
+def _same_disk(one: Path, other: Path) -> bool:
+    try:
+        return one.stat().st_dev == other.stat().st_dev
+    except OSError:
+        return False

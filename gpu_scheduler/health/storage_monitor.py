@@ -1,0 +1,118 @@
+"""Monitors the files and folders that the scheduler writes to, and logs each health issue once.
+
+A launch may also fail for a cause that no check finds: a project quota, or a shortage of processes, memory or
+open files. Launches then pause for a while, and the pause doubles while they go on failing.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+
+from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.health.storage import find_issues
+from gpu_scheduler.runner.shortage import start_error
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.system.shortages import PROCESSES_PER_JOB, describe_shortage, shortage_of
+
+log = logging.getLogger(__name__)
+
+#: Least seconds between two checks; the loop asks once a second while there is an issue.
+MIN_CHECK_INTERVAL_S = 0.5
+#: Seconds without launches after such a failure: at first, and at most.
+BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
+#: Errors that mean a launch failed because of storage, whatever the next check finds.
+_STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+class StorageMonitor:
+    """A monitor that checks at most twice a second and logs when a health issue begins and ends.
+
+    trust: files are used whoever owns them or may write them.
+    """
+
+    def __init__(
+        self, data_dir: DataDir, log_folder: LogFolder, clock: Clock, *, trust: bool = False
+    ) -> None:
+        self._trust = trust
+        self._data_dir = data_dir
+        self._log_folder = log_folder
+        self._clock = clock
+        self._next_check_at = float("-inf")
+        self._blocking_issue: str | None = None
+        self._backoff = _LaunchBackoff()
+        self._reported: frozenset[HealthIssue] = frozenset()
+
+    def issue(self, *, fresh: bool = False) -> str | None:
+        """Returns the issue that stops new starts, None if there is none. fresh: check now."""
+        now = self._clock.now().boot
+        if fresh or now >= self._next_check_at:
+            self._next_check_at = now + MIN_CHECK_INTERVAL_S
+            found = find_issues(self._data_dir, self._log_folder, trust=self._trust)
+            self._blocking_issue = next((str(issue) for issue in found if issue.blocks_starts), None)
+            self._log_changes(frozenset(found))
+        return self._blocking_issue or (self._backoff.cause if now < self._backoff.until else None)
+
+    def is_cause_of(self, error: BaseException | None) -> bool:
+        """Returns whether storage or a shortage made a launch fail; if so, launches pause for a while."""
+        number = shortage_of(error)
+        if number is not None:
+            self.record_shortage(number)
+            return True
+        if not isinstance(error, OSError):
+            return False
+        if self.issue(fresh=True) is not None:
+            return True
+        if error.errno not in _STORAGE_ERRNOS:
+            return False
+        # Logs and temporary files have new names each time; their folder stays the same.
+        where = os.path.dirname(error.filename or "") or error.filename
+        self._record_failure(f"{where or 'launch'}: {error.strerror}: free space there")
+        return True
+
+    def record_shortage(self, error_number: int) -> None:
+        """Pauses launches after a shortage kept something from starting. error_number: its errno."""
+        if self.issue() is None:
+            self._record_failure(describe_shortage(error_number))
+
+    def check_processes(self) -> str | None:
+        """Tries to start a job's processes; returns the shortage that prevents it, None on success."""
+        number = start_error(PROCESSES_PER_JOB)
+        if number is None:
+            return None
+        self.record_shortage(number)
+        return describe_shortage(number)
+
+    def _record_failure(self, cause: str) -> None:
+        if self._backoff.record_failure(cause, self._clock.now().boot):
+            log.error("%s; until then launches are retried now and then, running jobs continue", cause)
+
+    def _log_changes(self, issues: frozenset[HealthIssue]) -> None:
+        for issue in sorted(issues - self._reported, key=str):
+            if issue.blocks_starts:
+                log.error("%s; until then no new job starts, running jobs continue", issue)
+            else:
+                log.warning("%s", issue)
+        for issue in sorted(self._reported - issues, key=str):
+            log.info("%s %s can be used again", issue.subject, issue.path)
+        self._reported = issues
+
+
+class _LaunchBackoff:
+    """A growing pause after launches fail for a cause that no check finds. until: boot seconds of its end."""
+
+    def __init__(self) -> None:
+        self.cause = ""
+        self.until = float("-inf")
+        self._wait_s = 0.0
+
+    def record_failure(self, cause: str, now: float) -> bool:
+        """Records a failure and extends the pause; returns whether its cause is new or not recent."""
+        goes_on = now < self.until + MAX_BACKOFF_S
+        new = cause != self.cause or not goes_on
+        self._wait_s = min(2 * self._wait_s, MAX_BACKOFF_S) if goes_on else BACKOFF_S
+        self.cause, self.until = cause, now + self._wait_s
+        return new

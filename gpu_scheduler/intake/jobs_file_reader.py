@@ -1,0 +1,182 @@
+"""Polls one jobs file: which of its lines count now, and which are malformed.
+
+Reads the file and never writes it. Holds no state that a restart would lose: the caller supplies the last
+reading, and the reader remembers only the content of the file and since when it has been unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpu_scheduler.core.jobsfile import debounce
+from gpu_scheduler.core.jobsfile.diff import AcceptedLines
+from gpu_scheduler.core.jobsfile.reading import Line, Reading
+from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.text.secrets import masked
+from gpu_scheduler.intake.file_snapshot import FileSnapshot, JobsFile, is_open_for_writing
+from gpu_scheduler.intake.text_parser import ParsedText, TextParser
+
+
+@dataclass(frozen=True)
+class MalformedLine:
+    """A malformed line, which is reported until it is fixed."""
+
+    path: str
+    number: int
+    text: str
+    reason: str
+    accepted_form: str
+
+    def message(self, with_accepted_form: bool) -> str:
+        """Returns the message for the line. forms: include the accepted form."""
+        shown = masked(self.text)
+        shown = shown if len(shown) <= 120 else shown[:117] + "…"
+        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
+        accepted = f"\n  accepted: {self.accepted_form}" if with_accepted_form else ""
+        return f"{self.path}:{self.number}: `{shown}`: {self.reason}{accepted}"
+
+    def __str__(self) -> str:
+        return self.message(with_accepted_form=True)
+
+
+@dataclass(frozen=True)
+class Poll:
+    """The result of one poll of the file.
+
+    accepted   the lines that count now, for `reading.diff`; None if nothing changes.
+    waits      jobs that must not start because of the state of their line, and why.
+    next_look  monotonic time in seconds at which something may count without a further change; None if
+    nothing
+               is pending.
+    malformed  the malformed lines of the current reading.
+    problem    why the file cannot be read, None if it can; missing: the reason is that it does not exist.
+    more       further lines are ready to be read at once.
+    """
+
+    accepted: AcceptedLines | None
+    waits: Mapping[int, LineWait]
+    recheck_at: float | None
+    malformed: tuple[MalformedLine, ...]
+    problem: str | None = None
+    missing: bool = False
+    has_more: bool = False
+
+
+class JobsFileReader:
+    """Polls one jobs file.
+
+    cwd: the working folder of its lines; home: the expansion of `~/`; known_gpus: the existing GPU indices,
+    None accepts any; most: the approximate number of appended lines to read at a time, None reads all; trust:
+    accept the file whoever owns it or may write it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        cwd: str,
+        home: str,
+        known_gpus: frozenset[int] | None = None,
+        batch_lines: int | None = None,
+        *,
+        trust: bool = False,
+    ) -> None:
+        self.path = path
+        self._file = JobsFile(path, trust=trust)
+        self._parser = TextParser(cwd, home, known_gpus)
+        self._batch_lines = batch_lines
+        self._snapshot: FileSnapshot | None = None
+        self._unchanged_since = 0.0
+        self._text = ParsedText()
+        #: The last reading if it equals `_text` line by line, else None.
+        self._synced_reading: Reading | None = None
+
+    def poll(self, previous: Reading, jobs: Mapping[int, JobFact], now_s: float) -> Poll:
+        """Reads the file if it changed. previous: the last reading; jobs: its jobs; now_s: monotonic seconds.
+
+        An unchanged file costs one stat as long as the same object `previous` is passed. Of a long file, only
+        appended lines are parsed. Raises OSError for a shortage.
+        """
+        snapshot = self._file.read()
+        if snapshot is not self._snapshot:
+            self._snapshot, self._unchanged_since = snapshot, now_s
+        if snapshot.state != "present":
+            mistakes = self._malformed_lines(previous)
+            problem = f"{snapshot.problem}; {snapshot.remedy}" if snapshot.remedy else snapshot.problem
+            return Poll(None, {}, None, mistakes, problem, snapshot.state == "missing")
+        if previous is not self._synced_reading:
+            self._synced_reading = previous if _are_identical(previous, self._text.lines) else None
+        if self._synced_reading is None:
+            return self._poll_whole(snapshot.content, previous, jobs, now_s)
+        self._text = replace(self._text, lines=previous)  # drops what was needed only to create the jobs
+        if snapshot.content == self._text.content:
+            return Poll(None, {}, None, self._malformed_lines(self._text.malformed))
+        if self._text.can_be_extended and snapshot.content.startswith(self._text.content):
+            return self._poll_appended(snapshot.content, previous, now_s)
+        return self._poll_whole(snapshot.content, previous, jobs, now_s)
+
+    def spec_of(self, line: Line) -> JobSpec:
+        """Returns the job of a well-formed line of the last poll."""
+        return self._parser.spec_of(line)
+
+    def _poll_whole(
+        self, content: bytes, previous: Reading, jobs: Mapping[int, JobFact], now_s: float
+    ) -> Poll:
+        """Compares the whole text with the last reading."""
+        self._synced_reading = None
+        if content != self._text.content:
+            self._text = self._parser.parse(content, self._text, previous)
+        decision = self._decide(
+            previous, debounce.CurrentLines(self._text.lines, self._unchanged_since), jobs, now_s
+        )
+        mistakes = self._malformed_lines(previous if decision.accepted is None else decision.accepted.lines)
+        if decision.accepted is None and decision.recheck_at is None and decision.none_missing:
+            wrong = tuple(line for line in previous if line.malformed)
+            self._text, self._synced_reading = replace(self._text, lines=previous, malformed=wrong), previous
+        return Poll(decision.accepted, decision.waits, decision.recheck_at, mistakes)
+
+    def _poll_appended(self, content: bytes, previous: Reading, now_s: float) -> Poll:
+        """Reads the lines appended to a text that equals the last reading."""
+        before = self._text
+        text, lines = self._parser.parse_appended(content, before, previous, self._batch_lines)
+        decision = self._decide(
+            previous, debounce.CurrentLines(lines, self._unchanged_since, only_appended=True), {}, now_s
+        )
+        counted = decision.accepted.lines if decision.accepted is not None else ()
+        if len(counted) == len(lines):
+            self._text = text
+        elif counted:
+            # The last line has no line ending yet and does not count.
+            whole = content[: content.rfind(b"\n") + 1]
+            wrong = tuple(line for line in text.malformed if line is not lines[-1])
+            self._text = ParsedText(whole, text.line_count - 1, text.lines[:-1], wrong)
+        if counted:
+            self._synced_reading = None
+        more = len(text.content) < len(content)
+        mistakes = self._malformed_lines((*before.malformed, *counted))
+        return Poll(decision.accepted, {}, now_s if more else decision.recheck_at, mistakes, has_more=more)
+
+    def _decide(
+        self, previous: Reading, content: debounce.CurrentLines, jobs: Mapping[int, JobFact], now_s: float
+    ) -> debounce.AcceptDecision:
+        decision = debounce.decide_accepted(previous, content, jobs, now_s)
+        late = now_s >= self._unchanged_since + debounce.LAST_LINE_DELAY_S
+        if late and decision.accepted is not None and is_open_for_writing(self.path):
+            return debounce.decide_accepted(previous, replace(content, open_for_writing=True), jobs, now_s)
+        return decision
+
+    def _malformed_lines(self, lines: Iterable[Line]) -> tuple[MalformedLine, ...]:
+        return tuple(
+            MalformedLine(str(self.path), line.number, line.text, line.problem, line.accepted_form or "")
+            for line in lines
+            if line.problem is not None
+        )
+
+
+def _are_identical(one: Sequence[Line], other: Sequence[Line]) -> bool:
+    return len(one) == len(other) and all(
+        a is b or a.is_identical_to(b) for a, b in zip(one, other, strict=True)
+    )

@@ -1,0 +1,246 @@
+"""Watches one jobs file and turns its changes into jobs and requests.
+
+They are stored in one transaction with the reading itself, so that a crash neither loses nor repeats a
+change.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from gpu_scheduler.core.jobsfile import diff
+from gpu_scheduler.core.jobsfile.line_warnings import line_warnings
+from gpu_scheduler.core.jobsfile.reading import Line, Reading
+from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
+from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
+from gpu_scheduler.intake.job_shell import job_shell
+from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, MalformedLine, Poll
+from gpu_scheduler.store import accepted_lines
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.shortages import describe_shortage, shortage_of
+
+log = logging.getLogger(__name__)
+
+#: Maximum number of messages logged for one change of the file.
+MAX_LOGGED = 100
+#: Number of appended lines that become jobs at a time; the scheduler does its other work in between.
+BATCH_LINES = 5_000
+#: Seconds after which lines that could not be checked are checked again.
+SHORTAGE_RETRY_S = 1.0
+
+
+class JobsFileWatcher:
+    """Reads the file on demand. Times are boot seconds.
+
+    config: returns the present needs of models; trust: accept the file whoever owns it or may write it.
+
+    again_at   when to read the file again without an event; None if nothing is pending.
+    pending    something in the file does not count yet.
+    loading    further lines are about to be read and may change the order of those before them: no job should
+               start until then.
+    waits      jobs that must not start because of the state of their line, and why.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        path: str,
+        known_gpus: frozenset[int] | None,
+        config: Callable[[], LlmConfig] = LlmConfig,
+        *,
+        trust: bool = False,
+    ) -> None:
+        self.path = Path(os.path.abspath(path))
+        self.recheck_at: float | None = None
+        self.pending = False
+        self.loading = False
+        self._store = store
+        self._key = str(self.path)
+        self.waits: Mapping[int, LineWait] = _lasting_waits(
+            accepted_lines.line_waits(store, self._key), math.inf
+        )
+        self._config = config
+        here = os.getcwd()
+        cwd = accepted_lines.working_folder(store, self._key, here)
+        if cwd != here:
+            log.info("lines of %s run in %s, where it was first read, not in %s", path, cwd, here)
+        self._reader = JobsFileReader(
+            self.path, cwd, os.path.expanduser("~"), known_gpus, BATCH_LINES, trust=trust
+        )
+        self._reading = accepted_lines.load(store, self._key)
+        self._logged = 0
+        self._reported: frozenset[MalformedLine] = frozenset()
+        self._problem: str | None = None
+        accepted_lines.set_problem(store, self._key, None)  # an earlier scheduler's; the next read sets it
+
+    def check(self, now: float) -> None:
+        """Reads the file and applies its changes."""
+        jobs = accepted_lines.JobFacts(self._store, self._reading)
+        while True:
+            try:
+                poll = self._reader.poll(self._reading, jobs, now)
+            except OSError as error:
+                self._postpone(error, now)
+                return
+            if poll.accepted is not None:
+                self._apply(poll.accepted, jobs)
+            if poll.accepted is None or poll.has_more:
+                break
+            jobs = accepted_lines.JobFacts(self._store, self._reading)
+        self._report(poll)
+        # An editor may move the file away for a moment: that neither fixes nor restores a line.
+        self.waits = poll.waits if poll.problem is None else _lasting_waits(self.waits, now)
+        dues = [wait.due_at for wait in self.waits.values() if wait.due_at is not None]
+        self.recheck_at = poll.recheck_at if poll.problem is None else min(dues, default=None)
+        self.pending = self.recheck_at is not None
+        self.loading = poll.has_more
+        if not poll.has_more:
+            self._log_remainder()
+
+    def _postpone(self, error: OSError, now: float) -> None:
+        """Postpones the check of lines after a shortage, which makes no line malformed."""
+        number = shortage_of(error)
+        if number is None:
+            raise error
+        problem = f"cannot be checked now: {describe_shortage(number)}"
+        if problem != self._problem:
+            log.warning("%s %s; its jobs continue", self.path, problem)
+            accepted_lines.set_problem(self._store, self._key, problem)
+            self._problem = problem
+        self.recheck_at = now + SHORTAGE_RETRY_S
+        self.pending = True
+
+    def _apply(self, accepted: diff.AcceptedLines, jobs: accepted_lines.JobFacts) -> None:
+        before = self._reading
+        newest = accepted_lines.newest_job_facts(self._store, accepted.new_identities())
+        accepted = accepted.with_previous(before, newest)
+        result = diff.diff_reading(before, accepted, jobs, newest)
+        new: dict[int, int] = {}
+        messages: list[tuple[str, Event | None]] = [(text, None) for text in result.messages]
+        warnings = list[str]()
+        shell, config = job_shell(os.environ), self._config()
+        with self._store.db.transaction():
+            for action in result.actions:
+                if isinstance(action, diff.NewJob):
+                    spec = self._reader.spec_of(accepted.lines[action.index])
+                    job_id = new[action.index] = self._store.insert_job(spec, f"file:{self._key}")
+                    messages.append(
+                        (
+                            f"{action.log_message(job_id)}: {spec.text}",
+                            self._new_job_event(action, job_id, spec),
+                        )
+                    )
+                    count = resolve(ResourceSpec.of(spec), config).count
+                    warnings += [
+                        f"line {action.number}: {text}" for text in line_warnings(spec, count, shell)
+                    ]
+                else:
+                    self._request(action, accepted.lines)
+            reading = result.to_reading(new)
+            accepted_lines.save(self._store, self._key, before, reading, len(result.unchanged))
+            messages += [(text, None) for text in self._infeasible_messages(new.values())]
+            if len(new) < len(result.actions) or not (accepted.appended or _is_append_only(before, reading)):
+                self._update_positions(reading)
+        self._reading = reading
+        self._log_messages(messages, warnings)
+
+    def _new_job_event(self, action: diff.NewJob, job_id: int, spec: JobSpec) -> Event:
+        """Returns the event of a new job, for the terminal: its name and its position in the file."""
+        where = f"{self.path.name}, line {action.number}"
+        where += f", same text as {action.duplicate_of}" if action.duplicate_of else ""
+        state = JobState.HELD if spec.hold else JobState.QUEUED
+        return Event(0, 0.0, state.value, job_id, where, {}, spec.text, spec.name, spec.to_json())
+
+    def _log_messages(self, messages: Sequence[tuple[str, Event | None]], warnings: Sequence[str]) -> None:
+        room = max(0, MAX_LOGGED - self._logged)
+        for text, event in messages[:room]:
+            log.info("%s, %s", self.path.name, text, extra={"event": event})
+        for text in warnings[:room]:
+            log.warning("%s, %s", self.path.name, text)
+        self._logged += len(messages)
+
+    def _log_remainder(self) -> None:
+        if self._logged > MAX_LOGGED:
+            more = self._logged - MAX_LOGGED
+            log.info("%s: and %d more such lines; `status --all` lists every job", self.path.name, more)
+        self._logged = 0
+
+    def _request(self, action: diff.DiffAction, lines: Sequence[Line]) -> None:
+        by = self._key
+        if isinstance(action, diff.RequeueFinished):
+            spec = self._reader.spec_of(lines[action.index])
+            row = self._store.job(action.job_id)
+            assert row is not None
+            self._store.add_request(
+                "requeue", str(action.job_id), by, reason=f"added to {self.path.name} again"
+            )
+            old = JobSpec.from_json(row["spec"])
+            for name in COMPARED_ATTRIBUTES:
+                if getattr(spec, name) != getattr(old, name):
+                    self._request_attribute(action.job_id, name, getattr(spec, name))
+        elif isinstance(action, diff.LineRemoved):
+            self._store.add_request("line_removed", str(action.job_id), by)
+        elif isinstance(action, diff.AttributeChanged):
+            value = False if action.new is None and action.name in ("hold", "cancel") else action.new
+            self._request_attribute(action.job_id, action.name, value)
+        elif isinstance(action, diff.CancelRunning):
+            self._store.add_request("cancel", str(action.job_id), by, reason="cancelled by its line")
+
+    def _request_attribute(self, job_id: int, name: str, value: object) -> None:
+        self._store.add_request("set", str(job_id), self._key, name=name, value=value, line=True)
+
+    def _infeasible_messages(self, new: Iterable[int]) -> list[str]:
+        """Returns the messages about new jobs that can never fit."""
+        reasons = self._store.wait_reasons()
+        never = self._store.infeasible_spec_keys()
+        if not never:
+            return []
+        rows = (row for job in new if (row := self._store.job(job)) is not None)
+        return [f"job {row['id']} waits, {reasons[row['ask']]}" for row in rows if row["ask"] in never]
+
+    def _update_positions(self, reading: Reading) -> None:
+        order = diff.job_order(reading)
+        moved = diff.redistribute_positions(order, accepted_lines.queued_places(self._store, order))
+        if moved:
+            self._store.add_request("places", "", self._key, places=moved)
+
+    def _report(self, poll: Poll) -> None:
+        mistakes = frozenset(poll.malformed)
+        forms: set[str] = set()
+        for mistake in sorted(mistakes - self._reported, key=lambda m: m.number):
+            log.error("%s", mistake.message(mistake.accepted_form not in forms))
+            forms.add(mistake.accepted_form)
+        self._reported = mistakes
+        if poll.problem != self._problem:
+            if poll.problem is None:
+                log.info("%s can be read again", self.path)
+            else:
+                self._report_problem(poll)
+            accepted_lines.set_problem(self._store, self._key, poll.problem)
+            self._problem = poll.problem
+
+    def _report_problem(self, poll: Poll) -> None:
+        if poll.missing and not self._reading:
+            log.info("%s does not exist yet; waiting for it", self.path)
+        else:
+            log.warning("%s %s; its jobs continue", self.path, poll.problem)
+
+
+def _lasting_waits(waits: Mapping[int, LineWait], now: float) -> dict[int, LineWait]:
+    """Returns the waits that persist while the file is missing: for a malformed line, or not due yet."""
+    return {
+        job_id: wait
+        for job_id, wait in waits.items()
+        if wait.kind == "malformed" or (wait.due_at is not None and wait.due_at > now)
+    }
+
+
+def _is_append_only(old: Reading, new: Reading) -> bool:
+    return len(new) >= len(old) and all(a.job_id == b.job_id for a, b in zip(old, new, strict=False))

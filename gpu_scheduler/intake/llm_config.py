@@ -1,0 +1,202 @@
+"""Reads llm_config.json, reloads it when it changes, and writes it only at the user's request.
+
+After an invalid edit, the last valid version stays in force and an error is logged.
+"""
+
+from __future__ import annotations
+
+import codecs
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_scheduler.config import LLM_CONFIG
+from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
+from gpu_scheduler.core.text import strict_json
+from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.system import safe_file
+from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
+
+log = logging.getLogger(__name__)
+
+
+class LlmConfigFile:
+    """The file named by `--llm-config`, or the default one, which may be absent.
+
+    trust: accept the file whoever owns it or may write it. Raises UsageError at once if a named file is
+    absent, or an existing one is invalid or not trusted.
+    """
+
+    def __init__(self, named: str | None, *, trust: bool = False) -> None:
+        self.path = Path(os.path.abspath(named or LLM_CONFIG))
+        self.current = LlmConfig()
+        self._trust = trust
+        self._last_version: tuple[int, ...] | None = None
+        self._is_first_read = True
+        self._problem: FileProblem | None = None
+        if named is not None or self.path.exists():
+            shown = f"--llm-config {named}" if named is not None else str(self.path)
+            found = safe_file.read(self.path, trust=trust)
+            if isinstance(found, FileProblem):
+                remedy = found.remedy or "name a JSON file that you may read"
+                raise UsageError(f"{shown} {found.description}; {remedy}")
+            try:
+                parse_llm_config(strict_json.decode(found.data))
+            except ValueError as error:
+                raise UsageError(f"{shown}: {error}; fix it: the needs of jobs are never guessed") from None
+
+    def refresh(self) -> bool:
+        """Reloads the file if it has changed; returns whether `current` changed."""
+        first, self._is_first_read = self._is_first_read, False
+        try:
+            if self._last_version == _file_version(os.stat(self.path)):
+                return False
+        except OSError:
+            pass  # reading it reports why
+        found = safe_file.read(self.path, trust=self._trust)
+        if isinstance(found, FileProblem):
+            self._report_problem(found, first)
+            self._last_version = None
+            return False
+        self._last_version, self._problem = _file_version(found.status), None
+        try:
+            config = parse_llm_config(strict_json.decode(found.data))
+        except ValueError as error:
+            log.error("%s: %s; the last valid version stays in force", self.path, error)
+            return False
+        changed = config != self.current
+        self.current = config
+        if changed and not first:
+            log.info("%s reloaded", self.path.name)
+        return changed
+
+    def _report_problem(self, problem: FileProblem, is_first: bool) -> None:
+        """Logs once why there is nothing to read."""
+        if problem == self._problem:
+            return
+        self._problem = problem
+        if problem.kind is not ProblemKind.MISSING:
+            log.error("%s %s; the last valid version stays in force", self.path, problem)
+        elif is_first:
+            log.info("no %s: a job that specifies no need gets 1 GPU", self.path.name)
+        else:
+            log.warning("%s was removed; the last valid version stays in force", self.path)
+
+
+@dataclass(frozen=True)
+class LlmConfigText:
+    """llm_config.json as it was read. text: None if there is no file; seen: the status of this version."""
+
+    path: Path
+    text: str | None
+    config: LlmConfig
+    status: os.stat_result | None = None
+    bom: bytes = b""
+
+    @classmethod
+    def read(cls, path: str, *, must_exist: bool) -> LlmConfigText:
+        """Reads the file. Raises UsageError if it is invalid, unreadable, or absent but required."""
+        real = Path(os.path.realpath(path))
+        found = safe_file.read(real, trust=True)  # the user named it, and it runs nothing
+        if isinstance(found, FileProblem):
+            if found.kind is ProblemKind.MISSING and not must_exist:
+                return cls(real, None, LlmConfig())
+            raise UsageError(f"{path} {found}; name a JSON file that you may read")
+        bom = codecs.BOM_UTF8 if found.data.startswith(codecs.BOM_UTF8) else b""
+        try:
+            text = strict_json.decode(found.data)
+            return cls(real, text, parse_llm_config(text), found.status, bom)
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}; fix it: nothing in it is guessed") from None
+
+    @property
+    def models(self) -> Mapping[str, Any]:
+        """The entries of the models, as in the file."""
+        models: Mapping[str, Any] = strict_json.parse(self.text or "{}").get("models", {})
+        return models
+
+    def replace(self, text: str) -> Path | None:
+        """Replaces the file atomically and durably with this text.
+
+        Returns the path of the backup of the old version, None if there was none. Mode and owner stay; of a
+        link, the target is changed. Raises SchedulerError; the file is then unchanged.
+        """
+        spare = self.path.with_name(f".{self.path.name}.{os.getpid()}.new")
+        made = [spare]
+        try:
+            try:
+                self._write(spare, self.bom + text.encode(), self.status)
+                backup = self._write_backup() if self.status is not None else None
+                made += [backup] if backup is not None else []
+                if not self._is_unchanged():
+                    raise SchedulerError(
+                        f"{self.path} was changed in the meantime; nothing was written, try again"
+                    )
+                os.rename(spare, self.path)
+                made = []
+            finally:
+                for path in made:
+                    path.unlink(missing_ok=True)
+            with suppress(OSError):  # some file systems cannot sync a folder; the rename holds all the same
+                _sync_folder(self.path.parent)
+        except OSError as error:
+            raise SchedulerError(
+                f"{self.path} cannot be replaced: {error.strerror}; nothing was changed"
+            ) from None
+        return backup
+
+    def _is_unchanged(self) -> bool:
+        try:
+            now = os.stat(self.path)
+        except FileNotFoundError:
+            return self.status is None
+        return self.status is not None and _file_version(now) == _file_version(self.status)
+
+    def _write_backup(self) -> Path:
+        """Writes a backup of the version that was read, next to the file under a free name."""
+        data = self.bom + (self.text or "").encode()
+        number = 0
+        while True:
+            backup = self.path.with_name(f"{self.path.name}.bak" + (f".{number}" if number else ""))
+            try:
+                self._write(backup, data, self.status)
+                return backup
+            except FileExistsError:
+                number += 1
+
+    @staticmethod
+    def _write(path: Path, data: bytes, like: os.stat_result | None) -> None:
+        """Writes a new file durably, with the mode and owner of another."""
+        fd = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if like is None else 0o600
+        )
+        with open(fd, "wb") as file:
+            try:
+                if like is not None:
+                    made = os.fstat(fd)
+                    if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
+                        os.fchown(fd, like.st_uid, like.st_gid)
+                    os.fchmod(fd, stat.S_IMODE(like.st_mode))
+                file.write(data)
+                file.flush()
+                os.fsync(fd)
+            except BaseException:
+                path.unlink()
+                raise
+
+
+def _file_version(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_ino, status.st_mtime_ns, status.st_size, status.st_uid, status.st_mode
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

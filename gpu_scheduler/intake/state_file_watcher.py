@@ -1,0 +1,235 @@
+"""Watches the state file: applies edits, and keeps the file up to date without losing one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpu_scheduler.intake.file_snapshot import is_open_for_writing
+from gpu_scheduler.intake.pauses import apply_edit, forget_last_edit, resume_all, summarize
+from gpu_scheduler.store import state_file
+from gpu_scheduler.store.state_file import is_same_version
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.system import safe_file
+from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
+
+log = logging.getLogger(__name__)
+
+#: Seconds for which invalid JSON must stay unchanged before it is set aside, and between two writes.
+BROKEN_DELAY_S = 2.0
+WRITE_INTERVAL_S = 1.0
+
+
+class StateFileWatcher:
+    """Examines each version of the file once, and writes it when its content changes. Times are boot seconds.
+
+    over: attempts that have ended while no scheduler records it; trust: accept the file whoever owns it or
+    may write it.
+    """
+
+    def __init__(self, store: Store, ended_attempts: Collection[int] = (), *, trust: bool = False) -> None:
+        self._store = store
+        self._ended_attempts = ended_attempts
+        self._trust = trust
+        self._path: Path = store.data_dir.state_file
+        self._last_status: os.stat_result | None = None
+        self._broken_since: tuple[str, float] | None = None
+        self._written_at = float("-inf")
+        self._last_summary: object = None
+        self._problem: str | None = None
+        self._displaced_keys: dict[str, Any] = {}  # keys of edited versions that ours replaced
+        self.due_at: float | None = None
+
+    def start(self, now: float) -> None:
+        """Examines a version that was replaced but not examined, then the file, or handles its removal."""
+        try:
+            self._displaced_keys = {**self._load_displaced_keys(), **self._apply_displaced()}
+            os.stat(self._path)
+            there = True
+        except FileNotFoundError:
+            there = False
+        except OSError as error:
+            self._report_error(error)
+            return
+        if there:
+            self.check(now)
+        elif self._store.db.meta("statefile_written") == "1":
+            log.info("%s was removed; writing it again with no GPU paused", self._path)
+            resume_all(self._store)
+
+    def check(self, now: float) -> None:
+        """Examines the file if it has changed."""
+        try:
+            status = os.stat(self._path)
+            if (
+                self._broken_since is None
+                and self._last_status is not None
+                and is_same_version(status, self._last_status)
+            ):
+                return
+            content = state_file.read(self._path, trust=self._trust)
+        except OSError:
+            content = None
+        if content is None:
+            self._last_status = self._broken_since = None
+            return
+        self._last_summary = None
+        try:
+            self._apply_and_log_edits(content)
+            # Not earlier: an edit that could not be recorded is examined again.
+            self._last_status, self._broken_since = status, None
+        except ValueError as error:
+            self._last_status = status
+            self._handle_broken(content, str(error), now)
+
+    def write(self, now: float, *, at_once: bool = False) -> None:
+        """Updates the file if its content changes, never over an edit, and at most once a second.
+
+        at_once: write without waiting; for the last write.
+        """
+        self.due_at = self._broken_since[1] + BROKEN_DELAY_S if self._broken_since else None
+        if self._broken_since is not None:
+            return
+        shown = summarize(self._store, self._ended_attempts)
+        if shown == self._last_summary and self.is_unchanged():
+            return
+        if now < self._written_at + WRITE_INTERVAL_S and not at_once:
+            self.due_at = self._written_at + WRITE_INTERVAL_S
+            return
+        try:
+            if is_open_for_writing(self._path) or is_open_for_writing(state_file.displaced_path(self._path)):
+                self.due_at = now + WRITE_INTERVAL_S
+                return
+            self._displaced_keys.update(self._apply_displaced())
+            there = state_file.read(self._path, trust=self._trust) or b""
+            if there:
+                self._apply_and_log_edits(there)  # our version has to include the edits that it replaces
+            content = self._render(there, self._displaced_keys)
+            if content != there:
+                self._exchange(content, there)
+            self._displaced_keys = {}
+            self._save_displaced_keys({})
+            self._last_summary, self._problem = summarize(self._store, self._ended_attempts), None
+        except ValueError:
+            self.check(now)
+        except OSError as error:
+            self._report_error(error)
+            self.due_at = now + WRITE_INTERVAL_S
+        self._written_at = now
+
+    def is_unchanged(self) -> bool:
+        """Returns whether the file is the version that was examined or written last."""
+        try:
+            return self._last_status is not None and is_same_version(os.stat(self._path), self._last_status)
+        except OSError:
+            return False
+
+    def _report_error(self, error: OSError) -> None:
+        problem = error.strerror or str(error)
+        if problem != self._problem:
+            log.error("%s cannot be read or written (%s); jobs continue, will retry", self._path, problem)
+        self._problem = problem
+
+    def _render(self, old: bytes, edit: Mapping[str, Any]) -> bytes:
+        keys = {**(state_file.parse(old) if old else {}), **edit}
+        return state_file.render(keys, *summarize(self._store, self._ended_attempts))
+
+    def _exchange(self, content: bytes, there: bytes = b"") -> None:
+        """Replaces `there` with `content`.
+
+        If an edit replaced `there` in the meantime, its pauses are applied, and one more write adds its other
+        keys to the file.
+        """
+        while content != there:
+            state_file.exchange(self._path, content)
+            self._last_status = os.stat(self._path)
+            edit = self._apply_displaced(there)
+            with self._store.db.transaction():
+                self._store.db.set_meta("statefile_examined", state_file.digest(content))
+                self._store.db.set_meta("statefile_written", "1")
+            there, content = content, self._render(content, edit) if edit else content
+
+    def _apply_displaced(self, known: bytes | None = None) -> dict[str, Any]:
+        """Applies a version that ours replaced; returns its keys unless it is the `known` version.
+
+        If it is still being written, waits briefly, then leaves it for the next call (known: None).
+        """
+        spare = state_file.displaced_path(self._path)
+        for _ in range(20):
+            if not is_open_for_writing(spare):
+                break
+            time.sleep(0.01)
+        else:
+            return {}
+        found = safe_file.read(spare, trust=self._trust)
+        if isinstance(found, FileProblem):
+            if found.kind is ProblemKind.UNREADABLE:
+                raise found.as_error(spare)
+            if found.kind is not ProblemKind.MISSING:
+                self._set_aside(str(found))
+            return {}
+        content = found.data
+        if known is None:
+            forget_last_edit(self._store)  # it came later and was not based on this version
+        edit = self._apply_or_set_aside(content)
+        if content == known:
+            state_file.forget_displaced(self._path)
+            return {}
+        # Before the version is deleted: we may be killed before the write that restores its keys.
+        self._save_displaced_keys({**self._displaced_keys, **edit})
+        state_file.forget_displaced(self._path)
+        forget_last_edit(self._store)
+        return edit
+
+    def _save_displaced_keys(self, keys: Mapping[str, Any]) -> None:
+        """Stores the keys of a version that ours replaced, against a crash; {} once they are in the file."""
+        text = json.dumps(keys) if keys else ""
+        if text != (self._store.db.meta("statefile_left") or ""):
+            self._store.db.set_meta("statefile_left", text)
+
+    def _load_displaced_keys(self) -> dict[str, Any]:
+        """Returns the stored keys, without those that the file has itself if it was edited since then."""
+        left: dict[str, Any] = json.loads(self._store.db.meta("statefile_left") or "{}")
+        if not left:
+            return {}
+        try:
+            content = state_file.read(self._path, trust=self._trust)
+            if content is None or state_file.digest(content) == self._store.db.meta("statefile_examined"):
+                return left
+            state = state_file.parse(content)
+        except (OSError, ValueError):
+            return left
+        return {key: value for key, value in left.items() if key not in state}
+
+    def _apply_and_log_edits(self, content: bytes) -> None:
+        for text in apply_edit(self._store, content):
+            log.info("%s", text)
+
+    def _apply_or_set_aside(self, content: bytes) -> dict[str, Any]:
+        try:
+            self._apply_and_log_edits(content)
+            return state_file.parse(content)
+        except ValueError as error:
+            self._set_aside(str(error))
+            return {}
+
+    def _set_aside(self, why: str) -> None:
+        """Moves a replaced version out of the way."""
+        aside = state_file.set_aside(state_file.displaced_path(self._path), self._path)
+        log.warning("a version of %s was moved to %s and ignored: %s", self._path, aside, why)
+
+    def _handle_broken(self, content: bytes, why: str, now: float) -> None:
+        version = state_file.digest(content)
+        if self._broken_since is None or self._broken_since[0] != version:
+            self._broken_since = (version, now)
+            return
+        if now < self._broken_since[1] + BROKEN_DELAY_S:
+            return
+        aside = state_file.set_aside(state_file.link_target(self._path), self._path)
+        self._broken_since = self._last_status = None
+        log.error("%s was set aside as %s and rewritten from the store: %s", self._path, aside.name, why)

@@ -1,0 +1,1 @@
+"""Everything that the running scheduler reports: log lines, journal, status file, console."""

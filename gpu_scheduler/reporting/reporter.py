@@ -1,0 +1,231 @@
+"""Reports events to the log, the journal and the status board.
+
+An event is in the store before it is reported. The ids of the last reported events are in the store too, so
+that a restart continues there. Output that cannot be written never delays a job.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.core.scheduling.actions import Action, RecordUsage
+from gpu_scheduler.core.scheduling.facts import Facts, Settings
+from gpu_scheduler.health.storage import STORAGE_ERRORS
+from gpu_scheduler.reporting.journal import FILE_NAME, Journal
+from gpu_scheduler.reporting.status_board_file import StatusBoardFile
+from gpu_scheduler.store import events
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.event_messages import message_of
+from gpu_scheduler.views.formatting import share_text
+
+log = logging.getLogger(__name__)
+
+#: Key of the last reported event ids in the store: [in the log, in the journal].
+_POSITIONS_KEY = "told"
+#: Its name in the message that it cannot be written.
+_POSITIONS = "log position"
+#: Seconds after which a failed write is retried.
+RETRY_S = 5.0
+
+
+class EventReporter:
+    """Reporter of new events, starting after the last reported one. Only the scheduler process has one.
+
+    logs: the folder of `--log-dir`, None = journal and status board are in the data directory. verbose: log
+    each job's memory as its peak grows. on_attempt_end: called with (job, attempt number) before the end of
+    an attempt is logged. next_write_at: boot seconds of the next write that is due; None = none is.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        settings: Settings,
+        logs: LogFolder | None,
+        *,
+        verbose: bool = False,
+        on_attempt_end: Callable[[int, int], None] = lambda job_id, number: None,
+    ) -> None:
+        self._on_attempt_end = on_attempt_end
+        self._store = store
+        self._clock = clock
+        self._tolerance = settings.tolerance
+        self._verbose = verbose
+        newest = events.newest_event_id(store)
+        # Never beyond the newest event: a power cut may have lost some that were reported.
+        positions = [
+            min(id, newest) for id in json.loads(store.db.meta(_POSITIONS_KEY) or f"[{newest}, {newest}]")
+        ]
+        self._logged_id, journaled = positions
+        self._saved_positions = positions
+        self._run = _RunCounter(store, newest)
+        self._peaks = {
+            (row["id"], uuid): mib
+            for row in store.active_attempts()
+            for uuid, mib in json.loads(row["peaks"]).items()
+        }
+
+        def folder() -> Path:
+            return logs.create() if logs is not None else store.data_dir.folder
+
+        self._journal = Journal(store, folder, journaled)
+        self._board = StatusBoardFile(store, folder, clock, settings.limits)
+        self._outputs = {name: _Output() for name in (FILE_NAME, self._board.name, _POSITIONS)}
+
+    @property
+    def next_write_at(self) -> float | None:
+        """Boot seconds of the next write that is due; None = none is."""
+        if self._journal.has_more:
+            return self._clock.now().boot
+        times = [part.retry_at for part in self._outputs.values()] + [self._board.next_write_at]
+        return min((at for at in times if at is not None), default=None)
+
+    def action_recorded(self, action: Action) -> None:
+        """Logs the new events after an action of a round was recorded."""
+        try:
+            self._log_new_events()
+            if self._verbose and isinstance(action, RecordUsage):
+                self._log_usage(action)
+        except STORAGE_ERRORS:
+            pass  # logged with the next action
+
+    def update(self, facts: Facts | None) -> None:
+        """Updates log, journal and, unless facts is None (a signal came), the status board after a round."""
+        now = self._clock.now().boot
+        try:
+            self._log_new_events()
+        except STORAGE_ERRORS:
+            pass
+        self._try_write(FILE_NAME, self._journal.write, now)
+        self._try_write(_POSITIONS, self._save_positions, now)
+        if facts is not None:
+            self._try_write(self._board.name, lambda: self._board.write(facts, self._logged_id), now)
+
+    def close(self) -> None:
+        """Writes everything that is left as the scheduler stops."""
+        for part in self._outputs.values():
+            part.retry_at = None
+        self.update(None)
+        while self._journal.has_more:
+            self.update(None)
+        self._try_write(self._board.name, self._board.end, self._clock.now().boot)
+
+    def _log_new_events(self) -> None:
+        newest = events.newest_event_id(self._store)
+        if newest == self._logged_id:
+            return
+        new = events.notable_events(self._store, self._logged_id, newest)
+        for event, dispatched in zip(new, self._run.dispatch_counts(new), strict=True):
+            if "attempt" in event.data and "outcome" in event.data:
+                self._on_attempt_end(event.job_id, event.data["attempt"])
+            one = message_of(event, self._tolerance, dispatched)
+            log.log(one.level, "%s", one.full_text, extra={"event": event, "event_message": one})
+        self._logged_id = newest
+
+    def _log_usage(self, action: RecordUsage) -> None:
+        row = self._store.db.row("SELECT vram, share, budgets FROM attempt WHERE id = ?", action.attempt_id)
+        index = self._store.gpu_indices()
+        for uuid, mib, _ in action.usage:
+            key = (action.attempt_id, uuid)
+            if mib is not None and mib > self._peaks.get(key, 0):
+                self._peaks[key] = mib
+                gpu, declared = index.get(uuid, -1), _declaration_text(row, uuid)
+                log.info("job %d gpu%d %d MiB (peak so far%s)", action.job_id, gpu, mib, declared)
+
+    def _save_positions(self) -> None:
+        positions = [self._logged_id, self._journal.last_id]
+        if positions == self._saved_positions:
+            return
+        # A power cut may lose this write: the journal itself then shows how far it goes.
+        with self._store.db.transaction(synced=False) as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_POSITIONS_KEY, json.dumps(positions)))
+        self._saved_positions = positions
+
+    def _try_write(self, name: str, write: Callable[[], None], now: float) -> None:
+        """Writes an output unless a retry is not due yet; logs each problem once."""
+        part = self._outputs[name]
+        if part.retry_at is not None and now < part.retry_at:
+            return
+        try:
+            write()
+            if part.problem is not None:
+                log.info("%s can be written again", name)
+            part.problem = part.retry_at = None
+        except STORAGE_ERRORS as error:
+            part.retry_at = now + RETRY_S
+            problem = getattr(error, "strerror", None) or str(error)
+            if problem != part.problem:
+                log.error("%s cannot be written: %s; jobs continue, retrying", name, problem)
+            part.problem = problem
+
+
+def _declaration_text(row: sqlite3.Row | None, uuid: str) -> str:
+    """Describes the declaration of an attempt on a GPU, to follow its memory use there."""
+    budgets = {} if row is None else json.loads(row["budgets"])
+    if row is None or uuid not in budgets:
+        return ""
+    if row["vram"] is not None or budgets[uuid] is None:
+        return f"; declared {row['vram'] or share_text(row['share'], None)}"
+    return f"; declared {budgets[uuid]} by {share_text(row['share'], None)}"
+
+
+@dataclass
+class _Output:
+    """State of an output. problem: why it could not be written, None = it could; retry_at: boot seconds."""
+
+    problem: str | None = None
+    retry_at: float | None = None
+
+
+class _RunCounter:
+    """Counter of the jobs of this run: all except those that were finished when it began.
+
+    first_id: the id of the newest event at that time.
+
+    A job counts as dispatched from its first start on, or once it ends without one, and stays so.
+    """
+
+    def __init__(self, store: Store, first_id: int) -> None:
+        self._store = store
+        self._first_id = first_id
+        counts = store.state_counts()
+        self._finished_before = counts.get(JobState.FINISHED, 0)
+        self._active = {row["id"] for row in store.open_jobs(tuple(ACTIVE))}
+        self._dispatched = len(self._active)
+
+    def dispatch_counts(self, new: Sequence[Event]) -> list[tuple[int, int]]:
+        """Returns (jobs dispatched until then, all jobs) for each of the newest events."""
+        before, dispatched = self._finished_before, self._dispatched
+        steps = []
+        for event in new:
+            before -= self._rejoins(event)
+            dispatched += self._is_dispatched(event)
+            steps.append(dispatched)
+        self._finished_before, self._dispatched = before, dispatched
+        total = sum(self._store.state_counts().values()) - before
+        return [(step, total) for step in steps]
+
+    def _rejoins(self, event: Event) -> bool:
+        """Returns whether this event brings a job that was finished before this run back into it."""
+        if event.kind != JobState.QUEUED or event.is_new_job:
+            return False
+        finished = events.finish_event_before(self._store, event)
+        return finished is not None and finished <= self._first_id
+
+    def _is_dispatched(self, event: Event) -> bool:
+        """Returns whether this event is the first by which a job counts as dispatched."""
+        ended = event.kind == JobState.FINISHED and "attempt" not in event.data
+        if event.kind != JobState.STARTING and not ended:
+            return False
+        if event.id <= self._first_id or event.job_id in self._active:
+            return False
+        return not events.has_changed_since(self._store, event, self._first_id)

@@ -1,0 +1,89 @@
+"""Signals fork chains: processes that each fork the next one and end before a scan of /proc sees them.
+
+Such processes are found among the newest pids, or signalled through their process group, which a fork cannot
+leave.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .process_scan import autogroup, environment, fields_of, has_ended, newest_first, token_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .membership import RecordedCommand
+
+#: Number of times that the newest processes are searched for a member of a group.
+_TRIES = 200
+
+
+def has_group(command: RecordedCommand) -> bool:
+    """Returns whether any process, ended or not, is in the process group that the command leads or led."""
+    fields = fields_of(command.pid)
+    if fields is not None and int(fields[19]) != command.ticks:
+        return False
+    try:
+        os.killpg(command.pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def signal_group(command: RecordedCommand, token: str, signal: int) -> bool:
+    """Signals the process group of a command that may have ended; returns whether it did.
+
+    Meant for members that fork and end too quickly to be signalled one by one. Returns False if no member was
+    found, if the group id has been reused, or if a member carries the token of another attempt.
+    """
+    if os.getpgid(0) == command.pid or not has_group(command):
+        return False
+    if any(
+        token_in(environment(pid)) not in (b"", token.encode("ascii"))
+        for pid in newest_first()
+        if _is_in_group(pid, command)
+    ):
+        return False
+    for _ in range(_TRIES):
+        for pid in _youngest():
+            if _is_in_group(pid, command) and autogroup(pid) == command.autogroup:
+                try:
+                    os.killpg(command.pid, signal)
+                except OSError:
+                    return False
+                return True
+    return False
+
+
+def signal_children(signal: int) -> int | None:
+    """Signals children of this process that live for less time than a scan takes; returns the last pid found.
+
+    A child keeps its pid until this process collects it, so the signal cannot hit another process.
+    """
+    me = os.getpid()
+    last_pid = None
+    for pid in (*_youngest(), *newest_first()):
+        fields = fields_of(pid)
+        if fields is not None and int(fields[1]) == me and not has_ended(fields):
+            last_pid = pid
+            os.kill(pid, signal)
+    return last_pid
+
+
+def _is_in_group(pid: int, command: RecordedCommand) -> bool:
+    try:
+        return os.getsid(pid) == os.getpgid(pid) == command.pid
+    except OSError:
+        return False
+
+
+def _youngest() -> Iterator[int]:
+    """Returns the pids that were assigned last, whether or not their processes still exist."""
+    fd = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        last = int(os.read(fd, 256).split()[-1])
+    finally:
+        os.close(fd)
+    return (pid for pid in range(last, last - 4, -1) if pid > 1)

@@ -1,0 +1,55 @@
+"""Accepts a store in its own folder or a moved one at start; refuses a copy, or makes it a separate store.
+
+No process of the original is ever signalled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpu_scheduler.attempts.observe import observe_attempt
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.scheduling.copied_store import detach
+from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.scheduler.fresh_start import jobs_forgotten
+from gpu_scheduler.store import location
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.writer import StoreWriter
+
+
+@contextmanager
+def in_own_folder(store: Store, options: StartOptions, settings: Settings) -> Iterator[None]:
+    """Adopts the present folder of the store for the block, and for good if the block succeeds.
+
+    With `--fresh`, all jobs are forgotten; with `--as-copy`, the active jobs of a copy are held. The caller
+    must hold the locks. Raises SchedulerError.
+    """
+    copied = location.location_verdict(store) == "copied"
+    if copied and not (options.fresh or options.as_copy):
+        location.refuse_copy(store)
+    if copied:
+        location.refuse_hard_link(store)
+    if options.fresh:
+        with jobs_forgotten(store, copied=copied):
+            location.adopt_folder(store, new_id=copied)
+            yield
+    elif copied:
+        with store.db.transaction():
+            _leave_to_original(store, settings)
+            location.adopt_folder(store, new_id=True)
+            yield
+    else:
+        location.adopt_folder(store)
+        yield
+
+
+def _leave_to_original(store: Store, settings: Settings) -> None:
+    known = location.recorded_location(store)
+    assert known is not None
+    now = Clock().now()
+    actions = []
+    for row in store.active_attempts():
+        actions += detach(observe_attempt(store, row), now, settings, known.path)
+    StoreWriter(store, settings).record(actions, now)

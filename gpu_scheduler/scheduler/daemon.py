@@ -1,0 +1,342 @@
+"""Assembles the parts of a scheduler, runs its rounds, and waits for events and deadlines between them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from gpu_scheduler.attempts.executor import Executor
+from gpu_scheduler.attempts.launch import Launcher
+from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.scheduling.actions import Action, AnswerRequest
+from gpu_scheduler.core.scheduling.draining import is_drained
+from gpu_scheduler.core.scheduling.facts import Facts, Settings
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.errors import NotOwnerError
+from gpu_scheduler.gpus.probes.probe_client import ProbeClient
+from gpu_scheduler.gpus.sampling import Sampler
+from gpu_scheduler.gpus.watch import GpuWatch
+from gpu_scheduler.health.storage import LOG_FOLDER_KEY, STORAGE_ERRORS
+from gpu_scheduler.health.storage_monitor import StorageMonitor
+from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
+from gpu_scheduler.intake.llm_config import LlmConfigFile
+from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
+from gpu_scheduler.reporting.console import Console
+from gpu_scheduler.reporting.reporter import EventReporter
+from gpu_scheduler.scheduler.backup_timer import BackupTimer
+from gpu_scheduler.scheduler.drain_report import DrainReport
+from gpu_scheduler.scheduler.loop import Loop, next_deadline
+from gpu_scheduler.scheduler.wakeups import Wakeups
+from gpu_scheduler.scheduler.wiring import launch_options_of, started_of
+from gpu_scheduler.store import state_file
+from gpu_scheduler.store.database import damaged_error, is_damage
+from gpu_scheduler.store.filesystem import is_shared, kind_of
+from gpu_scheduler.store.ownership import Ownership
+from gpu_scheduler.store.recorded_options import record_options
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.shortages import describe_shortage, shortage_of
+
+log = logging.getLogger(__name__)
+
+#: Seconds before a round that could not be recorded is tried again.
+RETRY_S = 1.0
+_WRITABLE_AGAIN = "writing to the data directory works again"
+_SHORTAGE_OVER = "the shortage is over; scheduling continues"
+
+
+class Daemon:
+    """One scheduler process: its parts, its rounds, and the wait between them."""
+
+    def __init__(
+        self,
+        options: StartOptions,
+        store: Store,
+        ownership: Ownership,
+        umask: int,
+        console: Console,
+        failpoint: Callable[[str], None],
+        settings: Settings,
+        executor: Executor,
+    ) -> None:
+        self._options = options
+        self._clock = Clock()
+        self._executor = executor
+        self._config = LlmConfigFile(options.llm_config, trust=options.trust_files)
+        home, self._store = store.data_dir, store
+        store.set_learning(options.learn)
+        self._ownership = ownership
+        self._watch = GpuWatch()
+        self._sampler = Sampler(
+            ProbeClient(options.gpu_probe, options.simulate, str(home.simulation)),
+            self._watch,
+            self._clock,
+            options.poll_s,
+        )
+        self._loop = Loop(self._store, self._watch, self, settings, self._clock, failpoint)
+        self._loop.check_owner = ownership.check
+        logs = LogFolder.from_option(options.log_dir)
+        self._storage = self._loop.storage = StorageMonitor(
+            home, logs, self._clock, trust=options.trust_files
+        )
+        self._reporter = EventReporter(
+            store, self._clock, settings, logs if options.log_dir else None,
+            verbose=options.verbose, on_attempt_end=console.finish_attempt,
+        )  # fmt: skip
+        self._store.db.set_meta(LOG_FOLDER_KEY, logs.to_json())
+        record_options(self._store, started_of(options, str(self._config.path)))
+        self._launcher = Launcher(
+            self._store,
+            self._loop.recorder,
+            self._executor,
+            launch_options_of(options, home, umask, settings.grace_s),
+            failpoint,
+            logs,
+        )
+        self._launcher.check_owner = ownership.check
+        jobs_file = os.path.abspath(options.jobs_file) if options.jobs_file else ""
+        self._outcomes = DrainReport(self._store, jobs_file, self._clock)
+        self._console = console
+        self._signal: int | None = None
+        self._wake_keys: set[str] = set()
+        self._wakeups = Wakeups()
+        self._state_due_at = self._files_due_at = 0.0
+        self._backups = BackupTimer(store, self._clock)
+        self._sampler.begin(options.gpus, self._store, self._loop.recorder, simulated=options.simulated)
+        self._state = StateFileWatcher(self._store, trust=options.trust_files)
+        self._jobs = self._jobs_watch(options.jobs_file)
+
+    def _jobs_watch(self, path: str) -> JobsFileWatcher | None:
+        if not path:
+            return None
+        snapshot = self._watch.snapshot
+        known = frozenset(gpu.index for gpu in snapshot.gpus) if snapshot is not None else None
+        return JobsFileWatcher(
+            self._store, path, known, lambda: self._config.current, trust=self._options.trust_files
+        )
+
+    def launch(self, attempt_id: int) -> None:
+        """Launches an attempt for the loop; see Launcher.launch."""
+        self._launcher.launch(attempt_id)
+        self._sampler.sample_frequently()
+        if not self._options.screen:
+            self._console.follow_attempt(attempt_id, self._store)
+
+    def close(self) -> None:
+        """Closes everything but the store; running jobs are not affected."""
+        try:
+            if self._ownership.loss() is None:
+                self._state.write(self._clock.now().boot, at_once=True)
+                self._reporter.close()
+        except STORAGE_ERRORS as error:
+            log.error("%s; the state file may be out of date", error)
+        self._sampler.close()
+        self._executor.close()
+        self._wakeups.close()
+
+    def serve(self, on_ready: Callable[[], None] = lambda: None) -> int:
+        """Runs rounds until the end and returns the exit code. on_ready: called before the first round.
+
+        A full disk or a shortage does not end the scheduler: the round is tried again every second.
+        """
+        self._set_up()
+        on_ready()
+        code: int | None = None
+        failing: str | None = None
+        over = ""
+        while code is None:
+            try:
+                code = self._cycle()
+                if failing is not None:
+                    log.info("%s", over)
+                failing = None
+            except NotOwnerError as error:
+                log.error("%s\nno more jobs are started; running jobs continue", error)
+                return 1
+            except (*STORAGE_ERRORS, MemoryError) as error:
+                self._storage.issue()
+                self._store.db.shrink()
+                number = shortage_of(error)
+                problem = str(error) if number is None else describe_shortage(number)
+                over = _WRITABLE_AGAIN if number is None else _SHORTAGE_OVER
+                if problem != failing:
+                    log.error("%s; retrying every second, running jobs continue", problem)
+                failing = problem
+                self._wake_keys |= self._wakeups.wait(RETRY_S)
+                code = self._shut_down() if self._signal is not None or self._loop.stop_requested else None
+            except sqlite3.DatabaseError as error:
+                if not is_damage(error):
+                    raise
+                problem = str(damaged_error(self._store.data_dir.database, error))
+                self._ownership.mark_lost(problem)
+                log.error("%s\nno more jobs are started", problem)
+                return 1
+        return code
+
+    def _set_up(self) -> None:
+        self._loop.on_action = self._report
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # A signal that the user chose to ignore, as `nohup` does, stays ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
+        home, recorder = self._store.data_dir, self._loop.recorder
+        log.info(
+            "scheduler up, pid %d; state file %s, data directory %s",
+            os.getpid(),
+            home.state_file,
+            home.folder,
+        )
+        kind = kind_of(home.folder)
+        if is_shared(kind):
+            log.warning(
+                "%s is on %s, where the database is not safe; choose another --data-dir", home.folder, kind
+            )
+        late = [request for request in self._store.open_requests() if request["verb"] == "stop"]
+        recorder.record(
+            [AnswerRequest(request["id"], "the scheduler had already ended") for request in late],
+            self._clock.now(),
+        )
+        recorder.forget_wait_reasons()
+        self._loop.set_line_waits({})
+        self._watch_files()
+        self._state.start(self._clock.now().boot)
+        self._wake_keys = {"config", "jobs"}
+
+    def _cycle(self) -> int | None:
+        """Reads new input, runs rounds until nothing is left to do, and waits.
+
+        Returns the exit code when the scheduler is to end, else None.
+        """
+        self._ownership.check(check_host=self._is_state_due())
+        self._read_inputs()
+        self._wake_keys = set()
+        facts = self._run_rounds()
+        if facts is not None and facts.storage_issue is not None:
+            self._store.db.shrink()
+        self._state.write(self._clock.now().boot)
+        self._reporter.update(facts)
+        if facts is None or self._loop.stop_requested or self._signal is not None:
+            return self._shut_down()
+        if self._options.drain and self._is_drained(facts):
+            return self._outcomes.report()
+        if self._wakeups.watch_attempts(self._watched_folders(facts)):
+            return None
+        self._backups.back_up_if_due()
+        self._wait(self._next_deadline(facts))
+        return None
+
+    def _is_state_due(self) -> bool:
+        again_at, now = self._state.due_at, self._clock.now().boot
+        return (
+            "state" in self._wake_keys
+            or now >= self._state_due_at
+            or (again_at is not None and now >= again_at)
+        )
+
+    def _wait(self, due_at: float) -> None:
+        """Waits until an event or the deadline; polls for events at least once even if it has passed."""
+        while True:
+            left = max(0.0, due_at - self._clock.now().boot)
+            self._wake_keys = self._wakeups.wait(left)
+            if self._wake_keys == {"state"} and self._state.is_unchanged():
+                self._wake_keys = set()  # written by this scheduler
+            if self._wake_keys or left == 0.0:
+                return
+
+    def _run_rounds(self) -> Facts | None:
+        """Runs rounds until nothing is left to do, and requests GPU samples when the loop wants one.
+
+        Returns the last facts; None if a signal ended the rounds.
+        """
+        while True:
+            facts = self._loop.tick()
+            if self._sampler.query(self._loop.sample_wanted):
+                self._loop.sample_wanted = False
+            if facts is not None or self._signal is not None:
+                return facts
+
+    def _report(self, action: Action) -> None:
+        self._reporter.action_recorded(action)
+        self._outcomes.add(action)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._signal = number
+
+    def _watch_files(self) -> None:
+        home = self._store.data_dir
+        self._wakeups.watch_fd(self._sampler.fd, "probe")
+        self._wakeups.watch(home.doorbell, "doorbell")
+        self._wakeups.watch(home.state_file, "state")
+        self._wakeups.watch(state_file.link_target(home.state_file), "state")
+        self._wakeups.watch(self._config.path, "config")
+        if self._jobs is not None:
+            self._wakeups.watch(self._jobs.path, "jobs")
+
+    def _read_inputs(self) -> None:
+        woken, now = self._wake_keys, self._clock.now().boot
+        self._executor.reap()
+        self._sampler.read(self._loop.recorder)
+        if self._is_state_due():
+            self._state_due_at = now + self._options.state_interval_s
+            self._state.check(now)
+        if "config" in woken or "jobs" in woken or now >= self._files_due_at:
+            self._files_due_at = now + self._options.monitor_interval_s
+            if self._config.refresh():
+                self._loop.config = self._config.current
+            self._read_jobs_file(now)
+        elif self._jobs is not None and self._jobs.recheck_at is not None and now >= self._jobs.recheck_at:
+            self._read_jobs_file(now)
+
+    def _read_jobs_file(self, now: float) -> None:
+        if self._jobs is not None:
+            self._jobs.check(now)
+            self._loop.set_line_waits(self._jobs.waits)
+            self._loop.placing = not self._jobs.loading
+
+    def _next_deadline(self, facts: Facts) -> float:
+        """Returns the boot time of the next deadline, according to the last round."""
+        times = [
+            self._sampler.due_at,
+            self._state_due_at,
+            self._files_due_at,
+            self._state.due_at,
+            self._jobs.recheck_at if self._jobs else None,
+            self._reporter.next_write_at,
+            self._backups.again_at,
+            next_deadline(facts, self._store.next_retry(facts.now)),
+        ]
+        return min(at for at in times if at is not None)
+
+    def _watched_folders(self, facts: Facts) -> dict[Path, int | None]:
+        home = self._store.data_dir
+        return {
+            home.attempt_folder(a.job_id, a.number, a.token): a.status.pid
+            if a.status.claim in ("live", "unlocked", "unclaimed")
+            else None
+            for a in facts.attempts
+            if a.outcome is None
+        }
+
+    def _is_drained(self, facts: Facts) -> bool:
+        if self._jobs is not None and self._jobs.pending:
+            return False
+        asks = [ResourceSpec.from_key(key) for key in self._store.wait_reason_by_spec()]
+        return is_drained(facts, asks, self._store.next_retry(facts.now) is not None)
+
+    def _shut_down(self) -> int:
+        log.info("scheduler ends (%s)", signal.Signals(self._signal).name if self._signal else "requested")
+        running = [row for row in self._store.active_attempts() if row["outcome"] is None]
+        for row in running:
+            has_window = row["session"] and not row["window_closed"]
+            where = f"`attach {row['job_id']}`" if has_window else f"log {row['log']}"
+            log.info("job %d keeps running: %s", row["job_id"], where)
+        if running:
+            log.info("`status` shows the running jobs; run the same command again to continue")
+        if not self._options.drain:
+            return 0
+        return 128 + self._signal if self._signal else 1

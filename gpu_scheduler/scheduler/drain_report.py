@@ -1,0 +1,85 @@
+"""Determines the exit code of a draining scheduler and logs what is left."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt, FinishJob
+from gpu_scheduler.core.scheduling.draining import JobEnd, exit_code
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.job_views import ViewContext, job_view
+from gpu_scheduler.views.status_report import JobView, MalformedLineView
+from gpu_scheduler.views.unfinished import unfinished_text
+
+log = logging.getLogger(__name__)
+
+
+class DrainReport:
+    """Collects the jobs that this run finished.
+
+    At the end, the unfinished jobs and those of the lines in the jobs file count too.
+    """
+
+    def __init__(self, store: Store, jobs_file: str, clock: Clock) -> None:
+        self._store = store
+        self._jobs_file = jobs_file
+        self._clock = clock
+        self._finished: set[int] = set()
+
+    def add(self, action: Action) -> None:
+        """Takes note of an action of a round."""
+        if isinstance(action, (FinishAttempt, FinishJob)):
+            self._finished.add(action.job_id)
+
+    def report(self) -> int:
+        """Logs what is left and returns the exit code."""
+        jobs = self._jobs()
+        malformed = [
+            MalformedLineView(row["path"], row["number"], row["text"], row["problem"], row["accepted"])
+            for row in self._store.malformed_lines()
+            if row["path"] == self._jobs_file
+        ]
+        left = unfinished_text(malformed, [job for job in jobs if job.state != JobState.FINISHED.value])
+        if left:
+            log.warning("left: %s", left)
+        code = exit_code(map(_job_ending, jobs), bool(malformed))
+        done = sum(job.outcome == Outcome.COMPLETED.value for job in jobs)
+        if not self._finished and code:
+            log.info("no job was run: `retry JOB` runs a job again, `start --fresh` all of them")
+        bad = len(malformed)
+        log.info(
+            "drained: %d of %d jobs completed%s; exit code %d",
+            done, len(jobs), f", {bad} malformed line{'s' * (bad != 1)}" if bad else "", code,
+        )  # fmt: skip
+        return code
+
+    def _jobs(self) -> list[JobView]:
+        """Returns the jobs that count, by id."""
+        rows = self._store.db.rows(
+            "SELECT * FROM job WHERE state <> 'finished' OR id IN (SELECT job_id FROM line WHERE path = ?)",
+            self._jobs_file,
+        )
+        known: dict[int, sqlite3.Row] = {row["id"]: row for row in rows}
+        for job_id in self._finished - known.keys():
+            row = self._store.job(job_id)
+            if row is not None:
+                known[job_id] = row
+        context = ViewContext(
+            self._clock.now(),
+            wait_reasons=self._store.wait_reasons(),
+            infeasible=self._store.infeasible_spec_keys(),
+        )
+        return [job_view(row, None, context) for _, row in sorted(known.items())]
+
+
+def _job_ending(job: JobView) -> JobEnd:
+    return JobEnd(
+        JobState(job.state),
+        Outcome(job.outcome) if job.outcome else None,
+        job.exit_code,
+        job.signal,
+        malformed=job.line_wait is not None and job.line_wait.kind == "malformed",
+    )

@@ -1,0 +1,135 @@
+"""Forgets all jobs for `start --fresh`, unless a process of a job is left or may still begin."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_scheduler.attempts.observe import recorded_runner
+from gpu_scheduler.attempts.protocol import RunnerIdentity, observe, processes_of, void_claim
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store import attempt_import
+from gpu_scheduler.store.attempt_folders import (
+    AttemptFolder,
+    list_attempt_folders,
+    read_origin,
+    token_of,
+    unknown_to_store,
+)
+from gpu_scheduler.store.forget import forgetting_jobs
+from gpu_scheduler.store.inspection import highest_known_ids
+from gpu_scheduler.store.store import Store
+
+log = logging.getLogger(__name__)
+
+#: Seconds that a runner may take to exit after it has published its result.
+RUNNER_EXIT_S = 2.0
+_POLL_S = 0.02
+_UNRECORDED_REMEDY = "`start --restore` adds what runs to the store again; then `stop --jobs` ends it"
+
+
+@contextmanager
+def jobs_forgotten(store: Store, *, copied: bool = False) -> Iterator[None]:
+    """Removes all jobs from the store for the block, and for good if the block succeeds.
+
+    The caller must hold the locks. Raises SchedulerError, having changed nothing, while a job is active.
+    copied: do not check that, since the active jobs belong to the original of this store.
+    """
+    if not copied:
+        refuse_active(store, void_claims=True)
+    with forgetting_jobs(store) as jobs:
+        # No id in a folder or a backup is used again, even if the store was lost.
+        attempt_import.raise_id_sequences(store.db.connection, highest_known_ids(store.data_dir))
+        yield
+    log.info("forgot %d job%s", jobs, "s" * (jobs != 1))
+
+
+def refuse_active(store: Store, *, void_claims: bool = False) -> None:
+    """Raises SchedulerError, with the remedy, while a job is active, whatever its state in the store.
+
+    void_claims: void the claims of attempts that nobody has claimed, so that none of them begins any more.
+    """
+    _wait_then_refuse(
+        lambda: _active_jobs(store, void_claims),
+        "`stop --jobs` ends what runs; `start` without --fresh keeps it",
+    )
+
+
+def refuse_unrecorded(folders: Iterable[AttemptFolder]) -> None:
+    """Raises SchedulerError while one of these attempts, which the store does not know, is active."""
+    attempts = _unknown_attempts(folders)
+    _wait_then_refuse(lambda: _active_jobs_of(attempts, void_claims=False), _UNRECORDED_REMEDY)
+
+
+def _wait_then_refuse(find_active: Callable[[], dict[int, bool]], remedy: str) -> None:
+    end = time.monotonic() + RUNNER_EXIT_S
+    while (left := find_active()) and all(left.values()) and time.monotonic() < end:
+        time.sleep(_POLL_S)
+    if left:
+        which = f"job {min(left)} is" if len(left) == 1 else f"jobs {', '.join(map(str, sorted(left)))} are"
+        raise SchedulerError(f"{which} active; --fresh forgets nothing while jobs are active\n{remedy}")
+
+
+@dataclass(frozen=True)
+class _OpenAttempt:
+    """An attempt that may be active.
+
+    runner: its runner process, if the store has it. has_ended: the store has its end, but processes of it may
+    be left.
+    """
+
+    job_id: int
+    token: str
+    folder: Path
+    runner: RunnerIdentity | None = None
+    has_ended: bool = False
+
+
+def _active_jobs(store: Store, void_claims: bool) -> dict[int, bool]:
+    """Returns active job id -> whether its command is over and only other processes of it are left."""
+    boot_id = Clock().boot_id
+    attempts = [
+        _OpenAttempt(row["job_id"], row["token"], store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"]),
+              recorded_runner(row), row["outcome"] is not None)
+        for row in store.active_attempts()
+        if row["boot_id"] == boot_id
+    ]  # fmt: skip
+    attempts += _unknown_attempts(unknown_to_store(list_attempt_folders(store.data_dir), store.db.connection))
+    return _active_jobs_of(attempts, void_claims=void_claims)
+
+
+def _unknown_attempts(folders: Iterable[AttemptFolder]) -> list[_OpenAttempt]:
+    """Returns the attempts in these folders; one without a token is left out, since it never begins."""
+    boot_id, found = Clock().boot_id, []
+    for folder in folders:
+        token, origin = token_of(folder), read_origin(folder)
+        if token is not None and (origin is None or origin.boot_id == boot_id):
+            found.append(_OpenAttempt(folder.job_id, token, folder.path))
+    return found
+
+
+def _active_jobs_of(attempts: Collection[_OpenAttempt], *, void_claims: bool) -> dict[int, bool]:
+    folders = {one.token: one.folder for one in attempts}
+    alive = processes_of(folders, unsupervised=folders) if folders else {}
+    over = {one.token: _is_command_over(one, void_claims) for one in attempts}
+    return {one.job_id: over[one.token] for one in attempts if one.token in alive or not over[one.token]}
+
+
+def _is_command_over(attempt: _OpenAttempt, void_claims: bool) -> bool:
+    """Returns whether the command of an attempt is over or will never begin. Processes of it may be left."""
+    if attempt.has_ended:
+        return True
+    folder, token = attempt.folder, attempt.token
+    try:
+        status = observe(folder, token, attempt.runner)
+        if status.result is None and status.claim == "none":
+            return not void_claims or void_claim(folder, token)
+    except OSError as error:
+        raise SchedulerError(f"{folder}: {error.strerror}; nothing is forgotten") from None
+    # An attempt with an invalid claim counts as active only by its processes.
+    return status.result is not None or status.claim in ("dead", "void", "invalid")

@@ -1,0 +1,246 @@
+"""Runs the scheduler one round at a time: observe, plan, record, perform.
+
+The loop keeps no state that a restart would lose, so a restart is just the next round.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from gpu_scheduler.attempts import protocol
+from gpu_scheduler.attempts.executor import LaunchError
+from gpu_scheduler.attempts.observe import recorded_runner
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.facts import Facts, Settings
+from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.gpus.watch import GpuWatch
+from gpu_scheduler.scheduler.read_facts import read_facts
+from gpu_scheduler.store.measurements import LearnedNeeds
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.writer import StoreWriter
+
+log = logging.getLogger(__name__)
+
+
+class AttemptLauncher(Protocol):
+    """Launches attempts; implemented by `launching.Launcher`."""
+
+    def launch(self, attempt_id: int) -> None:
+        """Completes the attempt folder and starts a runner. Raises LaunchError."""
+
+
+class StorageHealth(Protocol):
+    """Reports whether the scheduler can write its own files; implemented by `storagewatch.StorageMonitor`."""
+
+    def issue(self, *, fresh: bool = False) -> str | None:
+        """Returns the health issue because of which nothing can be started now, else None.
+
+        fresh: checks again instead of using a recent result.
+        """
+
+    def is_cause_of(self, error: BaseException | None) -> bool:
+        """Returns whether storage or a shortage is the cause of a launch that failed with this error."""
+
+    def record_shortage(self, number: int) -> None:
+        """Records a shortage because of which something could not be started. number: its errno."""
+
+    def check_processes(self) -> str | None:
+        """Tries to start processes. Returns and records the shortage that prevents it, else returns None."""
+
+
+class Loop:
+    """The rounds of one scheduler.
+
+    failpoint: called with the name of each step between record and perform; tests end the process there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        watch: GpuWatch,
+        launcher: AttemptLauncher,
+        settings: Settings,
+        clock: Clock,
+        failpoint: Callable[[str], None] = lambda step: None,
+    ) -> None:
+        self.store = store
+        self.watch = watch
+        self.settings = settings
+        self.clock = clock
+        self.config = LlmConfig()
+        self.recorder = StoreWriter(store, settings)
+        self.on_action: Callable[[act.Action], None] = lambda action: None
+        self.storage: StorageHealth | None = None
+        self.check_owner: Callable[[], None] = lambda: None
+        self.placing = True
+        self.stop_requested = False
+        self.sample_wanted = False
+        self._learned = LearnedNeeds(store, settings.limits.spike_buffer)
+        self._logged: set[str] = set()
+        self._line_waits: Mapping[int, LineWait] | None = None
+        self._launcher = launcher
+        self._failpoint = failpoint
+
+    def tick(self) -> Facts | None:
+        """Runs one round.
+
+        Returns None if it changed something, so that another round should follow at once; otherwise the facts
+        from which nothing but wait reasons followed. An action that cannot be performed does not prevent the
+        others; its error is raised at the end. Raises the errors of `check_owner`, which is called after
+        observing and before recording.
+        """
+        now = self.clock.now()
+        issue = self.storage.issue() if self.storage is not None else None
+        facts = read_facts(
+            self.store, self.watch, self.config, self.settings, now, issue,
+            placing=self.placing, learned=self._learned if self.store.learning else None,
+        )  # fmt: skip
+        # Observations of a folder that this scheduler no longer owns are void.
+        self.check_owner()
+        self._log_anomalies(facts)
+        facts, actions = self._plan(facts)
+        if not actions:
+            return facts
+        self._failpoint("planned")
+        opened = self.recorder.record(actions, now)
+        self._failpoint("recorded")
+        failed: OSError | sqlite3.OperationalError | None = None
+        for action in actions:
+            self.on_action(action)
+            try:
+                self._perform(action, opened)
+            except (OSError, sqlite3.OperationalError) as error:
+                failed = failed or error
+            self._failpoint(f"performed {type(action).__name__}")
+        if failed is not None:
+            raise failed
+        # Wait reasons are only displayed; no decision depends on them.
+        return facts if all(isinstance(action, act.SetWaitReason) for action in actions) else None
+
+    def _plan(self, facts: Facts) -> tuple[Facts, list[act.Action]]:
+        """Returns the actions of this round, and the facts that they follow from.
+
+        Launches are planned only after the storage was checked again, and an attempt is given up only after a
+        trial start of processes.
+        """
+        actions = plan(facts)
+        launches = any(isinstance(action, (act.Start, act.Relaunch)) for action in actions)
+        gives_up = any(isinstance(action, act.VoidClaim) and action.gives_up for action in actions)
+        if (launches or gives_up) and self.storage is not None:
+            # The result of the trial holds for this round, however long the storage check takes.
+            shortage = self.storage.check_processes() if gives_up else None
+            issue = shortage or self.storage.issue(fresh=True)
+            if issue != facts.storage_issue:
+                facts = replace(facts, storage_issue=issue)
+                actions = plan(facts)
+        return facts, actions
+
+    def set_line_waits(self, waits: Mapping[int, LineWait]) -> None:
+        """Keeps these jobs, and only these, from starting because of the state of their jobs-file lines."""
+        if waits != self._line_waits:
+            self.recorder.set_line_waits(waits)
+            self._line_waits = waits
+
+    def _log_anomalies(self, facts: Facts) -> None:
+        for attempt in facts.attempts:
+            for text in attempt.status.anomalies:
+                self._log_once(f"job {attempt.job_id}: {text}")
+
+    def _log_once(self, text: str) -> None:
+        if text not in self._logged:
+            log.warning("%s", text)
+            self._logged.add(text)
+
+    def _perform(self, action: act.Action, opened: dict[int, int]) -> None:
+        if isinstance(action, act.Start):
+            self._launch(opened[action.job_id])
+        elif isinstance(action, act.Relaunch):
+            self._launch(action.attempt_id)
+        elif isinstance(action, (act.VoidClaim, act.RequestStop, act.WakeRunner, act.KillRunner, act.Sweep)):
+            self._perform_in_folder(action)
+        elif isinstance(action, act.ReleaseAllocation):
+            self.sample_wanted = True
+        elif (
+            isinstance(action, act.FinishAttempt) and action.shortage is not None and self.storage is not None
+        ):
+            self.storage.record_shortage(action.shortage)
+        elif isinstance(action, act.EndScheduler):
+            self.stop_requested = True
+
+    def _launch(self, attempt_id: int) -> None:
+        self.check_owner()
+        try:
+            self._launcher.launch(attempt_id)
+        except LaunchError as error:
+            if self.storage is not None and self.storage.is_cause_of(error.__cause__):
+                # The job has not failed; the attempt is launched again once the cause is gone.
+                with suppress(OSError, sqlite3.OperationalError):
+                    self.recorder.record_shortage(attempt_id)
+                return
+            log.warning("%s", error)
+            self.recorder.record_launch_error(attempt_id, str(error))
+
+    def _perform_in_folder(
+        self, action: act.VoidClaim | act.RequestStop | act.WakeRunner | act.KillRunner | act.Sweep
+    ) -> None:
+        row = self.store.db.row("SELECT * FROM attempt WHERE id = ?", action.attempt_id)
+        assert row is not None
+        token, known = row["token"], recorded_runner(row)
+        folder = self.store.data_dir.attempt_folder(row["job_id"], row["number"], token)
+        if isinstance(action, act.VoidClaim):
+            self._void_claim(row["job_id"], folder, token)
+        elif isinstance(action, act.RequestStop):
+            protocol.request_stop(folder, token, action.cause, action.grace_s, "kill", known)
+        elif isinstance(action, act.WakeRunner):
+            protocol.wake_runner(folder, token, known)
+        elif isinstance(action, act.KillRunner):
+            protocol.kill_runner(folder, token, known)
+        else:
+            protocol.sweep_once(folder, token, signal.SIGKILL if action.kill else signal.SIGTERM)
+
+    def _void_claim(self, job_id: int, folder: Path, token: str) -> None:
+        # An error affects this attempt alone: its GPUs stay allocated, and the claim is tried again.
+        try:
+            protocol.void_claim(folder, token)
+        except OSError as error:
+            self._log_once(
+                f"job {job_id} cannot be reconciled: {error}; check {folder}; retrying every second"
+            )
+
+
+def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
+    """Returns the boot time of the next deadline without an event: a timeout, a retry, a second signal."""
+    times: list[float] = [] if next_retry is None else [next_retry]
+    now, settings = facts.now.boot, facts.settings
+    if facts.storage_issue is not None:
+        times.append(now + 1.0)
+    for attempt in facts.attempts:
+        if attempt.released_at is not None:
+            times.append(attempt.released_at + settings.memory_release_s)
+        elif attempt.outcome is not None or attempt.status.claim == "dead":
+            times.append(now + _retry_delay(attempt.runner_died_at or attempt.swept_at, now))
+        elif attempt.status.claim in ("none", "invalid"):
+            # An overdue action that did not succeed is tried again every second.
+            waits = (
+                facts.storage_issue is None and attempt.signalled_at is None and attempt.launch_deadline > now
+            )
+            times.append(attempt.launch_deadline if waits else now + 1.0)
+        elif attempt.status.stop is not None or attempt.cancel is not None:
+            times.append(now + 1.0)
+    return min(times, default=None)
+
+
+def _retry_delay(since: float | None, now: float) -> float:
+    """Returns a delay in seconds that grows to one: short at first, for processes that are about to end."""
+    age = 0.0 if since is None else now - since
+    return min(1.0, max(0.005, age / 2))

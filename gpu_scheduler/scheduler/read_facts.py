@@ -1,0 +1,151 @@
+"""Gathers the facts of a round: the store, the status of each open attempt, the survivors, the GPUs."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpu_scheduler.attempts.observe import observe_attempt
+from gpu_scheduler.attempts.protocol import is_prepared, processes_of, recorded_command
+from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, QueuedJob, Request, Settings
+from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
+from gpu_scheduler.core.scheduling.reconcile import needs_process_scan
+from gpu_scheduler.gpus.watch import GpuWatch, with_stored_values
+from gpu_scheduler.runner.membership import RecordedCommand
+from gpu_scheduler.store.accepted_lines import job_fact
+from gpu_scheduler.store.measurements import LearnedNeeds
+from gpu_scheduler.store.store import Store
+
+#: Jobs of one pending group that a round reads; a round that starts all of them is followed by another.
+JOBS_PER_GROUP = 64
+
+
+def read_facts(
+    store: Store,
+    watch: GpuWatch,
+    config: LlmConfig,
+    settings: Settings,
+    now: Now,
+    health_issue: str | None = None,
+    *,
+    placing: bool = True,
+    learned: LearnedNeeds | None = None,
+) -> Facts:
+    """Returns all facts from which one round decides.
+
+    placing: whether jobs may be started; learned: None = needs are not learned.
+    """
+    rows = store.active_attempts()
+    folders = {
+        row["token"]: store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
+        for row in rows
+    }
+    attempts = _attempts(store, rows, folders, now)
+    tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
+
+    def command_of(token: str) -> RecordedCommand | None:
+        return recorded_command(folders[token], token)
+
+    managed = store.gpus()
+    paused = {row["uuid"]: (row["idx"], bool(row["paused"])) for row in managed}
+    recorded = {row["uuid"]: row for row in managed}
+    sampled = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
+    unmanaged = {gpu.uuid: (gpu.index, False) for gpu in sampled if gpu.uuid not in paused}
+    requests = tuple(
+        Request(row["id"], row["verb"], row["target"], json.loads(row["args"]))
+        for row in store.open_requests()
+    )
+    return Facts(
+        now=now,
+        settings=settings,
+        config=config,
+        gpus=tuple(
+            with_stored_values(gpu, recorded[gpu.uuid]) for gpu in watch.gpus(paused, tokens, command_of)
+        ),
+        unmanaged_gpus=watch.gpus(unmanaged, tokens, command_of),
+        all_sampled=watch.snapshot is not None,
+        probe_error=watch.failure,
+        storage_issue=health_issue,
+        attempts=attempts,
+        pending_groups=_pending_groups(store, now) if placing else (),
+        requests=requests,
+        jobs=_target_jobs(store, {request.target for request in requests}),
+        learned_mib=learned.needs() if learned is not None else {},
+    )
+
+
+def _attempts(
+    store: Store, rows: Sequence[sqlite3.Row], folders: Mapping[str, Path], now: Now
+) -> tuple[Attempt, ...]:
+    attempts = [_attempt(store, row, folders[row["token"]]) for row in rows]
+    wanted = {attempt.token: attempt for attempt in attempts if needs_process_scan(attempt, now)}
+    if not wanted:
+        return tuple(attempts)
+    # A runner publishes its result after the end of all its processes; a killed one could not wait for that.
+    unsupervised = [
+        token
+        for token, attempt in wanted.items()
+        if attempt.outcome is None and attempt.status.result is None
+    ]
+    alive = processes_of({token: folders[token] for token in wanted}, unsupervised)
+    return tuple(
+        _with_survivors(store, row, attempt, alive.get(attempt.token, ()))
+        if attempt.token in wanted
+        else attempt
+        for row, attempt in zip(rows, attempts, strict=True)
+    )
+
+
+def _with_survivors(store: Store, row: sqlite3.Row, attempt: Attempt, survivors: tuple[int, ...]) -> Attempt:
+    """Returns an attempt with its surviving processes.
+
+    Reads the folder again if none are left and the runner was not found dead, because the runner may have
+    written the result between the first reading and the scan.
+    """
+    if not survivors and attempt.outcome is None and attempt.status.claim != "dead":
+        attempt = replace(
+            observe_attempt(store, row),
+            folder_complete=attempt.folder_complete,
+            command_began=attempt.command_began,
+        )
+    return replace(attempt, survivors=survivors)
+
+
+def _attempt(store: Store, row: sqlite3.Row, folder: Path) -> Attempt:
+    attempt = observe_attempt(store, row)
+    if attempt.outcome is not None or attempt.status.claim != "none":
+        return attempt
+    if recorded_command(folder, row["token"]) is not None:
+        # The claim precedes the command: it has appeared meanwhile, or it was removed.
+        return replace(observe_attempt(store, row), folder_complete=True, command_began=True)
+    return replace(attempt, folder_complete=is_prepared(folder))
+
+
+def _pending_groups(store: Store, now: Now) -> tuple[PendingGroup, ...]:
+    groups = []
+    for key, reason in store.wait_reason_by_spec().items():
+        rows = store.startable_jobs(key, now.boot, now.boot_id, JOBS_PER_GROUP + 1)
+        jobs = tuple(
+            QueuedJob(row["id"], row["priority"], row["place"], row["passed_at"] is not None) for row in rows
+        )
+        if jobs:
+            groups.append(
+                PendingGroup(
+                    ResourceSpec.from_key(key), jobs[:JOBS_PER_GROUP], len(jobs) > JOBS_PER_GROUP, reason
+                )
+            )
+    return tuple(groups)
+
+
+def _target_jobs(store: Store, targets: Collection[str]) -> dict[int, JobFact]:
+    found = {}
+    for job_id in {int(target) for target in targets if target.isascii() and target.isdigit()}:
+        row = store.job(job_id)
+        if row is not None:
+            found[job_id] = job_fact(row)
+    return found

@@ -1,0 +1,332 @@
+"""Opens the store for `start`: refuses a lost one, or restores it from the newest backup and attempt folders.
+
+Live attempts are not held: they are open attempts of the restored store, whose end is recorded like any
+other. Nothing is signalled, nothing is deleted, and no attempt that has a folder is launched again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from gpu_scheduler.attempts.observe import observe_attempt
+from gpu_scheduler.attempts.protocol import observe, processes_of, recorded_command, void_claim
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.core.scheduling.restored_attempts import restore, supersede
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.scheduler.fresh_start import refuse_unrecorded
+from gpu_scheduler.store import attempt_folders, attempt_import, location
+from gpu_scheduler.store.attempt_folders import AttemptFolder, Origin, may_have_launched, token_of
+from gpu_scheduler.store.backups import Backup, DamagedDatabaseError, HighestIds, highest_ids, restore_backup
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.inspection import StoreCondition, inspect_store
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.writer import StoreWriter
+from gpu_scheduler.views.titles import format_ranges
+
+log = logging.getLogger(__name__)
+
+
+def open_store(data_dir: DataDir, options: StartOptions, settings: Settings) -> Store:
+    """Opens, creates or restores the store for `start`. The caller must hold the locks.
+
+    Raises SchedulerError, with the remedies, if the store was lost and no option says what to do.
+    """
+    try:
+        found = inspect_store(data_dir, thorough=options.restore or options.fresh)
+        if options.restore:
+            return _restore(data_dir, found, options, settings)
+        if options.fresh:
+            return _open_for_fresh(data_dir, found)
+        if found.is_lost:
+            raise SchedulerError(refusal_message(data_dir, found))
+    except OSError as error:
+        remedy = "; check its permissions" if isinstance(error, PermissionError) else ""
+        raise SchedulerError(f"{error.filename or data_dir.folder}: {error.strerror}{remedy}") from None
+    return Store(data_dir, create=True)
+
+
+def refusal_message(data_dir: DataDir, condition: StoreCondition) -> str:
+    """Returns why the store cannot be used, with the remedies."""
+    count = len(condition.unknown_folders)
+    folders = f"{count} attempt{'s' * (count != 1)} in {data_dir.runs} {'is' if count == 1 else 'are'}"
+    problem = {
+        "missing": f"{data_dir.database} is missing",
+        "empty": f"{data_dir.database} is empty",
+        "damaged": condition.damage,
+        "whole": f"{data_dir.database} is the store of {condition.owner}"
+        if condition.owner
+        else f"{data_dir.database} is older than "
+        + (
+            "they are"
+            if condition.unknown_folders
+            else str(condition.backups[0].path)
+            if condition.backups
+            else ""
+        ),
+    }[condition.state]
+    head = f"{folders} not in the store: {problem}" if count else f"the store was lost: {problem}"
+    running = _running_jobs(condition.unknown_folders) if count else {}
+    running_jobs = "none of them is running"
+    if running:
+        is_one = len(running) == 1
+        pids = ", ".join(map(str, sorted(pid for pid in running.values() if pid)))
+        jobs = format_ranges(sorted(running.keys()))
+        running_jobs = f"job {jobs} is still running" if is_one else f"jobs {jobs} are still running"
+        running_jobs += f" (pid{'s' * (',' in pids)} {pids})" if pids else ""
+    middle = f"{running_jobs}; nothing is signalled\n" if count else ""
+    source = "these folders alone, as there is no backup"
+    if condition.backups:
+        source = f"the backup of {_format_time(condition.backups[0])} in {data_dir.backups}, and from these folders"
+    forget = "forgets all of it" + (", once none of them is running" if running else "")
+    return f"{head}\n{middle}`start --restore` continues from {source}; `start --fresh` {forget}"
+
+
+def _format_time(backup: Backup) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(backup.made_at))
+
+
+def _running_jobs(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
+    """Returns job id -> pid of the runner, if known, for these attempts with live processes."""
+    tokens = {token: one for one in folders if (token := token_of(one)) is not None}
+    running: dict[int, int | None] = {}
+    boot_id = Clock().boot_id
+    origins = {token: attempt_folders.read_origin(one) for token, one in tokens.items()}
+    here = {
+        token: tokens[token].path
+        for token, origin in origins.items()
+        if origin is None or origin.boot_id == boot_id
+    }
+    for token in processes_of(here) if here else {}:
+        running[tokens[token].job_id] = None
+    for token, one in tokens.items():
+        status = observe(one.path, token)
+        if status.claim in ("live", "unlocked") and status.result is None:
+            running[one.job_id] = status.pid
+    return running
+
+
+def _open_for_fresh(data_dir: DataDir, condition: StoreCondition) -> Store:
+    """Opens the store for `--fresh`, which forgets the jobs only once the start has succeeded.
+
+    Until then, an empty database beside attempt folders still counts as a lost store.
+    """
+    if condition.state == "damaged":
+        refuse_unrecorded(condition.unknown_folders)
+        _set_database_aside(data_dir)
+    return Store(data_dir, create=True)
+
+
+def _restore(
+    data_dir: DataDir, condition: StoreCondition, options: StartOptions, settings: Settings
+) -> Store:
+    if not condition.is_lost:
+        log.info("--restore: the store is intact and contains every attempt; nothing is restored")
+        return Store(data_dir, create=True)
+    backup, is_ours = _newest_usable_backup(condition), _is_usable(condition)
+    if backup is not None or not is_ours:
+        _set_database_aside(data_dir)
+    if backup is not None:
+        restore_backup(backup, data_dir.database)
+        log.warning("the store is restored from %s, made %s", backup.path, _format_time(backup))
+    elif not is_ours:
+        log.warning("there is no usable backup; the store is rebuilt from the folders in %s", data_dir.runs)
+    store = Store(data_dir, create=True)
+    try:
+        with store.db.upgraded():
+            pass  # the backup may be from an earlier version
+        missing = attempt_folders.unknown_to_store(condition.folders, store.db.connection)
+        with store.db.transaction() as db:
+            _AttemptImport(store, settings, missing).run(options.jobs_file)
+            attempt_import.raise_id_sequences(db, _highest_ids(condition))
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _newest_usable_backup(condition: StoreCondition) -> Backup | None:
+    """Returns the newest good backup; None if none contains more than the database."""
+    for backup in condition.backups:
+        try:
+            extent = highest_ids(backup.path, immutable=True)
+        except DamagedDatabaseError as error:
+            log.warning("%s; it is skipped", error)
+            continue
+        return None if _is_usable(condition) and condition.highest_ids.covers(extent) else backup
+    return None
+
+
+def _is_usable(condition: StoreCondition) -> bool:
+    """Returns whether the database is intact and belongs to this data directory."""
+    return condition.state == "whole" and condition.owner is None
+
+
+def _set_database_aside(data_dir: DataDir) -> None:
+    """Renames the database together with its log, so that both are kept."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    aside = data_dir.database.with_name(f"{data_dir.database.name}.lost-{stamp}")
+    while os.path.lexists(aside):
+        aside = aside.with_name(f"{aside.name}-")
+    moved = False
+    # The log first: it must never be beside another database.
+    for suffix in ("-wal", "-shm", ""):
+        try:
+            os.rename(f"{data_dir.database}{suffix}", f"{aside}{suffix}")
+            moved = True
+        except FileNotFoundError:
+            continue
+    if moved:
+        log.warning("the database is kept as %s", aside)
+
+
+def _highest_ids(condition: StoreCondition) -> HighestIds:
+    """Returns the highest ids in the database, the backups and the folders."""
+    jobs = [one.job_id for one in condition.folders]
+    return HighestIds(
+        max([condition.highest_ids.jobs, condition.backup_highest_ids.jobs, *jobs]),
+        max(condition.highest_ids.attempts, condition.backup_highest_ids.attempts),
+    )
+
+
+class _AttemptImport:
+    """Adds attempts that the store does not know, in the caller's transaction."""
+
+    def __init__(self, store: Store, settings: Settings, folders: Collection[AttemptFolder]) -> None:
+        self._store = store
+        self._settings = settings
+        self._now = Clock().now()
+        self._writer = StoreWriter(store, settings)
+        self._jobs: dict[int, list[tuple[AttemptFolder, Origin]]] = {}
+        for folder in folders:
+            token = token_of(folder)
+            if token is None and may_have_launched(folder):
+                raise SchedulerError(
+                    f"cannot identify the attempt of {folder.path}: its spec.json, claim and result are"
+                    " missing or unusable\nend its processes, remove its line from the jobs file if that has"
+                    " run, and move the folder away; then use `start --restore` again"
+                )
+            if token is not None:
+                origin = attempt_folders.read_origin(folder) or Origin(token, self._now.boot_id, None, None)
+                self._jobs.setdefault(folder.job_id, []).append((folder, origin))
+        here = {
+            origin.token: folder.path
+            for found in self._jobs.values()
+            for folder, origin in found
+            if origin.boot_id == self._now.boot_id
+        }
+        self._alive = processes_of(here, here) if here else {}
+        self._without_claim = {
+            origin.token
+            for found in self._jobs.values()
+            for folder, origin in found
+            if self._has_lost_claim(folder, origin.token)
+        }
+
+    def run(self, jobs_file: str) -> None:
+        """Adds the attempts and their jobs.
+
+        Raises SchedulerError if lines that these attempts may have run would run again.
+        """
+        db = self._store.db.connection
+        new = {
+            job_id: found[-1]
+            for job_id, found in self._jobs.items()
+            if not attempt_import.has_job(db, job_id)
+        }
+        unidentified = [job_id for job_id, (_, origin) in new.items() if origin.spec is None]
+        if unidentified and jobs_file:
+            raise SchedulerError(
+                f"the folders of jobs {format_ranges(sorted(unidentified))} in {self._store.data_dir.runs} do not"
+                " contain the lines that ran there: these lines would run again\n"
+                f"remove the lines that have run from {jobs_file}, then"
+                ' start once with --restore --jobs-file ""'
+            )
+        self._close_superseded()
+        for job_id, (folder, origin) in new.items():
+            at = min(_created_at(one, origin) for one, origin in self._jobs[job_id])
+            attempt_import.insert_job(db, folder, origin, at, learn=self._store.learning)
+        for turn in range(max(map(len, self._jobs.values()), default=0)):
+            self._import_turn(turn)
+        attempt_import.bind_lines(db, [(job_id, found[-1][1]) for job_id, found in self._jobs.items()])
+        self._assume_location(new.values())
+        count = sum(map(len, self._jobs.values()))
+        if count:
+            log.warning(
+                "%d attempt%s added to the store from folders: job%s %s", count,
+                " was" if count == 1 else "s were", "s" * (len(self._jobs) != 1), format_ranges(sorted(self._jobs)),
+            )  # fmt: skip
+
+    def _has_lost_claim(self, folder: AttemptFolder, token: str) -> bool:
+        """Returns whether an attempt has begun but has no claim.
+
+        The claim of an attempt that has not begun is voided, so that it never begins.
+        """
+        status = observe(folder.path, token)
+        if status.claim != "none" or status.result is not None:
+            return False
+        if token in self._alive or recorded_command(folder.path, token) is not None:
+            return True
+        void_claim(folder.path, token)
+        return False
+
+    def _close_superseded(self) -> None:
+        """Finishes the open attempts of these jobs in the store, which a later attempt has superseded."""
+        rows = [
+            row for row in self._store.active_attempts() if row["job_id"] in self._jobs and not row["outcome"]
+        ]
+        data_dir = self._store.data_dir
+        folders = {
+            row["token"]: data_dir.attempt_folder(row["job_id"], row["number"], row["token"]) for row in rows
+        }
+        alive = processes_of(folders, folders) if folders else {}
+        for row in rows:
+            attempt = replace(observe_attempt(self._store, row), survivors=alive.get(row["token"], ()))
+            self._writer.record(supersede(attempt, self._now, self._settings), self._now)
+
+    def _import_turn(self, turn: int) -> None:
+        """Adds the attempt with this index of each job that has so many."""
+        db = self._store.db.connection
+        tokens = {}
+        for found in self._jobs.values():
+            if turn < len(found):
+                folder, origin = found[turn]
+                attempt_import.insert_attempt(
+                    db, folder, origin, _created_at(folder, origin), _mtime(folder.path / "claim"),
+                    running=origin.token in self._without_claim,
+                )  # fmt: skip
+                tokens[origin.token] = turn == len(found) - 1
+        for row in self._store.active_attempts():
+            if row["token"] in tokens:
+                attempt = replace(
+                    observe_attempt(self._store, row), survivors=self._alive.get(row["token"], ())
+                )
+                decide = restore if tokens[row["token"]] else supersede
+                self._writer.record(decide(attempt, self._now, self._settings), self._now)
+
+    def _assume_location(self, new: Iterable[tuple[AttemptFolder, Origin]]) -> None:
+        """Takes the store's previous location from the folders, if no backup has it.
+
+        The data directory may have been moved or copied since.
+        """
+        if location.recorded_location(self._store) is None:
+            places = [(o.created_at, o.data_dir) for _, o in new if o.data_dir is not None]
+            if places:
+                location.assume_folder(self._store, max(places)[1])
+
+
+def _created_at(folder: AttemptFolder, origin: Origin) -> float:
+    return origin.created_at or _mtime(folder.path) or time.time()
+
+
+def _mtime(path: Path) -> float | None:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return None

@@ -1,0 +1,185 @@
+"""Runs the one scheduler of a data directory, from the options of `start` to the exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+
+from gpu_scheduler.attempts.executor import Executor
+from gpu_scheduler.config import STATE_FILE, StartOptions
+from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.executors.forking import ForkingExecutor
+from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
+from gpu_scheduler.health.storage import describe_store_error
+from gpu_scheduler.reporting.console import Console, configure_logging
+from gpu_scheduler.scheduler import wiring
+from gpu_scheduler.scheduler.copied_store import in_own_folder
+from gpu_scheduler.scheduler.daemon import Daemon
+from gpu_scheduler.scheduler.fresh_start import refuse_active, refuse_unrecorded
+from gpu_scheduler.scheduler.restore import open_store
+from gpu_scheduler.scheduler.start_checks import (
+    check_files,
+    check_old_sessions,
+    check_paths,
+    check_proc,
+    check_store,
+)
+from gpu_scheduler.store import location
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.database import damaged_error, is_damage, newest_schema_version
+from gpu_scheduler.store.inspection import inspect_store
+from gpu_scheduler.store.lock import InstanceLock, locking_pids, scheduler_pid
+from gpu_scheduler.store.ownership import Ownership
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.formatting import pid_text
+
+log = logging.getLogger(__name__)
+
+#: Environment variable; the value "exec" starts every runner as a new program instead of forking a helper.
+RUNNER_START_VARIABLE = "GPU_SCHEDULER_RUNNERS"
+
+
+def run(
+    options: StartOptions,
+    failpoint: Callable[[str], None] = lambda step: None,
+    settings: Settings | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+) -> int:
+    """Schedules until asked to end; returns the exit code.
+
+    on_ready: called once everything is checked and `stop` works; log messages up to then have been printed.
+    failpoint and settings are for tests: steps of a round at which to stop, and shorter timeouts.
+    Raises SchedulerError or a subclass if the options or the machine do not allow a start.
+    """
+    umask = os.umask(0o077)
+    settings = settings or wiring.settings_of(options)
+    home = DataDir.of(options.state_file, options.data_dir)
+    check_proc()
+    home.check_access()
+    check_store(options, home)
+    warnings = check_old_sessions(options, home)
+    check_paths(options)
+    warnings += check_files(options, home)
+    is_new = not home.folder.exists()
+    home.check_owner(take_over=options.take_over)
+    warnings += map(str, home.create())
+    lock = _acquire_lock(home, options.take_over)
+    console = Console()
+    try:
+        # All state files of a folder share one main log, `gpu_scheduler.log`.
+        name = home.state_file.name
+        mark = "" if name == STATE_FILE else f"[{name}] ".replace("%", "%%")
+        configure_logging(home.main_log, console, mark, trust=options.trust_files)
+        for warning in warnings:
+            log.warning("%s", warning)
+        with ExitStack() as at_end:
+            try:
+                store = at_end.enter_context(closing(open_store(home, options, settings)))
+                tenure = Ownership(home, lock)
+                executor = _make_executor(options.screen)
+                # A failed start deletes nothing, and leaves the schema as the older version wrote it.
+                with store.db.upgraded(), in_own_folder(store, options, settings):
+                    daemon = Daemon(options, store, tenure, umask, console, failpoint, settings, executor)
+            except (SchedulerError, sqlite3.OperationalError):
+                if is_new:
+                    shutil.rmtree(home.folder, ignore_errors=True)  # it has never held a job
+                    home.drop_ownership()
+                raise
+            at_end.callback(daemon.close)
+
+            def is_up() -> None:
+                console.flush()
+                on_ready()
+
+            return daemon.serve(is_up)
+    except sqlite3.OperationalError as error:
+        raise SchedulerError(describe_store_error(home, error)) from None
+    except sqlite3.DatabaseError as error:
+        if not is_damage(error):
+            raise
+        raise damaged_error(home.database, error) from None
+    finally:
+        console.close()
+        lock.release()
+
+
+def count_jobs_to_forget(home: DataDir, *, take_over: bool = False) -> int:
+    """Returns the number of jobs that `start --fresh` would forget.
+
+    Raises SchedulerError if it would refuse.
+    """
+    home.check_access()
+    if not home.folder.exists():
+        return 0
+    home.check_owner(take_over=take_over)
+    pid = scheduler_pid(home.lock)
+    if pid is not None:
+        raise SchedulerError(_running_message(home, pid))
+    try:
+        found = inspect_store(home)
+        if found.state != "whole":
+            refuse_unrecorded(found.unknown_folders)
+            return len({one.job_id for one in found.unknown_folders})
+        with closing(Store(home, create=True)) as store:
+            if store.db.schema_version != newest_schema_version():
+                # `start` decides whether they may be forgotten, after the upgrade of the schema.
+                return int(store.db.rows("SELECT count(*) AS n FROM job")[0]["n"])
+            if location.location_verdict(store) != "copied":
+                refuse_active(store)
+            return sum(store.state_counts().values())
+    except sqlite3.OperationalError as error:
+        raise SchedulerError(describe_store_error(home, error)) from None
+
+
+def _running_message(home: DataDir, pid: int) -> str:
+    return (
+        f"a scheduler is already running on {home.state_file} ({pid_text(pid)}); "
+        "end it with `stop`, or choose another --state-file"
+    )
+
+
+def _locked_message(home: DataDir) -> str:
+    pids = locking_pids(home.folder)
+    if not pids:
+        return (
+            f"{home.folder} is locked by a program that is not visible from here, such as a scheduler in a"
+            " container; start again when it has ended"
+        )
+    locker = f"another program (pid {', '.join(map(str, pids))}), which is not a scheduler"
+    return (
+        f"{home.folder} is locked by {locker}; start again when it has ended, or make it lock something else"
+    )
+
+
+def _acquire_lock(home: DataDir, take_over: bool) -> InstanceLock:
+    """Acquires the scheduler lock, and marks the data directory as owned by this host.
+
+    Raises SchedulerError.
+    """
+    try:
+        lock = InstanceLock(home.lock)
+        taken = lock.acquire()
+        if taken:
+            home.take_ownership(take_over=take_over)
+    except OSError as error:
+        raise SchedulerError(describe_store_error(home, error)) from None
+    if not taken:
+        holder = lock.holder_pid()
+        lock.release()
+        raise SchedulerError(_locked_message(home) if holder is None else _running_message(home, holder))
+    return lock
+
+
+def _make_executor(screen: bool) -> Executor:
+    if not screen:
+        return DirectExecutor() if os.environ.get(RUNNER_START_VARIABLE) == "exec" else ForkingExecutor()
+    problem = screen_problem()
+    if problem is not None:
+        raise SchedulerError(f"--screen: {problem}")
+    return ScreenExecutor()

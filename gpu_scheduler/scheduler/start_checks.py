@@ -1,0 +1,172 @@
+"""Validates the options of `start`, its files and folders and its store before anything is created."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.attempts.protocol import shows_own_pids
+from gpu_scheduler.config import LLM_CONFIG, StartOptions
+from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
+from gpu_scheduler.intake.file_snapshot import MAX_BYTES as LARGEST_JOBS_FILE
+from gpu_scheduler.intake.file_snapshot import JobsFile
+from gpu_scheduler.intake.pauses import imports_old_state_file
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.gpu_kind import recorded_gpus
+from gpu_scheduler.store.lock import scheduler_pid
+from gpu_scheduler.system.safe_file import (
+    MAX_JSON_BYTES,
+    FileProblem,
+    ProblemKind,
+    inspect,
+    writable_by_others,
+)
+
+
+def check_proc() -> None:
+    """Raises SchedulerError if /proc belongs to another pid namespace, whose pids must not be signalled."""
+    if not shows_own_pids():
+        raise SchedulerError(
+            "/proc does not show the processes of this container: mount one that does"
+            " (`mount -t proc proc /proc`), or add --mount-proc to `unshare --pid`"
+        )
+
+
+def check_paths(options: StartOptions) -> None:
+    """Raises UsageError naming the option, the path and the remedy."""
+    _check_path_encoding(options)
+    _check_state_file(options.state_file)
+    if options.jobs_file:
+        _check_jobs_file(options)
+    try:
+        LogFolder.from_option(options.log_dir).create()
+    except OSError as error:
+        named = error.filename if options.log_dir is None else f"--log-dir {options.log_dir}"
+        raise UsageError(f"{named}: {error.strerror}; name a folder that you own with --log-dir") from None
+
+
+def check_store(options: StartOptions, data_dir: DataDir) -> None:
+    """Raises UsageError if the store holds jobs of the other kind of GPUs and no option allows that."""
+    # A running scheduler, or another host, is a stronger reason to refuse; it is reported later.
+    busy = data_dir.other_host() is not None or scheduler_pid(data_dir.lock) is not None
+    if options.fresh or options.keep_history or busy:
+        return
+    found = recorded_gpus(data_dir.database)
+    if found is not None and found.conflicts_with(options.simulated):
+        raise UsageError("\n".join(found.refusal(data_dir.folder)))
+
+
+def check_old_sessions(options: StartOptions, data_dir: DataDir) -> list[str]:
+    """Returns warnings about live sessions of the older scheduler.
+
+    Raises SchedulerError if there are any and this start would take over the older scheduler's state file.
+    """
+    sessions = old_sessions()
+    if sessions and not options.ignore_old_sessions and imports_old_state_file(data_dir):
+        raise SchedulerError("\n  ".join([REFUSAL, *map(str, sessions)]) + f"\n{REMEDY}")
+    return [f"a job of the older scheduler still runs: {session}" for session in sessions]
+
+
+def _check_path_encoding(options: StartOptions) -> None:
+    """Rejects paths that the store, whose text is UTF-8, cannot hold."""
+    paths = {
+        "the working folder": os.getcwd(),
+        "--state-file": options.state_file,
+        "--data-dir": options.data_dir,
+        "--jobs-file": options.jobs_file,
+        "--llm-config": options.llm_config,
+        "--log-dir": options.log_dir,
+        "--conda-sh": options.conda_sh,
+    }
+    for what, path in paths.items():
+        try:
+            (path or "").encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{what} {path}: a name in it is not UTF-8, which the store cannot hold; rename it"
+            ) from None
+
+
+def _check_state_file(path: str) -> None:
+    if os.path.isdir(path) or path.endswith("/"):
+        raise UsageError(
+            f"--state-file {path}: is a folder; name a file in it, such as gpu_scheduler_state.json"
+        )
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise UsageError(f"--state-file {path}: the folder {folder} does not exist; create it first")
+
+
+def _check_jobs_file(options: StartOptions) -> None:
+    path = options.jobs_file
+    found = JobsFile(Path(path), trust=options.trust_files).read()
+    if found.state == "missing" and options.drain:
+        raise UsageError(f"--jobs-file {path}: does not exist; with --drain it must")
+    if found.state == "unreadable":
+        remedy = found.remedy or "name a text file of jobs that you can read"
+        raise UsageError(f"--jobs-file {path}: {found.problem}; {remedy}")
+
+
+#: The main log has no option of its own.
+_MAIN_LOG_REMEDY = (
+    "name a --state-file in a folder that you own, which has its own log, or `start --trust-files`"
+)
+#: Problems of a file for which `start` is refused.
+_REFUSED_KINDS = (
+    ProblemKind.OTHER_OWNER,
+    ProblemKind.OTHER_OWNER_LINK,
+    ProblemKind.WORLD_WRITABLE,
+    ProblemKind.LINK,
+)
+
+
+def check_files(options: StartOptions, data_dir: DataDir) -> list[str]:
+    """Returns warnings about files that their group can change and a folder that everyone can change.
+
+    Raises UsageError for a file that other users can change, and for a main log that is a link.
+    """
+    shared = []
+    for path, most in _files_to_check(options, data_dir):
+        found = inspect(path, most, trust=options.trust_files, follow_links=most is not None)
+        if isinstance(found, FileProblem):
+            if found.kind in _REFUSED_KINDS:
+                remedy = (
+                    _MAIN_LOG_REMEDY
+                    if (path, found.kind) == (data_dir.main_log, ProblemKind.OTHER_OWNER)
+                    else found.remedy
+                )
+                raise UsageError(f"{path}: {found.description}; {remedy}")
+        elif writable_by_others(found):
+            shared.append(str(path))
+    return [
+        *_shared_file_warnings(shared, trust=options.trust_files),
+        *_folder_warnings(data_dir.folder.parent),
+    ]
+
+
+def _files_to_check(options: StartOptions, data_dir: DataDir) -> Iterator[tuple[Path, int | None]]:
+    """Yields the files that decide what runs, with the size limit of those that are read."""
+    if options.jobs_file:
+        yield Path(os.path.abspath(options.jobs_file)), LARGEST_JOBS_FILE
+    yield Path(os.path.abspath(options.llm_config or LLM_CONFIG)), MAX_JSON_BYTES
+    yield data_dir.state_file, MAX_JSON_BYTES
+    yield data_dir.main_log, None
+
+
+def _shared_file_warnings(shared: list[str], *, trust: bool) -> Iterator[str]:
+    if shared:
+        who = "other users" if trust else "its group"
+        yield f"{', '.join(shared)} is writable by {who}, who can change what runs here"
+
+
+def _folder_warnings(folder: Path) -> Iterator[str]:
+    try:
+        mode = os.stat(folder).st_mode
+    except OSError:
+        return
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        yield f"{folder} is writable by everyone, who can replace the files in it: `chmod o-w` it"

@@ -1,0 +1,135 @@
+"""Stores the last reading of each jobs file line by line, with its working directory and its problem."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+
+from gpu_scheduler.core.jobsfile.reading import Line, Reading, attributes_from_json, attributes_to_json
+from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.store.store import Store
+
+#: The distance between the positions of adjacent lines, and a position after all lines.
+_POSITION_STEP = 1 << 20
+_MAX_POSITION = 1 << 62
+_COLUMNS = "number, raw, text, kind, identity, attributes, problem, accepted, fresh, job_id"
+
+
+def working_folder(store: Store, path: str, cwd: str) -> str:
+    """Returns the recorded working directory of the file's lines; records `cwd` if there is none."""
+    with store.db.transaction() as db:
+        db.execute("INSERT OR IGNORE INTO jobs_file (path, cwd) VALUES (?, ?)", (path, cwd))
+        found: str = db.execute("SELECT cwd FROM jobs_file WHERE path = ?", (path,)).fetchone()["cwd"]
+    return found
+
+
+def load(store: Store, path: str) -> Reading:
+    """Returns the last reading of a file."""
+    rows = store.db.connection.execute(
+        f"SELECT {_COLUMNS} FROM line WHERE path = ? ORDER BY position", (path,)
+    )
+    return tuple(
+        Line(
+            number, raw, text, kind, identity, attributes_from_json(attributes), problem, accepted,
+            bool(fresh), job_id,
+        )
+        for number, raw, text, kind, identity, attributes, problem, accepted, fresh, job_id in rows
+    )  # fmt: skip
+
+
+def save(store: Store, path: str, old: Reading, new: Reading, first: int = 0) -> None:
+    """Replaces the reading `old` by `new`. first: number of leading lines known to be equal.
+
+    Only lines that differ are written. The gaps between positions let lines after an inserted one keep
+    theirs.
+    """
+    most = min(len(old), len(new))
+    head = first
+    while head < most and (new[head] is old[head] or new[head] == old[head]):
+        head += 1
+    down = new[-1].number - old[-1].number if old and new else 0
+    tail = 0
+    while tail < most - head and new[-1 - tail].is_shifted_from(old[-1 - tail], down):
+        tail += 1
+    with store.db.transaction() as db:
+        before = _position_of_line(db, path, head - 1, len(old)) if head else -_POSITION_STEP
+        behind = _position_of_line(db, path, len(old) - tail, len(old)) if tail else None
+        if behind is not None and behind - before <= len(new) - tail - head:
+            behind, tail = None, 0  # the gap is too small
+        if tail and down:
+            sql = "UPDATE line SET number = number + ? WHERE path = ? AND position >= ?"
+            db.execute(sql, (down, path, behind))
+        last = _MAX_POSITION if behind is None else behind
+        db.execute("DELETE FROM line WHERE path = ? AND position > ? AND position < ?", (path, before, last))
+        lines = new[head : len(new) - tail]
+        step = _POSITION_STEP if behind is None else (behind - before) // (len(lines) + 1)
+        rows = (
+            (
+                path, before + step * n, line.number, line.raw, line.text, line.kind, line.identity,
+                attributes_to_json(line.attributes), line.problem, line.accepted_form, line.is_typo, line.job_id,
+            )
+            for n, line in enumerate(lines, 1)
+        )  # fmt: skip
+        marks = ", ".join("?" * 12)
+        db.executemany(f"INSERT INTO line (path, position, {_COLUMNS}) VALUES ({marks})", rows)
+
+
+def _position_of_line(db: sqlite3.Connection, path: str, index: int, count: int) -> int:
+    """Returns the position of the line with this index among `count`, counted from the nearer end."""
+    order, skipped = ("DESC", count - 1 - index) if index > count // 2 else ("ASC", index)
+    sql = f"SELECT position FROM line WHERE path = ? ORDER BY position {order} LIMIT 1 OFFSET ?"
+    found: int = db.execute(sql, (path, skipped)).fetchone()[0]
+    return found
+
+
+def set_problem(store: Store, path: str, problem: str | None) -> None:
+    """Records why the file cannot be read; None = it can."""
+    with store.db.transaction() as db:
+        db.execute("UPDATE jobs_file SET problem = ? WHERE path = ?", (problem, path))
+
+
+def line_waits(store: Store, path: str) -> dict[int, LineWait]:
+    """Returns job id -> why it waits for its line, for the jobs of a file, as last recorded."""
+    sql = "SELECT id, line_wait FROM job WHERE gone AND line_wait IS NOT NULL AND source = ?"
+    return {row["id"]: LineWait.from_json(row["line_wait"]) for row in store.db.rows(sql, f"file:{path}")}
+
+
+class JobFacts(Mapping[int, JobFact]):
+    """Maps the job ids of a reading to job facts, each read from the store on access."""
+
+    def __init__(self, store: Store, reading: Reading) -> None:
+        self._store, self._reading = store, reading
+
+    def __getitem__(self, job_id: int) -> JobFact:
+        row = self._store.db.row("SELECT id, state, outcome, held_by FROM job WHERE id = ?", job_id)
+        if row is None:
+            raise KeyError(job_id)
+        return job_fact(row)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(dict.fromkeys(line.job_id for line in self._reading if line.job_id is not None))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def newest_job_facts(store: Store, identities: frozenset[str]) -> Mapping[str, JobFact]:
+    """Returns identity -> the newest job that runs it."""
+    return {identity: job_fact(row) for identity, row in store.newest_jobs(identities).items()}
+
+
+def job_fact(row: sqlite3.Row) -> JobFact:
+    """Returns the job fact of a row."""
+    outcome = Outcome(row["outcome"]) if row["outcome"] else None
+    return JobFact(row["id"], JobState(row["state"]), outcome, row["held_by"])
+
+
+def queued_places(store: Store, job_ids: tuple[int, ...]) -> dict[int, int]:
+    """The places of those of these jobs that are queued."""
+    wanted = set(job_ids)
+    rows = store.db.rows(
+        "SELECT id, place FROM job WHERE state = 'queued' AND state <> 'finished'"
+    )  # see job_open
+    return {row["id"]: row["place"] for row in rows if row["id"] in wanted}

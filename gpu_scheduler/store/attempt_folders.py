@@ -1,0 +1,198 @@
+"""Lists the attempt folders in `runs/` and reads from each the origin of its attempt.
+
+The origin is the part of spec.json from which a lost store can be restored. An attempt is in the store before
+its folder is created. A folder that the store does not know therefore belongs to a lost store or to a
+forgotten job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Collection, Container, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.text import strict_json
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.system.safe_file import read_json_bytes
+
+#: The key of the origin in spec.json. The runner does not read it.
+ORIGIN_KEY = "origin"
+#: Files that exist once an attempt may be or has been launched.
+_LAUNCH_FILES = ("spec.json", "claim", "command.pid", "result")
+_JOB_FOLDER = re.compile(r"[1-9][0-9]{0,17}")
+_ATTEMPT_FOLDER = re.compile(r"([1-9][0-9]{0,8})-([0-9a-f]{8})")
+#: Columns of an attempt and of its job that are written as they are in the store.
+_ATTEMPT_COLUMNS = ("share", "vram", "whole", "learned", "created_at")
+_ATTEMPT_JSON = ("gpus", "baseline", "budgets")
+_JOB_COLUMNS = ("source", "priority", "raised_mib", "oom_used", "fail_used")
+
+
+@dataclass(frozen=True)
+class AttemptFolder:
+    """A folder in `runs/` with the name of an attempt folder.
+
+    number: the attempt number; token_prefix: the first 8 characters of the token.
+    """
+
+    job_id: int
+    number: int
+    token_prefix: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The origin of an attempt, as its spec.json has it.
+
+    data_dir: the data directory in which the attempt was created. attempt, job: columns of their rows.
+    source_cwd: the working directory of the lines of the job's jobs file; None = the job comes from no file.
+    spec: None = written by an earlier version, which did not keep the origin.
+    """
+
+    token: str
+    boot_id: str
+    log: str | None
+    session: str | None
+    data_dir: str | None = None
+    spec: JobSpec | None = None
+    created_at: float = 0.0
+    source_cwd: str | None = None
+    attempt: Mapping[str, Any] | None = None
+    job: Mapping[str, Any] | None = None
+
+
+def list_attempt_folders(
+    data_dir: DataDir, skip_jobs: Container[int] = (), *, skip_unreadable: bool = False
+) -> list[AttemptFolder]:
+    """Returns the attempt folders, sorted by job and attempt number.
+
+    skip_jobs: ids of jobs whose folders are left out; listing the folders of very many jobs takes seconds
+    where the disk must be read. skip_unreadable: leave out folders that cannot be read. Otherwise they raise
+    OSError, as `runs` itself does in either case.
+    """
+    found = []
+    try:
+        jobs = [
+            name
+            for name in os.listdir(data_dir.runs)
+            if _JOB_FOLDER.fullmatch(name) and int(name) not in skip_jobs
+        ]
+    except FileNotFoundError:
+        return []
+    for job in jobs:
+        folder = os.path.join(data_dir.runs, job)
+        try:
+            names = os.listdir(folder)
+        except NotADirectoryError:
+            continue
+        except PermissionError:
+            if not skip_unreadable:
+                raise
+            continue
+        for name in names:
+            match = _ATTEMPT_FOLDER.fullmatch(name)
+            if match:
+                found.append((int(job), int(match[1]), match[2], folder, name))
+    return [
+        AttemptFolder(job, number, prefix, Path(folder, name))
+        for job, number, prefix, folder, name in sorted(found)
+    ]
+
+
+def unknown_to_store(folders: Collection[AttemptFolder], db: sqlite3.Connection) -> list[AttemptFolder]:
+    """Returns the folders whose attempts are missing from the store; those of forgotten jobs are left out."""
+    rows = db.execute("SELECT job_id, number, substr(token, 1, 8) FROM attempt").fetchall()
+    known = {(row[0], row[1], row[2]) for row in rows}
+    missing = [one for one in folders if (one.job_id, one.number, one.token_prefix) not in known]
+    if not missing:
+        return []
+    sequence = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'job'").fetchone()
+    newest = sequence[0] if sequence else 0
+    jobs = {row[0] for row in db.execute("SELECT id FROM job").fetchall()}
+    return [one for one in missing if one.job_id > newest or (one.job_id in jobs and may_have_launched(one))]
+
+
+def may_have_launched(folder: AttemptFolder) -> bool:
+    """Returns whether the folder has a file of or for a runner; without one it was never launched."""
+    return any(os.path.lexists(folder.path / name) for name in _LAUNCH_FILES)
+
+
+def origin_object(row: sqlite3.Row, data_dir: DataDir, source_cwd: str | None) -> dict[str, Any]:
+    """Returns the origin of an attempt as the JSON object in spec.json.
+
+    row: the attempt's row, with the columns of its job.
+    """
+    return {
+        "record": str(data_dir.folder),
+        "spec": json.loads(row["spec"]),
+        "source_cwd": source_cwd,
+        "job": {name: row[name] for name in _JOB_COLUMNS},
+        "attempt": {
+            **{name: row[name] for name in _ATTEMPT_COLUMNS},
+            **{name: json.loads(row[name]) for name in _ATTEMPT_JSON},
+        },
+    }
+
+
+def read_origin(folder: AttemptFolder) -> Origin | None:
+    """Returns the origin of the attempt; None where the folder has no usable spec.json."""
+    try:
+        return _parse_origin(folder, _read_json(folder.path / "spec.json"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def token_of(folder: AttemptFolder) -> str | None:
+    """Returns the token in spec.json, claim or result, the first that is usable; None if none is."""
+    found = read_origin(folder)
+    if found is not None:
+        return found.token
+    tokens = (
+        _valid_token(folder, _read_json(folder.path / name)) for name in ("spec.json", "claim", "result")
+    )
+    return next((token for token in tokens if token is not None), None)
+
+
+def _valid_token(folder: AttemptFolder, content: Any) -> str | None:
+    token = content.get("token") if isinstance(content, dict) else None
+    if not isinstance(token, str) or not re.fullmatch(r"[0-9a-f]{32}", token):
+        return None
+    return token if token.startswith(folder.token_prefix) else None
+
+
+def _read_json(path: Path) -> Any:
+    """Returns the content of a JSON file; None where it cannot be used."""
+    try:
+        return strict_json.parse(strict_json.decode(read_json_bytes(path, trust=True)))
+    except (OSError, ValueError):
+        return None
+
+
+def _parse_origin(folder: AttemptFolder, content: Any) -> Origin | None:
+    token = _valid_token(folder, content)
+    if token is None:
+        return None
+    log, session = content["log"], content["session"]
+    base = Origin(
+        token, str(content["boot_id"]), log if isinstance(log, str) else None,
+        session if isinstance(session, str) else None,
+    )  # fmt: skip
+    if ORIGIN_KEY not in content:
+        return base
+    more = content[ORIGIN_KEY]
+    spec = JobSpec.from_json(json.dumps(more["spec"]))
+    attempt, job = more["attempt"], more["job"]
+    columns = {name: attempt[name] for name in _ATTEMPT_COLUMNS}
+    columns |= {name: json.dumps(attempt[name]) for name in _ATTEMPT_JSON}
+    return Origin(
+        base.token, base.boot_id, base.log, base.session, str(more["record"]), spec,
+        float(attempt["created_at"]),
+        None if more["source_cwd"] is None else str(more["source_cwd"]),
+        columns, {name: job[name] for name in _JOB_COLUMNS},
+    )  # fmt: skip

@@ -1,0 +1,275 @@
+"""The paths of one state file's data directory, and the host that owns it.
+
+Only `create` and `take_ownership` create anything.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store import permissions
+from gpu_scheduler.store.filesystem import is_shared, kind_of
+from gpu_scheduler.store.host import Host, claim_host, parse_host_file, read_host, this_host, write_host
+from gpu_scheduler.system.safe_file import ProblemKind, check_folder_status
+
+
+@dataclass(frozen=True)
+class DataDir:
+    """The data directory of a state file.
+
+    is_fallback  the directory is not beside the state file, because that is on a network file system.
+    problem      why no store can be created in the directory, with the remedy; None = one can.
+    """
+
+    state_file: Path
+    folder: Path
+    is_fallback: bool = False
+    problem: str | None = None
+
+    @classmethod
+    def of(cls, state_file: str, data_dir: str | None = None) -> DataDir:
+        """Returns `data_dir`, else `X.d` beside the state file `X.json`.
+
+        Where that would be on a network file system, it is a directory local to this host.
+        """
+        path = Path(os.path.abspath(state_file))
+        if data_dir:
+            return cls(path, Path(os.path.abspath(data_dir)))
+        beside = path.parent / f"{_stem(path)}.d"
+        kind = kind_of(beside)
+        return cls(path, beside) if not is_shared(kind) else cls._fallback(path, beside, kind)
+
+    @classmethod
+    def _fallback(cls, state_file: Path, beside: Path, kind: str | None) -> DataDir:
+        import hashlib
+
+        # One digest for every spelling of the path.
+        name = os.path.join(os.path.realpath(state_file.parent), state_file.name)
+        digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+        folder = _user_state_dir() / "gpu_scheduler" / digest
+        problem = None
+        if (beside / "scheduler.db").exists() and not (folder / "scheduler.db").exists():
+            problem = (
+                f"there is a store in {beside}, on {kind}, where a database is not safe; move that folder to"
+                f" {folder}, or name it with --data-dir to continue there at your own risk"
+            )
+        elif is_shared(kind_of(folder)):
+            problem = (
+                f"neither {state_file.parent} ({kind}) nor {folder} ({kind_of(folder)}) is on a local disk,"
+                " which a store needs; name a folder that is: --data-dir /local/folder"
+            )
+        return cls(state_file, folder, is_fallback=True, problem=problem)
+
+    @property
+    def database(self) -> Path:
+        """The SQLite database."""
+        return self.folder / "scheduler.db"
+
+    @property
+    def runs(self) -> Path:
+        """The parent of all attempt folders."""
+        return self.folder / "runs"
+
+    @property
+    def backups(self) -> Path:
+        """The folder of the database backups."""
+        return self.folder / "backups"
+
+    @property
+    def doorbell(self) -> Path:
+        """The file that a front end touches after a commit to wake the scheduler."""
+        return self.folder / "doorbell"
+
+    @property
+    def lock(self) -> Path:
+        """The file that the running scheduler keeps locked."""
+        return self.folder / "lock"
+
+    @property
+    def host_file(self) -> Path:
+        """The file that names the host that owns the store.
+
+        It can be read before the database is opened. If the data directory is not beside the state file, this
+        file is, so that every host that shares the state file can read it.
+        """
+        return (
+            self.state_file.with_name(f"{_stem(self.state_file)}.host")
+            if self.is_fallback
+            else self.folder / "host"
+        )
+
+    @property
+    def simulation(self) -> Path:
+        """The folder in which simulated jobs report their usage."""
+        return self.folder / "sim"
+
+    @property
+    def main_log(self) -> Path:
+        """The main log, beside the state file."""
+        return self.state_file.parent / "gpu_scheduler.log"
+
+    def attempt_folder(self, job_id: int, number: int, token: str) -> Path:
+        """Returns the folder of one attempt."""
+        return self.runs / str(job_id) / f"{number}-{token[:8]}"
+
+    def check_access(self) -> None:
+        """Checks that the data directory belongs to this user, is no link and can be entered.
+
+        A missing directory passes. Raises SchedulerError, which names its owner and the remedy.
+        """
+        try:
+            status = os.lstat(self.folder)
+        except OSError:
+            return  # a missing or inaccessible path is reported where it is needed
+        problem = check_folder_status(status, permissions.allowed_owners(self.folder))
+        if problem is None:
+            if os.access(self.folder, os.R_OK | os.X_OK, effective_ids=True):
+                return
+            raise SchedulerError(
+                f"{self.folder} cannot be entered: chmod u+rwx {shlex.quote(str(self.folder))}"
+            )
+        if problem.kind is not ProblemKind.OTHER_OWNER:
+            remedy = "remove it, or name another folder with --data-dir"
+            target = Path(os.path.realpath(self.folder))
+            if (
+                problem.kind is ProblemKind.LINK
+                and status.st_uid == os.geteuid()
+                and permissions.is_ours(target)
+            ):
+                # If only the link is removed, every line of the jobs file counts as new.
+                there, here = shlex.quote(str(target)), shlex.quote(str(self.folder))
+                remedy = (
+                    f"use the store to which it leads: --data-dir {there} for every command, or once"
+                    f" `rm {here} && mv {there} {here}`"
+                )
+            raise SchedulerError(
+                f"{self.folder} {problem.description}, but must be the data directory itself; {remedy}"
+            )
+        owner = status.st_uid
+        if owner != 0:
+            raise SchedulerError(
+                f"{self.folder} is the store of user {_user_name(owner)}, not yours; name your own state file"
+                " with --state-file"
+            )
+        paths = shlex.join(map(str, (self.folder, self.state_file, self.main_log)))
+        raise SchedulerError(
+            f"{self.folder} is the store of root: a `start` with sudo created it\n"
+            "use sudo for every command, or end the scheduler (`stop --jobs` with sudo) and take ownership:"
+            f" sudo chown -R {os.geteuid()} {paths}"
+        )
+
+    def other_host(self) -> Host | None:
+        """Returns the host that owns the store if it is another host, else None."""
+        owner = read_host(self.host_file)
+        return None if owner is None or owner.is_same_machine(this_host()) else owner
+
+    def refusal(self, owner: Host) -> str:
+        """Returns why nothing can be written while another host owns the store, with the remedy."""
+        there = owner.data_dir or self.folder
+        return (
+            f"the store of {self.state_file} belongs to host {owner.name} (there: {there}); this is host"
+            f" {this_host().name}\n"
+            f"run the command on {owner.name}; if that host is gone or was renamed to this one:"
+            " `start --take-over`"
+        )
+
+    def check_owner(self, *, take_over: bool) -> None:
+        """Raises SchedulerError if another host owns the store or may own it, unless it is taken over."""
+        if take_over:
+            return
+        try:
+            self._recorded_owner()
+        except OSError as error:
+            raise SchedulerError(
+                f"cannot read {self.host_file} ({error.strerror}), which names the host that schedules here;"
+                " check its permissions"
+            ) from None
+
+    def take_ownership(self, *, take_over: bool = False) -> None:
+        """Records this host as the owner of the store. Raises what `check_owner` raises, and OSError."""
+        mine = this_host(str(self.folder) if self.is_fallback else None)
+        owner = None if take_over else self._recorded_owner()
+        if owner is None and not take_over:
+            claim_host(self.host_file, mine)
+            owner = self._recorded_owner()  # another host may have been faster
+        if owner != mine:
+            write_host(self.host_file, mine)
+
+    def drop_ownership(self) -> None:
+        """Removes the ownership file beside the state file, since no store was created."""
+        if self.is_fallback and self.other_host() is None:
+            self.host_file.unlink(missing_ok=True)
+
+    def _recorded_owner(self) -> Host | None:
+        """Returns the recorded owner, None if there is none. Raises SchedulerError if it is another host."""
+        try:
+            owner = parse_host_file(self.host_file)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except ValueError:
+            raise SchedulerError(
+                f"{self.host_file} does not name the host that schedules on {self.state_file}; if none does,"
+                " use `start --take-over`"
+            ) from None
+        if not owner.is_same_machine(this_host()):
+            raise SchedulerError(self.refusal(owner))
+        return owner
+
+    def create(self) -> list[permissions.ExposedPath]:
+        """Creates the folders, private to the user.
+
+        Returns the paths that other users could write until now. Raises SchedulerError if a folder cannot be
+        created or something in it belongs to another user.
+        """
+        if self.problem is not None:
+            raise SchedulerError(self.problem)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.check_access()
+            fd = permissions.open_folder(self.folder)
+            try:
+                opened = permissions.close_to_others(fd, self.folder)
+                with suppress(FileExistsError):
+                    os.mkdir(self.runs.name, 0o700, dir_fd=fd)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                os.close(os.open(self.doorbell.name, flags, 0o600, dir_fd=fd))
+                return opened
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise SchedulerError(
+                f"cannot create {self.folder}: {error.strerror}; choose another --state-file or --data-dir"
+            ) from None
+
+    def ring_doorbell(self) -> None:
+        """Wakes the scheduler after a commit, if one is running."""
+        try:
+            os.utime(self.doorbell)
+            with open(self.doorbell, "ab"):
+                pass
+        except OSError:
+            pass  # it checks by itself at intervals
+
+
+def _user_name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _stem(path: Path) -> str:
+    return path.name[: -len(".json")] if path.name.endswith(".json") else path.name
+
+
+def _user_state_dir() -> Path:
+    """Returns `$XDG_STATE_HOME` if it is absolute, else `~/.local/state`."""
+    named = os.environ.get("XDG_STATE_HOME", "")
+    return Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~"), ".local", "state")

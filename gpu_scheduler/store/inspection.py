@@ -1,0 +1,133 @@
+"""Inspects the database, the attempt folders and the backups, and decides whether the store was lost."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gpu_scheduler.store import location
+from gpu_scheduler.store.attempt_folders import AttemptFolder, list_attempt_folders, unknown_to_store
+from gpu_scheduler.store.backups import (
+    Backup,
+    DamagedDatabaseError,
+    HighestIds,
+    highest_ids,
+    highest_ids_of_backup,
+    list_backups,
+)
+from gpu_scheduler.store.data_dir import DataDir
+
+#: "empty": the database has no jobs table.
+DatabaseState = Literal["missing", "empty", "damaged", "whole"]
+
+
+@dataclass(frozen=True)
+class StoreCondition:
+    """The condition of a store.
+
+    damage              why the database counts as damaged.
+    owner               the data directory of an intact database, if its id is not the one found here.
+    folders             the attempt folders that were read.
+    unknown_folders     those of attempts that the database should contain but does not.
+    backups             newest first, not examined.
+    highest_ids         in the database.
+    backup_highest_ids  in the backups.
+    """
+
+    state: DatabaseState
+    damage: str = ""
+    owner: str | None = None
+    highest_ids: HighestIds = field(default_factory=HighestIds)
+    folders: tuple[AttemptFolder, ...] = ()
+    unknown_folders: tuple[AttemptFolder, ...] = ()
+    backups: tuple[Backup, ...] = ()
+    backup_highest_ids: HighestIds = field(default_factory=HighestIds)
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the database lacks jobs that were run here, so that their lines would run again."""
+        return (
+            self.state == "damaged"
+            or bool(self.unknown_folders)
+            or not self.highest_ids.covers(self.backup_highest_ids)
+        )
+
+
+def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition:
+    """Inspects database, attempt folders and backups without changing anything.
+
+    thorough: also read the folders of jobs that the store has as finished, and raise OSError for folders that
+    cannot be read. A folder of a finished job hides a newer attempt only if an older database was put back
+    and since then nothing but a retry of that job was done.
+
+    Raises OSError, and sqlite3.OperationalError if the database cannot be opened at the moment.
+    """
+    try:
+        found = tuple(list_backups(data_dir))
+    except PermissionError:
+        if thorough or is_missing_or_empty(data_dir.database):
+            raise
+        found = ()
+    backed_up = _newest_backup_ids(found)
+    if is_missing_or_empty(data_dir.database):
+        state: DatabaseState = "empty" if os.path.lexists(data_dir.database) else "missing"
+        folders = tuple(list_attempt_folders(data_dir))
+        return StoreCondition(state, "", None, HighestIds(), folders, folders, found, backed_up)
+    try:
+        extent = highest_ids(data_dir.database)
+        with closing(sqlite3.connect(f"{data_dir.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            owner = location.owner_elsewhere(db, data_dir)
+            # The jobs of another store's database have only ids in common with the folders here.
+            skip = frozenset[int]() if thorough or owner is not None else _finished_job_ids(db)
+            folders = tuple(list_attempt_folders(data_dir, skip, skip_unreadable=not thorough))
+            missing = tuple(unknown_to_store(folders, db))
+    except DamagedDatabaseError as error:
+        folders = tuple(list_attempt_folders(data_dir))
+        return StoreCondition("damaged", str(error), None, HighestIds(), folders, folders, found, backed_up)
+    return StoreCondition("whole", "", owner, extent, folders, missing, found, backed_up)
+
+
+def highest_known_ids(data_dir: DataDir) -> HighestIds:
+    """Returns the highest ids in the attempt folders and the backups. Raises OSError."""
+    backed_up = _newest_backup_ids(list_backups(data_dir))
+    jobs = max([backed_up.jobs, *(one.job_id for one in list_attempt_folders(data_dir))])
+    return HighestIds(jobs, backed_up.attempts)
+
+
+def _newest_backup_ids(found: Iterable[Backup]) -> HighestIds:
+    return next(
+        (extent for one in found if (extent := highest_ids_of_backup(one)) != HighestIds()), HighestIds()
+    )
+
+
+def _finished_job_ids(db: sqlite3.Connection) -> frozenset[int]:
+    return frozenset(row[0] for row in db.execute("SELECT id FROM job WHERE state = 'finished'"))
+
+
+def is_missing_or_empty(database: Path) -> bool:
+    """Returns whether the database is missing or has no jobs table; False if it cannot be read."""
+    try:
+        if os.stat(database).st_size == 0:
+            return True
+    except FileNotFoundError:
+        return True
+    try:
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            return not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'job'").fetchone()
+    except sqlite3.Error:
+        return False
+
+
+def is_store_lost(data_dir: DataDir) -> bool:
+    """Returns whether the store is missing although there was one. For readers, which check nothing else."""
+    if not is_missing_or_empty(data_dir.database):
+        return False
+    try:
+        return bool(list_backups(data_dir)) or any(list_attempt_folders(data_dir))
+    except OSError:
+        return False

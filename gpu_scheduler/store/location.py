@@ -1,0 +1,184 @@
+"""Recognises a store that was moved or copied, before the scheduler signals any process that it names.
+
+The store keeps a random id, which is also in a file of its data directory, and that directory's real path and
+inode.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.folder_identity import (
+    FolderRelation,
+    ObservedFolder,
+    RecordedFolder,
+    UnreadableFolder,
+    compare_folders,
+)
+from gpu_scheduler.store.store import Store
+
+log = logging.getLogger(__name__)
+
+_META_KEY = "folder"
+_ID_FILE = "id"
+#: More than the length of an id.
+_MAX_ID_BYTES = 256
+
+
+def recorded_location(store: Store) -> RecordedFolder | None:
+    """Returns the recorded folder of the store; None if it is new or of an earlier version."""
+    value = store.db.meta(_META_KEY)
+    return None if value is None else RecordedFolder(**json.loads(value))
+
+
+def location_verdict(store: Store) -> FolderRelation:
+    """Returns whether the store is in its recorded folder, was moved, or is a copy."""
+    known = recorded_location(store)
+    if known is None:
+        return "same"
+    here = _location(store.data_dir.folder)
+    return compare_folders(known, here, here if here.path == known.path else _location_at(known.path))
+
+
+def original_of_copy(store: Store) -> str | None:
+    """Returns the folder of the store of which this one is a copy, if that still exists; None: no copy."""
+    known = recorded_location(store)
+    return known.path if known is not None and location_verdict(store) == "copied" else None
+
+
+def refuse_copy(store: Store) -> None:
+    """Raises SchedulerError, with the remedies, if the store is a copy and its original still exists."""
+    of = original_of_copy(store)
+    if of is not None:
+        raise SchedulerError(_copy_refusal(store, of))
+
+
+def refuse_hard_link(store: Store) -> None:
+    """Raises SchedulerError if a hard link makes the databases of a copy and its original one file."""
+    known = recorded_location(store)
+    original = os.path.join(known.path, store.data_dir.database.name) if known is not None else ""
+    if _is_same_file(store.data_dir.database, original):
+        raise SchedulerError(
+            f"{store.data_dir.database} and {original} are the same file (a hard link): a write to one"
+            " would change the other\n"
+            "remove this copy and make one without links, with `cp -r`"
+        )
+
+
+def adopt_folder(store: Store, *, new_id: bool = False) -> None:
+    """Records the present folder of the store, in the caller's transaction if there is one.
+
+    new_id: give the store a new id, since it is a copy. Only the scheduler that holds the locks may call it.
+    Raises SchedulerError.
+    """
+    before = recorded_location(store)
+    if before is not None and not new_id and location_verdict(store) == "moved":
+        log.warning("this store was moved here from %s, which no longer exists", before.path)
+    _relocate_project(store, copied=new_id)
+    try:
+        here = _location(store.data_dir.folder)
+        known = before if before is not None and not new_id else RecordedFolder(os.urandom(16).hex(), "", 0)
+        known = replace(known, path=here.path, inode=here.inode)
+        if here.id != known.id:
+            _write_id(store.data_dir.folder / _ID_FILE, known.id)
+    except OSError as error:
+        raise SchedulerError(f"{error.filename or store.data_dir.folder}: {error.strerror}") from None
+    if known != before:
+        store.db.set_meta(_META_KEY, json.dumps(asdict(known)))
+
+
+def assume_folder(store: Store, path: str) -> None:
+    """Records a folder by its path and the id file found here, in the caller's transaction.
+
+    For a store that was restored from attempt folders, which contain no more than that.
+    """
+    known = RecordedFolder(_read_id(store.data_dir.folder / _ID_FILE) or os.urandom(16).hex(), path, 0)
+    store.db.set_meta(_META_KEY, json.dumps(asdict(known)))
+
+
+def owner_elsewhere(db: sqlite3.Connection, data_dir: DataDir) -> str | None:
+    """Returns the folder that a database has recorded if its id is not the one in this folder, else None."""
+    here = _read_id(data_dir.folder / _ID_FILE)
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (_META_KEY,)).fetchone()
+    known = None if row is None else RecordedFolder(**json.loads(row[0]))
+    return None if known is None or here in (None, known.id) else known.path
+
+
+def _relocate_project(store: Store, *, copied: bool) -> None:
+    """Relocates the paths of the project folder, if the state file is now in another folder."""
+    data_dir, known = store.data_dir, recorded_location(store)
+    if known is None or data_dir.folder.parent != data_dir.state_file.parent:
+        return
+    old, new = os.path.dirname(known.path), os.path.dirname(os.path.realpath(data_dir.folder))
+    if old != new:
+        from gpu_scheduler.store.relocate import Relocation, relocate
+
+        log.info("paths in %s now refer to %s: jobs files, working directories, scripts, logs", old, new)
+        relocate(store, Relocation(old, new, copied=copied))
+
+
+def _is_same_file(one: Path, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def _copy_refusal(store: Store, original: str) -> str:
+    return (
+        f"{store.data_dir.folder} is a copy of {original}, which still exists: its jobs must not be ended"
+        " or run again from here\n"
+        "`start --as-copy` continues here: jobs that had started and not ended are held, and no process is"
+        " signalled; `start --fresh` forgets all jobs of this copy"
+    )
+
+
+def _location(folder: Path) -> ObservedFolder:
+    status = os.stat(folder)
+    return ObservedFolder(os.path.realpath(folder), status.st_dev, status.st_ino, _read_id(folder / _ID_FILE))
+
+
+def _location_at(path: str) -> ObservedFolder | UnreadableFolder | None:
+    try:
+        if not os.path.lexists(os.path.join(path, "scheduler.db")):
+            os.stat(path)  # a folder that cannot be entered hides its content
+            return None if os.access(path, os.X_OK) else UnreadableFolder()
+        return _location(Path(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return UnreadableFolder()
+
+
+def _read_id(path: Path) -> str | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.read(fd, _MAX_ID_BYTES).decode("ascii", "replace").strip() or None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _write_id(path: Path, identity: str) -> None:
+    fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(fd, "w", encoding="ascii") as file:
+            file.write(f"{identity}\n")
+            file.flush()
+            os.fsync(fd)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,200 @@
+"""Ensures one scheduler per store, with locks that the kernel releases when their holder dies.
+
+The lock that counts is on the data directory, since it cannot be removed without the directory. The file
+`lock` in it is locked as well, so that readers can query the holder without taking a lock. If the file is
+missing, /proc/locks names the holder of the directory. Other programs, such as a backup, may lock the
+directory too; a scheduler is a process that also has the file `lock` open, even a removed one.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+import time
+from pathlib import Path
+
+from gpu_scheduler.store import permissions
+
+_FLOCK = struct.Struct(
+    "hhqqi4x"
+)  # short type, short whence, off_t start, off_t len, pid_t pid (Linux, 64 bit)
+#: Seconds to wait for the lock of a folder whose holder has died. A child that the holder had just forked
+#: keeps the lock until it executes its program.
+_DEAD_HOLDER_WAIT_S = 2.0
+_RETRY_S = 0.01
+#: Errors of file systems, mostly network ones, that do not support locks on folders.
+_UNSUPPORTED_ERRNOS = (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class InstanceLock:
+    """The locks of the scheduler, held until `release` or its death; programs that it starts inherit none.
+
+    path: the lock file in the data directory. Opening and closing it elsewhere in this process would drop its
+    lock. Raises OSError, also if the folder is a link or belongs to another user.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._folder = permissions.open_folder(path.parent)
+        try:
+            self._file = self._open_lock_file()
+        except BaseException:
+            os.close(self._folder)
+            raise
+
+    def acquire(self) -> bool:
+        """Tries to take the locks; returns whether this process has them now."""
+        return self._lock_folder() and self.locks_folder(self._path.parent) and _try_lock(self._file)
+
+    def _lock_folder(self) -> bool:
+        """Tries to lock the folder; returns True also if its file system does not support such a lock."""
+        end = time.monotonic() + _DEAD_HOLDER_WAIT_S
+        while True:
+            try:
+                fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in _UNSUPPORTED_ERRNOS:
+                    return True
+                if self.holder_pid() is not None or time.monotonic() > end:
+                    return False
+                time.sleep(_RETRY_S)
+            else:
+                return True
+
+    def locks_folder(self, folder: Path) -> bool:
+        """Returns whether the folder at this path is the locked one."""
+        try:
+            return os.path.samestat(os.lstat(folder), os.fstat(self._folder))
+        except OSError:
+            return False
+
+    def restore_lock_file(self) -> bool:
+        """Recreates and locks the lock file if it was removed or replaced.
+
+        Returns False if another process holds the lock on the replacement.
+        """
+        try:
+            current = os.stat(self._path.name, dir_fd=self._folder, follow_symlinks=False)
+            if os.path.samestat(current, os.fstat(self._file)):
+                return True
+        except OSError:
+            pass
+        try:
+            fresh = self._open_lock_file()
+        except OSError:
+            return True  # it cannot be created at the moment; the folder itself is locked
+        if not _try_lock(fresh):
+            os.close(fresh)
+            return False
+        os.close(self._file)
+        self._file = fresh
+        return True
+
+    def holder_pid(self) -> int | None:
+        """Returns the pid of the scheduler that holds the locks instead of this process.
+
+        0 = it is in another pid namespace; None = no scheduler holds them.
+        """
+        pid = _file_lock_holder(self._file)
+        return pid if pid is not None else _folder_lock_holder(self._path.parent)
+
+    def release(self) -> None:
+        """Releases the locks."""
+        os.close(self._file)
+        os.close(self._folder)
+
+    def _open_lock_file(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.open(self._path.name, flags, 0o600, dir_fd=self._folder)
+
+
+def scheduler_pid(path: Path) -> int | None:
+    """Returns the pid of the scheduler that holds the lock at this path or on its folder.
+
+    No lock is taken.
+    0 = it is in another pid namespace, such as a container; None = no scheduler is running. The scheduler
+    itself must not call it: closing the file here would drop its lock.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return _folder_lock_holder(path.parent)
+    try:
+        pid = _file_lock_holder(fd)
+    finally:
+        os.close(fd)
+    return pid if pid is not None else _folder_lock_holder(path.parent)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _file_lock_holder(fd: int) -> int | None:
+    # F_GETLK only queries, so asking about a write lock needs no write access.
+    answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    kind, _, _, _, pid = _FLOCK.unpack(answer)
+    return pid if kind != fcntl.F_UNLCK else None
+
+
+def locking_pids(folder: Path) -> list[int]:
+    """Returns the pids of the visible processes that hold a lock on a folder, shared locks included.
+
+    Read from /proc/locks: "1: FLOCK ADVISORY WRITE 123 fe:00:456 0 EOF".
+    """
+    try:
+        status = os.stat(folder)
+        with open("/proc/locks", "rb") as file:
+            held = [line.split() for line in file]
+    except OSError:
+        return []
+    lockers = [(int(f[4]), f[5]) for f in held if len(f) > 5 and f[1] == b"FLOCK"]
+    # The kernel names the process that took the lock even after its death.
+    lockers = [(pid, locked) for pid, locked in lockers if _is_alive(pid)]
+    device = status.st_dev
+    name = b"%02x:%02x:%d" % (os.major(device), os.minor(device), status.st_ino)
+    found = [pid for pid, locked in lockers if locked == name]
+    # Some file systems (overlay, btrfs) show other device numbers there; then open files are compared.
+    return found or [pid for pid, _ in lockers if _has_flock(pid, status)]
+
+
+def _folder_lock_holder(folder: Path) -> int | None:
+    """Returns the pid of the scheduler that holds a folder, or None."""
+    return next((pid for pid in locking_pids(folder) if _has_lock_file(pid)), None)
+
+
+def _has_lock_file(pid: int) -> bool:
+    """Returns whether a process that holds a folder also has the file `lock` open."""
+    try:
+        links = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
+    except PermissionError:
+        return True  # another user's process: assume it
+    except OSError:
+        return False
+    return any(link.removesuffix(" (deleted)").endswith("/lock") for link in links)
+
+
+def _has_flock(pid: int, status: os.stat_result) -> bool:
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), status):
+                with open(f"/proc/{pid}/fdinfo/{name}", "rb") as file:
+                    if b"FLOCK" in file.read():
+                        return True
+    except OSError:
+        pass  # it has ended or belongs to another user
+    return False
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in (b"Z", b"X")

@@ -1,0 +1,217 @@
+"""Parses and renders the JSON state file, detects edits of it and replaces it atomically.
+
+`_scheduler.paused_gpus` is the base, as the scheduler last wrote it: an edit is every difference between it
+and `paused_gpus`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpu_scheduler.core.text import strict_json
+from gpu_scheduler.system.safe_file import ProblemKind, check_status, read_json_bytes, trusted_owners
+
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+_OWN_KEYS = ("gpu_status", "paused_gpus", "jobs", "_scheduler")
+
+
+def digest(content: bytes) -> str:
+    """Returns a digest that distinguishes versions of the file."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def parse(content: bytes) -> dict[str, Any]:
+    """Returns the object in the file with its paused GPUs as integers. Raises ValueError with the problem."""
+    raw = strict_json.parse(strict_json.decode(content))
+    if not isinstance(raw, dict):
+        raise ValueError("it is not a JSON object")
+    for part in (raw, raw.get("_scheduler", {})):
+        paused = part.get("paused_gpus", []) if isinstance(part, dict) else None
+        numbers = [_number(value) for value in paused] if isinstance(paused, list) else [None]
+        if None in numbers:
+            raise ValueError('its "paused_gpus" must be a list of GPU numbers, such as [0, 2]')
+        if numbers:
+            part["paused_gpus"] = numbers
+    return raw
+
+
+def _number(value: object) -> int | None:
+    """Returns a GPU number, also from the forms that scripts write: 2, 2.0 or "2"."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value):
+        return int(value)
+    return value if type(value) is int else None
+
+
+def is_from_older_scheduler(state: Mapping[str, Any]) -> bool:
+    """Returns whether the older scheduler wrote this: it has `gpu_status` but no `_scheduler`."""
+    return "gpu_status" in state and "_scheduler" not in state
+
+
+def pause_edits(state: Mapping[str, Any], recorded: Collection[int]) -> dict[int, bool]:
+    """Returns GPU index -> whether it shall be paused, for each GPU whose pause was edited.
+
+    recorded: the GPUs paused in the store, the base for a file without one.
+    """
+    if "paused_gpus" not in state:
+        return {}
+    ours = state.get("_scheduler", {})
+    base = set(ours["paused_gpus"]) if "paused_gpus" in ours else set(recorded)
+    wanted = set(state["paused_gpus"])
+    return {gpu: gpu in wanted for gpu in sorted(base ^ wanted)}
+
+
+def render(
+    old: Mapping[str, Any], shares: list[float], paused: Collection[int], jobs: Mapping[str, Any]
+) -> bytes:
+    """Returns the new content of the file; keys of others are kept unchanged."""
+    pauses = sorted(paused)
+    new = {key: value for key, value in old.items() if key not in _OWN_KEYS}
+    new = {"gpu_status": shares, "paused_gpus": pauses, "jobs": jobs, **new}
+    new["_scheduler"] = {"paused_gpus": pauses}
+    return _one_key_per_line(new)
+
+
+def with_pauses(old: Mapping[str, Any], gpus: Collection[int], paused: bool) -> bytes:
+    """Returns the file with these GPUs paused or resumed while no store exists yet.
+
+    Its base is empty, so that the first start takes every paused GPU as an edit. Everything else is kept.
+    """
+    now = set(old.get("paused_gpus", []))
+    new = {**old, "paused_gpus": sorted(now | set(gpus) if paused else now - set(gpus))}
+    if "_scheduler" in old:
+        new["_scheduler"] = {"paused_gpus": []}  # a base left by a deleted store
+    return _one_key_per_line(new)
+
+
+def _one_key_per_line(state: Mapping[str, Any]) -> bytes:
+    # One line per key keeps short lists readable and easy to edit.
+    lines = (f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in state.items())
+    # A lone surrogate cannot be encoded in UTF-8; the JSON escape \ud800 is written instead.
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8", "backslashreplace")
+
+
+def read(path: Path, *, trust: bool = False) -> bytes | None:
+    """Reads the file; returns None if it does not exist.
+
+    trust: accept any owner and permissions. Raises OSError, also for a file that is refused.
+    """
+    try:
+        return read_json_bytes(path, trust=trust)
+    except FileNotFoundError:
+        return None
+
+
+def link_target(path: Path) -> Path:
+    """Resolves a link to its target, beside which temporary files are made; the link is never replaced."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def set_aside(lying: Path, path: Path) -> Path:
+    """Moves an unusable version of the file to a free name `.bad`, `.bad.1` … `.bad.4`; returns that path.
+
+    If all are taken, the last one is overwritten. Raises OSError.
+    """
+    path = link_target(path)
+    places = [path.with_name(f"{path.name}.bad{number}") for number in ("", ".1", ".2", ".3", ".4")]
+    place = next((place for place in places if not os.path.lexists(place)), places[-1])
+    os.replace(lying, place)
+    return place
+
+
+def displaced_path(path: Path) -> Path:
+    """Returns the path that keeps a replaced version until it has been examined for an edit."""
+    path = link_target(path)
+    return path.with_name(f".{path.name}.replaced")
+
+
+def exchange(path: Path, content: bytes) -> bytes | None:
+    """Replaces the file atomically; returns the previous content, or None if there was no file.
+
+    If the path is a link, its target is replaced. The previous version is also at `displaced_path(path)`
+    until `forget_displaced` is called. Raises OSError; the file is then unchanged.
+    """
+    path = link_target(path)
+    spare = displaced_path(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(spare, flags, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            # A file that another user has put there would become the state file.
+            problem = check_status(os.fstat(fd), None, trusted_owners(spare))
+            if problem is not None and problem.kind is not ProblemKind.WORLD_WRITABLE:
+                raise problem.as_error(spare)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        forget_displaced(path)  # a half-written version is not an edit
+        raise
+    if _create_new(spare, path):
+        return None
+    os.chmod(spare, path.stat().st_mode & 0o777)
+    return (
+        read_json_bytes(spare, trust=True)
+        if _exchange_names(spare, path)
+        else _compare_and_rename(spare, path)
+    )
+
+
+def _create_new(spare: Path, path: Path) -> bool:
+    """Gives the new file its name if none exists; returns False, having done nothing, if one does."""
+    try:
+        os.link(spare, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        if path.exists():
+            return False
+        os.rename(spare, path)
+        return True
+    os.unlink(spare)
+    return True
+
+
+def forget_displaced(path: Path) -> None:
+    """Removes the replaced version once it has been examined."""
+    displaced_path(path).unlink(missing_ok=True)
+
+
+def _compare_and_rename(spare: Path, path: Path) -> bytes:
+    """Compares and renames, on file systems that cannot exchange two names (NFS, CIFS, FUSE)."""
+    fresh = path.with_name(f".{path.name}.fresh")
+    os.rename(spare, fresh)
+    while True:
+        status = os.stat(path)
+        before = read_json_bytes(path, trust=True)
+        spare.write_bytes(before)
+        if is_same_version(os.stat(path), status):
+            os.rename(fresh, path)
+            return before
+
+
+def is_same_version(one: os.stat_result, other: os.stat_result) -> bool:
+    """Returns whether both stat results are of the same version of a file."""
+    return (one.st_ino, one.st_mtime_ns, one.st_size) == (other.st_ino, other.st_mtime_ns, other.st_size)
+
+
+def _exchange_names(one: Path, other: Path) -> bool:
+    import ctypes  # takes 6 ms; readers of the state file never need it
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    done = libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    if done == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(code, os.strerror(code), str(other))

@@ -1,0 +1,1 @@
+"""Operating-system helpers: safe file reads, /proc, resource shortages, outside programs."""

@@ -1,0 +1,176 @@
+"""Reads processes from /proc. A process that is gone or not readable yields an empty value, never an error.
+
+A shortage of open files or memory raises OSError.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from gpu_scheduler.system.shortages import reraise_shortage
+
+PROC = "/proc"
+#: Target of /proc/self/ns/pid in the initial pid namespace, which contains every process of the machine.
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+
+_TOKEN = b"GPU_SCHEDULER_TOKEN"
+#: Forms of the token in an environment; while bash starts, its variables have a null byte for the "=".
+_MARKS = (b"\0" + _TOKEN + b"=", b"\0" + _TOKEN + b"\0")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Process:
+    """The values of /proc/PID/stat. start: clock ticks since boot; ended: it is a zombie."""
+
+    pid: int
+    start: int
+    parent: int
+    session: int
+    ended: bool
+
+    def is_same_as(self, other: Process | None) -> bool:
+        """Returns whether both values describe the same process."""
+        return other is not None and (self.pid, self.start) == (other.pid, other.start)
+
+
+class Proc:
+    """A reader of /proc, or of ordinary files in a test."""
+
+    def __init__(self, root: str = PROC) -> None:
+        self._root = root
+
+    @cached_property
+    def sees_all(self) -> bool:
+        """True if this /proc shows every process of the machine, with the pids that the driver uses."""
+        try:
+            return os.readlink(f"{self._root}/self/ns/pid") == INITIAL_PID_NAMESPACE
+        except OSError:
+            return False
+
+    @cached_property
+    def own_process(self) -> Process | None:
+        """This process; None if it cannot be read."""
+        return self.process("self")
+
+    def process(self, pid: int | str) -> Process | None:
+        """Returns the process with this pid; None if there is none."""
+        head, _, rest = self._read(pid, "stat").rpartition(b")")
+        fields = rest.split()
+        if len(fields) < 20:
+            return None
+        # The first thread also shows as a zombie while other threads of the process are alive.
+        ended = fields[0] in (b"Z", b"X", b"x") and int(fields[17]) <= 1
+        return Process(int(head.split()[0]), int(fields[19]), int(fields[1]), int(fields[3]), ended)
+
+    def processes(self) -> Iterator[Process]:
+        """Yields all processes."""
+        for name in _names(self._root):
+            process = self.process(name) if name.isdecimal() else None
+            if process is not None:
+                yield process
+
+    def ancestry(self, process: Process) -> Iterator[Process]:
+        """Yields the process and its ancestors."""
+        link: Process | None = process
+        while link is not None:
+            yield link
+            parent = self.process(link.parent) if link.parent > 0 else None
+            # A parent that started later has reused the pid of the real one.
+            link = parent if parent is not None and parent.start <= link.start else None
+
+    def command_line(self, pid: int) -> list[str]:
+        """Returns the command line of a process; empty if it has none."""
+        content = self._read(pid, "cmdline")
+        return [os.fsdecode(word) for word in content.removesuffix(b"\0").split(b"\0")] if content else []
+
+    def user_id(self, pid: int) -> int | None:
+        """Returns the real user id of a process; None if unknown."""
+        for line in self._read(pid, "status").splitlines():
+            if line.startswith(b"Uid:"):
+                return int(line.split()[1])
+        return None
+
+    def token(self, pid: int) -> str | None:
+        """Returns the token of an attempt in the environment of a process; None if it has none."""
+        environment = b"\0" + self._read(pid, "environ")
+        for mark in _MARKS:
+            at = environment.find(mark)
+            if at >= 0:
+                return environment[at + len(mark) :].partition(b"\0")[0].decode("ascii", "replace")
+        return None
+
+    def autogroup(self, pid: int) -> str | None:
+        """Returns the kernel's id of the session of a process; None where there is none."""
+        return self._read(pid, "autogroup").split(b" ")[0].decode("ascii", "replace") or None
+
+    def cgroup(self, pid: int | str) -> str:
+        """Returns the cgroup (version 2) of a process; empty if there is none."""
+        for line in self._read(pid, "cgroup").splitlines():
+            if line.startswith(b"0::"):
+                return os.fsdecode(line[3:])
+        return ""
+
+    def inner_pids(self, pid: int) -> tuple[int, ...]:
+        """Returns the pids of a process in the pid namespaces below that of this /proc."""
+        for line in self._read(pid, "status").splitlines():
+            if line.startswith(b"NSpid:"):
+                return tuple(int(number) for number in line.split()[2:])
+        return ()
+
+    def uses_gpu(self, pid: int) -> bool:
+        """Returns whether a process has a device file of an NVIDIA GPU open."""
+        return any(
+            self._open_path(pid, fd).startswith("/dev/nvidia") for fd in _names(f"{self._root}/{pid}/fd")
+        )
+
+    def is_hidden(self, pid: int) -> bool:
+        """Returns whether a process exists although /proc does not show it (mount option hidepid)."""
+        if self._root != PROC or pid <= 0 or os.path.exists(f"{PROC}/{pid}"):
+            return False
+        try:
+            os.kill(pid, 0)
+        except PermissionError:
+            return True
+        except (OSError, OverflowError):
+            return False
+        return True
+
+    def started_at(self, process: Process) -> float:
+        """Returns the start of a process in wall-clock seconds."""
+        return process.start / _TICKS_PER_S + _boot_time(self._root)
+
+    def _open_path(self, pid: int, fd: str) -> str:
+        try:
+            return os.readlink(f"{self._root}/{pid}/fd/{fd}")
+        except OSError:
+            return ""
+
+    def _read(self, pid: int | str, name: str) -> bytes:
+        try:
+            with open(f"{self._root}/{pid}/{name}", "rb") as file:
+                return file.read()
+        except OSError as error:
+            reraise_shortage(error)
+            return b""
+
+
+@lru_cache
+def _boot_time(root: str) -> float:
+    """Returns the boot time in wall-clock seconds, read once so that setting the clock changes no start."""
+    try:
+        with open(f"{root}/stat", "rb") as file:
+            return float(next(line.split()[1] for line in file if line.startswith(b"btime ")))
+    except (OSError, StopIteration):
+        return 0.0
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        reraise_shortage(error)
+        return []

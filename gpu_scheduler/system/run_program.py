@@ -1,0 +1,87 @@
+"""Runs an outside program with a timeout; a program that hangs, even in the kernel, is abandoned."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+#: Seconds that a program may take, and most bytes of its output that are read.
+TIMEOUT_S = 5.0
+MAX_OUTPUT_BYTES = 1 << 20
+_POLL_INTERVAL_S = 0.05
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """The result of a program.
+
+    exit_code: None if it did not exit by itself, with the reason in `problem`; output: its output and errors.
+    """
+
+    exit_code: int | None
+    output: str
+    problem: str = ""
+
+    @property
+    def succeeded(self) -> bool:
+        """Returns whether the program exited with code 0."""
+        return self.exit_code == 0
+
+    def failure_reason(self) -> str:
+        """Returns one line about the failure."""
+        lines = self.output.strip().splitlines()
+        return self.problem or (lines[-1] if lines else f"exit code {self.exit_code}")
+
+
+def run_program(
+    argv: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
+) -> ProgramResult:
+    """Runs a program without input or terminal, with English messages, and returns its result."""
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**(os.environ if env is None else env), "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return ProgramResult(None, "", f"{argv[0]} cannot be started: {error.strerror}")
+    assert process.stdout is not None
+    with process.stdout as pipe:
+        data, ended = _read_output(process, pipe.fileno(), time.monotonic() + timeout_s)
+    text = data.decode("utf-8", "replace")
+    if ended:
+        return ProgramResult(process.returncode, text)
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(0.5)
+    except (ProcessLookupError, subprocess.TimeoutExpired):
+        pass
+    return ProgramResult(None, text, f"{argv[0]} did not answer within {timeout_s:g} s")
+
+
+def _read_output(process: subprocess.Popen[bytes], fd: int, deadline: float) -> tuple[bytes, bool]:
+    """Returns the output until the process ends, and whether it ended. Children may keep the pipe open."""
+    data = bytearray()
+    while time.monotonic() < deadline and len(data) < MAX_OUTPUT_BYTES:
+        ended = process.poll() is not None
+        if select.select([fd], [], [], 0 if ended else _POLL_INTERVAL_S)[0]:
+            chunk = os.read(fd, 1 << 16)
+            data += chunk
+            if chunk:
+                continue
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return bytes(data), False
+            return bytes(data), True
+        if ended:
+            return bytes(data), True
+    return bytes(data), False

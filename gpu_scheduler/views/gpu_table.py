@@ -1,0 +1,55 @@
+"""Builds the table of the managed GPUs, one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_scheduler.core.model.share import format_share
+from gpu_scheduler.views import status_report
+from gpu_scheduler.views.colours import GREEN, RED, YELLOW
+from gpu_scheduler.views.formatting import format_memory, safe_text
+from gpu_scheduler.views.layout import Cell, Column, TableRow
+from gpu_scheduler.views.status_report import GpuStatusView
+from gpu_scheduler.views.titles import format_ranges
+
+_COLOURS = {status_report.LOST: RED, status_report.PAUSED: YELLOW, status_report.AVAILABLE: GREEN}
+
+
+def gpu_rows(views: Sequence[GpuStatusView]) -> tuple[list[Column], list[TableRow]]:
+    """Returns the columns and the rows; allocated memory has a column if any job declared memory."""
+    by_memory = any(gpu.has_declared_memory for gpu in views)
+    columns = [
+        Column("GPU", is_right=True), Column("State"), Column("Share", is_right=True),
+        *([Column("Allocated", is_right=True)] if by_memory else []),
+        Column("Memory", is_right=True), Column("Load", is_right=True), Column("Jobs"), Column("Name"),
+    ]  # fmt: skip
+    return columns, [_row(gpu, by_memory) for gpu in views]
+
+
+def _row(gpu: GpuStatusView, by_memory: bool) -> TableRow:
+    load = "?" if gpu.load_percent is None else f"{gpu.load_percent:.0f} %"
+    allocated = [Cell(format_memory(gpu.allocated_mib))] if by_memory else []
+    name = safe_text(gpu.name)
+    if gpu.fault not in (None, gpu.state):
+        name = f"{safe_text(gpu.fault or '')} ({name})"
+    return TableRow(
+        [
+            Cell(str(gpu.index)),
+            Cell(gpu.state, _COLOURS.get(gpu.state, "")),
+            Cell(format_share(gpu.share)),
+            *allocated,
+            Cell(_memory_text(gpu)),
+            Cell(load),
+            Cell(format_ranges(gpu.jobs) or "-"),
+            Cell(name),
+        ]
+    )
+
+
+def _memory_text(gpu: GpuStatusView) -> str:
+    """Formats used and total memory: "15.6 / 24.0 GiB", or in MiB for a GPU below 1 GiB."""
+    total = format_memory(gpu.total_mib)
+    used = format_memory(gpu.used_mib)
+    if gpu.used_mib is not None and total.endswith(" GiB"):
+        used = f"{gpu.used_mib / 1024:.1f}"
+    return f"{used} / {total}"

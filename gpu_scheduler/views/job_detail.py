@@ -1,0 +1,261 @@
+"""Formats the details of one job as text and JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy
+from gpu_scheduler.core.text.secrets import masked_values
+from gpu_scheduler.views.formatting import format_age, format_duration, outcome_text, safe_text
+from gpu_scheduler.views.status_json import job_object
+from gpu_scheduler.views.status_report import JobView
+
+_LABEL_WIDTH = 14
+
+
+@dataclass(frozen=True)
+class AttemptView:
+    """One attempt. Times in wall seconds; command: as its command.sh runs it, None = there is no command.sh.
+
+    vram_declared: MiB on each GPU; share_declared: of each GPU, 1 = all of it; peaks: GPU index -> MiB;
+    load_percent: mean over its GPUs and all samples; declaration_accuracy: as text.
+    """
+
+    number: int
+    gpus: tuple[int, ...]
+    outcome: str | None
+    reason: str | None
+    exit_code: int | None
+    signal: int | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    log: str | None
+    session: str | None
+    folder: str
+    command: str | None
+    survivors: tuple[int, ...]
+    launches: int
+    warnings: tuple[str, ...]
+    vram_declared: int | None
+    share_declared: float | None
+    peaks: Mapping[int, int]
+    load_percent: float | None
+    declaration_accuracy: str | None
+
+
+@dataclass(frozen=True)
+class JobDetail:
+    """Details of one job at `now`. line: (file, number) of its line now; origin and need: as text.
+
+    arguments, env: without secrets; history: (time, state, reason).
+    min_vram_mib: memory per GPU that it needs since it ran out of memory; *_used: retries used;
+    *_retries: how many its line allows, None = the default.
+    """
+
+    now: float
+    job: JobView
+    kind: str
+    identity: str
+    origin: str
+    line: tuple[str, int] | None
+    script: str | None
+    arguments: tuple[str, ...]
+    need: str
+    min_vram_mib: int | None
+    oom_used: int
+    oom_retries: int | None
+    fail_used: int
+    fail_retries: int | None
+    timeout_s: float | None
+    allowed: tuple[int, ...] | None
+    conda: str | None
+    venv: str | None
+    cwd: str
+    env: Mapping[str, str]
+    attempts: tuple[AttemptView, ...]
+    history: tuple[tuple[float, str, str | None], ...]
+
+
+def to_json(detail: JobDetail) -> str:
+    """Formats a job as one ASCII JSON object, as docs/json.md describes."""
+    return json.dumps(
+        {
+            "now": detail.now,
+            "job": job_object(detail.job),
+            "kind": detail.kind,
+            "identity": detail.identity,
+            "line": None if detail.line is None else {"file": detail.line[0], "line": detail.line[1]},
+            "script": detail.script,
+            "arguments": list(detail.arguments),
+            "need": detail.need,
+            "min_vram_mib": detail.min_vram_mib,
+            "oom_retries_used": detail.oom_used,
+            "oom_retries": detail.oom_retries,
+            "fail_retries_used": detail.fail_used,
+            "fail_retries": detail.fail_retries,
+            "timeout_s": detail.timeout_s,
+            "allowed_gpus": None if detail.allowed is None else list(detail.allowed),
+            "environment": {
+                "conda": detail.conda, "venv": detail.venv, "cwd": detail.cwd, "env": dict(detail.env),
+            },
+            "attempts": masked_values([_attempt_object(attempt) for attempt in detail.attempts]),
+            "history": masked_values(
+                [{"at": at, "state": state, "reason": why} for at, state, why in detail.history]
+            ),
+        },
+        indent=1,
+    ) + "\n"  # fmt: skip
+
+
+def _attempt_object(attempt: AttemptView) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "gpus": attempt.gpus,
+        "outcome": attempt.outcome,
+        "reason": attempt.reason,
+        "exit_code": attempt.exit_code,
+        "signal": attempt.signal,
+        "created_at": attempt.created_at,
+        "started_at": attempt.started_at,
+        "ended_at": attempt.ended_at,
+        "log": attempt.log,
+        "session": attempt.session,
+        "folder": attempt.folder,
+        "command": attempt.command,
+        "survivors": attempt.survivors,
+        "launches": attempt.launches,
+        "warnings": attempt.warnings,
+        "vram_declared": attempt.vram_declared,
+        "share_declared": attempt.share_declared,
+        "peaks": attempt.peaks,
+        "load_percent": attempt.load_percent,
+        "declaration_accuracy": attempt.declaration_accuracy,
+    }
+
+
+def to_text(detail: JobDetail) -> str:
+    """Formats a job as text, one fact per line."""
+    blocks = ["\n".join(_fact_lines(detail))]
+    blocks += ["\n".join(_attempt_lines(attempt, detail.now)) for attempt in detail.attempts]
+    blocks.append("\n".join(["History", *_history_lines(detail)]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _row(title: str, value: str) -> str:
+    return f"{title:<{_LABEL_WIDTH}}{safe_text(value)}"
+
+
+def _fact_lines(detail: JobDetail) -> Iterator[str]:
+    job = detail.job
+    state = outcome_text(job.outcome, job.exit_code, job.signal) if job.outcome else job.state
+    yield _row(f"Job {job.id}", f"{job.name}: {job.text}" if job.name else job.text)
+    yield _row("State", state)
+    if job.reason:
+        yield _row("Reason", job.reason)
+    yield from (_row("Warning", warning) for warning in job.warnings)
+    yield _row("From", detail.origin)
+    yield _row("Kind", f"{detail.kind}, identity {detail.identity}")
+    if detail.script is not None:
+        yield _row("Script", detail.script)
+        yield _row("Arguments", " ".join(detail.arguments) or "none")
+    yield _row("Need", detail.need)
+    yield from _retry_lines(detail)
+    if detail.timeout_s is not None:
+        yield _row("Time limit", format_duration(detail.timeout_s))
+    yield _row("Allowed GPUs", "any" if detail.allowed is None else ", ".join(map(str, detail.allowed)))
+    yield _row("Priority", str(job.priority))
+    yield _row("Environment", _environment_text(detail))
+    yield _row("Folder", detail.cwd)
+    yield from (_row("Variable", f"{name}={value}") for name, value in detail.env.items())
+    yield _row("Submitted", _time_and_age(job.created_at, detail.now))
+
+
+def _retry_lines(detail: JobDetail) -> Iterator[str]:
+    for after, used, allowed in (
+        ("out of memory", detail.oom_used, detail.oom_retries),
+        ("other failures", detail.fail_used, detail.fail_retries),
+    ):
+        if used or allowed is not None:
+            of = "" if allowed is None else f" of {allowed}"
+            yield _row("Retries", f"{used}{of} after {after}")
+
+
+def accuracy_text(accuracy: DeclarationAccuracy | None, tolerance: float) -> str | None:
+    """Formats an accuracy: "within ±10%", "over-declared (-59%)", "under-declared (+47%)"."""
+    if accuracy is None:
+        return None
+    if accuracy.kind == "within":
+        return f"within ±{100 * tolerance:g}%"
+    return f"{accuracy.kind}-declared ({accuracy.percent:+d}%)"
+
+
+def _memory_lines(attempt: AttemptView) -> Iterator[str]:
+    """Yields the declaration, peaks and load of an attempt."""
+    if attempt.vram_declared is not None:
+        yield _row("  Declared", f"{attempt.vram_declared} MiB per GPU")
+    elif attempt.share_declared is not None:
+        yield _row("  Declared", f"share {attempt.share_declared:g} of each GPU")
+    if attempt.peaks:
+        peaks = ", ".join(f"GPU {gpu}: {mib} MiB" for gpu, mib in sorted(attempt.peaks.items()))
+        yield _row(
+            "  Peak", f"{peaks}; {attempt.declaration_accuracy}" if attempt.declaration_accuracy else peaks
+        )
+    if attempt.load_percent is not None:
+        yield _row("  Load", f"{attempt.load_percent:.0f} % on average")
+
+
+def _environment_text(detail: JobDetail) -> str:
+    if detail.venv is not None:
+        return f"venv {detail.venv}"
+    if detail.conda:
+        return f"conda {detail.conda}"
+    return "conda base, if conda is installed" if detail.kind == "csv" else "none specified"
+
+
+def _attempt_lines(attempt: AttemptView, now: float) -> Iterator[str]:
+    gpus = ", ".join(map(str, attempt.gpus)) or "none"
+    yield f"Attempt {attempt.number}"
+    yield _row("  GPUs", gpus)
+    if attempt.started_at is None:
+        yield _row("  Started", f"not yet; requested at {_time_and_age(attempt.created_at, now)}")
+    else:
+        yield _row("  Started", _time_and_age(attempt.started_at, now))
+    if attempt.outcome is not None:
+        took = ""
+        if attempt.started_at is not None and attempt.ended_at is not None:
+            took = f", after {format_duration(attempt.ended_at - attempt.started_at)}"
+        yield _row("  Ended", f"{_time_and_age(attempt.ended_at, now)}{took}")
+        yield _row("  Outcome", outcome_text(attempt.outcome, attempt.exit_code, attempt.signal))
+    if attempt.reason:
+        yield _row("  Reason", attempt.reason)
+    yield from _memory_lines(attempt)
+    yield from (_row("  Warning", warning) for warning in attempt.warnings)
+    if attempt.launches > 1:
+        yield _row("  Launches", str(attempt.launches))
+    if attempt.survivors:
+        yield _row("  Still running", "processes " + ", ".join(map(str, attempt.survivors)))
+    for title, value in (
+        ("  Command", attempt.command), ("  Log", attempt.log), ("  Session", attempt.session),
+        ("  Files", attempt.folder),
+    ):  # fmt: skip
+        if value:
+            yield _row(title, value)
+
+
+def _history_lines(detail: JobDetail) -> Iterator[str]:
+    for at, state, reason in detail.history:
+        suffix = f": {safe_text(reason)}" if reason else ""
+        yield f"  {_local_time(at)}  {state}{suffix}"
+
+
+def _time_and_age(at: float | None, now: float) -> str:
+    return "?" if at is None else f"{_local_time(at)} ({format_age(at, now)})"
+
+
+def _local_time(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

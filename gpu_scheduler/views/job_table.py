@@ -1,0 +1,139 @@
+"""Builds the table of jobs, one row each; queued jobs that wait for the same reason share a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.views.colours import CYAN, FAINT, OF_STATE, RED, YELLOW, of_outcome
+from gpu_scheduler.views.formatting import (
+    format_age,
+    format_elapsed,
+    limit_length,
+    memory_text,
+    outcome_text,
+    safe_text,
+)
+from gpu_scheduler.views.layout import Cell, Column, TableRow
+from gpu_scheduler.views.status_report import JobView
+from gpu_scheduler.views.titles import common_prefix, format_ranges, title
+
+COLUMNS = (
+    Column("Job", is_right=True), Column("State"), Column("GPUs"), Column("Time", is_right=True),
+    Column("What", is_flexible=True), Column("Last line, or reason"),
+)  # fmt: skip
+#: Maximum number of titles in a group that are compared for a common beginning.
+_MAX_COMPARED = 100
+
+#: Builds the row of a job; the second argument is the time of the report, in wall seconds.
+RowBuilder = Callable[[JobView, float], TableRow]
+
+
+def running_row(job: JobView, now: float) -> TableRow:
+    """Returns the row of a job with an open attempt, with its last output line."""
+    took = "" if job.started_at is None else format_elapsed(now - job.started_at)
+    # The end of a progress bar is as informative as its beginning.
+    parts = ["window closed"] * job.window_closed + [_one_line(job.last_line)] * bool(job.last_line)
+    last = Cell("; ".join(parts), keep_end=True) if parts else Cell(_one_line(job.reason), YELLOW)
+    return _table_row(job, Cell(job.state, OF_STATE.get(job.state, "")), took, last)
+
+
+def queued_row(job: JobView, _: float) -> TableRow:
+    """Returns the row of a queued job, with the reason."""
+    return _table_row(job, Cell(job.state), "", _reason_cell(job))
+
+
+def held_row(job: JobView, _: float) -> TableRow:
+    """Returns the row of a held job."""
+    return _table_row(job, Cell(job.state, OF_STATE[job.state]), "", Cell(_one_line(job.reason), YELLOW))
+
+
+def finished_row(job: JobView, now: float) -> TableRow:
+    """Returns the row of a finished job: its outcome, run time, and reason or age."""
+    took = ""
+    if job.started_at is not None and job.finished_at is not None:
+        took = format_elapsed(job.finished_at - job.started_at)
+    outcome = job.outcome or Outcome.ENDED.value
+    colour = of_outcome(outcome)
+    about = Cell(_one_line(job.reason), colour if colour == RED else "")
+    if not job.reason and outcome == Outcome.FAILED.value:
+        text = outcome_text(outcome, job.exit_code, job.signal)
+        about = Cell(text.partition(", ")[2], colour)
+    if not about.text:
+        about = Cell(format_age(job.finished_at, now), FAINT)
+    return _table_row(job, Cell(outcome_label(outcome), colour), took, about)
+
+
+def outcome_label(outcome: str) -> str:
+    """Returns the label of an outcome: "done", "failed", "timed out"."""
+    return "done" if outcome == Outcome.COMPLETED.value else outcome.replace("_", " ")
+
+
+def queued_rows(jobs: Iterable[JobView], now: float) -> list[TableRow]:
+    """Returns rows for queued jobs in order; jobs with the same reason share the row of the first."""
+    groups: dict[tuple[str | None, bool], list[JobView]] = {}
+    for job in jobs:
+        groups.setdefault((job.reason, job.infeasible), []).append(job)
+    return [queued_row(group[0], now) if len(group) == 1 else _group_row(group) for group in groups.values()]
+
+
+def detail_lines(job: JobView) -> list[str]:
+    """Returns lines with the details of a job: memory, session, window, log, warnings."""
+    closed = f"closed; `logs {job.id} -f` follows the job" if job.window_closed else None
+    details = [
+        ("memory", memory_text(job.peaks, job.vram_declared)),
+        ("session", job.session),
+        ("window", closed),
+        ("log", job.log),
+        *(("warning", text) for text in job.warnings),
+    ]
+    return [f"{name} {safe_text(text)}" for name, text in details if text]
+
+
+def _table_row(job: JobView, state: Cell, time: str, last: Cell) -> TableRow:
+    cells = (Cell(str(job.id)), state, Cell(format_ranges(job.gpus)), Cell(time), Cell(title(job)), last)
+    return TableRow(cells)
+
+
+def _group_row(jobs: Sequence[JobView]) -> TableRow:
+    first = jobs[0]
+    what = common_prefix([title(job) for job in jobs[:_MAX_COMPARED]])
+    about = f" ({what})" if what else ""
+    wait = f"wait for {_need_text(first)}" if first.need is not None and not first.infeasible else ""
+    why = (
+        Cell(wait, YELLOW) if wait else Cell(f"wait, {_reason_cell(first).text}", _reason_cell(first).colour)
+    )
+    ids = format_ranges([job.id for job in jobs])
+    return TableRow(
+        (Cell(f"{len(jobs):,} jobs "), why, Cell(f": {ids}{about}")), is_spanning=True, count=len(jobs)
+    )
+
+
+def _need_text(job: JobView) -> str:
+    # Imported here to keep `status` fast when no such queue is shown.
+    from gpu_scheduler.core.scheduling.needs import Need
+
+    need = Need(**(job.need or {"count": 1}))
+    half = Need(1, 500, assumed=need.assumed)
+    return "half a GPU" if need == half else str(need)
+
+
+def _reason_cell(job: JobView) -> Cell:
+    return Cell(_one_line(job.reason), RED if job.infeasible else YELLOW)
+
+
+def _one_line(text: str | None) -> str:
+    return safe_text(limit_length(text or ""))
+
+
+#: State -> the function that builds the row of a job in it.
+ROW_BUILDERS: dict[JobState, RowBuilder] = {
+    JobState.STARTING: running_row,
+    JobState.RUNNING: running_row,
+    JobState.STOPPING: running_row,
+    JobState.QUEUED: queued_row,
+    JobState.HELD: held_row,
+    JobState.FINISHED: finished_row,
+}
+#: State -> the colour of its job count.
+STATE_COUNT_COLOURS = {JobState.RUNNING: CYAN, JobState.HELD: YELLOW}

@@ -1,0 +1,100 @@
+"""Formats a status report as JSON, in the stable form that docs/json.md describes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpu_scheduler.core.model.share import WHOLE
+from gpu_scheduler.core.text.secrets import masked, masked_values
+from gpu_scheduler.views.status_report import GpuStatusView, JobView, StatusReport
+
+
+def gpu_object(gpu: GpuStatusView) -> dict[str, Any]:
+    """Returns one element of "gpus"."""
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "state": gpu.state,
+        "allocated": gpu.share / WHOLE,
+        "memory_used_mib": gpu.used_mib,
+        "memory_total_mib": gpu.total_mib,
+        "memory_allocated_mib": gpu.allocated_mib,
+        "load_percent": gpu.load_percent,
+        "fault": gpu.fault,
+        "sampled_at": gpu.sampled_at,
+        "jobs": list(gpu.jobs),
+    }
+
+
+def job_object(job: JobView) -> dict[str, Any]:
+    """Returns one element of "jobs"."""
+    return {
+        "id": job.id,
+        "state": job.state,
+        "outcome": job.outcome,
+        "reason": job.reason and masked(job.reason),
+        "infeasible": job.infeasible,
+        "recorded": job.is_recorded,
+        "name": job.name,
+        "command": masked(job.text),
+        "gpus": list(job.gpus),
+        "exit_code": job.exit_code,
+        "signal": job.signal,
+        "attempts": job.attempts,
+        "session": job.session,
+        "window_closed": job.window_closed,
+        "log": job.log,
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "finished_at": job.finished_at,
+        "priority": job.priority,
+        "source": job.source,
+        "warnings": list(job.warnings),
+        "vram_declared": job.vram_declared,
+        "peaks": job.peaks,
+    }
+
+
+def to_json(report: StatusReport) -> str:
+    """Formats the report as pure ASCII, one line for each element of a list."""
+    scheduler = {
+        "pid": report.pid,
+        "state_file": report.state_file,
+        "data_dir": report.data_dir,
+        "host": report.host,
+    }
+    malformed = (
+        {"file": m.path, "line": m.number, "text": m.text, "reason": m.reason, "accepted": m.accepted}
+        for m in report.malformed
+    )
+    files = ({"file": f.path, "problem": f.problem} for f in report.jobs_files)
+    health_issues = (
+        {
+            "subject": t.subject,
+            "path": t.path,
+            "problem": t.problem,
+            "remedy": t.remedy,
+            "blocks_starts": t.blocks_starts,
+        }
+        for t in report.health_issues
+    )
+    parts = [
+        f'"scheduler": {json.dumps(scheduler)}',
+        f'"now": {json.dumps(report.now)}',
+        f'"counts": {json.dumps(dict(sorted(report.counts.items())))}',
+        f'"gpus": {_json_array(map(gpu_object, report.gpus))}',
+        f'"jobs": {_json_array(map(job_object, report.jobs))}',
+        f'"malformed": {_json_array(map(masked_values, malformed))}',
+        f'"jobs_files": {_json_array(files)}',
+        f'"health_issues": {_json_array(health_issues)}',
+    ]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _json_array(objects: Iterable[Mapping[str, Any]]) -> str:
+    # Without indentation json uses its C encoder, which is fifty times faster on a long queue.
+    lines = ",\n  ".join(json.dumps(element) for element in objects)
+    return f"[\n  {lines}\n]" if lines else "[]"

@@ -1,0 +1,221 @@
+"""Formats a status report as text: summary, problems, GPUs and one line per job, fitted to a screen."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
+from gpu_scheduler.views.colours import BOLD, RED, YELLOW, of_outcome
+from gpu_scheduler.views.formatting import format_age, limit_length, pid_text, safe_text
+from gpu_scheduler.views.gpu_table import gpu_rows
+from gpu_scheduler.views.job_table import (
+    COLUMNS,
+    ROW_BUILDERS,
+    STATE_COUNT_COLOURS,
+    detail_lines,
+    outcome_label,
+    queued_rows,
+)
+from gpu_scheduler.views.layout import (
+    CappedList,
+    Cell,
+    StyledLine,
+    TableRow,
+    Viewport,
+    allot_lines,
+    render_line,
+    table,
+)
+from gpu_scheduler.views.status_report import JobView, StatusReport
+from gpu_scheduler.views.text_width import display_width, wrap_text
+
+#: Maximum numbers of malformed lines and of warnings: without a limit on rows, and on a screen.
+MAX_LISTED, MAX_LISTED_ON_SCREEN = 20, 3
+#: Minimum numbers of lines, however small the screen: running jobs, GPUs, queued, held, finished jobs.
+_MIN_LINES = (2, 3, 1, 1, 1)
+_PIPE = Viewport()
+
+
+def to_text(
+    report: StatusReport,
+    viewport: Viewport = _PIPE,
+    *,
+    show_all: bool = False,
+    verbose: bool = False,
+    clock: str = "",
+) -> str:
+    """Formats the report. show_all: each queued job gets its own line; verbose: details such as paths
+    follow each job; clock: text at the right end of the first line."""
+    head = _header(report, viewport, show_all=show_all, verbose=verbose, clock=clock)
+    gpus = CappedList("GPUs", gpu_rows(report.gpus)[1], len(report.gpus))
+    lists = [gpus, *_job_lists(report, show_all=show_all, verbose=verbose)]
+    given, is_tight = _allot(lists, viewport.rows, len(head))
+    shown = [each.capped(lines) for each, lines in zip(lists, given, strict=True)]
+    blocks = [head]
+    if report.gpus:
+        blocks.append(table(gpu_rows(report.gpus)[0], shown[0], viewport.width))
+    elif report.jobs:
+        blocks.append([[Cell("No GPUs detected yet.")]])
+    jobs = [entry for entries in shown[1:] for entry in entries]
+    if jobs:
+        blocks.append(table(COLUMNS, jobs, viewport.width))
+    if is_tight and len(blocks) > 1:
+        blocks[:2] = [[*blocks[0], *blocks[1]]]
+    return "\n\n".join("\n".join(render_line(line, viewport) for line in block) for block in blocks) + "\n"
+
+
+def _job_lists(report: StatusReport, *, show_all: bool, verbose: bool) -> Iterator[CappedList]:
+    """Yields the lists of running, queued, held and finished jobs."""
+    numbers = _job_counts(report)
+    ended = sum(count for name, count in numbers.items() if not isinstance(name, JobState))
+    for what, states, total in (
+        ("running", ACTIVE, numbers[JobState.RUNNING]),
+        ("queued", (JobState.QUEUED,), numbers[JobState.QUEUED]),
+        ("held", (JobState.HELD,), numbers[JobState.HELD]),
+        ("finished", (JobState.FINISHED,), ended),
+    ):
+        jobs = [job for job in report.jobs if JobState(job.state) in states]
+        if what == "queued" and not show_all and not verbose:
+            entries = queued_rows(jobs, report.now)
+        else:
+            entries = [_table_row(job, report.now, verbose=verbose) for job in jobs]
+        if report.is_failed_only:
+            yield CappedList("failed", entries, total, "status --failed --all")
+        else:
+            yield CappedList(what, entries, total)
+
+
+def _table_row(job: JobView, now: float, *, verbose: bool) -> TableRow:
+    entry = ROW_BUILDERS[JobState(job.state)](job, now)
+    return replace(entry, detail_lines=detail_lines(job)) if verbose else entry
+
+
+def _allot(lists: list[CappedList], rows: int | None, head: int) -> tuple[list[int], bool]:
+    """Returns the number of lines for each list, and whether to omit the blank line below the header."""
+    wanted = [each.line_count for each in lists]
+    if rows is None:
+        return wanted, False
+    # Reserves two blank lines and the headers of two tables.
+    room = rows - head - 4
+    if sum(wanted) <= room:
+        return wanted, False
+    # Running jobs are cut last; each other list keeps at least a line that counts the omitted items.
+    gpus, runs, *others = lists
+    given = allot_lines([runs, gpus, *others], _MIN_LINES, room + 1)
+    return [given[1], given[0], *given[2:]], True
+
+
+def _job_counts(report: StatusReport) -> dict[JobState | Outcome, int]:
+    """Counts jobs by state, and finished jobs by outcome, as they are now. Jobs whose end is not in the store
+    yet, where they count as running, are moved to their new state."""
+    counts = report.counts
+    numbers: dict[JobState | Outcome, int] = {
+        outcome: report.unsuccessful_counts.get(outcome.value, 0) for outcome in Outcome
+    }
+    numbers[Outcome.COMPLETED] = counts.get(JobState.FINISHED.value, 0) - sum(numbers.values())
+    numbers[JobState.RUNNING] = sum(counts.get(state.value, 0) for state in ACTIVE)
+    for state in (JobState.QUEUED, JobState.HELD):
+        numbers[state] = counts.get(state.value, 0)
+    for job in report.jobs:
+        if not job.is_recorded and JobState(job.state) not in ACTIVE:
+            now = Outcome(job.outcome) if job.outcome else JobState(job.state)
+            numbers[JobState.RUNNING] = max(0, numbers[JobState.RUNNING] - 1)
+            numbers[now] += 1
+    return numbers
+
+
+def _header(
+    report: StatusReport, viewport: Viewport, *, show_all: bool, verbose: bool, clock: str
+) -> list[StyledLine]:
+    first = [*_summary_cells(report)]
+    up = "" if report.pid is None else f"scheduler {pid_text(report.pid)}"
+    used = sum(display_width(cell.text) for cell in first)
+    fits = viewport.width is None or used + 2 + len(up) + len(clock) + 2 <= viewport.width
+    if up and fits:
+        first.append(Cell(f"; {up}"))
+        used += len(up) + 2
+    if clock and viewport.width is not None and used + 2 + len(clock) <= viewport.width:
+        first.append(Cell(f"{clock:>{viewport.width - used}}"))
+    lines: list[StyledLine] = [first]
+    if up and not fits:
+        lines.append([Cell(up)])
+    lines += _scheduler_lines(report)
+    lines += _path_lines(report, verbose=verbose)
+    for trouble in report.health_issues:
+        until = "; no new jobs start until this is resolved" if trouble.blocks_starts else ""
+        text = f"Problem: {safe_text(str(trouble))}{until}"
+        parts = [text] if viewport.width is None else wrap_text(text, viewport.width)
+        lines += [[Cell(part, RED)] for part in parts]
+    most = None if show_all else MAX_LISTED if viewport.rows is None else MAX_LISTED_ON_SCREEN
+    lines += _capped_lines("warnings", [f"Warning: {safe_text(text)}" for text in _warnings(report)], most)
+    lines += _capped_lines("malformed lines", list(_malformed_lines(report)), most)
+    return lines
+
+
+def _summary_cells(report: StatusReport) -> Iterator[Cell]:
+    numbers = _job_counts(report)
+    total = sum(numbers.values())
+    if not total:
+        yield Cell("No job has failed" if report.is_failed_only else "No jobs yet", BOLD)
+        return
+    yield Cell(f"{total:,} job{'' if total == 1 else 's'}: ", BOLD)
+    between = ""
+    for state, count in numbers.items():
+        if count:
+            is_state = isinstance(state, JobState)
+            word = state.value if is_state else outcome_label(state.value)
+            colour = (
+                STATE_COUNT_COLOURS.get(state, "") if isinstance(state, JobState) else of_outcome(state.value)
+            )
+            yield Cell(between)
+            yield Cell(f"{count:,} {word}", colour)
+            between = ", "
+
+
+def _scheduler_lines(report: StatusReport) -> Iterator[StyledLine]:
+    """Yields a line about the scheduler if none is running here."""
+    if report.host is not None:
+        about = "running processes cannot be checked from this host"
+        yield [Cell(f"Scheduler on host {safe_text(report.host)}; {about}", YELLOW)]
+    elif report.pid is None:
+        sampled = [gpu.sampled_at for gpu in report.gpus if gpu.sampled_at is not None]
+        stale = f"; GPU values as of {format_age(max(sampled), report.now)}" if sampled else ""
+        yield [Cell(f"Scheduler not running{stale}", YELLOW)]
+
+
+def _path_lines(report: StatusReport, *, verbose: bool) -> Iterator[StyledLine]:
+    """Yields the paths if verbose, and in any case a jobs file that cannot be read."""
+    if verbose:
+        yield [Cell(f"State file  {safe_text(report.state_file)}", is_path=True)]
+        yield [Cell(f"Data dir    {safe_text(report.data_dir)}", is_path=True)]
+    for file in report.jobs_files:
+        if verbose or file.problem:
+            path = file.path if verbose else posixpath.basename(file.path)
+            problem = f": {safe_text(file.problem)}" if file.problem else ""
+            yield [Cell(f"Jobs file   {safe_text(path)}{problem}", YELLOW if problem else "", is_path=True)]
+
+
+def _warnings(report: StatusReport) -> list[str]:
+    return [text for job in report.jobs if JobState(job.state) in ACTIVE for text in job.warnings]
+
+
+def _malformed_lines(report: StatusReport) -> Iterator[str]:
+    """Yields the malformed lines: number, reason, then the text. The accepted form follows only the first
+    line that it applies to."""
+    shown: set[str] = set()
+    for bad in report.malformed:
+        is_new = bad.accepted and bad.accepted not in shown
+        accepted = f" (accepted: {safe_text(bad.accepted or '')})" if is_new else ""
+        shown.add(bad.accepted or "")
+        where = f"{safe_text(posixpath.basename(bad.path))}:{bad.number}"
+        line = f"{safe_text(limit_length(bad.reason))}{accepted}: {safe_text(limit_length(bad.text))}"
+        yield f"Malformed: {where}: {line}"
+
+
+def _capped_lines(noun: str, lines: list[str], limit: int | None) -> Iterator[StyledLine]:
+    shown = lines if limit is None or len(lines) <= limit else lines[: limit - 1]
+    yield from ([Cell(line, YELLOW)] for line in shown)
+    if len(shown) < len(lines):
+        yield [Cell(f"… and {len(lines) - len(shown):,} more {noun} (status --all)", YELLOW)]

@@ -1,0 +1,120 @@
+"""Formats the lines that `start` prints on a terminal: time, mark, job with its title, and message.
+
+The main log has the same messages in full, with date and level.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.core.model.states import WAITING, JobState
+from gpu_scheduler.views.colours import CYAN, FAINT, GREEN, RED, YELLOW, coloured, of_outcome
+from gpu_scheduler.views.event_messages import EventMessage
+from gpu_scheduler.views.formatting import safe_text
+from gpu_scheduler.views.status_board import (
+    FAILURE_MARK,
+    RETRY_MARK,
+    RUNNING_MARK,
+    SUCCESS_MARK,
+    WAITING_MARK,
+)
+from gpu_scheduler.views.text_width import display_width, truncate_end, truncate_middle, wrap_words
+from gpu_scheduler.views.titles import title_of
+
+WARNING_MARK, NO_MARK = "!", " "
+#: ASCII replacements of our own symbols, for terminals whose encoding lacks some of them.
+_ASCII = str.maketrans(
+    {
+        RUNNING_MARK: ">", WAITING_MARK: ".", RETRY_MARK: "~", SUCCESS_MARK: "+", FAILURE_MARK: "x",
+        "…": "...", "—": "-", "→": "->", "±": "+-",
+    }
+)  # fmt: skip
+#: Maximum number of rows for a message about a job, and the indent of each continuation row.
+_MAX_ROWS, _INDENT = 3, 12
+#: Width of a job's title: the minimum, and the width used if the message needs more than one row anyway.
+_MIN_TITLE, _SHORT_TITLE = 12, 24
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """The terminal that the lines are printed on."""
+
+    columns: int = 80
+    colours: bool = False
+    encoding: str = "utf-8"
+
+    @property
+    def text_width(self) -> int:
+        """Width available beside the time and the mark."""
+        return max(20, self.columns - _INDENT)
+
+    def can_encode(self, text: str) -> bool:
+        """Returns whether the terminal's encoding has all characters of a text."""
+        try:
+            text.encode(self.encoding)
+        except (UnicodeError, LookupError):
+            return False
+        return True
+
+
+def format_event(event: Event, message: EventMessage, at: float, terminal: Terminal) -> str:
+    """Formats the lines of an event. at: wall seconds."""
+    mark, colour = _mark(event, message.level)
+    text = safe_text(message.text)
+    subject = _subject(event, message, terminal.text_width - display_width(text)) if message.subject else ""
+    first, *more = wrap_words(subject + text, terminal.text_width)
+    if len(more) >= _MAX_ROWS:
+        more[_MAX_ROWS - 2 :] = [truncate_end(" ".join(more[_MAX_ROWS - 2 :]), terminal.text_width)]
+    end = len(subject) or len(first)
+    return _render(at, mark, colour, [first[:end], first[end:]], more, terminal)
+
+
+def format_message(level: int, text: str, at: float, terminal: Terminal) -> str:
+    """Formats the lines of a message that is not about an event; never truncated, as it may hold paths."""
+    mark, colour = NO_MARK, ""
+    if level >= logging.WARNING:
+        mark, colour = WARNING_MARK, RED if level >= logging.ERROR else YELLOW
+    lines = safe_text(text, keep_line_breaks=True).split("\n")
+    first, *more = [row for line in lines for row in wrap_words(line, terminal.text_width)]
+    return _render(at, mark, colour, [first, ""], more, terminal)
+
+
+def _subject(event: Event, message: EventMessage, room: int) -> str:
+    """Returns the job with its title, truncated to fit `room` columns if that leaves enough of it."""
+    room -= len(f"{message.subject} : ")
+    title = title_of(event.name, event.command, event.spec)
+    title = truncate_middle(title, room if room >= _MIN_TITLE else _SHORT_TITLE)
+    return f"{message.subject} {title}: " if title else f"{message.subject}: "
+
+
+def _render(
+    at: float, mark: str, colour: str, first: Sequence[str], more: Sequence[str], terminal: Terminal
+) -> str:
+    """Renders the rows. first: the coloured part of the first row and its rest; more: the rows below."""
+    clock = time.strftime("%H:%M:%S", time.localtime(at))
+    if terminal.colours:
+        clock, head = coloured(clock, FAINT), coloured(f"{mark} {first[0]}", colour)
+    else:
+        head = f"{mark} {first[0]}"
+    text = "\n".join([f"{clock}  {head}{first[1]}", *(" " * _INDENT + row for row in more)])
+    return text if terminal.can_encode(text) else text.translate(_ASCII)
+
+
+def _mark(event: Event, level: int) -> tuple[str, str]:
+    """Returns the mark of an event, and its colour."""
+    outcome = event.data.get("outcome")
+    warning = YELLOW if level >= logging.WARNING else ""
+    if event.kind == JobState.STARTING:
+        return RUNNING_MARK, CYAN
+    if outcome is not None and event.kind == JobState.QUEUED:
+        return RETRY_MARK, YELLOW
+    if outcome is not None:
+        colour = of_outcome(outcome)
+        return (SUCCESS_MARK, warning or colour) if colour == GREEN else (FAILURE_MARK, colour)
+    if event.kind in WAITING or event.kind == "infeasible":
+        return WAITING_MARK, warning
+    return (WARNING_MARK, warning) if warning else (NO_MARK, "")

@@ -1,0 +1,50 @@
+"""Runs a scheduler without GPUs, which holds the lock and carries out requests by the real rules.
+
+python -m tests.cli.scheduler_process STATE_FILE [deaf|rising]: `deaf` never answers; `rising` is still starting when
+it is asked to end.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from gpu_scheduler.attempts.executor import LaunchError
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.scheduling.actions import AnswerRequest
+from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.gpus.watch import GpuWatch
+from gpu_scheduler.scheduler.loop import Loop
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.lock import InstanceLock
+from gpu_scheduler.store.store import Store
+
+
+class _NoLauncher:
+    def launch(self, attempt_id: int) -> None:
+        raise LaunchError("this scheduler starts nothing")
+
+
+def main() -> None:
+    home = DataDir.of(sys.argv[1])
+    lock = InstanceLock(home.lock)
+    assert lock.acquire()
+    while not home.database.exists():
+        time.sleep(0.005)
+    store = Store(home)
+    loop = Loop(store, GpuWatch(), _NoLauncher(), Settings(), Clock())
+    if "rising" in sys.argv:
+        while not (found := [wish["id"] for wish in store.open_requests()]):
+            time.sleep(0.005)
+        loop.recorder.record(
+            [AnswerRequest(wish, "the scheduler had already ended") for wish in found], Clock().now()
+        )
+    while not loop.stop_requested:
+        if "deaf" not in sys.argv:
+            while not loop.stop_requested and loop.tick() is None:
+                pass
+        time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,345 @@
+"""`gpu-scheduler FILE`: a jobs file instead of a command, which continues where it stopped when run again."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.cli import _MODULES
+from gpu_scheduler.cli.first_word import jobs_file_index
+from gpu_scheduler.cli.parser import parse
+from gpu_scheduler.cli.start import start_options
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.scheduler import background, service
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.lock import scheduler_pid
+from tests.cli.desk import Desk
+from tests.e2e.world import World
+from tests.waiting import wait_for
+from tests.warm import Process
+
+ROOT = Path(__file__).parents[2]
+KEPT = "no jobs were forgotten, and the scheduler was not started"
+SIMULATED = ("--simulate", "2", "--poll", "0.5", "--log-dir", "logs")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("jobs.txt", "status", "with blank"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("jobs.txt", StartOptions(jobs_file="jobs.txt", drain=True)),
+        ("jobs.txt --watch", StartOptions(jobs_file="jobs.txt")),
+        ("jobs.txt --drain", StartOptions(jobs_file="jobs.txt", drain=True)),
+        ("jobs.txt --sim 2 -v", StartOptions(jobs_file="jobs.txt", drain=True, simulate="2", verbose=True)),
+        ("--state-file x.json jobs.txt", StartOptions("x.json", jobs_file="jobs.txt", drain=True)),
+        ("--state-file=x.json jobs.txt", StartOptions("x.json", jobs_file="jobs.txt", drain=True)),
+        ("jobs.txt --state-file x.json", StartOptions("x.json", jobs_file="jobs.txt", drain=True)),
+        ("--data-dir start jobs.txt", StartOptions(data_dir="start", jobs_file="jobs.txt", drain=True)),
+        ("./status", StartOptions(jobs_file="./status", drain=True)),
+        ("start", StartOptions()),
+        ("start --watch", StartOptions()),
+        ("start --jobs-file jobs.txt", StartOptions(jobs_file="jobs.txt")),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_jobs_file_instead_of_a_command_is_run_and_drained(words: str, expected: StartOptions) -> None:
+    options = parse(words.split())
+    assert (options.command, start_options(options)) == ("start", expected)
+
+
+@pytest.mark.usefixtures("here")
+def test_jobs_file_may_have_any_name_that_is_not_a_command() -> None:
+    assert parse(["with blank"]).jobs_file == "with blank"
+    assert parse(["status"]).command == "status"
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("jobs.txt --watch --drain", ["--watch", "--drain", "not allowed"]),
+        ("jobs.txt --jobs-file other.txt", ["two jobs files", "jobs.txt", "other.txt"]),
+        ("jobs.txt status", ["unrecognized arguments: status", "the jobs file is jobs.txt"]),
+        ("jobs.txt --json", ["--json", " start --help` lists"]),
+        ("status --quux", ["unrecognized arguments: --quux; `status` accepts --", "--json", "--all"]),
+        ("start --quux", ["unrecognized arguments: --quux; `start` accepts --", ", and others\n"]),
+        ("hold 3 --bogus", ["--bogus; `hold` accepts --", "--state-file", "--data-dir\n"]),
+        ("jobs.txt --frsh", ["--frsh; did you mean `--fresh`?\n"]),
+        ("start jobs.txt --sim 2", ["unrecognized arguments: jobs.txt (use `--jobs-file jobs.txt`"]),
+        ("status jobs.txt", ["jobs.txt (quote a name or value", " status --help` lists"]),
+        ("job.txt --sim 2", ["'job.txt'", "neither a command nor an existing file"]),
+        ("statu", ["'statu'", "did you mean `status`?"]),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_usage_errors_suggest_a_correction(words: str, parts: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(words.split())
+    text = str(caught.value)
+    assert all(part in text for part in parts), text
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        *((word, "status") for word in ("list", "ps", "ls", "queue", "ps aux")),
+        *((word, "status --watch") for word in ("top", "watch", "top -d 1")),
+        ("kill", "cancel JOB…"),
+        ("kill 3", "cancel 3"),
+        ("kill -9 3 bert", "cancel 3 bert"),
+        ("rm 5-9", "cancel 5-9"),
+        ("rm 'a b'", "cancel 'a b'"),
+        ("rerun --failed", "retry --failed"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_command_names_of_other_programs_get_a_suggestion(words: str, meant: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(shlex.split(words))
+    text = str(caught.value)
+    assert text.startswith(f"{words.split()[0]!r} is neither a command nor an existing file; did you mean")
+    assert f"did you mean `{meant}`?\n" in text
+
+
+def test_file_named_like_a_command_of_another_program_is_a_jobs_file(here: Path) -> None:
+    (here / "queue").touch()
+    assert parse(["queue"]).jobs_file == "queue"
+
+
+@given(
+    before=st.lists(
+        st.sampled_from([["--state-file", "start"], ["--data-dir", "x"], ["--data-dir=stop"], ["--version"]])
+    ),
+    command=st.sampled_from([None, *_MODULES]),
+    behind=st.lists(st.sampled_from(["start", "x", "--sim", "-v", "--", "/", "--state-file"])),
+)
+def test_first_word_that_is_not_an_option_or_its_value_decides(
+    before: list[list[str]], command: str | None, behind: list[str]
+) -> None:
+    words = [word for words in before for word in words]
+    found = jobs_file_index([*words, command or "/", *behind], _MODULES)
+    assert found == (None if command else len(words))
+
+
+def test_every_name_of_the_program_accepts_a_jobs_file(here: Path) -> None:
+    for name in (["scheduler.py"], ["-m", "gpu_scheduler"]):
+        path = [str(ROOT / name[0])] if len(name) == 1 else name
+        done = subprocess.run(
+            [sys.executable, *path, "jobs.txt", *SIMULATED],
+            cwd=here, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+        assert "drained: 0 of 0 jobs completed; exit code 0" in done.stdout
+
+
+def started_scheduler(world: World, *words: str) -> Process:
+    """Starts `gpu-scheduler jobs.txt …` and waits until it is running; it is ended with the world."""
+    with open(world.output_file, "wb") as out:
+        words = ("jobs.txt", *SIMULATED, *words)
+        process = Process("gpu_scheduler", words, world.folder, world.env, out.fileno(), out.fileno())
+    world.process = process
+    wait_for(lambda: "scheduler up" in world.output(), "scheduler up")
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_restart_skips_finished_jobs_and_continues_running_ones(world: World, number: int, code: int) -> None:
+    wait = "while [ ! -e go ]; do sleep 0.02; done"
+    world.append("echo one >> ran", f"echo two >> ran; {wait}")
+    world.append(f"echo three >> ran; {wait}", "echo four >> ran")
+    started_scheduler(world)
+    world.wait_for_lines("ran", 3)
+    assert world.end_scheduler(number) == code
+    (world.folder / "go").touch()
+    done = world.cli("jobs.txt", *SIMULATED)
+    assert done.returncode == 0, done.stdout
+    assert "drained: 4 of 4 jobs completed" in done.stdout
+    assert sorted((world.folder / "ran").read_text().split()) == ["four", "one", "three", "two"]
+    # Run again: nothing is left to do.
+    assert "drained: 4 of 4 jobs completed" in world.run_ok("jobs.txt", *SIMULATED)
+    assert len((world.folder / "ran").read_text().split()) == 4
+
+
+def test_watch_runs_new_lines_until_the_scheduler_is_stopped(world: World) -> None:
+    world.append("echo one >> ran")
+    process = started_scheduler(world, "--watch")
+    world.wait_for_lines("ran")
+    world.wait_finished(1)
+    world.append("echo two >> ran")
+    world.wait_for_lines("ran", 2)
+    assert process.poll() is None
+    assert world.end_scheduler() == 0
+
+
+def test_exit_code_reflects_the_jobs(world: World) -> None:
+    world.append("exit 3", "exit 0")
+    assert world.cli("jobs.txt", *SIMULATED).returncode == 3
+
+
+def test_fresh_runs_every_line_again_with_new_job_ids(world: World) -> None:
+    world.append("echo one >> ran", "echo two >> ran")
+    world.run_ok("jobs.txt", *SIMULATED)
+    world.run_ok("pause", "1")
+    folder = DataDir.of(str(world.folder / world.state)).runs
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
+    world.run_ok("jobs.txt", *SIMULATED, "--fresh")
+    assert sorted((world.folder / "ran").read_text().split()) == ["one", "one", "two", "two"]
+    status = world.status()
+    assert {job["id"]: job["outcome"] for job in status["jobs"]} == {3: "completed", 4: "completed"}
+    assert [gpu["index"] for gpu in status["gpus"] if gpu["state"] == "paused"] == [1]
+    assert sorted(path.name for path in folder.iterdir()) == ["3", "4"]
+
+
+def test_failed_start_with_fresh_forgets_nothing(world: World) -> None:
+    world.append("echo one >> ran")
+    world.run_ok("jobs.txt", *SIMULATED)
+    done = world.cli("jobs.txt", *SIMULATED, "--fresh", "--gpus", "9")
+    assert done.returncode == 2
+    assert list(world.jobs()) == [1]
+
+
+def test_fresh_is_refused_while_a_scheduler_or_a_job_runs(world: World) -> None:
+    world.append("while :; do sleep 0.02; done")
+    started_scheduler(world)
+    world.wait_until(lambda jobs: jobs and jobs[1]["state"] == "running", "job 1 running")
+    done = world.cli("jobs.txt", *SIMULATED, "--fresh")
+    assert done.returncode == 1
+    assert "a scheduler is already running" in done.stderr
+    world.end_scheduler(signal.SIGKILL)
+    done = world.cli("jobs.txt", *SIMULATED, "--fresh")
+    assert done.returncode == 1
+    refusal = "job 1 is active; --fresh forgets nothing while jobs are active\n`stop --jobs` ends what runs"
+    assert refusal in done.stderr
+    assert list(world.jobs()) == [1]
+    world.run_ok("stop", "--jobs")
+    world.jobs_file.write_text("echo two\n")
+    world.run_ok("jobs.txt", *SIMULATED, "--fresh")
+    assert list(world.jobs()) == [2]
+
+
+class Prompt:
+    """A user at a terminal who gives one answer; records the questions and the starts of the scheduler."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: str | None) -> None:
+        self.questions: list[str] = []
+        self.begun = 0
+        self._answer = answer
+        monkeypatch.setattr(os, "isatty", lambda fd: True)
+        monkeypatch.setattr("builtins.input", self._input)
+        monkeypatch.setattr(service, "run", self._run)
+        monkeypatch.setattr(background, "run", self._run)
+
+    def _input(self, question: str) -> str:
+        self.questions.append(question)
+        if self._answer is None:
+            raise EOFError
+        return self._answer
+
+    def _run(self, *_: object, **__: object) -> int:
+        self.begun += 1
+        return 0
+
+
+@pytest.mark.parametrize("mode", [(), ("--daemon",)])
+@pytest.mark.parametrize(
+    ("answer", "goes_on"),
+    [("y", True), (" YES ", True), ("n", False), ("", False), ("yo", False), (None, False)],
+)
+def test_fresh_asks_for_confirmation_on_a_terminal(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...], answer: str | None, goes_on: bool
+) -> None:
+    desk.job()
+    desk.job()
+    asked = Prompt(monkeypatch, answer)
+    code, _, err = desk.run("start", "--fresh", *mode)
+    assert asked.questions == ["forget 2 jobs of gpu_scheduler_state.d? [y/N] "]
+    assert (code, asked.begun) == ((0, 1) if goes_on else (1, 0))
+    assert err == ("" if goes_on else f"gpu-scheduler: {KEPT}\n")
+    assert desk.store.state_counts() == {"queued": 2}
+
+
+def test_confirmation_uses_the_singular_and_full_paths_of_other_folders(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    desk.job()
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    asked = Prompt(monkeypatch, "y")
+    desk.run("start", "--fresh", "--state-file", "../gpu_scheduler_state.json")
+    assert asked.questions == [f"forget 1 job of {desk.data_dir.folder}? [y/N] "]
+
+
+def test_fresh_does_not_ask_with_yes_or_without_recorded_jobs(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Prompt(monkeypatch, "n")
+    assert desk.run("start", "--fresh")[0] == 0
+    assert desk.store.state_counts() == {}
+    assert desk.run("start", "--fresh")[0] == 0
+    desk.job()
+    assert desk.run("start", "--fresh", "--yes")[0] == 0
+    assert desk.run("start", "--yes")[0] == 0
+    assert (asked.questions, asked.begun) == ([], 4)
+
+
+def test_fresh_is_refused_before_it_asks(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = desk.run_job("while :; do sleep 0.02; done")
+    asked = Prompt(monkeypatch, "y")
+    code, _, err = desk.run("start", "--fresh")
+    assert (code, asked.questions, asked.begun) == (1, [], 0)
+    assert f"job {job} is active" in err
+
+
+def test_daemon_asks_before_it_detaches_from_the_terminal(desk: Desk) -> None:
+    desk.job()
+    near, far = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpu_scheduler", "start", "--fresh", "--daemon", *SIMULATED],
+        cwd=desk.path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=far,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    os.close(far)
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    said = bytearray()
+
+    def look() -> bool:
+        said.extend(process.stdout.read() or b"")  # type: ignore[union-attr]
+        return b"[y/N]" in said
+
+    wait_for(look, "the question")
+    os.write(near, b"n\n")
+    assert process.wait(60) == 1
+    os.set_blocking(process.stdout.fileno(), True)
+    with process.stdout as out:
+        said.extend(out.read())
+    os.close(near)
+    assert b"no jobs were forgotten, and the scheduler was not started" in said
+    assert scheduler_pid(desk.data_dir.lock) is None
+    assert desk.store.state_counts() == {"queued": 1}

@@ -1,0 +1,202 @@
+"""References to jobs by number, range and name in every command, and the --failed options."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+import pytest
+
+from gpu_scheduler.attempts.protocol import observe
+from gpu_scheduler.cli.job_ids import resolve_job, resolve_jobs
+from gpu_scheduler.cli.values import JobRef
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.errors import SchedulerError
+from tests.cli.desk import Desk
+from tests.waiting import wait_for
+
+RECORDED = "recorded; takes effect when the scheduler starts"
+
+
+def finish_job(desk: Desk, name: str | None, at: float, outcome: Outcome = Outcome.COMPLETED) -> int:
+    """Inserts a finished job that ended at that time."""
+    job = desk.job(name=name)
+    desk.record(act.FinishJob(job, outcome, ""))
+    with desk.store.db.transaction() as db:
+        db.execute("UPDATE job SET finished_at = ? WHERE id = ?", (at, job))
+    return job
+
+
+@pytest.mark.parametrize(
+    ("refs", "ids"),
+    [
+        ([3], [3]),
+        ([99], [99]),
+        ([range(2, 4)], [2, 3]),
+        ([range(3, 10**9)], [3, 4, 5]),
+        ([4, range(1, 5), 4], [4, 1, 2, 3]),
+        (["done"], [2]),
+        (["bert"], [4]),
+        (["5"], None),
+        (["bert", 1, "bert"], [4, 1]),
+    ],
+)
+def test_jobs_are_resolved_by_number_range_and_name(
+    desk: Desk, refs: list[JobRef], ids: list[int] | None
+) -> None:
+    finish_job(desk, "done", 100.0)
+    assert finish_job(desk, "done", 300.0) == 2  # it ended last
+    finish_job(desk, "done", 200.0)
+    assert desk.job(name="bert") == 4
+    finish_job(desk, "bert", 400.0)  # the open one is meant
+    if ids is None:
+        with pytest.raises(SchedulerError, match=f"has no job named {refs[0]}; `status --all` lists"):
+            resolve_jobs(desk.store, refs)
+    else:
+        assert resolve_jobs(desk.store, refs) == ids
+
+
+def test_empty_range_and_ambiguous_name_are_rejected(desk: Desk) -> None:
+    ids = [desk.job(name="bert", hold=n == 2) for n in range(3)]
+    with pytest.raises(SchedulerError, match="has no job 7 to 9; "):
+        resolve_jobs(desk.store, [range(7, 10)])
+    with pytest.raises(SchedulerError) as caught:
+        resolve_job(desk.store, "bert")
+    assert str(caught.value) == (
+        "3 open jobs are named bert: job 1 (queued), job 2 (queued), job 3 (held)\n"
+        "use the number of one; nothing was done"
+    )
+    for _ in range(9):
+        desk.job(name="bert")
+    with pytest.raises(SchedulerError, match=r"^12 open jobs .*job 10 \(queued\) and 2 more\n"):
+        resolve_job(desk.store, "bert")
+    code, out, err = desk.run("cancel", ids[0], "bert")
+    assert (code, out, "12 open jobs" in err) == (1, "", True)
+    assert desk.requests() == []
+
+
+def test_ended_job_that_is_not_recorded_yet_does_not_make_a_name_ambiguous(desk: Desk) -> None:
+    job = desk.run_job("exit 7")
+    row = desk.store.attempts(job)[0]
+    wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
+    with desk.store.db.transaction() as db:
+        db.execute("UPDATE job SET name = 'bert' WHERE id = ?", (job,))
+    assert resolve_job(desk.store, "bert") == job
+    waiting = desk.job(name="bert")
+    assert resolve_job(desk.store, "bert") == waiting
+    desk.wait_until_processes_end()
+
+
+@pytest.mark.parametrize(
+    ("words", "verb", "state"),
+    [
+        (["cancel", "bert"], "cancel", "queued"),
+        (["hold", "bert"], "hold", "queued"),
+        (["release", "bert"], "release", "held"),
+        (["retry", "bert"], "retry", "held"),
+        (["priority", "bert", "5"], "set", "queued"),
+        (["cancel", "1-3"], "cancel", "queued"),
+    ],
+)
+def test_commands_that_change_jobs_accept_names_and_ranges(
+    desk: Desk, words: list[str], verb: str, state: str
+) -> None:
+    job = desk.job(name="bert", hold=state == "held")
+    assert desk.run(*words) == (0, f"job {job}: {RECORDED}\n", "")
+    assert desk.requests() == [(verb, str(job))]
+
+
+def test_commands_that_show_a_job_accept_its_name(desk: Desk) -> None:
+    job = desk.run_job("echo hello")
+    with desk.store.db.transaction() as db:
+        db.execute("UPDATE job SET name = 'bert' WHERE id = ?", (job,))
+    row = desk.store.attempts(job)[0]
+    wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
+    assert json.loads(desk.run("show", "bert", "--json")[1])["job"]["id"] == job
+    assert json.loads(desk.run("why", "bert", "--json")[1])["job"] == job
+    assert "hello" in desk.run("logs", "bert")[1]
+    assert desk.run("attach", "bert")[2].startswith(f"gpu-scheduler: job {job} is no longer running")
+    for command in ("show", "why", "logs", "attach"):
+        code, out, err = desk.run(command, "bret")
+        assert (code, out) == (1, "")
+        assert f"{desk.data_dir.folder} has no job named bret; `status --all` lists the jobs" in err
+    desk.wait_until_processes_end()
+
+
+def some_failed(desk: Desk) -> list[int]:
+    """Inserts three jobs that failed in different ways, among others."""
+    finish_job(desk, None, 50.0)
+    failed = [
+        finish_job(desk, None, 100.0 * n, outcome)
+        for n, outcome in enumerate((Outcome.FAILED, Outcome.TIMED_OUT, Outcome.NOT_STARTED), 1)
+    ]
+    finish_job(desk, None, 500.0, Outcome.CANCELLED)
+    finish_job(desk, None, 500.0, Outcome.SKIPPED)
+    desk.job("echo queued")
+    return failed
+
+
+def test_retry_failed_queues_each_failed_job_once(desk: Desk) -> None:
+    assert desk.store
+    assert desk.run("retry", "--failed") == (0, "no job has failed\n", "")
+    failed = some_failed(desk)
+    code, out, err = desk.run("retry", "--failed")
+    assert (code, err) == (0, "")
+    assert out == "".join(f"job {job}: {RECORDED}\n" for job in failed)
+    assert desk.requests() == [("retry", str(job)) for job in failed]
+    # Repeated before a scheduler runs: the requests exist already.
+    assert desk.run("retry", "--failed")[0] == 0
+    assert len(desk.requests()) == len(failed)
+
+
+def test_retry_requires_jobs_or_failed(desk: Desk) -> None:
+    job = desk.job()
+    for words in ([], ["--failed", job]):
+        code, out, err = desk.run("retry", *words)
+        assert (code, out, "--failed" in err) == (2, "", True)
+    assert desk.requests() == []
+
+
+def test_status_failed_lists_only_failed_jobs(desk: Desk) -> None:
+    assert desk.store
+    assert "No job has failed\n" in desk.run("status", "--failed")[1]
+    failed = some_failed(desk)
+    shown = json.loads(desk.run("status", "--failed", "--json")[1])
+    assert [job["id"] for job in shown["jobs"]] == failed[::-1]
+    text = desk.run("status", "--failed")[1]
+    assert text.startswith(f"{len(failed)} jobs: ")
+    assert "echo queued" not in text
+
+
+def test_unrecorded_failure_counts_as_failed(desk: Desk) -> None:
+    job = desk.run_job("exit 7")
+    row = desk.store.attempts(job)[0]
+    wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
+    assert [one["id"] for one in json.loads(desk.run("status", "--failed", "--json")[1])["jobs"]] == [job]
+    code, _, err = desk.run("retry", "--failed")
+    assert code == 1
+    assert f"start the scheduler, then run `retry {job}`" in err
+    desk.wait_until_processes_end()
+
+
+def test_long_list_of_failed_jobs_is_cut_and_counted(desk: Desk) -> None:
+    with desk.store.db.transaction():
+        jobs = [desk.job() for _ in range(25)]
+    desk.record(*(act.FinishJob(job, Outcome.FAILED, "") for job in jobs))
+    desk.job()
+    assert "… and 5 more failed (status --failed --all)" in desk.run("status", "--failed")[1]
+    assert len(json.loads(desk.run("status", "--failed", "--all", "--json")[1])["jobs"]) == 25
+    assert desk.run("retry", "--failed") == (0, f"25 jobs: {RECORDED}\n", "")
+
+
+def test_job_that_waits_for_a_retry_has_not_failed(desk: Desk) -> None:
+    job = desk.job(fail_retries=1)
+    row = desk.attempt(job)
+    desk.record(
+        act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.QUEUED, None, "exit code 1", exit_code=1)
+    )
+    found: sqlite3.Row | None = desk.store.job(job)
+    assert found is not None
+    assert found["state"] == "queued"
+    assert json.loads(desk.run("status", "--failed", "--json")[1])["jobs"] == []

@@ -1,0 +1,154 @@
+"""Commands on the store of another host: readers name the host, writers refuse with the host and a remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.store.host import Host, read_host, this_host, write_host
+from tests.cli.desk import Desk
+
+ELSEWHERE = Host("gpu-other", "0" * 32)
+
+
+@pytest.fixture
+def there(desk: Desk) -> Desk:
+    """Provides a store of another host with the waiting job 1 and, as recorded, the running job 2."""
+    desk.job("echo waits")
+    row = desk.attempt(desk.job("sleep 100"))
+    log = desk.path / "job_2.log"
+    log.write_text("seen from afar\n")
+    desk.writer.record_log(row["id"], str(log), "1.gpujob_0_sleep_2")
+    desk.record(act.Transition(2, row["id"], JobState.RUNNING))
+    write_host(desk.data_dir.host_file, ELSEWHERE)
+    return desk
+
+
+def test_status_shows_another_host_without_judging_its_attempts(there: Desk) -> None:
+    code, out, _ = there.run("status")
+    assert code == 0
+    assert "Scheduler on host gpu-other; running processes cannot be checked from this host" in out
+    assert str(there.data_dir.folder) in there.run("status", "-v")[1]
+    shown = json.loads(there.run("status", "--json")[1])
+    assert (shown["scheduler"]["host"], shown["scheduler"]["pid"]) == ("gpu-other", None)
+    assert {job["id"]: (job["state"], job["recorded"]) for job in shown["jobs"]} == {
+        1: ("queued", True),
+        2: ("running", True),  # its folder, looked at from here, would tell that it is gone
+    }
+    assert "no scheduler" not in out
+
+
+def test_status_names_no_host_for_its_own_store(desk: Desk) -> None:
+    desk.job("echo waits")
+    assert json.loads(desk.run("status", "--json")[1])["scheduler"]["host"] is None
+
+
+def test_logs_of_another_host_are_printed_if_readable(there: Desk) -> None:
+    assert there.run("logs", "2") == (0, "seen from afar\n", "")
+    (there.path / "job_2.log").unlink()
+    code, _, err = there.run("logs", "2")
+    assert code == 1
+    assert "the log was written on host gpu-other" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["cancel", "1"], ["cancel", "--all"], ["retry", "1"], ["hold", "1"], ["release", "1"], ["pause", "0"],
+        ["resume", "all"], ["stop"], ["stop", "--jobs"], ["attach", "2"], ["logs", "2", "-f"],
+        ["events", "-f"], ["calibrate", "--write"],
+        ["start", "--simulate", "1", "--drain", "--jobs-file", ""],
+    ],
+)  # fmt: skip
+def test_commands_that_write_or_check_processes_are_refused(there: Desk, words: list[str]) -> None:
+    code, out, err = there.run(*words)
+    assert (code, out) == (1, "")
+    assert f"the store of {there.data_dir.state_file} belongs to host gpu-other" in err
+    assert f"this is host {this_host().name}" in err
+    assert "start --take-over" in err
+    assert len(err.splitlines()) == 2
+    assert there.requests() == []
+    assert read_host(there.data_dir.host_file) == ELSEWHERE
+
+
+def test_events_and_measurements_of_another_host_can_be_read(there: Desk) -> None:
+    code, out, _ = there.run("events")
+    assert code == 0
+    assert "job 1 queued: echo waits" in out
+    assert there.run("calibrate")[0] == 0
+
+
+def test_add_works_with_the_store_of_another_host(there: Desk) -> None:
+    (there.path / "t.py").touch()
+    assert there.run("add", "t.py", "--gpus", "1")[0] == 0
+    code, _, err = there.run("add", "t.py", "--gpus", "9")
+    assert code == 2
+    assert "no GPU 9" in err
+
+
+def start(desk: Desk, *options: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs `start --drain` in a separate process. before: Python code that runs in it first."""
+    program = f"import sys\n{before}\nfrom gpu_scheduler.cli import main\nsys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", program, "start", "--simulate", "1", "--drain", "--log-dir", "logs", *options],
+        cwd=desk.path, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_take_over_continues_on_this_host(there: Desk) -> None:
+    (there.path / "jobs.txt").write_text("")
+    done = start(there, "--take-over")
+    assert read_host(there.data_dir.host_file) == this_host()
+    assert there.state(1) == "finished"
+    # The end of a job on that host cannot be known: it is held, never counted as a success.
+    assert there.state(2) == "held", done.stdout + done.stderr
+    assert done.returncode == 3
+    assert there.run("cancel", "2")[0] == 0
+
+
+def test_network_folder_keeps_its_store_on_this_host(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(desk.path / "local"))
+    (desk.path / "jobs.txt").write_text("[share=0.5] echo hello\n")
+    net = (
+        "from gpu_scheduler.store import home\n"
+        f"home.kind_of = lambda path: 'nfs4' if str(path).startswith({str(desk.data_dir.folder)!r}) else 'ext4'"
+    )
+    owner = desk.data_dir.state_file.with_suffix(".host")
+    assert start(desk, "--gpus", "9", before=net).returncode == 2
+    assert not owner.exists()  # of a record that was never made
+    done = start(desk, before=net)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not desk.data_dir.folder.exists()
+    [folder] = (desk.path / "local" / "gpu_scheduler").iterdir()
+    assert (folder / "scheduler.db").exists()
+    assert (folder / "runs" / "1").exists()
+    assert f"data directory {folder}" in done.stdout + done.stderr
+    assert read_host(owner) == this_host(str(folder))
+    # Another host with the same folder and its own disk.
+    write_host(owner, ELSEWHERE)
+    refused = start(desk, before=net)
+    assert (refused.returncode, "belongs to host gpu-other" in refused.stderr) == (1, True)
+    assert start(desk, "--take-over", before=net).returncode == 0
+    assert start(desk, before=net).returncode == 0
+    refused = start(desk, before=net.replace("'ext4'", "'fuse.sshfs'"))
+    assert refused.returncode == 1
+    assert "--data-dir /local/folder" in refused.stderr
+
+
+def test_doctor_names_the_other_host_and_the_remedy(there: Desk) -> None:
+    there.path.chmod(0o700)
+    code, out, _ = there.run("doctor", "--simulate", "1", "--json")
+    found = {one["check"]: one for one in json.loads(out)["checks"]}
+    assert code == 1
+    assert found["scheduler"]["grade"] == "bad"
+    assert "belongs to host gpu-other" in found["scheduler"]["message"]
+    assert found["scheduler"]["remedy"].endswith("`start --take-over`")
+    assert (found["database"]["grade"], found["database"]["remedy"]) == ("warn", "run `doctor` on gpu-other")

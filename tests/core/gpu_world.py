@@ -1,0 +1,68 @@
+"""Builders of facts about GPUs and the attempts on them, for tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.scheduling.accounting import declared_mib
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob, Settings
+from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
+
+TOTAL = 24_576
+NOW = Now(1_700_000_000.0, 1000.0, "boot")
+
+
+def gpu(
+    index: int, used: int | None = None, processes: tuple[GpuProcess, ...] | None = (), **values: object
+) -> Gpu:
+    """Returns a GPU of 24 GiB whose recorded sample is 1 s old. used: None = the sum of its processes."""
+    if used is None and processes is not None:
+        used = sum(process.used_mib or 0 for process in processes)
+    sample = GpuSample(f"U{index}", index, "GPU", TOTAL, used, 0.0, processes)
+    base = Gpu(
+        f"U{index}",
+        index,
+        sample=sample,
+        sampled_at=999.0,
+        mean_load=0.0,
+        foreign_loads=(0.0,),
+        foreign_load_at=999.0,
+    )
+    return replace(base, **values)  # type: ignore[arg-type]
+
+
+def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
+    """Returns an attempt running on these GPUs (default: U0), with its newest sample recorded.
+
+    Its share or vram counts as declared unless `budgets` are given.
+    """
+    base = Attempt(
+        attempt_id,
+        10 * attempt_id,
+        f"t{attempt_id}",
+        "boot",
+        JobState.RUNNING,
+        uuids or ("U0",),
+        status=AttemptStatus(claim="live", pid=5),
+        measured_at=999.0,
+    )
+    attempt = replace(base, **values)  # type: ignore[arg-type]
+    if "budgets" in values or not (attempt.share or attempt.vram):
+        return attempt
+    return replace(
+        attempt, budgets={uuid: declared_mib(attempt.allocation(uuid), TOTAL) for uuid in attempt.gpus}
+    )
+
+
+def facts(*gpus: Gpu, attempts: tuple[Attempt, ...] = (), **values: object) -> Facts:
+    """Returns the facts of a round with these GPUs and attempts."""
+    return replace(Facts(NOW, Settings(), LlmConfig(), gpus, attempts=attempts), **values)  # type: ignore[arg-type]
+
+
+def group(resources: ResourceSpec, *jobs: int, reason: str | None = None) -> PendingGroup:
+    """Returns waiting jobs with the same resources, in the order of their ids."""
+    return PendingGroup(resources, tuple(QueuedJob(job, 200, job) for job in jobs), False, reason)

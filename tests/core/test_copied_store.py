@@ -1,0 +1,48 @@
+"""Open attempts in a copied store are left to its original."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, ClaimState, ResultNote, StopNote
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.copied_store import detach
+from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Settings
+
+NOW = Now(1_700_000_000.0, 1000.0, "boot")
+OPEN = Attempt(1, 7, "t" * 32, "boot", JobState.RUNNING, ("U0",), 500, launch_deadline=1010.0)
+RESULT = ResultNote(None, 0, None, True, None, (), 1.0, 2.0)
+
+
+def detached(attempt: Attempt) -> list[act.Action]:
+    return detach(attempt, NOW, Settings(), "/old/X.d")
+
+
+@pytest.mark.parametrize("claim", list(get_args(ClaimState)))
+@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
+@pytest.mark.parametrize("cancel", [None, Cancel("cancelled", 3.0)])
+def test_holds_the_job_of_an_open_attempt(claim: str, state: JobState, cancel: Cancel | None) -> None:
+    status = AttemptStatus(claim=claim, stop=StopNote("cancelled", 1.0))  # type: ignore[arg-type]
+    close, *rest = detached(replace(OPEN, job_state=state, cancel=cancel, status=status, survivors=(77,)))
+    assert isinstance(close, act.FinishAttempt)
+    assert (close.outcome, close.state, close.survivors) == (Outcome.INTERRUPTED, JobState.HELD, ())
+    assert close.reason == "it belongs to /old/X.d, and this is a copy; `retry 7` runs it here"
+    assert rest == [act.ReleaseAllocation(1), act.RecordMemoryReleased(1)]
+
+
+def test_an_attempt_with_a_result_keeps_it() -> None:
+    close, *rest = detached(replace(OPEN, status=AttemptStatus(claim="dead", result=RESULT)))
+    assert isinstance(close, act.FinishAttempt)
+    assert (close.outcome, close.state) == (Outcome.COMPLETED, JobState.FINISHED)
+    assert rest == [act.ReleaseAllocation(1), act.RecordMemoryReleased(1)]
+
+
+def test_releases_an_ended_attempt_without_a_process_scan() -> None:
+    ended = replace(OPEN, outcome=Outcome.FAILED, survivors=(77,))
+    assert detached(ended) == [act.ReleaseAllocation(1), act.RecordMemoryReleased(1)]
+    assert detached(replace(ended, released_at=900.0)) == [act.RecordMemoryReleased(1)]

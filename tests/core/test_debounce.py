@@ -1,0 +1,344 @@
+"""Debouncing of saves: editors, pipes and half-written files over time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gpu_scheduler.core.jobsfile.torn_append import REASON, starts_a_line
+from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.states import Outcome
+from tests.core.jobs_file_world import JobsFileWorld
+
+
+def world(text: str) -> JobsFileWorld:
+    made = JobsFileWorld()
+    made.save(text)
+    return made
+
+
+def restart(before: JobsFileWorld) -> JobsFileWorld:
+    """Returns the world of a restarted scheduler, which knows the file and the store."""
+    made = JobsFileWorld()
+    made.raw_lines, made.reading, made.jobs, made.now = (
+        before.raw_lines,
+        before.reading,
+        before.jobs,
+        before.now,
+    )
+    made.unchanged_since = made.now
+    made.check()
+    assert made.waiting_for_lines == before.waiting_for_lines
+    return made
+
+
+def test_appended_lines_count_at_once_while_the_file_is_being_written() -> None:
+    w = world("a\n")
+    w.open_for_writing = True
+    w.append("b\n")
+    assert w.states() == {1: "queued", 2: "queued"}
+
+
+def test_a_last_line_without_a_newline_waits_five_seconds() -> None:
+    w = world("a\nb")
+    w.wait(4.9)
+    assert w.states() == {1: "queued"}
+    w.wait(0.2)
+    assert w.states() == {1: "queued", 2: "queued"}
+    w.append("\n", wait=20)
+    assert w.states() == {1: "queued", 2: "queued"}
+
+
+def test_a_known_last_line_without_a_newline_is_not_missing() -> None:
+    w = world("a\nb")
+    w.wait(6)
+    w.save("n\na\nb")
+    assert w.waiting_for_lines == set()
+    w.wait(2)
+    assert w.queue() == ["n", "a", "b"]
+
+
+def test_a_last_line_without_a_newline_waits_for_its_writer() -> None:
+    w = world("")
+    w.open_for_writing = True
+    w.save("python train.py --lr 0.0", wait=30)
+    assert w.states() == {}
+    w.append("1\n")
+    assert w.queue() == ["python train.py --lr 0.01"]
+
+
+def test_an_inserted_line_waits_two_seconds() -> None:
+    w = world("a\nb\n")
+    w.save("a\nn\nb\n", wait=1.9)
+    assert w.states() == {1: "queued", 2: "queued"}
+    w.wait(0.2)
+    assert w.queue() == ["a", "n", "b"]
+
+
+def test_every_change_restarts_the_delay() -> None:
+    w = world("a\nb\nc\n")
+    for text in ("a\nb\n", "a\n", ""):
+        w.save(text, wait=9)
+    assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
+    assert w.waiting_for_lines == {1, 2, 3}
+    w.save("a\nb\nc\n", wait=20)
+    assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
+    assert w.waiting_for_lines == set()
+
+
+def test_a_slow_generator_loses_no_lines() -> None:
+    """`python gen.py > jobs.txt` empties the file and writes its first byte 15 s later."""
+    w = world("a\nb\n")
+    w.open_for_writing = True
+    w.save("", wait=15)
+    assert w.waiting_for_lines == {1, 2}
+    assert w.states() == {1: "queued", 2: "queued"}
+    w.save("a\nb\nc\n")
+    w.open_for_writing = False
+    w.wait(20)
+    assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
+    assert w.waiting_for_lines == set()
+
+
+def test_removed_lines_do_not_count_while_a_new_line_is_malformed() -> None:
+    w = world("a\nb\nc\n")
+    w.save("a\nhigh,b.py,x\nc\n", wait=60)
+    assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
+    assert w.waiting_for_lines == {2}
+    assert [line.number for line in w.reading if line.malformed] == [2]
+    w.save("a\nc\n", wait=9.9)
+    assert w.states()[2] == "queued"
+    w.wait(0.2)
+    assert w.states()[2] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "waiting", "cancelled"),
+    [
+        # The text after the block identifies the original line of a typo, wherever it is …
+        ("a\nb\nc\n", "[vram=20H] c\na\n", {3}, {2}),
+        ("a\n[vram=2G] b # x\nc\n", "a\nc\n[vram=2G b\n[vram=2H] b  # y\n", {2}, set()),
+        ("a\n[gpus=2] b\nc\n", "[gpus=two] b\n", {2}, {1, 3}),
+        ("0,a.py\n0,b.py\n", "[vrm=2] 0,b.py\n", {2}, {1}),
+        # … else the nearest missing line is the original.
+        ("a\nb\nc\nd\n", "a\nhigh,b.py,x\n", {2}, {3, 4}),
+        ("a\nb\nc\nd\n", "a\nn\nhigh,c.py,x\nd\n", {3}, {2}),
+        ("a\nb\nc\nd\n", "n\na\nhigh,x,x\nc\n", {2}, {4}),
+        ("a\nb\nc\nd\n", "high,x,x\nlow,x,x\nb\nd\n", {1, 3}, set()),
+        # Two equal typos cannot both be that line.
+        ("a\nb\nc\n", "a\n[x=1] b\n[x=2] b\n", {2, 3}, set()),
+        # A typo without an original keeps none.
+        ("a\nb\n", "a\nhigh,x,x\nlow,x,x\nb\n", set(), set()),
+    ],
+)
+def test_a_new_malformed_line_keeps_one_line_and_the_others_are_removed(
+    before: str, after: str, waiting: set[int], cancelled: set[int]
+) -> None:
+    w = world(before)
+    jobs = set(w.jobs)
+    w.save(after, wait=9.9)
+    assert not any(w.states()[job] == "cancelled" for job in jobs)
+    w.wait(0.2)
+    assert {job for job in jobs if w.states()[job] == "cancelled"} == cancelled
+    assert w.waiting_for_lines == waiting
+    assert w.next_check is None, "a drain has nothing to wait for"
+    again = restart(w)
+    again.wait(60)
+    assert (again.waiting_for_lines, again.states()) == (w.waiting_for_lines, w.states())
+    again.save(before, wait=60)
+    assert all(again.states()[job] == "queued" for job in jobs - cancelled)
+    assert not again.waiting_for_lines
+
+
+def test_a_later_save_removes_a_line_beside_a_typo() -> None:
+    w = world("a\nb\nc\nd\n")
+    w.save("a\nhigh,b.py,x\nc\nd\n", wait=60)
+    w.save("a\nhigh,b.py,x\nd\n", wait=11)
+    assert w.states() == {1: "queued", 2: "queued", 3: "cancelled", 4: "queued"}
+    w.save("d\na\nlow,b.py,x\n", wait=11)  # another typo, and another order
+    assert (w.waiting_for_lines, w.queue()) == ({2}, ["d", "a", "b"])
+    w.save("d\na\n", wait=11)
+    assert w.states() == {1: "queued", 2: "cancelled", 3: "cancelled", 4: "queued"}
+
+
+def test_a_typo_fixed_to_another_text_is_a_changed_line() -> None:
+    w = world("a\nb\n")
+    w.save("a\n[vram=20H] b\n", wait=60)
+    w.save("a\n[vram=20G] B\n", wait=60)
+    assert w.states() == {1: "queued", 2: "cancelled", 3: "queued"}
+
+
+def test_a_typo_fixed_with_other_attributes_changes_its_job() -> None:
+    w = world("a\n[vram=2G] b\n")
+    w.save("a\n[vram=4H] b\n", wait=60)
+    w.save("a\n[vram=4G] b\n", wait=60)
+    assert w.states() == {1: "queued", 2: "queued"}
+    assert w.jobs[2].spec.vram == 4096
+
+
+def test_a_job_that_ends_while_its_line_is_a_typo_is_not_run_again() -> None:
+    w = world("a\nb\nc\n")
+    w.start(1)
+    w.end(2)
+    w.save("[x] a\n[x] b\nc\n", wait=60)
+    assert w.waiting_for_lines == {1, 2}, "a retry may queue them"
+    w.end(1, Outcome.FAILED)
+    w.save("a\nb\nc\n", wait=60)
+    assert w.states() == {1: "failed", 2: "completed", 3: "queued"}
+
+
+def test_a_csv_job_with_an_equal_line_does_not_wait_for_a_typo() -> None:
+    w = world("0,a.py\n5,a.py\n")
+    w.save("[x] 0,a.py\n5,a.py\n", wait=60)
+    assert (w.waiting_for_lines, w.states()) == (set(), {1: "queued"})
+
+
+def test_line_wait_names_the_reason() -> None:
+    w = world("a\nb\nc\nd\n")
+    w.save("[hold] a\n[x] b\n\nd\n")
+    assert w.waits == {
+        1: LineWait("changed", 1, w.now + 2),
+        2: LineWait("malformed", 2),
+        3: LineWait("gone", due_at=w.now + 10),
+    }
+    w.open_for_writing = True
+    w.wait(11)
+    assert w.waits == {2: LineWait("malformed", 2), 3: LineWait("gone")}
+
+
+def test_matching_a_fully_malformed_file_takes_linear_time() -> None:
+    """A file of 4,000 lines saved in UTF-16 by mistake."""
+    count = 4000
+    w = world("".join(f"echo {n}\n" for n in range(count)))
+    begun = time.process_time()
+    w.save("".join(f"high,{n},x\n" for n in range(count)))
+    assert len(w.waiting_for_lines) == count
+    assert [w.waits[job].line_number for job in sorted(w.waiting_for_lines)] == list(range(1, count + 1))
+    assert time.process_time() - begun < 5
+
+
+def test_a_fixed_line_keeps_its_job() -> None:
+    w = world("a\n0,b.py,e\nc\n")
+    w.save("a\n0;b.py;e\nc\n", wait=60)
+    w.save("a\n0,b.py,e\nc\n", wait=60)
+    assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
+    assert not any(line.malformed for line in w.reading)
+
+
+def test_an_old_malformed_line_does_not_keep_others_from_being_removed() -> None:
+    w = world("a\nbad,b.py,x\nc\n")
+    w.save("bad,b.py,x\nc\n", wait=11)
+    assert w.states() == {1: "cancelled", 2: "queued"}
+
+
+def test_new_lines_count_while_others_are_missing() -> None:
+    w = world("a\nb\n")
+    w.save("a\nbad,b.py,x\n", wait=5)
+    w.append("c\n", wait=2)
+    w.append("d\n", wait=2)
+    assert w.states() == {1: "queued", 2: "queued", 3: "queued", 4: "queued"}
+    assert w.waiting_for_lines == {2}
+
+
+def test_a_malformed_line_at_the_end_is_reported_at_once() -> None:
+    w = world("a\n")
+    w.append("bad,b.py,x\nc\n")
+    assert [line.number for line in w.reading if line.malformed] == [2]
+    assert w.states() == {1: "queued", 2: "queued"}
+
+
+def test_a_file_cut_in_the_middle_of_a_line_starts_no_half_line() -> None:
+    text = "".join(f"python train.py --seed {i}00\n" for i in range(20))
+    w = world(text)
+    before = w.states()
+    for cut in range(0, len(text), 7):
+        w.save(text[:cut])
+        assert w.states() == before
+        w.now += 0.05
+    w.save(text, wait=30)
+    assert w.states() == before
+    assert w.waiting_for_lines == set()
+
+
+def test_a_restart_while_lines_are_missing_restarts_the_delay() -> None:
+    w = world("a\nb\n")
+    w.save("a\n", wait=9)
+    w.unchanged_since = w.now
+    w.check()
+    w.wait(9)
+    assert w.states() == {1: "queued", 2: "queued"}
+    w.wait(1.1)
+    assert w.states() == {1: "queued", 2: "cancelled"}
+
+
+def test_a_finished_job_does_not_wait_for_its_missing_line() -> None:
+    w = world("a\nb\n")
+    w.end(1)
+    w.start(2)
+    w.save("")
+    assert w.waiting_for_lines == set()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("python a.py", "python b.py"),
+        ("0,/a.py,env,--x 1", "0,/b.py,env,--x 2"),
+        ("0,/a.py", "1,/b.py"),
+        ("0,a.py,,--x 1,0-3", "python b.py --x"),
+        ("./run.sh 1", "./run.sh 2"),
+        ("mytool 1", "mytool 2"),
+        ("sleep 1", "echo done"),
+        ("sleep 1", "SEED=1 mytool"),
+        ("sleep 1", "[gpus=2] mytool"),
+    ],
+)
+def test_a_torn_append_is_malformed(first: str, second: str) -> None:
+    w = world(first)
+    w.wait(6)
+    assert w.states() == {1: "queued"}
+    w.append(f"{second}\nlast\n", wait=60)
+    assert [line.problem for line in w.reading if line.malformed] == [REASON]
+    assert w.states() == {1: "queued", 2: "queued"}
+    assert w.waiting_for_lines == {1}
+    w.save(f"{first}\n{second}\nlast\n", wait=60)
+    assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
+    assert w.queue() == [first, second.removeprefix("[gpus=2] "), "last"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("python a.py", "python a.py --epochs 5"),
+        ("python a.py --out runs/a", "python a.py --out runs/abc --lr 1"),
+        ("python a.py --lr 0.0", "python a.py --lr 0.01 --bs 2,3"),
+        ("sleep 1", "sleep 10"),
+        ("0,a.py,,--lr 0.0", "0,a.py,,--lr 0.01,0-3"),
+        ("python a.py", "[] python a.pypython b.py"),
+    ],
+)
+def test_an_edited_last_line_is_no_torn_append(before: str, after: str) -> None:
+    w = world(before)
+    w.wait(6)
+    w.save(after + "\n", wait=30)
+    assert not any(line.malformed for line in w.reading)
+    assert w.states() == {1: "cancelled", 2: "queued"}
+
+
+def test_recognises_the_beginning_of_a_line() -> None:
+    assert starts_a_line("tool x", {"tool"})
+    assert not starts_a_line("tool x", set())
+    assert not starts_a_line(" python b.py", {"python"})
+    assert not starts_a_line("", {"python"})
+    assert not starts_a_line("[12] x", set())
+
+
+def test_a_torn_append_to_the_line_of_a_finished_job() -> None:
+    w = world("python a.py")
+    w.wait(6)
+    w.end(1, Outcome.COMPLETED)
+    w.append("python b.py\n", wait=30)
+    assert [line.problem for line in w.reading if line.malformed] == [REASON]
+    w.save("python a.py\npython b.py\n", wait=30)
+    assert w.states() == {1: "completed", 2: "queued"}

@@ -1,0 +1,321 @@
+"""Differences between two readings, case by case, on a jobs file held in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_scheduler.core.jobsfile.diff import (
+    AttributeChanged,
+    CancelRunning,
+    LineRemoved,
+    redistribute_positions,
+)
+from gpu_scheduler.core.jobsfile.reading import attributes_from_json, attributes_to_json
+from gpu_scheduler.core.model.states import JobState, Outcome
+from tests.core.jobs_file_world import JobsFileWorld
+
+
+def world(text: str) -> JobsFileWorld:
+    made = JobsFileWorld()
+    made.save(text)
+    return made
+
+
+def test_a_restart_without_changes_reports_nothing() -> None:
+    w = world("a\n0,a.py\nbad,a.py,x\n")
+    w.actions.clear()
+    w.reading = tuple(w.reading)
+    w.check()
+    w.wait(100)
+    assert w.actions == []
+    assert [line.job_id for line in w.reading] == [1, 2, None]
+
+
+def test_repeated_commands_are_jobs_of_their_own_and_repeated_csv_lines_are_one() -> None:
+    w = world("a\na\n0,a.py\n0,a.py\n")
+    assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
+    assert [line.job_id for line in w.reading] == [1, 2, 3, None]
+    assert "line 4: duplicate of line 3; both are one job" in w.messages
+
+
+def test_repeating_a_command_creates_and_reports_a_new_job() -> None:
+    w = world("a\n")
+    w.start(1)
+    w.append("a\n")
+    assert w.states() == {1: "running", 2: "queued"}
+    assert "line 2: same text as job 1 (running) → job 2" in w.messages
+
+
+@pytest.mark.parametrize(
+    ("outcome", "after"),
+    [(Outcome.COMPLETED, "completed"), (Outcome.FAILED, "queued"), (Outcome.CANCELLED, "queued")],
+)
+def test_adding_a_csv_line_again_depends_on_the_outcome_of_its_job(outcome: Outcome, after: str) -> None:
+    w = world("0,a.py\n")
+    w.end(1, outcome)
+    w.save("", wait=11)
+    assert w.states() == {1: str(outcome)}
+    w.save("0,a.py\n")
+    assert w.states() == {1: after}
+    assert w.reading[0].job_id == 1
+    if outcome is Outcome.COMPLETED:
+        assert "line 1: completed as job 1; `retry 1` runs it again" in w.messages
+    else:
+        assert f"line 1: job 1 ({outcome}) is queued again" in w.messages
+
+
+def test_an_equal_csv_line_after_a_failed_one_queues_its_job_again() -> None:
+    w = world("0,a.py\n")
+    w.end(1, Outcome.FAILED)
+    w.append("0,a.py\n")
+    assert w.states() == {1: "queued"}
+    assert [line.job_id for line in w.reading] == [1, None]
+
+
+def test_a_csv_line_is_bound_to_the_open_job_of_another_front_end() -> None:
+    w = JobsFileWorld()
+    w.save("0,a.py\n")
+    spec = w.jobs[1].spec
+    other = JobsFileWorld()
+    other.insert(spec)
+    other.start(1)
+    other.save("[name=x] 3,a.py\n")
+    assert other.states() == {1: "running"}
+    assert other.reading[0].job_id == 1
+    assert "line 1: already job 1 (running)" in other.messages
+
+
+def test_a_failed_line_that_stays_is_left_alone() -> None:
+    w = world("0,a.py\nb\n")
+    w.end(1, Outcome.FAILED)
+    w.save("0,a.py # see log\n\n# note\nb\n", wait=20)
+    assert w.states() == {1: "failed", 2: "queued"}
+
+
+def test_comments_blank_lines_and_line_endings_change_nothing() -> None:
+    w = world("a\nb\n0,a.py\n")
+    w.actions.clear()
+    w.save("\ufeffpriority,script_path\r\n\r\na # x\r\n\ufeffb\r\n# c\r\n0,a.py # d\r\n", wait=20)
+    assert w.actions == []
+    assert [line.number for line in w.reading] == [3, 4, 6]
+
+
+def test_changed_text_ends_the_queued_job_and_makes_a_new_one() -> None:
+    w = world("a\nb\nc\n")
+    w.save("a\nB\nc\n", wait=2)
+    assert w.states() == {1: "queued", 2: "queued", 3: "queued", 4: "queued"}
+    assert w.waiting_for_lines == {2}
+    assert w.queue() != []
+    w.wait(8)
+    assert w.states() == {1: "queued", 2: "cancelled", 3: "queued", 4: "queued"}
+    assert w.queue() == ["a", "B", "c"]
+
+
+def test_changed_text_does_not_stop_a_running_job() -> None:
+    w = world("a\n")
+    w.start(1)
+    w.save("b\n", wait=11)
+    assert w.states() == {1: "running", 2: "queued"}
+    assert "the line of job 1 was removed; the job is running and continues" in w.messages
+
+
+def test_removed_equal_lines_take_finished_then_running_then_held_then_newest_queued_jobs() -> None:
+    w = world("a\n[hold] a\na\na\na\n")
+    w.end(1)
+    w.start(4)
+    left = []
+    for count in (4, 3, 2, 1):
+        kept = ["[hold] a\n"] * (count >= 3) + ["a\n"] * (count - (count >= 3))
+        w.save("".join(kept), wait=11)
+        left.append([line.job_id for line in w.reading])
+    assert left == [[2, 3, 4, 5], [2, 3, 5], [3, 5], [3]]
+    assert w.states() == {1: "completed", 2: "cancelled", 3: "queued", 4: "running", 5: "cancelled"}
+
+
+def test_deleting_one_of_two_equal_lines_removes_that_of_the_finished_job() -> None:
+    w = world("a\na\nb\n")
+    w.end(1)
+    w.save("a\nb\n", wait=11)
+    assert w.states() == {1: "completed", 2: "queued", 3: "queued"}
+    assert [line.job_id for line in w.reading] == [2, 3]
+
+
+def test_equal_lines_are_matched_by_attributes_first() -> None:
+    w = world("[priority=1] a\n[priority=2] a\nb\n")
+    w.save("[priority=2] a\nb\n", wait=11)
+    assert w.states() == {1: "cancelled", 2: "queued", 3: "queued"}
+    assert w.jobs[2].spec.priority == 2
+
+
+def test_a_held_job_loses_its_line_before_a_queued_one() -> None:
+    w = world("a\na\n")
+    w.jobs[1].state, w.jobs[1].held_by = JobState.HELD, "user"
+    w.save("a\n", wait=11)
+    assert w.states() == {1: "cancelled", 2: "queued"}
+
+
+def test_a_removed_line_apart_from_its_equals_is_identified_by_position() -> None:
+    w = world("a\nb\nc\na\n")
+    w.end(1)
+    w.save("a\nb\nc\n", wait=11)
+    assert w.states() == {1: "completed", 2: "queued", 3: "queued", 4: "cancelled"}
+
+
+def test_removing_one_of_two_equal_csv_lines_cancels_nothing() -> None:
+    w = world("0,a.py\nb\n0,a.py\n")
+    w.save("b\n0,a.py\n")
+    assert w.waiting_for_lines == set()
+    w.wait(11)
+    assert w.states() == {1: "queued", 2: "queued"}
+    assert [line.job_id for line in w.reading] == [2, 1]
+
+
+def test_the_first_of_equal_csv_lines_sets_the_attributes() -> None:
+    w = world("0,a.py\n5,a.py\n")
+    assert w.jobs[1].spec.priority == 0
+    w.save("0,a.py\n6,a.py\n", wait=3)
+    assert w.jobs[1].spec.priority == 0
+    w.save("7,a.py\n6,a.py\n", wait=3)
+    assert w.jobs[1].spec.priority == 7
+
+
+def test_changed_attributes_are_applied_one_by_one() -> None:
+    w = world("[priority=1 name=x] a\n")
+    w.actions.clear()
+    w.save("[priority=2 gpus=1] a\n", wait=2)
+    assert w.actions == [
+        AttributeChanged(1, "gpus", None, 1),
+        AttributeChanged(1, "name", "x", None),
+        AttributeChanged(1, "priority", 1, 2),
+    ]
+
+
+def test_a_change_requested_elsewhere_is_not_undone() -> None:
+    w = world("[priority=1] a\n[priority=1] b\n")
+    w.jobs[1].state, w.jobs[1].held_by = JobState.HELD, "user"
+    w.end(2, Outcome.CANCELLED)
+    w.actions.clear()
+    w.save("[priority=1] a\n[priority=1] b\nc\n", wait=11)
+    assert w.states() == {1: "held", 2: "cancelled", 3: "queued"}
+
+
+def test_equal_commands_keep_their_own_attributes_line_by_line() -> None:
+    w = world("[priority=1] a\n[priority=2] a\n")
+    w.save("[priority=2] a\n[priority=3] a\n", wait=2)
+    assert {i: job.spec.priority for i, job in w.jobs.items()} == {1: 2, 2: 3}
+
+
+def test_removing_hold_releases_the_job() -> None:
+    w = world("[hold] a\n")
+    assert w.states() == {1: "held"}
+    w.save("a\n", wait=2)
+    assert w.states() == {1: "queued"}
+
+
+def test_adding_cancel_cancels_the_job() -> None:
+    w = world("a\nb\nc\n0,d.py\n")
+    w.start(2)
+    w.end(3)
+    w.actions.clear()
+    w.save("[cancel] a\n[cancel] b\n[cancel] c\n0,d.py\n", wait=2)
+    assert w.actions == [AttributeChanged(1, "cancel", None, True), CancelRunning(2)]
+    assert w.states() == {1: "cancelled", 2: "running", 3: "completed", 4: "queued"}
+    w.actions.clear()
+    w.save("a\nb\nc\n0,d.py\n", wait=20)
+    assert w.actions == []
+
+
+def test_a_new_line_with_cancel_is_cancelled_at_once() -> None:
+    w = world("[cancel] a\n[cancel] 0,a.py\n")
+    assert w.states() == {1: "cancelled", 2: "cancelled"}
+    w.save("[cancel] a\n[cancel] 0,a.py\n# x\n", wait=20)
+    assert w.states() == {1: "cancelled", 2: "cancelled"}
+
+
+def test_running_jobs_ignore_other_attribute_changes() -> None:
+    w = world("[priority=1] a\n")
+    w.start(1)
+    w.actions.clear()
+    w.save("[priority=2 hold] a\n", wait=11)
+    assert w.actions == []
+
+
+def test_a_finished_job_takes_attribute_changes_for_its_next_run() -> None:
+    w = world("[share=0.2] a\n0,b.py,,,\nc\n")
+    w.end(1, Outcome.FAILED)
+    w.end(2, Outcome.FAILED)
+    w.end(3)
+    w.actions.clear()
+    w.messages.clear()
+    w.save("[hold cuda-ids=visible share=1] a\n[cancel] 5,b.py,,,0-3\n[allowed=0,2] c\n", wait=2)
+    assert w.actions == [
+        AttributeChanged(1, "cuda_ids", None, "visible"),
+        AttributeChanged(1, "share", 200, 1000),
+        AttributeChanged(2, "allowed", None, (0, 1, 2, 3)),
+        AttributeChanged(2, "priority", 0, 5),
+        AttributeChanged(3, "allowed", None, (0, 2)),
+    ]
+    assert w.messages == [
+        "line 1: cuda-ids=visible, share=1 for job 1, which is finished; `retry 1` runs it with this change",
+        "line 2: allowed=0-3, priority=5 for job 2, which is finished; `retry 2` runs it with this change",
+        "line 3: allowed=0,2 for job 3, which is finished; `retry 3` runs it with this change",
+    ]
+    assert w.states() == {1: "failed", 2: "failed", 3: "completed"}
+    w.messages.clear()
+    w.save("[hold] a\n5,b.py\nc\n", wait=2)
+    assert w.messages[0].startswith("line 1: no cuda-ids, no share for job 1, which is finished; ")
+    assert (w.jobs[1].spec.share, w.jobs[1].spec.hold, w.jobs[2].spec.cancel) == (None, False, False)
+    w.actions.clear()
+    w.save("a\n5,b.py\n[cancel] c\n", wait=11)
+    assert w.actions == []
+
+
+def test_a_requeued_csv_job_takes_the_attributes_of_the_line_that_has_it() -> None:
+    w = world("0,a.py\n")
+    w.end(1, Outcome.FAILED)
+    w.append("[share=0.5] 0,a.py\n")
+    assert w.states() == {1: "queued"}
+    assert w.jobs[1].spec.share is None
+    assert "line 2: job 1 (failed) is queued again, with the attributes of line 1" in w.messages
+    w.end(1, Outcome.FAILED)
+    w.save("", wait=11)
+    w.save("[share=0.5] 0,a.py\n", wait=11)
+    assert w.states() == {1: "queued"}
+    assert w.jobs[1].spec.share == 500
+    assert w.messages[-1] == "line 1: job 1 (failed) is queued again"
+
+
+def test_reordering_redistributes_only_the_positions_of_this_file() -> None:
+    w = world("a\nb\n")
+    assert w.insert(w.jobs[1].spec) == 3
+    w.append("c\n")
+    assert [w.jobs[i].position for i in (1, 2, 3, 4)] == [1, 2, 3, 4]
+    w.save("c\nb\na\n", wait=9.9)
+    assert [w.jobs[i].position for i in (1, 2, 3, 4)] == [1, 2, 3, 4]
+    w.wait(0.2)
+    assert [w.jobs[i].position for i in (1, 2, 3, 4)] == [4, 2, 3, 1]
+
+
+def test_a_line_inserted_at_the_top_is_first_in_the_queue() -> None:
+    w = world("a\nb\n")
+    w.save("n\na\nb\n", wait=2)
+    assert w.queue() == ["n", "a", "b"]
+
+
+def test_positions_are_redistributed_among_queued_jobs_only() -> None:
+    assert redistribute_positions([3, 1, 2], {1: 10, 2: 20, 3: 30}) == ((3, 10), (1, 20), (2, 30))
+    assert redistribute_positions([3, 9, 2], {2: 7, 3: 4}) == ()
+
+
+def test_removing_the_line_of_a_held_job_cancels_it() -> None:
+    w = world("[hold] a\nb\n")
+    w.actions.clear()
+    w.save("b\n", wait=11)
+    assert w.actions == [LineRemoved(1)]
+
+
+def test_attributes_round_trip_through_the_store() -> None:
+    attributes = {"allowed": (0, 1), "hold": True, "priority": 0, "name": None, "cancel": False}
+    assert attributes_from_json(attributes_to_json(attributes)) == {
+        "allowed": (0, 1), "hold": True, "priority": 0,
+    }  # fmt: skip

@@ -1,0 +1,270 @@
+"""One-line explanations of failed jobs, and the remedies."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.failure.explanation import describe_exit, explain, is_failure
+from gpu_scheduler.core.model.attempt_status import FailureContext, ResultNote
+from gpu_scheduler.core.scheduling.needs import Need
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits, obstacle
+from gpu_scheduler.core.scheduling.remedies import OomCase, gpu_remedy, oom_remedy, remedy
+
+ONE, ALONE = Need(1, 500), Need(1, 1000, alone=True)
+HANDLED_TRACEBACK = """\
+Traceback (most recent call last):
+  File "/x/t.py", line 12, in <module>
+    main()
+ValueError: handled
+"""
+ORDINAL = "RuntimeError: CUDA error: invalid device ordinal"
+ADVICE = (
+    "; it was given --cuda 2,3, but its visible GPUs are numbered from 0: put [cuda-ids=visible] before"
+    " its line, or start the scheduler with --cuda-ids visible"
+)
+
+
+def result(
+    exit_code: int | None = None, signal: int | None = None, oom: int | None = None, cause: str | None = None
+) -> ResultNote:
+    return ResultNote(cause, exit_code, signal, True, None, (), 1.0, 2.0, oom)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "signal", "oom", "words"),
+    [
+        (3, None, 0, "exit code 3"),
+        (126, None, 0, "exit code 126 (found, but cannot be executed)"),
+        (127, None, 0, "exit code 127 (command not found)"),
+        (137, None, 0, "exit code 137 (a program it ran was killed by SIGKILL)"),
+        (137, None, 1, "exit code 137 (a program it ran was killed by SIGKILL), probably out of memory"),
+        (139, None, 5, "exit code 139 (a program it ran was killed by SIGSEGV)"),
+        (128, None, 0, "exit code 128"),
+        (160, None, 0, "exit code 160"),
+        (255, None, 0, "exit code 255"),
+        (None, 9, 0, "killed by SIGKILL"),
+        (None, 9, None, "killed by SIGKILL"),
+        (None, 9, 2, "killed by SIGKILL, probably out of memory"),
+        (None, 11, 2, "killed by SIGSEGV (invalid memory access)"),
+        (None, 40, 0, "killed by signal 40"),
+        (None, None, None, "nothing was started"),
+    ],
+)
+def test_describes_exit_codes_and_signals(
+    exit_code: int | None, signal: int | None, oom: int | None, words: str
+) -> None:
+    assert describe_exit(result(exit_code, signal, oom)) == words
+
+
+@pytest.mark.parametrize(
+    ("how", "evidence", "text"),
+    [
+        (result(1), None, "exit code 1"),
+        (result(1), FailureContext(), "exit code 1"),
+        (result(1), FailureContext("ValueError: x\n"), "exit code 1: ValueError: x"),
+        (result(1), FailureContext(f"{ORDINAL}\n"), f"exit code 1: {ORDINAL}"),
+        (result(1), FailureContext(f"{ORDINAL}\n", (2, 3)), f"exit code 1: {ORDINAL}{ADVICE}"),
+        (result(1), FailureContext("ValueError: x\n", (2, 3)), "exit code 1: ValueError: x"),
+        (
+            result(1, oom=1),
+            FailureContext("Killed\nRuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n"),
+            "exit code 1: RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.;"
+            " one of its processes was killed by SIGKILL, probably out of memory",
+        ),
+        # Other processes share the counter: without a sign of a kill in the log it is not mentioned.
+        (result(1, oom=1), FailureContext("ValueError: x\n"), "exit code 1: ValueError: x"),
+        (result(1, oom=0), FailureContext("Killed\n"), "exit code 1"),
+        (result(1), FailureContext(f"ValueError: {'x' * 900}\n"), f"exit code 1: ValueError: {'x' * 287}…"),
+        (result(1), FailureContext("ValueError: a\tb\x07\u202ec\n"), "exit code 1: ValueError: a b c"),
+        (result(3), FailureContext("ValueError: handled\n" + "on\n" * 50), "exit code 3"),
+        (result(3), FailureContext(HANDLED_TRACEBACK), "exit code 3: ValueError: handled"),
+        (result(3), FailureContext(HANDLED_TRACEBACK + "on\n" * 50), "exit code 3"),
+        (result(1), FailureContext(HANDLED_TRACEBACK + "on\n" * 50), "exit code 1: ValueError: handled"),
+    ],
+)
+def test_explains_a_failure_in_one_line(how: ResultNote, evidence: FailureContext | None, text: str) -> None:
+    assert explain(how, evidence) == text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: CUDA error: invalid device ordinal",
+        "torch.AcceleratorError: CUDA error: invalid device ordinal",
+        "RuntimeError: cuda runtime error (10) : invalid device ordinal at torch/csrc/cuda/Module.cpp:32",
+        "AssertionError: Invalid device id",
+        "RuntimeError: device >= 0 && device < num_gpus INTERNAL ASSERT FAILED",
+        "InvalidArgumentError: Invalid device ordinal value (1). Valid range is [0, 0].",
+        "InvalidArgumentError: 'visible_device_list' listed an invalid GPU id '3' but visible device count",
+        "InvalidArgumentError: /job:localhost/replica:0/task:0/device:GPU:3 unknown device.",
+        "cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorInvalidDevice: invalid device ordinal",
+    ],
+)
+def test_advises_on_invalid_gpu_numbers(error: str) -> None:
+    assert explain(result(1), FailureContext(f"{error}\n", (2, 3))).endswith(ADVICE)
+
+
+#: PyTorch 2 under torchrun, two processes on one GPU: the error continues after its first line.
+NCCL = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/x/t.py", line 9, in <module>
+[rank1]:     dist.all_reduce(x)
+[rank1]: torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1970, invalid usage
+[rank1]: ncclInvalidUsage: This usually reflects invalid usage of NCCL library.
+[rank1]: Last error:
+[rank1]: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000
+E1122 07:00:01.000 41 torch/distributed/elastic/multiprocessing/api.py:833] failed (exitcode: 1) rank: 1
+"""
+
+
+def test_reports_two_processes_on_one_gpu() -> None:
+    text = explain(result(1), FailureContext(NCCL))
+    assert text == (
+        "exit code 1: torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1970,"
+        " invalid usage; NCCL: Duplicate GPU detected"
+    )
+    assert "request one GPU for each process" in (remedy(text) or "")
+
+
+@pytest.mark.parametrize(
+    ("how", "failed"),
+    [
+        (result(1), True),
+        (result(None, 9), True),
+        (result(0), False),
+        (result(None, 15, cause="cancelled"), False),
+        (ResultNote(None, 1, None, False, "no script", (), None, 2.0), False),
+    ],
+)
+def test_only_a_command_that_failed_by_itself_is_a_failure(how: ResultNote, failed: bool) -> None:
+    assert is_failure(how) is failed
+
+
+@given(
+    st.integers(-1000, 1000) | st.none(),
+    st.integers(-10, 1000) | st.none(),
+    st.integers(0, 3) | st.none(),
+    st.text() | st.text().map(lambda text: f"Traceback (most recent call last):\nE: {text}"),
+    st.lists(st.integers(0, 99), max_size=3).map(tuple),
+)
+def test_an_explanation_is_always_one_printable_line(
+    exit_code: int | None, signal: int | None, oom: int | None, tail: str, ids: tuple[int, ...]
+) -> None:
+    text = explain(result(exit_code, signal, oom), FailureContext(tail, ids))
+    assert text
+    assert text.isprintable()
+    assert len(text) <= 700
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"exit code 1: {ORDINAL}{ADVICE}", None),
+        ("exit code 2: t.py: error: unrecognized arguments: --cuda 0", "[cuda=off]"),
+        # GPU memory has a remedy of its own: `oom_remedy`.
+        ("exit code 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", None),
+        ("exit code 1: MemoryError", "fewer workers"),
+        ("killed by SIGKILL, probably out of memory", "fewer workers"),
+        ("exit code 1: ModuleNotFoundError: No module named 'torch'", "conda=NAME"),
+        ("exit code 127 (command not found)", "check the spelling"),
+        ("exit code 126 (found, but cannot be executed)", "chmod +x"),
+        ("exit code 1: FileNotFoundError: [Errno 2] No such file or directory: 'a'", "[cwd=DIR]"),
+        ("exit code 1: OSError: [Errno 28] No space left on device", "free disk space"),
+        ("killed by SIGKILL", "killed it: `journalctl -k | grep -i oom` shows whether the kernel did"),
+        ("exit code 1: DistBackendError: NCCL error in: a.cpp:9; NCCL: Duplicate GPU detected", "[gpus=2]"),
+        ("exit code 3", None),
+    ],
+)
+def test_finds_the_remedy(text: str, words: str | None) -> None:
+    found = remedy(text)
+    assert (found is None) if words is None else (found is not None and words in found)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (OomCase(), "the GPU was full, and others used it too: request more memory (vram= or share=), retry"),
+        (OomCase(had_gpus_alone=True), "it had its GPU to itself: use a smaller batch, a larger GPU, or two GPUs"),
+        (OomCase(had_gpus_alone=True, larger_gpus=(1,)), "to itself: use a smaller batch, a larger GPU (GPU 1), or two"),
+        (OomCase(had_gpus_alone=True, larger_gpus=(1, 3)), "a larger GPU (GPUs 1, 3), or two GPUs ([gpus=2])"),
+        (OomCase(2, had_gpus_alone=True), "it had its GPUs to itself: use a smaller batch, a larger GPU, or 3"),
+        (OomCase(at_limit=True), "it had the most memory that a GPU can give: use a smaller batch"),
+    ],
+)  # fmt: skip
+def test_remedy_for_a_job_that_ran_out_of_gpu_memory(case: OomCase, words: str) -> None:
+    assert words in oom_remedy(case)
+    assert ("request more" in oom_remedy(case)) == (case == OomCase())
+
+
+def test_reports_an_error_that_the_program_caught() -> None:
+    tail = "epoch 1\nCUDA out of memory, try a smaller batch\n"
+    assert explain(result(1), FailureContext(tail)) == "exit code 1: CUDA out of memory, try a smaller batch"
+    assert explain(result(3), FailureContext(tail)) == "exit code 3: CUDA out of memory, try a smaller batch"
+    assert explain(result(1), FailureContext(f"{tail}ValueError: bad\n")) == "exit code 1: ValueError: bad"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "need", "part"),
+    [
+        (GpuAvailability("U", 3, 1000, unavailable_reason="paused"), ONE, "`resume 3`"),
+        (
+            GpuAvailability("U", 3, 1000, unavailable_reason="lost: the driver no longer lists it"),
+            ONE,
+            "`nvidia-smi -i 3`",
+        ),
+        (GpuAvailability("U", 3, 1000, unavailable_reason="query failed: x"), ONE, "`doctor`"),
+        (
+            GpuAvailability("U", 3, 1000, unavailable_reason="quarantined: job 1 left process 7"),
+            ONE,
+            "kill -9",
+        ),
+        (
+            GpuAvailability("U", 3, 1000, unavailable_reason="awaiting memory release"),
+            ONE,
+            "in a few seconds",
+        ),
+        (GpuAvailability("U", 3, 1000, foreign_mib=None), ONE, "`nvidia-smi -q -i 3`"),
+        (GpuAvailability("U", 3, 1000, foreign_mib=900, foreign_holder="process 7"), ONE, "--mem-threshold"),
+        (
+            GpuAvailability(
+                "U", 3, 1000, foreign_mib=300, foreign_holder="process 7", mean_foreign_load=90.0
+            ),
+            ONE,
+            "--load-thre",
+        ),
+        (GpuAvailability("U", 3, 1000, foreign_mib=300, foreign_holder="process 7"), ALONE, "[share=0.5]"),
+        (GpuAvailability("U", 3, 1000, foreign_mib=900, foreign_holder="process 7"), ALONE, "[share=0.5]"),
+        (
+            GpuAvailability(
+                "U", 3, 1000, foreign_mib=300, foreign_holder="process 7", mean_foreign_load=90.0
+            ),
+            ALONE,
+            "[share=0.5]",
+        ),
+        (GpuAvailability("U", 3, 1000, allocated_share=800), ONE, ""),
+    ],
+)
+def test_remedy_for_a_gpu_that_takes_no_job(gpu: GpuAvailability, need: Need, part: str) -> None:
+    why = obstacle(gpu, need, Limits())
+    assert why is not None
+    text = gpu_remedy(gpu, need, Limits(), why)
+    assert part in text
+    assert bool(text) is bool(part)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "script /a/b.py does not exist",
+        "conda environment x does not exist; environments: base",
+        "virtual environment /v does not exist (no bin/activate in it) (tried 5 times)",
+        "conda environment x: no conda was found; name its profile.d/conda.sh with --conda-sh",
+    ],
+)
+def test_remedy_for_a_job_that_could_not_be_started(what: str) -> None:
+    assert (remedy(f"could not be started: {what}") or "").startswith(
+        "correct the line, which creates a new job"
+    )
+    assert remedy(f"exit code 1: {what}") is None

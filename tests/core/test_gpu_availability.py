@@ -1,0 +1,407 @@
+"""Availability of a GPU: allocations, foreign use, and committed memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.facts import Attempt, Gpu, Settings
+from gpu_scheduler.core.scheduling.gpu_availability import (
+    availability,
+    display_memory,
+    foreign_load,
+    foreign_memory,
+    foreign_peaks,
+    listed_processes,
+    unattributed_memory,
+)
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits
+from gpu_scheduler.core.scheduling.plan import plan
+from tests.core.gpu_world import TOTAL, facts, gpu, group, running
+
+LIMITS = Limits()
+ALONE, HALF, WHOLE = ResourceSpec(is_command=True), ResourceSpec(share=500), ResourceSpec(share=1000)
+
+
+def available(one: Gpu, *attempts: Attempt) -> GpuAvailability:
+    return availability(one, facts(one, attempts=attempts))
+
+
+def start_or_reason(one: Gpu, resources: ResourceSpec, *attempts: Attempt) -> act.Start | str:
+    """Returns the start of a job with these resources once the sample is recorded, or why it waits."""
+    loads = (*one.foreign_loads, foreign_load(one, attempts, LIMITS))[-3:]
+    noted = replace(
+        one, foreign_peaks=foreign_peaks(one, attempts), foreign_loads=loads, foreign_load_at=one.sampled_at
+    )
+    [action] = plan(facts(noted, attempts=attempts, groups=(group(resources, 1),)))
+    assert isinstance(action, (act.Start, act.SetWaitReason))
+    return action if isinstance(action, act.Start) else action.reason
+
+
+def loaded_gpu(
+    load: float, used: int | None, processes: tuple[GpuProcess, ...] | None, **values: object
+) -> Gpu:
+    """Returns a GPU with this load in its first sample, which is not recorded yet."""
+    one = gpu(0, used, processes, mean_load=load, foreign_loads=(), foreign_load_at=None, **values)
+    assert one.sample is not None
+    return replace(one, sample=replace(one.sample, load_percent=load))
+
+
+def test_adds_up_allocations_of_every_kind() -> None:
+    found = available(
+        gpu(0),
+        running(1, share=250),
+        running(2, vram=6144),
+        running(3, share=100, vram=1000, peaks={"U0": 2000}),
+    )
+    assert (found.allocated_share, found.committed_mib) == (250 + 250 + 100, 6144 + 6144 + 2200)
+    assert (found.occupied, found.total_mib, found.unavailable_reason) == (True, TOTAL, None)
+
+
+@pytest.mark.parametrize("values", [{"share": 1000, "whole": True}, {"vram": 5, "whole": True}, {}])
+def test_an_attempt_with_whole_gpus_fills_share_and_memory(values: dict[str, int]) -> None:
+    found = available(gpu(0), running(1, **values))
+    assert (found.allocated_share, found.committed_mib) == (1000, TOTAL)
+
+
+def test_a_peak_counts_on_its_own_gpu_only() -> None:
+    attempt = running(1, "U0", "U1", vram=5000, peaks={"U1": 9000})
+    both = facts(gpu(0), gpu(1), attempts=(attempt,))
+    assert [availability(one, both).committed_mib for one in both.gpus] == [5000, 9900]
+
+
+def test_a_released_attempt_makes_its_gpu_unavailable_until_its_memory_is_free() -> None:
+    released = running(1, vram=5000, outcome=Outcome.COMPLETED, released_at=999.5)
+    found = available(gpu(0), released)
+    assert (found.allocated_share, found.committed_mib, found.occupied, found.unavailable_reason) == (
+        0,
+        0,
+        False,
+        "awaiting memory release",
+    )
+
+
+def test_a_foreign_process_counts_at_its_buffered_peak_until_it_exits() -> None:
+    ramped = gpu(0, None, (GpuProcess(7, 2000),), process_starts={7: 3.0}, foreign_peaks={(7, 3.0): 8000})
+    found = available(ramped)
+    assert (found.committed_mib, found.foreign_mib, found.foreign_holder) == (8800, 2000, "process 7")
+    # It still runs but uses no memory now: it may use its peak again.
+    assert available(gpu(0, foreign_peaks={(7, 3.0): 8000})).committed_mib == 8800
+    assert available(gpu(0)).committed_mib == 0
+
+
+def test_a_reused_pid_starts_a_new_peak() -> None:
+    again = gpu(0, None, (GpuProcess(7, 100),), process_starts={7: 5.0})
+    assert foreign_peaks(again, ()) == {(7, 5.0): 100}
+    assert foreign_peaks(replace(again, foreign_peaks={(7, 3.0): 8000}), ()) == {
+        (7, 3.0): 8000,
+        (7, 5.0): 100,
+    }
+    assert foreign_peaks(replace(again, process_starts={}), ()) == {(7, 0.0): 100}
+
+
+def test_each_foreign_process_counts_at_the_higher_of_peak_and_sample() -> None:
+    two = gpu(0, None, (GpuProcess(7, 2001), GpuProcess(8, 5)), foreign_peaks={(7, 0.0): 10})
+    assert foreign_peaks(two, ()) == {(7, 0.0): 2001, (8, 0.0): 5}
+    assert available(two).committed_mib == 2202 + 6
+
+
+def test_drops_the_foreign_peak_of_a_process_identified_as_ours() -> None:
+    ours = gpu(
+        0,
+        None,
+        (GpuProcess(7, 2000),),
+        owners={7: 1},
+        process_starts={7: 3.0},
+        foreign_peaks={(7, 3.0): 8000},
+    )
+    assert foreign_peaks(ours, (running(1, vram=4000),)) == {}
+    assert available(ours, running(1, vram=4000)).committed_mib == 4000
+    assert plan(facts(ours, attempts=(running(1, vram=4000),))) == [act.RecordForeignPeaks("U0", ())]
+
+
+def test_a_misplaced_process_has_a_foreign_peak() -> None:
+    misplaced = gpu(1, None, (GpuProcess(7, 2000),), owners={7: 1})
+    attempt = running(1, "U0", vram=4000)
+    assert foreign_peaks(misplaced, (attempt,)) == {(7, 0.0): 2000}
+    assert available(misplaced, attempt).committed_mib == 2200
+
+
+def test_memory_in_use_is_never_allocated_again() -> None:
+    over = gpu(0, 20_000, (GpuProcess(7, 20_000),), owners={7: 1})
+    assert available(over, running(1, vram=4000)).committed_mib == 20_000
+    assert available(over, running(1, vram=4000, peaks={"U0": 20_000})).committed_mib == 22_000
+
+
+@pytest.mark.parametrize(
+    ("one", "complete"),
+    [
+        (gpu(0, None, (GpuProcess(7, 5),)), True),
+        (gpu(0), True),
+        (gpu(0, 5, None), False),
+        (gpu(0, 5, (GpuProcess(7, 5), GpuProcess(8, None))), False),
+        (gpu(0, None, (GpuProcess(7, 5),), has_unmatched_process=True), False),
+        (Gpu("U0", 0), False),
+    ],
+)
+def test_lists_processes_only_if_all_are_known(one: Gpu, complete: bool) -> None:
+    assert (listed_processes(one) is not None) == complete
+
+
+TOTALS = [
+    (gpu(0, 9000, None)),
+    gpu(0, 9000, (GpuProcess(7, 9000),), owners={7: 1}, has_unmatched_process=True),
+]
+
+
+@pytest.mark.parametrize("one", TOTALS, ids=["no list", "unmatched"])
+def test_uses_totals_without_a_process_list(one: Gpu) -> None:
+    assert foreign_memory(one, (), LIMITS) == 9000
+    assert available(one).committed_mib == 9900
+    assert available(one).foreign_holder == "memory"
+    ours = running(1, vram=6000, baseline_mib={"U0": 1000})
+    assert foreign_memory(one, (ours,), LIMITS) == 3000
+    assert available(one, ours).committed_mib == 6000 + 3300
+    assert foreign_memory(one, (replace(ours, vram=8500),), LIMITS) == 1000
+    assert available(one, replace(ours, vram=8500)).committed_mib == 8500 + 1100
+    assert foreign_memory(one, (replace(ours, released_at=5.0),), LIMITS) == 9000
+
+
+def test_our_own_load_does_not_block_the_other_half_without_a_process_list() -> None:
+    one = loaded_gpu(97.0, 12_000, None)
+    ours = running(1, share=500)
+    assert available(one, ours).foreign_holder is None
+    assert isinstance(start_or_reason(one, HALF, ours), act.Start)
+    assert "load 97 %" in str(start_or_reason(loaded_gpu(97.0, 300, None), HALF))
+
+
+@pytest.mark.parametrize(("mib", "who"), [(0, None), (200, None), (201, "memory")])
+def test_a_little_memory_counts_as_no_foreign_process_without_a_list(mib: int, who: str | None) -> None:
+    assert available(gpu(0, mib, None)).foreign_holder == who
+
+
+def test_memory_is_unknown_without_any_value() -> None:
+    unsampled = available(gpu(0, None, None))
+    assert (unsampled.foreign_mib, unsampled.committed_mib) == (None, None)
+    assert available(Gpu("U0", 0)).committed_mib is None
+    sized = replace(
+        gpu(0, None, (GpuProcess(7, 30),)), sample=GpuSample("U0", 0, "GB10", None, None, 0.0, ())
+    )
+    assert (available(sized).foreign_mib, available(sized).committed_mib, available(sized).total_mib) == (
+        0,
+        None,
+        None,
+    )
+
+
+def test_unattributed_memory_is_reserved_and_foreign_beyond_the_driver_allowance() -> None:
+    left = gpu(0, 5000, (GpuProcess(7, 1000),))
+    assert unattributed_memory(left, (), LIMITS) == 4000
+    assert (available(left).committed_mib, available(left).foreign_mib) == (1100 + 4000, 1000 + 4000 - 512)
+    driver = gpu(0, 512)
+    assert (available(driver).committed_mib, available(driver).foreign_mib) == (512, 0)
+    assert isinstance(start_or_reason(driver, ALONE), act.Start)
+    assert str(start_or_reason(gpu(0, 22_118), ALONE)).endswith(
+        "GPU 0 foreign memory of unknown owner holds 21.1 GiB"
+    )
+    assert isinstance(start_or_reason(gpu(0, 713), ALONE), str)
+    assert isinstance(start_or_reason(gpu(0, 712), ALONE), act.Start)
+
+
+def test_unattributed_memory_may_belong_to_a_job_not_listed_yet() -> None:
+    unlisted = gpu(0, 9000)
+    ours = running(1, vram=10_000, baseline_mib={"U0": 300})
+    assert (available(unlisted, ours).committed_mib, available(unlisted, ours).foreign_mib) == (10_300, 0)
+    assert available(gpu(0, 14_000), ours).committed_mib == 10_000 + 4000
+    assert available(gpu(0, 14_000), ours).foreign_mib == 4000 - 512
+    shown = gpu(0, 9000, (GpuProcess(7, 1000),), owners={7: 1})
+    assert available(shown, ours).committed_mib == 10_000 + 8000
+    # The baseline from before its start stays unattributed.
+    stuck = replace(ours, baseline_mib={"U0": 5000})
+    assert available(unlisted, stuck).committed_mib == 10_000 + 5000
+    assert available(gpu(0, 2000), stuck).committed_mib == 10_000 + 2000
+
+
+def test_a_display_does_not_block_a_whole_gpu_job_and_its_memory_is_reserved() -> None:
+    desktop = loaded_gpu(97.0, 60, (GpuProcess(7, 60, graphics_only=True, load_percent=97.0),))
+    found = available(desktop)
+    assert (found.foreign_mib, found.foreign_holder, found.committed_mib) == (0, None, 66)
+    assert display_memory(desktop, LIMITS) == 66
+    assert (
+        display_memory(gpu(0, None, (GpuProcess(7, 60, graphics_only=True), GpuProcess(8, 900))), LIMITS)
+        == 66
+    )
+    for ask in (ALONE, WHOLE, ResourceSpec(vram=TOTAL - 66 - 512)):
+        assert isinstance(start_or_reason(desktop, ask), act.Start)
+    assert isinstance(start_or_reason(desktop, ResourceSpec(vram=TOTAL - 65 - 512)), str)
+
+
+def test_foreign_memory_above_the_threshold_blocks_jobs_without_declared_memory() -> None:
+    crowded = gpu(0, 22_118, (GpuProcess(7, 22_118),))
+    for ask in (ALONE, WHOLE, HALF):
+        assert "foreign process 7 holds 21.6 GiB" in str(start_or_reason(crowded, ask))
+
+
+def test_foreign_load_blocks_a_gpu_and_our_own_load_does_not() -> None:
+    colleague = loaded_gpu(97.0, None, (GpuProcess(7, 1000, load_percent=97.0),))
+    for ask in (WHOLE, HALF, ResourceSpec(vram=1000)):
+        assert "foreign process 7, load 97 %" in str(start_or_reason(colleague, ask))
+    assert "foreign process 7 holds 1000 MiB" in str(start_or_reason(colleague, ALONE))
+    trainer = loaded_gpu(97.0, None, (GpuProcess(7, 1000, load_percent=97.0),), owners={7: 1})
+    assert isinstance(start_or_reason(trainer, HALF, running(1, share=500)), act.Start)
+    assert isinstance(start_or_reason(trainer, ResourceSpec(vram=11_776), running(1, share=500)), act.Start)
+    assert isinstance(start_or_reason(trainer, ResourceSpec(vram=11_777), running(1, share=500)), str)
+
+
+def test_declared_memory_is_placed_beside_any_foreign_use_that_leaves_room() -> None:
+    most = gpu(0, 20_000, (GpuProcess(7, 20_000),))
+    assert isinstance(start_or_reason(most, ResourceSpec(vram=2000)), act.Start)
+    assert isinstance(start_or_reason(most, ResourceSpec(vram=2000, share=500)), act.Start)
+    assert "room for 2.0 GiB" in str(start_or_reason(most, ResourceSpec(vram=3000)))
+    assert "foreign process 7 holds 19.5 GiB" in str(start_or_reason(most, HALF))
+
+
+OURS, THEIRS = GpuProcess(7, 5000, load_percent=90.0), GpuProcess(8, 500, load_percent=30.0)
+DISPLAY = GpuProcess(9, 60, graphics_only=True, load_percent=50.0)
+WITHOUT_LOAD = GpuProcess(8, 500)
+
+
+@pytest.mark.parametrize(
+    ("processes", "with_ours", "without_ours"),
+    [
+        # With load per process, the load of the GPU, 95 percent, is not used.
+        ((OURS, THEIRS), 30.0, 100.0),
+        ((OURS, THEIRS, DISPLAY), 30.0, 100.0),
+        ((OURS, DISPLAY), 0.0, 90.0),
+        ((DISPLAY,), 0.0, 0.0),
+        ((THEIRS, GpuProcess(6, 1, load_percent=80.0)), 100.0, 100.0),
+        ((THEIRS,), 30.0, 30.0),
+        ((), 0.0, 0.0),
+        # Without it, the load of the GPU counts, and only if no job of ours is there.
+        ((OURS, WITHOUT_LOAD), None, 95.0),
+        ((WITHOUT_LOAD, GpuProcess(6, 1, load_percent=80.0)), None, 95.0),
+        ((replace(OURS, load_percent=None), WITHOUT_LOAD), None, 95.0),
+        (None, None, 95.0),
+    ],
+)
+def test_the_load_of_foreign_processes_in_one_sample(
+    processes: tuple[GpuProcess, ...] | None, with_ours: float | None, without_ours: float | None
+) -> None:
+    one, ours = loaded_gpu(95.0, 5600 if processes is None else None, processes, owners={7: 1}), running(1)
+    assert foreign_load(one, (ours,), LIMITS) == with_ours
+    assert foreign_load(replace(one, owners={}), (), LIMITS) == without_ours
+    released = replace(ours, outcome=Outcome.COMPLETED, released_at=999.5)
+    assert foreign_load(one, (released,), LIMITS) == with_ours
+    # A job on another GPU does not count here; its process is foreign.
+    assert foreign_load(one, (replace(ours, gpus=("U1",)),), LIMITS) == without_ours
+
+
+@pytest.mark.parametrize(
+    "untold",
+    [
+        {"unmatched": True},
+        {"sample": GpuSample("U0", 0, "GPU", TOTAL, 9000, 95.0, (THEIRS,))},
+    ],
+    ids=["a pid of another namespace", "a process that is not listed"],
+)
+def test_a_load_that_cannot_be_attributed_is_unknown(untold: dict[str, object]) -> None:
+    one = replace(loaded_gpu(95.0, None, (THEIRS,)), **untold)  # type: ignore[arg-type]
+    assert foreign_load(one, (), LIMITS) == 95.0
+    assert foreign_load(one, (running(1, vram=1000),), LIMITS) is None
+    assert foreign_load(Gpu("U0", 0), (), LIMITS) is None
+
+
+@pytest.mark.parametrize(
+    ("loads", "mean"),
+    [((), None), ((None,), None), ((90.0,), 90.0), ((0.0, 0.0, 90.0), 30.0), ((None, 70.0, 90.0), 80.0)],
+)
+def test_averages_the_known_foreign_loads(loads: tuple[float | None, ...], mean: float | None) -> None:
+    assert available(gpu(0, foreign_loads=loads)).mean_foreign_load == mean
+
+
+def test_places_a_second_half_beside_a_loaded_one_of_ours() -> None:
+    two = (GpuProcess(7, 5000, load_percent=90.0), GpuProcess(8, 5, load_percent=0.0))
+    ours = running(1, share=500)
+    assert isinstance(start_or_reason(loaded_gpu(90.0, None, two, owners={7: 1}), HALF, ours), act.Start)
+    untold = tuple(replace(process, load_percent=None) for process in two)
+    assert isinstance(start_or_reason(loaded_gpu(90.0, None, untold, owners={7: 1}), HALF, ours), act.Start)
+    more = (two[0], GpuProcess(8, 5000, load_percent=85.0))
+    assert "foreign process 8, load 85 %" in str(
+        start_or_reason(loaded_gpu(90.0, None, more, owners={7: 1}), HALF, ours)
+    )
+
+
+def test_does_not_start_two_jobs_that_together_exceed_free_memory() -> None:
+    three = facts(gpu(0), gpu(1), groups=(group(ResourceSpec(vram=14_336), 1, 2, 3),))
+    actions = plan(three)
+    assert [(a.job_id, a.gpus) for a in actions if isinstance(a, act.Start)] == [(1, ("U0",)), (2, ("U1",))]
+    [wait] = [a for a in actions if isinstance(a, act.SetWaitReason)]
+    assert wait.reason == ("needs 14.0 GiB of a GPU, 0 free, GPU 0 room for 9.5 GiB, GPU 1 room for 9.5 GiB")
+
+
+def test_an_allocation_counts_before_its_process_is_listed() -> None:
+    started = running(1, vram=14_336, measured_at=None, launch_deadline=2000.0)
+    [wait] = plan(facts(gpu(0), attempts=(started,), groups=(group(ResourceSpec(vram=14_336), 2),)))
+    assert isinstance(wait, act.SetWaitReason)
+
+
+def test_a_start_counts_for_later_jobs_of_the_round() -> None:
+    world = facts(
+        gpu(0),
+        groups=(
+            group(ResourceSpec(vram=5000), 1),
+            group(HALF, 2),
+            group(ResourceSpec(vram=7000), 3),
+            group(ALONE, 4),
+        ),
+    )
+    starts = [a for a in plan(world) if isinstance(a, act.Start)]
+    assert [(a.job_id, a.share, a.vram, a.whole) for a in starts] == [
+        (1, 0, 5000, False),
+        (2, 500, None, False),
+    ]
+    assert [
+        a.job_id
+        for a in plan(facts(gpu(0), groups=(group(ALONE, 1), group(HALF, 2))))
+        if isinstance(a, act.Start)
+    ] == [1]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (ResourceSpec(vram=5000), ResourceSpec(vram=5000, exclusive=True)),
+        (ResourceSpec(vram=5000, exclusive=True), ResourceSpec(vram=5000)),
+        (ResourceSpec(vram=12_288), ResourceSpec(share=501)),
+        (ResourceSpec(share=500), ResourceSpec(vram=11_777)),
+        (ResourceSpec(share=500), ResourceSpec(share=501)),
+    ],
+)
+def test_a_start_of_this_round_counts_like_a_recorded_one(first: ResourceSpec, second: ResourceSpec) -> None:
+    world = facts(gpu(0), groups=(group(first, 1), group(second, 2)))
+    assert [a.job_id for a in plan(world) if isinstance(a, act.Start)] == [1]
+    wider = facts(gpu(0), gpu(1), groups=world.pending_groups)
+    assert [a.gpus for a in plan(wider) if isinstance(a, act.Start)] == [("U0",), ("U1",)]
+
+
+def test_the_exclusive_setting_makes_every_job_exclusive() -> None:
+    world = facts(gpu(0), groups=(group(ResourceSpec(vram=5000), 1, 2),), settings=Settings(exclusive=True))
+    [start] = [a for a in plan(world) if isinstance(a, act.Start)]
+    assert (start.job_id, start.whole, start.vram) == (1, True, 5000)
+
+
+def test_the_reason_names_memory_reserved_for_foreign_peaks() -> None:
+    less = gpu(0, None, (GpuProcess(7, 500),), owners={7: None}, foreign_peaks={(7, 0.0): 18_000})
+    reason = str(start_or_reason(less, ResourceSpec(vram=10_240)))
+    assert reason.endswith("GPU 0 room for 4.2 GiB, running foreign processes have used up to 17.6 GiB")
+    none = gpu(0, foreign_peaks={(7, 0.0): 18_000})
+    assert str(start_or_reason(none, ResourceSpec(vram=10_240))) == reason
+    same = gpu(0, None, (GpuProcess(7, 18_000),), owners={7: None})
+    assert str(start_or_reason(same, ResourceSpec(vram=10_240))).endswith(
+        "GiB, foreign process 7 holds 17.6 GiB"
+    )

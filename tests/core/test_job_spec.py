@@ -1,0 +1,122 @@
+"""Job specifications: JSON, identity, program and mode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
+
+CSV = JobSpec("csv", "0,a.py,,--lr 1 --bs 2", "/w", "/w/a.py", ("--lr", "1", "--bs", "2"))
+COMMAND = JobSpec("command", "python a.py", "/w", command="python a.py")
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+@settings(deadline=None)
+@given(
+    st.builds(
+        JobSpec,
+        st.sampled_from(["csv", "command"]),
+        WORDS,
+        WORDS,
+        script=st.none() | WORDS,
+        arguments=st.lists(WORDS, max_size=3).map(tuple),
+        env=st.lists(st.tuples(WORDS, WORDS), max_size=2).map(tuple),
+        priority=st.none() | st.integers(0, 300),
+        allowed=st.none() | st.lists(st.integers(0, 9), max_size=3).map(tuple),
+        share=st.none() | st.integers(1, 1000),
+        vram=st.none() | st.integers(1, 1 << 30),
+        exclusive=st.booleans(),
+        oom_retries=st.none() | st.integers(0, 3),
+        fail_retries=st.none() | st.integers(0, 3),
+        timeout_s=st.none() | st.floats(0.001, 1e7),
+        hold=st.booleans(),
+    )
+)
+def test_json_round_trip(spec: JobSpec) -> None:
+    back = JobSpec.from_json(spec.to_json())
+    # No line can express an empty list of GPUs.
+    assert back == (replace(spec, allowed=None) if spec.allowed == () else spec)
+
+
+def test_json_keeps_zero_values() -> None:
+    zero = JobSpec.from_json(replace(CSV, priority=0, oom_retries=0, fail_retries=0).to_json())
+    assert (zero.priority, zero.oom_retries, zero.fail_retries) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "program"),
+    [
+        (CSV, "/w/a.py"),
+        (COMMAND, "a.py"),
+        (replace(COMMAND, command="SEED=1 python -u /x/train.py --lr 1"), "/x/train.py"),
+        (replace(COMMAND, command="python -m pkg.train --config a.py"), "pkg.train"),
+        (replace(COMMAND, command="bash run.sh a.py"), "run.sh"),
+        (replace(COMMAND, command="./train --lr 1"), "./train"),
+        (replace(COMMAND, command="A=1 B=2"), ""),
+        (replace(COMMAND, command="echo 'unbalanced t.py"), "t.py"),
+    ],
+)
+def test_program_ignores_arguments(spec: JobSpec, program: str) -> None:
+    assert spec.program == program
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(CSV, arguments=("--lr", "2", "--bs", "1")),
+        replace(CSV, arguments=("--bs", "2", "--lr", "1")),
+        replace(CSV, conda="torch"),
+        replace(CSV, venv="/v"),
+        replace(CSV, cwd="/elsewhere"),
+        replace(CSV, env=(("SEED", "1"),)),
+        replace(CSV, script="/w/b.py"),
+        COMMAND,
+    ],
+)
+def test_jobs_that_run_something_else_have_another_identity(other: JobSpec) -> None:
+    assert other.identity != CSV.identity
+
+
+def test_attributes_do_not_change_the_identity() -> None:
+    changed = replace(
+        CSV,
+        text="else",
+        name="n",
+        priority=3,
+        allowed=(1,),
+        share=5,
+        gpus=2,
+        vram=9000,
+        exclusive=True,
+        oom_retries=2,
+        fail_retries=0,
+        timeout_s=90.0,
+        cuda="off",
+        cuda_ids="visible",
+        hold=True,
+    )
+    assert changed.identity == CSV.identity
+    assert set(changed.attributes) == set(COMPARED_ATTRIBUTES)
+    one, two = replace(CSV, env=(("A", "1"), ("B", "2"))), replace(CSV, env=(("B", "2"), ("A", "1")))
+    assert one.identity == two.identity
+
+
+@pytest.mark.parametrize(
+    ("spec", "mode"),
+    [
+        (CSV, "a"),
+        (replace(CSV, arguments=("--mode", "train")), "train"),
+        (replace(CSV, arguments=("--mode=eval",)), "eval"),
+        (COMMAND, "a"),
+        (replace(COMMAND, command="SEED=1 ./run x"), "run"),
+        (replace(COMMAND, command="python3 'my dir/t.py' --mode m"), "m"),
+        (replace(COMMAND, command="echo 'unbalanced"), "echo"),
+    ],
+)
+def test_mode_for_the_session_name(spec: JobSpec, mode: str) -> None:
+    assert spec.mode == mode

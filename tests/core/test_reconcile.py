@@ -1,0 +1,502 @@
+"""The rules of docs/design.md, Reconciling, one attempt at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, ResultNote, StopNote
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Settings
+from gpu_scheduler.core.scheduling.reconcile import (
+    check_memory_release,
+    needs_process_scan,
+    reconcile,
+    release_allocation,
+)
+
+NOW = Now(1_700_000_000.0, 1000.0, "boot")
+SETTINGS = Settings()
+OPEN = Attempt(1, 7, "t" * 32, "boot", JobState.RUNNING, ("U0",), 500, launch_deadline=1010.0)
+STARTING = replace(OPEN, job_state=JobState.STARTING)
+RESULT = ResultNote(None, 0, None, True, None, (), 1.0, 2.0)
+CANCEL = Cancel("cancelled", 3.0)
+
+
+def status(**values: object) -> AttemptStatus:
+    return AttemptStatus(**values)  # type: ignore[arg-type]
+
+
+def only_action(actions: list[act.Action]) -> act.Action:
+    assert len(actions) == 1, actions
+    return actions[0]
+
+
+def finished(attempt: Attempt, settings: Settings = SETTINGS) -> act.FinishAttempt:
+    action = only_action(reconcile(attempt, NOW, settings))
+    assert isinstance(action, act.FinishAttempt)
+    return action
+
+
+@pytest.mark.parametrize(
+    ("result", "outcome", "state"),
+    [
+        (RESULT, Outcome.COMPLETED, JobState.FINISHED),
+        (replace(RESULT, exit_code=7), Outcome.FAILED, JobState.FINISHED),
+        (replace(RESULT, exit_code=None, signal=9), Outcome.FAILED, JobState.FINISHED),
+        (replace(RESULT, cause="cancelled", exit_code=0), Outcome.CANCELLED, JobState.FINISHED),
+        (replace(RESULT, cause="timed_out", exit_code=None, signal=15), Outcome.TIMED_OUT, JobState.FINISHED),
+        (replace(RESULT, cause="machine", exit_code=None, signal=15), Outcome.INTERRUPTED, JobState.HELD),
+        (replace(RESULT, cause="preempted", exit_code=1), Outcome.PREEMPTED, JobState.HELD),
+        (
+            replace(RESULT, began=False, exit_code=1, message="no such environment"),
+            Outcome.NOT_STARTED,
+            JobState.QUEUED,
+        ),
+    ],
+)
+def test_rule_1_the_result_decides_the_outcome(result: ResultNote, outcome: Outcome, state: JobState) -> None:
+    end = finished(replace(OPEN, status=status(claim="dead", result=result), survivors=(77,)))
+    assert (end.outcome, end.state) == (outcome, state)
+    expected = (result.exit_code, result.signal) if result.began else (None, None)
+    assert (end.exit_code, end.signal) == expected
+
+
+def test_an_unreadable_folder_changes_nothing() -> None:
+    blind = replace(OPEN, status=status(claim="unknown"), cancel=CANCEL, launch_deadline=0.0)
+    assert reconcile(blind, NOW, SETTINGS) == []
+    assert not needs_process_scan(blind, NOW)
+
+
+@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
+@pytest.mark.parametrize("cancel", [None, CANCEL])
+def test_rule_5_a_live_runner_without_its_lock_is_not_dead(state: JobState, cancel: Cancel | None) -> None:
+    sighting = status(claim="unlocked", pid=5, stop=StopNote("cancelled", 0.0))
+    attempt = replace(OPEN, job_state=state, cancel=cancel, status=sighting, launch_deadline=0.0)
+    assert reconcile(attempt, NOW, SETTINGS) == []
+    assert not needs_process_scan(attempt, NOW)
+    assert finished(replace(attempt, status=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
+
+
+def test_rule_1_a_command_that_ended_before_its_cancel_keeps_its_result() -> None:
+    end = finished(replace(OPEN, cancel=CANCEL, status=status(claim="live", result=RESULT)))
+    assert (end.outcome, end.job_outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
+
+
+def test_rule_1_releases_the_gpus_with_the_end_only_if_no_process_is_left() -> None:
+    ended = replace(OPEN, status=status(claim="dead", result=RESULT))
+    assert needs_process_scan(ended, NOW)
+    assert [type(action) for action in reconcile(replace(ended, survivors=()), NOW, SETTINGS)] == [
+        act.FinishAttempt,
+        act.ReleaseAllocation,
+    ]
+    for survivors in (None, (77,)):
+        assert isinstance(
+            only_action(reconcile(replace(ended, survivors=survivors), NOW, SETTINGS)), act.FinishAttempt
+        )
+    assert not needs_process_scan(replace(ended, status=status(claim="live", result=RESULT)), NOW)
+
+
+def test_rule_2_an_attempt_with_a_void_claim_is_not_started() -> None:
+    end = finished(replace(OPEN, job_state=JobState.STARTING, status=status(claim="void")))
+    assert (end.outcome, end.state) == (Outcome.NOT_STARTED, JobState.QUEUED)
+    end = finished(replace(OPEN, cancel=CANCEL, status=status(claim="void")))
+    assert end.job_outcome is Outcome.CANCELLED
+
+
+def test_rule_3_a_stop_before_the_claim_voids_the_claim() -> None:
+    for attempt in (
+        replace(STARTING, cancel=CANCEL),
+        replace(STARTING, status=status(stop=StopNote("cancelled", 3.0))),
+        replace(STARTING, cancel=CANCEL, boot_id="another"),
+    ):
+        assert only_action(reconcile(attempt, NOW, SETTINGS)) == act.VoidClaim(1)
+
+
+def test_voiding_a_claim_is_retried_once_a_second() -> None:
+    wanted = replace(STARTING, cancel=CANCEL)
+    overdue = replace(STARTING, launch_count=3, launch_deadline=0.0)
+    for attempt in (wanted, overdue):
+        assert reconcile(replace(attempt, signalled_at=999.5), NOW, SETTINGS) == []
+        assert reconcile(replace(attempt, signalled_at=999.0), NOW, SETTINGS) == [
+            act.VoidClaim(1, gives_up=attempt is overdue)
+        ]
+    of_another_boot = replace(wanted, boot_id="another", signalled_at=90_000.0)
+    assert reconcile(of_another_boot, NOW, SETTINGS) == [act.VoidClaim(1)]
+
+
+def test_rule_4_a_live_claim_makes_the_job_running_once() -> None:
+    starting = replace(OPEN, job_state=JobState.STARTING, status=status(claim="live", pid=5))
+    assert only_action(reconcile(starting, NOW, SETTINGS)) == act.Transition(7, 1, JobState.RUNNING)
+    assert reconcile(replace(starting, job_state=JobState.RUNNING), NOW, SETTINGS) == []
+
+
+def test_rule_4_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> None:
+    live = replace(OPEN, cancel=CANCEL, status=status(claim="live", pid=5))
+    assert reconcile(live, NOW, SETTINGS) == [
+        act.Transition(7, 1, JobState.STOPPING),
+        act.RequestStop(1, "cancelled", 3.0),
+    ]
+    stopping = replace(live, job_state=JobState.STOPPING, stopping_at=995.0)
+    assert reconcile(stopping, NOW, SETTINGS) == [act.RequestStop(1, "cancelled", 3.0)]
+    notified = replace(
+        stopping, status=status(claim="live", stop=StopNote("cancelled", 3.0)), signalled_at=999.5
+    )
+    assert reconcile(notified, NOW, SETTINGS) == []
+    assert reconcile(replace(notified, signalled_at=998.0), NOW, SETTINGS) == [act.WakeRunner(1)]
+    late = replace(notified, signalled_at=998.0, stopping_at=1000.0 - 13.0)
+    assert reconcile(late, NOW, SETTINGS) == [act.KillRunner(1)]
+
+
+def test_rule_4_stop_makes_the_job_stopping_and_its_withdrawal_running() -> None:
+    stopped = replace(OPEN, status=status(claim="live", stop=StopNote("cancelled", 3.0)))
+    assert reconcile(stopped, NOW, SETTINGS) == [act.Transition(7, 1, JobState.STOPPING)]
+    withdrawn = replace(OPEN, job_state=JobState.STOPPING, status=status(claim="live", withdrawn=True))
+    assert reconcile(withdrawn, NOW, SETTINGS) == [act.Transition(7, 1, JobState.RUNNING)]
+
+
+def test_rule_5_a_dead_runner_is_swept_and_its_job_interrupted() -> None:
+    dead = replace(OPEN, status=status(claim="dead"))
+    assert needs_process_scan(dead, NOW)
+    assert reconcile(dead, NOW, SETTINGS) == []  # its processes have not been scanned yet
+    left = replace(dead, survivors=(44,))
+    assert reconcile(left, NOW, SETTINGS) == [act.RecordRunnerDeath(1), act.Sweep(1, kill=False)]
+    swept = replace(left, runner_died_at=985.0, swept_at=985.0, signalled_at=998.0)
+    assert reconcile(swept, NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    assert reconcile(replace(swept, signalled_at=999.5), NOW, SETTINGS) == []
+    end = finished(replace(swept, runner_died_at=939.0))
+    assert (end.outcome, end.state, end.survivors) == (Outcome.INTERRUPTED, JobState.HELD, (44,))
+    assert "44" in (end.reason or "")
+    interrupted = finished(replace(dead, survivors=()))
+    assert (interrupted.outcome, interrupted.state) == (Outcome.INTERRUPTED, JobState.HELD)
+    assert interrupted.reason == "its runner was killed; `retry 7` runs it again"
+    restarted = finished(replace(dead, survivors=(), boot_id="another"))
+    assert "the machine was restarted" in (restarted.reason or "")
+
+
+def test_rule_5_records_survivors_only_after_sigkill() -> None:
+    late = replace(OPEN, status=status(claim="dead"), survivors=(44,), runner_died_at=900.0)
+    # The scheduler was down after its SIGTERM.
+    assert reconcile(replace(late, swept_at=900.0, signalled_at=900.0), NOW, SETTINGS) == [
+        act.Sweep(1, kill=True)
+    ]
+    # The grace period of the cancel exceeds 60 s.
+    patient = replace(late, cancel=Cancel("cancelled", 300.0), swept_at=900.0, signalled_at=900.0)
+    assert reconcile(patient, NOW, SETTINGS) == []
+    # The SIGKILL has just been sent.
+    assert reconcile(replace(late, swept_at=900.0, signalled_at=999.9), NOW, SETTINGS) == []
+    assert finished(replace(late, swept_at=900.0, signalled_at=998.0)).survivors == (44,)
+
+
+def test_rule_5_a_dead_runner_keeps_the_cause_of_its_stop() -> None:
+    for attempt in (
+        replace(OPEN, cancel=CANCEL, status=status(claim="dead"), survivors=()),
+        replace(OPEN, status=status(claim="dead", stop=StopNote("cancelled", 3.0)), survivors=()),
+    ):
+        end = finished(attempt)
+        assert (end.outcome, end.job_outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STOPPING])
+def test_an_attempt_whose_folder_was_removed_is_not_relaunched(state: JobState) -> None:
+    removed = status(folder_exists=False)
+    lost = replace(OPEN, job_state=state, folder_complete=False, launch_deadline=0.0, status=removed)
+    assert needs_process_scan(lost, NOW)
+    assert reconcile(replace(lost, survivors=(44,)), NOW, SETTINGS) == [
+        act.RecordRunnerDeath(1),
+        act.Sweep(1, kill=False),
+    ]
+    end = finished(replace(lost, survivors=()))
+    assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
+    assert "folder was removed" in (end.reason or "")
+
+
+RUNNER = (44, 5)
+
+
+def test_records_the_runner_that_holds_the_claim_once() -> None:
+    live = replace(STARTING, status=status(claim="live", runner=RUNNER))
+    assert reconcile(live, NOW, SETTINGS) == [
+        act.RecordRunner(1, 44, 5),
+        act.Transition(7, 1, JobState.RUNNING),
+    ]
+    known = replace(live, job_state=JobState.RUNNING, runner=RUNNER)
+    assert reconcile(known, NOW, SETTINGS) == []
+    assert reconcile(replace(known, runner=(44, 4)), NOW, SETTINGS) == [act.RecordRunner(1, 44, 5)]
+
+
+def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None:
+    running = replace(
+        OPEN, runner=RUNNER, status=status(claim="unclaimed", damage="the file claim was removed")
+    )
+    assert reconcile(running, NOW, SETTINGS) == []
+    assert not needs_process_scan(running, NOW)
+    assert reconcile(replace(running, cancel=CANCEL), NOW, SETTINGS) == [
+        act.Transition(7, 1, JobState.STOPPING),
+        act.RequestStop(1, "cancelled", 3.0),
+    ]
+    late = replace(running, job_state=JobState.STOPPING, cancel=CANCEL, stopping_at=900.0)
+    late = replace(late, status=replace(running.status, stop=StopNote("cancelled", 3.0)))
+    assert reconcile(late, NOW, SETTINGS) == [act.KillRunner(1)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (None, "its runner was killed"),
+        ("the file claim was removed", "its runner died, and the file claim was removed"),
+        ("the file result is a link", "its runner died, and the file result is a link"),
+    ],
+)
+def test_a_dead_runner_with_a_damaged_folder_holds_the_job_and_names_the_file(
+    damage: str | None, reason: str
+) -> None:
+    end = finished(replace(OPEN, status=status(claim="dead", damage=damage), survivors=()))
+    assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
+    assert end.reason == f"{reason}; `retry 7` runs it again"
+
+
+INVALID = status(claim="invalid", damage="the file claim is a folder")
+
+
+@pytest.mark.parametrize("sighting", [INVALID, status(claim="none")])
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STOPPING])
+def test_an_attempt_with_an_unknown_runner_is_open_while_it_has_processes(
+    sighting: AttemptStatus, state: JobState
+) -> None:
+    attempt = replace(OPEN, job_state=state, status=sighting, launch_deadline=0.0)
+    assert needs_process_scan(attempt, NOW)
+    assert reconcile(attempt, NOW, SETTINGS) == []
+    assert reconcile(replace(attempt, survivors=(44,)), NOW, SETTINGS) == [], (
+        "no process is ended without a request"
+    )
+    end = finished(replace(attempt, survivors=()))
+    assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
+    assert finished(replace(attempt, boot_id="another", survivors=())).state is JobState.HELD
+    assert finished(replace(attempt, status=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
+
+
+def test_cancelling_an_attempt_with_an_unknown_runner_sweeps_its_processes() -> None:
+    attempt = replace(STARTING, status=INVALID, survivors=(44,), cancel=CANCEL, launch_deadline=0.0)
+    moved = act.Transition(7, 1, JobState.STOPPING)
+    assert reconcile(attempt, NOW, SETTINGS) == [moved, act.RequestStop(1, "cancelled", 3.0)]
+    assert reconcile(replace(attempt, signalled_at=999.9), NOW, SETTINGS) == [moved]
+    notified = replace(
+        attempt, job_state=JobState.STOPPING, status=replace(INVALID, stop=StopNote("cancelled", 3.0))
+    )
+    assert reconcile(notified, NOW, SETTINGS) == [act.Sweep(1, kill=False)]
+    assert reconcile(replace(notified, swept_at=990.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    end = finished(replace(notified, survivors=()))
+    assert (end.outcome, end.job_outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
+
+
+def test_an_attempt_with_an_invalid_claim_is_not_relaunched() -> None:
+    overdue = replace(STARTING, status=INVALID, launch_deadline=0.0, survivors=(44,))
+    assert reconcile(overdue, NOW, SETTINGS) == []
+    end = finished(replace(overdue, survivors=()))
+    assert end.state is JobState.HELD
+    assert "the file claim is a folder" in (end.reason or "")
+
+
+def test_does_not_relaunch_while_the_attempt_has_a_process() -> None:
+    overdue = replace(STARTING, launch_deadline=0.0, launch_count=1)
+    assert needs_process_scan(overdue, NOW)
+    assert not needs_process_scan(replace(overdue, launch_deadline=1010.0), NOW)
+    assert not needs_process_scan(replace(overdue, folder_complete=False), NOW)
+    assert reconcile(replace(overdue, survivors=(44,)), NOW, SETTINGS) == []
+    assert reconcile(replace(overdue, survivors=()), NOW, SETTINGS) == [act.Relaunch(1)]
+
+
+def test_a_second_cancel_with_a_shorter_grace_rewrites_stop() -> None:
+    slow = StopNote("cancelled", 60.0)
+    live = replace(OPEN, job_state=JobState.STOPPING, stopping_at=999.0, cancel=CANCEL)
+    notified = replace(live, status=status(claim="live", stop=slow), signalled_at=998.0)
+    assert reconcile(notified, NOW, SETTINGS) == [act.RequestStop(1, "cancelled", 3.0)]
+    longer = replace(notified, cancel=Cancel("cancelled", 90.0))
+    assert reconcile(longer, NOW, SETTINGS) == [act.WakeRunner(1)]
+
+
+def test_rule_6_an_attempt_of_an_earlier_boot_is_not_relaunched() -> None:
+    end = finished(replace(STARTING, boot_id="another", launch_deadline=0.0))
+    assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
+
+
+def test_rule_7_relaunches_an_unclaimed_attempt_at_most_twice() -> None:
+    early = replace(OPEN, job_state=JobState.STARTING)
+    assert reconcile(early, NOW, SETTINGS) == []
+    assert reconcile(replace(early, folder_complete=False), NOW, SETTINGS) == [act.Relaunch(1)]
+    late = replace(early, launch_deadline=999.0)
+    assert reconcile(late, NOW, SETTINGS) == [act.Relaunch(1)]
+    assert reconcile(replace(late, launch_count=2), NOW, SETTINGS) == [act.Relaunch(1)]
+    assert reconcile(replace(late, launch_count=3), NOW, SETTINGS) == [act.VoidClaim(1, gives_up=True)]
+    assert reconcile(replace(late, launch_error="fork failed"), NOW, SETTINGS) == [act.VoidClaim(1)]
+
+
+SHORT = replace(RESULT, began=False, exit_code=None, message="no process could be started", shortage=11)
+
+
+@pytest.mark.parametrize("failures", [0, 4])
+def test_a_shortage_does_not_count_as_a_failed_launch(failures: int) -> None:
+    failing = replace(OPEN, status=status(result=SHORT), survivors=(77,), launch_failures=failures)
+    end = finished(failing)
+    assert (end.outcome, end.state, end.job_outcome) == (Outcome.NOT_STARTED, JobState.QUEUED, None)
+    assert (end.launch_failures, end.shortage, end.not_before) == (failures, 11, 1005.0)
+    assert end.reason == "no process could be started; next try in 5 s, not counted as a failure"
+
+
+def test_a_shortage_does_not_requeue_a_cancelled_job_or_one_without_its_line() -> None:
+    failing = replace(OPEN, status=status(result=SHORT), survivors=(77,))
+    assert finished(replace(failing, cancel=CANCEL)).job_outcome is Outcome.CANCELLED
+    assert finished(replace(failing, source_missing=True)).job_outcome is Outcome.FAILED
+
+
+def test_failed_launches_back_off_and_finally_fail_the_job() -> None:
+    failing = replace(
+        OPEN,
+        status=status(result=replace(RESULT, began=False, exit_code=1, message="why")),
+        survivors=(77,),
+    )
+    waits = []
+    for failures in range(4):
+        end = finished(replace(failing, launch_failures=failures))
+        assert end.state is JobState.QUEUED
+        assert end.launch_failures == failures + 1
+        assert end.not_before is not None
+        waits.append(end.not_before - NOW.boot)
+    assert waits == [5, 10, 20, 40]
+    last = finished(replace(failing, launch_failures=4))
+    assert (last.state, last.job_outcome) == (JobState.FINISHED, Outcome.FAILED)
+    assert "why" in (last.reason or "")
+    long = finished(replace(failing, launch_failures=8), replace(SETTINGS, max_assign_attempts=20))
+    assert long.not_before == NOW.boot + 60
+
+
+def test_does_not_retry_a_job_whose_line_was_removed() -> None:
+    failing = replace(OPEN, source_missing=True, status=status(result=replace(RESULT, began=False)))
+    assert finished(failing).job_outcome is Outcome.FAILED
+
+
+def test_releases_an_allocation_only_when_no_process_is_left() -> None:
+    ended = replace(OPEN, outcome=Outcome.COMPLETED)
+    assert needs_process_scan(ended, NOW)
+    assert release_allocation(ended, NOW, SETTINGS) == []
+    assert release_allocation(replace(ended, survivors=(9,)), NOW, SETTINGS) == [act.Sweep(1, kill=False)]
+    assert release_allocation(replace(ended, survivors=()), NOW, SETTINGS) == [act.ReleaseAllocation(1)]
+    assert not needs_process_scan(replace(ended, released_at=990.0), NOW)
+
+
+@pytest.mark.parametrize(
+    ("sampled_at", "mib", "cool"),
+    [
+        (None, 0, False),
+        (989.0, 0, False),
+        (991.0, 0, True),
+        (991.0, 600, True),
+        (991.0, 5000, False),
+        (991.0, None, True),
+    ],
+)
+def test_a_released_gpu_waits_until_its_memory_is_free(
+    sampled_at: float | None, mib: int | None, cool: bool
+) -> None:
+    attempt = replace(OPEN, outcome=Outcome.COMPLETED, released_at=990.0, baseline_mib={"U0": 100})
+    assert bool(check_memory_release(attempt, [(sampled_at, mib)], NOW, SETTINGS)) == cool
+    late = replace(attempt, released_at=930.0)
+    assert check_memory_release(late, [(sampled_at, mib)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
+
+
+def test_a_late_runner_that_may_withdraw_is_not_killed() -> None:
+    stop = StopNote("preempted", 1.0, "withdraw")
+    late = replace(
+        OPEN, job_state=JobState.STOPPING, stopping_at=900.0, status=status(claim="live", stop=stop)
+    )
+    assert reconcile(late, NOW, SETTINGS) == [act.WakeRunner(1)]
+
+
+def test_a_sweep_waits_for_the_grace_period_before_sigkill() -> None:
+    left = replace(OPEN, outcome=Outcome.CANCELLED, survivors=(9,), swept_at=995.0, signalled_at=995.0)
+    assert release_allocation(left, NOW, SETTINGS) == []  # 10 s have not passed
+    assert release_allocation(replace(left, cancel=CANCEL), NOW, SETTINGS) == [
+        act.Sweep(1, kill=True)
+    ]  # 3 s have
+    assert release_allocation(replace(left, swept_at=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        replace(OPEN, cancel=CANCEL, status=status(result=replace(RESULT, cause="machine", exit_code=1))),
+        replace(OPEN, cancel=CANCEL, status=status(result=replace(RESULT, began=False, exit_code=1))),
+        replace(OPEN, cancel=CANCEL, status=status(result=replace(RESULT, cause="preempted", exit_code=1))),
+    ],
+)
+def test_a_cancelled_job_ends_as_cancelled_whatever_its_attempt_did(attempt: Attempt) -> None:
+    end = finished(attempt)
+    assert (end.state, end.job_outcome) == (JobState.FINISHED, Outcome.CANCELLED)
+
+
+def test_a_preempted_job_is_held_not_cancelled() -> None:
+    end = finished(replace(OPEN, cancel=Cancel("preempted", 3.0), status=status(claim="dead"), survivors=()))
+    assert (end.outcome, end.state, end.job_outcome) == (Outcome.PREEMPTED, JobState.HELD, None)
+
+
+def test_an_unknown_cause_is_not_read_as_success() -> None:
+    end = finished(replace(OPEN, status=status(result=replace(RESULT, cause="something new"))))
+    assert end.outcome is Outcome.INTERRUPTED
+
+
+def test_a_shutdown_is_reported_with_the_survivors() -> None:
+    machine = replace(RESULT, cause="machine", exit_code=None, signal=15, survivors=(7, 8))
+    end = finished(replace(OPEN, status=status(result=machine)))
+    assert end.survivors == (7, 8)
+    assert end.reason == "the machine was shut down or its login session ended; `retry 7` runs it again"
+    assert (end.started_at, end.ended_at) == (1.0, 2.0)
+
+
+def test_does_not_wait_for_memory_of_an_earlier_boot() -> None:
+    ended = replace(OPEN, outcome=Outcome.COMPLETED, released_at=999.0, boot_id="another")
+    assert check_memory_release(ended, [(None, None)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
+
+
+def test_memory_release_ignores_what_a_driver_may_keep() -> None:
+    ended = replace(OPEN, outcome=Outcome.COMPLETED, released_at=990.0, baseline_mib={"U0": 100})
+    assert check_memory_release(ended, [(991.0, 612)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
+    assert check_memory_release(ended, [(991.0, 613)], NOW, SETTINGS) == []
+
+
+def test_does_not_relaunch_while_starts_are_blocked() -> None:
+    late = replace(STARTING, launch_deadline=999.0)
+    assert reconcile(late, NOW, SETTINGS) == [act.Relaunch(1)]
+    assert reconcile(late, NOW, SETTINGS, starts_blocked=True) == []
+    used_up = replace(late, launch_count=SETTINGS.max_launches)
+    assert reconcile(used_up, NOW, SETTINGS) == [act.VoidClaim(1, gives_up=True)]
+    # The problem that blocks starts explains the missing claim: the attempt is relaunched when it is over.
+    assert reconcile(used_up, NOW, SETTINGS, starts_blocked=True) == [act.ResetLaunchCount(1)]
+    assert reconcile(replace(used_up, launch_count=0), NOW, SETTINGS, starts_blocked=True) == []
+    assert reconcile(replace(used_up, launch_count=0), NOW, SETTINGS) == [act.Relaunch(1)]
+    # Launches into an incomplete folder do not count as failed, however many.
+    assert reconcile(replace(used_up, folder_complete=False), NOW, SETTINGS) == [act.Relaunch(1)]
+    failed = replace(late, launch_error="no such script")
+    assert reconcile(failed, NOW, SETTINGS, starts_blocked=True) == [act.VoidClaim(1)]
+    # Everything else proceeds as usual.
+    ended = replace(OPEN, status=status(claim="dead", result=RESULT))
+    assert reconcile(ended, NOW, SETTINGS, starts_blocked=True) == reconcile(ended, NOW, SETTINGS)
+    assert reconcile(replace(late, cancel=CANCEL), NOW, SETTINGS, starts_blocked=True) == [act.VoidClaim(1)]
+
+
+def test_does_not_relaunch_a_command_that_began() -> None:
+    begun = replace(
+        OPEN,
+        job_state=JobState.STARTING,
+        status=status(claim="none"),
+        command_began=True,
+        launch_deadline=0.0,
+    )
+    assert needs_process_scan(begun, NOW)
+    assert reconcile(replace(begun, survivors=(77,)), NOW, SETTINGS) == []
+    assert finished(replace(begun, survivors=())).outcome is Outcome.INTERRUPTED
+    again = only_action(reconcile(replace(begun, command_began=False, survivors=()), NOW, SETTINGS))
+    assert isinstance(again, act.Relaunch)

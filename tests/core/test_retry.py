@@ -1,0 +1,328 @@
+"""Retries of failed jobs, and the memory that they get."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, ResultNote
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling.actions import FinishAttempt, ReleaseAllocation
+from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Facts, Gpu, Settings
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.placement import Limits, could_fit
+from gpu_scheduler.core.scheduling.plan import need_of, plan
+from gpu_scheduler.core.scheduling.retry import (
+    FIRST_WAIT_S,
+    MAX_WAIT_S,
+    GpuInventory,
+    RetryDecision,
+    decide_retry,
+)
+from tests.core.gpu_world import NOW, TOTAL, facts, gpu, running
+
+OOM = (
+    'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    x = torch.empty(9)\n'
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+)
+FAULT = 'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\nValueError: bad rate\n'
+SETTINGS = Settings()
+INVENTORY = GpuInventory({"U0": TOTAL, "U1": TOTAL}, TOTAL - 512)
+
+
+def failed(tail: str = OOM, oom: int | None = 3, fail: int | None = None, **values: object) -> Attempt:
+    """Returns an attempt with 4 GiB declared that failed with this log."""
+    base = running(vram=4096, failure_context=FailureContext(tail, (), oom, fail))
+    return replace(base, **values)  # type: ignore[arg-type]
+
+
+def test_an_oom_is_retried_with_more_memory_than_declared_and_observed() -> None:
+    assert decide_retry(failed(), SETTINGS, INVENTORY) == RetryDecision(
+        True, "OOM retry 1 of 3 with 5.0 GiB per GPU", 0.0, 5120, oom=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "raised"),
+    [
+        ({}, 5120),
+        ({"peaks": {"U0": 3000}}, 5120),
+        ({"peaks": {"U0": 4097}}, 5122),
+        ({"peaks": {"U0": 8000}}, 10_000),
+        ({"gpus": ("U0", "U1"), "peaks": {"U0": 100, "U1": 8000}}, 10_000),
+        ({"peaks": {"U0": 20_000}}, TOTAL - 512),
+        ({"vram": 4097}, 5122),
+        ({"vram": None, "share": 500}, 15_360),
+        ({"vram": None, "share": 500, "peaks": {"U0": 16_000}}, 20_000),
+        ({"vram": None, "share": 1000}, TOTAL - 512),
+        ({"vram": 4096, "whole": True, "peaks": {"U0": 9000}}, TOTAL - 512),
+        ({"vram": 19_300}, TOTAL - 512),
+    ],
+)
+def test_raises_the_larger_of_peak_and_declaration(values: dict[str, object], raised: int) -> None:
+    decision = decide_retry(replace(failed(), **values), SETTINGS, INVENTORY)  # type: ignore[arg-type]
+    assert (decision.retry, decision.min_vram_mib, decision.oom) == (True, raised, True)
+
+
+def test_retries_an_oom_unchanged_without_any_known_memory() -> None:
+    blind = failed(vram=None, share=500)
+    assert decide_retry(replace(blind, vram=None, share=500), SETTINGS, GpuInventory()) == RetryDecision(
+        True, "OOM retry 1 of 3", 0.0, None, oom=True
+    )
+    known = replace(blind, vram=None, share=500, peaks={"U0": 1000})
+    assert decide_retry(known, SETTINGS, GpuInventory()).min_vram_mib == 1250
+    assert (
+        decide_retry(replace(failed(), peaks={"U0": 40_000}), SETTINGS, GpuInventory()).min_vram_mib == 50_000
+    )
+
+
+def test_does_not_retry_an_oom_at_the_largest_available_memory() -> None:
+    most = replace(failed(), vram=TOTAL - 512)
+    assert decide_retry(most, SETTINGS, INVENTORY) == RetryDecision(
+        False, "no larger GPU: it already had 23.5 GiB, the most available"
+    )
+    assert decide_retry(replace(most, vram=TOTAL - 513), SETTINGS, INVENTORY).min_vram_mib == TOTAL - 512
+    assert not decide_retry(replace(most, vram=TOTAL - 511), SETTINGS, INVENTORY).retry
+    # It had the largest GPU to itself.
+    alone = replace(most, vram=None, whole=True)
+    assert decide_retry(alone, SETTINGS, INVENTORY) == RetryDecision(
+        False, "no larger GPU: it already had 24.0 GiB, the most available"
+    )
+    larger = GpuInventory({"U0": TOTAL, "U1": 2 * TOTAL}, 2 * TOTAL - 512)
+    assert decide_retry(alone, SETTINGS, larger).min_vram_mib == 30_720
+
+
+def test_oom_retries_are_limited() -> None:
+    assert decide_retry(failed(oom_retries_used=2), SETTINGS, INVENTORY).message.startswith(
+        "OOM retry 3 of 3"
+    )
+    assert decide_retry(failed(oom_retries_used=3), SETTINGS, INVENTORY) == RetryDecision(
+        False, "OOM retries used up (3)"
+    )
+    assert decide_retry(failed(oom_retries_used=4), SETTINGS, INVENTORY).retry is False
+    assert decide_retry(failed(oom=0), SETTINGS, INVENTORY) == RetryDecision(False)
+
+
+def test_the_option_applies_if_the_line_sets_no_retries() -> None:
+    option = Settings(oom_retries=1, fail_retries=1)
+    assert decide_retry(failed(oom=None), option, INVENTORY).message.startswith("OOM retry 1 of 1")
+    assert not decide_retry(failed(oom=0, fail=0), option, INVENTORY).retry
+    assert (
+        decide_retry(failed(FAULT, oom=None), option, INVENTORY).message
+        == f"retry 1 of 1 in {FIRST_WAIT_S:g} s"
+    )
+    assert not decide_retry(failed(FAULT, fail=0), option, INVENTORY).retry
+
+
+def test_a_failure_without_oom_uses_no_oom_retry() -> None:
+    assert decide_retry(failed(FAULT), SETTINGS, INVENTORY) == RetryDecision(False)
+    assert decide_retry(failed(""), SETTINGS, INVENTORY) == RetryDecision(False)
+
+
+def test_retries_of_failures_back_off_up_to_a_limit() -> None:
+    waits = [
+        decide_retry(failed(FAULT, fail=20, fail_retries_used=n), SETTINGS, INVENTORY).wait_s
+        for n in range(20)
+    ]
+    assert waits[0] == FIRST_WAIT_S
+    assert waits == sorted(waits)
+    doubled = [wait for wait in waits if wait < MAX_WAIT_S]
+    assert doubled == [FIRST_WAIT_S * 2**n for n in range(len(doubled))]
+    assert waits[-1] == MAX_WAIT_S
+    assert not decide_retry(failed(FAULT, fail=20, fail_retries_used=20), SETTINGS, INVENTORY).retry
+
+
+def test_an_oom_without_oom_retries_left_uses_other_retries() -> None:
+    decision = decide_retry(
+        failed(oom=3, oom_retries_used=3, fail=2, fail_retries_used=1), SETTINGS, INVENTORY
+    )
+    assert decision == RetryDecision(True, "OOM retries used up (3); retry 2 of 2 in 20 s", 20.0)
+    none = decide_retry(failed(oom=0, fail=1), SETTINGS, INVENTORY)
+    assert none == RetryDecision(True, "retry 1 of 1 in 10 s", 10.0)
+    first = decide_retry(failed(oom=3, fail=2), SETTINGS, INVENTORY)
+    assert (first.oom, first.min_vram_mib) == (True, 5120)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"lineless": True},
+        {"cancel": Cancel("cancelled", 3.0)},
+        {"cancel": Cancel("preempted", 3.0)},
+        {"evidence": None},
+    ],
+)
+@pytest.mark.parametrize("tail", [OOM, FAULT])
+def test_does_not_retry_a_cancelled_job_or_one_without_its_line(values: dict[str, object], tail: str) -> None:
+    attempt = failed(tail, fail=5)
+    assert decide_retry(attempt, SETTINGS, INVENTORY).retry
+    assert decide_retry(replace(attempt, **values), SETTINGS, INVENTORY) == RetryDecision(False)  # type: ignore[arg-type]
+
+
+def finish_of(attempt: Attempt, *gpus: Gpu, code: int = 1, **values: object) -> FinishAttempt:
+    """Returns the planned end of this attempt, whose command exited with this code."""
+    result = ResultNote(None, code, None, True, None, (), 1.0, 2.0)
+    done = replace(attempt, status=AttemptStatus("dead", result=result), survivors=())
+    actions = plan(facts(*(gpus or (gpu(0),)), attempts=(done,), **values))
+    close, released = actions
+    assert isinstance(close, FinishAttempt)
+    assert released == ReleaseAllocation(9)
+    return close
+
+
+def test_a_retried_attempt_requeues_its_job_with_new_counts() -> None:
+    end = finish_of(failed(oom_retries_used=1, fail_retries_used=2))
+    assert (end.outcome, end.state, end.job_outcome) == (Outcome.FAILED, JobState.QUEUED, None)
+    assert (end.oom_retries_used, end.fail_retries_used, end.min_vram_mib, end.not_before) == (
+        2,
+        2,
+        5120,
+        NOW.boot,
+    )
+    assert (end.exit_code, end.launch_failures, end.started_at, end.ended_at) == (1, 0, 1.0, 2.0)
+    assert end.reason is not None
+    assert end.reason.endswith("; OOM retry 2 of 3 with 5.0 GiB per GPU")
+    again = finish_of(failed(FAULT, fail=3, oom_retries_used=1, fail_retries_used=2))
+    assert (again.state, again.oom_retries_used, again.fail_retries_used, again.min_vram_mib) == (
+        JobState.QUEUED,
+        1,
+        3,
+        None,
+    )
+    assert again.not_before == NOW.boot + 40
+
+
+def test_the_last_failure_finishes_the_job_and_reports_the_retries() -> None:
+    end = finish_of(failed(oom_retries_used=3, fail_retries_used=1))
+    assert (end.state, end.job_outcome, end.oom_retries_used, end.fail_retries_used) == (
+        JobState.FINISHED,
+        Outcome.FAILED,
+        3,
+        1,
+    )
+    assert end.min_vram_mib is None
+    assert "OOM retries used up (3)" in (end.reason or "")
+
+
+def test_a_completed_job_with_an_oom_in_its_log_is_completed() -> None:
+    end = finish_of(failed(), code=0)
+    assert (end.outcome, end.state, end.oom_retries_used) == (Outcome.COMPLETED, JobState.FINISHED, 0)
+
+
+@pytest.mark.parametrize("cause", ["cancelled", "timed_out", "preempted", "machine"])
+def test_a_stopped_attempt_is_not_a_failure(cause: str) -> None:
+    result = ResultNote(cause, 1, None, True, None, (), 1.0, 2.0)
+    done = replace(failed(fail=5), status=AttemptStatus("dead", result=result), survivors=())
+    close = plan(facts(gpu(0), attempts=(done,)))[0]
+    assert isinstance(close, FinishAttempt)
+    assert close.state is not JobState.QUEUED
+
+
+def test_a_failed_launch_uses_no_retries() -> None:
+    result = ResultNote(None, 1, None, False, "no script", (), None, 2.0)
+    done = replace(
+        failed(fail=5, oom_retries_used=1, fail_retries_used=2), status=AttemptStatus("dead", result=result)
+    )
+    [close] = plan(facts(gpu(0), attempts=(done,)))
+    assert isinstance(close, FinishAttempt)
+    assert (close.outcome, close.oom_retries_used, close.fail_retries_used) == (Outcome.NOT_STARTED, 1, 2)
+
+
+def gpu_of_size(index: int, total: int | None, **values: object) -> Gpu:
+    sample = GpuSample(f"U{index}", index, "GPU", total, 0, 0.0, ())
+    return replace(gpu(index), sample=sample, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("attempt", "gpus", "raised"),
+    [
+        (failed(vram=7000), (gpu_of_size(0, 8192),), 7480),
+        (failed(vram=7000), (gpu_of_size(0, 8192), gpu_of_size(1, TOTAL)), 8750),
+        # As many of the allowed GPUs as the job needs.
+        (
+            failed(vram=7000, resources=ResourceSpec(vram=7000, allowed=(0,))),
+            (gpu_of_size(0, 8192), gpu_of_size(1, TOTAL)),
+            7480,
+        ),
+        (failed(vram=7000, gpus=("U0", "U1")), (gpu_of_size(0, 8192), gpu_of_size(1, TOTAL)), 7480),
+        (
+            failed(vram=7000, gpus=("U0", "U1")),
+            (gpu_of_size(0, 8192), gpu_of_size(1, TOTAL), gpu_of_size(2, TOTAL)),
+            8750,
+        ),
+        # A GPU that cannot be read keeps its stored size.
+        (failed(vram=7000), (gpu_of_size(0, None, total_mib=8192),), 7480),
+        (failed(vram=7000), (replace(gpu(0), sample=None, total_mib=8192),), 7480),
+        # Unknown sizes limit nothing; memory of displays and unattributed memory are never available.
+        (failed(vram=7000), (gpu_of_size(0, None),), 8750),
+        (failed(vram=7000), (gpu_of_size(0, None), gpu_of_size(1, 8192)), 7480),
+        (failed(vram=7000, baseline_mib={"U0": 100}), (gpu_of_size(0, 8192),), 7380),
+        (
+            failed(vram=7000),
+            (
+                replace(
+                    gpu_of_size(0, 8192),
+                    sample=GpuSample("U0", 0, "", 8192, 60, 0.0, (GpuProcess(1, 60, True),)),
+                ),
+            ),
+            7414,
+        ),
+    ],
+)
+def test_raised_memory_is_limited_by_the_gpus_of_the_job(
+    attempt: Attempt, gpus: tuple[Gpu, ...], raised: int
+) -> None:
+    held = tuple(
+        replace(one, foreign_peaks={(1, 0.0): 60} if one.sample and one.sample.used_mib else {})
+        for one in gpus
+    )
+    assert finish_of(attempt, *held).min_vram_mib == raised
+
+
+def test_declared_and_observed_memory_is_raised_by_a_quarter() -> None:
+    attempt, asked = failed(), [4096]
+    while (end := finish_of(attempt)).state is JobState.QUEUED:
+        assert end.min_vram_mib is not None
+        asked.append(end.min_vram_mib)
+        attempt = replace(attempt, vram=end.min_vram_mib, oom_retries_used=end.oom_retries_used)
+    assert asked == [4096, 5120, 6400, 8000]
+    # With the peak observed before the failure, that memory is reached at once.
+    assert finish_of(failed(peaks={"U0": 8500})).min_vram_mib == 10_625
+
+
+def test_the_sample_of_the_final_round_counts() -> None:
+    last = gpu(0, None, (GpuProcess(7, 9000),), owners={7: 9})
+    result = ResultNote(None, 1, None, True, None, (), 1.0, 2.0)
+    done = replace(failed(peaks={"U0": 8000}), status=AttemptStatus("dead", result=result), measured_at=998.0)
+    [end] = [action for action in plan(facts(last, attempts=(done,))) if isinstance(action, FinishAttempt)]
+    assert end.min_vram_mib == 11_250
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 30_000),
+    st.dictionaries(st.sampled_from(["U0"]), st.integers(0, 30_000)),
+    st.sampled_from([8192, 24_576, 81_920]),
+    st.integers(0, 6),
+)
+def test_repeated_oom_retries_raise_memory_until_nothing_larger_fits(
+    declared: int, peaks: dict[str, int], total: int, retries: int
+) -> None:
+    limits = Limits()
+    attempt = replace(failed(oom=retries), vram=declared, peaks=peaks)
+    inventory = GpuInventory({"U0": total}, total - limits.margin_mib)
+    for used in range(retries + 2):
+        decision = decide_retry(attempt, SETTINGS, inventory)
+        if not decision.retry:
+            assert used == retries or (attempt.vram or 0) >= total - limits.margin_mib
+            return
+        assert decision.min_vram_mib is not None
+        assert (attempt.vram or 0) < decision.min_vram_mib
+        world: Facts = facts(gpu_of_size(0, total))
+        assert could_fit(need_of(ResourceSpec(vram=decision.min_vram_mib), world), total, limits)
+        attempt = replace(attempt, vram=decision.min_vram_mib, oom_retries_used=used + 1)
+    pytest.fail("it never gives up")

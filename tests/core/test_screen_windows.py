@@ -1,0 +1,38 @@
+"""A closed Screen window is recorded once and has no other effect."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling.actions import RecordWindowClosed
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Settings
+from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.plan import plan
+
+CLOSED = Attempt(
+    1, 7, "t", "boot", JobState.RUNNING, ("U0",), 1000,
+    status=AttemptStatus("live", 5, "5.gpujob_0_x_7", window_open=False), measured_at=1.0,
+)  # fmt: skip
+OPEN, UNKNOWN = (
+    replace(CLOSED, status=replace(CLOSED.status, window_open=window)) for window in (True, None)
+)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "noted"),
+    [
+        (CLOSED, [RecordWindowClosed(7, 1)]),
+        (replace(CLOSED, window_closed_recorded=True), []),
+        (OPEN, []),
+        (UNKNOWN, []),
+        (replace(CLOSED, outcome=Outcome.COMPLETED, released_at=1.0, job_state=JobState.FINISHED), []),
+    ],
+)
+def test_a_closed_window_is_recorded_once(attempt: Attempt, noted: list[RecordWindowClosed]) -> None:
+    facts = Facts(Now(0.0, 10.0, "boot"), Settings(), LlmConfig(), attempts=(attempt,))
+    assert [action for action in plan(facts) if isinstance(action, RecordWindowClosed)] == noted

@@ -1,0 +1,329 @@
+"""Measurements recorded from a sample: use, overuse, foreign peaks and load."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, ResultNote
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling.actions import (
+    Action,
+    FinishAttempt,
+    RecordForeignLoad,
+    RecordForeignPeaks,
+    RecordOveruse,
+    RecordUsage,
+    SetWaitReason,
+    Start,
+)
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, Settings
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.usage import attempt_memory, record_measurements
+from tests.core.gpu_world import facts, gpu, group, running
+
+OURS = gpu(0, None, (GpuProcess(7, 5000), GpuProcess(8, 300), GpuProcess(6, 1)), owners={7: 9, 8: 9, 6: None})
+OURS = replace(OURS, foreign_peaks={(6, 0.0): 1})
+NEW = running(vram=6000, measured_at=None)
+
+
+def test_adds_up_process_memory_once_per_sample() -> None:
+    assert record_measurements(facts(OURS, attempts=(NEW,))) == [
+        RecordUsage(90, 9, 999.0, (("U0", 5300, 0.0),))
+    ]
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_at=998.9),))) != []
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_at=999.0),))) == []
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_at=999.1),))) == []
+
+
+def test_ignores_a_sample_older_than_the_launch() -> None:
+    # Launched at 999: its deadline is 10 s later.
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.0),))) != []
+    assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.1),))) == []
+    sooner = Settings(launch_deadline_s=10.2)
+    assert (
+        record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.1),), settings=sooner))
+        != []
+    )
+
+
+@pytest.mark.parametrize(
+    ("attempt", "noted"),
+    [
+        (NEW, True),
+        (replace(NEW, job_state=JobState.STOPPING), True),
+        (replace(NEW, job_state=JobState.STARTING), False),
+        (replace(NEW, outcome=Outcome.COMPLETED), False),
+        (replace(NEW, gpus=("gone",)), False),
+    ],
+)
+def test_measures_only_running_attempts(attempt: Attempt, noted: bool) -> None:
+    notes = record_measurements(facts(OURS, attempts=(attempt,)))
+    assert any(isinstance(note, RecordUsage) for note in notes) == noted
+
+
+def test_measures_memory_and_load_per_gpu() -> None:
+    other = gpu(1, None, (GpuProcess(7, 40),), owners={7: 9})
+    other = replace(other, sample=replace(only_sample(other), load_percent=55.0))
+    both = replace(NEW, gpus=("U1", "U0", "gone"))
+    assert record_measurements(facts(OURS, other, attempts=(both,))) == [
+        RecordUsage(90, 9, 999.0, (("U1", 40, 55.0), ("U0", 5300, 0.0)))
+    ]
+
+
+def only_sample(one: Gpu) -> GpuSample:
+    assert one.sample is not None
+    return one.sample
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        replace(OURS, has_unmatched_process=True),
+        replace(OURS, sample=replace(only_sample(OURS), processes=None)),
+        replace(OURS, sample=replace(only_sample(OURS), processes=(GpuProcess(7, 5), GpuProcess(8, None)))),
+        replace(OURS, owners={7: 1, 8: None}),
+        replace(OURS, owners={}),
+        gpu(0, 9000),
+    ],
+    ids=["unmatched", "no list", "no memory", "others", "unknown", "none is listed"],
+)
+def test_a_value_that_cannot_be_attributed_is_none(one: Gpu) -> None:
+    assert attempt_memory(NEW, one) is None
+    notes = [
+        note
+        for note in record_measurements(facts(one, attempts=(NEW,)))
+        if not isinstance(note, RecordForeignPeaks)
+    ]
+    assert notes == [RecordUsage(90, 9, 999.0, (("U0", None, 0.0),))]
+
+
+def test_measures_nothing_without_a_sample() -> None:
+    assert record_measurements(facts(Gpu("U0", 0), attempts=(NEW,))) == []
+    assert record_measurements(facts(replace(OURS, sampled_at=None), attempts=(NEW,))) == []
+
+
+@pytest.mark.parametrize(
+    ("declared", "tolerance", "reported"),
+    [
+        (4818, 0.1, True),
+        (4819, 0.1, False),
+        (5300, 0.0, False),
+        (5299, 0.0, True),
+        (3000, 0.9, False),
+        (None, 0.1, False),
+    ],
+)
+def test_records_overuse_above_the_tolerance(declared: int | None, tolerance: float, reported: bool) -> None:
+    attempt = running(vram=declared, share=0 if declared else 250, measured_at=None)
+    notes = record_measurements(facts(OURS, attempts=(attempt,), settings=Settings(tolerance=tolerance)))
+    assert notes[1:] == ([RecordOveruse(90, 9, "U0", 5300, declared)] if reported and declared else [])
+
+
+@pytest.mark.parametrize(
+    ("used", "share", "values", "reported"),
+    [
+        # A quarter of 24 GiB is 6144 MiB, and 6758.4 are tolerated.
+        (6759, 250, {}, 6144),
+        (6758, 250, {}, None),
+        (16_000, 500, {}, 12_288),
+        (24_576, 1000, {}, None),
+        # A share with the GPU to itself has all of its memory.
+        (16_000, 250, {"whole": True}, None),
+        # If both are declared, memory is judged.
+        (16_000, 250, {"vram": 18_000}, None),
+        (16_000, 750, {"vram": 8192}, 8192),
+        # Neither a default nor a share of unknown size can be overused.
+        (16_000, 250, {"budgets": {}}, None),
+        (16_000, 0, {"vram": 8192, "budgets": {}}, None),
+        (16_000, 250, {"budgets": {"U0": None}}, None),
+        (16_000, 250, {"exceeded": ("U0",)}, None),
+    ],
+)
+def test_records_overuse_of_the_memory_of_a_share(
+    used: int, share: int, values: dict[str, Any], reported: int | None
+) -> None:
+    one = gpu(0, None, (GpuProcess(7, used),), owners={7: 9})
+    notes = record_measurements(facts(one, attempts=(running(share=share, measured_at=None, **values),)))
+    of_share = None if "vram" in values else share
+    assert notes[1:] == ([] if reported is None else [RecordOveruse(90, 9, "U0", used, reported, of_share)])
+
+
+def test_judges_a_share_by_the_size_of_each_gpu() -> None:
+    small, large = (gpu(n, None, (GpuProcess(7, 9000),), owners={7: 9}) for n in (0, 1))
+    both = running(9, "U0", "U1", share=250, measured_at=None, budgets={"U0": 6144, "U1": 20_480})
+    notes = record_measurements(facts(small, large, attempts=(both,)))
+    assert notes[1:] == [RecordOveruse(90, 9, "U0", 9000, 6144, 250)]
+
+
+def test_an_overused_share_counts_at_its_buffered_peak() -> None:
+    """A quarter share that uses 16,000 MiB counts as 17,600, so 12 GiB more do not fit."""
+    over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
+    first = running(share=250, measured_at=None)
+    world = facts(over, attempts=(first,), groups=(group(ResourceSpec(vram=12_288), 1),))
+    assert [type(a).__name__ for a in plan(world)] == ["NoteUse", "NoteExceeded"]
+    [wait] = plan(applied(world, plan(world)))
+    assert isinstance(wait, SetWaitReason)
+    assert wait.reason == "needs 12.0 GiB of a GPU, 0 free, GPU 0 room for 6.3 GiB"
+
+
+def test_records_overuse_once_per_gpu_and_only_for_a_new_sample() -> None:
+    other = replace(OURS, uuid="U1", index=1)
+    small = running(9, "U0", "U1", vram=100, measured_at=None)
+    reported = [
+        n.uuid
+        for n in record_measurements(facts(OURS, other, attempts=(small,)))
+        if isinstance(n, RecordOveruse)
+    ]
+    assert reported == ["U0", "U1"]
+    once = replace(small, overused_gpus=("U1",))
+    reported = [
+        n.uuid
+        for n in record_measurements(facts(OURS, other, attempts=(once,)))
+        if isinstance(n, RecordOveruse)
+    ]
+    assert reported == ["U0"]
+    assert record_measurements(facts(OURS, other, attempts=(replace(small, measured_at=999.0),))) == []
+
+
+def test_records_foreign_peaks_when_they_change() -> None:
+    two = gpu(
+        0, None, (GpuProcess(8, 30), GpuProcess(7, 50)), process_starts={7: 1.5}, foreign_peaks={(9, 2.5): 5}
+    )
+    assert record_measurements(facts(two)) == [
+        RecordForeignPeaks("U0", ((7, 1.5, 50), (8, 0.0, 30), (9, 2.5, 5)))
+    ]
+    assert (
+        record_measurements(facts(replace(two, foreign_peaks={(9, 2.5): 5, (7, 1.5): 50, (8, 0.0): 30})))
+        == []
+    )
+    assert (
+        record_measurements(facts(replace(two, foreign_peaks={(9, 2.5): 5, (7, 1.5): 49, (8, 0.0): 31})))
+        != []
+    )
+    for unknown in (replace(two, has_unmatched_process=True), replace(two, sample=None), gpu(0, 5, None)):
+        assert record_measurements(facts(unknown)) == []
+
+
+@pytest.mark.parametrize(
+    ("noted", "at", "after"),
+    [
+        ((), None, (40.0,)),
+        ((90.0,), 998.0, (90.0, 40.0)),
+        ((None, 90.0, 80.0), 998.0, (90.0, 80.0, 40.0)),
+        ((40.0, 40.0), 998.0, (40.0, 40.0, 40.0)),
+        # The machine has been rebooted since then.
+        ((90.0,), 5000.0, (90.0, 40.0)),
+        # The sample is recorded already, or shows nothing new.
+        ((90.0,), 999.0, None),
+        ((40.0, 40.0, 40.0), 998.0, None),
+    ],
+)
+def test_records_the_foreign_load_of_a_sample_once(
+    noted: tuple[float | None, ...], at: float | None, after: tuple[float | None, ...] | None
+) -> None:
+    one = gpu(0, None, (GpuProcess(8, 30, load_percent=40.0),), foreign_peaks={(8, 0.0): 30})
+    notes = record_measurements(facts(replace(one, foreign_loads=noted, foreign_load_at=at)))
+    assert notes == ([] if after is None else [RecordForeignLoad("U0", after, 999.0)])
+
+
+def test_records_overuse_before_placing_jobs() -> None:
+    """The next job, which would fit by declarations alone, waits because the first exceeds its own."""
+    over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
+    first = running(vram=10_000, measured_at=None)
+    world = facts(over, attempts=(first,), groups=(group(ResourceSpec(vram=10_000), 1),))
+    assert [type(a).__name__ for a in plan(world)] == ["NoteUse", "NoteExceeded"]
+    world = applied(world, plan(world))
+    actions = plan(world)
+    assert [type(a).__name__ for a in actions] == ["Wait"]
+    fits = facts(
+        gpu(0, None, (GpuProcess(7, 9000),), owners={7: 9}), attempts=(first,), groups=world.pending_groups
+    )
+    assert isinstance(plan(applied(fits, plan(fits)))[0], Start)
+
+
+def test_records_a_peak_within_the_tolerance_before_placing_jobs() -> None:
+    above = gpu(0, None, (GpuProcess(7, 10_500),), owners={7: 9})
+    world = facts(
+        above,
+        attempts=(running(vram=10_000, measured_at=None),),
+        groups=(group(ResourceSpec(vram=13_000), 1),),
+    )
+    assert [type(a).__name__ for a in plan(world)] == ["NoteUse"]
+    # 11550 MiB are committed for it now, although only 10500 are in use.
+    assert [type(a).__name__ for a in plan(applied(world, plan(world)))] == ["Wait"]
+
+
+def test_records_the_last_sample_of_an_attempt_before_its_end() -> None:
+    done = AttemptStatus("dead", result=ResultNote(None, 0, None, True, None, (), 1.0, 2.0))
+    actions = plan(facts(OURS, attempts=(replace(NEW, status=done),)))
+    assert [type(action) for action in actions] == [RecordUsage, FinishAttempt]
+
+
+def applied(world: Facts, actions: list[Action]) -> Facts:
+    """Returns the facts once these actions are recorded."""
+    attempts = {attempt.attempt_id: attempt for attempt in world.attempts}
+    gpus = {one.uuid: one for one in world.gpus}
+    for note in actions:
+        if isinstance(note, RecordUsage):
+            attempt = attempts[note.attempt_id]
+            peaks = dict(attempt.peaks)
+            for uuid, mib, _ in note.usage:
+                if mib is not None:
+                    peaks[uuid] = max(mib, peaks.get(uuid, 0))
+            attempts[note.attempt_id] = replace(attempt, peaks=peaks, measured_at=note.sampled_at)
+        elif isinstance(note, RecordOveruse):
+            attempt = attempts[note.attempt_id]
+            attempts[note.attempt_id] = replace(attempt, overused_gpus=(*attempt.overused_gpus, note.uuid))
+        elif isinstance(note, RecordForeignLoad):
+            gpus[note.uuid] = replace(
+                gpus[note.uuid], foreign_loads=note.loads, foreign_load_at=note.sampled_at
+            )
+        elif isinstance(note, RecordForeignPeaks):
+            held = {(pid, start): mib for pid, start, mib in note.peaks}
+            gpus[note.uuid] = replace(gpus[note.uuid], foreign_peaks=held)
+    return replace(world, gpus=tuple(gpus.values()), attempts=tuple(attempts.values()))
+
+
+PROCESSES = st.lists(
+    st.builds(GpuProcess, st.integers(1, 5), st.none() | st.integers(0, 9000), st.booleans()),
+    max_size=4,
+    unique_by=lambda process: process.pid,
+)
+GPUS = st.builds(
+    lambda index, processes, owners, starts, held, unmatched: gpu(
+        index,
+        None,
+        tuple(processes),
+        owners=owners,
+        process_starts=starts,
+        foreign_peaks=held,
+        has_unmatched_process=unmatched,
+    ),
+    st.just(0),
+    PROCESSES,
+    st.dictionaries(st.integers(1, 5), st.sampled_from([None, 1, 2])),
+    st.dictionaries(st.integers(1, 5), st.sampled_from([1.5, 2.25])),
+    st.dictionaries(st.tuples(st.integers(1, 5), st.sampled_from([0.0, 1.5, 2.25])), st.integers(0, 9000)),
+    st.booleans(),
+)
+
+
+@settings(deadline=None)
+@given(GPUS, GPUS, st.integers(1, 9000), st.none() | st.sampled_from([998.0, 999.0]))
+def test_does_not_record_a_stored_sample_again(
+    one: Gpu, two: Gpu, declared: int, measured_at: float | None
+) -> None:
+    two = replace(two, uuid="U1", index=1)
+    attempts = (
+        running(1, "U0", "U1", vram=declared, measured_at=measured_at),
+        running(2, "U1", share=500, measured_at=measured_at),
+    )
+    world = facts(one, two, attempts=attempts)
+    assert record_measurements(applied(world, record_measurements(world))) == []

@@ -1,0 +1,113 @@
+"""Tests of the real GPUtil and of the tolerant parser behind it, on known outputs of `nvidia-smi`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.gpus.probes import ProbeError
+from gpu_scheduler.gpus.probes.gputil import GputilProbe
+from gpu_scheduler.gpus.probes.nvidia_smi import parse
+from tests.fakes.machine import FakeGpu, FakeMachine
+from tests.gpus.smi_table import CASES, NO_HANDLE, A, B, C, Case, Observed
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
+    return FakeMachine("gputil", tmp_path / "machine", monkeypatch)
+
+
+def plant(machine: FakeMachine, case: Case) -> None:
+    out = case.out if isinstance(case.out, bytes) else case.out.encode()
+    (machine.folder / "smi.csv").write_bytes(out)
+    (machine.folder / "smi.err").write_text(case.err)
+    (machine.folder / "smi.code").write_text(str(case.code))
+    for index, text in enumerate(case.alone):
+        (machine.folder / f"smi.{index}").write_text(f"{text}\n")
+
+
+def observed(machine: FakeMachine) -> list[Observed]:
+    return [
+        (gpu.index, gpu.uuid, gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.fault)
+        for gpu in machine.probe().sample()
+    ]
+
+
+def begun(found: list[Observed], expected: tuple[Observed, ...]) -> list[Observed]:
+    """Returns the samples, each fault cut to the length of the expected one."""
+    faults = [None if e[5] is None else len(e[5]) for e in expected]
+    cut = [f[5] and f[5][:length] for f, length in zip(found, faults, strict=True)]
+    return [(*f[:5], fault) for f, fault in zip(found, cut, strict=True)]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.error], ids=lambda case: case.name)
+def test_each_gpu_is_read_from_its_own_line(case: Case, machine: FakeMachine) -> None:
+    plant(machine, case)
+    found = observed(machine)
+    assert [gpu[1] for gpu in found] == [gpu[1] for gpu in case.observed]
+    assert begun(found, case.observed) == list(case.observed)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.error], ids=lambda case: case.name)
+def test_output_without_gpus_is_an_error_with_a_remedy(case: Case, machine: FakeMachine) -> None:
+    plant(machine, case)
+    with pytest.raises(ProbeError) as caught:
+        machine.probe().sample()
+    assert case.error in str(caught.value)
+    assert case.remedy in caught.value.remedy
+    assert str(caught.value).isprintable()
+
+
+def test_gputil_runs_once_if_it_reads_everything(machine: FakeMachine) -> None:
+    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, used=5, load=7.0))
+    (machine.folder / "calls").touch()
+    assert len(machine.probe().sample()) == 2
+    [call] = (machine.folder / "calls").read_text().splitlines()
+    assert "mig.mode" not in call
+
+
+def test_driver_without_mig_is_queried_without_that_field(machine: FakeMachine) -> None:
+    (machine.folder / "old").touch()
+    (machine.folder / "smi.csv").write_text(f"{A.replace(', 0,', ', [Not Supported],', 1)}\n{B}\n")
+    assert [(gpu[1], gpu[4]) for gpu in observed(machine)] == [("GPU-a", None), ("GPU-b", 97.0)]
+
+
+def test_tolerant_parser_works_without_gputil(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "GPUtil", None)
+    machine.plant(FakeGpu("GPU-a", 1, used=5))
+    assert [(gpu[1], gpu[3]) for gpu in observed(machine)] == [("GPU-a", 5)]
+
+
+def test_program_that_cannot_be_run_is_reported(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / "bin" / "nvidia-smi"
+    bad.parent.mkdir()
+    bad.write_text("#!/no/such/interpreter\n")
+    bad.chmod(0o755)
+    monkeypatch.setenv("PATH", str(bad.parent))
+    with pytest.raises(ProbeError, match="nvidia-smi cannot be run"):
+        GputilProbe().sample()
+
+
+@given(st.text(max_size=300))
+def test_parses_any_text_without_an_exception(text: str) -> None:
+    answer = parse(text)
+    assert len({gpu.index for gpu in answer.gpus}) == len(answer.gpus)
+    assert answer.error_line.isprintable()
+
+
+@given(
+    st.text(st.characters(exclude_characters="\n"), max_size=80)
+    | st.sampled_from([f"{NO_HANDLE}0000:02:00.0: Unknown Error", "7, GPU-x", "1, GPU-x, x, y, z", "1,,,,,"]),
+    st.integers(0, 3),
+)
+def test_malformed_line_hides_no_gpu(odd: str, place: int) -> None:
+    lines = [A, B, C]
+    lines.insert(place, odd)
+    found = {gpu.uuid: gpu for gpu in parse("\n".join(lines)).gpus}
+    values = [(found[uuid].used_mib, found[uuid].fault) for uuid in ("GPU-a", "GPU-b", "GPU-c")]
+    assert values == [(11, None), (23117, None), (700, None)]

@@ -1,0 +1,245 @@
+"""Tests of the NVML probe with unusual answers, over a fake `pynvml`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.model.gpu import GpuProcess
+from gpu_scheduler.gpus.probes import ProbeError
+from tests.fakes.machine import FakeGpu, FakeMachine
+from tests.fakes.pynvml import MESSAGES
+
+UNINITIALIZED, NOT_SUPPORTED, NO_PERMISSION, NOT_LOADED, TIMEOUT, NO_LIBRARY = 1, 3, 4, 9, 10, 12
+FUNCTION_NOT_FOUND, LOST, RESET_REQUIRED, MISMATCH, NO_MEMORY, NO_DATA, UNKNOWN = 13, 15, 16, 18, 20, 21, 999
+
+#: An error of one call about one GPU, and the resulting fault (None = only a value is unknown).
+ABOUT_ONE = [
+    ("GetHandleByIndex", LOST, "lost"),
+    ("GetHandleByIndex", UNKNOWN, "query failed: Unknown Error"),
+    ("GetHandleByIndex", TIMEOUT, "query failed: Timeout"),
+    ("GetUUID", LOST, "lost"),
+    ("GetPciInfo", UNKNOWN, "query failed: Unknown Error"),
+    ("GetMemoryInfo_v2", LOST, "lost"),
+    ("GetMemoryInfo_v2", NOT_SUPPORTED, None),
+    ("GetUtilizationRates", NOT_SUPPORTED, None),
+    ("GetUtilizationRates", NO_DATA, None),
+    ("GetUtilizationRates", RESET_REQUIRED, "query failed: GPU requires restart"),
+    ("GetUtilizationRates", 77, "query failed: NVML Error with code 77"),
+    ("GetComputeRunningProcesses", NO_PERMISSION, None),
+    ("GetGraphicsRunningProcesses", TIMEOUT, "query failed: Timeout"),
+    ("GetMigMode", FUNCTION_NOT_FOUND, None),
+    ("GetMigMode", UNKNOWN, "query failed: Unknown Error"),
+]
+
+#: An error of the library at its opening, at the count or during a sample: the message and the remedy.
+ABOUT_ALL = [
+    (NO_LIBRARY, "NVML Shared Library Not Found", "ldconfig -p | grep nvidia-ml"),
+    (NOT_LOADED, "Driver Not Loaded", "install the NVIDIA driver"),
+    (MISMATCH, "RM has detected an NVML/RM version mismatch.", "reboot"),
+    (NO_PERMISSION, "Insufficient Permissions", "ls -l /dev/nvidia*"),
+    (UNINITIALIZED, "Uninitialized", "install the NVIDIA driver"),
+    (UNKNOWN, "Unknown Error", "install the NVIDIA driver"),
+    (NO_MEMORY, "Insufficient Memory", "free system memory"),
+]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
+    return FakeMachine("nvml", tmp_path / "machine", monkeypatch)
+
+
+def test_graphics_only_processes_are_marked(machine: FakeMachine) -> None:
+    machine.plant(FakeGpu(compute=((10, 400), (12, None)), graphics=((10, 400), (11, 90), (13, None))))
+    assert machine.probe().sample()[0].processes == (
+        GpuProcess(10, 400, load_percent=0.0),
+        GpuProcess(12, None, load_percent=0.0),
+        GpuProcess(11, 90, graphics_only=True, load_percent=0.0),
+        GpuProcess(13, None, graphics_only=True, load_percent=0.0),
+    )
+
+
+def test_entries_of_one_process_are_added_up(machine: FakeMachine) -> None:
+    machine.plant(FakeGpu(compute=((10, 400), (10, 100), (11, 5), (11, None))))
+    (gpu,) = machine.probe().sample()
+    assert [(one.pid, one.used_mib) for one in gpu.processes or ()] == [(10, 500), (11, None)]
+
+
+@pytest.mark.parametrize(
+    ("measured", "loads"),
+    [
+        ((), (0.0, 0.0, 0.0)),
+        (((10, 90, 0.5),), (90.0, 0.0, 0.0)),
+        (((10, 90, 0.5), (11, 7, 1.9), (12, 30, 0.1)), (90.0, 7.0, 30.0)),
+        # Measurements older than two seconds do not count.
+        (((10, 90, 2.5),), (0.0, 0.0, 0.0)),
+        # The newest measurement of a pid counts, in any order; those of the same time are added up.
+        (((10, 90, 1.0), (10, 20, 0.5)), (20.0, 0.0, 0.0)),
+        (((10, 20, 0.5), (10, 90, 1.0)), (20.0, 0.0, 0.0)),
+        (((10, 20, 0.5), (10, 30, 0.5)), (50.0, 0.0, 0.0)),
+        (((10, 80, 0.5), (10, 70, 0.5)), (100.0, 0.0, 0.0)),
+        # An impossible value was never measured.
+        (((10, 4_000_000_000, 0.5), (0, 0, 0.5)), (0.0, 0.0, 0.0)),
+        # The load of an unlisted process: a pid of another namespace, or a process that has just ended.
+        (((645400, 13, 0.5),), None),
+        (((645400, 13, 0.5), (10, 90, 0.5)), None),
+        (((645400, 0, 0.5), (10, 90, 0.5)), (90.0, 0.0, 0.0)),
+    ],
+)
+def test_reads_the_load_of_each_process(
+    machine: FakeMachine, measured: tuple[tuple[int, int, float], ...], loads: tuple[float, ...] | None
+) -> None:
+    machine.plant(FakeGpu(compute=((10, 400), (12, 5)), graphics=((11, 90),), measured=measured))
+    (gpu,) = machine.probe().sample()
+    found = {one.pid: one.load_percent for one in gpu.processes or ()}
+    assert found == dict(zip((10, 11, 12), loads or (None,) * 3, strict=True))
+    assert gpu.fault is None
+
+
+@pytest.mark.parametrize(
+    "code", [NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, NO_DATA, TIMEOUT, UNKNOWN]
+)
+def test_process_loads_are_unknown_if_the_driver_reports_none(machine: FakeMachine, code: int) -> None:
+    machine.plant(FakeGpu(load=55.0, compute=((10, 400),), errors={"GetProcessUtilization": code}))
+    (gpu,) = machine.probe().sample()
+    assert (gpu.processes, gpu.load_percent, gpu.fault) == ((GpuProcess(10, 400),), 55.0, None)
+
+
+def test_process_loads_are_unknown_if_the_library_lacks_the_call(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(sys.modules["pynvml"], "nvmlDeviceGetProcessUtilization")
+    machine.plant(FakeGpu(compute=((10, 400),), measured=((10, 90, 0.5),)))
+    assert machine.probe().sample()[0].processes == (GpuProcess(10, 400),)
+
+
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND])
+def test_unsupported_value_is_unknown(machine: FakeMachine, code: int) -> None:
+    calls = ["GetMemoryInfo", "GetMemoryInfo_v2", "GetUtilizationRates", "GetComputeRunningProcesses"]
+    machine.plant(FakeGpu(errors=dict.fromkeys(calls, code)))
+    (gpu,) = machine.probe().sample()
+    assert (gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.processes) == (None, None, None, None)
+    assert gpu.fault is None
+
+
+def test_old_driver_uses_version_1_of_the_memory_call(machine: FakeMachine) -> None:
+    machine.plant(FakeGpu(used=321, errors={"GetMemoryInfo_v2": FUNCTION_NOT_FOUND}))
+    assert machine.probe().sample()[0].used_mib == 321
+
+
+def test_fault_keeps_the_values_read_before_it(machine: FakeMachine) -> None:
+    machine.plant(FakeGpu(used=5, errors={"GetUtilizationRates": UNKNOWN}), FakeGpu("GPU-b", 2, used=6))
+    first, second = machine.probe().sample()
+    assert (first.used_mib, first.load_percent, first.processes) == (5, None, None)
+    assert first.fault == "query failed: Unknown Error"
+    assert (second.used_mib, second.fault) == (6, None)
+
+
+@pytest.mark.parametrize(("call", "code", "fault"), ABOUT_ONE)
+def test_error_of_one_gpu_affects_no_other(
+    call: str, code: int, fault: str | None, machine: FakeMachine
+) -> None:
+    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, errors={call: code}), FakeGpu("GPU-c", 3, used=5))
+    gpus = machine.probe().sample()
+    assert [(g.index, g.fault) for g in gpus] == [(0, None), (1, fault), (2, None)]
+    assert (gpus[0].used_mib, gpus[2].used_mib) == (0, 5)
+
+
+@pytest.mark.parametrize(("code", "message", "remedy"), ABOUT_ALL)
+@pytest.mark.parametrize("at", ["init", "count"])
+def test_library_error_fails_the_sample(
+    at: str, code: int, message: str, remedy: str, machine: FakeMachine
+) -> None:
+    machine.plant(FakeGpu(), **{at: code})
+    with pytest.raises(ProbeError) as caught:
+        machine.probe().sample()
+    assert str(caught.value) == f"NVML: {message}"
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize("call", ["GetHandleByIndex", "GetUtilizationRates"])
+@pytest.mark.parametrize("code", [UNINITIALIZED, NOT_LOADED, MISMATCH, NO_MEMORY])
+def test_library_error_during_a_sample_loses_no_gpu(call: str, code: int, machine: FakeMachine) -> None:
+    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, errors={call: code}))
+    with pytest.raises(ProbeError, match=r"^NVML: "):
+        machine.probe().sample()
+
+
+def test_gpu_without_permission_is_not_counted(machine: FakeMachine) -> None:
+    denied = {"GetHandleByIndex": NO_PERMISSION}
+    machine.plant(FakeGpu("GPU-a", 1, errors=denied), FakeGpu("GPU-b", 2))
+    assert [(g.index, g.uuid) for g in machine.probe().sample()] == [(0, "GPU-b")]
+    machine.plant(FakeGpu("GPU-a", 1, errors=denied))
+    with pytest.raises(ProbeError, match="none of 1 GPUs may be used") as caught:
+        machine.probe().sample()
+    assert "/dev/nvidia*" in caught.value.remedy
+
+
+def test_gpu_without_a_handle_is_identified_by_its_index(machine: FakeMachine) -> None:
+    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, lost=True))
+    probe = machine.probe()
+    assert [(g.uuid, g.fault) for g in probe.sample()] == [("GPU-a", None), ("unknown-1", "lost")]
+    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2))
+    assert [(g.uuid, g.fault) for g in probe.sample()] == [("GPU-a", None), ("GPU-b", None)]
+
+
+def test_library_is_reopened_for_a_gpu_that_came_back(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[None] = []
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", lambda: opened.append(None))
+    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, lost=True))
+    probe = machine.probe()
+    probe.sample()
+    probe.sample()
+    assert len(opened) == 1
+    monkeypatch.setattr("gpu_scheduler.gpus.probes.nvml.REOPEN_S", 0.0)
+    probe.sample()
+    assert len(opened) == 2
+    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2))
+    probe.sample()
+    probe.sample()
+    assert len(opened) == 3
+
+
+def test_pending_mig_mode_is_not_a_fault(machine: FakeMachine) -> None:
+    machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2))
+    file = machine.folder / "gpus.json"
+    world = json.loads(file.read_text())
+    world["cards"][0]["mig"], world["cards"][1]["mig"] = [0, 1], [1, 0]
+    file.write_text(json.dumps(world))
+    first, second = machine.probe().sample()
+    assert (first.fault, (second.fault or "")[:11]) == (None, "in MIG mode")
+
+
+def test_mig_mode_alone_does_not_reopen_the_library(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[None] = []
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", lambda: opened.append(None))
+    monkeypatch.setattr("gpu_scheduler.gpus.probes.nvml.REOPEN_S", 0.0)
+    machine.plant(FakeGpu("GPU-a", 1, mig=1), FakeGpu("GPU-b", 2))
+    probe = machine.probe()
+    for _ in range(3):
+        assert probe.sample()[0].fault is not None
+    assert len(opened) == 1
+
+
+def test_fake_has_the_messages_of_the_real_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    real = importlib.import_module("pynvml")
+    assert {code: str(real.NVMLError(code)) for code in MESSAGES} == MESSAGES
+
+
+def test_library_is_reopened_after_a_failure(machine: FakeMachine) -> None:
+    machine.plant(init=9)
+    probe = machine.probe()
+    with pytest.raises(ProbeError, match="Driver Not Loaded"):
+        probe.sample()
+    machine.plant(FakeGpu())
+    assert [g.uuid for g in probe.sample()] == ["GPU-a"]

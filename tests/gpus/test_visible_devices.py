@@ -1,0 +1,46 @@
+"""Tests of CUDA_VISIBLE_DEVICES in the environment of the scheduler itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.gpus.probes.visible_devices import restrict_to_visible
+
+GPUS = tuple(
+    GpuSample(uuid, index, "Fake", 24576, 0, 0.0)
+    for index, uuid in enumerate(["GPU-aa11", "GPU-ab22", "GPU-cc33"])
+)
+
+
+@pytest.mark.parametrize(
+    ("variable", "kept", "note"),
+    [
+        (None, [0, 1, 2], None),
+        ("0,1,2", [0, 1, 2], None),
+        ("1", [1], "manages GPU 1 of 3 only"),
+        (" 2 , 0 ", [0, 2], "manages GPU 0, 2 of 3 only"),
+        ("GPU-cc", [2], "manages GPU 2 of 3 only"),
+        ("GPU-aa11,1", [0, 1], "manages GPU 0, 1 of 3 only"),
+        ("1,1", [1], "manages GPU 1 of 3 only"),
+        ("", [], "hides every GPU"),
+        ("-1", [], "hides every GPU"),
+        ("NoDevFiles", [], "hides every GPU"),
+        ("GPU-a", [], "'GPU-a' matches 2 GPUs; correct it"),
+        ("0,7", [], "'7' matches no GPU; correct it"),
+        ("0,", [], "'' matches no GPU; correct it"),
+        ("zero", [], "'zero' matches no GPU; correct it"),
+        ("\u0661", [], "matches no GPU; correct it"),
+    ],
+)
+def test_restricts_the_gpus_to_the_visible_ones(
+    variable: str | None, kept: list[int], note: str | None
+) -> None:
+    gpus, said = restrict_to_visible(GPUS, variable)
+    assert [gpu.index for gpu in gpus] == kept
+    if note is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert note in said
+        assert said.startswith("CUDA_VISIBLE_DEVICES=")

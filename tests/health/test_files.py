@@ -1,0 +1,213 @@
+"""Checks of our files and folders in every state."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.health.doctor import files
+from gpu_scheduler.health.doctor.findings import Finding
+from gpu_scheduler.store import backups
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.store import Store
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> DataDir:
+    """A state file in a private folder."""
+    tmp_path.chmod(0o700)
+    return DataDir.of(str(tmp_path / "s.json"))
+
+
+def logs(path: Path) -> LogFolder:
+    return LogFolder((path,), os.geteuid())
+
+
+def findings_by_check(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings}
+
+
+def test_missing_files_are_fine_and_none_is_created(home: DataDir, tmp_path: Path) -> None:
+    found = findings_by_check([*files.folders(home, logs(tmp_path / "logs")), *files.store_findings(home)])
+    assert {finding.grade for finding in found.values()} == {"ok"}
+    assert "not created yet" in found["log folder"].message
+    assert "not created yet" in found["store"].message
+    assert "none yet" in found["database"].message
+    assert "does not exist" in files.state_file(home).message
+    assert files.scheduler(home).message == "not running"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checks_the_integrity_of_the_store(home: DataDir) -> None:
+    Store(home, create=True).close()
+    found = findings_by_check(list(files.store_findings(home)))
+    assert found["database"].grade == "ok"
+    assert "intact" in found["database"].message
+
+
+def test_warns_of_a_store_with_the_other_kind_of_gpus(home: DataDir) -> None:
+    assert list(files.gpu_kind(home, True)) == []
+    store = Store(home, create=True)
+    store.insert_job(JobSpec("command", "true", "/", command="true"), "test")
+    with store.db.transaction() as db:
+        db.execute("INSERT INTO gpu (uuid, idx, name) VALUES ('SIM-0', 0, 'Simulated 24 GiB')")
+    assert list(files.gpu_kind(home, True)) == []
+    [told] = files.gpu_kind(home, False)
+    assert (told.grade, "1 job of a run on simulated GPUs" in told.message) == ("warn", True)
+    assert "--keep-history" in told.remedy
+
+
+def test_reports_a_damaged_store(home: DataDir) -> None:
+    Store(home, create=True).close()
+    content = bytearray(home.database.read_bytes())
+    content[4096:8192] = os.urandom(4096)
+    home.database.write_bytes(content)
+    found = findings_by_check(list(files.store_findings(home)))["database"]
+    assert found.grade == "bad"
+    assert "start --restore" in found.remedy
+    home.database.write_bytes(b"no database" * 1000)
+    assert findings_by_check(list(files.store_findings(home)))["database"].grade == "bad"
+
+
+def test_reads_a_store_that_its_scheduler_has_locked(home: DataDir) -> None:
+    store = Store(home, create=True)
+    writer = sqlite3.connect(home.database)
+    writer.execute("BEGIN IMMEDIATE")
+    try:
+        assert findings_by_check(list(files.store_findings(home)))["database"].grade == "ok"
+    finally:
+        writer.close()
+        store.close()
+
+
+def test_reports_a_log_folder_that_is_a_link(home: DataDir, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "logs").symlink_to("elsewhere")
+    found = findings_by_check(list(files.folders(home, logs(tmp_path / "logs"))))["log folder"]
+    assert found.grade == "bad"
+    assert "is a link" in found.message
+    assert "--log-dir" in found.remedy
+
+
+def test_warns_of_little_free_space(home: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, grade in ((files._LOW_SPACE_BYTES, "ok"), (files._LOW_SPACE_BYTES - 1, "warn")):
+        left = SimpleNamespace(total=1 << 40, used=0, free=free)
+        monkeypatch.setattr("shutil.disk_usage", lambda path, left=left: left)
+        found = findings_by_check(list(files.folders(home, logs(tmp_path / "logs"))))
+        assert (found["store"].grade, found["log folder"].grade) == (grade, grade)
+    assert found["store"].remedy == "free space there"
+
+
+def test_warns_of_a_folder_that_others_may_write(home: DataDir, tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    folder.chmod(0o777)
+    found = findings_by_check(list(files.folders(home, logs(folder))))["log folder"]
+    assert (found.grade, found.remedy) == ("warn", f"chmod go-w {folder}")
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "grade", "part"),
+    [
+        ("{}", 0o644, "ok", "JSON"),
+        ("{", 0o644, "warn", "not JSON"),
+        ("[]", 0o644, "warn", "object"),
+        ("{}", 0o666, "bad", "everyone"),
+        ("{}", 0o664, "warn", "its group"),
+    ],
+)
+def test_checks_the_state_file(home: DataDir, content: str, mode: int, grade: str, part: str) -> None:
+    home.state_file.write_text(content)
+    home.state_file.chmod(mode)
+    found = files.state_file(home)
+    assert found.grade == grade
+    assert part in found.message
+    assert home.state_file.read_text() == content
+
+
+def test_checks_the_jobs_file(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.txt"
+    tmp_path.chmod(0o700)
+    assert files.jobs_file("").grade == "ok"
+    assert "waits for it" in files.jobs_file(str(path)).message
+    path.write_text("true\n")
+    path.chmod(0o644)
+    assert files.jobs_file(str(path)).grade == "ok"
+    path.chmod(0o666)
+    found = files.jobs_file(str(path))
+    assert (found.grade, found.message) == ("bad", f"{path} is writable by everyone")
+    assert found.remedy == "`chmod o-w` it, or `start --trust-files`"
+    assert files.jobs_file(str(path), trust=True).grade == "warn"
+    path.chmod(0o660)
+    assert files.jobs_file(str(path)).grade == "warn"
+    path.chmod(0o644)
+    tmp_path.chmod(0o777)
+    assert f"{tmp_path} is writable by everyone" in files.jobs_file(str(path)).message
+    tmp_path.chmod(0o1777)
+    assert files.jobs_file(str(path)).grade == "ok"
+    tmp_path.chmod(0o700)
+    assert files.jobs_file(str(tmp_path)).grade == "bad"
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+        assert "belongs to another user (uid 65534)" in files.jobs_file(str(path)).message
+        assert files.jobs_file(str(path), trust=True).grade == "warn"
+
+
+def test_checks_the_llm_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.chdir(tmp_path)
+    assert files.llm_config(None).grade == "ok"
+    assert files.llm_config("none.json").grade == "bad"
+    (tmp_path / "llm_config.json").write_text('{"models": []}')
+    assert files.llm_config(None).grade == "bad"
+    (tmp_path / "llm_config.json").write_text("{}")
+    (tmp_path / "llm_config.json").chmod(0o644)
+    assert files.llm_config(None).grade == "ok"
+
+
+def test_reports_the_age_of_the_newest_backup(home: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(home, create=True)
+    assert "none yet" in findings_by_check(list(files.store_findings(home)))["backups"].message
+    made = backups.make_backup(store.db.connection, home)
+    at = time.mktime((2026, 11, 20, 10, 15, 0, 0, 0, -1))
+    os.utime(made.path, (at, at))
+    says = f"1 in {home.backups}, the newest from 2026-11-20 10:15"
+    for days, is_up, grade, told in (
+        (1, True, "ok", says),
+        (3, False, "ok", says),
+        (3, True, "warn", f"{says}, though a scheduler runs"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda days=days: at + days * 86_400)
+            patch.setattr(files, "scheduler_pid", lambda path, is_up=is_up: 1 if is_up else None)
+            found = findings_by_check(list(files.store_findings(home)))["backups"]
+        assert (found.grade, found.message) == (grade, told)
+
+
+def test_reports_attempts_missing_from_the_store_and_a_lost_store(home: DataDir) -> None:
+    store = Store(home, create=True)
+    assert "attempts" not in findings_by_check(list(files.store_findings(home)))
+    for name in ("3/1-0123abcd", "4/1-0123abcd", "4/2-89abcdef", "4/other"):
+        (home.runs / name).mkdir(parents=True)
+    found = findings_by_check(list(files.store_findings(home)))["attempts"]
+    assert (found.grade, found.message.split(":")[0]) == (
+        "bad",
+        f"3 in {home.runs} of job 3, 4 are not in the store, which is older",
+    )
+    assert "`start --restore`" in found.remedy
+    store.close()
+    for path in home.folder.glob("scheduler.db*"):
+        path.unlink()
+    for content in (None, b""):
+        if content is not None:
+            home.database.write_bytes(content)
+        [found] = [one for one in files.store_findings(home) if one.check != "file system"]
+        assert (found.check, found.grade, "is missing or empty" in found.message) == ("database", "bad", True)
+        assert "`start --restore`" in found.remedy

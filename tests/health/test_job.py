@@ -1,0 +1,20 @@
+"""Checks of one job that depend on values only."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_scheduler.health.doctor import job
+
+
+@pytest.mark.parametrize(
+    ("by", "remedy"),
+    [
+        ("user", "`release 7` queues it"),
+        ("line", "`release 7` queues it"),
+        ("interrupted", "`retry 7` queues it"),
+        ("preempted", "`retry 7` queues it"),
+    ],
+)
+def test_names_the_command_that_queues_a_held_job(by: str, remedy: str) -> None:
+    assert (job.held(7, by, None).grade, job.held(7, by, None).remedy) == ("bad", remedy)

@@ -1,0 +1,58 @@
+"""Batched syntax checks give the same results as single ones."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.jobsfile.job_line import Malformed
+from gpu_scheduler.intake.bash_check import find_refusals, is_complete
+from gpu_scheduler.intake.continuations import find_continuations
+
+PIECES = [
+    "echo", "x", "it's", '"', "'", "`", "$(", ")", "(", "${a", "${b}", "}", "{", ";", "&&", "|", "if", "then",
+    "fi", "for i in 1", "do", "done", "case a in", "esac", "[[", "]]", "$((1", "))", "<<E", "E", "\\", "#",
+]  # fmt: skip
+COMMAND = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map(" ".join)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(COMMAND, min_size=2, max_size=6, unique=True))
+def test_batched_checks_match_single_checks(commands: list[str]) -> None:
+    alone = {command for command in commands if find_refusals([command])}
+    assert set(find_refusals(commands)) == alone
+
+
+def test_two_mistakes_do_not_cancel_each_other() -> None:
+    for pair in (
+        ["echo don't", "echo it's"],
+        ["echo `a", "b` x"],
+        ["x; }; { y", "echo ok > o"],
+        ["a $((1", "2))"],
+        ["a[1 x; echo", "echo ] > o"],
+    ):
+        together = set(find_refusals([*pair, "echo fine > o", "echo fine; echo b"]))
+        assert together == {command for command in pair if find_refusals([command])}
+        assert together
+
+
+@pytest.mark.parametrize("quiet", ["[[ ]]", "[[ ! ]]", "[[ a && ]]", "[[ a || ]]"])
+def test_an_undetected_mistake_hides_no_other(quiet: str) -> None:
+    assert set(find_refusals([quiet, "do"])) == {"do"}
+
+
+def test_distinguishes_unfinished_from_wrong_commands() -> None:
+    assert find_refusals(["for i in 1; do"])["for i in 1; do"].unfinished
+    assert not find_refusals(["done"])["done"].unfinished
+    assert not find_refusals(["echo it's"])["echo it's"].unfinished
+    assert is_complete("for i in 1; do\necho\ndone")
+    assert not is_complete("for i in 1; do\necho")
+
+
+def test_a_line_completes_a_command_but_not_its_attributes() -> None:
+    open_one = Malformed("bash refuses it", "one whole command", unfinished=True)
+    alone = ["[share=0.5] py[thon one.py && echo done", "python two.py | tee two.log"]
+    assert find_continuations(alone, [open_one, None], is_complete) == {}
+    whole = ["[share=0.5] for i in 1 2; do", "echo $i; done"]
+    assert list(find_continuations(whole, [open_one, None], is_complete)) == [1]

@@ -1,0 +1,17 @@
+"""A clock that tests set by hand."""
+
+from __future__ import annotations
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.now import Now
+
+
+class ManualClock(Clock):
+    """A clock whose `boot` and `boot_id` the test sets."""
+
+    def __init__(self) -> None:
+        self.boot_id = "boot"
+        self.boot = 100.0
+
+    def now(self) -> Now:
+        return Now(1_000_000.0 + self.boot, self.boot, self.boot_id)

@@ -1,0 +1,389 @@
+"""Tests the jobs file, the store and the rounds together with a simulated clock: saved lines run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.scheduling.needs import ResourceSpec, parse_llm_config
+from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
+from tests.loop.rig import Rig
+
+
+class Desk:
+    """A jobs file with a scheduler that the test runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rig = Rig(folder)
+        self.path = folder / "jobs.txt"
+        self.now = 1000.0
+        os.chdir(folder)
+        self.watch = self._watch()
+
+    def _watch(self) -> JobsFileWatcher:
+        return JobsFileWatcher(self.rig.store, str(self.path), frozenset(range(self.rig.gpus)))
+
+    def restart(self) -> None:
+        """Replaces the scheduler by a new one."""
+        self.rig = Rig(self.rig.folder)
+        self.watch = self._watch()
+
+    def save(self, text: str | bytes, quiet_s: float = 30.0) -> None:
+        """Saves the file, reads it at once, and again after it has been unchanged for quiet_s seconds."""
+        data = text.encode() if isinstance(text, str) else text
+        spare = self.path.with_suffix(".new")
+        spare.write_bytes(data)
+        os.replace(spare, self.path)
+        self.wait(quiet_s)
+
+    def wait(self, seconds: float) -> None:
+        """Reads the file, runs rounds, and reads it again after some seconds."""
+        for step in (0.0, seconds):
+            self.now += step
+            self.watch.check(self.now)
+            self.rig.loop.set_line_waits(self.watch.waits)
+            self.rig.tick()
+
+    def states(self) -> dict[int, str]:
+        """Returns the state or outcome of each job, by id."""
+        rows = self.rig.store.db.rows("SELECT id, state, outcome FROM job ORDER BY id")
+        return {row["id"]: row["outcome"] or row["state"] for row in rows}
+
+    def queued(self) -> list[str]:
+        """Returns the queued commands in queue order."""
+        rows = self.rig.store.db.rows(
+            "SELECT text FROM job WHERE state = 'queued' ORDER BY priority, place, id"
+        )
+        return [row["text"] for row in rows]
+
+    def problems(self) -> list[tuple[int, str]]:
+        """Returns the malformed lines as `status` shows them."""
+        rows = self.rig.store.db.rows("SELECT number, problem FROM line WHERE problem IS NOT NULL")
+        return [(row["number"], row["problem"]) for row in rows]
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    monkeypatch.chdir(tmp_path)
+    yield Desk(tmp_path)
+    (tmp_path / "go").touch()  # so that a failed test leaves no waiting process
+
+
+WAIT = "[gpus=2 hold] "
+
+
+def test_every_line_runs_once_with_any_line_endings(desk: Desk) -> None:
+    desk.save(
+        b"\xef\xbb\xbf[share=0.2] echo a >> ran\r\n\r\n# c\r\n"
+        b"[share=0.2] echo b >> ran # d\r\n[share=0.2] echo c >> ran"
+    )
+    for job in (1, 2, 3):
+        assert desk.rig.tick_until_ended(job)["outcome"] == "completed"
+    desk.restart()
+    desk.wait(30)
+    assert sorted((desk.rig.folder / "ran").read_text().split()) == ["a", "b", "c"]
+    assert desk.states() == {1: "completed", 2: "completed", 3: "completed"}
+
+
+def test_reports_a_malformed_line_and_runs_the_others(desk: Desk) -> None:
+    desk.save(
+        "[share=0.2] echo a >> ran\n[shar=1] echo b >> ran\ntrain.py &\n"
+        "[ -f x ] && train.py\n[share=0.2] echo c >> ran\n"
+    )
+    assert [number for number, _ in desk.problems()] == [2, 3, 4]
+    assert desk.rig.tick_until_ended(1)["outcome"] == desk.rig.tick_until_ended(2)["outcome"] == "completed"
+    assert sorted((desk.rig.folder / "ran").read_text().split()) == ["a", "c"]
+    desk.save("[share=0.2] echo a >> ran\n[share=0.2] echo c >> ran\n")
+    assert desk.problems() == []
+
+
+def test_lists_the_accepted_forms_once_for_all_mistakes_of_a_reading(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.save("[gpu=1] echo\nhigh,a.py,env\nhigh,b.py,env\n0,a.py,,--x a,b,\n[gpu=2] echo\n")
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [text.splitlines()[0].split(":")[1] for text in messages] == ["1", "2", "3", "4", "5"]
+    forms = [text.partition("\n  accepted: ")[2] for text in messages]
+    assert [bool(form) for form in forms] == [True, True, False, True, False]
+    assert forms[3] == '0,a.py,,"--x a,b",'
+
+
+def test_deleting_a_line_ends_its_queued_job_after_ten_seconds_but_not_a_running_one(desk: Desk) -> None:
+    desk.save("[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n[gpus=2] echo b\n[gpus=2] echo c\n")
+    desk.rig.runner_pid(1)
+    desk.save("[gpus=2] echo c\n", quiet_s=0)
+    desk.wait(9)
+    assert desk.states() == {1: "running", 2: "queued", 3: "queued"}
+    assert [row["gone"] for row in desk.rig.store.db.rows("SELECT gone FROM job ORDER BY id")] == [0, 1, 0]
+    desk.wait(2)
+    assert desk.states() == {1: "running", 2: "cancelled", 3: "queued"}
+    assert desk.rig.job(2)["reason"] == "line removed"
+    (desk.rig.folder / "go").touch()
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+
+
+def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk: Desk) -> None:
+    held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
+    desk.save(f"{held}[gpus=2] echo b >> ran\n")
+    desk.rig.runner_pid(1)
+    for quiet_s in (1.0, 30.0):  # the typo is in the store, or not yet
+        desk.save(f"{held}[gpus=two] echo b >> ran\n", quiet_s=quiet_s)
+        desk.restart()
+        desk.wait(60)
+        assert desk.states() == {1: "running", 2: "queued"}
+        row = desk.rig.job(2)
+        assert LineWait.from_json(row["line_wait"]) == LineWait("malformed", 2)
+    (desk.rig.folder / "go").touch()
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    desk.wait(60)
+    assert desk.states() == {1: "completed", 2: "queued"}
+    desk.save(f"{held}[gpus=2] echo b >> ran\n")
+    assert desk.rig.tick_until_ended(2)["outcome"] == "completed"
+    assert (desk.rig.folder / "ran").read_text() == "b\n"
+
+
+def test_no_job_of_a_malformed_line_starts_while_an_editor_has_the_file_moved_away(desk: Desk) -> None:
+    held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
+    desk.save(f"{held}[gpus=2] echo b >> ran\n")
+    desk.rig.runner_pid(1)
+    desk.save(f"{held}[gpus=two] echo b >> ran\n")
+    (desk.rig.folder / "go").touch()
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    desk.path.unlink()
+    desk.wait(60)
+    assert desk.states() == {1: "completed", 2: "queued"}
+    desk.restart()
+    desk.wait(60)
+    assert desk.states() == {1: "completed", 2: "queued"}
+    desk.save(f"{held}[gpus=2] echo b >> ran\n")
+    assert desk.rig.tick_until_ended(2)["outcome"] == "completed"
+
+
+def test_no_job_of_a_removed_line_starts_while_an_editor_has_the_file_moved_away(desk: Desk) -> None:
+    held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
+    desk.save(f"{held}[gpus=2] echo b >> ran\n")
+    desk.rig.runner_pid(1)
+    (desk.rig.folder / "go").touch()
+    desk.save(held, quiet_s=1)
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    desk.path.unlink()
+    desk.wait(0)
+    assert desk.states() == {1: "completed", 2: "queued"}
+    assert desk.watch.pending
+    assert desk.watch.recheck_at == desk.now + 9
+    desk.save(held)
+    assert desk.states() == {1: "completed", 2: "cancelled"}
+
+
+def test_a_missing_jobs_file_removes_no_line(desk: Desk) -> None:
+    held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
+    desk.save(f"{held}[gpus=2] echo b >> ran\n")
+    desk.rig.runner_pid(1)
+    desk.save(held, quiet_s=1)
+    desk.path.unlink()
+    desk.wait(0)
+    (desk.rig.folder / "go").touch()
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    assert desk.states() == {1: "completed", 2: "queued"}
+    desk.wait(9)
+    assert not desk.watch.pending
+    assert desk.rig.tick_until_ended(2)["outcome"] == "completed"
+
+
+def test_a_retry_does_not_start_a_job_whose_line_became_a_typo(desk: Desk) -> None:
+    desk.save("[gpus=2] test -e good\n")
+    assert desk.rig.tick_until_ended(1)["exit_code"] == 1
+    desk.save("[gpus=two] test -e good\n")
+    desk.rig.store.add_request("retry", "1")
+    desk.wait(30)
+    assert desk.states() == {1: "queued"}
+    (desk.rig.folder / "good").touch()
+    desk.save("[gpus=2] test -e good\n")
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+
+
+def test_a_file_emptied_and_rewritten_keeps_its_jobs(desk: Desk) -> None:
+    text = f"{WAIT}echo a\n{WAIT}echo b\n"
+    desk.save(text)
+    before = desk.states()
+    desk.save("", quiet_s=5)
+    desk.save(text, quiet_s=30)
+    assert desk.states() == before
+    desk.path.unlink()
+    desk.wait(60)
+    assert desk.states() == before
+    desk.save(text)
+    assert desk.states() == before
+
+
+def test_reruns_a_failed_csv_line_but_not_a_completed_one(desk: Desk) -> None:
+    (desk.rig.folder / "s.py").write_text(
+        "import sys; open('ran', 'a').write(sys.argv[1] + '\\n'); sys.exit(int(sys.argv[2]))"
+    )
+    text = "0,s.py,,good 0 --llm x,\n0,s.py,,bad 7 --llm x,\n"
+    desk.save(text)
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(2)["exit_code"] == 7
+    desk.restart()
+    desk.wait(60)
+    assert desk.states() == {1: "completed", 2: "failed"}  # an unchanged file changes nothing
+    desk.save("# nothing\n", quiet_s=60)
+    desk.save(text)
+    assert desk.rig.tick_until_ended(2)["exit_code"] == 7
+    assert sorted((desk.rig.folder / "ran").read_text().split()) == ["bad", "bad", "good"]
+    assert len(desk.rig.store.attempts(2)) == 2
+
+
+def test_reordered_lines_change_only_their_own_queue_positions(desk: Desk) -> None:
+    # All GPUs are allocated, so that everything waits.
+    blocker = desk.rig.add_job("while [ ! -e go ]; do sleep 0.02; done", gpus=2)
+    desk.rig.runner_pid(blocker)
+    desk.save("[gpus=2] echo a\n[gpus=2] echo b\n[gpus=2] echo c\n", quiet_s=0)
+    desk.rig.add_job("echo other", gpus=2)
+    assert desk.queued() == ["echo a", "echo b", "echo c", "echo other"]
+    desk.save("[gpus=2] echo c\n[gpus=2] echo a\n[gpus=2] echo b\n")
+    assert desk.queued() == ["echo c", "echo a", "echo b", "echo other"]
+    desk.save("[gpus=2] echo c\n[gpus=2 priority=1] echo a\n[gpus=2] echo b\n")
+    assert desk.queued() == ["echo a", "echo c", "echo b", "echo other"]
+    desk.rig.store.add_request("cancel", str(blocker), grace_s=0.1)
+    desk.rig.tick_until_ended(blocker)
+
+
+def test_a_changed_attribute_leaves_other_requested_values(desk: Desk) -> None:
+    desk.save("[gpus=2 hold] echo a >> ran\n[hold name=x] echo b >> ran\n")
+    assert desk.states() == {1: "held", 2: "held"}
+    desk.save("[gpus=2] echo a >> ran\n[hold name=y] echo b >> ran\n")
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    assert desk.rig.job(2)["name"] == "y"
+    desk.rig.store.add_request("release", "2")
+    assert desk.rig.tick_until_ended(2)["outcome"] == "completed"
+    desk.wait(60)
+    assert desk.states() == {1: "completed", 2: "completed"}
+
+
+def test_the_remedy_shown_for_a_failed_job_works_on_its_line(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Follows the remedy literally: puts the attribute before the line and calls `retry`."""
+    (desk.rig.folder / "s.py").write_text(
+        "import sys\nopen('ran', 'a').write(sys.argv[-1] + '\\n')\n"
+        "if sys.argv[-1] != '0': raise RuntimeError('CUDA error: invalid device ordinal')"
+    )
+    desk.save("0,s.py,,,1\n")
+    assert desk.rig.tick_until_ended(1)["exit_code"] == 1
+    assert "put [cuda-ids=visible] before its line" in desk.rig.job(1)["reason"]
+    with caplog.at_level("INFO"):
+        desk.save("[cuda-ids=visible] 0,s.py,,,1\n")
+    assert (
+        "jobs.txt, line 1: cuda-ids=visible for job 1, which is finished; `retry 1` runs it with this change"
+    ) in caplog.text
+    desk.restart()
+    assert desk.rig.job(1)["outcome"] == "failed"
+    desk.rig.store.add_request("retry", "1")
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    assert (desk.rig.folder / "ran").read_text().split() == ["1", "0"]
+    desk.save("[cuda-ids=visible share=0.5 hold] 0,s.py,,,1\n")
+    assert desk.rig.job(1)["state"] == "finished"
+    assert desk.rig.job(1)["ask"] == ResourceSpec(share=500, allowed=(1,)).key()
+
+
+def test_a_retry_right_after_a_save_uses_the_saved_line(desk: Desk) -> None:
+    (desk.rig.folder / "s.py").write_text("import sys; sys.exit(int(sys.argv[-1]))")
+    desk.save("0,s.py,,,1\n")
+    assert desk.rig.tick_until_ended(1)["exit_code"] == 1
+    desk.save("[cuda-ids=visible] 0,s.py,,,1\n", quiet_s=0.5)
+    desk.rig.store.add_request("retry", "1")
+    desk.wait(0.5)
+    assert desk.states() == {1: "queued"}
+    desk.wait(1.5)
+    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    assert len(desk.rig.store.attempts(1)) == 2
+
+
+def test_a_priority_can_be_set_only_for_waiting_jobs(desk: Desk) -> None:
+    desk.save("[share=0.1] true\n")
+    desk.rig.tick_until_ended(1)
+    wish = desk.rig.store.add_request("set", "1", name="priority", value=3)
+    desk.rig.tick()
+    assert desk.rig.store.request_answer(wish) == "job 1 is finished; its attributes cannot be changed"
+
+
+def test_adding_the_cancel_attribute_ends_a_running_job(desk: Desk) -> None:
+    desk.save("[gpus=2] sleep 60\n")
+    desk.rig.runner_pid(1)
+    desk.save("[gpus=2 cancel] sleep 60\n")
+    assert desk.rig.tick_until_ended(1)["outcome"] == "cancelled"
+
+
+def test_a_requeued_line_with_hold_is_held(desk: Desk) -> None:
+    (desk.rig.folder / "s.py").write_text("raise SystemExit(3)")
+    desk.save("0,s.py,,--llm x,\n")
+    assert desk.rig.tick_until_ended(1)["exit_code"] == 3
+    desk.save("# x\n", quiet_s=60)
+    desk.save("[hold] 0,s.py,,--llm x,\n")
+    assert desk.states() == {1: "held"}
+    assert desk.rig.job(1)["held_by"] == "line"
+    assert len(desk.rig.store.attempts(1)) == 1
+
+
+def test_the_working_folder_is_that_of_the_first_reading(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.save("[share=0.2] pwd >> ran\n")
+    desk.rig.tick_until_ended(1)
+    elsewhere = desk.rig.folder / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    desk.restart()
+    desk.save("[share=0.2] pwd >> ran\n[share=0.2] pwd >> ran\n")
+    desk.rig.tick_until_ended(2)
+    assert (desk.rig.folder / "ran").read_text().split() == [str(desk.rig.folder)] * 2
+
+
+def test_a_reading_is_recorded_completely_or_not_at_all(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.save(f"{WAIT}echo a\n")
+    real = type(desk.rig.store).insert_job
+    calls = []
+
+    def failing(*args: object, **values: object) -> int:
+        calls.append(args)
+        if len(calls) == 2:
+            raise OSError("disk full")
+        return real(*args, **values)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(desk.rig.store), "insert_job", failing)
+    with pytest.raises(OSError, match="disk full"):
+        desk.save(f"{WAIT}echo a\n{WAIT}echo b\n{WAIT}echo c\n")
+    monkeypatch.undo()
+    desk.restart()
+    desk.wait(30)
+    assert desk.states() == {1: "held", 2: "held", 3: "held"}
+
+
+def test_warns_once_of_lines_that_will_not_work_as_intended(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = parse_llm_config('{"models": {"big": {"gpus": 2}}}')
+    desk.watch = JobsFileWatcher(desk.rig.store, str(desk.path), None, lambda: config)
+    with caplog.at_level("WARNING"):
+        desk.save("# a comment\npyhton t.py\necho --device cuda:1 --llm big\necho --device cuda:1\n")
+        desk.wait(30)
+    assert caplog.messages == [
+        "jobs.txt, line 2: `pyhton` is not a program on PATH: bash will report `command not found`",
+        "jobs.txt, line 4: --device cuda:1: the job sees one GPU, always as cuda:0; write"
+        " cuda:0, and [allowed=1] for GPU 1",
+    ]
+    assert len(desk.states()) == 3
+
+
+def test_reports_an_unreadable_file_once(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.save("true\n")
+    desk.path.unlink()
+    with caplog.at_level("WARNING"):
+        desk.wait(0)
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == [f"{desk.path} does not exist; its jobs continue"]
+    [file] = desk.rig.store.jobs_files()
+    assert (file["path"], file["problem"]) == (str(desk.path), "does not exist")

@@ -1,0 +1,195 @@
+"""Tests that a round records a failure and a misplaced process once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.attempts import failure_context
+from gpu_scheduler.attempts.log_tail import read_tail
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.reporting.reporter import EventReporter
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.recorded_options import RecordedOptions, record_options, recorded_options
+from gpu_scheduler.store.store import Store
+from tests.loop.rig import Rig
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "/x/t.py", line 1, in <module>\n'
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path, gpus=3)
+
+
+def test_failure_is_explained_in_the_store_and_in_the_log(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.loop.on_action = EventReporter(rig.store, rig.clock, rig.loop.settings, None).action_recorded
+    caplog.set_level(logging.INFO)
+    (rig.folder / "output").write_text(f"{TRACEBACK}ValueError: bad\x1b[0m rate\n")
+    job = rig.add_job("cat output; exit 1")
+    assert rig.tick_until_ended(job)["reason"] == "exit code 1: ValueError: bad rate"
+    assert rig.store.attempts(job)[0]["reason"] == "exit code 1: ValueError: bad rate"
+    assert re.search(
+        rf"job {job} finished \[FAILED\] in \d\.\ds — exit code 1: ValueError: bad rate \| peak vram .*"
+        r" \| no declaration.* \(log: ",
+        caplog.text,
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("kill -9 $$", "killed by SIGKILL"),
+        ("bash -c 'kill -9 $$'; exit $?", "exit code 137 (a program it ran was killed by SIGKILL)"),
+        (
+            "no_such_program",
+            "exit code 127 (command not found): bash: line 1: no_such_program: command not found",
+        ),
+        ("exit 3", "exit code 3"),
+    ],
+)
+def test_end_reasons(rig: Rig, command: str, reason: str) -> None:
+    assert rig.tick_until_ended(rig.add_job(command))["reason"] == reason
+
+
+def test_only_the_log_of_a_failure_is_read_and_only_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str | None] = []
+
+    def counting(path: str | None) -> str:
+        read.append(path)
+        return read_tail(path)
+
+    monkeypatch.setattr(failure_context, "tail_of", counting)
+    rig.tick_until_ended(rig.add_job("true"))
+    assert read == []
+    job = rig.add_job("false")
+    rig.tick_until_ended(job)
+    assert read == [rig.store.attempts(job)[0]["log"]]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "default", "own", "cuda", "advised"),
+    [
+        (1, "physical", None, None, True),
+        (0, "physical", None, None, False),
+        (1, "visible", None, None, False),
+        (1, "visible", "physical", None, True),
+        (1, "physical", "visible", None, False),
+        (1, "physical", None, "off", False),
+    ],
+)
+def test_job_with_remapped_device_numbers_gets_advice(
+    rig: Rig, gpu: int, default: str, own: str | None, cuda: str | None, advised: bool
+) -> None:
+    record_options(rig.store, replace(RecordedOptions(), cuda_ids=default))  # type: ignore[arg-type]
+    job = rig.add_job("echo 'RuntimeError: CUDA error: invalid device ordinal'; : --cuda 0; exit 1",
+                  allowed=(gpu,), cuda_ids=own, cuda=cuda)  # fmt: skip
+    reason = rig.tick_until_ended(job)["reason"]
+    assert "invalid device ordinal" in reason
+    assert (f"it was given --cuda {gpu}" in reason) is advised
+
+
+def test_start_options_of_the_newest_scheduler(tmp_path: Path) -> None:
+    store = Store(DataDir.of(str(tmp_path / "state.json")), create=True)
+    assert recorded_options(store) == RecordedOptions()
+    record_options(store, RecordedOptions(0.5, 0.25, "visible", "/etc/llm.json", "/c/conda.sh"))
+    assert recorded_options(store) == RecordedOptions(0.5, 0.25, "visible", "/etc/llm.json", "/c/conda.sh")
+    assert (recorded_options(store).limits.mem_threshold, recorded_options(store).limits.load_threshold) == (
+        0.5,
+        0.25,
+    )
+    store.db.set_meta("started_with", '{"cuda_ids": "visible", "of a later version": 1}')
+    assert recorded_options(store) == RecordedOptions(cuda_ids="visible")
+    store.close()
+
+
+def test_reads_the_end_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"first line\nsecond\xff\nthird")
+    assert read_tail(str(log)) == "first line\nsecond\ufffd\nthird"
+    assert read_tail(str(log), max_bytes=12) == "third"
+    assert read_tail(str(log), max_bytes=3) == "ird"
+    bar = "".join(f"\r{n} %" for n in range(20_000))
+    log.write_text(f"{bar}Traceback (most recent call last):\nValueError: x\n")
+    assert read_tail(str(log)).endswith("\r19999 %Traceback (most recent call last):\nValueError: x\n")
+    log.write_text(f"RuntimeError: {'x' * 100_000} invalid device ordinal\n--- failed: exit code 1\n")
+    assert "x invalid device ordinal\n" in read_tail(str(log))
+    log.write_text(f"{'y' * 60_000}\n{'x' * 5_000}\n{'z' * 60_000}\n")
+    assert read_tail(str(log)) == f"{'x' * 5_000}\n{'z' * 60_000}\n"
+    (tmp_path / "link").symlink_to(log)
+    os.mkfifo(tmp_path / "fifo")
+    for nothing in (None, *(str(tmp_path / name) for name in ("link", "fifo", "missing", "."))):
+        assert read_tail(nothing) == ""
+
+
+def on_gpu_1(rig: Rig, pid: int) -> None:
+    """Takes a sample with the process on GPU 1, and on GPU 2, which is not managed."""
+    samples = tuple(
+        GpuSample(f"U{i}", i, "card", 24576, 0, 0.0, (GpuProcess(pid, 9),) if i else ()) for i in range(3)
+    )
+    rig.watch.accept_sample(Snapshot(rig.clock.now().boot, samples))
+
+
+def test_misplaced_process_is_reported_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.loop.recorder.record_gpus((), ["U0", "U1"], rig.clock.now())
+    rig.loop.on_action = EventReporter(rig.store, rig.clock, rig.loop.settings, None).action_recorded
+    job = rig.add_job("echo $$ > pid; sleep 60")
+    rig.runner_pid(job)
+    rig.tick_until(lambda: (rig.folder / "pid").exists() and (rig.folder / "pid").read_text(), "pid")
+    pid = int((rig.folder / "pid").read_text())
+    on_gpu_1(rig, pid)
+    rig.tick()
+    assert json.loads(rig.store.attempts(job)[0]["strays"]) == [["U1", pid], ["U2", pid]]
+    again = Rig(rig.folder, gpus=3)
+    again.loop.on_action = EventReporter(again.store, again.clock, again.loop.settings, None).action_recorded
+    on_gpu_1(again, pid)
+    again.tick()
+    messages = [record.getMessage() for record in caplog.records if "was given" in record.getMessage()]
+    assert [text.partition(":")[0] for text in messages] == [
+        f"job {job} was given GPU 0 but uses GPU 1 (process {pid})",
+        f"job {job} was given GPU 0 but uses GPU 2 (process {pid})",
+    ]
+    again.store.add_request("cancel", str(job), grace_s=0)
+    assert again.tick_until_ended(job)["outcome"] == "cancelled"
+
+
+def test_samples_of_the_gpus_are_stored(rig: Rig) -> None:
+    processes = (GpuProcess(7, None), GpuProcess(8, 12, graphics_only=True))
+    for load in (10.0, None, 30.0, 40.0, 50.0, 60.0):
+        samples = [GpuSample("U0", 0, "card", 24576, 9, load, processes), GpuSample("U1", 1, "c", 1, 0, load)]
+        rig.loop.recorder.record_gpus(samples, None, rig.clock.now())
+    first, second, _ = rig.store.gpus()
+    assert json.loads(first["processes"]) == [[7, None, False], [8, 12, True]]
+    assert second["processes"] is None
+    assert json.loads(first["loads"]) == [None, 30.0, 40.0, 50.0, 60.0]
+
+
+def test_oom_while_the_gpus_are_unreadable_requests_at_most_their_memory(rig: Rig) -> None:
+    go = rig.folder / "go"
+    text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    job = rig.add_job(
+        f"until [ -e {go} ]; do sleep 0.02; done; echo {text}; exit 1", vram=20_000, oom_retries=1
+    )
+    rig.runner_pid(job)
+    rig.watch.record_failure("hangs")
+    go.touch()
+    rig.tick_until(lambda: rig.job(job)["oom_used"] == 1, "the end of the first attempt")
+    assert rig.job(job)["raised_mib"] == 24_576 - 512 - 200
+    assert rig.tick_until_ended(job)["oom_used"] == 1
+    assert len(rig.store.attempts(job)) == 2
+
+
+def test_retries_of_a_line_override_those_of_the_scheduler(rig: Rig) -> None:
+    again, never = rig.add_job("exit 3", fail_retries=1), rig.add_job("exit 3", fail_retries=0)
+    rig.loop.settings = replace(rig.loop.settings, fail_retries=9)
+    rig.tick_until(lambda: rig.job(again)["fail_used"] == 1, "the end of the first attempt")
+    assert rig.job(again)["state"] == "queued"
+    assert rig.job(again)["not_before_boot"] > rig.clock.now().boot
+    assert rig.tick_until_ended(never)["outcome"] == "failed"
+    assert rig.job(never)["fail_used"] == 0

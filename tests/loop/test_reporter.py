@@ -1,0 +1,696 @@
+"""What the scheduler says of the record: the log, the journal and the board, also over a restart."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, Settings
+from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.placement import Limits
+from gpu_scheduler.reporting import journal
+from gpu_scheduler.reporting.reporter import RETRY_S, EventReporter
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.writer import StoreWriter
+from gpu_scheduler.views.event_messages import iso_time
+from tests.loop.manual_clock import ManualClock
+
+
+class ReporterHarness:
+    """A store with two GPUs and its event reporter; `new` restarts the reporter."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = ManualClock()
+        self.store = Store(DataDir.of(str(folder / "state.json")), create=True)
+        self.recorder = StoreWriter(self.store, Settings())
+        samples = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0, ()) for i in range(2)]
+        self.recorder.record_gpus(samples, ["U0", "U1"], self.clock.now())
+        self.gpus = [Gpu(one.uuid, one.index, sample=one, sampled_at=100.0) for one in samples]
+        self.reporter = self.restart()
+
+    def restart(self, logs: LogFolder | None = None, *, verbose: bool = False) -> EventReporter:
+        self.reporter = EventReporter(self.store, self.clock, Settings(), logs, verbose=verbose)
+        return self.reporter
+
+    def job(self, command: str = "true", **values: Any) -> int:
+        spec = JobSpec("command", command, str(self.folder), command=command, **values)
+        return self.store.insert_job(spec, "test", self.clock.now().wall)
+
+    def record(self, *actions: act.Action) -> dict[int, int]:
+        return self.recorder.record(actions, self.clock.now())
+
+    def start(self, job: int, **values: Any) -> int:
+        return self.record(act.Start(job, ("U0",), **{"share": 500, **values}))[job]
+
+    def end(self, job: int, attempt: int, **values: Any) -> None:
+        values = {"state": JobState.FINISHED, "job_outcome": Outcome.COMPLETED, **values}
+        self.record(act.FinishAttempt(job, attempt, Outcome.COMPLETED, **values))
+
+    def update(self) -> None:
+        self.reporter.update(self.facts())
+
+    def facts(self, *attempts: Attempt) -> Facts:
+        return Facts(self.clock.now(), Settings(), LlmConfig(), tuple(self.gpus), attempts=attempts)
+
+    @property
+    def journal(self) -> Path:
+        return self.store.data_dir.folder / "journal.jsonl"
+
+    @property
+    def board(self) -> Path:
+        return self.store.data_dir.folder / "status.txt"
+
+    def ids(self, path: Path | None = None) -> list[int]:
+        """Returns the ids in the journal; every line must be complete JSON."""
+        text = (path or self.journal).read_text()
+        assert text.endswith("\n")
+        return [json.loads(line)["id"] for line in text.splitlines()]
+
+    def events(self) -> list[int]:
+        return [row["rowid"] for row in self.store.db.rows("SELECT rowid FROM history ORDER BY rowid")]
+
+
+@pytest.fixture
+def harness(tmp_path: Path) -> Iterator[ReporterHarness]:
+    made = ReporterHarness(tmp_path)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Returns a function that returns the lines logged at info and above since its last call."""
+    caplog.set_level(logging.INFO)
+
+    def take() -> list[str]:
+        lines = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return lines
+
+    return take
+
+
+def test_start_lines_count_dispatched_jobs(harness: ReporterHarness, logged: Callable[[], list[str]]) -> None:
+    jobs = [harness.job(f"echo {n}") for n in range(3)]
+    harness.record(act.Start(jobs[0], ("U0",), 0, vram=18432), act.Start(jobs[1], ("U1",), 500))
+    harness.reporter.action_recorded(act.AnswerRequest(1, ""))
+    assert logged() == [
+        "job 1 starts on gpu [0] (1/3 dispatched, declared 18432 MiB/gpu) — echo 0",
+        "job 2 starts on gpu [1] (2/3 dispatched, share 0.5) — echo 1",
+    ]
+    harness.update()
+    assert logged() == []
+
+
+def test_dispatched_count_never_decreases(harness: ReporterHarness, logged: Callable[[], list[str]]) -> None:
+    job, other = harness.job("echo a"), harness.job("echo b")
+    attempt = harness.start(job)
+    harness.update()
+    harness.end(job, attempt, state=JobState.QUEUED, job_outcome=None, reason="again")
+    harness.start(other)
+    harness.start(job)
+    harness.update()
+    told = [line for line in logged() if "dispatched" in line]
+    assert ["1/2" in told[0], "2/2" in told[1], "2/2" in told[2]] == [True, True, True]
+
+
+def test_jobs_running_at_startup_stay_dispatched(
+    harness: ReporterHarness, logged: Callable[[], list[str]]
+) -> None:
+    running, other = harness.job("echo a"), harness.job("echo b")
+    attempt = harness.start(running)
+    harness.update()
+    harness.restart()
+    logged()
+    _again(harness, running, attempt)
+    harness.start(other)
+    harness.start(running)
+    harness.update()
+    assert ["(2/2 dispatched" in line for line in logged() if "dispatched" in line] == [True, True]
+
+
+def test_failed_launch_is_logged_as_not_started(
+    harness: ReporterHarness, logged: Callable[[], list[str]]
+) -> None:
+    job = harness.job("echo a")
+    attempt = harness.start(job)
+    harness.record(
+        act.FinishAttempt(job, attempt, Outcome.NOT_STARTED, JobState.QUEUED, None, reason="no script")
+    )
+    harness.update()
+    assert [line.partition(" (")[0] for line in logged()] == [
+        "job 1 starts on gpu [0]",
+        "job 1 not started, queued again — no script",
+    ]
+
+
+def test_calls_back_before_logging_the_end_of_an_attempt(
+    harness: ReporterHarness, logged: Callable[[], list[str]]
+) -> None:
+    ended: list[tuple[int, int, list[str]]] = []
+    harness.reporter = EventReporter(
+        harness.store, harness.clock, Settings(), None,
+        on_attempt_end=lambda job, number: ended.append((job, number, logged())),
+    )  # fmt: skip
+    job = harness.job("echo a")
+    harness.end(job, harness.start(job))
+    harness.update()
+    [(ended_job, number, told_before)] = ended
+    assert (ended_job, number, len(told_before)) == (job, 1, 1)
+    assert "finished [OK]" in logged()[0]
+
+
+def _again(harness: ReporterHarness, job: int, attempt: int) -> None:
+    """Queues the job again."""
+    harness.end(job, attempt, state=JobState.QUEUED, job_outcome=None, reason="again")
+
+
+def _finished(harness: ReporterHarness, job: int, attempt: int) -> None:
+    """Cancels another job that never started."""
+    harness.record(act.FinishJob(harness.job("echo other"), Outcome.CANCELLED, "why not"))
+
+
+def _retried(harness: ReporterHarness, job: int, attempt: int) -> None:
+    """Finishes the job in this run, then retries it."""
+    harness.end(job, attempt)
+    harness.record(act.RequeueJob(job, "asked for"))
+
+
+@pytest.mark.parametrize(
+    ("then", "told"), [(_again, ["1/2", "2/2"]), (_finished, ["1/3", "3/3"]), (_retried, ["1/2", "2/2"])]
+)
+def test_events_logged_together_have_the_count_of_their_moment(
+    harness: ReporterHarness,
+    logged: Callable[[], list[str]],
+    then: Callable[[ReporterHarness, int, int], None],
+    told: list[str],
+) -> None:
+    job, last = harness.job("echo a"), harness.job("echo last")
+    then(harness, job, harness.start(job))
+    harness.start(last)
+    harness.update()
+    lines = [line for line in logged() if "dispatched" in line]
+    assert [line.partition("(")[2].partition(" ")[0] for line in lines] == told
+
+
+def test_jobs_finished_before_startup_do_not_count(
+    harness: ReporterHarness, logged: Callable[[], list[str]]
+) -> None:
+    old, kept = harness.job("echo old"), harness.job("echo kept")
+    for job in (old, kept):
+        harness.end(job, harness.start(job))
+    harness.update()
+    harness.restart()
+    logged()
+    new = harness.job("echo new")
+    harness.start(new)
+    harness.update()
+    assert "(1/1 dispatched" in logged()[0]
+    # One of them is retried: now it counts.
+    harness.record(act.RequeueJob(old, "asked for"))
+    harness.update()
+    harness.end(new, 3)
+    harness.start(old)
+    harness.update()
+    told = logged()
+    assert told[0] == "job 1 queued: asked for"
+    assert "(2/2 dispatched" in told[-1]
+    # A job of this run is retried.
+    harness.record(act.RequeueJob(new, "asked for"))
+    harness.start(new)
+    harness.update()
+    assert "(2/2 dispatched" in logged()[-1]
+
+
+def test_retried_job_counts_once_however_often_it_is_held(
+    harness: ReporterHarness, logged: Callable[[], list[str]]
+) -> None:
+    old = harness.job("echo old")
+    harness.end(old, harness.start(old))
+    harness.update()
+    harness.restart()
+    for _ in range(2):
+        harness.record(act.RequeueJob(old, "asked for"))
+        harness.record(act.HoldJob(old, "user", "held by the user"))
+    harness.record(act.RequeueJob(old, "asked for"))
+    harness.start(old)
+    harness.update()
+    assert "(1/1 dispatched" in logged()[-1]
+
+
+def test_restart_logs_events_that_a_killed_scheduler_did_not_log(
+    harness: ReporterHarness, logged: Callable[[], list[str]]
+) -> None:
+    job = harness.job("echo a")
+    harness.start(job)
+    harness.update()
+    logged()
+    harness.record(act.HoldJob(harness.job("echo b"), "user", "held by the user"))
+    harness.restart()
+    harness.update()
+    harness.update()
+    assert logged() == ["job 2 held: held by the user"]
+    assert harness.ids() == harness.events()
+
+
+def test_first_reporter_does_not_log_earlier_events(
+    harness: ReporterHarness, logged: Callable[[], list[str]]
+) -> None:
+    harness.start(harness.job())
+    harness.restart()
+    harness.update()
+    assert logged() == []
+    assert not harness.journal.exists()
+
+
+def test_logs_growing_peaks_only_if_verbose(
+    harness: ReporterHarness, logged: Callable[[], list[str]]
+) -> None:
+    job = harness.job()
+    attempt = harness.start(job, vram=9000)
+    harness.restart(verbose=True)
+    for mib in (0, 3000, 2000, 3001):
+        use = act.RecordUsage(job, attempt, float(mib), (("U0", mib, 50.0), ("U1", None, None)))
+        harness.record(use)
+        harness.reporter.action_recorded(use)
+    assert logged() == [
+        "job 1 gpu0 3000 MiB (peak so far; declared 9000)",
+        "job 1 gpu0 3001 MiB (peak so far; declared 9000)",
+    ]
+    share = harness.job()
+    use = act.RecordUsage(share, harness.start(share, share=250), 9.0, (("U0", 5000, 50.0),))
+    harness.record(use)
+    harness.reporter.action_recorded(use)
+    assert logged()[-1] == "job 2 gpu0 5000 MiB (peak so far; declared 6144 by share 0.25)"
+    # The next reporter does not log it again.
+    harness.restart(verbose=True).action_recorded(use)
+    harness.restart().action_recorded(act.RecordUsage(job, attempt, 9.0, (("U0", 9000, 50.0),)))
+    assert logged() == []
+
+
+def test_journal_has_every_event_once(harness: ReporterHarness) -> None:
+    job = harness.job()
+    harness.update()
+    attempt = harness.start(job)
+    harness.update()
+    harness.restart()
+    harness.end(job, attempt)
+    harness.update()
+    assert harness.ids() == harness.events() == [1, 2, 3]
+    lines = [json.loads(line) for line in harness.journal.read_text().splitlines()]
+    assert [(one["event"], one["job"]) for one in lines] == [("queued", 1), ("starting", 1), ("finished", 1)]
+    assert lines[2]["outcome"] == "completed"
+    assert os.stat(harness.journal).st_mode & 0o777 == 0o600
+
+
+def _behind(harness: ReporterHarness) -> None:
+    """Killed after the lines were appended and before the position was saved."""
+    harness.store.db.set_meta("told", "[3, 1]")
+
+
+def _torn(harness: ReporterHarness) -> None:
+    """Killed during a write."""
+    with harness.journal.open("ab") as file:
+        file.write(b'{"id": 4, "at": "2026-')
+
+
+def _torn_at_once(harness: ReporterHarness) -> None:
+    """Killed while writing the first line."""
+    harness.journal.write_bytes(b'{"id": 1, "at": "2026-')
+    harness.store.db.set_meta("told", "[0, 0]")
+
+
+def _lost(harness: ReporterHarness) -> None:
+    """A power cut lost the last lines of the file."""
+    lines = harness.journal.read_bytes().splitlines(keepends=True)
+    harness.journal.write_bytes(b"".join(lines[:1]))
+
+
+@pytest.mark.parametrize("happened", [_behind, _torn, _torn_at_once, _lost])
+def test_journal_is_complete_after_a_crash(
+    harness: ReporterHarness, happened: Callable[[ReporterHarness], None]
+) -> None:
+    for _ in range(3):
+        harness.job()
+    harness.update()
+    happened(harness)
+    harness.restart()
+    harness.job()
+    harness.update()
+    assert harness.ids() == harness.events() == [1, 2, 3, 4]
+
+
+def test_continues_after_the_journal_was_removed_or_replaced(harness: ReporterHarness) -> None:
+    for _ in range(3):
+        harness.job()
+    harness.update()
+    harness.journal.unlink()
+    harness.restart()
+    harness.job()
+    harness.update()
+    assert harness.ids() == [4]
+    foreign = '{"id": 2, "at": "2020-01-01T00:00:00.000+00:00", "event": "queued", "job": 2}\nno JSON\n'
+    for text in (foreign, foreign[:-8], "[]\n"):
+        harness.journal.write_text(text)
+        harness.restart()
+        harness.job()
+        harness.update()
+        assert harness.journal.read_text().startswith(text)
+        assert json.loads(harness.journal.read_text().splitlines()[-1])["id"] == harness.events()[-1]
+        assert len(harness.journal.read_text().splitlines()) == len(text.splitlines()) + 1
+
+
+@pytest.mark.parametrize("other", [{"at": 1.0}, {"job": 2}, {"event": "held"}, {"id": 2}])
+def test_accepts_a_last_line_only_if_all_its_values_match_the_store(
+    harness: ReporterHarness, other: dict[str, Any]
+) -> None:
+    harness.job()
+    harness.job()
+    harness.clock.boot += 60
+    harness.job()
+    harness.update()
+    line = json.loads(harness.journal.read_text().splitlines()[0])
+    if "at" in other:
+        other = {"at": iso_time(harness.clock.now().wall - 60 + other["at"])}
+    harness.journal.write_text(f"{json.dumps({**line, **other})}\n")
+    harness.restart()
+    harness.job()
+    harness.update()
+    assert harness.ids()[1:] == [4]
+
+
+def test_reports_again_if_a_power_cut_lost_reported_events(
+    harness: ReporterHarness, logged: Callable[[], list[str]]
+) -> None:
+    job = harness.job()
+    harness.update()
+    harness.store.db.set_meta("told", "[100, 100]")
+    harness.restart()
+    harness.record(act.HoldJob(job, "user", "held by the user"))
+    harness.update()
+    assert harness.ids() == [1, 2]
+    assert logged() == ["job 1 held: held by the user"]
+
+
+def test_logs_events_with_the_next_action_after_a_failed_read(
+    harness: ReporterHarness, logged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    job = harness.job()
+    harness.record(act.HoldJob(job, "user", "held by the user"))
+    with monkeypatch.context() as patch:
+        patch.setattr("gpu_scheduler.reporting.reporter.events.newest", fail)
+        harness.reporter.action_recorded(act.AnswerRequest(1, ""))
+    assert logged() == []
+    harness.reporter.action_recorded(act.AnswerRequest(1, ""))
+    assert logged() == ["job 1 held: held by the user"]
+
+
+@contextmanager
+def _no_file_above(size: int) -> Iterator[None]:
+    """Truncates writes beyond a file size, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_full_disk_leaves_complete_lines_and_the_rest_follows(
+    harness: ReporterHarness, logged: Callable[[], list[str]]
+) -> None:
+    harness.update()
+    for _ in range(20):
+        harness.job()
+    harness.update()
+    full = harness.journal.stat().st_size
+    for _ in range(2000):
+        harness.job()
+    line = (full // 20) * 500 + 17
+    kept = journal.Journal(harness.store, lambda: harness.store.data_dir.folder, 20)
+    with _no_file_above(full + line), pytest.raises(OSError, match="No space"):
+        kept.write()
+    some = harness.ids()
+    assert 20 < len(some) < 2020
+    assert (kept.last_id, kept.has_more) == (some[-1], False)
+    kept.write()
+    assert harness.ids() == harness.events()
+    assert len(harness.events()) == 2020
+
+
+def test_logs_a_write_error_once_and_retries(
+    harness: ReporterHarness, logged: Callable[[], list[str]]
+) -> None:
+    harness.journal.mkdir()
+    harness.job()
+    harness.update()
+    harness.update()
+    [told] = logged()
+    assert told.startswith("journal.jsonl cannot be written: ")
+    assert told.endswith("; jobs continue, retrying")
+    assert harness.reporter.next_write_at == harness.clock.boot + RETRY_S
+    assert "1 queued" in harness.board.read_text()
+    harness.clock.boot += RETRY_S
+    harness.update()
+    assert logged() == []
+    assert harness.reporter.next_write_at == harness.clock.boot + RETRY_S
+    # A different error is logged too.
+    harness.journal.rmdir()
+    harness.journal.symlink_to("nowhere")
+    harness.clock.boot += RETRY_S
+    harness.update()
+    [told] = logged()
+    assert "Too many levels of symbolic links" in told
+    harness.journal.unlink()
+    harness.update()
+    assert not harness.journal.exists()
+    harness.clock.boot += RETRY_S
+    harness.update()
+    assert logged() == ["journal.jsonl can be written again"]
+    assert harness.ids() == [1]
+    assert harness.reporter.next_write_at is None
+
+
+def test_rejects_a_journal_that_is_a_fifo(harness: ReporterHarness, logged: Callable[[], list[str]]) -> None:
+    os.mkfifo(harness.journal)
+    harness.job()
+    harness.update()
+    assert logged() == ["journal.jsonl cannot be written: not a file; jobs continue, retrying"]
+
+
+def test_close_writes_despite_earlier_errors(harness: ReporterHarness) -> None:
+    harness.journal.mkdir()
+    harness.job()
+    harness.update()
+    harness.journal.rmdir()
+    harness.reporter.close()
+    assert harness.ids() == [1]
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "status.txt"])
+def test_never_writes_through_a_symbolic_link(harness: ReporterHarness, name: str) -> None:
+    target = harness.folder / "precious"
+    target.write_text("mine\n")
+    (harness.store.data_dir.folder / name).symlink_to(target)
+    harness.job()
+    harness.update()
+    harness.reporter.close()
+    assert target.read_text() == "mine\n"
+
+
+def test_rotates_a_large_journal(harness: ReporterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "MAX_BYTES", 500)
+    for _ in range(20):
+        harness.job()
+        harness.update()
+    aside = harness.ids(harness.journal.with_name("journal.jsonl.1"))
+    assert aside + harness.ids() == list(range(aside[0], 21))
+    assert 500 <= harness.journal.with_name("journal.jsonl.1").stat().st_size < 1000
+    assert harness.journal.stat().st_size < 1000
+
+
+def test_full_disk_after_rotation_leaves_complete_lines(
+    harness: ReporterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(20):
+        harness.job()
+    harness.update()
+    monkeypatch.setattr(journal, "MAX_BYTES", 1000)
+    line = harness.journal.stat().st_size // 20
+    for _ in range(20):
+        harness.job()
+    with _no_file_above(5 * line):
+        harness.update()
+    assert harness.ids()[0] == 21
+    assert len(harness.ids()) < 20
+    harness.clock.boot += RETRY_S
+    harness.update()
+    assert harness.ids() == list(range(21, 41))
+
+
+def test_appends_many_events_in_batches(harness: ReporterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "BATCH_SIZE", 10)
+    for _ in range(25):
+        harness.job()
+    harness.update()
+    assert harness.ids() == list(range(1, 11))
+    assert harness.reporter.next_write_at == harness.clock.boot
+    harness.update()
+    harness.update()
+    assert harness.ids() == harness.events()
+    assert harness.reporter.next_write_at is None
+    for _ in range(25):
+        harness.job()
+    harness.reporter.close()
+    assert harness.ids() == harness.events()
+
+
+def test_writes_both_files_to_the_log_folder_if_given(harness: ReporterHarness, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    harness.restart(LogFolder.from_option(str(logs)))
+    harness.job()
+    harness.update()
+    assert sorted(os.listdir(logs)) == ["journal.jsonl", "status.txt"]
+    for name in os.listdir(logs):
+        (logs / name).unlink()
+    logs.rmdir()
+    harness.clock.boot += 1
+    harness.job()
+    harness.update()
+    assert sorted(os.listdir(logs)) == ["journal.jsonl", "status.txt"]
+    assert not harness.journal.exists()
+
+
+def test_board_follows_events_and_samples(harness: ReporterHarness) -> None:
+    harness.update()
+    first = os.stat(harness.board)
+    assert f"scheduler pid {os.getpid()}  0 running, 0 queued" in harness.board.read_text()
+    harness.clock.boot += 1
+    harness.update()
+    assert os.stat(harness.board).st_ino == first.st_ino
+    job = harness.job("python train.py")
+    attempt = harness.start(job, vram=9000)
+    harness.record(act.Transition(job, attempt, JobState.RUNNING))
+    use = act.RecordUsage(job, attempt, 101.0, (("U0", 8000, 50.0),))
+    harness.record(use)
+    sample = GpuSample("U0", 0, "card", 24576, 7000, 50.0, (GpuProcess(77, 7000),))
+    harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_at=102.0, owners={77: attempt})
+    fact = Attempt(
+        attempt, job, "token", "boot", JobState.RUNNING, gpus=("U0",), vram=9000, budgets={"U0": 9000},
+        peaks={"U0": 8000},
+    )  # fmt: skip
+    harness.clock.boot += 7
+    harness.reporter.update(harness.facts(fact))
+    text = harness.board.read_text()
+    assert "▶ job 1  gpu [0]  7.0s  gpu0:7000/8000 MiB now/peak, declared 9000 — python train.py\n" in text
+    assert "allocated 0.5, 9000 MiB" in text
+
+
+@pytest.mark.parametrize(
+    ("share", "vram", "is_declared", "told"),
+    [
+        (250, None, True, "share 0.25"),
+        (1000, None, True, "share 1"),
+        (250, 9000, True, "share 0.25, declared 9000"),
+        (1000, None, False, "no declaration"),
+        (250, None, False, "no declaration"),
+        (0, 9000, False, "no declaration"),
+    ],
+)
+def test_board_shows_declarations(
+    harness: ReporterHarness, share: int, vram: int | None, is_declared: bool, told: str
+) -> None:
+    job = harness.job("python train.py")
+    attempt = harness.start(job, share=share, vram=vram)
+    harness.record(act.Transition(job, attempt, JobState.RUNNING))
+    budgets = {"U0": 6144} if is_declared else {}
+    fact = Attempt(attempt, job, "token", "boot", JobState.RUNNING, ("U0",), share, vram, budgets=budgets)
+    harness.reporter.update(harness.facts(fact))
+    assert f"n/a MiB now/peak, {told} — python train.py\n" in harness.board.read_text()
+
+
+def test_board_is_written_at_most_twice_a_second(harness: ReporterHarness) -> None:
+    harness.update()
+    harness.job("echo soon")
+    harness.clock.boot += 0.2
+    harness.update()
+    assert "soon" not in harness.board.read_text()
+    assert harness.reporter.next_write_at == pytest.approx(100.5)
+    harness.clock.boot += 0.3
+    harness.update()
+    assert "echo soon" in harness.board.read_text()
+    assert harness.reporter.next_write_at is None
+
+
+def test_replaces_a_partial_board_left_by_a_crash(harness: ReporterHarness) -> None:
+    harness.board.with_name(".status.txt.new").write_text("half")
+    harness.update()
+    assert "0 running" in harness.board.read_text()
+    assert not harness.board.with_name(".status.txt.new").exists()
+
+
+def test_board_uses_the_limits_of_the_scheduler(harness: ReporterHarness) -> None:
+    attempt = harness.start(job := harness.job())
+    harness.record(act.RecordUsage(job, attempt, 101.0, (("U0", 20000, 50.0),)))
+    EventReporter(harness.store, harness.clock, Settings(limits=Limits(spike_buffer=0.5)), None).update(
+        harness.facts()
+    )
+    assert "allocated 0.5, 30000 MiB" in harness.board.read_text()
+
+
+def test_board_shows_that_the_scheduler_stopped(harness: ReporterHarness) -> None:
+    harness.job("echo left")
+    harness.update()
+    harness.reporter.close()
+    assert "scheduler stopped" in harness.board.read_text()
+    assert "· job 1  not tried yet — echo left" in harness.board.read_text()
+
+
+def test_board_shows_the_first_waiting_and_the_newest_finished_jobs(harness: ReporterHarness) -> None:
+    for n in range(70):
+        harness.job(f"echo waits {n};")
+    for job in range(41, 71):
+        harness.record(act.HoldJob(job, "user", "held by the user"))
+    for _ in range(30):
+        job = harness.job("echo done")
+        harness.record(act.FinishJob(job, Outcome.CANCELLED, "why not"))
+    harness.update()
+    lines = harness.board.read_text().splitlines()
+    waits = [line for line in lines if line.startswith("·")]
+    done = [line for line in lines if line.startswith("✗")]
+    assert (len(waits), len(done)) == (50, 20)
+    assert "waits 0;" in waits[0]
+    assert "waits 39;" in waits[39]
+    assert "held by the user — echo waits 49;" in waits[49]
+    assert "job 100 " in done[0]
+    assert [line for line in lines if line.startswith("…")] == ["… and 20 more", "… and 10 more"]
+
+
+def test_board_marks_an_oom_retry(harness: ReporterHarness) -> None:
+    job = harness.job("python big.py")
+    attempt = harness.start(job)
+    harness.end(
+        job, attempt, state=JobState.QUEUED, job_outcome=None, reason="OOM retry 1 of 3", oom_retries_used=1,
+        min_vram_mib=5000,
+    )  # fmt: skip
+    harness.update()
+    assert "↻ job 1  OOM retry 1 of 3 — python big.py\n" in harness.board.read_text()

@@ -1,0 +1,169 @@
+"""Tests that the processes of an attempt are found and that no others are signalled."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.runner import fork_chains, process_scan
+from gpu_scheduler.runner.folder import TOKEN
+from gpu_scheduler.runner.membership import RecordedCommand
+from tests.runner.attempt import wait_for
+
+
+@pytest.fixture
+def restless(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """Starts a process with a token that is almost always inside exec; yields the token and the pid."""
+    token = secrets.token_hex(16)
+    script = tmp_path / "again.sh"
+    script.write_text('exec bash "$0"\n')
+    process = subprocess.Popen(["bash", str(script)], env={"PATH": os.environ["PATH"], TOKEN: token})
+    yield token, process.pid
+    process.kill()
+    process.wait()
+
+
+def test_finds_a_process_inside_exec(restless: tuple[str, int]) -> None:
+    token, pid = restless
+    seen = [set(process_scan.scan({token: None}).found.get(token, {})) for _ in range(150)]
+    assert [found for found in seen if found != {pid}] == []
+
+
+def test_process_without_an_environment_has_no_token() -> None:
+    process = subprocess.Popen(["sleep", "60"], env={})
+    try:
+        assert process_scan.scan({"x": None}).found == {}
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("equals", ["=", "\0"])
+@pytest.mark.parametrize("text", ["{0}abc\0A=1\0", "A=1\0{0}abc\0", "X{0}no\0{0}abc\0B=2\0", "A=1\0{0}abc"])
+def test_token_is_found_while_bash_parses_its_environment(text: str, equals: str) -> None:
+    assert process_scan.token_in(text.format(TOKEN + equals).encode()) == b"abc"
+    assert process_scan.token_in(text.format(f"{TOKEN}S=").encode()) == b""
+
+
+@pytest.mark.parametrize("env", [{"A": "1"}, {}])
+def test_token_is_found_at_any_position(env: dict[str, str]) -> None:
+    token = secrets.token_hex(16)
+    process = subprocess.Popen(["sleep", "60"], env={**env, TOKEN: token})
+    try:
+        wait_for(lambda: process.pid in process_scan.scan({token: None}).found.get(token, {}), "found")
+        assert process_scan.scan({token[:-1]: None, f"{token}0": None}).found == {}
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_descendants_exclude_zombies() -> None:
+    process = subprocess.Popen(["sh", "-c", "sleep 60 & sleep 60 & wait"])
+    try:
+        wait_for(lambda: len(process_scan.descendants(process.pid)) == 2, "two children")
+        assert process.pid in process_scan.descendants(os.getpid())
+        found = process_scan.descendants(process.pid)
+        for pid, ticks in found.items():
+            assert process_scan.send_signal(pid, ticks, signal.SIGKILL)
+        wait_for(lambda: not process_scan.descendants(process.pid), "none left")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_process_with_another_start_is_not_signalled() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        ticks = process_scan.ticks_of(process.pid)
+        assert ticks is not None
+        assert process_scan.send_signal(process.pid, ticks + 1, signal.SIGKILL) is False
+        assert process.poll() is None
+        assert process_scan.send_signal(process.pid, ticks, signal.SIGKILL) is True
+        assert process.wait() == -signal.SIGKILL
+        assert process_scan.send_signal(process.pid, ticks, signal.SIGKILL) is False
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_scan_with_a_new_zombie_has_missed_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose process 1 collects no children: the zombie may have forked before it ended."""
+    process = subprocess.Popen(["sleep", "60"], env={})
+
+    def ends_then() -> list[int]:
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        return [process.pid]
+
+    # The age of the process does not matter.
+    monkeypatch.setattr("time.clock_gettime", lambda clock: 1e9)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(process_scan, "newest_first", lambda: [process.pid])
+            assert not process_scan.scan({"x": None}).missed
+            patch.setattr(process_scan, "newest_first", ends_then)
+            assert process_scan.scan({"x": None}).missed
+            patch.setattr(process_scan, "newest_first", lambda: [process.pid])
+            assert not process_scan.scan({"x": None}).missed, "it knows it now"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_process_that_ends_during_a_scan_stands_for_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    token = secrets.token_hex(16)
+    process = subprocess.Popen(["sleep", "60"], env={TOKEN: token})
+    fields_of = process_scan.fields_of
+
+    def ended(pid: int) -> list[bytes] | None:
+        if pid == process.pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return fields_of(pid)
+
+    try:
+        wait_for(lambda: process.pid in process_scan.scan({token: None}).found.get(token, {}), "found")
+        with monkeypatch.context() as patch:
+            patch.setattr(process_scan, "fields_of", ended)
+            assert process_scan.scan({token: None}).found == {token: {process.pid: 0}}
+        assert process_scan.scan({token: None}).found == {}
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_reused_process_group_is_not_signalled() -> None:
+    process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
+    try:
+        ticks = process_scan.ticks_of(process.pid)
+        assert ticks is not None
+        earlier = RecordedCommand(process.pid, ticks - 1, process_scan.autogroup(process.pid))
+        assert not fork_chains.signal_group(earlier, "x", signal.SIGTERM)
+        same = RecordedCommand(process.pid, ticks, process_scan.autogroup(process.pid))
+        wait_for(lambda: fork_chains.signal_group(same, "x", signal.SIGTERM), "its signal")
+        assert process.wait(30) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_nothing_is_signalled_if_proc_shows_another_pid_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with subprocess.Popen(["sleep", "100"]) as process:
+        try:
+            ticks = process_scan.ticks_of(process.pid)
+            assert ticks is not None
+            with monkeypatch.context() as other:
+                other.setattr(os, "getpid", lambda: 1)
+                assert not process_scan.send_signal(process.pid, ticks, signal.SIGKILL)
+            assert process.poll() is None
+            assert process_scan.send_signal(process.pid, ticks, signal.SIGKILL)
+        finally:
+            process.kill()

@@ -1,0 +1,103 @@
+"""Tests of the causes of termination, their order and their grace periods."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_scheduler.runner.termination import Termination, describe_outcome
+
+
+def test_nothing_is_due_without_a_cause() -> None:
+    assert Termination().due(1e9) is None
+
+
+def test_first_cause_requests_sigterm_and_sigkill_follows_repeatedly() -> None:
+    ending = Termination()
+    assert ending.request("cancelled", 10, "kill", now=100) is True
+    assert ending.request("cancelled", 10, "kill", now=101) is False
+    assert ending.due(109.9) is None
+    assert ending.due(110) == "kill"
+    assert ending.due(110.5) is None
+    assert ending.due(111) == "kill"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cause"),
+    [
+        ("machine", "preempted", "preempted"),
+        ("preempted", "machine", "preempted"),
+        ("machine", "cancelled", "cancelled"),
+        ("cancelled", "machine", "cancelled"),
+        ("preempted", "cancelled", "cancelled"),
+        ("cancelled", "preempted", "cancelled"),
+        ("timed_out", "preempted", "timed_out"),
+        ("preempted", "timed_out", "timed_out"),
+        ("timed_out", "cancelled", "cancelled"),
+        ("preempted", "something new", "something new"),
+    ],
+)
+def test_stronger_cause_wins(first: str, second: str, cause: str) -> None:
+    ending = Termination()
+    ending.request(first, 10, "kill", now=0)
+    ending.request(second, 10, "kill", now=1)
+    assert ending.cause == cause
+
+
+def test_later_cause_only_shortens_the_grace_period() -> None:
+    ending = Termination()
+    ending.request("cancelled", 10, "kill", now=0)
+    ending.request("cancelled", 60, "kill", now=1)
+    assert ending.deadline == 10
+    ending.request("cancelled", 2, "kill", now=1)
+    assert ending.deadline == 3
+
+
+def test_withdrawal_clears_the_cause() -> None:
+    ending = Termination()
+    ending.request("preempted", 10, "withdraw", now=0)
+    assert ending.due(10) == "withdraw"
+    ending.withdraw()
+    assert (ending.cause, ending.due(99)) == (None, None)
+    assert ending.request("preempted", 5, "withdraw", now=100) is True
+
+
+def test_forced_preemption_stays_forced() -> None:
+    ending = Termination()
+    ending.request("preempted", 10, "kill", now=0)
+    ending.request("preempted", 10, "withdraw", now=1)
+    assert ending.due(10) == "kill"
+
+
+def test_cancel_turns_a_withdrawal_into_a_kill() -> None:
+    ending = Termination()
+    ending.request("preempted", 10, "withdraw", now=0)
+    ending.request("cancelled", 10, "kill", now=5)
+    assert ending.due(10) == "kill"
+
+
+def test_machine_shutdown_survives_a_withdrawal() -> None:
+    ending = Termination()
+    ending.request("preempted", 10, "withdraw", now=0)
+    ending.request("machine", 10, "kill", now=5)
+    assert ending.due(10) == "withdraw"
+    ending.withdraw()
+    assert ending.cause == "machine"
+    assert ending.due(14.9) is None
+    assert ending.due(15) == "kill"
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ((None, True, 0, None), "completed: exit code 0"),
+        ((None, True, 7, None), "failed: exit code 7"),
+        ((None, True, None, 9), "failed: signal 9"),
+        (("cancelled", True, 0, None), "cancelled: exit code 0"),
+        (("machine", True, None, 15), "interrupted: signal 15"),
+        (("cancelled", False, None, None), "cancelled: nothing was started"),
+        ((None, False, 1, None), "not_started: exit code 1"),
+        ((None, False, None, None), "not_started: nothing was started"),
+    ],
+)
+def test_describes_the_outcome(facts: tuple[str | None, bool, int | None, int | None], words: str) -> None:
+    assert describe_outcome(*facts) == words

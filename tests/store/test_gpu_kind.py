@@ -1,0 +1,141 @@
+"""The kind of GPUs of a store, and what it keeps when it switches to the other kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.gpu_kind import RecordedGpus, recorded_gpus
+from gpu_scheduler.store.gpu_kind_change import change_gpu_kind
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.writer import StoreWriter
+
+NOW = Clock().now()
+SIMULATED, REAL = ("SIM-0", "SIM-1"), ("GPU-a", "GPU-b")
+
+
+class Desk:
+    """A store with GPUs of one kind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(DataDir.of(str(folder / "state.json")), create=True)
+        self.writer = StoreWriter(self.store, Settings())
+
+    def manage(self, *uuids: str) -> None:
+        samples = [GpuSample(uuid, n, "card", 24576, 0, 0.0, ()) for n, uuid in enumerate(uuids)]
+        self.writer.record_gpus(samples, uuids, NOW)
+
+    def job(self) -> int:
+        return self.store.insert_job(JobSpec("command", "true", "/", command="true", vram=1000), "test")
+
+    def execute(self, sql: str) -> None:
+        with self.store.db.transaction() as db:
+            db.execute(sql)
+
+    def measure(self, peak: int) -> None:
+        self.execute(
+            "INSERT INTO measured (family, at, gpus, peak_mib, outcome)"
+            f" VALUES ('[]', 0, 1, {peak}, 'completed')"
+        )
+
+    def column(self, sql: str) -> list[object]:
+        return [row[0] for row in self.store.db.rows(sql)]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    made = Desk(tmp_path)
+    yield made
+    made.store.close()
+
+
+@pytest.mark.parametrize(
+    ("uuids", "simulated"), [(SIMULATED, True), (REAL, False), (("MIG-x",), False), ((), None)]
+)
+def test_reads_the_kind_from_the_managed_gpus(
+    desk: Desk, uuids: tuple[str, ...], simulated: bool | None
+) -> None:
+    desk.job()
+    desk.manage("GPU-earlier")
+    desk.manage(*uuids)
+    assert recorded_gpus(desk.store.data_dir.database) == RecordedGpus(simulated, 1)
+
+
+@pytest.mark.parametrize(
+    ("found", "simulated", "other"),
+    [
+        (RecordedGpus(True, 2), False, True),
+        (RecordedGpus(False, 2), True, True),
+        (RecordedGpus(True, 2), True, False),
+        (RecordedGpus(False, 2), False, False),
+        (RecordedGpus(True, 0), False, False),
+        (RecordedGpus(None, 2), True, False),
+    ],
+)
+def test_only_jobs_of_the_other_kind_conflict(found: RecordedGpus, simulated: bool, other: bool) -> None:
+    assert found.conflicts_with(simulated) is other
+
+
+def test_a_missing_or_broken_database_has_no_kind(tmp_path: Path) -> None:
+    assert recorded_gpus(tmp_path / "none.db") is None
+    (tmp_path / "broken.db").write_bytes(b"no database, but long enough to be read" * 40)
+    assert recorded_gpus(tmp_path / "broken.db") is None
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_reads_a_store_of_an_earlier_version_without_upgrading_it(tmp_path: Path) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    from gpu_scheduler.store import database
+
+    first = (Path(database.__file__).with_name("migrations") / "0001_initial.sql").read_text()
+    with closing(sqlite3.connect(tmp_path / "old.db")) as db:
+        db.executescript(f"{first}; PRAGMA user_version = 1;")
+        db.execute("INSERT INTO gpu (uuid, idx, name) VALUES ('SIM-0', 0, 'Simulated 24 GiB')")
+        db.commit()
+    before = (tmp_path / "old.db").read_bytes()
+    assert recorded_gpus(tmp_path / "old.db") == RecordedGpus(True, 0)
+    assert (tmp_path / "old.db").read_bytes() == before
+
+
+def test_switching_to_real_gpus_removes_pauses_needs_and_measurements_of_simulated_ones(desk: Desk) -> None:
+    desk.manage(*SIMULATED)
+    job = desk.job()
+    raised = ResourceSpec.of(JobSpec("command", "true", "/", command="true", vram=1000), 70000).key()
+    desk.execute(f"UPDATE job SET raised_mib = 70000, ask = '{raised}'")
+    desk.execute("UPDATE gpu SET paused = 1, held = '[[1, 2, 3]]' WHERE uuid = 'SIM-0'")
+    desk.execute("INSERT INTO waiting (ask, reason, infeasible) VALUES ('x', 'room', 0)")
+    desk.store.add_request("pause", "SIM-1")
+    desk.measure(5000)
+    change_gpu_kind(desk.store, SIMULATED, NOW)
+    assert desk.store.gpus() == []
+    assert desk.column("SELECT paused FROM gpu") == [0, 0]
+    assert desk.column("SELECT held FROM gpu") == ["[]", "[]"]
+    assert desk.column("SELECT reason FROM waiting") == []
+    assert desk.store.open_requests() == []
+    assert desk.column("SELECT peak_mib FROM measured") == []
+    row = desk.store.job(job)
+    assert row is not None
+    assert (row["raised_mib"], ResourceSpec.from_key(row["ask"]).vram) == (None, 1000)
+
+
+def test_switching_back_to_real_gpus_keeps_their_pauses_and_measurements(desk: Desk) -> None:
+    desk.manage(*REAL)
+    desk.execute("UPDATE gpu SET paused = 1 WHERE uuid = 'GPU-a'")
+    desk.measure(4000)
+    change_gpu_kind(desk.store, REAL, NOW)
+    desk.manage(*SIMULATED)
+    desk.measure(9000)
+    change_gpu_kind(desk.store, SIMULATED, NOW)
+    desk.manage(*REAL)
+    assert [(row["uuid"], row["paused"]) for row in desk.store.gpus()] == [("GPU-a", 1), ("GPU-b", 0)]
+    assert desk.column("SELECT peak_mib FROM measured") == [4000]

@@ -1,0 +1,273 @@
+"""The measured memory of attempts in the store, and the needs learned from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
+from gpu_scheduler.store.attempt_rows import allocated_shares, attempt_from_row
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.measurements import LearnedNeeds, class_usages, quantile
+from gpu_scheduler.store.recorded_options import RecordedOptions, record_options
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.writer import StoreWriter
+
+NOW = Now(1_700_000_000.0, 1000.0, "boot")
+BOTH = ("U0", "U1")
+#: On a GPU: UUID, MiB, load in percent.
+Sample = tuple[str, int | None, float | None]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(DataDir.of(str(tmp_path / "s.json")), create=True)
+    samples = [GpuSample(uuid, index, "card", 24576, 0, 0.0) for index, uuid in enumerate(BOTH)]
+    StoreWriter(made, Settings()).record_gpus(samples, BOTH, NOW)
+    return made
+
+
+def record(store: Store, *actions: act.Action) -> dict[int, int]:
+    return StoreWriter(store, Settings()).record(actions, NOW)
+
+
+def add(store: Store, text: str = "python train.py", **values: object) -> int:
+    return store.insert_job(JobSpec("command", text, "/", command=text, **values), "cli")  # type: ignore[arg-type]
+
+
+def start(store: Store, job: int, gpus: tuple[str, ...] = ("U0",), **values: Any) -> int:
+    return record(store, act.Start(job, gpus, **{"share": 0, **values}))[job]
+
+
+def use(store: Store, job: int, attempt: int, at: float, *samples: Sample) -> None:
+    record(store, act.RecordUsage(job, attempt, at, samples))
+
+
+def end(store: Store, job: int, attempt: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
+    values = {"state": JobState.FINISHED, "job_outcome": outcome, **values}
+    record(store, act.FinishAttempt(job, attempt, outcome, **values))
+
+
+def ran(store: Store, text: str, *peaks: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
+    """Runs a job to its end with these peaks, one GPU for each."""
+    job = add(store, text)
+    attempt = start(
+        store,
+        job,
+        BOTH[: len(peaks)],
+        vram=values.pop("vram", None),
+        assumed=values.pop("assumed", False),
+    )
+    use(store, job, attempt, 1.0, *((uuid, mib, 50.0) for uuid, mib in zip(BOTH, peaks, strict=False)))
+    end(store, job, attempt, outcome, **values)
+
+
+def row_of(store: Store, attempt: int) -> Any:
+    return store.db.row("SELECT * FROM attempt WHERE id = ?", attempt)
+
+
+def last(store: Store, job: int) -> dict[str, Any]:
+    """Returns the data of the newest event of a job."""
+    row = store.db.row("SELECT data FROM history WHERE job_id = ? ORDER BY rowid DESC LIMIT 1", job)
+    assert row is not None
+    data: dict[str, Any] = json.loads(row["data"])
+    return data
+
+
+def test_keeps_the_peak_of_each_gpu_and_the_time_of_the_last_sample(store: Store) -> None:
+    job = add(store)
+    attempt = start(store, job, BOTH, vram=9000)
+    use(store, job, attempt, 5.0, ("U0", 4000, 40.0), ("U1", None, None))
+    use(store, job, attempt, 6.5, ("U0", 3000, 20.0), ("U1", 100, 90.0))
+    row = row_of(store, attempt)
+    assert json.loads(row["peaks"]) == {"U0": 4000, "U1": 100}
+    assert json.loads(row["loads"]) == {"U0": [60.0, 2], "U1": [90.0, 1]}
+    assert row["measured_boot"] == 6.5
+    end(store, job, attempt)
+    # The mean over samples, not over GPUs.
+    assert (last(store, job)["peaks"], last(store, job)["load"]) == ([4000, 100], 50.0)
+
+
+def test_records_each_gpu_on_which_a_job_exceeds_its_memory(store: Store) -> None:
+    job = add(store)
+    attempt = start(store, job, BOTH, vram=9000)
+    for uuid in BOTH:
+        record(store, act.RecordOveruse(job, attempt, uuid, 12000, 9000))
+    assert json.loads(row_of(store, attempt)["exceeded"]) == list(BOTH)
+
+
+@pytest.mark.parametrize(
+    ("values", "budgets"),
+    [
+        ({"vram": 9000}, {"U0": 9000, "U1": 9000}),
+        ({"share": 250}, {"U0": 6144, "U1": 6144}),
+        ({"share": 250, "vram": 9000}, {"U0": 9000, "U1": 9000}),
+        ({"share": 1000}, {"U0": 24_576, "U1": 24_576}),
+        ({"share": 250, "whole": True}, {"U0": 24_576, "U1": 24_576}),
+        ({"vram": 9000, "learned": True}, {"U0": 9000, "U1": 9000}),
+        ({"vram": 9000, "assumed": True}, {}),
+        ({"share": 500, "assumed": True}, {}),
+        ({"share": 1000, "whole": True, "assumed": True}, {}),
+    ],
+)
+def test_keeps_the_declared_memory_on_each_gpu_over_a_restart(
+    store: Store, values: dict[str, Any], budgets: dict[str, int]
+) -> None:
+    job = add(store)
+    attempt = start(store, job, BOTH, **values)
+    [row] = [row for row in store.active_attempts() if row["id"] == attempt]
+    assert attempt_from_row(row, AttemptStatus()).budgets == budgets
+    end(store, job, attempt)
+    assert last(store, job)["budgets"] == (list(budgets.values()) or None)
+    assert last(store, job)["declared"] == (values.get("vram") if budgets else None)
+
+
+def test_a_share_of_a_gpu_of_unknown_size_declares_no_memory(store: Store) -> None:
+    with store.db.transaction() as db:
+        db.execute("UPDATE gpu SET total_mib = NULL WHERE uuid = 'U1'")
+    job = add(store)
+    attempt = start(store, job, BOTH, share=250)
+    end(store, job, attempt)
+    assert last(store, job)["budgets"] == [6144, None]
+
+
+def test_records_that_an_attempt_has_whole_gpus(store: Store) -> None:
+    job, other = add(store), add(store)
+    assert [row_of(store, start(store, one, whole=one == job))["whole"] for one in (job, other)] == [1, 0]
+
+
+def test_a_clock_set_back_gives_no_negative_run_time(store: Store) -> None:
+    job = add(store)
+    end(store, job, start(store, job), started_at=200.0, ended_at=100.0)
+    assert last(store, job)["seconds"] == 0.0
+
+
+def test_records_the_used_retries(store: Store) -> None:
+    job = add(store)
+    attempt = start(store, job)
+    again = {"state": JobState.QUEUED, "job_outcome": None, "oom_used": 1, "fail_used": 2}
+    end(store, job, attempt, Outcome.FAILED, **again)
+    row = store.job(job)
+    assert row is not None
+    assert (row["oom_used"], row["fail_used"]) == (1, 2)
+
+
+def test_memory_set_by_the_user_overrides_memory_raised_after_an_oom(store: Store) -> None:
+    job = add(store, vram=4096)
+    raised = {"state": JobState.QUEUED, "job_outcome": None, "raised_mib": 9000}
+    end(store, job, start(store, job, vram=4096), Outcome.FAILED, **raised)
+    record(store, act.SetAttribute(job, "name", "bert"))
+    row = store.job(job)
+    assert row is not None
+    assert (row["raised_mib"], ResourceSpec.from_key(row["ask"]).min_vram_mib) == (9000, 9000)
+    record(store, act.SetAttribute(job, "vram", 6000))
+    row = store.job(job)
+    assert row is not None
+    assert (row["raised_mib"], ResourceSpec.from_key(row["ask"]).min_vram_mib) == (None, None)
+    assert ResourceSpec.from_key(row["ask"]).vram == 6000
+
+
+def test_reports_only_the_first_infeasible_jobs(store: Store) -> None:
+    jobs = [add(store, vram=99999) for _ in range(7)]
+    row = store.job(jobs[0])
+    assert row is not None
+    record(store, act.SetWaitReason(row["ask"], "needs a GPU", False))
+    assert store.db.rows("SELECT * FROM history WHERE state = 'infeasible'") == []
+    record(store, act.SetWaitReason(row["ask"], "infeasible: too much", True))
+    rows = store.db.rows("SELECT job_id, reason FROM history WHERE state = 'infeasible' ORDER BY rowid")
+    assert [tuple(one) for one in rows] == [(job, "infeasible: too much") for job in jobs[:5]]
+
+
+def test_records_the_measurement_of_an_ended_attempt(store: Store) -> None:
+    ran(store, "python big.py", 4000, 3000, vram=5000, started_at=100.0, ended_at=160.0)
+    ran(store, "python never-seen.py")
+    ran(store, "python bad.py", 100, outcome=Outcome.FAILED)
+    ran(store, "python default.py", 200, vram=300, assumed=True)
+    rows = store.db.rows("SELECT gpus, peak_mib, declared_mib, seconds, outcome FROM measured ORDER BY id")
+    assert [tuple(row) for row in rows] == [
+        (2, 4000, 5000, 60.0, "completed"),
+        (1, 100, None, None, "failed"),
+        (1, 200, None, None, "completed"),
+    ]
+
+
+def test_keeps_the_newest_measurements_of_each_workload_class(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_scheduler.store.measurements._KEPT_PER_CLASS", 2)
+    for peak in (1000, 2000, 3000):
+        ran(store, "python a.py", peak)
+        ran(store, "python b.py", peak + 1)
+    assert [(one.program, one.peaks) for one in class_usages(store)] == [
+        ("a.py", (2000, 3000)), ("b.py", (2001, 3001)),
+    ]  # fmt: skip
+
+
+def test_summarises_the_usage_of_a_workload_class(store: Store) -> None:
+    ran(store, "python a.py --llm qwen", 1000, 900, vram=3000, started_at=100.0, ended_at=100.0)
+    ran(store, "python a.py --llm qwen", 9999, outcome=Outcome.FAILED)
+    ran(store, "python a.py --llm qwen", 2000, vram=4000)
+    [one] = class_usages(store)
+    assert (one.program, one.llm, one.peaks, one.p95) == ("a.py", "qwen", (1000, 2000), 2000)
+    assert (one.declared, one.gpus, one.seconds) == (4000, 1, (0.0,))
+
+
+@pytest.mark.parametrize(
+    ("count", "nearest"), [(1, 1), (2, 2), (10, 10), (19, 19), (20, 19), (21, 20), (100, 95), (200, 190)]
+)
+def test_quantile_uses_the_nearest_rank(count: int, nearest: int) -> None:
+    values = list(range(count, 0, -1))
+    assert quantile(values) == nearest
+    assert sum(value <= nearest for value in values) >= 0.95 * count
+    assert sum(value <= nearest - 1 for value in values) < 0.95 * count
+
+
+def test_learned_needs_are_updated_after_a_measurement(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    learned = LearnedNeeds(store, 0.10)
+    assert learned.needs() == {}
+    ran(store, "python ä.py", 1000)
+    job = store.job(1)
+    assert job is not None
+    family = workload_class_of(JobSpec.from_json(job["spec"]))
+    assert learned.needs() == {family: 1100}
+    ran(store, "python ä.py", 2000)
+    ran(store, "python b.py", 10)
+    assert learned.needs() == {family: 2200, '["b.py", null]': 11}
+    monkeypatch.setattr("gpu_scheduler.store.measurements.class_usages", None)
+    assert learned.needs()[family] == 2200
+
+
+def test_reads_an_open_attempt_for_the_next_round(store: Store) -> None:
+    job = add(store)
+    again = {"state": JobState.QUEUED, "job_outcome": None, "oom_used": 1, "fail_used": 2}
+    end(store, job, start(store, job), Outcome.FAILED, **again)
+    attempt = start(store, job, vram=9000, whole=True)
+    use(store, job, attempt, 6.5, ("U0", 9900, 20.0))
+    record(store, act.RecordOveruse(job, attempt, "U0", 9900, 9000))
+    row = next(row for row in store.active_attempts() if row["id"] == attempt)
+    fact = attempt_from_row(row, AttemptStatus())
+    assert (fact.vram, fact.whole, fact.peaks, fact.measured_at) == (9000, True, {"U0": 9900}, 6.5)
+    assert (fact.overused_gpus, fact.oom_retries_used, fact.fail_retries_used) == (("U0",), 1, 2)
+
+
+def test_the_allocated_share_grows_with_the_buffered_peak_until_release(store: Store) -> None:
+    record_options(store, RecordedOptions(spike_buffer=0.5))
+    job = add(store)
+    attempt = start(store, job, vram=6144)
+    assert allocated_shares(store) == {"U0": 250, "U1": 0}
+    use(store, job, attempt, 6.5, ("U0", 8192, 20.0))
+    assert allocated_shares(store) == {"U0": 500, "U1": 0}
+    end(store, job, attempt)
+    assert allocated_shares(store)["U0"] == 500
+    record(store, act.ReleaseAllocation(attempt))
+    assert allocated_shares(store) == {"U0": 0, "U1": 0}

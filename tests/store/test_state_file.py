@@ -1,0 +1,370 @@
+"""Pauses by command, by edit and by both: the later one takes precedence and none is lost."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.gpus.watch import GpuWatch
+from gpu_scheduler.intake.pauses import apply_edit, request_pauses, requested_pauses
+from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
+from gpu_scheduler.scheduler.read_facts import read_facts
+from gpu_scheduler.store import state_file
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.events import events_after
+from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.writer import StoreWriter
+from gpu_scheduler.views.event_messages import log_line
+
+
+class Machine:
+    """A store with four GPUs, and rounds that carry out requests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(DataDir.of(str(folder / "s.json")), create=True)
+        self.recorder = StoreWriter(self.store, Settings())
+        self.clock = Clock()
+        samples = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0) for i in range(4)]
+        self.recorder.record_gpus(samples, [s.uuid for s in samples], self.clock.now())
+        self.watch = StateFileWatcher(self.store)
+        self.path = self.store.data_dir.state_file
+        self.now = 1000.0
+
+    def begin(self) -> None:
+        """Starts a scheduler."""
+        self.watch = StateFileWatcher(self.store)
+        self.watch.start(self.now)
+        self.round()
+
+    def round(self) -> None:
+        """Reads the file, carries out requests, writes the file."""
+        self.now += 2
+        self.watch.check(self.now)
+        while True:
+            facts = read_facts(self.store, GpuWatch(), LlmConfig(), Settings(), self.clock.now())
+            actions = plan(facts)
+            if not actions:
+                break
+            self.recorder.record(actions, facts.now)
+        self.watch.write(self.now)
+
+    def edit(self, *paused: int, **more: object) -> None:
+        """Edits the file as a person would."""
+        state = json.loads(self.path.read_text())
+        state["paused_gpus"] = list(paused)
+        self.path.write_text(json.dumps({**state, **more}))
+
+    def pauses(self) -> tuple[list[int], list[int]]:
+        """Returns the paused GPUs in the store and in the file."""
+        return [r["idx"] for r in self.store.gpus() if r["paused"]], json.loads(self.path.read_text())[
+            "paused_gpus"
+        ]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    made = Machine(tmp_path)
+    made.begin()
+    return made
+
+
+def test_an_edit_takes_effect_and_unknown_keys_stay(machine: Machine) -> None:
+    machine.edit(0, 2, note="mine")
+    machine.round()
+    assert machine.pauses() == ([0, 2], [0, 2])
+    assert json.loads(machine.path.read_text())["note"] == "mine"
+    machine.edit(2)
+    machine.round()
+    assert machine.pauses() == ([2], [2])
+
+
+def test_an_edit_after_the_last_read_survives_the_next_write(machine: Machine) -> None:
+    machine.edit(3)
+    request_pauses(machine.store, ["U1"], True, "cli", scheduler_is_up=False)
+    machine.edit(3, 2)  # after the command read the file
+    machine.round()
+    assert machine.pauses() == ([1, 2, 3], [1, 2, 3])
+
+
+def test_examines_a_version_that_was_edited_while_it_was_replaced(machine: Machine) -> None:
+    before = machine.path.read_bytes()
+    state = json.loads(before)
+    state["paused_gpus"] = [0]
+    machine.path.write_text(json.dumps(state))  # this version was never read
+    request_pauses(machine.store, [], True, "nobody", scheduler_is_up=False)
+    with machine.store.db.transaction():
+        machine.store.db.set_meta("statefile_examined", state_file.digest(before))
+        machine.store.db.set_meta("statefile_edit", "null")
+        machine.store.db.connection.execute("DELETE FROM wish")
+    machine.watch._exchange(before.replace(b'"jobs"', b'"jobs" '))
+    machine.round()
+    assert machine.pauses() == ([0], [0])
+
+
+def test_the_next_start_examines_a_replaced_version_left_by_a_crash(machine: Machine) -> None:
+    state = json.loads(machine.path.read_text())
+    state["paused_gpus"] = [1]
+    state_file.displaced_path(machine.path).write_text(json.dumps(state))
+    machine.begin()
+    assert machine.pauses() == ([1], [1])
+    assert not state_file.displaced_path(machine.path).exists()
+
+
+def test_a_pause_edited_while_the_scheduler_is_down_takes_effect_at_its_start(machine: Machine) -> None:
+    machine.edit(2)
+    request_pauses(machine.store, ["U0"], True, "cli", scheduler_is_up=False)
+    request_pauses(machine.store, ["U2"], False, "cli", scheduler_is_up=False)  # the later request
+    machine.begin()
+    assert machine.pauses() == ([0], [0])
+
+
+def test_no_version_is_examined_twice(machine: Machine) -> None:
+    machine.edit(2)
+    content = machine.path.read_bytes()
+    assert apply_edit(machine.store, content) == []
+    assert requested_pauses(machine.store)["U2"]
+    request_pauses(machine.store, ["U2"], False, "cli", scheduler_is_up=False)
+    assert apply_edit(machine.store, content) == []
+    assert not requested_pauses(machine.store)["U2"]
+
+
+def test_an_edit_and_a_repeated_command_give_one_event_each(machine: Machine) -> None:
+    machine.edit(2)
+    machine.round()
+    for _ in range(2):
+        request_pauses(machine.store, ["U2"], False, "cli", scheduler_is_up=True)
+        machine.round()
+    messages = [log_line(event)[1] for event in events_after(machine.store, 0, 10)]
+    assert messages == ["GPU 2 paused by an edit of the state file", "GPU 2 resumed"]
+
+
+def test_reports_once_the_gpus_resumed_by_removing_the_file(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.edit(1)
+    machine.round()
+    machine.path.unlink()
+    with caplog.at_level("INFO"):
+        machine.begin()
+    assert caplog.messages == [f"{machine.path} was removed; writing it again with no GPU paused"]
+    messages = [log_line(event)[1] for event in events_after(machine.store, 0, 10)]
+    assert messages[1:] == ["GPU 1 resumed because the state file was removed"]
+
+
+def test_compares_a_file_without_a_base_with_the_store(machine: Machine) -> None:
+    machine.path.write_text('{"gpu_status": [0, 0, 0, 0], "paused_gpus": [3]}')
+    machine.round()
+    assert machine.pauses() == ([3], [3])
+    machine.path.write_text('{"gpu_status": [0, 0, 0, 0]}')
+    machine.round()
+    assert machine.pauses() == ([3], [3])
+
+
+@pytest.mark.parametrize(
+    ("text", "paused"),
+    [
+        ('{"gpu_status": [1.0, 0.5, 0.0, 0.0], "paused_gpus": [1, 3]}', [1, 3]),
+        ('{"gpu_status": [0.5], "paused_gpus": ["1", 3.0, " 3 "]}', [1, 3]),  # as scripts write it
+        ('{"gpu_status": [0, 0, 0, 0, 0, 0, 0, 0], "paused_gpus": [3, 7]}', [3]),  # of a larger machine
+        ('{"gpu_status": "strange", "paused_gpus": []}', []),
+        ('{"gpu_status": []}', []),
+    ],
+)
+def test_takes_over_a_file_of_the_older_scheduler(tmp_path: Path, text: str, paused: list[int]) -> None:
+    machine = Machine(tmp_path)
+    older = {**json.loads(text), "sessions": {"a": "/tmp/gpujob_0"}, "note": None}
+    machine.path.write_text(json.dumps(older))
+    assert apply_edit(machine.store, machine.path.read_bytes())[0].startswith(
+        "a state file of the older scheduler"
+    )
+    machine.begin()
+    assert machine.pauses() == (paused, paused)
+    state = json.loads(machine.path.read_text())
+    assert state["gpu_status"] == [0.0, 0.0, 0.0, 0.0]
+    assert (state["sessions"], state["note"]) == (older["sessions"], None)
+    assert apply_edit(machine.store, text.encode())[:1] != ["a state file of the older scheduler"]
+
+
+def test_rejects_text_that_is_no_gpu_number() -> None:
+    for value in ("-1", "one", "", 1.5, None, [1], True, "\u0661"):
+        with pytest.raises(ValueError, match="must be a list of GPU numbers"):
+            state_file.parse(json.dumps({"paused_gpus": [value]}).encode())
+
+
+def test_compares_and_renames_where_names_cannot_be_exchanged(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Libc:
+        """Answers RENAME_EXCHANGE as NFS, CIFS and FUSE do."""
+
+        @staticmethod
+        def renameat2(*args: object) -> int:
+            ctypes.set_errno(errno.EINVAL)
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *args, **kwargs: Libc)
+    machine.path.chmod(0o640)
+    machine.edit(0, 2, note="mine")
+    edited = machine.path.read_bytes()
+    machine.round()
+    assert machine.pauses() == ([0, 2], [0, 2])
+    assert json.loads(machine.path.read_text())["note"] == "mine"
+    assert machine.path.stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in machine.path.parent.glob(".s.json*")] == []
+    # The exchange returns an edit that was never read; it is kept beside the file until it is examined.
+    machine.edit(1)
+    edited = machine.path.read_bytes()
+    assert state_file.exchange(machine.path, b"{}") == edited
+    assert state_file.displaced_path(machine.path).read_bytes() == edited
+    machine.begin()
+    assert machine.pauses() == ([1], [1])
+
+
+def test_reports_and_ignores_an_unmanaged_gpu(machine: Machine) -> None:
+    machine.edit(9)
+    assert apply_edit(machine.store, machine.path.read_bytes()) == [
+        "GPU 9 in paused_gpus is not managed; ignored"
+    ]
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", '{"paused_gpus": "all"}', '{"paused_gpus": [true]}', "\xff"])
+def test_broken_json_changes_nothing_and_is_set_aside_after_two_seconds(
+    machine: Machine, broken: str
+) -> None:
+    machine.edit(1)
+    machine.round()
+    machine.path.write_text(broken, encoding="latin-1")
+    machine.now += 5
+    machine.watch.check(machine.now)
+    machine.watch.write(machine.now)
+    assert machine.path.read_text(encoding="latin-1") == broken
+    machine.watch.check(machine.now + 1.9)
+    assert machine.path.exists()
+    machine.watch.check(machine.now + 2.1)
+    aside = machine.path.with_name("s.json.bad")
+    assert aside.read_text(encoding="latin-1") == broken
+    machine.round()
+    assert machine.pauses() == ([1], [1])
+
+
+def test_removing_the_file_with_the_scheduler_down_resumes_every_gpu(machine: Machine) -> None:
+    machine.edit(0, 1)
+    machine.round()
+    machine.path.unlink()
+    machine.begin()
+    assert machine.pauses() == ([], [])
+
+
+def test_a_pause_after_the_file_was_removed_takes_precedence(machine: Machine) -> None:
+    machine.edit(0, 1)
+    machine.round()
+    machine.path.unlink()
+    request_pauses(machine.store, ["U2"], True, "cli", scheduler_is_up=False)
+    machine.begin()
+    assert machine.pauses() == ([2], [2])
+
+
+def test_rewrites_a_broken_file_after_its_removal(machine: Machine) -> None:
+    machine.edit(1)
+    machine.round()
+    machine.path.write_text("{")
+    machine.watch.check(machine.now)
+    machine.path.unlink()
+    machine.round()
+    assert machine.pauses() == ([1], [1])
+    assert machine.watch.due_at is None
+
+
+def test_does_not_replace_a_file_that_is_being_written(machine: Machine) -> None:
+    request_pauses(machine.store, ["U0"], True, "cli", scheduler_is_up=True)
+    writer = machine.path.open("w")
+    machine.round()
+    assert machine.path.read_text() == ""
+    writer.write('{"paused_gpus": [3], "mine": 1}')
+    writer.close()
+    machine.round()
+    machine.round()
+    assert machine.pauses() == ([3], [3])  # without a base, it lists all pauses
+    assert json.loads(machine.path.read_text())["mine"] == 1
+
+
+def test_rewrites_the_file_if_it_is_removed_while_the_scheduler_runs(machine: Machine) -> None:
+    machine.edit(0)
+    machine.round()
+    machine.path.unlink()
+    machine.round()
+    assert machine.pauses() == ([0], [0])
+
+
+def test_does_not_write_an_unchanged_state(machine: Machine) -> None:
+    machine.round()
+    before = machine.path.stat()
+    machine.round()
+    assert (machine.path.stat().st_ino, machine.path.stat().st_mtime_ns) == (
+        before.st_ino,
+        before.st_mtime_ns,
+    )
+
+
+def test_writes_at_most_once_a_second(machine: Machine) -> None:
+    machine.round()
+    request_pauses(machine.store, ["U0"], True, "cli", scheduler_is_up=False)
+    machine.recorder.record(
+        plan(read_facts(machine.store, GpuWatch(), LlmConfig(), Settings(), machine.clock.now())),
+        machine.clock.now(),
+    )
+    machine.watch.write(machine.now + 1.1)
+    assert machine.pauses()[1] == [0]
+    machine.recorder.record([], machine.clock.now())
+    request_pauses(machine.store, ["U0"], False, "cli", scheduler_is_up=False)
+    machine.recorder.record(
+        plan(read_facts(machine.store, GpuWatch(), LlmConfig(), Settings(), machine.clock.now())),
+        machine.clock.now(),
+    )
+    machine.watch.write(machine.now + 1.5)
+    assert machine.pauses()[1] == [0]
+    assert machine.watch.due_at == pytest.approx(machine.now + 2.1)
+    machine.watch.write(machine.now + 2.2)
+    assert machine.pauses()[1] == []
+
+
+def test_logs_the_pauses_of_an_older_file_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    machine = Machine(tmp_path)
+    machine.path.write_text('{"gpu_status": [0, 0], "paused_gpus": [1]}')
+    with caplog.at_level("INFO"):
+        machine.begin()
+    assert machine.pauses() == ([1], [1])
+    assert "a state file of the older scheduler" in caplog.text
+    assert "by an edit" not in caplog.text
+
+
+def test_keeps_several_broken_versions(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(7):
+        machine.path.write_text(f'{{"paused_gpus": "{number}"}}')
+        machine.now += 5
+        machine.watch.check(machine.now)
+        machine.round()
+        machine.round()
+    names = ["s.json.bad", *(f"s.json.bad.{number}" for number in (1, 2, 3, 4))]
+    kept = [machine.path.with_name(name).read_text() for name in names]
+    assert kept == [f'{{"paused_gpus": "{number}"}}' for number in (0, 1, 2, 3, 6)]
+    assert (
+        's.json was set aside as s.json.bad and rewritten from the store: its "paused_gpus" must be a list'
+        " of GPU numbers, such as [0, 2]"
+    ) in caplog.text
+
+
+def test_keeps_a_broken_version_that_was_replaced(machine: Machine) -> None:
+    state_file.displaced_path(machine.path).write_text("{")
+    machine.begin()
+    assert machine.path.with_name("s.json.bad").read_text() == "{"
+    assert not state_file.displaced_path(machine.path).exists()

@@ -1,0 +1,137 @@
+"""Edits of the state file shortly after each other or after a write of the scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.store import state_file
+from tests.store.test_state_file import Machine
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    made = Machine(tmp_path)
+    made.begin()
+    return made
+
+
+def run_round(machine: Machine) -> None:
+    """A round within the second in which the file is not written again."""
+    machine.now -= 1.9
+    machine.round()
+
+
+def test_accepts_an_edit_that_reverts_the_previous_one(machine: Machine) -> None:
+    run_round(machine)
+    machine.edit(1)
+    run_round(machine)
+    assert json.loads(machine.path.read_text())["_scheduler"] == {"paused_gpus": []}, "not applied yet"
+    machine.edit()
+    machine.round()
+    assert machine.pauses() == ([], [])
+
+
+def test_accepts_a_reverting_edit_begun_before_the_first_was_applied(machine: Machine) -> None:
+    machine.edit(1)
+    first = json.loads(machine.path.read_text())
+    machine.round()
+    assert machine.pauses() == ([1], [1])
+    machine.path.write_text(json.dumps({**first, "paused_gpus": [2]}))
+    machine.round()
+    assert machine.pauses() == ([2], [2])
+
+
+def test_saving_an_old_copy_later_reverts_nothing(machine: Machine) -> None:
+    old = json.loads(machine.path.read_text())
+    machine.edit(1)
+    machine.round()
+    last = json.loads(machine.store.db.meta("statefile_edit") or "")
+    machine.store.db.set_meta("statefile_edit", json.dumps({**last, "at": last["at"] - 60}))
+    machine.path.write_text(json.dumps({**old, "paused_gpus": [2]}))
+    machine.round()
+    assert machine.pauses() == ([1, 2], [1, 2])
+
+
+def test_keeps_unknown_keys_of_an_edit_made_while_the_file_is_replaced(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, edited = state_file.exchange, False
+
+    def exchange(path: Path, content: bytes) -> bytes | None:
+        nonlocal edited
+        if not edited:
+            edited = True
+            machine.edit(3, mine="kept")
+        return real(path, content)
+
+    monkeypatch.setattr(state_file, "exchange", exchange)
+    machine.edit(0)
+    machine.round()
+    machine.round()
+    assert edited
+    assert machine.pauses() == ([3], [3])
+    assert json.loads(machine.path.read_text())["mine"] == "kept"
+
+
+class Killed(BaseException):
+    """The scheduler dies here."""
+
+
+@pytest.mark.parametrize("later", [{}, {"mine": "newer"}], ids=["left alone", "edited meanwhile"])
+def test_keeps_unknown_keys_if_the_scheduler_dies_before_restoring_them(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, later: dict[str, object]
+) -> None:
+    real, calls = state_file.exchange, 0
+
+    def exchange(path: Path, content: bytes) -> bytes | None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            machine.edit(3, mine="kept", other=1)
+        if calls == 2:
+            raise Killed
+        return real(path, content)
+
+    monkeypatch.setattr(state_file, "exchange", exchange)
+    machine.edit(0)
+    with pytest.raises(Killed):
+        machine.round()
+    monkeypatch.undo()
+    assert "mine" not in json.loads(machine.path.read_text())
+    if later:
+        machine.path.write_text(json.dumps({**json.loads(machine.path.read_text()), **later}))
+    machine.begin()
+    machine.round()
+    file = json.loads(machine.path.read_text())
+    assert (file["mine"], file["other"]) == (later.get("mine", "kept"), 1)
+    assert not machine.store.db.meta("statefile_left")
+
+
+def test_accepts_an_edit_still_being_written_when_the_file_is_replaced(machine: Machine) -> None:
+    state = json.loads(machine.path.read_text())
+    wanted = json.dumps({**state, "paused_gpus": [2], "mine": "kept"}).encode()
+    os.replace(machine.path, state_file.displaced_path(machine.path))
+    machine.path.write_text(json.dumps(state))
+    with open(state_file.displaced_path(machine.path), "wb", buffering=0) as file:
+        file.write(wanted[:40])
+        machine.edit(1)
+        machine.round()
+        assert machine.pauses() == ([1], [1]), "the scheduler does not wait for the writer"
+
+        def write_the_rest() -> None:
+            file.write(wanted[40:])
+            file.close()
+
+        writing = threading.Timer(0.03, write_the_rest)
+        writing.start()
+        machine.round()
+        writing.join()
+    machine.round()
+    machine.round()
+    assert machine.pauses() == ([1, 2], [1, 2])
+    assert json.loads(machine.path.read_text())["mine"] == "kept"

@@ -1,0 +1,298 @@
+"""Events as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.views.event_messages import detail, format_seconds, log_line, to_json
+
+INFO, WARNING, DEBUG = logging.INFO, logging.WARNING, logging.DEBUG
+
+
+def start(**values: Any) -> dict[str, Any]:
+    return {"attempt": 1, "gpus": [0], "share": 0, "vram": None, "exclusive": False, **values}
+
+
+def end(**values: Any) -> dict[str, Any]:
+    return {
+        "attempt": 1, "outcome": "completed", "exit_code": 0, "signal": None, "seconds": 1774.2, "gpus": [0],
+        "peaks": [17910], "declared": 18432, "share": 0, "load": 96.4, "log": "/logs/1.log", "survivors": [],
+        "min_vram": None, **values,
+    }  # fmt: skip
+
+
+OVER_SHARE = {"gpu": 0, "observed": 16_000, "declared": 6144, "share": 250}
+
+
+def of_share(share: int, budgets: list[int | None] | None, **values: Any) -> dict[str, Any]:
+    return end(**{"declared": None, "share": share, "budgets": budgets, "load": None, **values})
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (start(vram=18432), "[0] (1/3 dispatched, declared 18432 MiB/gpu) — CMD"),
+        (start(vram=18432, gpus=[0, 2]), "[0, 2] (1/3 dispatched, declared 18432 MiB/gpu) — CMD"),
+        (start(share=500), "[0] (1/3 dispatched, share 0.5) — CMD"),
+        (start(share=500, vram=9000), "[0] (1/3 dispatched, share 0.5, declared 9000 MiB/gpu) — CMD"),
+        (start(share=1000, exclusive=True), "[0] (1/3 dispatched, alone) — CMD"),
+        (start(share=0, exclusive=True), "[0] (1/3 dispatched, alone) — CMD"),
+        (start(share=1000), "[0] (1/3 dispatched, share 1) — CMD"),
+        (start(vram=9000, exclusive=True), "[0] (1/3 dispatched, declared 9000 MiB/gpu, alone) — CMD"),
+        (start(vram=9000, learned=True), "[0] (1/3 dispatched, learned 9000 MiB/gpu) — CMD"),
+        (start(vram=9000, assumed=True), "[0] (1/3 dispatched, default 9000 MiB/gpu) — CMD"),
+        (start(vram=9000, attempt=2), "[0] (1/3 dispatched, declared 9000 MiB/gpu, attempt 2) — CMD"),
+    ],
+)
+def test_start_names_gpus_count_and_allocation(data: dict[str, Any], expected: str) -> None:
+    event = Event(9, 0.0, "starting", 1, data=data, command="CMD")
+    assert log_line(event, dispatched=(1, 3)) == (INFO, f"job 1 starts on gpu {expected}")
+
+
+def test_start_without_known_job_counts() -> None:
+    event = Event(9, 0.0, "starting", 1, data=start(share=500), command="CMD")
+    assert log_line(event)[1] == "job 1 starts on gpu [0] (share 0.5) — CMD"
+    old = Event(9, 0.0, "starting", 1, command="CMD")
+    assert log_line(old, dispatched=(1, 3))[1] == "job 1 starts — CMD"
+
+
+HEAD = "job 1 finished [OK] in 1774s — "
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (end(), "peak vram gpu0:17910 MiB | declared 18432 MiB → within ±10% | avg gpu util 96%"),
+        (
+            end(peaks=[5038], declared=12288),
+            "peak vram gpu0:5038 MiB | declared 12288 MiB → over-declared (-59%); lowering it frees packing"
+            " headroom | avg gpu util 96%",
+        ),
+        (
+            end(peaks=[12034], declared=8192, load=None),
+            "peak vram gpu0:12034 MiB | declared 8192 MiB → under-declared (+47%)",
+        ),
+        (
+            end(gpus=[1, 3], peaks=[8000, None], load=None),
+            "peak vram gpu1:8000 MiB, gpu3:n/a | declared 18432 MiB",
+        ),
+        (end(peaks=[None], load=None), "peak vram n/a | declared 18432 MiB"),
+        (
+            end(peaks=[900], declared=None, load=0.0),
+            "peak vram gpu0:900 MiB | no declaration | avg gpu util 0%",
+        ),
+        # Recorded by an earlier version, which inferred a declaration from its numbers.
+        (end(declared=None, share=1000, load=None), "peak vram gpu0:17910 MiB | no declaration"),
+        (end(declared=None, share=500, load=None), "peak vram gpu0:17910 MiB | declared share 0.5"),
+    ],
+)
+def test_completed_job_shows_peaks_accuracy_and_load(data: dict[str, Any], expected: str) -> None:
+    assert log_line(Event(9, 0.0, "finished", 1, data=data)) == (INFO, HEAD + expected)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        # A share counts as a declaration unless it is the default.
+        (of_share(500, [20_480]), "declared share 0.5"),
+        (of_share(1000, [24_576]), "declared share 1"),
+        (of_share(500, [None]), "declared share 0.5"),
+        (of_share(500, None), "no declaration"),
+        (of_share(1000, None), "no declaration"),
+        (of_share(0, None), "no declaration"),
+        # A share is judged for overuse only, even if the job failed.
+        (of_share(250, [6144]), "declared share 0.25 (6144 MiB) → under-declared (+192%)"),
+        (of_share(250, [6144], peaks=[6144]), "declared share 0.25"),
+        (of_share(250, [6144], peaks=[100]), "declared share 0.25"),
+        (
+            of_share(250, [6144, 20_480], gpus=[1, 3], peaks=[6000, 26_624], outcome="failed"),
+            "declared share 0.25 (20480 MiB) → under-declared (+30%)",
+        ),
+        # If both are declared, the memory is judged.
+        (end(share=250, budgets=[18432]), "declared 18432 MiB → within ±10%"),
+        (
+            end(declared=8000, budgets=[8000], learned=True),
+            "learned 8000 MiB → under-declared (+124%)",
+        ),
+    ],
+)
+def test_end_shows_the_declaration_and_its_accuracy(data: dict[str, Any], expected: str) -> None:
+    _, text = log_line(Event(9, 0.0, "finished", 1, data=data))
+    assert text.partition(" (log: ")[0].split(" | ")[1] == expected
+
+
+USE = "peak vram n/a | no declaration"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "changes", "expected"),
+    [
+        (
+            "finished", "exit code 1: ValueError: bad", {"outcome": "failed"},
+            (WARNING, f"job 1 finished [FAILED] in 3.2s — exit code 1: ValueError: bad | {USE}"
+             " (log: /logs/1.log)"),
+        ),
+        (
+            "finished", None, {"outcome": "timed_out"},
+            (WARNING, f"job 1 finished [TIMED OUT] in 3.2s — {USE} (log: /logs/1.log)"),
+        ),
+        (
+            "finished", None, {"outcome": "cancelled", "log": None},
+            (INFO, f"job 1 finished [CANCELLED] in 3.2s — {USE}"),
+        ),
+        (
+            "finished", None, {"survivors": [7, 8]},
+            (WARNING, f"job 1 finished [OK] in 3.2s — {USE} | left processes that do not end: 7, 8"),
+        ),
+        (
+            "finished", "could not be started: no script", {"outcome": "not_started"},
+            (WARNING, "job 1 finished [NOT STARTED] — could not be started: no script (log: /logs/1.log)"),
+        ),
+        (
+            "queued", "no script; try 2 of 5 in 5 s", {"outcome": "not_started", "log": None},
+            (WARNING, "job 1 not started, queued again — no script; try 2 of 5 in 5 s"),
+        ),
+        (
+            "queued", "OOM; OOM retry 1 of 3 with 11.2 GiB per GPU", {"outcome": "failed", "log": None},
+            (WARNING, "job 1 failed in 3.2s, queued again — OOM; OOM retry 1 of 3 with 11.2 GiB per GPU"
+             f" | {USE}"),
+        ),
+        (
+            "held", "its runner was killed; `retry 1` runs it again", {"outcome": "interrupted", "log": None},
+            (WARNING, "job 1 interrupted in 3.2s, held — its runner was killed; `retry 1` runs it again"
+             f" | {USE}"),
+        ),
+    ],
+)  # fmt: skip
+def test_end_of_an_attempt_shows_outcome_reason_and_log(
+    kind: str, reason: str | None, changes: dict[str, Any], expected: tuple[int, str]
+) -> None:
+    data = end(**{"seconds": 3.21, "peaks": [None], "declared": None, "load": None} | changes)
+    assert log_line(Event(9, 0.0, kind, 1, reason, data)) == expected
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (
+            Event(9, 0.0, "exceeded", 3, None, {"attempt": 1, "gpu": 0, "observed": 12034, "declared": 8192}),
+            (WARNING, "job 3 EXCEEDS declared VRAM on gpu 0: 12034 MiB used, 8192 MiB declared (+47%);"
+             " neighbors may OOM"),
+        ),
+        (
+            Event(9, 0.0, "exceeded", 3, None, OVER_SHARE),
+            (WARNING, "job 3 EXCEEDS declared share 0.25 (6144 MiB) on gpu 0: 16000 MiB used (+160%);"
+             " neighbors may OOM"),
+        ),
+        (
+            Event(9, 0.0, "relaunched", 3, None, {"attempt": 2}),
+            (WARNING, "job 3 is launched again: no runner claimed attempt 2 in time"),
+        ),
+        (
+            Event(9, 0.0, "runner lost", 3, None, {"attempt": 2}),
+            (WARNING, "job 3 lost the runner of attempt 2, which left no result"),
+        ),
+        (
+            Event(9, 0.0, "runner killed", 3, None, {"attempt": 2}),
+            (WARNING, "job 3 did not end in time; killing the runner of attempt 2"),
+        ),
+        (
+            Event(9, 0.0, "infeasible", 3, "infeasible: needs 9 idle GPUs, 2 managed"),
+            (WARNING, "job 3 waits, infeasible: needs 9 idle GPUs, 2 managed"),
+        ),
+        (Event(9, 0.0, "paused", data={"gpus": [2]}), (INFO, "GPU 2 paused")),
+        (Event(9, 0.0, "resumed", data={"gpus": [2]}), (INFO, "GPU 2 resumed")),
+        (Event(9, 0.0, "stopping", 3), (INFO, "job 3 is being stopped")),
+        (Event(9, 0.0, "held", 3, "held by the user"), (INFO, "job 3 held: held by the user")),
+        (Event(9, 0.0, "queued", 3, "released"), (INFO, "job 3 queued: released")),
+        (
+            Event(9, 0.0, "finished", 3, "line removed", {"outcome": "cancelled"}),
+            (INFO, "job 3 cancelled: line removed"),
+        ),
+        # Reported elsewhere, or routine: shown only if everything is requested.
+        (Event(9, 0.0, "running", 3), (DEBUG, "job 3 running")),
+        (Event(9, 0.0, "queued", 3, command="CMD", is_new_job=True), (DEBUG, "job 3 queued: CMD")),
+        (
+            Event(9, 0.0, "held", 3, "held by its line", command="CMD", is_new_job=True),
+            (DEBUG, "job 3 held: CMD (held by its line)"),
+        ),
+        (Event(9, 0.0, "forgotten", 0, "12 jobs forgotten", {"jobs": 12}), (DEBUG, "12 jobs forgotten")),
+        # Recorded by a later version.
+        (Event(9, 0.0, "dreamt", 3, "of sheep", {"sheep": 2}), (INFO, "job 3 dreamt: of sheep")),
+    ],
+)  # fmt: skip
+def test_message_and_level_of_other_events(event: Event, expected: tuple[int, str]) -> None:
+    assert log_line(event) == expected
+
+
+def test_misplaced_process_names_both_gpus() -> None:
+    event = Event(9, 0.0, "misplaced process", 3, None, {"attempt": 1, "gpu": 2, "pid": 77, "allocated": [0]})
+    level, text = log_line(event)
+    assert level == WARNING
+    assert text.startswith("job 3 was given GPU 0 but uses GPU 2 (process 77)")
+
+
+def test_message_is_one_line_without_control_characters() -> None:
+    event = Event(9, 0.0, "starting", 1, data=start(), command="echo 'a\nb' \x1b[2J")
+    assert log_line(event)[1].endswith(r"— echo 'a\nb' \x1b[2J")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0.04, "0.0s"), (9.94, "9.9s"), (9.96, "10s"), (1774.4, "1774s")]
+)
+def test_formats_run_times(seconds: float, expected: str) -> None:
+    assert format_seconds(seconds) == expected
+
+
+def test_json_has_all_data_in_ascii() -> None:
+    event = Event(9, 1000.1239, "starting", 1, data=start(vram=9000), command="echo é")
+    text = to_json(event)
+    assert text.isascii()
+    assert "\n" not in text
+    said = json.loads(text)
+    at = datetime.fromisoformat(said.pop("at"))
+    assert at.utcoffset() is not None
+    assert at.timestamp() == pytest.approx(1000.123, abs=0.0011)
+    assert said == {
+        "id": 9, "event": "starting", "job": 1, "command": "echo é", "attempt": 1, "gpus": [0], "share": 0,
+        "vram": 9000, "exclusive": False,
+    }  # fmt: skip
+    said = json.loads(to_json(Event(10, 0.0, "paused", 0, None, {"gpus": [2]}, "")))
+    assert (said["event"], said["job"], said["gpus"]) == ("paused", None, [2])
+    assert "command" not in said
+    assert "reason" not in said
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (Event(1, 0.0, "queued", 3, "released"), "released"),
+        (Event(1, 0.0, "running", 3), None),
+        (
+            Event(1, 0.0, "misplaced process", 3, None, {"attempt": 1, "gpu": 2, "pid": 77}),
+            "pid 77 on GPU 2",
+        ),
+        (Event(1, 0.0, "runner lost", 3, None, {"attempt": 1}), "attempt 1"),
+        (Event(1, 0.0, "window closed", 3, None, {"attempt": 1}), "attempt 1"),
+        (
+            Event(1, 0.0, "infeasible", 3, "infeasible: needs 3 idle GPUs, 2 managed"),
+            "needs 3 idle GPUs, 2 managed",
+        ),
+        (
+            Event(1, 0.0, "exceeded", 3, None, {"attempt": 1, "gpu": 0, "observed": 200, "declared": 100}),
+            "gpu 0: 200 MiB used, 100 MiB declared (+100%)",
+        ),
+        (
+            Event(1, 0.0, "exceeded", 3, None, OVER_SHARE),
+            "gpu 0: 16000 MiB used, share 0.25 (6144 MiB) declared (+160%)",
+        ),
+    ],
+)
+def test_details_beside_the_event_kind(event: Event, expected: str | None) -> None:
+    assert detail(event) == expected

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.core.scheduling.placement import Limits
+from gpu_scheduler.views.gpu_views import gpu_views
+
+
+def gpu(**values: Any) -> dict[str, Any]:
+    return {
+        "uuid": "A", "idx": 0, "name": "H200", "total_mib": 1000, "used_mib": 10, "load_percent": 0.0,
+        "fault": None, "sampled_at": 5.0, **values,
+    }  # fmt: skip
+
+
+def held(share: int, job_id: int = 3, released: float | None = None, **values: Any) -> dict[str, Any]:
+    return {
+        "gpus": '["A"]', "share": share, "job_id": job_id, "released_boot": released, "vram": None,
+        "whole": 0, "peaks": "{}", **values,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "holders", "paused", "state", "share"),
+    [
+        ({}, [], False, "available", 0),
+        ({}, [held(500)], False, "available", 500),
+        ({}, [held(500), held(500, 4)], False, "busy", 1000),
+        ({}, [held(1000, released=7.0)], False, "available", 0),
+        ({}, [held(1000)], True, "paused", 1000),
+        ({"fault": "lost"}, [], True, "lost", 0),
+        ({"used_mib": 800}, [], False, "busy", 0),
+        ({"used_mib": 800}, [held(500)], False, "available", 500),
+        ({"load_percent": 90.0}, [], False, "busy", 0),
+        ({"used_mib": None, "load_percent": None, "total_mib": None}, [], False, "available", 0),
+    ],
+)
+def test_state_of_a_gpu(
+    row: dict[str, Any], holders: list[dict[str, Any]], paused: bool, state: str, share: int
+) -> None:
+    (seen,) = gpu_views([gpu(**row)], holders, {"A": paused})
+    assert (seen.state, seen.share) == (state, share)
+    assert seen.jobs == tuple(sorted(h["job_id"] for h in holders if h["released_boot"] is None))
+
+
+@pytest.mark.parametrize(
+    ("row", "holders", "allocated", "by_memory", "share"),
+    [
+        ({}, [], 0, False, 0),
+        ({}, [held(500)], 500, False, 500),
+        ({}, [held(500, peaks='{"A": 600, "B": 990}')], 660, False, 500),
+        ({}, [held(0, vram=200), held(0, 4, vram=300, peaks='{"A": 400}')], 640, True, 640),
+        ({}, [held(0, vram=200, whole=1)], 1000, True, 1000),
+        ({}, [held(0)], 1000, False, 1000),
+        ({}, [held(0, vram=200, released=7.0)], 0, False, 0),
+        ({"total_mib": None}, [held(0, vram=200)], None, True, 1000),
+    ],
+)
+def test_memory_allocated_to_jobs(
+    row: dict[str, Any], holders: list[dict[str, Any]], allocated: int | None, by_memory: bool, share: int
+) -> None:
+    (seen,) = gpu_views([gpu(**row)], holders, {})
+    assert (seen.allocated_mib, seen.has_declared_memory, seen.share) == (allocated, by_memory, share)
+
+
+def test_uses_the_given_limits() -> None:
+    strict = Limits(mem_threshold=0.5, spike_buffer=0.0)
+    peak = held(500, peaks='{"A": 600}')
+    assert [seen.allocated_mib for seen in gpu_views([gpu()], [peak], {}, strict)] == [600]
+    assert [seen.state for seen in gpu_views([gpu(used_mib=600)], [], {}, strict)] == ["busy"]

@@ -1,0 +1,311 @@
+"""Status reports as text and JSON, compared with golden files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.views.layout import Viewport
+from gpu_scheduler.views.status_json import to_json
+from gpu_scheduler.views.status_report import (
+    GpuStatusView,
+    JobsFileView,
+    JobView,
+    MalformedLineView,
+    StatusReport,
+)
+from gpu_scheduler.views.status_text import to_text
+
+GOLDEN = Path(__file__).with_name("golden")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
+NOW = 1_700_000_000.0
+
+REPORT = StatusReport(
+    now=NOW,
+    pid=4711,
+    state_file="/home/me/gpu_scheduler_state.json",
+    data_dir="/home/me/gpu_scheduler_state.d",
+    gpus=(
+        GpuStatusView(
+            0, "GPU-a", "NVIDIA H200", "busy", 1000, 70_000, 143_771, 98.0, None, NOW - 2, (3, 4), 125_000,
+            has_declared_memory=True,
+        ),
+        GpuStatusView(1, "GPU-b", "NVIDIA H200", "available", 500, 512, 143_771, 0.0, None, NOW - 2, (5,)),
+        GpuStatusView(2, "GPU-c", "NVIDIA H200", "lost", 0, None, None, None, "query failed: 15", NOW - 2),
+    ),
+    jobs=(
+        JobView(
+            3, "running", text="0,/home/me/train.py,,--llm qwen", gpus=(0,), attempts=1,
+            session="912.gpujob_0_train_3", log="/tmp/gpu_scheduler_logs/job_3.log",
+            created_at=NOW - 500, started_at=NOW - 130, priority=0, vram_declared=81_920, peaks={0: 69_500},
+            spec='{"script": "/home/me/train.py", "arguments": ["--llm", "qwen"]}', last_line="loss 0.2 \x07",
+        ),
+        JobView(5, "running", is_recorded=False, text="python t.py", gpus=(1,), started_at=NOW - 3),
+        JobView(6, "queued", text="python big.py", reason="needs 2 free GPUs, 1 free", priority=200),
+        JobView(
+            7, "queued", text="evil \x1b[2J", reason="infeasible: needs 9 idle GPUs, 3 managed",
+            infeasible=True,
+        ),
+        JobView(8, "held", text="echo held", reason="held by the user", name="later"),
+        JobView(
+            2, "finished", "failed", text="python bad.py", exit_code=7, reason="exit code 7", attempts=1,
+            started_at=NOW - 400, finished_at=NOW - 300, gpus=(0,),
+        ),
+        JobView(
+            1, "finished", "failed", text="python none.py", attempts=5,
+            reason="could not be started: conda environment x does not exist (tried 5 times)",
+            finished_at=NOW - 7200,
+        ),
+    ),
+    counts={"running": 2, "queued": 20_002, "held": 1, "finished": 9},
+    unsuccessful_counts={"failed": 4},
+    malformed=(
+        MalformedLineView("/home/me/jobs.txt", 4, "train.py &\x07", "it ends in &", "the same without the &"),
+    ),
+    jobs_files=(JobsFileView("/home/me/jobs.txt"), JobsFileView("/gone.txt", "no such file")),
+    health_issues=(
+        HealthIssue("record", "/home/me/gpu_scheduler_state.d", "is on a full disk", "free space there", True),
+        HealthIssue("state file", "/home/me/s\x1b.json", "may not be read", "chmod u+rw it", False),
+    ),
+)  # fmt: skip
+
+
+def check(name: str, text: str) -> None:
+    """Compares the text with a golden file; UPDATE_GOLDEN=1 writes the file."""
+    path = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+PIPE, NARROW = Viewport(), Viewport(72, 60)
+
+
+@pytest.mark.parametrize("screen", [PIPE, NARROW], ids=["pipe", "72"])
+def test_text_matches_the_golden_file(screen: Viewport) -> None:
+    text = to_text(REPORT, screen)
+    assert "\x1b" not in text
+    check(f"status_{screen.width or 'pipe'}.txt", text)
+
+
+def test_verbose_text_matches_the_golden_file() -> None:
+    check("status_verbose.txt", to_text(REPORT, Viewport(72), verbose=True))
+
+
+def many() -> StatusReport:
+    """Returns a report of 40 jobs in all states on 8 GPUs, with long titles and wide characters."""
+    sweep = JobSpec(
+        "csv",
+        "",
+        "/",
+        script="/home/me/sweep/train.py",
+        arguments=("--llm", "qwen2.5-3b-inst", "--seed", "1"),
+    ).to_json()
+    bar = "epoch 3/30:  35%|███████             | 58/600 [01:39<05:00,  1.00it/s, loss=2.104]"
+    jobs = [
+        JobView(n, "running", text="x", spec=sweep, gpus=(n - 1,), started_at=NOW - 60 * n, last_line=bar)
+        for n in range(1, 8)
+    ]
+    jobs.append(replace(jobs[0], id=8, name="模型训练" * 9, gpus=(7,), last_line="载入" * 20))
+    half = {"count": 1, "share": 500}
+    waits = JobView(9, "queued", text="x", spec=sweep, reason="needs 0.5 of a GPU, 0 free", need=half)
+    jobs += [replace(waits, id=n) for n in range(9, 29)]
+    jobs.append(JobView(29, "queued", name="ddp", reason="needs 2 idle GPUs, 0 free"))
+    jobs.append(JobView(30, "held", text="python t.py", reason="held by its line"))
+    over = JobView(31, "finished", "completed", text="python t.py", started_at=NOW - 90, finished_at=NOW - 5)
+    jobs += [replace(over, id=n) for n in range(31, 40)]
+    jobs.append(
+        replace(over, id=40, outcome="failed", exit_code=1, reason="exit code 1: ValueError: " + "x" * 90)
+    )
+    gpu = replace(REPORT.gpus[0], has_declared_memory=False)
+    return StatusReport(
+        NOW, 4711, "s", "d", tuple(replace(gpu, index=n, jobs=(n + 1,)) for n in range(8)), tuple(jobs),
+        counts={"running": 8, "queued": 21, "held": 1, "finished": 10}, unsuccessful_counts={"failed": 1},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "rows"), [(100, 45), (80, 24)])
+def test_forty_jobs_fit_on_a_screen(width: int, rows: int) -> None:
+    text = to_text(many(), Viewport(width, rows - 1))
+    lines = text.splitlines()
+    assert len(lines) < rows
+    assert max(map(cell_len, lines)) <= width
+    check(f"status_{width}x{rows}.txt", text)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 9, 14, 20, 30, 60])
+@pytest.mark.parametrize("width", [10, 40, 80, 200])
+def test_running_jobs_are_cut_last(width: int, rows: int) -> None:
+    lines = to_text(many(), Viewport(width, rows)).splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert len(lines) <= max(rows, 7)
+    if width > 40 and rows >= 17:
+        assert sum(" running " in line for line in lines[1:]) == 8
+
+
+def test_pipe_output_is_not_truncated() -> None:
+    report = many()
+    lines = to_text(report).splitlines()
+    [failed] = [line for line in lines if line.startswith(" 40  failed")]
+    assert failed.endswith(f"exit code 1: ValueError: {'x' * 90}")
+    assert sum("loss=2.104]" in line for line in lines) == 7
+    assert sum("模型训练" * 9 in line for line in lines) == 1
+    assert "\x1b" not in to_text(report)
+
+
+def test_states_outcomes_and_reasons_are_coloured() -> None:
+    text = to_text(many(), Viewport(100, 45, has_colours=True))
+    red, green, yellow, cyan = (f"\x1b[3{code}m" for code in (1, 2, 3, 6))
+    for word in (f"{cyan}running", f"{red}failed", f"{green}done", f"{yellow}held", f"{red}exit code 1: Val",
+                 f"{yellow}wait for half a GPU\x1b[0m"):  # fmt: skip
+        assert word in text
+
+
+def test_queued_jobs_with_one_reason_share_a_row() -> None:
+    [row] = [line for line in to_text(many()).splitlines() if " jobs wait " in line]
+    assert row.strip() == "20 jobs wait for half a GPU: 9-28 (train.py --llm qwen2.5-3b-inst --seed 1)"
+    text = to_text(many(), show_all=True)
+    assert text.count("needs 0.5 of a GPU, 0 free") == 20
+    stopped = tuple(replace(job, need=None, reason="no scheduler is running") for job in many().jobs)
+    text = to_text(replace(many(), jobs=stopped, pid=None))
+    assert "     21 jobs wait, no scheduler is running: 9-29\n" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, "No jobs yet; scheduler pid 4711"),
+        ({"counts": {"queued": 1}}, "1 job: 1 queued; scheduler pid 4711"),
+        (
+            {
+                "counts": {"finished": 33, "starting": 1, "running": 2, "stopping": 1, "queued": 2},
+                "unsuccessful": {"failed": 2},
+            },
+            "39 jobs: 31 done, 2 failed, 4 running, 2 queued; scheduler pid 4711",
+        ),
+        (
+            {
+                "counts": {"finished": 2000, "running": 2, "held": 1},
+                "unsuccessful": {"cancelled": 3, "timed_out": 1},
+                "jobs": (JobView(1, "finished", "cancelled", is_recorded=False),),
+            },
+            "2,003 jobs: 1,996 done, 1 timed out, 4 cancelled, 1 running, 1 held; scheduler pid 4711",
+        ),
+        (
+            {"counts": {"running": 1}, "jobs": (JobView(1, "held", is_recorded=False),)},
+            "1 job: 1 held; scheduler pid 4711",
+        ),
+    ],
+)
+def test_the_first_line_counts_all_jobs(values: dict[str, Any], expected: str) -> None:
+    assert to_text(StatusReport(NOW, 4711, "s", "d", **values)).splitlines()[0] == expected
+
+
+def test_unrecorded_end_is_shown_with_its_outcome() -> None:
+    job = JobView(1, "finished", "cancelled", is_recorded=False, text="t", reason="cancelled by the user")
+    text = to_text(StatusReport(NOW, None, "s", "d", jobs=(job,), counts={"running": 1}))
+    assert "  1  cancelled " in text
+    assert "recorded" not in text
+
+
+def test_clock_is_at_the_right_end_of_the_first_line() -> None:
+    first = to_text(many(), Viewport(100, 45), clock="05:27:41").splitlines()[0]
+    assert first.endswith("  05:27:41")
+    assert len(first) == 100
+    assert "05:27" not in to_text(many(), Viewport(40, 45), clock="05:27:41")
+
+
+def test_shows_warnings_of_running_jobs_only() -> None:
+    running = replace(REPORT.jobs[0], warnings=("job 3 uses GPU 1",))
+    over = replace(REPORT.jobs[-1], warnings=("job 1 used GPU 1",))
+    text = to_text(replace(REPORT, jobs=(running, over)))
+    assert "Warning: job 3 uses GPU 1\n" in text
+    assert "job 1 used" not in text
+
+
+def test_health_issue_is_complete_on_a_narrow_screen() -> None:
+    text = to_text(REPORT, Viewport(40, 60))
+    assert "no new jobs start until this is resolved" in text.replace("\n", " ")
+
+
+def test_allocated_memory_has_a_column_only_if_declared() -> None:
+    assert "Allocated" in to_text(REPORT)
+    gpus = tuple(replace(gpu, has_declared_memory=False) for gpu in REPORT.gpus)
+    assert "Allocated" not in to_text(replace(REPORT, gpus=gpus))
+
+
+def test_verbose_text_has_the_memory_of_jobs() -> None:
+    jobs = (replace(REPORT.jobs[0], peaks={0: 70, 1: 80}),)
+    assert "     memory GPU 0 70, GPU 1 80 of 81920 MiB\n" in to_text(
+        replace(REPORT, jobs=jobs), verbose=True
+    )
+    assert "81920" not in to_text(REPORT)
+
+
+def test_gpu_values_show_their_age_without_a_scheduler() -> None:
+    text = to_text(replace(REPORT, pid=None, now=NOW + 178))
+    assert "Scheduler not running; GPU values as of 3 min ago\n" in text
+
+
+def test_counts_omitted_items() -> None:
+    text = to_text(REPORT)
+    assert "… and 20,000 more queued (status --all)" in text
+    assert "… and 7 more finished (status --all)" in text
+    bad = tuple(replace(REPORT.malformed[0], number=n) for n in range(25))
+    assert "… and 6 more malformed lines (status --all)" in to_text(replace(REPORT, malformed=bad))
+    assert "… and 23 more malformed lines (status --all)" in to_text(replace(REPORT, malformed=bad), NARROW)
+    assert "more malformed" not in to_text(replace(REPORT, malformed=bad), show_all=True)
+
+
+def test_empty_store() -> None:
+    assert to_text(StatusReport(NOW, None, "/s.json", "/s.d")) == "No jobs yet\nScheduler not running\n"
+    only = StatusReport(NOW, None, "/s.json", "/s.d", jobs=REPORT.jobs[2:3], counts={"queued": 1})
+    assert "No GPUs detected yet." in to_text(only)
+
+
+def test_json_matches_the_golden_file() -> None:
+    text = to_json(REPORT)
+    assert text.isascii()
+    assert json.loads(text)["gpus"][0]["allocated"] == 1.0
+    check("status.json", text)
+
+
+def test_documentation_lists_exactly_the_keys() -> None:
+    parts = re.split(r"^## (.+)$", DOCUMENT.read_text(), flags=re.MULTILINE)
+    sections = {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+    report = json.loads(to_json(REPORT))
+    for title, keys in {
+        "": report.keys(),
+        "`scheduler`": report["scheduler"].keys(),
+        "An element of `gpus`": report["gpus"][0].keys(),
+        "An element of `jobs`": report["jobs"][0].keys(),
+        "An element of `malformed`": report["malformed"][0].keys(),
+        "An element of `jobs_files`": report["jobs_files"][0].keys(),
+        "An element of `health_issues`": report["health_issues"][0].keys(),
+    }.items():
+        rows = re.findall(r"^\| (`.*?) \|", sections[title], flags=re.MULTILINE)
+        assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(keys), title
+
+
+def test_accepted_form_is_shown_once() -> None:
+    one, other = "one block of attributes", "the same without the &"
+    forms = (one, one, None, other, one)
+    bad = tuple(MalformedLineView("/jobs.txt", 1 + at, "x", "why", each) for at, each in enumerate(forms))
+    lines = [line for line in to_text(replace(REPORT, malformed=bad)).splitlines() if "Malformed" in line]
+    assert lines == [
+        f"Malformed: jobs.txt:1: why (accepted: {one}): x",
+        "Malformed: jobs.txt:2: why: x",
+        "Malformed: jobs.txt:3: why: x",
+        f"Malformed: jobs.txt:4: why (accepted: {other}): x",
+        "Malformed: jobs.txt:5: why: x",
+    ]

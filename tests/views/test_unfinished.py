@@ -1,0 +1,39 @@
+"""The summary of work that a draining scheduler leaves unfinished."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.views.status_report import JobView, MalformedLineView
+from gpu_scheduler.views.unfinished import MAX_ITEMS, unfinished_text
+
+
+def job(number: int, state: str = "queued", reason: str | None = None, **values: Any) -> JobView:
+    return JobView(number, state, reason=reason, **values)
+
+
+def test_empty_if_nothing_is_unfinished() -> None:
+    assert unfinished_text([], []) == ""
+
+
+def test_names_each_line_and_job_with_its_reason() -> None:
+    line = MalformedLineView("/home/me/jobs.txt", 2, "[vram=20H] b", "memory '20H'\x1b is not MiB")
+    jobs = [
+        job(2, line_wait=LineWait("malformed", 2), reason="line 2 of jobs.txt is malformed; waiting"),
+        job(3, "held"),
+        job(4, "held", "held by its line"),
+        job(5, "held", "the machine was switched off"),
+        job(6, reason="infeasible: needs 9 GPUs, 4 managed"),
+        job(7, reason="GPU 0 paused"),
+    ]
+    assert unfinished_text([line], jobs) == (
+        "line 2 of jobs.txt is malformed: memory '20H'\\x1b is not MiB; job 2 waits for line 2;"
+        " job 3 is held; job 4 is held by its line; job 5 is held: the machine was switched off;"
+        " job 6 waits: infeasible: needs 9 GPUs, 4 managed; job 7 waits: GPU 0 paused"
+    )
+
+
+def test_truncates_a_long_list() -> None:
+    text = unfinished_text([], [job(n, "held") for n in range(1, 3 * MAX_ITEMS)])
+    assert text.endswith(f"job {MAX_ITEMS} is held; and {2 * MAX_ITEMS - 1} more (see `status --all`)")
