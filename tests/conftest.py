@@ -79,7 +79,7 @@ def _restore_logging() -> Iterator[None]:
 
 
 @pytest.fixture
-def stranger(tmp_path: Path) -> int:
+def other_uid(tmp_path: Path) -> int:
     """Returns the uid of another user, to whom a test gives the files that this user would have planted."""
     uid, path = 12345, tmp_path / "owned"
     if os.geteuid() != 0:

@@ -19,7 +19,7 @@ START = ("start", "--simulate", "1", "--drain", "--log-dir", "logs", "--jobs-fil
 
 @pytest.mark.parametrize("linked", [False, True])
 def test_every_command_refuses_a_store_planted_by_another_user(
-    world: World, tmp_path: Path, stranger: int, linked: bool
+    world: World, tmp_path: Path, other_uid: int, linked: bool
 ) -> None:
     world.folder.chmod(0o1777)
     data_dir = DataDir.of(str(world.folder / world.state))
@@ -27,13 +27,13 @@ def test_every_command_refuses_a_store_planted_by_another_user(
     planted.insert_job(JobSpec("command", "x", str(tmp_path), command=f"id -u > {tmp_path}/ran_as"), "test")
     planted.close()
     for path in (data_dir.folder, *data_dir.folder.rglob("*")):
-        os.chown(path, stranger, stranger)
+        os.chown(path, other_uid, other_uid)
         path.chmod(0o777)
     if linked:
         data_dir.folder.rename(world.folder / "his")
         data_dir.folder.symlink_to("his")
-        os.chown(data_dir.folder, stranger, stranger, follow_symlinks=False)
-    why = "is a link" if linked else f"is the store of user {stranger}, not yours"
+        os.chown(data_dir.folder, other_uid, other_uid, follow_symlinks=False)
+    why = "is a link" if linked else f"is the store of user {other_uid}, not yours"
     for words in (
         (*START, ""),
         (*START, "", "--fresh", "--yes", "--trust-files"),
@@ -50,10 +50,10 @@ def test_every_command_refuses_a_store_planted_by_another_user(
     data_dir.folder.unlink() if linked else shutil.rmtree(data_dir.folder)
 
 
-def test_the_jobs_file_of_another_user_runs_only_with_trust_files(world: World, stranger: int) -> None:
+def test_the_jobs_file_of_another_user_runs_only_with_trust_files(world: World, other_uid: int) -> None:
     world.append("id -u > ran_as")
     world.folder.chmod(0o1777)
-    os.chown(world.jobs_file, stranger, stranger)
+    os.chown(world.jobs_file, other_uid, other_uid)
     done = world.cli(*START, "jobs.txt")
     assert (done.returncode, (world.folder / "ran_as").exists()) == (2, False)
     assert "--jobs-file jobs.txt: belongs to another user" in done.stderr

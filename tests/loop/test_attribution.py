@@ -335,7 +335,7 @@ def test_process_hidden_by_the_system_is_foreign(sleeper: Sleeper) -> None:
     theirs = sleeper().pid
     look = f"""
 import os, subprocess, sys
-from gpu_scheduler.gpus.attribution import Owners, is_alive
+from gpu_scheduler.gpus.attribution import ProcessOwners, is_alive
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.system.procfs import Proc
 from gpu_scheduler.attempts.protocol import recorded_command
@@ -346,10 +346,10 @@ os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
 assert not os.path.exists("/proc/{theirs}")
 Proc.sees_all = True
-owners, sample = Owners(), GpuSample("GPU-a", 0, "card", 1, 0, 0.0, (GpuProcess({theirs}, 1),))
+owners, sample = ProcessOwners(), GpuSample("GPU-a", 0, "card", 1, 0, 0.0, (GpuProcess({theirs}, 1),))
 for _ in range(3):
-    owners.take({{{theirs}}})
-    seen = owners.of(sample, {{"abc": 5}})
+    owners.begin_sample({{{theirs}}})
+    seen = owners.ownership_of(sample, {{"abc": 5}})
     assert (seen.owners, seen.starts, seen.unmatched) == ({{{theirs}: None}}, {{}}, False), seen
 assert is_alive({theirs}, 0) and not is_alive({theirs}, 5.0) and not is_alive(4194305, 0)
 """

@@ -22,6 +22,6 @@ def test_a_signal_ends_rounds_that_never_finish() -> None:
     daemon: Any = Daemon.__new__(Daemon)
     daemon._signal = None
     daemon._loop = SimpleNamespace(tick=tick, sample_wanted=False)
-    daemon._sampler = SimpleNamespace(ask=lambda at_once: False)
-    assert daemon._rounds() is None
+    daemon._sampler = SimpleNamespace(query=lambda at_once: False)
+    assert daemon._run_rounds() is None
     assert rounds == 3

@@ -65,7 +65,7 @@ def test_only_the_log_of_a_failure_is_read_and_only_once(rig: Rig, monkeypatch: 
         read.append(path)
         return read_tail(path)
 
-    monkeypatch.setattr(failure_context, "tail_of", counting)
+    monkeypatch.setattr(failure_context, "read_tail", counting)
     rig.tick_until_ended(rig.add_job("true"))
     assert read == []
     job = rig.add_job("false")

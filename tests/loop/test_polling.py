@@ -21,7 +21,7 @@ class Counted(ProbeClient):
     def __init__(self) -> None:
         super().__init__("nvml")
 
-    def ask(self, now: float | None = None) -> None:
+    def query(self, now: float | None = None) -> None:
         pass
 
 

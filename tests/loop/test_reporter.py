@@ -417,7 +417,7 @@ def test_logs_events_with_the_next_action_after_a_failed_read(
     job = harness.job()
     harness.record(act.HoldJob(job, "user", "held by the user"))
     with monkeypatch.context() as patch:
-        patch.setattr("gpu_scheduler.reporting.reporter.events.newest", fail)
+        patch.setattr("gpu_scheduler.reporting.reporter.events.newest_event_id", fail)
         harness.reporter.action_recorded(act.AnswerRequest(1, ""))
     assert logged() == []
     harness.reporter.action_recorded(act.AnswerRequest(1, ""))

@@ -255,7 +255,7 @@ class Sampled(Rig):
     bench: SamplerBench | None = None
     lost: tuple[int, ...] = ()
 
-    def sample(self) -> None:
+    def take_sample(self) -> None:
         if self.bench is None:
             super().take_sample()
             return
@@ -283,7 +283,7 @@ def test_job_on_a_lost_gpu_continues_with_its_share_and_no_other_starts(
     bench = SamplerBench(rig.store, rig.watch)
     bench.begin([gpu_sample(0, "U0")])
     rig.bench, rig.lost = bench, (0,)
-    rig.sample()
+    rig.take_sample()
     assert (
         f"lost; it accepts no new jobs; jobs running on it continue and keep their share (job {running})"
         in caplog.text
@@ -296,11 +296,11 @@ def test_job_on_a_lost_gpu_continues_with_its_share_and_no_other_starts(
     assert rig.job(waiting)["state"] == "queued"
     assert [reason for reason in rig.store.wait_reasons().values() if "GPU 0 lost" in reason]
     rig.lost = ()
-    rig.sample()
-    rig.sample()
+    rig.take_sample()
+    rig.take_sample()
     rig.tick()
     assert rig.job(waiting)["state"] == "queued"
-    rig.sample()
+    rig.take_sample()
     assert rig.tick_until_ended(waiting)["outcome"] == "completed"
 
 

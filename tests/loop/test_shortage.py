@@ -293,12 +293,12 @@ def test_round_that_fails_because_of_a_shortage_is_retried_and_reported_once(
         return None if not caplog.text.count("shortage is over") else 7
 
     daemon: Any = Daemon.__new__(Daemon)
-    daemon._signal, daemon._woken, daemon._loop = None, set(), SimpleNamespace(ending=False)
-    daemon._storage = SimpleNamespace(trouble=lambda: None)
+    daemon._signal, daemon._wake_keys, daemon._loop = None, set(), SimpleNamespace(stop_requested=False)
+    daemon._storage = SimpleNamespace(issue=lambda: None)
     daemon._store = SimpleNamespace(db=SimpleNamespace(shrink=lambda: None))
     daemon._wakeups = SimpleNamespace(wait=lambda timeout_s: set())
-    monkeypatch.setattr(daemon, "_begin", lambda: None)
-    monkeypatch.setattr(daemon, "_turn", turn)
+    monkeypatch.setattr(daemon, "_set_up", lambda: None)
+    monkeypatch.setattr(daemon, "_cycle", turn)
     assert daemon.serve() == 7
     for number in (errno.EMFILE, errno.ENOMEM):
         messages = f"{describe_shortage(number)}; retrying every second, running jobs continue"

@@ -64,13 +64,13 @@ def test_start_refuses_a_world_writable_file_without_trust_files(folder: Path, n
 
 @pytest.mark.parametrize("name", FILES)
 def test_start_refuses_a_file_of_another_user_without_trust_files(
-    folder: Path, name: str, stranger: int
+    folder: Path, name: str, other_uid: int
 ) -> None:
-    os.chown(folder / name, stranger, stranger)
+    os.chown(folder / name, other_uid, other_uid)
     remedy = "use a file that you own"
     if name == "gpu_scheduler.log":
         remedy = "name a --state-file in a folder that you own, which has its own log"
-    message = f"{name}: belongs to another user (uid {stranger}); {remedy}, or `start --trust-files`"
+    message = f"{name}: belongs to another user (uid {other_uid}); {remedy}, or `start --trust-files`"
     assert message in refused()
     assert checked(trust=True) == []
 
@@ -179,9 +179,9 @@ def test_neither_reads_nor_writes_a_state_file_that_became_world_writable(
     assert find_issues(home, None, trust=True) == ()
 
 
-def test_does_not_write_a_main_log_owned_by_another_user(folder: Path, stranger: int) -> None:
+def test_does_not_write_a_main_log_owned_by_another_user(folder: Path, other_uid: int) -> None:
     path = folder / "gpu_scheduler.log"
-    os.chown(path, stranger, stranger)
+    os.chown(path, other_uid, other_uid)
     with pytest.raises(PermissionError, match="belongs to another user"):
         main_log.open_main_log(path, trust=False)
     os.close(main_log.open_main_log(path, trust=True))
@@ -217,12 +217,12 @@ def test_launches_nothing_from_a_folder_that_replaced_the_data_directory(
 
 @pytest.mark.parametrize("leads_to", ["precious.json", "new.json"])
 def test_does_not_write_through_a_planted_link_at_the_state_file(
-    rig: Rig, tmp_path: Path, stranger: int, leads_to: str
+    rig: Rig, tmp_path: Path, other_uid: int, leads_to: str
 ) -> None:
     link, precious = rig.store.data_dir.state_file, tmp_path / "precious.json"
     precious.write_text("[not ours")
     link.symlink_to(leads_to)
-    os.chown(link, stranger, stranger, follow_symlinks=False)
+    os.chown(link, other_uid, other_uid, follow_symlinks=False)
     watch = StateFileWatcher(rig.store)
     watch.start(0.0)
     for now in (10.0, 20.0, 30.0):
@@ -236,12 +236,12 @@ def test_does_not_write_through_a_planted_link_at_the_state_file(
 
 
 def test_a_file_planted_at_the_temporary_path_does_not_become_the_state_file(
-    tmp_path: Path, stranger: int
+    tmp_path: Path, other_uid: int
 ) -> None:
     path = tmp_path / "s.json"
     planted = state_file.displaced_path(path)
     planted.touch()
-    os.chown(planted, stranger, stranger)
+    os.chown(planted, other_uid, other_uid)
     with pytest.raises(PermissionError, match="belongs to another user"):
         state_file.exchange(path, b"{}")
     assert not path.exists()

@@ -69,11 +69,13 @@ def test_refuses_a_file_in_place_of_the_data_directory(tmp_path: Path) -> None:
     assert "s.d is not a folder" in refusal(data_dir)
 
 
-def test_refuses_the_data_directory_of_another_user(data_dir: DataDir, tmp_path: Path, stranger: int) -> None:
+def test_refuses_the_data_directory_of_another_user(
+    data_dir: DataDir, tmp_path: Path, other_uid: int
+) -> None:
     tmp_path.chmod(0o1777)
-    os.chown(data_dir.folder, stranger, stranger)
+    os.chown(data_dir.folder, other_uid, other_uid)
     data_dir.folder.chmod(0o777)
-    assert f"s.d is the store of user {stranger}, not yours" in refusal(data_dir)
+    assert f"s.d is the store of user {other_uid}, not yours" in refusal(data_dir)
     with pytest.raises(SchedulerError, match="not yours"):
         Store(data_dir)
     with pytest.raises(PermissionError, match="belongs to another user"):
@@ -83,10 +85,10 @@ def test_refuses_the_data_directory_of_another_user(data_dir: DataDir, tmp_path:
 
 
 def test_root_accepts_a_data_directory_of_the_owner_of_a_mounted_folder(
-    data_dir: DataDir, tmp_path: Path, stranger: int
+    data_dir: DataDir, tmp_path: Path, other_uid: int
 ) -> None:
     for path in (tmp_path, data_dir.folder, data_dir.database):
-        os.chown(path, stranger, stranger)
+        os.chown(path, other_uid, other_uid)
     tmp_path.chmod(0o755)
     Store(data_dir, create=True).close()
     tmp_path.chmod(0o777)
@@ -106,18 +108,18 @@ def test_refuses_a_link_in_the_data_directory(data_dir: DataDir, tmp_path: Path,
     assert elsewhere.exists() == there, "nothing is created through it"
 
 
-def test_refuses_files_of_another_user_in_a_folder_that_was_open(data_dir: DataDir, stranger: int) -> None:
+def test_refuses_files_of_another_user_in_a_folder_that_was_open(data_dir: DataDir, other_uid: int) -> None:
     planted = data_dir.runs / "1" / "1-planted"
     planted.mkdir(parents=True)
-    os.chown(planted, stranger, stranger)
+    os.chown(planted, other_uid, other_uid)
     Store(data_dir, create=True).close()  # not checked in a folder that was always private
     data_dir.folder.chmod(0o777)
     with pytest.raises(
-        SchedulerError, match=re.escape(f"{planted} belongs to another user (uid {stranger})")
+        SchedulerError, match=re.escape(f"{planted} belongs to another user (uid {other_uid})")
     ):
         data_dir.create()
     data_dir.folder.chmod(0o700)
-    os.chown(data_dir.doorbell, stranger, stranger)
+    os.chown(data_dir.doorbell, other_uid, other_uid)
     assert f"{data_dir.doorbell} belongs to another user" in refusal(data_dir)
 
 

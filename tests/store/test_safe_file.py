@@ -212,45 +212,45 @@ def test_rejects_a_world_writable_file_unless_files_are_trusted(tmp_path: Path, 
     assert safe_file.inspect(link, None, trust=trust, follow_links=False) == FileProblem(ProblemKind.LINK)
 
 
-def test_rejects_files_and_links_of_another_user(tmp_path: Path, stranger: int) -> None:
+def test_rejects_files_and_links_of_another_user(tmp_path: Path, other_uid: int) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for path in (ours, theirs):
         path.write_text("x")
-    os.chown(theirs, stranger, stranger)
-    assert read(theirs) == FileProblem(ProblemKind.OTHER_OWNER, str(stranger))
+    os.chown(theirs, other_uid, other_uid)
+    assert read(theirs) == FileProblem(ProblemKind.OTHER_OWNER, str(other_uid))
     links = {name: tmp_path / name for name in ("our link to theirs", "their link to ours")}
     links["our link to theirs"].symlink_to(theirs)
     links["their link to ours"].symlink_to(ours)
-    os.chown(links["their link to ours"], stranger, stranger, follow_symlinks=False)
+    os.chown(links["their link to ours"], other_uid, other_uid, follow_symlinks=False)
     assert all(isinstance(read(path, trust=True), Content) for path in (theirs, *links.values()))
     links["their link to nothing"] = path = tmp_path / "nowhere"
     path.symlink_to(tmp_path / "new")
-    os.chown(path, stranger, stranger, follow_symlinks=False)
+    os.chown(path, other_uid, other_uid, follow_symlinks=False)
     expected = {
-        "our link to theirs": FileProblem(ProblemKind.OTHER_OWNER, str(stranger)),
-        "their link to ours": FileProblem(ProblemKind.OTHER_OWNER_LINK, str(stranger)),
-        "their link to nothing": FileProblem(ProblemKind.OTHER_OWNER_LINK, str(stranger)),
+        "our link to theirs": FileProblem(ProblemKind.OTHER_OWNER, str(other_uid)),
+        "their link to ours": FileProblem(ProblemKind.OTHER_OWNER_LINK, str(other_uid)),
+        "their link to nothing": FileProblem(ProblemKind.OTHER_OWNER_LINK, str(other_uid)),
     }
     assert {name: read(path) for name, path in links.items()} == expected
     assert {name: safe_file.inspect(path, None) for name, path in links.items()} == expected
 
 
-def test_root_reads_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, stranger: int) -> None:
+def test_root_reads_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, other_uid: int) -> None:
     path, planted = tmp_path / "file", tmp_path / "planted"
     path.write_text("x")
     for owned in (tmp_path, path):
-        os.chown(owned, stranger, stranger)
+        os.chown(owned, other_uid, other_uid)
     tmp_path.chmod(0o755)
     assert isinstance(read(path), Content)
     other = tmp_path / "other"
     other.mkdir(mode=0o777)
     planted = other / "link"
     planted.symlink_to(path)  # a link in our folder leads to another user's file
-    assert read(planted) == FileProblem(ProblemKind.OTHER_OWNER, str(stranger))
+    assert read(planted) == FileProblem(ProblemKind.OTHER_OWNER, str(other_uid))
     tmp_path.chmod(0o775)
     assert isinstance(read(path), Content), "the group is theirs alone"
-    os.chown(tmp_path, stranger, stranger + 1)
-    assert read(path) == FileProblem(ProblemKind.OTHER_OWNER, str(stranger))
+    os.chown(tmp_path, other_uid, other_uid + 1)
+    assert read(path) == FileProblem(ProblemKind.OTHER_OWNER, str(other_uid))
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(0o40775, {ROOT, ANN}), (0o40777, {ROOT})])
