@@ -14,10 +14,10 @@ from gpu_scheduler.attempts.protocol import is_usable, prepare
 from gpu_scheduler.core.command.build import build_command
 from gpu_scheduler.core.command.session_names import session_name
 from gpu_scheduler.core.model.job_spec import CudaIds, JobSpec
+from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.store import attempt_folders
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
-from gpu_scheduler.views.formatting import safe_text
 
 
 @dataclass(frozen=True)

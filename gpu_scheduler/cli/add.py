@@ -21,12 +21,12 @@ from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.placement import Limits
+from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.job_shell import job_shell
 from gpu_scheduler.intake.text_parser import ParsedText, TextParser
 from gpu_scheduler.store.recorded_options import recorded_options
-from gpu_scheduler.views.formatting import pid_text
 
 
 def add(options: Namespace) -> int:

@@ -8,10 +8,10 @@ from argparse import Namespace
 
 from gpu_scheduler.cli.status import stdout_screen
 from gpu_scheduler.cli.store_access import data_dir_of
+from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.core.text.secrets import masked_values
-from gpu_scheduler.health.doctor.findings import finding_object, format_finding
 from gpu_scheduler.health.doctor.run_checks import DoctorOptions, run_checks
-from gpu_scheduler.views.formatting import count_noun
+from gpu_scheduler.views.findings import finding_object, format_finding
 
 
 def doctor(options: Namespace) -> int:

@@ -12,10 +12,10 @@ from gpu_scheduler.cli.store_access import (
     wake_and_wait,
 )
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
 from gpu_scheduler.intake import pauses
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.formatting import safe_text
 
 
 def pause(options: Namespace) -> int:

@@ -18,10 +18,10 @@ from gpu_scheduler.cli.store_access import (
     wake_and_wait,
 )
 from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.formatting import safe_text
 
 #: Up to this many jobs with the same answer get a line each; more share one line.
 MAX_LINES = 20

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from gpu_scheduler.cli import without_scheduler
 from gpu_scheduler.cli.values import JobRef
 from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.formatting import count_noun
 
 #: How many jobs with the same name an error lists.
 _MAX_LISTED = 10

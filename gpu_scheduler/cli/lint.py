@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpu_scheduler.app.preview import Preview, PreviewContext, preview
+from gpu_scheduler.app.status_report import MalformedLineView
 from gpu_scheduler.cli.add import recorded_gpus_and_folder
 from gpu_scheduler.cli.store_access import open_store
 from gpu_scheduler.core.command.environment import find_conda_sh
@@ -24,7 +25,6 @@ from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.text_parser import ParsedText, TextParser
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.views.lint import LintView, to_json, to_text
-from gpu_scheduler.views.status_report import MalformedLineView
 
 STDIN = 0
 

@@ -16,9 +16,9 @@ from gpu_scheduler.cli.program import print_error
 from gpu_scheduler.cli.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import WAITING, JobState
+from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.formatting import safe_text
 
 _POLL_INTERVAL_S = 0.1
 #: Seconds between two printed lines for one progress bar that is followed.

@@ -23,7 +23,7 @@ def print_error(text: str) -> None:
 
     Line breaks in the text are kept; other control characters are made visible.
     """
-    from gpu_scheduler.views.formatting import safe_text
+    from gpu_scheduler.core.text.formatting import safe_text
 
     try:
         print(f"{program_name()}: {safe_text(text, keep_line_breaks=True)}", file=sys.stderr)

@@ -19,9 +19,9 @@ from gpu_scheduler.cli.store_access import data_dir_of, no_store_message, open_s
 from gpu_scheduler.core.command.screen_list import SessionList
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import ACTIVE
+from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import StoreNotFoundError
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.formatting import safe_text
 from gpu_scheduler.views.screens import SessionState, SessionsView, SessionView, to_json, to_text
 
 

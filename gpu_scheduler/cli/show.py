@@ -11,6 +11,8 @@ from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 
+from gpu_scheduler.app import job_views
+from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.cli.current_need import current_need
 from gpu_scheduler.cli.job_ids import resolve_job
 from gpu_scheduler.cli.logs import job_row
@@ -24,10 +26,8 @@ from gpu_scheduler.core.text.secrets import hide_secrets, masked_words
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views import job_views
 from gpu_scheduler.views.event_messages import detail
 from gpu_scheduler.views.job_detail import AttemptView, JobDetail, accuracy_text, to_json, to_text
-from gpu_scheduler.views.status_report import JobView
 
 #: The end of `core.command.build.BEGIN` and the `exec` before the job's own command.
 _JOB_COMMAND_START = re.compile(r"exec 3>&-[^\n]*\nexec ")

@@ -13,9 +13,9 @@ from gpu_scheduler.cli import standard_streams
 from gpu_scheduler.cli.program import print_error
 from gpu_scheduler.cli.store_access import data_dir_of
 from gpu_scheduler.config import JOBS_FILE, StartOptions
+from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.views.formatting import safe_text
 
 #: Seconds to wait for an answer of logind.
 _LOGIND_TIMEOUT_S = 1.0

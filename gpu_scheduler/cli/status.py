@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_scheduler.app import gpu_views, job_views
+from gpu_scheduler.app.status_report import JobsFileView, JobView, MalformedLineView, StatusReport
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.cli.store_access import (
     data_dir_of,
@@ -23,6 +25,7 @@ from gpu_scheduler.cli.store_access import (
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.health_issue import HealthIssue
 from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import StoreNotFoundError
 from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
 from gpu_scheduler.intake.pauses import requested_pauses
@@ -30,9 +33,6 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.location import original_of_copy
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views import gpu_views, job_views
-from gpu_scheduler.views.formatting import safe_text
-from gpu_scheduler.views.status_report import JobsFileView, JobView, MalformedLineView, StatusReport
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.scheduling.facts import Attempt

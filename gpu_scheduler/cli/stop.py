@@ -9,13 +9,14 @@ from typing import Any
 
 from gpu_scheduler.cli import without_scheduler
 from gpu_scheduler.cli.store_access import POLL_INTERVAL_S, data_dir_of, open_store, scheduler_pid_of
+from gpu_scheduler.core.failure.outcome_text import outcome_text
+from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import query_read_only
 from gpu_scheduler.store.location import original_of_copy, refuse_copy
 from gpu_scheduler.store.lock import scheduler_pid
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.formatting import outcome_text, pid_text
 
 #: Seconds that the scheduler may take to end.
 END_TIMEOUT_S = 15.0

@@ -9,12 +9,12 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.lock import scheduler_pid
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.formatting import pid_text
 
 #: Seconds that a command waits for the scheduler's answer, and between two polls.
 ANSWER_TIMEOUT_S = 2.0

@@ -15,8 +15,8 @@ from typing import Any
 
 from gpu_scheduler.cli.status import report_for_screen, stdout_screen
 from gpu_scheduler.cli.store_access import data_dir_of, no_store_message, open_store
+from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
-from gpu_scheduler.views.formatting import safe_text
 from gpu_scheduler.views.status_text import to_text
 from gpu_scheduler.views.text_width import wrap_text
 

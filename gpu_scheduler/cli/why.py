@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 
+from gpu_scheduler.app import job_views
+from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.attempts.observe import observe_attempt
 from gpu_scheduler.cli.current_need import current_need
@@ -24,32 +26,30 @@ from gpu_scheduler.cli.status import context_of, health_issues_of, stdout_screen
 from gpu_scheduler.cli.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.core.command.build import conda_environment
 from gpu_scheduler.core.failure.last_error import rendered_lines
+from gpu_scheduler.core.failure.outcome_text import end_reason, outcome_text
+from gpu_scheduler.core.model.finding import Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.remedies import oom_remedy, remedy
+from gpu_scheduler.core.text.formatting import (
+    format_age,
+    limit_length,
+    memory_text,
+    safe_text,
+    without_repetition,
+)
 from gpu_scheduler.core.text.secrets import masked, masked_values
 from gpu_scheduler.health.doctor import job as checks
-from gpu_scheduler.health.doctor.findings import Finding, bad, finding_object, from_health_issue, ok, warn
-from gpu_scheduler.health.doctor.findings import format_finding as finding_line
 from gpu_scheduler.intake.pauses import requested_pauses
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views import job_views
 from gpu_scheduler.views.event_messages import dated_line
-from gpu_scheduler.views.formatting import (
-    end_reason,
-    format_age,
-    limit_length,
-    memory_text,
-    outcome_text,
-    safe_text,
-    without_repetition,
-)
-from gpu_scheduler.views.status_report import JobView
+from gpu_scheduler.views.findings import finding_object
+from gpu_scheduler.views.findings import format_finding as finding_line
 from gpu_scheduler.views.text_width import wrap_words
 
 #: Maximum lines of a failed job's log, and events of a job, that are shown.

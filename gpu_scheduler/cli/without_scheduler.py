@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.attempts.observe import (
     attempts_without_processes,
     observe_attempt,
@@ -18,6 +19,7 @@ from gpu_scheduler.attempts.observe import (
     recorded_runner,
 )
 from gpu_scheduler.attempts.protocol import request_stop, sweep
+from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.errors import SchedulerError
@@ -25,8 +27,6 @@ from gpu_scheduler.store import state_file
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.formatting import outcome_text
-from gpu_scheduler.views.job_views import ViewContext, job_view
 
 #: Seconds that a runner may need beyond the grace to finish its job (docs/design.md, Reconciling).
 STOP_MARGIN_S = 10.0

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
 
+from gpu_scheduler.core.text.formatting import format_duration
 from gpu_scheduler.system.procfs import Proc
-from gpu_scheduler.views.formatting import format_duration
 
 _SESSION_NAME = re.compile(r"gpujob_(?P<gpus>[^_]*)_.*")
 #: Reason and remedy when a first start is refused because jobs of the older scheduler run.

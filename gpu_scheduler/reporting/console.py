@@ -17,6 +17,7 @@ from logging.handlers import QueueHandler
 from pathlib import Path
 
 from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.core.text.progress_frames import FrameFilter
 from gpu_scheduler.core.text.sanitize import sanitized
 from gpu_scheduler.errors import SchedulerError
@@ -25,7 +26,6 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.shortages import describe_shortage, reraise_shortage
 from gpu_scheduler.views import colours
 from gpu_scheduler.views.event_messages import message_of
-from gpu_scheduler.views.formatting import safe_text
 from gpu_scheduler.views.terminal_lines import Terminal, format_event, format_message
 
 #: Maximum number of lines that wait for the terminal.

@@ -16,6 +16,7 @@ from pathlib import Path
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.core.model.share import share_text
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.actions import Action, RecordUsage
 from gpu_scheduler.core.scheduling.facts import Facts, Settings
@@ -25,7 +26,6 @@ from gpu_scheduler.reporting.status_board_file import StatusBoardFile
 from gpu_scheduler.store import events
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.event_messages import message_of
-from gpu_scheduler.views.formatting import share_text
 
 log = logging.getLogger(__name__)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import sqlite3
 
+from gpu_scheduler.app.job_views import ViewContext, job_view
+from gpu_scheduler.app.status_report import JobView, MalformedLineView
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt, FinishJob
 from gpu_scheduler.core.scheduling.draining import JobEnd, exit_code
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.job_views import ViewContext, job_view
-from gpu_scheduler.views.status_report import JobView, MalformedLineView
 from gpu_scheduler.views.unfinished import unfinished_text
 
 log = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ from gpu_scheduler.attempts.observe import observe_attempt
 from gpu_scheduler.attempts.protocol import observe, processes_of, recorded_command, void_claim
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.core.scheduling.restored_attempts import restore, supersede
 from gpu_scheduler.errors import SchedulerError
@@ -28,7 +29,6 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.inspection import StoreCondition, inspect_store
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
-from gpu_scheduler.views.titles import format_ranges
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from gpu_scheduler.attempts.executor import Executor
 from gpu_scheduler.config import STATE_FILE, StartOptions
 from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
@@ -37,7 +38,6 @@ from gpu_scheduler.store.inspection import inspect_store
 from gpu_scheduler.store.lock import InstanceLock, locking_pids, scheduler_pid
 from gpu_scheduler.store.ownership import Ownership
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.formatting import pid_text
 
 log = logging.getLogger(__name__)
 

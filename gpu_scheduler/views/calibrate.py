@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_scheduler.core.scheduling.calibration import MIN_RUN_S, MIN_RUNS, Advice, suggested_entries
+from gpu_scheduler.core.text.formatting import format_duration, safe_text
 from gpu_scheduler.core.text.secrets import masked
-from gpu_scheduler.views.formatting import format_duration, safe_text
 from gpu_scheduler.views.tables import PlainColumn, PlainRow, table_renderer
 
 _COLUMNS: tuple[PlainColumn, ...] = (

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gpu_scheduler.core.model.event import Event
-from gpu_scheduler.core.model.share import WHOLE, format_share
+from gpu_scheduler.core.model.share import WHOLE, format_share, share_text
 from gpu_scheduler.core.scheduling.declaration_accuracy import judge_declaration
 from gpu_scheduler.core.scheduling.misplaced import misplaced_process_message
+from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.core.text.secrets import masked
-from gpu_scheduler.views.formatting import safe_text, share_text
 
 #: Outcome -> its label in the log line of a finished job.
 OUTCOME_LABELS = {

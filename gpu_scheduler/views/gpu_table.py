@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpu_scheduler.app import status_report
+from gpu_scheduler.app.status_report import GpuStatusView
+from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.core.model.share import format_share
-from gpu_scheduler.views import status_report
+from gpu_scheduler.core.text.formatting import format_memory, safe_text
 from gpu_scheduler.views.colours import GREEN, RED, YELLOW
-from gpu_scheduler.views.formatting import format_memory, safe_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow
-from gpu_scheduler.views.status_report import GpuStatusView
-from gpu_scheduler.views.titles import format_ranges
 
 _COLOURS = {status_report.LOST: RED, status_report.PAUSED: YELLOW, status_report.AVAILABLE: GREEN}
 

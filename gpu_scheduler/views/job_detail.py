@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy
+from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
 from gpu_scheduler.core.text.secrets import masked_values
-from gpu_scheduler.views.formatting import format_age, format_duration, outcome_text, safe_text
 from gpu_scheduler.views.status_json import job_object
-from gpu_scheduler.views.status_report import JobView
 
 _LABEL_WIDTH = 14
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.core.failure.outcome_text import outcome_text
+from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.views.colours import CYAN, FAINT, OF_STATE, RED, YELLOW, of_outcome
-from gpu_scheduler.views.formatting import (
+from gpu_scheduler.core.text.formatting import (
     format_age,
     format_elapsed,
     limit_length,
     memory_text,
-    outcome_text,
     safe_text,
 )
+from gpu_scheduler.views.colours import CYAN, FAINT, OF_STATE, RED, YELLOW, of_outcome
 from gpu_scheduler.views.layout import Cell, Column, TableRow
-from gpu_scheduler.views.status_report import JobView
-from gpu_scheduler.views.titles import common_prefix, format_ranges, title
+from gpu_scheduler.views.titles import common_prefix, title
 
 COLUMNS = (
     Column("Job", is_right=True), Column("State"), Column("GPUs"), Column("Time", is_right=True),

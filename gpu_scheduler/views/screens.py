@@ -7,8 +7,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gpu_scheduler.core.text.formatting import count_noun, format_age, safe_text
 from gpu_scheduler.core.text.secrets import masked
-from gpu_scheduler.views.formatting import count_noun, format_age, safe_text
 from gpu_scheduler.views.tables import PlainColumn, PlainRow, table_renderer
 
 SessionState = Literal["attached", "detached", "starting", "unlisted", "closed", "unknown"]

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpu_scheduler.app.status_report import GpuStatusView, JobView, StatusReport
 from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.text.secrets import masked, masked_values
-from gpu_scheduler.views.status_report import GpuStatusView, JobView, StatusReport
 
 
 def gpu_object(gpu: GpuStatusView) -> dict[str, Any]:

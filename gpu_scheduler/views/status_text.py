@@ -6,9 +6,10 @@ import posixpath
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
+from gpu_scheduler.core.text.formatting import format_age, limit_length, pid_text, safe_text
 from gpu_scheduler.views.colours import BOLD, RED, YELLOW, of_outcome
-from gpu_scheduler.views.formatting import format_age, limit_length, pid_text, safe_text
 from gpu_scheduler.views.gpu_table import gpu_rows
 from gpu_scheduler.views.job_table import (
     COLUMNS,
@@ -28,7 +29,6 @@ from gpu_scheduler.views.layout import (
     render_line,
     table,
 )
-from gpu_scheduler.views.status_report import JobView, StatusReport
 from gpu_scheduler.views.text_width import display_width, wrap_text
 
 #: Maximum numbers of malformed lines and of warnings: without a limit on rows, and on a screen.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.states import WAITING, JobState
+from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.views.colours import CYAN, FAINT, GREEN, RED, YELLOW, coloured, of_outcome
 from gpu_scheduler.views.event_messages import EventMessage
-from gpu_scheduler.views.formatting import safe_text
 from gpu_scheduler.views.status_board import (
     FAILURE_MARK,
     RETRY_MARK,

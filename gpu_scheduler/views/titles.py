@@ -7,10 +7,9 @@ import posixpath
 import shlex
 from collections.abc import Sequence
 
-from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.core.text.formatting import limit_length, safe_text
 from gpu_scheduler.core.text.secrets import masked_words
-from gpu_scheduler.views.formatting import limit_length, safe_text
-from gpu_scheduler.views.status_report import JobView
 
 
 def title(job: JobView) -> str:
@@ -42,8 +41,3 @@ def common_prefix(titles: Sequence[str]) -> str:
         count += 1
     same = " ".join(words[0][:count])
     return same if not same or all(len(each) == count for each in words) else f"{same} …"
-
-
-def format_ranges(numbers: Sequence[int]) -> str:
-    """Formats ids as ranges: "3, 7-9, 12-31"; two consecutive ids are not joined."""
-    return format_gpu_list(numbers).replace(",", ", ")

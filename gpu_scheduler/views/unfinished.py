@@ -5,9 +5,9 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 
+from gpu_scheduler.app.status_report import JobView, MalformedLineView
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.views.formatting import limit_length, safe_text
-from gpu_scheduler.views.status_report import JobView, MalformedLineView
+from gpu_scheduler.core.text.formatting import limit_length, safe_text
 
 #: Maximum number of lines and jobs listed.
 MAX_ITEMS = 10

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpu_scheduler.health.doctor.findings import Finding, bad, ok, warn
+from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
 from gpu_scheduler.health.doctor.run_checks import DoctorOptions, run_checks
 from tests.cli.desk import Desk
 

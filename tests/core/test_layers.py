@@ -41,23 +41,23 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "store": (*CORE, *TOP, "system"),
     "gpus.probes": ("core.model", "errors", "runner.folder"),
     "gpus": (*CORE, *TOP, "system", "runner.membership", "gpus.probes", "store"),
-    "attempts": (*CORE, *TOP, "system", "runner", *STORE, "store.writer", "store.attempt_folders", "views.formatting"),
+    "attempts": (*CORE, *TOP, "system", "runner", *STORE, "store.writer", "store.attempt_folders"),
     "executors": ("core.command", "runner.folder", "attempts.executor", "attempts.prepare"),
     "intake": (*CORE, *TOP, "system", *STORE),
     "health": (
-        *CORE, *TOP, "system", "runner.folder", "runner.shortage", *STORE, "attempts.log_folder", "views.formatting",
+        *CORE, *TOP, "system", "runner.folder", "runner.shortage", *STORE, "attempts.log_folder",
     ),
     "health.doctor": (
         *CORE, *TOP, "system", "health", *STORE, "store.filesystem", "store.host", "store.attempt_folders",
         "store.backups", "store.inspection", "gpus", "gpus.probes", "attempts.log_folder", "executors.screen",
-        "intake", "views.formatting", "views.text_width", "views.titles",
+        "intake",
     ),
     "app": (*CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health"),
     "views": (*CORE, "errors", "app"),
-    "reporting": (*CORE, *TOP, "system", *STORE, "health", "attempts", "views"),
+    "reporting": (*CORE, *TOP, "system", *STORE, "health", "attempts", "app", "views"),
     "scheduler": (
         *CORE, *TOP, "system", "runner", "store", "attempts", "gpus", "gpus.probes", "executors", "intake", "health",
-        "reporting", "views",
+        "app", "reporting", "views",
     ),
     "cli": (
         *CORE, *TOP, "system", *STORE, "attempts", "app", "intake", "health", "health.doctor", "views",

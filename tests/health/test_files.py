@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.health.doctor import files
-from gpu_scheduler.health.doctor.findings import Finding
 from gpu_scheduler.store import backups
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store

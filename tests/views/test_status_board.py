@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import time
 
+from gpu_scheduler.app.status_report import GpuStatusView, JobView
 from gpu_scheduler.views.status_board import MemoryUse, StatusBoard, to_text
-from gpu_scheduler.views.status_report import GpuStatusView, JobView
 
 NOW = 1_000_000.0
 GPUS = (

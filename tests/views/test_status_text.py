@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from gpu_scheduler.core.model.health_issue import HealthIssue
-from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.views.layout import Viewport
-from gpu_scheduler.views.status_json import to_json
-from gpu_scheduler.views.status_report import (
+from gpu_scheduler.app.status_report import (
     GpuStatusView,
     JobsFileView,
     JobView,
     MalformedLineView,
     StatusReport,
 )
+from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.views.layout import Viewport
+from gpu_scheduler.views.status_json import to_json
 from gpu_scheduler.views.status_text import to_text
 
 GOLDEN = Path(__file__).with_name("golden")

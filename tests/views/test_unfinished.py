@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpu_scheduler.app.status_report import JobView, MalformedLineView
 from gpu_scheduler.core.model.line_wait import LineWait
-from gpu_scheduler.views.status_report import JobView, MalformedLineView
 from gpu_scheduler.views.unfinished import MAX_ITEMS, unfinished_text
 
 

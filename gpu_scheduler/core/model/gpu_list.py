@@ -6,7 +6,7 @@ The list holds indices only; placement decides which of those GPUs can be used n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 #: The largest accepted index, so that a range such as 0-999999999 is never expanded.
@@ -68,3 +68,8 @@ def format_gpu_list(gpus: Iterable[int] | None) -> str:
             runs.append([gpu])
     texts = [",".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in runs]
     return ",".join(texts)
+
+
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Formats ids as ranges: "3, 7-9, 12-31"; two consecutive ids are not joined."""
+    return format_gpu_list(numbers).replace(",", ", ")

@@ -27,3 +27,8 @@ def format_share(thousandths: int) -> str:
     """Formats a share as the shortest decimal text: 500 -> "0.5", 1000 -> "1"."""
     whole, rest = divmod(thousandths, WHOLE)
     return f"{whole}.{rest:03d}".rstrip("0") if rest else str(whole)
+
+
+def share_text(share: int, mib: int | None) -> str:
+    """Formats a declared share (thousandths) with its memory: "share 0.25 (6144 MiB)"."""
+    return f"share {format_share(share)}" + ("" if mib is None else f" ({mib} MiB)")

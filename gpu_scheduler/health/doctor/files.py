@@ -13,8 +13,10 @@ from contextlib import closing
 from pathlib import Path
 
 from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.core.model.finding import Finding, bad, from_health_issue, ok, warn
+from gpu_scheduler.core.model.gpu_list import format_ranges
+from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.health.doctor.findings import Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.health.storage import find_issues
 from gpu_scheduler.intake.file_snapshot import JobsFile
 from gpu_scheduler.intake.llm_config import LlmConfigFile
@@ -30,8 +32,6 @@ from gpu_scheduler.store.lock import scheduler_pid
 from gpu_scheduler.store.permissions import check_entries
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
-from gpu_scheduler.views.formatting import pid_text
-from gpu_scheduler.views.titles import format_ranges
 
 #: Free space in bytes below which `doctor` warns.
 _LOW_SPACE_BYTES = 256 * 1024 * 1024

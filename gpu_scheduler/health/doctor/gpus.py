@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes import ProbeKind
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.probes.visible_devices import restrict_to_visible
-from gpu_scheduler.health.doctor.findings import Finding, bad, ok, warn
 
 #: Seconds that the first sample may take.
 PROBE_TIMEOUT_S = 5.0

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 
+from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.line_wait import LineWait
@@ -13,8 +14,7 @@ from gpu_scheduler.core.model.share import format_share
 from gpu_scheduler.core.scheduling.needs import Need
 from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits, WaitReason, obstacle, place
 from gpu_scheduler.core.scheduling.remedies import gpu_remedy
-from gpu_scheduler.health.doctor.findings import Finding, bad, ok, warn
-from gpu_scheduler.views.formatting import count_noun, format_memory, pid_text
+from gpu_scheduler.core.text.formatting import count_noun, format_memory, pid_text
 
 _MAX_NEARBY = 5
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_scheduler.attempts.log_folder import user_name
-from gpu_scheduler.health.doctor.findings import Finding, ok, warn
+from gpu_scheduler.core.model.finding import Finding, ok, warn
 from gpu_scheduler.system.run_program import run_program
 
 #: Folders of logind's configuration; later ones override earlier ones.

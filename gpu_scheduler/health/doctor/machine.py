@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpu_scheduler.health.doctor.findings import Finding, ok, warn
+from gpu_scheduler.core.model.finding import Finding, ok, warn
 
 #: Watches that a scheduler with some hundred jobs uses, and ptys that should be free.
 _MIN_WATCHES, _MIN_FREE_PTYS = 1024, 64

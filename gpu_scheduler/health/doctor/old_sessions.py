@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.health.doctor.findings import Finding, bad, ok, warn
+from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
 from gpu_scheduler.intake.pauses import imports_old_state_file
 from gpu_scheduler.store.data_dir import DataDir

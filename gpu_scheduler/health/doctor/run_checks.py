@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gpu_scheduler.attempts.log_folder import LogFolder, user_name
 from gpu_scheduler.core.command.environment import find_conda_sh
+from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.gpus.probes import ProbeKind
 from gpu_scheduler.health.doctor import files, gpus, logind, machine, old_sessions, software
-from gpu_scheduler.health.doctor.findings import Finding
 from gpu_scheduler.health.doctor.screen import screen
 from gpu_scheduler.store.data_dir import DataDir
 

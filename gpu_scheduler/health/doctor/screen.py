@@ -9,8 +9,8 @@ import stat
 from collections.abc import Callable, Iterator
 
 from gpu_scheduler.core.command.screen_list import parse_session_list
+from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
 from gpu_scheduler.executors.screen import screen_problem
-from gpu_scheduler.health.doctor.findings import Finding, bad, ok, warn
 from gpu_scheduler.system.run_program import run_program
 
 #: Versions that let a local user become root if Screen is set-uid root (CVE-2017-5618, CVE-2025-23395).

@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from gpu_scheduler import __version__
+from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
 from gpu_scheduler.health.doctor.conda import list_environments, parse_environments
-from gpu_scheduler.health.doctor.findings import Finding, bad, ok, warn
 
 #: Module -> the package that provides it.
 PACKAGES = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
+from gpu_scheduler.app import status_report
+from gpu_scheduler.app.job_views import StoreRow
+from gpu_scheduler.app.status_report import GpuStatusView
 from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.placement import Limits
-from gpu_scheduler.views import status_report
-from gpu_scheduler.views.job_views import StoreRow
-from gpu_scheduler.views.status_report import GpuStatusView
 
 _DEFAULT_LIMITS = Limits()
 

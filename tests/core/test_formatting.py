@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.views.formatting import (
+from gpu_scheduler.core.failure.outcome_text import outcome_text
+from gpu_scheduler.core.text.formatting import (
     count_noun,
     format_age,
     format_duration,
     format_memory,
     limit_length,
     memory_text,
-    outcome_text,
     safe_text,
     without_repetition,
 )

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.app.job_views import AWAITING_PROCESSES, ViewContext, job_view
+from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, ResultNote, StopNote
 from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.views import job_table
-from gpu_scheduler.views.job_views import AWAITING_PROCESSES, ViewContext, job_view
-from gpu_scheduler.views.status_report import JobView
 
 NOW = Now(1000.0, 500.0, "boot")
 

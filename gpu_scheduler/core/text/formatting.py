@@ -1,13 +1,10 @@
-"""Formats times, sizes and outcomes as text, and makes user text safe to print."""
+"""Formats times, sizes and counts as text, and makes user text safe to print."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 
-from gpu_scheduler.core.failure.explanation import signal_name
-from gpu_scheduler.core.model.share import format_share
-from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.text.secrets import masked
 
 #: Control characters, direction marks, line separators and lone surrogates.
@@ -111,27 +108,6 @@ def memory_text(peaks: Mapping[int, int], declared: int | None) -> str:
     parts = [f"GPU {gpu} {mib}" for gpu, mib in sorted(peaks.items())]
     peak = ", ".join(parts) if len(parts) > 1 else str(max(peaks.values(), default="?"))
     return f"{peak} MiB" if declared is None else f"{peak} of {declared} MiB"
-
-
-def share_text(share: int, mib: int | None) -> str:
-    """Formats a declared share (thousandths) with its memory: "share 0.25 (6144 MiB)"."""
-    return f"share {format_share(share)}" + ("" if mib is None else f" ({mib} MiB)")
-
-
-def outcome_text(outcome: str, exit_code: int | None, signal: int | None) -> str:
-    """Formats the outcome of a job: "completed", "failed, exit code 7", "failed, SIGKILL", "timed out"."""
-    words = outcome.replace("_", " ")
-    if outcome != Outcome.FAILED.value:
-        return words
-    if signal is not None:
-        return f"{words}, {signal_name(signal)}"
-    return words if exit_code is None else f"{words}, exit code {exit_code}"
-
-
-def end_reason(reason: str | None, exit_code: int | None, signal: int | None) -> str:
-    """Returns the reason of an end without the exit code or signal, which `outcome_text` already names."""
-    known = f"exit code {exit_code}" if signal is None else f"killed by {signal_name(signal)}"
-    return "" if reason is None or reason == known else reason.removeprefix(f"{known}: ")
 
 
 def count_noun(count: int, noun: str) -> str:

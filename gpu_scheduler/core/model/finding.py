@@ -1,4 +1,4 @@
-"""Defines the findings of checks and formats them as text."""
+"""Defines the findings of checks of a check."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpu_scheduler.core.model.health_issue import HealthIssue
-from gpu_scheduler.views.formatting import limit_length, safe_text
-from gpu_scheduler.views.text_width import wrap_words
 
 Grade = Literal["ok", "warn", "bad"]
 
@@ -44,25 +42,3 @@ def from_health_issue(issue: HealthIssue) -> Finding:
     """Returns the finding of a health issue; bad if it stops new starts."""
     judge = bad if issue.blocks_starts else warn
     return judge(issue.subject, f"{issue.path} {issue.problem}", issue.remedy)
-
-
-def finding_object(finding: Finding) -> dict[str, str]:
-    """Returns a finding as docs/json.md describes it."""
-    return {
-        "check": finding.check,
-        "grade": finding.grade,
-        "message": finding.message,
-        "remedy": finding.remedy,
-    }
-
-
-def format_finding(finding: Finding, width: int | None = None) -> str:
-    """Formats a finding and its remedy as lines. width: terminal width to wrap to; None: no wrapping."""
-    head = f"{finding.grade:<4}  {finding.check:<20}  "
-    texts = [
-        safe_text(limit_length(finding.message)),
-        *([safe_text(finding.remedy)] if finding.remedy else []),
-    ]
-    if width is not None:
-        texts = [row for text in texts for row in wrap_words(text, max(20, width - len(head)))]
-    return head + f"\n{' ' * len(head)}".join(texts)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.app.gpu_views import gpu_views
 from gpu_scheduler.core.scheduling.placement import Limits
-from gpu_scheduler.views.gpu_views import gpu_views
 
 
 def gpu(**values: Any) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.share import share_text
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
-from gpu_scheduler.views.formatting import share_text
-from gpu_scheduler.views.status_report import JobView
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.now import Now

@@ -1,0 +1,29 @@
+"""Formats the findings of checks as text and JSON."""
+
+from __future__ import annotations
+
+from gpu_scheduler.core.model.finding import Finding
+from gpu_scheduler.core.text.formatting import limit_length, safe_text
+from gpu_scheduler.views.text_width import wrap_words
+
+
+def finding_object(finding: Finding) -> dict[str, str]:
+    """Returns a finding as docs/json.md describes it."""
+    return {
+        "check": finding.check,
+        "grade": finding.grade,
+        "message": finding.message,
+        "remedy": finding.remedy,
+    }
+
+
+def format_finding(finding: Finding, width: int | None = None) -> str:
+    """Formats a finding and its remedy as lines. width: terminal width to wrap to; None: no wrapping."""
+    head = f"{finding.grade:<4}  {finding.check:<20}  "
+    texts = [
+        safe_text(limit_length(finding.message)),
+        *([safe_text(finding.remedy)] if finding.remedy else []),
+    ]
+    if width is not None:
+        texts = [row for text in texts for row in wrap_words(text, max(20, width - len(head)))]
+    return head + f"\n{' ' * len(head)}".join(texts)
