@@ -23,7 +23,7 @@ from gpu_scheduler.cli.store_access import (
     scheduler_pid_of,
 )
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import StoreNotFoundError
@@ -172,7 +172,7 @@ def health_issues_of(store: Store) -> tuple[HealthIssue, ...]:
     trust = started.trust_files
     found = find_issues(store.data_dir, LogFolder.from_json(logs) if logs is not None else None, trust=trust)
     config = (
-        unusable_file_issue("llm_config", Path(started.llm_config), trust=trust)
+        unusable_file_issue(HealthSubject.LLM_CONFIG, Path(started.llm_config), trust=trust)
         if started.llm_config
         else None
     )
@@ -183,7 +183,8 @@ def _copy_issues(store: Store) -> Iterator[HealthIssue]:
     of = original_of_copy(store)
     if of is not None:
         problem, remedy = f"is a copy of {of}, which still exists", "`start` lists the options"
-        yield HealthIssue("record", str(store.data_dir.folder), problem, remedy, blocks_starts=True)
+        folder = str(store.data_dir.folder)
+        yield HealthIssue(HealthSubject.STORE, folder, problem, remedy, blocks_starts=True)
 
 
 def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -> job_views.ViewContext:

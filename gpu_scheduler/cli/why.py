@@ -27,7 +27,7 @@ from gpu_scheduler.cli.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.core.command.build import conda_environment
 from gpu_scheduler.core.failure.last_error import rendered_lines
 from gpu_scheduler.core.failure.outcome_text import end_reason, outcome_text
-from gpu_scheduler.core.model.finding import Finding, bad, from_health_issue, ok, warn
+from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.now import Now
@@ -59,7 +59,7 @@ _MAX_EVENTS = 3
 _MAX_JOBS_NAMED = 5
 _NEARBY_LINES = 3
 #: Checks that say how a job ended, and checks that may say what else was wrong.
-_END_CHECKS, _OTHER_CHECKS = ("end", "held"), ("scheduler", "seen", "log")
+_END_CHECKS, _OTHER_CHECKS = (Check.END, Check.HELD), (Check.SCHEDULER, Check.SEEN, Check.LOG)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _findings(inspection: JobInspection) -> Iterator[Finding]:
         yield from _check_finished(inspection)
     else:
         yield from _check_running(inspection)
-    yield from (warn("seen", warning, "") for warning in inspection.view.warnings)
+    yield from (warn(Check.SEEN, warning, "") for warning in inspection.view.warnings)
     yield from _check_logs(inspection)
 
 
@@ -141,7 +141,7 @@ def _check_waiting(inspection: JobInspection, state: JobState) -> Iterator[Findi
     if state is JobState.HELD:
         yield checks.held(row["id"], row["held_by"], inspection.view.reason)
     yield from map(from_health_issue, health_issues_of(store))
-    yield ok("need", current_need(store, row)[1])
+    yield ok(Check.NEED, current_need(store, row)[1])
     if store.other_host is None:  # processes, files and conda must be checked on the scheduler's host
         yield from _check_gpus(inspection)
         conda_sh = recorded_options(store).conda_sh
@@ -166,7 +166,7 @@ def _check_gpus(inspection: JobInspection) -> Iterator[Finding]:
     store, spec = inspection.store, inspection.spec
     rows = store.gpus()
     if not rows:
-        yield bad("GPUs", "none is known yet", "`start` detects them; `doctor` shows what it would find")
+        yield bad(Check.GPUS, "none is known yet", "`start` detects them; `doctor` shows what it would find")
         return
     from gpu_scheduler.health.doctor import gpu_views
 
@@ -180,7 +180,7 @@ def _check_gpus(inspection: JobInspection) -> Iterator[Finding]:
         yield checks.gpu(view, need, spec.allowed, limits, holders)
     sampled = max((row["sampled_at"] for row in rows if row["sampled_at"] is not None), default=None)
     if inspection.pid is None and sampled is not None:
-        yield warn("values", f"the GPUs were last sampled {format_age(sampled, inspection.now.wall)}", "")
+        yield warn(Check.VALUES, f"the GPUs were last sampled {format_age(sampled, inspection.now.wall)}", "")
 
 
 def _check_line(inspection: JobInspection) -> Iterator[Finding]:
@@ -206,24 +206,24 @@ def _check_running(inspection: JobInspection) -> Iterator[Finding]:
     follow = f"`logs {job.id} -f` follows its output"
     if job.session:
         follow = f"`attach {job.id}` opens its session, {follow}"
-    yield ok("runs", f"on GPU {gpus}{since}; {follow}")
+    yield ok(Check.RUNS, f"on GPU {gpus}{since}; {follow}")
     memory = memory_text(job.peaks, job.vram_declared)
     if memory:
-        yield ok("memory", f"peak so far {memory}")
+        yield ok(Check.MEMORY, f"peak so far {memory}")
 
 
 def _check_finished(inspection: JobInspection) -> Iterator[Finding]:
     job = inspection.view
     again = f"`retry {job.id}` runs it again"
     if job.outcome == Outcome.COMPLETED.value:
-        yield ok("end", f"it exited with 0; {again}")
+        yield ok(Check.END, f"it exited with 0; {again}")
         return
     told = job.reason or outcome_text(job.outcome or "ended", job.exit_code, job.signal)
     if job.outcome not in FAILED:
-        yield warn("end", told, again)
+        yield warn(Check.END, told, again)
         return
     found = _oom_remedy(inspection, told) or remedy(told)
-    yield bad("end", told, f"{found}; then {again}" if found else again)
+    yield bad(Check.END, told, f"{found}; then {again}" if found else again)
     if inspection.attempt is not None:
         folder = inspection.store.data_dir.attempt_folder(
             job.id, inspection.attempt["number"], inspection.attempt["token"]
@@ -246,12 +246,12 @@ def _check_logs(inspection: JobInspection) -> Iterator[Finding]:
     job = inspection.view
     if job.log is not None:
         there = os.path.exists(job.log)
-        yield ok("log", job.log) if there else warn("log", f"{job.log} no longer exists", "")
+        yield ok(Check.LOG, job.log) if there else warn(Check.LOG, f"{job.log} no longer exists", "")
     else:
-        yield ok("log", "none: the job was never started")
+        yield ok(Check.LOG, "none: the job was never started")
     told = [one for one in events_of_job(inspection.store, job.id) if one.kind != JobState.RUNNING]
     for event in told[-_MAX_EVENTS:]:
-        yield ok("events", dated_line(event, recorded_options(inspection.store).tolerance))
+        yield ok(Check.EVENTS, dated_line(event, recorded_options(inspection.store).tolerance))
 
 
 def _has_failed(inspection: JobInspection) -> bool:

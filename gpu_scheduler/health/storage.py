@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpu_scheduler.attempts.log_folder import LogFolder
-from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
 from gpu_scheduler.runner.folder import SHORTAGE
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
@@ -48,7 +48,7 @@ def find_issues(
     log_folder: None if not known. trust: files are used whoever owns them or may write them.
     """
     found = [*_log_folder_issues(log_folder)] if log_folder is not None else []
-    store = _folder_issue("store", data_dir.folder, data_dir.runs)
+    store = _folder_issue(HealthSubject.STORE, data_dir.folder, data_dir.runs)
     if store is not None:
         found.append(store)
     is_reported = store is not None and _same_disk(
@@ -76,14 +76,16 @@ def _log_folder_issues(log_folder: LogFolder) -> Iterator[HealthIssue]:
         if why is None:
             break
         instead = f"job logs go to {usable}; {remedy}" if usable is not None else remedy
-        yield HealthIssue("log folder", str(path), why, instead, blocks_starts=usable is None)
+        yield HealthIssue(HealthSubject.LOG_FOLDER, str(path), why, instead, blocks_starts=usable is None)
     if usable is not None:
-        issue = _folder_issue("log folder", usable)
+        issue = _folder_issue(HealthSubject.LOG_FOLDER, usable)
         if issue is not None:
             yield issue
 
 
-def _folder_issue(what: str, folder: Path, path_within: Path | None = None) -> HealthIssue | None:
+def _folder_issue(
+    subject: HealthSubject, folder: Path, path_within: Path | None = None
+) -> HealthIssue | None:
     """Returns the issue that keeps a folder from being written; None if it can be.
 
     For a missing folder, which is created when needed, the nearest existing parent is checked. path_within: a
@@ -96,7 +98,7 @@ def _folder_issue(what: str, folder: Path, path_within: Path | None = None) -> H
     return (
         None
         if error is None
-        else HealthIssue(what, str(folder), *_problem_and_remedy(error, path), blocks_starts=True)
+        else HealthIssue(subject, str(folder), *_problem_and_remedy(error, path), blocks_starts=True)
     )
 
 
@@ -106,15 +108,15 @@ def _file_issues(data_dir: DataDir, *, disk_reported: bool, trust: bool) -> Iter
     error = _write_error(path.parent)
     if error is not None and (not disk_reported or error.errno in _PERMISSION_ERRNOS):
         yield HealthIssue(
-            "state file", str(path), *_problem_and_remedy(error, path.parent), blocks_starts=False
+            HealthSubject.STATE_FILE, str(path), *_problem_and_remedy(error, path.parent), blocks_starts=False
         )
     elif error is None:
-        yield from _file_access_issues("state file", data_dir.state_file, os.R_OK, trust)
-        yield from _file_access_issues("main log", data_dir.main_log, os.W_OK, trust)
+        yield from _file_access_issues(HealthSubject.STATE_FILE, data_dir.state_file, os.R_OK, trust)
+        yield from _file_access_issues(HealthSubject.MAIN_LOG, data_dir.main_log, os.W_OK, trust)
 
 
 def unusable_file_issue(
-    what: str, path: Path, *, trust: bool, max_bytes: int | None = MAX_JSON_BYTES
+    subject: HealthSubject, path: Path, *, trust: bool, max_bytes: int | None = MAX_JSON_BYTES
 ) -> HealthIssue | None:
     """Returns the issue of a file that is rejected for its kind, size, owner or permissions.
 
@@ -127,23 +129,29 @@ def unusable_file_issue(
         return None  # the machine is short of resources; the file may be fine
     if found.kind is ProblemKind.UNREADABLE:
         return HealthIssue(
-            what, str(path), f"cannot be opened ({found.detail})", "remove it", blocks_starts=False
+            subject, str(path), f"cannot be opened ({found.detail})", "remove it", blocks_starts=False
         )
     return HealthIssue(
-        what, str(path), found.description, found.remedy or "remove it, or move it aside", blocks_starts=False
+        subject,
+        str(path),
+        found.description,
+        found.remedy or "remove it, or move it aside",
+        blocks_starts=False,
     )
 
 
-def _file_access_issues(what: str, path: Path, access: int, trust: bool) -> Iterator[HealthIssue]:
+def _file_access_issues(
+    subject: HealthSubject, path: Path, access: int, trust: bool
+) -> Iterator[HealthIssue]:
     issue = unusable_file_issue(
-        what, path, trust=trust, max_bytes=MAX_JSON_BYTES if access == os.R_OK else None
+        subject, path, trust=trust, max_bytes=MAX_JSON_BYTES if access == os.R_OK else None
     )
     if issue is not None:
         yield issue
     elif path.exists() and not os.access(path, access, effective_ids=True):
         verb = "readable" if access == os.R_OK else "writable"
         remedy = f"chmod u+rw {shlex.quote(str(path))}"
-        yield HealthIssue(what, str(path), f"is not {verb}", remedy, blocks_starts=False)
+        yield HealthIssue(subject, str(path), f"is not {verb}", remedy, blocks_starts=False)
 
 
 def _write_error(folder: Path) -> OSError | None:

@@ -28,9 +28,9 @@ from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
 from gpu_scheduler.reporting.console import Console
+from gpu_scheduler.reporting.drain_report import DrainReport
 from gpu_scheduler.reporting.reporter import EventReporter
 from gpu_scheduler.scheduler.backup_timer import BackupTimer
-from gpu_scheduler.scheduler.drain_report import DrainReport
 from gpu_scheduler.scheduler.loop import Loop, next_deadline
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.scheduler.wiring import launch_options_of, started_of

@@ -10,7 +10,7 @@ from gpu_scheduler.views.text_width import wrap_words
 def finding_object(finding: Finding) -> dict[str, str]:
     """Returns a finding as docs/json.md describes it."""
     return {
-        "check": finding.check,
+        "check": finding.name,
         "grade": finding.grade,
         "message": finding.message,
         "remedy": finding.remedy,
@@ -19,7 +19,7 @@ def finding_object(finding: Finding) -> dict[str, str]:
 
 def format_finding(finding: Finding, width: int | None = None) -> str:
     """Formats a finding and its remedy as lines. width: terminal width to wrap to; None: no wrapping."""
-    head = f"{finding.grade:<4}  {finding.check:<20}  "
+    head = f"{finding.grade:<4}  {finding.name:<20}  "
     texts = [
         safe_text(limit_length(finding.message)),
         *([safe_text(finding.remedy)] if finding.remedy else []),

@@ -6,38 +6,39 @@ import json
 
 import pytest
 
-from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
+from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.health.doctor.run_checks import DoctorOptions, run_checks
 from tests.cli.desk import Desk
 
 
 def findings(monkeypatch: pytest.MonkeyPatch, *found: Finding) -> None:
-    monkeypatch.setattr("gpu_scheduler.cli.doctor.examine", lambda asked, waits: iter(found))
+    monkeypatch.setattr("gpu_scheduler.cli.doctor.run_checks", lambda asked, waits: iter(found))
 
 
 def test_doctor_prints_each_check_with_its_remedy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    findings(monkeypatch, ok("a", "fine"), warn("b", "odd \x1b", "do this"), bad("c", "broken", "do that"))
+    broken = bad(Check.DRIVER, "broken", "do that")
+    findings(monkeypatch, ok(Check.USER, "fine"), warn(Check.STORE, "odd \x1b", "do this"), broken)
     assert desk.run("doctor") == (
         1,
-        "ok    a                     fine\n"
-        "warn  b                     odd \\x1b\n"
+        "ok    user                  fine\n"
+        "warn  store                 odd \\x1b\n"
         "                            do this\n"
-        "bad   c                     broken\n"
+        "bad   driver                broken\n"
         "                            do that\n"
         "\n1 warning, 1 bad\n",
         "",
     )
-    findings(monkeypatch, ok("a", "fine"), warn("b", "odd", "do this"))
+    findings(monkeypatch, ok(Check.USER, "fine"), warn(Check.STORE, "odd", "do this"))
     assert desk.run("doctor")[0] == 0
 
 
 def test_json(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    findings(monkeypatch, warn("b", "odd", "do this"))
+    findings(monkeypatch, warn(Check.STORE, "odd", "do this"))
     code, out, _ = desk.run("doctor", "--json")
     assert code == 0
     assert json.loads(out) == {
         "ok": True,
-        "checks": [{"check": "b", "grade": "warn", "message": "odd", "remedy": "do this"}],
+        "checks": [{"check": "store", "grade": "warn", "message": "odd", "remedy": "do this"}],
     }
 
 
@@ -80,5 +81,5 @@ def test_doctor_shows_progress_only_on_a_terminal(desk: Desk, monkeypatch: pytes
     asked = DoctorOptions(desk.data_dir, "", None, None, "auto", "1", None)
     assert list(run_checks(asked, said.append))
     assert said == ["running conda", "reading the GPUs, at most 5 s"]
-    findings(monkeypatch, ok("a", "fine"))
+    findings(monkeypatch, ok(Check.USER, "fine"))
     assert desk.run("doctor")[2] == ""

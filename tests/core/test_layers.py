@@ -56,8 +56,8 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "views": (*CORE, "errors", "app"),
     "reporting": (*CORE, *TOP, "system", *STORE, "health", "attempts", "app", "views"),
     "scheduler": (
-        *CORE, *TOP, "system", "runner", "store", "attempts", "gpus", "gpus.probes", "executors", "intake", "health",
-        "app", "reporting", "views",
+        *CORE, *TOP, "system", "runner", "store", "attempts", "gpus", "gpus.probes", "executors", "intake",
+        "health", "reporting",
     ),
     "cli": (
         *CORE, *TOP, "system", *STORE, "attempts", "app", "intake", "health", "health.doctor", "views",
@@ -213,14 +213,20 @@ def test_the_runner_needs_the_standard_library_only() -> None:
         ("intake/x.py", "from gpu_scheduler.store.writer import StoreWriter", True),
         ("scheduler/loop.py", "from gpu_scheduler.store.store import Store", False),
         ("scheduler/loop.py", "from gpu_scheduler.cli import main", True),
+        ("scheduler/loop.py", "from gpu_scheduler.reporting.reporter import EventReporter", False),
+        ("scheduler/loop.py", "from gpu_scheduler.views.titles import title", True),
+        ("attempts/a.py", "from gpu_scheduler.views.titles import title", True),
+        ("health/doctor/a.py", "from gpu_scheduler.views.titles import title", True),
         ("views/a.py", "from gpu_scheduler.store.store import Store", True),
         ("__main__.py", "from gpu_scheduler.cli import main", False),
     ],
 )
 def test_the_table_tells_good_from_bad(tmp_path: Path, path: str, source: str, bad: bool) -> None:
     for module in (
-        "store/store.py", "store/writer.py", "gpus/probes/nvml.py", "core/model/b.py", "core/scheduling/plan.py",
-        "runner/supervise.py", "attempts/observe.py", "executors/direct.py", "scheduler/service.py", "errors.py",
+        "store/store.py", "store/writer.py", "gpus/probes/nvml.py", "core/model/b.py",
+        "core/scheduling/plan.py",
+        "runner/supervise.py", "attempts/observe.py", "executors/direct.py", "scheduler/service.py",
+        "errors.py", "reporting/reporter.py", "views/titles.py",
     ):  # fmt: skip
         (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / module).write_text("")

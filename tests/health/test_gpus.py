@@ -20,4 +20,4 @@ from gpu_scheduler.health.doctor import gpus
 )
 def test_grades_one_gpu(sample: GpuSample, grade: str, says: str) -> None:
     found = gpus._gpu(sample)
-    assert (found.check, found.grade, found.message) == ("GPU 3", grade, says)
+    assert (found.name, found.grade, found.message) == ("GPU 3", grade, says)

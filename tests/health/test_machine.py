@@ -87,7 +87,7 @@ def test_checks_conda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_checks_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     found = list(gpus.probe("auto", "2:80G", None))
-    assert [(one.check, one.grade) for one in found] == [("GPU 0", "ok"), ("GPU 1", "ok")]
+    assert [(one.name, one.grade) for one in found] == [("GPU 0", "ok"), ("GPU 1", "ok")]
     assert "of 81920 MiB" in found[0].message
     assert [one.grade for one in gpus.probe("auto", "2", "1")] == ["warn", "ok", "ok"]
     assert next(gpus.probe("auto", "2", "7")).grade == "bad"

@@ -20,6 +20,7 @@ from gpu_scheduler.attempts.executor import LaunchError
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.health_issue import HealthSubject
 from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors import forking
@@ -158,7 +159,8 @@ def test_observation_prevented_by_a_shortage_concludes_nothing(
         with pytest.raises(OSError, match="Too many open files"):
             look()
     home = DataDir.of(str(tmp_path / "state.json"))
-    assert [unusable_file_issue("main log", path, trust=False), *find_issues(home, None)] == [None]
+    issue = unusable_file_issue(HealthSubject.MAIN_LOG, path, trust=False)
+    assert [issue, *find_issues(home, None)] == [None]
     missing = tmp_path / "missing"
     monkeypatch.setattr(os, "open", refuse(errno.ENOENT))
     assert (read_tail(str(missing)), file_snapshot.is_open_for_writing(missing)) == ("", False)

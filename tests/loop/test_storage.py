@@ -15,7 +15,7 @@ from gpu_scheduler.attempts import log_folder
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.attempts.protocol import prepare
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.health import storage, storage_monitor
@@ -175,7 +175,11 @@ def test_leaves_an_occupied_log_folder_alone(
     plant(chosen)
     [issue] = find_issues(home, logs)
     assert issue == HealthIssue(
-        "log folder", str(chosen), problem, "remove it, or name a folder that you own with --log-dir", True
+        HealthSubject.LOG_FOLDER,
+        str(chosen),
+        problem,
+        "remove it, or name a folder that you own with --log-dir",
+        True,
     )
     with pytest.raises(PermissionError):
         logs.create()

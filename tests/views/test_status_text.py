@@ -19,7 +19,7 @@ from gpu_scheduler.app.status_report import (
     MalformedLineView,
     StatusReport,
 )
-from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.views.layout import Viewport
 from gpu_scheduler.views.status_json import to_json
@@ -73,8 +73,12 @@ REPORT = StatusReport(
     ),
     jobs_files=(JobsFileView("/home/me/jobs.txt"), JobsFileView("/gone.txt", "no such file")),
     health_issues=(
-        HealthIssue("record", "/home/me/gpu_scheduler_state.d", "is on a full disk", "free space there", True),
-        HealthIssue("state file", "/home/me/s\x1b.json", "may not be read", "chmod u+rw it", False),
+        HealthIssue(
+            HealthSubject.STORE, "/home/me/gpu_scheduler_state.d", "is on a full disk", "free space there", True
+        ),
+        HealthIssue(
+            HealthSubject.STATE_FILE, "/home/me/s\x1b.json", "may not be read", "chmod u+rw it", False
+        ),
     ),
 )  # fmt: skip
 
@@ -189,14 +193,14 @@ def test_queued_jobs_with_one_reason_share_a_row() -> None:
         (
             {
                 "counts": {"finished": 33, "starting": 1, "running": 2, "stopping": 1, "queued": 2},
-                "unsuccessful": {"failed": 2},
+                "unsuccessful_counts": {"failed": 2},
             },
             "39 jobs: 31 done, 2 failed, 4 running, 2 queued; scheduler pid 4711",
         ),
         (
             {
                 "counts": {"finished": 2000, "running": 2, "held": 1},
-                "unsuccessful": {"cancelled": 3, "timed_out": 1},
+                "unsuccessful_counts": {"cancelled": 3, "timed_out": 1},
                 "jobs": (JobView(1, "finished", "cancelled", is_recorded=False),),
             },
             "2,003 jobs: 1,996 done, 1 timed out, 4 cancelled, 1 running, 1 held; scheduler pid 4711",

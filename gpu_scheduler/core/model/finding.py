@@ -1,8 +1,9 @@
-"""Defines the findings of checks of a check."""
+"""The finding of one check of `doctor` or `why`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Literal
 
 from gpu_scheduler.core.model.health_issue import HealthIssue
@@ -10,35 +11,99 @@ from gpu_scheduler.core.model.health_issue import HealthIssue
 Grade = Literal["ok", "warn", "bad"]
 
 
+class Check(str, Enum):
+    """The subject of a check; the value is its name in texts and in JSON."""
+
+    # Of the machine and of our files.
+    CLOCK = "clock"
+    CONDA = "conda"
+    ATTEMPTS = "attempts"
+    BACKUPS = "backups"
+    CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+    DATABASE = "database"
+    DRIVER = "driver"
+    FILE_SYSTEM = "file system"
+    GPU = "GPU"
+    INOTIFY = "inotify"
+    JOBS_FILE = "jobs file"
+    KIND_OF_GPUS = "kind of GPUs"
+    LLM_CONFIG = "llm_config"
+    LOG_FOLDER = "log folder"
+    LOGIND = "logind"
+    MAIN_LOG = "main log"
+    OLDER_SESSIONS = "older sessions"
+    PACKAGES = "packages"
+    PROBE = "probe"
+    PTYS = "ptys"
+    PYTHON = "Python"
+    REMOVE_IPC = "logind's RemoveIPC"
+    SCHEDULER = "scheduler"
+    SCREEN = "Screen"
+    SCREEN_SOCKETS = "Screen's sockets"
+    STATE_FILE = "state file"
+    STORE = "store"
+    USER = "user"
+    # Of one job.
+    ALLOWED_GPUS = "allowed GPUs"
+    BY_HAND = "by hand"
+    END = "end"
+    ENVIRONMENT = "environment"
+    EVENTS = "events"
+    FOLDER = "folder"
+    GPUS = "GPUs"
+    HELD = "held"
+    LINE = "line"
+    LOG = "log"
+    MEMORY = "memory"
+    NEAR_IT = "near it"
+    NEED = "need"
+    ORDER = "order"
+    PLACING = "placing"
+    RETRY = "retry"
+    RUNS = "runs"
+    SCRIPT = "script"
+    SEEN = "seen"
+    VALUES = "values"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. remedy: what to do; "" if nothing.
+    """The result of one check. remedy: what to do; "" if nothing; gpu: index of the GPU that it is about.
 
     bad: something will not work; warn: it may go wrong, or does in some cases.
     """
 
-    check: str
+    check: Check
     grade: Grade
     message: str
     remedy: str = ""
+    gpu: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the check: "database", "GPU 3"."""
+        return str(self.check) if self.gpu is None else f"{self.check} {self.gpu}"
 
 
-def ok(check: str, says: str) -> Finding:
+def ok(check: Check, says: str, gpu: int | None = None) -> Finding:
     """Returns a finding that needs no action."""
-    return Finding(check, "ok", says)
+    return Finding(check, "ok", says, gpu=gpu)
 
 
-def warn(check: str, says: str, remedy: str) -> Finding:
+def warn(check: Check, says: str, remedy: str, gpu: int | None = None) -> Finding:
     """Returns a finding of something that may go wrong."""
-    return Finding(check, "warn", says, remedy)
+    return Finding(check, "warn", says, remedy, gpu)
 
 
-def bad(check: str, says: str, remedy: str) -> Finding:
+def bad(check: Check, says: str, remedy: str, gpu: int | None = None) -> Finding:
     """Returns a finding of something that will not work."""
-    return Finding(check, "bad", says, remedy)
+    return Finding(check, "bad", says, remedy, gpu)
 
 
 def from_health_issue(issue: HealthIssue) -> Finding:
     """Returns the finding of a health issue; bad if it stops new starts."""
     judge = bad if issue.blocks_starts else warn
-    return judge(issue.subject, f"{issue.path} {issue.problem}", issue.remedy)
+    return judge(Check(issue.subject.value), f"{issue.path} {issue.problem}", issue.remedy)

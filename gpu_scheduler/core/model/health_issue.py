@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
+
+
+class HealthSubject(str, Enum):
+    """A location that can have a health issue; the value is its name in texts and in JSON."""
+
+    LOG_FOLDER = "log folder"
+    STORE = "store"
+    STATE_FILE = "state file"
+    MAIN_LOG = "main log"
+    LLM_CONFIG = "llm_config"
+
+    def __str__(self) -> str:
+        return self.value
 
 
 @dataclass(frozen=True)
 class HealthIssue:
     """A problem with one location.
 
-    subject: its name ("log folder"); problem: a predicate ("is on a full disk"); blocks_starts: no job starts
-    while the problem lasts. Running jobs continue in any case.
+    problem: a predicate ("is on a full disk"); blocks_starts: no job starts while the problem lasts. Running
+    jobs continue in any case.
     """
 
-    subject: str
+    subject: HealthSubject
     path: str
     problem: str
     remedy: str

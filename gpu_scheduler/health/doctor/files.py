@@ -13,8 +13,9 @@ from contextlib import closing
 from pathlib import Path
 
 from gpu_scheduler.attempts.log_folder import LogFolder
-from gpu_scheduler.core.model.finding import Finding, bad, from_health_issue, ok, warn
+from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.gpu_list import format_ranges
+from gpu_scheduler.core.model.health_issue import HealthSubject
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.storage import find_issues
@@ -50,20 +51,21 @@ def folders(data_dir: DataDir, log_folder: LogFolder, *, trust: bool = False) ->
     found = find_issues(data_dir, log_folder, trust=trust)
     yield from map(from_health_issue, found)
     reported = {issue.subject for issue in found if issue.blocks_starts}
-    for what, path in (("log folder", log_folder.usable_path()), ("store", data_dir.folder)):
-        if what not in reported and path is not None:
-            yield _free_space(what, path)
+    written = {HealthSubject.LOG_FOLDER: log_folder.usable_path(), HealthSubject.STORE: data_dir.folder}
+    for subject, path in written.items():
+        if subject not in reported and path is not None:
+            yield _free_space(Check(subject.value), path)
 
 
-def _free_space(what: str, path: Path) -> Finding:
+def _free_space(check: Check, path: Path) -> Finding:
     there = path
     while not there.exists():
         there = there.parent
     free = shutil.disk_usage(there).free
     says = f"{path}{'' if there == path else ' (not created yet)'}, {free / 1024**3:.1f} GiB free"
     if there == path and (open_to := _other_writers(path)) is not None:
-        return warn(what, f"{says}; {open_to}", f"chmod go-w {path}")
-    return warn(what, says, "free space there") if free < _LOW_SPACE_BYTES else ok(what, says)
+        return warn(check, f"{says}; {open_to}", f"chmod go-w {path}")
+    return warn(check, says, "free space there") if free < _LOW_SPACE_BYTES else ok(check, says)
 
 
 def store_findings(data_dir: DataDir) -> Iterator[Finding]:
@@ -71,21 +73,21 @@ def store_findings(data_dir: DataDir) -> Iterator[Finding]:
     kind = kind_of(data_dir.folder)
     if is_shared(kind):
         says = f"{data_dir.folder} is on {kind}, whose locks and files several hosts share"
-        yield bad("file system", says, "name a folder on a local disk with --data-dir")
+        yield bad(Check.FILE_SYSTEM, says, "name a folder on a local disk with --data-dir")
     else:
-        yield ok("file system", f"{kind or 'unknown'}, under {data_dir.folder}")
+        yield ok(Check.FILE_SYSTEM, f"{kind or 'unknown'}, under {data_dir.folder}")
     try:
         data_dir.check_access()
         if data_dir.folder.is_dir():
             check_entries(data_dir.folder)
     except SchedulerError as error:
         says, _, remedy = str(error).partition("\n")
-        yield bad("database", says, remedy or "name a state file that you own with --state-file")
+        yield bad(Check.DATABASE, says, remedy or "name a state file that you own with --state-file")
         return
     owner = data_dir.other_host()
     if owner is not None:  # the other host would not see even a reader's locks
         says = f"{data_dir.database} belongs to host {owner.name}, and is not read from here"
-        yield warn("database", says, f"run `doctor` on {owner.name}")
+        yield warn(Check.DATABASE, says, f"run `doctor` on {owner.name}")
         return
     if is_missing_or_empty(data_dir.database):
         yield _missing_database(data_dir)
@@ -94,17 +96,17 @@ def store_findings(data_dir: DataDir) -> Iterator[Finding]:
         yield _integrity(data_dir.database)
     except sqlite3.OperationalError as error:
         remedy = "check its permissions and those of its folder"
-        yield warn("database", f"{data_dir.database} cannot be read: {error}", remedy)
+        yield warn(Check.DATABASE, f"{data_dir.database} cannot be read: {error}", remedy)
     except sqlite3.DatabaseError as error:
-        yield bad("database", f"{data_dir.database} is damaged: {error}", _RESTORE_REMEDY)
+        yield bad(Check.DATABASE, f"{data_dir.database} is damaged: {error}", _RESTORE_REMEDY)
     yield from _backups_and_attempts(data_dir)
 
 
 def _missing_database(data_dir: DataDir) -> Finding:
     if not is_store_lost(data_dir):
-        return ok("database", "none yet; the first `start` creates it")
+        return ok(Check.DATABASE, "none yet; the first `start` creates it")
     return bad(
-        "database", f"{data_dir.database} is missing or empty, and its content is lost", _RESTORE_REMEDY
+        Check.DATABASE, f"{data_dir.database} is missing or empty, and its content is lost", _RESTORE_REMEDY
     )
 
 
@@ -117,12 +119,12 @@ def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
         says = f"{len(there)} in {data_dir.backups}, the newest from {when}"
         if age_s > _MAX_BACKUP_AGE_S and scheduler_pid(data_dir.lock) is not None:
             yield warn(
-                "backups", f"{says}, though a scheduler runs", f"see {data_dir.main_log} for the reason"
+                Check.BACKUPS, f"{says}, though a scheduler runs", f"see {data_dir.main_log} for the reason"
             )
         else:
-            yield ok("backups", says)
+            yield ok(Check.BACKUPS, says)
     else:
-        yield ok("backups", "none yet: a scheduler makes one soon after its start, then one a day")
+        yield ok(Check.BACKUPS, "none yet: a scheduler makes one soon after its start, then one a day")
     try:
         folders = list_attempt_folders(
             data_dir
@@ -134,7 +136,7 @@ def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
     if unknown_folders:
         jobs = format_ranges(sorted({one.job_id for one in unknown_folders}))
         says = f"{len(unknown_folders)} in {data_dir.runs} of job {jobs} are not in the store, which is older"
-        yield bad("attempts", says, _RESTORE_REMEDY)
+        yield bad(Check.ATTEMPTS, says, _RESTORE_REMEDY)
 
 
 def _integrity(path: Path) -> Finding:
@@ -152,16 +154,16 @@ def _integrity(path: Path) -> Finding:
     finally:
         db.close()
     if result != "ok":
-        return bad("database", f"{path} is damaged: {result}", _RESTORE_REMEDY)
+        return bad(Check.DATABASE, f"{path} is damaged: {result}", _RESTORE_REMEDY)
     size = path.stat().st_size / 1024**2
-    return ok("database", f"{path}, schema {schema}, {size:.1f} MiB, intact")
+    return ok(Check.DATABASE, f"{path}, schema {schema}, {size:.1f} MiB, intact")
 
 
 def gpu_kind(data_dir: DataDir, simulated: bool) -> Iterator[Finding]:
     """Yields a finding if the store holds jobs of the other kind of GPUs, for which `start` is refused."""
     found = recorded_gpus(data_dir.database) if data_dir.other_host() is None else None
     if found is not None and found.conflicts_with(simulated):
-        yield warn("kind of GPUs", *found.refusal(data_dir.folder))
+        yield warn(Check.KIND_OF_GPUS, *found.refusal(data_dir.folder))
 
 
 def state_file(data_dir: DataDir, *, trust: bool = False) -> Finding:
@@ -170,30 +172,30 @@ def state_file(data_dir: DataDir, *, trust: bool = False) -> Finding:
     found = safe_file.read(path, trust=trust)
     if isinstance(found, FileProblem):
         if found.kind is ProblemKind.MISSING:
-            return ok("state file", f"{path} (does not exist yet)")
+            return ok(Check.STATE_FILE, f"{path} (does not exist yet)")
         forbidden = found.kind is ProblemKind.UNREADABLE and found.errno in (errno.EACCES, errno.EPERM)
         remedy = f"chmod u+rw {path}" if forbidden else found.remedy or "remove it, or move it aside"
-        return bad("state file", f"{path} {found.description}", remedy)
+        return bad(Check.STATE_FILE, f"{path} {found.description}", remedy)
     try:
         statefile.parse(found.data)
     except ValueError as error:
         remedy = "correct it; otherwise it is renamed to .bad and written anew"
-        return warn("state file", f"{path}: {error}", remedy)
-    return _check_permissions("state file", path, "JSON", trust=trust)
+        return warn(Check.STATE_FILE, f"{path}: {error}", remedy)
+    return _check_permissions(Check.STATE_FILE, path, "JSON", trust=trust)
 
 
 def jobs_file(path: str, *, trust: bool = False) -> Finding:
     """Returns the finding about the jobs file; whoever can write it runs commands as us."""
     if not path:
-        return ok("jobs file", "none")
+        return ok(Check.JOBS_FILE, "none")
     file = Path(os.path.abspath(path))
     look = JobsFile(file, trust=trust).read()
     if look.state == "missing":
-        return ok("jobs file", f"{file} (does not exist; `start` waits for it)")
+        return ok(Check.JOBS_FILE, f"{file} (does not exist; `start` waits for it)")
     if look.state == "unreadable":
         remedy = look.remedy or "name a text file of jobs that you can read"
-        return bad("jobs file", f"{file} {look.problem}", remedy)
-    return _check_permissions("jobs file", file, f"`lint {path}` explains its lines", trust=trust)
+        return bad(Check.JOBS_FILE, f"{file} {look.problem}", remedy)
+    return _check_permissions(Check.JOBS_FILE, file, f"`lint {path}` explains its lines", trust=trust)
 
 
 def llm_config(path: str | None, *, trust: bool = False) -> Finding:
@@ -201,10 +203,10 @@ def llm_config(path: str | None, *, trust: bool = False) -> Finding:
     try:
         file = LlmConfigFile(path, trust=trust)
     except UsageError as error:
-        return bad("llm_config", str(error), "correct it, or name another one with --llm-config")
+        return bad(Check.LLM_CONFIG, str(error), "correct it, or name another one with --llm-config")
     if not file.path.exists():
-        return ok("llm_config", f"{file.path} (does not exist: a job that names no share needs 1 GPU)")
-    return _check_permissions("llm_config", file.path, "valid JSON", trust=trust)
+        return ok(Check.LLM_CONFIG, f"{file.path} (does not exist: a job that names no share needs 1 GPU)")
+    return _check_permissions(Check.LLM_CONFIG, file.path, "valid JSON", trust=trust)
 
 
 def scheduler(data_dir: DataDir) -> Finding:
@@ -214,12 +216,12 @@ def scheduler(data_dir: DataDir) -> Finding:
         here = this_host().name
         says = f"the store of {data_dir.state_file} belongs to host {owner.name}, this is host {here}"
         remedy = f"start it on {owner.name}; if that host is gone or was renamed to this: `start --take-over`"
-        return bad("scheduler", f"{says}: no scheduler can start here", remedy)
+        return bad(Check.SCHEDULER, f"{says}: no scheduler can start here", remedy)
     pid = scheduler_pid(data_dir.lock)
-    return ok("scheduler", "not running" if pid is None else f"running, {pid_text(pid)}")
+    return ok(Check.SCHEDULER, "not running" if pid is None else f"running, {pid_text(pid)}")
 
 
-def _check_permissions(check: str, path: Path, says: str, *, trust: bool) -> Finding:
+def _check_permissions(check: Check, path: Path, says: str, *, trust: bool) -> Finding:
     """Returns the finding about a usable file: ok unless other users could change or replace it."""
     allowed = safe_file.trusted_owners(path)
     for place in (path, path.parent):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
+from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes import ProbeKind
@@ -22,9 +22,9 @@ def driver(version: Path = Path("/proc/driver/nvidia/version")) -> Finding:
     try:
         text = version.read_text("utf-8", "replace")
     except OSError:
-        return warn("driver", "the NVIDIA driver is not loaded", "install it, or use --simulate 4")
+        return warn(Check.DRIVER, "the NVIDIA driver is not loaded", "install it, or use --simulate 4")
     found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
-    return ok("driver", f"NVIDIA {found[1] if found else text.strip().splitlines()[0]}")
+    return ok(Check.DRIVER, f"NVIDIA {found[1] if found else text.strip().splitlines()[0]}")
 
 
 def probe(kind: ProbeKind, simulate: str | None, visible: str | None) -> Iterator[Finding]:
@@ -34,25 +34,25 @@ def probe(kind: ProbeKind, simulate: str | None, visible: str | None) -> Iterato
             snapshot = asked.first_sample(PROBE_TIMEOUT_S)
         except GpuStateError as error:
             says, _, remedy = str(error).partition("\n")
-            yield bad("probe", says, remedy or "check whether `nvidia-smi` answers")
+            yield bad(Check.PROBE, says, remedy or "check whether `nvidia-smi` answers")
             return
     managed, note = restrict_to_visible(snapshot.gpus, visible)
     if note is not None:
         judge = warn if managed else bad
-        yield judge("CUDA_VISIBLE_DEVICES", note, "unset it to use all GPUs")
+        yield judge(Check.CUDA_VISIBLE_DEVICES, note, "unset it to use all GPUs")
     for gpu in snapshot.gpus:
         yield _gpu(gpu)
 
 
 def _gpu(gpu: GpuSample) -> Finding:
-    check = f"GPU {gpu.index}"
     if gpu.fault is not None:
-        return bad(check, f"{gpu.name}: {gpu.fault}", "check it with `nvidia-smi` and in the kernel log")
+        remedy = "check it with `nvidia-smi` and in the kernel log"
+        return bad(Check.GPU, f"{gpu.name}: {gpu.fault}", remedy, gpu.index)
     unknown = [
         name for name, value in (("memory", gpu.used_mib), ("load", gpu.load_percent)) if value is None
     ]
     if unknown:
         says = f"{gpu.name}: {' and '.join(unknown)} cannot be read"
-        return warn(check, says, f"check it with `nvidia-smi -q -i {gpu.index}`")
+        return warn(Check.GPU, says, f"check it with `nvidia-smi -q -i {gpu.index}`", gpu.index)
     memory = f"{gpu.used_mib} of {gpu.total_mib} MiB in use"
-    return ok(check, f"{gpu.name}, {memory}, load {gpu.load_percent:.0f} %")
+    return ok(Check.GPU, f"{gpu.name}, {memory}, load {gpu.load_percent:.0f} %", gpu.index)

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 
-from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
+from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.line_wait import LineWait
@@ -22,18 +22,19 @@ _MAX_NEARBY = 5
 def scheduler(pid: int | None, host: str | None, *, is_waiting: bool) -> Finding:
     """Returns whether a scheduler can start the job. is_waiting: the job waits to be started."""
     if host is not None:
-        return warn("scheduler", f"on host {host}; unknown from here whether it runs", f"run this on {host}")
+        says = f"on host {host}; unknown from here whether it runs"
+        return warn(Check.SCHEDULER, says, f"run this on {host}")
     if pid is None and not is_waiting:
-        return ok("scheduler", "not running")
+        return ok(Check.SCHEDULER, "not running")
     if pid is None:
-        return bad("scheduler", "not running: no job starts", "run `start`")
-    return ok("scheduler", f"running, {pid_text(pid)}")
+        return bad(Check.SCHEDULER, "not running: no job starts", "run `start`")
+    return ok(Check.SCHEDULER, f"running, {pid_text(pid)}")
 
 
 def held(job_id: int, by: str | None, reason: str | None) -> Finding:
     """Returns why a job is held, and the command that queues it."""
     verb = "release" if by in ("user", "line") else "retry"
-    return bad("held", reason or "the job is held", f"`{verb} {job_id}` queues it")
+    return bad(Check.HELD, reason or "the job is held", f"`{verb} {job_id}` queues it")
 
 
 def placement(
@@ -45,10 +46,10 @@ def placement(
         if answer.infeasible:
             less = "less memory (vram=), " if need.vram is not None else ""
             remedy = f"change its line: {less}fewer or other GPUs; or start the scheduler with more (--gpus)"
-            return bad("placing", answer.text, remedy)
-        return warn("placing", answer.text, "")
+            return bad(Check.PLACING, answer.text, remedy)
+        return warn(Check.PLACING, answer.text, "")
     chosen = ", ".join(str(view.index) for view in views if view.uuid in answer)
-    return ok("placing", f"it would start on GPU {chosen} now")
+    return ok(Check.PLACING, f"it would start on GPU {chosen} now")
 
 
 def gpu(
@@ -62,16 +63,17 @@ def gpu(
 
     holders: ids of our jobs on the GPU.
     """
-    name = f"GPU {view.index}"
     measured = _measurements(view, need, limits, holders)
     if need.vram is not None:
         measured += _headroom(view, limits)
     if allowed is not None and view.index not in allowed:
-        return ok(name, f"not allowed for this job, which may use {format_gpu_list(allowed)}; {measured}")
+        says = f"not allowed for this job, which may use {format_gpu_list(allowed)}"
+        return ok(Check.GPU, f"{says}; {measured}", view.index)
     why = obstacle(view, need, limits)
     if why is None:
-        return ok(name, f"takes it; {measured}")
-    return warn(name, f"does not take it: {why}; {measured}", gpu_remedy(view, need, limits, why))
+        return ok(Check.GPU, f"takes it; {measured}", view.index)
+    remedy = gpu_remedy(view, need, limits, why)
+    return warn(Check.GPU, f"does not take it: {why}; {measured}", remedy, view.index)
 
 
 def _measurements(view: GpuAvailability, need: Need, limits: Limits, holders: Collection[int]) -> str:
@@ -122,29 +124,25 @@ def unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iter
     missing = [index for index in allowed or () if index not in managed]
     if missing:
         says = f"{format_gpu_list(missing)}: not managed; managed: {format_gpu_list(managed) or 'none'}"
-        yield warn("allowed GPUs", says, "correct its line, or use `start --gpus`")
+        yield warn(Check.ALLOWED_GPUS, says, "correct its line, or use `start --gpus`")
 
 
 def environment(spec: JobSpec, conda: str | None, conda_sh: str | None) -> Iterator[Finding]:
     """Yields findings about the working folder and the environment. conda: the environment to activate."""
     if not os.path.isdir(spec.cwd):
-        yield bad("folder", f"{spec.cwd} does not exist", "create it, or name another with [cwd=DIR]")
+        yield bad(Check.FOLDER, f"{spec.cwd} does not exist", "create it, or name another with [cwd=DIR]")
     if spec.venv is not None:
-        there = os.path.isfile(os.path.join(spec.venv, "bin", "activate"))
         says = f"virtual environment {spec.venv}"
-        yield (
-            ok("environment", says)
-            if there
-            else bad(
-                "environment", f"{says} does not exist (no bin/activate in it)", "create it, or correct venv="
-            )
-        )
+        if os.path.isfile(os.path.join(spec.venv, "bin", "activate")):
+            yield ok(Check.ENVIRONMENT, says)
+        else:
+            missing = f"{says} does not exist (no bin/activate in it)"
+            yield bad(Check.ENVIRONMENT, missing, "create it, or correct venv=")
     elif conda is None:
-        yield ok("environment", "none named")
+        yield ok(Check.ENVIRONMENT, "none named")
     elif conda_sh is None or not os.path.isfile(conda_sh):
-        yield bad(
-            "environment", f"conda {conda}: no conda was found", "start --conda-sh PATH/profile.d/conda.sh"
-        )
+        says = f"conda {conda}: no conda was found"
+        yield bad(Check.ENVIRONMENT, says, "start --conda-sh PATH/profile.d/conda.sh")
     else:
         yield _conda(conda, conda_sh)
 
@@ -155,15 +153,15 @@ def _conda(name: str, conda_sh: str) -> Finding:
     result = list_environments(conda_sh)
     if not result.succeeded:
         return bad(
-            "environment",
+            Check.ENVIRONMENT,
             f"`conda env list`: {result.failure_reason()}",
             f"run `. {conda_sh}; conda env list`",
         )
     known = parse_environments(result.output)
     if name in known or os.path.isdir(os.path.expanduser(name)):
-        return ok("environment", f"conda {name} exists")
+        return ok(Check.ENVIRONMENT, f"conda {name} exists")
     return bad(
-        "environment",
+        Check.ENVIRONMENT,
         f"conda environment {name} does not exist; environments: {', '.join(known) or 'none'}",
         f"conda create -n {shlex.quote(name)}, or correct the line",
     )
@@ -173,26 +171,26 @@ def script(spec: JobSpec) -> Finding:
     """Returns whether the script of a CSV line exists; a command cannot be checked without running it."""
     path = spec.script
     if path is None:
-        return ok("script", "a shell command; its programs are only found when it runs")
+        return ok(Check.SCRIPT, "a shell command; its programs are only found when it runs")
     if not os.path.exists(path):
         return bad(
-            "script", f"{path} does not exist", f"relative paths start at {spec.cwd}; correct the line"
+            Check.SCRIPT, f"{path} does not exist", f"relative paths start at {spec.cwd}; correct the line"
         )
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
-        return bad("script", f"{path} is a folder without __main__.py", "name a script")
+        return bad(Check.SCRIPT, f"{path} is a folder without __main__.py", "name a script")
     if not os.access(path, os.R_OK):
-        return bad("script", f"{path} cannot be read", f"chmod u+r {shlex.quote(path)}")
-    return ok("script", f"{path} (absolute)")
+        return bad(Check.SCRIPT, f"{path} cannot be read", f"chmod u+r {shlex.quote(path)}")
+    return ok(Check.SCRIPT, f"{path} (absolute)")
 
 
 def order(priority: int, count: int, first_ids: Sequence[int]) -> Finding:
     """Returns how many queued jobs come before the job, and the first of them."""
     if not count:
-        return ok("order", f"first in the queue (priority {priority})")
+        return ok(Check.ORDER, f"first in the queue (priority {priority})")
     more = f" and {count - len(first_ids):,} more" if count > len(first_ids) else ""
     listed = ", ".join(map(str, first_ids))
     return ok(
-        "order",
+        Check.ORDER,
         f"priority {priority}; {count_noun(count, 'queued job')} before it: {listed}{more};"
         " it waits for none of them: every job that fits starts, in that order",
     )
@@ -202,9 +200,9 @@ def retry(job_id: int, wait_s: float | None, failures: int) -> Iterator[Finding]
     """Yields the number of failed launches, and the wait before the next one."""
     if wait_s is not None and wait_s > 0:
         failed = f"{count_noun(failures, 'failed start')}; " if failures else ""
-        yield warn("retry", f"{failed}next try in {wait_s:.0f} s", "")
+        yield warn(Check.RETRY, f"{failed}next try in {wait_s:.0f} s", "")
     elif failures:
-        yield ok("retry", f"{count_noun(failures, 'failed start')}; the next try is due")
+        yield ok(Check.RETRY, f"{count_noun(failures, 'failed start')}; the next try is due")
 
 
 def line(
@@ -220,31 +218,31 @@ def line(
     """
     kind, _, path = source.partition(":")
     if kind != "file":
-        yield ok("line", f"none: submitted by `{kind}`")
+        yield ok(Check.LINE, f"none: submitted by `{kind}`")
         return
     if wait is not None and wait.kind == "malformed":
         yield bad(
-            "line",
+            Check.LINE,
             f"{path}:{wait.line_number} is malformed now; the job waits until it is corrected",
             "correct it",
         )
     elif where is None or (wait is not None and wait.kind == "gone"):
-        yield warn("line", f"no longer in {path}", "write it there again, or `cancel` the job")
+        yield warn(Check.LINE, f"no longer in {path}", "write it there again, or `cancel` the job")
     else:
-        yield ok("line", f"{where[0]}:{where[1]}")
+        yield ok(Check.LINE, f"{where[0]}:{where[1]}")
     for number, problem in nearby[:_MAX_NEARBY]:
         yield warn(
-            "near it",
+            Check.NEAR_IT,
             f"{path}:{number} is malformed: {problem}",
             "correct it; `status` shows the accepted form",
         )
     rest = malformed - len(nearby[:_MAX_NEARBY])
     if rest > 0:
         yield warn(
-            "jobs file", f"{count_noun(rest, 'malformed line')} elsewhere in it", "`status` lists them"
+            Check.JOBS_FILE, f"{count_noun(rest, 'malformed line')} elsewhere in it", "`status` lists them"
         )
 
 
 def manual_rerun(folder: str) -> Finding:
     """Returns the command that runs a failed attempt again by hand."""
-    return ok("by hand", f"bash {shlex.quote(folder)}/command.sh")
+    return ok(Check.BY_HAND, f"bash {shlex.quote(folder)}/command.sh")

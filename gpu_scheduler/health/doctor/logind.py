@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_scheduler.attempts.log_folder import user_name
-from gpu_scheduler.core.model.finding import Finding, ok, warn
+from gpu_scheduler.core.model.finding import Check, Finding, ok, warn
 from gpu_scheduler.system.run_program import run_program
 
 #: Folders of logind's configuration; later ones override earlier ones.
@@ -111,7 +111,7 @@ def _scope() -> str | None:
 def check(settings: LogindSettings | None, user: str, uid: int) -> Iterator[Finding]:
     """Yields the effect of a logout on a scheduler that this user starts here, and on its jobs."""
     if settings is None:
-        yield ok("logind", "not found: processes survive the logout of their user")
+        yield ok(Check.LOGIND, "not found: processes survive the logout of their user")
         return
     linger = f"sudo loginctl enable-linger {user}"
     kills = (
@@ -124,24 +124,24 @@ def check(settings: LogindSettings | None, user: str, uid: int) -> Iterator[Find
     elif kills:
         says = "KillUserProcesses=yes: when you log out, the scheduler and its jobs are killed"
         start = "start it with `systemd-run --user --scope gpu-scheduler start …`"
-        yield warn("logind", says, start if settings.lingers else f"{linger}, and {start}")
+        yield warn(Check.LOGIND, says, start if settings.lingers else f"{linger}, and {start}")
     elif settings.scope == "manager":
         yield _linger_finding(settings, linger)
     else:
         value = {None: " unknown", False: "=no", True: "=yes, but not for you"}[settings.kills_user_processes]
-        yield ok("logind", f"KillUserProcesses{value}: processes survive the session")
+        yield ok(Check.LOGIND, f"KillUserProcesses{value}: processes survive the session")
     if uid >= _FIRST_USER_UID and settings.removes_ipc is not False and not settings.lingers:
         # An unknown value counts as yes, systemd's default.
         says = "RemoveIPC=yes: when you log out, your jobs' shared memory is deleted (data loaders fail)"
-        yield warn("logind's RemoveIPC", says, linger)
+        yield warn(Check.REMOVE_IPC, says, linger)
     else:
-        yield ok("logind's RemoveIPC", "your shared memory is kept when you log out")
+        yield ok(Check.REMOVE_IPC, "your shared memory is kept when you log out")
 
 
 def _linger_finding(settings: LogindSettings, linger: str) -> Finding:
     if settings.lingers:
-        return ok("logind", "Linger=yes: your services continue when you log out")
-    return warn("logind", "Linger=no: the processes of your user manager end when you log out", linger)
+        return ok(Check.LOGIND, "Linger=yes: your services continue when you log out")
+    return warn(Check.LOGIND, "Linger=no: the processes of your user manager end when you log out", linger)
 
 
 def logout_warning(timeout_s: float) -> str | None:

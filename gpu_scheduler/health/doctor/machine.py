@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpu_scheduler.core.model.finding import Finding, ok, warn
+from gpu_scheduler.core.model.finding import Check, Finding, ok, warn
 
 #: Watches that a scheduler with some hundred jobs uses, and ptys that should be free.
 _MIN_WATCHES, _MIN_FREE_PTYS = 1024, 64
@@ -24,11 +24,12 @@ def inotify(limits: Path = Path("/proc/sys/fs/inotify")) -> Finding:
         INotify().close()
     except OSError as error:
         says = f"no instance is available ({error.strerror}): changes are polled every few seconds"
-        return warn("inotify", says, f"sudo sysctl fs.inotify.max_user_instances={4 * (instances or 128)}")
+        remedy = f"sudo sysctl fs.inotify.max_user_instances={4 * (instances or 128)}"
+        return warn(Check.INOTIFY, says, remedy)
     if watches is not None and watches < _MIN_WATCHES:
         says = f"{watches} watches at most: with many jobs, changes are polled every few seconds"
-        return warn("inotify", says, "sudo sysctl fs.inotify.max_user_watches=65536")
-    return ok("inotify", f"{_or_unknown(instances)} instances, {_or_unknown(watches)} watches at most")
+        return warn(Check.INOTIFY, says, "sudo sysctl fs.inotify.max_user_watches=65536")
+    return ok(Check.INOTIFY, f"{_or_unknown(instances)} instances, {_or_unknown(watches)} watches at most")
 
 
 def ptys(limits: Path = Path("/proc/sys/kernel/pty")) -> Finding:
@@ -36,8 +37,8 @@ def ptys(limits: Path = Path("/proc/sys/kernel/pty")) -> Finding:
     most, used = _read_number(limits / "max"), _read_number(limits / "nr")
     if most is not None and used is not None and most - used < _MIN_FREE_PTYS:
         says = f"{most - used} of {most} are free; each job in Screen takes two"
-        return warn("ptys", says, f"sudo sysctl kernel.pty.max={2 * most}")
-    return ok("ptys", f"{_or_unknown(used)} of {_or_unknown(most)} in use")
+        return warn(Check.PTYS, says, f"sudo sysctl kernel.pty.max={2 * most}")
+    return ok(Check.PTYS, f"{_or_unknown(used)} of {_or_unknown(most)} in use")
 
 
 def clock(now: float, files: Iterable[Path]) -> Finding:
@@ -45,13 +46,13 @@ def clock(now: float, files: Iterable[Path]) -> Finding:
     shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     if now < _EARLIEST_VALID_S:
         return warn(
-            "clock", f"{shown}: the clock was never set", "set it (timedatectl): ages and times are wrong"
+            Check.CLOCK, f"{shown}: the clock was never set", "set it (timedatectl): ages and times are wrong"
         )
     ahead = [path for path in files if _modified_at(path) > now + _MAX_AHEAD_S]
     if ahead:
         says = f"{shown}: {ahead[0]} is newer than that"
-        return warn("clock", says, "set it (timedatectl); recorded times stay as they are")
-    return ok("clock", shown)
+        return warn(Check.CLOCK, says, "set it (timedatectl); recorded times stay as they are")
+    return ok(Check.CLOCK, shown)
 
 
 def _modified_at(path: Path) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
+from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
 from gpu_scheduler.intake.pauses import imports_old_state_file
 from gpu_scheduler.store.data_dir import DataDir
@@ -12,10 +12,10 @@ def sessions(data_dir: DataDir) -> Finding:
     """Returns the finding about live sessions of the older scheduler; bad if `start` would be refused."""
     found = old_sessions()
     if not found:
-        return ok("older sessions", "none: no job of the older scheduler runs in Screen")
+        return ok(Check.OLDER_SESSIONS, "none: no job of the older scheduler runs in Screen")
     named = "; ".join(map(str, found))
     if imports_old_state_file(data_dir):
-        return bad("older sessions", f"{REFUSAL}: {named}", REMEDY)
+        return bad(Check.OLDER_SESSIONS, f"{REFUSAL}: {named}", REMEDY)
     return warn(
-        "older sessions", named, "these jobs of the older scheduler use GPUs, and no store knows them"
+        Check.OLDER_SESSIONS, named, "these jobs of the older scheduler use GPUs, and no store knows them"
     )

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Iterator
 
 from gpu_scheduler.core.command.screen_list import parse_session_list
-from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
+from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.executors.screen import screen_problem
 from gpu_scheduler.system.run_program import run_program
 
@@ -22,13 +22,13 @@ def screen(problem: Callable[[], str | None] = screen_problem) -> Iterator[Findi
     program = shutil.which("screen")
     if program is None:
         remedy = "sudo apt-get install screen, if jobs are to run in sessions"
-        yield warn("Screen", "not installed; `start --screen` is refused", remedy)
+        yield warn(Check.SCREEN, "not installed; `start --screen` is refused", remedy)
         return
     yield _version(program)
     why = problem()
     if why is not None:
         says, _, remedy = why.partition("\n")
-        yield bad("Screen's sockets", says, remedy or "repair Screen, or leave out --screen")
+        yield bad(Check.SCREEN_SOCKETS, says, remedy or "repair Screen, or leave out --screen")
     else:
         yield sockets(
             parse_session_list(run_program([program, "-ls"]).output).folder or os.environ.get("SCREENDIR")
@@ -40,7 +40,7 @@ def _version(program: str) -> Finding:
     found = re.search(r"Screen version (\d+)\.(\d+)(?:\.(\d+))?", result.output)
     if found is None:
         return bad(
-            "Screen",
+            Check.SCREEN,
             f"{program} -v: {result.failure_reason()}",
             "install it again: sudo apt-get install screen",
         )
@@ -49,28 +49,28 @@ def _version(program: str) -> Finding:
     is_set_uid = bool(os.stat(program).st_mode & stat.S_ISUID)
     if number in _VULNERABLE_VERSIONS and is_set_uid:
         remedy = f"sudo chmod u-s {program}, and update it: any user can become root through it"
-        return bad("Screen", f"{text}, set-uid, a version with a known vulnerability", remedy)
+        return bad(Check.SCREEN, f"{text}, set-uid, a version with a known vulnerability", remedy)
     if is_set_uid:
         return warn(
-            "Screen", f"{text}, set-uid", f"sudo chmod u-s {program}; a single user does not need the bit"
+            Check.SCREEN, f"{text}, set-uid", f"sudo chmod u-s {program}; a single user does not need the bit"
         )
     if number in _VULNERABLE_VERSIONS:
-        return warn("Screen", f"{text}: a version with a known vulnerability", "update it")
-    return ok("Screen", text)
+        return warn(Check.SCREEN, f"{text}: a version with a known vulnerability", "update it")
+    return ok(Check.SCREEN, text)
 
 
 def sockets(folder: str | None) -> Finding:
     """Returns whether Screen's socket folder can be used. None: unknown; Screen checks it by itself."""
     if folder is None:
-        return ok("Screen's sockets", "in the default folder")
+        return ok(Check.SCREEN_SOCKETS, "in the default folder")
     try:
         status = os.stat(folder)
     except OSError as error:
-        return bad("Screen's sockets", f"{folder}: {error.strerror}", f"mkdir -m 700 {folder}")
+        return bad(Check.SCREEN_SOCKETS, f"{folder}: {error.strerror}", f"mkdir -m 700 {folder}")
     if status.st_uid != os.geteuid():
         remedy = "set SCREENDIR to a folder that you own, or unset it"
-        return bad("Screen's sockets", f"{folder} belongs to uid {status.st_uid}", remedy)
+        return bad(Check.SCREEN_SOCKETS, f"{folder} belongs to uid {status.st_uid}", remedy)
     if stat.S_IMODE(status.st_mode) != 0o700:
         mode = f"{stat.S_IMODE(status.st_mode):o}"
-        return bad("Screen's sockets", f"{folder} has mode {mode}", f"chmod 700 {folder}")
-    return ok("Screen's sockets", folder)
+        return bad(Check.SCREEN_SOCKETS, f"{folder} has mode {mode}", f"chmod 700 {folder}")
+    return ok(Check.SCREEN_SOCKETS, folder)

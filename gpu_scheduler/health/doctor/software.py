@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from gpu_scheduler import __version__
-from gpu_scheduler.core.model.finding import Finding, bad, ok, warn
+from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.health.doctor.conda import list_environments, parse_environments
 
 #: Module -> the package that provides it.
@@ -31,17 +31,17 @@ def python() -> Finding:
     found = ".".join(map(str, sys.version_info[:3]))
     if not sys.executable:
         remedy = "run it with a Python interpreter that knows its own path"
-        return bad("Python", f"{found}, whose path is unknown", remedy)
-    return ok("Python", f"{found}, {sys.executable}")
+        return bad(Check.PYTHON, f"{found}, whose path is unknown", remedy)
+    return ok(Check.PYTHON, f"{found}, {sys.executable}")
 
 
 def packages(wanted: Mapping[str, str] = PACKAGES) -> Finding:
     """Returns the versions of our package and its dependencies, or the missing ones."""
     missing = [package for module, package in wanted.items() if find_spec(module) is None]
     if missing:
-        return bad("packages", f"missing: {', '.join(missing)}", "make install, or pip install .")
+        return bad(Check.PACKAGES, f"missing: {', '.join(missing)}", "make install, or pip install .")
     found = ", ".join(f"{package} {_version(package)}" for package in wanted.values())
-    return ok("packages", f"gpu-scheduler {__version__}; {found}")
+    return ok(Check.PACKAGES, f"gpu-scheduler {__version__}; {found}")
 
 
 def _version(package: str) -> str:
@@ -55,25 +55,25 @@ def user(uid: int) -> Finding:
     """Returns the finding about the user that jobs run as."""
     if uid == 0:
         says = "root: whoever can write the jobs file runs commands as root"
-        return warn("user", says, "run it as a dedicated user")
-    return ok("user", f"uid {uid}")
+        return warn(Check.USER, says, "run it as a dedicated user")
+    return ok(Check.USER, f"uid {uid}")
 
 
 def conda(conda_sh: str | None, is_named: bool) -> Iterator[Finding]:
     """Yields findings about conda. conda_sh: its script, None if not found; is_named: given by --conda-sh."""
     if conda_sh is None:
-        yield ok("conda", "not found; jobs whose line names no environment run without it")
+        yield ok(Check.CONDA, "not found; jobs whose line names no environment run without it")
         return
     if not os.path.isfile(conda_sh):
         remedy = "name etc/profile.d/conda.sh of the installation" if is_named else "install conda again"
-        yield bad("conda", f"{conda_sh} does not exist", remedy)
+        yield bad(Check.CONDA, f"{conda_sh} does not exist", remedy)
         return
     result = list_environments(conda_sh)
     if not result.succeeded:
         remedy = f"run `. {conda_sh}; conda env list`"
-        yield bad("conda", f"{conda_sh}: `conda env list`: {result.failure_reason()}", remedy)
+        yield bad(Check.CONDA, f"{conda_sh}: `conda env list`: {result.failure_reason()}", remedy)
         return
-    yield ok("conda", f"{conda_sh}; environments: {_listed(parse_environments(result.output))}")
+    yield ok(Check.CONDA, f"{conda_sh}; environments: {_listed(parse_environments(result.output))}")
 
 
 def _listed(names: Iterable[str]) -> str:
