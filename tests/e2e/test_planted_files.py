@@ -73,8 +73,8 @@ def test_status_reports_files_that_became_world_writable(world: World) -> None:
         path.chmod(0o666)
     world.jobs_file.write_text("touch planted\n")
     why = "is writable by everyone"
-    wait_for(lambda: f"{world.jobs_file}: {why}" in world.output(), "a message about the jobs file")
-    wait_for(lambda: f"{config}: {why}" in world.output(), "a message about llm_config.json")
+    wait_for(lambda: f"{world.jobs_file} {why}" in world.output(), "a message about the jobs file")
+    wait_for(lambda: f"{config} {why}" in world.output(), "a message about llm_config.json")
     text, report = world.run_ok("status"), world.status()
     assert f"jobs.txt: {why}; `chmod o-w` it, or `start --tr" in text
     assert [(t["subject"], t["problem"]) for t in report["health_issues"]] == [("llm_config", why)]

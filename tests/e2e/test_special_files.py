@@ -29,7 +29,7 @@ def test_keeps_running_with_a_linked_state_file_and_fifos_in_place_of_files(worl
     link.unlink()
     for path in (link, config):
         os.mkfifo(path)
-    wait_for(lambda: f"{config}: is not a regular file" in world.output(), "what is said of llm_config.json")
+    wait_for(lambda: f"{config} is not a regular file" in world.output(), "what is said of llm_config.json")
     world.append("echo ran > ran")
     world.wait_finished(1)
     wait_for(

@@ -27,7 +27,7 @@ class SmallDiskWorld(World):
         super().__init__(folder, "small/state.json")
 
     @property
-    def out(self) -> Path:
+    def output_file(self) -> Path:
         return self.folder / "out"
 
 
@@ -81,9 +81,9 @@ def test_survives_a_full_disk_under_the_logs(
 
 @needs_small_disk
 def test_survives_a_full_disk_under_the_store(
-    request: pytest.FixtureRequest, elsewhere: SmallDiskWorld, tmp_path: Path
+    request: pytest.FixtureRequest, small_disk_world: SmallDiskWorld, tmp_path: Path
 ) -> None:
-    world = elsewhere
+    world = small_disk_world
     with mounted(tmp_path / "small", world) as disk:
         world.append(waiting_for(tmp_path / "go", 7))
         world.start()
@@ -136,9 +136,9 @@ def test_a_disk_with_too_little_space_counts_as_full(
 
 @needs_small_disk
 def test_survives_disks_that_fill_at_any_moment(
-    request: pytest.FixtureRequest, elsewhere: SmallDiskWorld, tmp_path: Path
+    request: pytest.FixtureRequest, small_disk_world: SmallDiskWorld, tmp_path: Path
 ) -> None:
-    world, chance = elsewhere, random.Random(4)
+    world, chance = small_disk_world, random.Random(4)
     with mounted(tmp_path / "small", world) as disk:
         world.start("--log-dir", "small/logs")
         codes = {job: job % 5 for job in range(1, 13)}
@@ -157,9 +157,9 @@ def test_survives_disks_that_fill_at_any_moment(
 
 @needs_small_disk
 def test_jobs_run_while_the_state_file_cannot_be_written(
-    request: pytest.FixtureRequest, elsewhere: SmallDiskWorld, tmp_path: Path
+    request: pytest.FixtureRequest, small_disk_world: SmallDiskWorld, tmp_path: Path
 ) -> None:
-    world, file = elsewhere, tmp_path / "small" / "state.json"
+    world, file = small_disk_world, tmp_path / "small" / "state.json"
     data = ("--data-dir", str(tmp_path / "data"))
     with mounted(tmp_path / "small", world) as disk:
         world.start(*data)

@@ -31,7 +31,7 @@ _QUICK = (
 @pytest.mark.parametrize(
     "control",
     [one for one in (*CONTROLS, *LIMITS) if one.disabled[0] in _QUICK],
-    ids=lambda one: "-".join(one.off),
+    ids=lambda one: "-".join(one.disabled),
 )
 def test_an_invariant_fails_without_the_rule(control: Control) -> None:
     found = explore(control.faults, control.rules, control.breaks)

@@ -27,10 +27,10 @@ class JobsFileObserver(JobsFileWorld):
 
     def wait(self, seconds: float) -> None:
         """Polls the file, then advances the clock."""
-        self.poll()
+        self.check()
         super().wait(seconds)
 
-    def poll(self) -> None:
+    def check(self) -> None:
         """Polls the file until nothing new is accepted."""
         while True:
             poll = self._reader.poll(self.reading, self.facts(), self.now)
