@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
+from gpu_scheduler.core.model.attempt_status import AttemptResult, RunnerIdentity, StopRequest
 from gpu_scheduler.runner.folder import (
     STOP_FIELDS,
     FileProblem,
@@ -14,16 +15,6 @@ from gpu_scheduler.runner.folder import (
     is_seconds,
     is_text,
 )
-
-OnTimeout = Literal["kill", "withdraw"]
-
-
-class RunnerIdentity(NamedTuple):
-    """The identity of the process that runs an attempt, as in the store."""
-
-    pid: int
-    start_ticks: int
-    boot_id: str
 
 
 @dataclass(frozen=True)
@@ -34,37 +25,6 @@ class ClaimFile:
     runner: RunnerIdentity | None = None
     session: str | None = None
     log: str | None = None
-
-
-@dataclass(frozen=True)
-class StopFile:
-    """The file `stop`: the cause, the seconds between SIGTERM and SIGKILL, and what follows them."""
-
-    cause: str
-    grace_s: float
-    on_timeout: OnTimeout = "kill"
-
-
-@dataclass(frozen=True)
-class ResultFile:
-    """The file `result`.
-
-    cause: None if the command ended by itself, else "cancelled", "preempted", "timed_out" or "machine".
-    exit_code, signal: exactly one is set once the command was spawned. oom_kills: processes that the kernel's
-    OOM killer killed meanwhile, None = unknown. shortage: errno of the shortage of processes, memory or open
-    files that kept the command from beginning.
-    """
-
-    cause: str | None
-    exit_code: int | None
-    signal: int | None
-    began: bool
-    message: str | None
-    survivors: tuple[int, ...]
-    started_at: float | None
-    ended_at: float
-    oom_kills: int | None = None
-    shortage: int | None = None
 
 
 def parse_claim(value: dict[str, Any], token: str) -> ClaimFile | FileProblem:
@@ -78,13 +38,13 @@ def parse_claim(value: dict[str, Any], token: str) -> ClaimFile | FileProblem:
     return ClaimFile(False, runner, value.get("session"), value.get("log"))
 
 
-def parse_stop(value: dict[str, Any], token: str) -> StopFile | FileProblem:
+def parse_stop(value: dict[str, Any], token: str) -> StopRequest | FileProblem:
     """Parses `stop` and `withdrawn`."""
     problem = _problem(value, token, STOP_FIELDS)
-    return problem or StopFile(value["cause"], value["grace_s"], value["follow"])
+    return problem or StopRequest(value["cause"], value["grace_s"], value["follow"])
 
 
-def parse_result(value: dict[str, Any], token: str) -> ResultFile | FileProblem:
+def parse_result(value: dict[str, Any], token: str) -> AttemptResult | FileProblem:
     """Parses `result`."""
     problem = _problem({"oom_kills": None, "shortage": None, **value}, token, _RESULT)
     if problem is not None:
@@ -93,7 +53,7 @@ def parse_result(value: dict[str, Any], token: str) -> ResultFile | FileProblem:
     if ends > 1 or (value["began"] and ends == 0):
         return FileProblem("has no valid end of the command")
     message = value["message"]
-    return ResultFile(
+    return AttemptResult(
         cause=value["cause"],
         exit_code=value["exit_code"],
         signal=value["signal"],

@@ -1,4 +1,4 @@
-"""Reads the status of an attempt from its folder, and sends requests to its runner through the folder.
+"""Reads the status of an attempt from its folder.
 
 A runner is alive if it holds the lock of the claim; readers query the kernel and never take the lock. It is
 dead if the lock is free and the process that made the claim is gone: a copy of a folder has the claim without
@@ -9,74 +9,32 @@ decides what is alive; if the store has none, that stays unknown.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import signal
 import stat
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from gpu_scheduler.attempts.folder_parsing import (
-    ClaimFile,
-    OnTimeout,
-    ResultFile,
-    RunnerIdentity,
-    StopFile,
-    parse_claim,
-    parse_result,
-    parse_stop,
-)
-from gpu_scheduler.attempts.prepare import replace
+from gpu_scheduler.attempts.folder_parsing import ClaimFile, parse_claim, parse_result, parse_stop
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, ClaimState, RunnerIdentity
 from gpu_scheduler.runner.folder import FileProblem, boot_id, open_file, read_object
-from gpu_scheduler.runner.process_scan import has_terminal, is_running, send_signal
+from gpu_scheduler.runner.process_scan import has_terminal, is_running
 
-#: "unlocked": the lock is free, but the runner that made the claim is alive. "unclaimed": the claim is
-#: missing or unusable, and the runner in the store is alive. "invalid": the claim is unusable, and the store
-#: has no runner.
-ClaimState = Literal["none", "void", "live", "unlocked", "unclaimed", "invalid", "dead"]
 T = TypeVar("T")
 
 _LOCK = "hhlli0l"  # struct flock
-#: A later request never replaces a stronger one that is already in the folder.
-_RANK = {"preempted": 1, "timed_out": 2}
 #: Bytes at the end of `runner.err` that are searched for its last line.
 _ERROR_TAIL_BYTES = 4096
 
 
-@dataclass(frozen=True)
-class FolderStatus:
-    """The status of an attempt folder at one moment.
-
-    runner: the process that holds the claim, for the store; damage: the problem with the files that report
-    the end, such as "the file claim was removed"; folder_exists: whether the folder exists; window: whether a
-    live runner that has a session still has its terminal, which it loses with the Screen window; None =
-    unknown. `window` is for display only.
-    """
-
-    claim: ClaimState = "none"
-    pid: int | None = None
-    session: str | None = None
-    stop: StopFile | None = None
-    withdrawn: bool = False
-    result: ResultFile | None = None
-    log: str | None = None
-    anomalies: tuple[str, ...] = ()
-    window: bool | None = None
-    runner: RunnerIdentity | None = None
-    damage: str | None = None
-    folder_exists: bool = True
-
-
-def observe(folder: Path, token: str, recorded_runner: RunnerIdentity | None = None) -> FolderStatus:
+def observe(folder: Path, token: str, recorded_runner: RunnerIdentity | None = None) -> AttemptStatus:
     """Reads the status of an attempt folder.
 
     Reads the claim first, because a runner that is found dead writes nothing afterwards. recorded_runner: the
     runner in the store.
     """
-    reader = _FolderReader(folder, token)
+    reader = FolderReader(folder, token)
     claim, holder = reader.read_claim()
     state = _claim_state(claim, holder, recorded_runner, folder)
     result = reader.read("result", parse_result)
@@ -94,7 +52,8 @@ def observe(folder: Path, token: str, recorded_runner: RunnerIdentity | None = N
         anomalies += (
             _runner_error(folder) if state == "none" else _claim_anomalies(folder, state, claim, runner)
         )
-    return FolderStatus(
+    shows_window = state == "live" and bool(session) and result is None
+    return AttemptStatus(
         claim=state,
         pid=holder or (runner.pid if runner is not None else None),
         session=session,
@@ -103,14 +62,14 @@ def observe(folder: Path, token: str, recorded_runner: RunnerIdentity | None = N
         result=result,
         log=claim.log if isinstance(claim, ClaimFile) else None,
         anomalies=tuple(anomalies),
-        window=has_terminal(holder) if state == "live" and holder and session and result is None else None,
+        window_open=has_terminal(holder) if shows_window and holder else None,
         runner=runner if state == "live" and runner is not None and runner.pid == holder else None,
         damage=reader.damage(claim, state),
         folder_exists=state != "none" or _is_folder(folder),
     )
 
 
-class _FolderReader:
+class FolderReader:
     """A reader of the files of one folder. anomalies: problems of unusable files, by file name."""
 
     def __init__(self, folder: Path, token: str) -> None:
@@ -141,7 +100,7 @@ class _FolderReader:
         if not isinstance(fd, int):
             return fd, None
         try:
-            holder = _lock_holder(fd)
+            holder = lock_holder(fd)
             return self._parse(fd, parse_claim), holder
         finally:
             os.close(fd)
@@ -170,9 +129,9 @@ def _claim_state(
             return "void"
         if holder is not None:
             return "live"
-        return "unlocked" if _is_alive(claim.runner) else "dead"
+        return "unlocked" if is_alive(claim.runner) else "dead"
     if recorded_runner is not None and (claim is not None or _is_folder(folder)):
-        return "unclaimed" if _is_alive(recorded_runner) else "dead"
+        return "unclaimed" if is_alive(recorded_runner) else "dead"
     return "none" if claim is None else "invalid"
 
 
@@ -206,110 +165,18 @@ def _is_folder(folder: Path) -> bool:
         return False
 
 
-def request_stop(
-    folder: Path,
-    token: str,
-    cause: str,
-    grace_s: float,
-    on_timeout: OnTimeout,
-    recorded_runner: RunnerIdentity | None = None,
-) -> bool:
-    """Writes `stop` and wakes the runner; returns whether a live runner was signalled.
-
-    cause: "cancelled" or "preempted"; grace_s: seconds between SIGTERM and SIGKILL; on_timeout: whether
-    SIGKILL or a withdrawal follows the grace period; recorded_runner: as for `observe`. Returns False if the
-    folder is missing or no process holds the claim. Raises OSError if the file cannot be written.
-    """
-    earlier = _FolderReader(folder, token).read("stop", parse_stop)
-    if earlier is None or _rank(cause) >= _rank(earlier.cause):
-        text = json.dumps({"token": token, "cause": cause, "grace_s": grace_s, "follow": on_timeout})
-        try:
-            replace(folder, "stop", text.encode("ascii"))
-        except FileNotFoundError:
-            return False
-    return wake_runner(folder, token, recorded_runner)
-
-
-def wake_runner(folder: Path, token: str, recorded_runner: RunnerIdentity | None = None) -> bool:
-    """Wakes the runner so that it reads `stop`; returns whether a live runner was signalled."""
-    return _signal_runner(folder, token, recorded_runner, signal.SIGUSR1)
-
-
-def kill_runner(folder: Path, token: str, recorded_runner: RunnerIdentity | None = None) -> bool:
-    """Kills the runner and no other process; returns whether there was a live one."""
-    return _signal_runner(folder, token, recorded_runner, signal.SIGKILL)
-
-
-def void_claim(folder: Path, token: str) -> bool:
-    """Claims the attempt so that it can never run, and makes a missing folder; returns False if a runner has
-    claimed it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    name = f".void.{os.getpid()}"
-    replace(folder, name, json.dumps({"token": token, "void": True}).encode("ascii"))
-    try:
-        os.link(folder / name, folder / "claim")
-        return True
-    except FileExistsError:
-        return observe(folder, token).claim == "void"
-    finally:
-        (folder / name).unlink()
-
-
-def _is_alive(runner: RunnerIdentity | None) -> bool:
+def is_alive(runner: RunnerIdentity | None) -> bool:
     """Returns whether the process that made the claim is alive. An exiting one has released the lock."""
     if runner is None or runner.boot_id != boot_id():
         return False
     return is_running(runner.pid, runner.start_ticks)
 
 
-def _lock_holder(fd: int) -> int | None:
+def lock_holder(fd: int) -> int | None:
     """Returns the pid that holds the lock (0: in another pid namespace); None if it is free."""
     query = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     answer = struct.unpack(_LOCK, fcntl.fcntl(fd, fcntl.F_GETLK, query))
     return None if answer[0] == fcntl.F_UNLCK else answer[4]
-
-
-def _signal_runner(
-    folder: Path, token: str, recorded_runner: RunnerIdentity | None, number: signal.Signals
-) -> bool:
-    fd = open_file(str(folder / "claim"))
-    if isinstance(fd, int):
-        try:
-            value = read_object(fd)
-            claim = value if isinstance(value, FileProblem) else parse_claim(value, token)
-            if isinstance(claim, ClaimFile):
-                return _signal_holder(fd, number)
-        finally:
-            os.close(fd)
-    return (
-        _is_alive(recorded_runner)
-        and recorded_runner is not None
-        and send_signal(recorded_runner.pid, recorded_runner.start_ticks, number)
-    )
-
-
-def _signal_holder(fd: int, number: signal.Signals) -> bool:
-    holder = _lock_holder(fd)
-    if not holder:
-        return False
-    try:
-        process = os.pidfd_open(holder)
-    except OSError:
-        return False
-    try:
-        # Checked again: the pid of a holder that has just died may have been reused.
-        if _lock_holder(fd) != holder:
-            return False
-        signal.pidfd_send_signal(process, number)
-        return True
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(process)
-
-
-def _rank(cause: str) -> int:
-    return _RANK.get(cause, 3)
 
 
 def _runner_error(folder: Path) -> list[str]:

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from gpu_scheduler.attempts.executor import Executor, LaunchError
 from gpu_scheduler.attempts.log_folder import LogFolder, create_log
-from gpu_scheduler.attempts.protocol import is_usable, prepare
+from gpu_scheduler.attempts.prepare import is_usable, prepare
 from gpu_scheduler.core.command.build import build_command
 from gpu_scheduler.core.command.session_names import session_name
 from gpu_scheduler.core.model.job_spec import CudaIds, JobSpec

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Mapping
 
-from gpu_scheduler.attempts.protocol import RunnerIdentity, observe, processes_of
+from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.failure.explanation import is_failure
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, ResultNote, StopNote
+from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.store.attempt_rows import attempt_from_row
+from gpu_scheduler.store.attempt_rows import attempt_from_row, recorded_runner
 from gpu_scheduler.store.store import Store
 
 
@@ -62,29 +63,7 @@ def _processes(store: Store, row: sqlite3.Row, alive: Mapping[str, Collection[in
     return pids
 
 
-def recorded_runner(row: sqlite3.Row) -> RunnerIdentity | None:
-    """Returns the runner of an attempt that the store has recorded; None if there is none."""
-    if row["runner_pid"] is None:
-        return None
-    return RunnerIdentity(row["runner_pid"], row["runner_ticks"], row["boot_id"])
-
-
 def read_status(store: Store, row: sqlite3.Row) -> AttemptStatus:
     """Reads the status of an attempt from its folder. Raises OSError."""
     folder = store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
-    status = observe(folder, row["token"], recorded_runner(row))
-    stop = StopNote(status.stop.cause, status.stop.grace_s, status.stop.on_timeout) if status.stop else None
-    ended = status.result
-    result = (
-        ResultNote(
-            ended.cause, ended.exit_code, ended.signal, ended.began, ended.message, ended.survivors,
-            ended.started_at, ended.ended_at, ended.oom_kills, ended.shortage,
-        )
-        if ended
-        else None
-    )  # fmt: skip
-    return AttemptStatus(
-        status.claim, status.pid, status.session, stop, status.withdrawn, result, status.log, status.anomalies,
-        status.window, None if status.runner is None else (status.runner.pid, status.runner.start_ticks),
-        status.damage, status.folder_exists,
-    )  # fmt: skip
+    return observe(folder, row["token"], recorded_runner(row))

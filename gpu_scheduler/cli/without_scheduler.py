@@ -16,14 +16,15 @@ from gpu_scheduler.attempts.observe import (
     attempts_without_processes,
     observe_attempt,
     read_status,
-    recorded_runner,
 )
-from gpu_scheduler.attempts.protocol import request_stop, sweep
+from gpu_scheduler.attempts.runner_control import request_stop
+from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import state_file
+from gpu_scheduler.store.attempt_rows import recorded_runner
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_scheduler.attempts.observe import recorded_runner
-from gpu_scheduler.attempts.protocol import RunnerIdentity, observe, processes_of, void_claim
+from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.runner_control import void_claim
+from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.attempt_status import RunnerIdentity
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import attempt_import
 from gpu_scheduler.store.attempt_folders import (
@@ -21,6 +23,7 @@ from gpu_scheduler.store.attempt_folders import (
     token_of,
     unknown_to_store,
 )
+from gpu_scheduler.store.attempt_rows import recorded_runner
 from gpu_scheduler.store.forget import forgetting_jobs
 from gpu_scheduler.store.inspection import highest_known_ids
 from gpu_scheduler.store.store import Store

@@ -14,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from gpu_scheduler.attempts import protocol
+from gpu_scheduler.attempts import runner_control
 from gpu_scheduler.attempts.executor import LaunchError
-from gpu_scheduler.attempts.observe import recorded_runner
+from gpu_scheduler.attempts.sweep import sweep_once
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.scheduling import actions as act
@@ -25,6 +25,7 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.scheduler.read_facts import read_facts
+from gpu_scheduler.store.attempt_rows import recorded_runner
 from gpu_scheduler.store.measurements import LearnedNeeds
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -200,18 +201,18 @@ class Loop:
         if isinstance(action, act.VoidClaim):
             self._void_claim(row["job_id"], folder, token)
         elif isinstance(action, act.RequestStop):
-            protocol.request_stop(folder, token, action.cause, action.grace_s, "kill", known)
+            runner_control.request_stop(folder, token, action.cause, action.grace_s, "kill", known)
         elif isinstance(action, act.WakeRunner):
-            protocol.wake_runner(folder, token, known)
+            runner_control.wake_runner(folder, token, known)
         elif isinstance(action, act.KillRunner):
-            protocol.kill_runner(folder, token, known)
+            runner_control.kill_runner(folder, token, known)
         else:
-            protocol.sweep_once(folder, token, signal.SIGKILL if action.kill else signal.SIGTERM)
+            sweep_once(folder, token, signal.SIGKILL if action.kill else signal.SIGTERM)
 
     def _void_claim(self, job_id: int, folder: Path, token: str) -> None:
         # An error affects this attempt alone: its GPUs stay allocated, and the claim is tried again.
         try:
-            protocol.void_claim(folder, token)
+            runner_control.void_claim(folder, token)
         except OSError as error:
             self._log_once(
                 f"job {job_id} cannot be reconciled: {error}; check {folder}; retrying every second"

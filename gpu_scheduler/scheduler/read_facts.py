@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpu_scheduler.attempts.observe import observe_attempt
-from gpu_scheduler.attempts.protocol import is_prepared, processes_of, recorded_command
+from gpu_scheduler.attempts.prepare import is_prepared
+from gpu_scheduler.attempts.sweep import processes_of, recorded_command
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, QueuedJob, Request, Settings

@@ -13,8 +13,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.observe import observe_attempt
-from gpu_scheduler.attempts.protocol import observe, processes_of, recorded_command, void_claim
+from gpu_scheduler.attempts.runner_control import void_claim
+from gpu_scheduler.attempts.sweep import processes_of, recorded_command
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu_list import format_ranges

@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Collection
 
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, RunnerIdentity
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_share
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
@@ -73,5 +73,12 @@ def attempt_from_row(
         source_missing=row["job_source"].startswith("file:") and not row["has_line"],
         misplaced_gpus=tuple(uuid for uuid, _ in json.loads(row["strays"])),
         window_closed_recorded=bool(row["window_closed"]),
-        runner=None if row["runner_pid"] is None else (row["runner_pid"], row["runner_ticks"]),
+        runner=recorded_runner(row),
     )
+
+
+def recorded_runner(row: sqlite3.Row) -> RunnerIdentity | None:
+    """Returns the runner of an attempt that the store has recorded; None if there is none."""
+    if row["runner_pid"] is None:
+        return None
+    return RunnerIdentity(row["runner_pid"], row["runner_ticks"], row["boot_id"])

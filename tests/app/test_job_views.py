@@ -9,7 +9,7 @@ import pytest
 
 from gpu_scheduler.app.job_views import AWAITING_PROCESSES, ViewContext, job_view
 from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, ResultNote, StopNote
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext, StopRequest
 from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState
@@ -149,7 +149,7 @@ def test_only_queued_jobs_are_infeasible() -> None:
 
 
 def ended(cause: str | None, exit_code: int | None, signal: int | None = None) -> AttemptStatus:
-    return AttemptStatus("dead", result=ResultNote(cause, exit_code, signal, True, None, (), 960.0, 990.0))
+    return AttemptStatus("dead", result=AttemptResult(cause, exit_code, signal, True, None, (), 960.0, 990.0))
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,20 @@ def ended(cause: str | None, exit_code: int | None, signal: int | None = None) -
         ("running", AttemptStatus("live", 12, "12.gpujob"), "running", None, True),
         ("starting", AttemptStatus("live", 12), "running", None, False),
         ("starting", AttemptStatus(), "starting", None, True),
-        ("running", AttemptStatus("live", 12, stop=StopNote("cancelled", 5.0)), "stopping", None, False),
-        ("stopping", AttemptStatus("live", 12, stop=StopNote("cancelled", 5.0)), "stopping", None, True),
+        ("running", AttemptStatus("live", 12, stop=StopRequest("cancelled", 5.0)), "stopping", None, False),
+        ("stopping", AttemptStatus("live", 12, stop=StopRequest("cancelled", 5.0)), "stopping", None, True),
         ("running", ended(None, 0), "finished", "completed", False),
         ("running", ended(None, 7), "finished", "failed", False),
         ("running", ended("cancelled", None, 15), "finished", "cancelled", False),
         ("running", ended("machine", None, 15), "held", None, False),
         ("running", AttemptStatus("dead"), "held", None, False),
-        ("running", AttemptStatus("dead", stop=StopNote("cancelled", 5.0)), "finished", "cancelled", False),
+        (
+            "running",
+            AttemptStatus("dead", stop=StopRequest("cancelled", 5.0)),
+            "finished",
+            "cancelled",
+            False,
+        ),
     ],
 )
 def test_folder_overrides_the_recorded_state(

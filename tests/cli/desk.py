@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.attempts.protocol import observe, prepare, processes_of, sweep
+from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.prepare import prepare
+from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.cli import main
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.command.build import REPORT_START

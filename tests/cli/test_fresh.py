@@ -14,7 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpu_scheduler.attempts.protocol import observe, sweep
+from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.protocol import kill_runner, observe
+from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.runner_control import kill_runner
 from gpu_scheduler.cli.predicted_state import predicted_state
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.states import JobState, Outcome

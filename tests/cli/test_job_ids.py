@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from gpu_scheduler.attempts.protocol import observe
+from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.cli.job_ids import resolve_job, resolve_jobs
 from gpu_scheduler.cli.values import JobRef
 from gpu_scheduler.core.model.states import JobState, Outcome

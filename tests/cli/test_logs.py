@@ -18,7 +18,7 @@ from typing import IO
 
 import pytest
 
-from gpu_scheduler.attempts.protocol import observe
+from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.cli.log_printer import LogPrinter
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act

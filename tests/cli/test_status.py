@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.attempts.protocol import observe
+from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act

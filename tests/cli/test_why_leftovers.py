@@ -6,7 +6,7 @@ import os
 import signal
 from dataclasses import replace
 
-from gpu_scheduler.attempts.protocol import observe
+from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, ClaimState, ResultNote, StopNote
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, ClaimState, StopRequest
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
@@ -16,7 +16,7 @@ from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Settings
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 OPEN = Attempt(1, 7, "t" * 32, "boot", JobState.RUNNING, ("U0",), 500, launch_deadline=1010.0)
-RESULT = ResultNote(None, 0, None, True, None, (), 1.0, 2.0)
+RESULT = AttemptResult(None, 0, None, True, None, (), 1.0, 2.0)
 
 
 def detached(attempt: Attempt) -> list[act.Action]:
@@ -27,7 +27,7 @@ def detached(attempt: Attempt) -> list[act.Action]:
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
 @pytest.mark.parametrize("cancel", [None, Cancel("cancelled", 3.0)])
 def test_holds_the_job_of_an_open_attempt(claim: str, state: JobState, cancel: Cancel | None) -> None:
-    status = AttemptStatus(claim=claim, stop=StopNote("cancelled", 1.0))  # type: ignore[arg-type]
+    status = AttemptStatus(claim=claim, stop=StopRequest("cancelled", 1.0))  # type: ignore[arg-type]
     close, *rest = detached(replace(OPEN, job_state=state, cancel=cancel, status=status, survivors=(77,)))
     assert isinstance(close, act.FinishAttempt)
     assert (close.outcome, close.state, close.survivors) == (Outcome.INTERRUPTED, JobState.HELD, ())

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.failure.explanation import describe_exit, explain, is_failure
-from gpu_scheduler.core.model.attempt_status import FailureContext, ResultNote
+from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
 from gpu_scheduler.core.scheduling.needs import Need
 from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits, obstacle
 from gpu_scheduler.core.scheduling.remedies import OomCase, gpu_remedy, oom_remedy, remedy
@@ -28,8 +28,8 @@ ADVICE = (
 
 def result(
     exit_code: int | None = None, signal: int | None = None, oom: int | None = None, cause: str | None = None
-) -> ResultNote:
-    return ResultNote(cause, exit_code, signal, True, None, (), 1.0, 2.0, oom)
+) -> AttemptResult:
+    return AttemptResult(cause, exit_code, signal, True, None, (), 1.0, 2.0, oom)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,9 @@ def test_describes_exit_codes_and_signals(
         (result(1), FailureContext(HANDLED_TRACEBACK + "on\n" * 50), "exit code 1: ValueError: handled"),
     ],
 )
-def test_explains_a_failure_in_one_line(how: ResultNote, evidence: FailureContext | None, text: str) -> None:
+def test_explains_a_failure_in_one_line(
+    how: AttemptResult, evidence: FailureContext | None, text: str
+) -> None:
     assert explain(how, evidence) == text
 
 
@@ -135,10 +137,10 @@ def test_reports_two_processes_on_one_gpu() -> None:
         (result(None, 9), True),
         (result(0), False),
         (result(None, 15, cause="cancelled"), False),
-        (ResultNote(None, 1, None, False, "no script", (), None, 2.0), False),
+        (AttemptResult(None, 1, None, False, "no script", (), None, 2.0), False),
     ],
 )
-def test_only_a_command_that_failed_by_itself_is_a_failure(how: ResultNote, failed: bool) -> None:
+def test_only_a_command_that_failed_by_itself_is_a_failure(how: AttemptResult, failed: bool) -> None:
     assert is_failure(how) is failed
 
 

@@ -72,7 +72,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 #: Of the attempts room, front ends may not use what only the loop does.
-NOT_FOR_FRONT_ENDS = ("take_claim", "prepare", "kill_runner", "Launcher")
+NOT_FOR_FRONT_ENDS = ("void_claim", "prepare", "kill_runner", "Launcher")
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ def test_the_runner_needs_the_standard_library_only() -> None:
         ("executors/a.py", "from gpu_scheduler.runner import supervise", True),
         ("store/a.py", "from gpu_scheduler.errors import UsageError", False),
         ("cli/a.py", "from gpu_scheduler.attempts.observe import observe", False),
-        ("cli/a.py", "from gpu_scheduler.attempts.protocol import request_stop", False),
-        ("cli/a.py", "from gpu_scheduler.attempts.protocol import take_claim", True),
+        ("cli/a.py", "from gpu_scheduler.attempts.runner_control import request_stop", False),
+        ("cli/a.py", "from gpu_scheduler.attempts.runner_control import void_claim", True),
         ("cli/a.py", "from gpu_scheduler.scheduler.loop import Loop", True),
         ("cli/a.py", "from gpu_scheduler.executors.direct import Direct", True),
         ("cli/start.py", "from gpu_scheduler.scheduler.service import run", False),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopNote
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.now import Now
@@ -221,7 +221,7 @@ def test_stop_with_jobs_cancels_them_and_starts_none() -> None:
     asked = facts(2, group(HALF, (1, 0)), attempts=(running("U0"),), requests=stop)
     assert plan(asked) == [act.RecordCancel(99, "cancelled", 2.0)]
     dying = running("U0", cancel=Cancel("cancelled", 2.0), signalled_at=999.9, job_state=JobState.STOPPING)
-    told = replace(dying, status=AttemptStatus(claim="live", stop=StopNote("cancelled", 2.0)))
+    told = replace(dying, status=AttemptStatus(claim="live", stop=StopRequest("cancelled", 2.0)))
     assert plan(replace(asked, attempts=(told,))) == []
     gone = running("U0", outcome=Outcome.CANCELLED, released_at=998.0)
     assert [type(a).__name__ for a in plan(replace(asked, attempts=(gone,)))] == ["EndScheduler", "WishDone"]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, ResultNote, StopNote
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, RunnerIdentity, StopRequest
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
@@ -22,7 +22,7 @@ NOW = Now(1_700_000_000.0, 1000.0, "boot")
 SETTINGS = Settings()
 OPEN = Attempt(1, 7, "t" * 32, "boot", JobState.RUNNING, ("U0",), 500, launch_deadline=1010.0)
 STARTING = replace(OPEN, job_state=JobState.STARTING)
-RESULT = ResultNote(None, 0, None, True, None, (), 1.0, 2.0)
+RESULT = AttemptResult(None, 0, None, True, None, (), 1.0, 2.0)
 CANCEL = Cancel("cancelled", 3.0)
 
 
@@ -58,7 +58,9 @@ def finished(attempt: Attempt, settings: Settings = SETTINGS) -> act.FinishAttem
         ),
     ],
 )
-def test_rule_1_the_result_decides_the_outcome(result: ResultNote, outcome: Outcome, state: JobState) -> None:
+def test_rule_1_the_result_decides_the_outcome(
+    result: AttemptResult, outcome: Outcome, state: JobState
+) -> None:
     end = finished(replace(OPEN, status=status(claim="dead", result=result), survivors=(77,)))
     assert (end.outcome, end.state) == (outcome, state)
     expected = (result.exit_code, result.signal) if result.began else (None, None)
@@ -74,7 +76,7 @@ def test_an_unreadable_folder_changes_nothing() -> None:
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
 @pytest.mark.parametrize("cancel", [None, CANCEL])
 def test_rule_5_a_live_runner_without_its_lock_is_not_dead(state: JobState, cancel: Cancel | None) -> None:
-    sighting = status(claim="unlocked", pid=5, stop=StopNote("cancelled", 0.0))
+    sighting = status(claim="unlocked", pid=5, stop=StopRequest("cancelled", 0.0))
     attempt = replace(OPEN, job_state=state, cancel=cancel, status=sighting, launch_deadline=0.0)
     assert reconcile(attempt, NOW, SETTINGS) == []
     assert not needs_process_scan(attempt, NOW)
@@ -110,7 +112,7 @@ def test_rule_2_an_attempt_with_a_void_claim_is_not_started() -> None:
 def test_rule_3_a_stop_before_the_claim_voids_the_claim() -> None:
     for attempt in (
         replace(STARTING, cancel=CANCEL),
-        replace(STARTING, status=status(stop=StopNote("cancelled", 3.0))),
+        replace(STARTING, status=status(stop=StopRequest("cancelled", 3.0))),
         replace(STARTING, cancel=CANCEL, boot_id="another"),
     ):
         assert only_action(reconcile(attempt, NOW, SETTINGS)) == act.VoidClaim(1)
@@ -143,7 +145,7 @@ def test_rule_4_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> Non
     stopping = replace(live, job_state=JobState.STOPPING, stopping_at=995.0)
     assert reconcile(stopping, NOW, SETTINGS) == [act.RequestStop(1, "cancelled", 3.0)]
     notified = replace(
-        stopping, status=status(claim="live", stop=StopNote("cancelled", 3.0)), signalled_at=999.5
+        stopping, status=status(claim="live", stop=StopRequest("cancelled", 3.0)), signalled_at=999.5
     )
     assert reconcile(notified, NOW, SETTINGS) == []
     assert reconcile(replace(notified, signalled_at=998.0), NOW, SETTINGS) == [act.WakeRunner(1)]
@@ -152,7 +154,7 @@ def test_rule_4_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> Non
 
 
 def test_rule_4_stop_makes_the_job_stopping_and_its_withdrawal_running() -> None:
-    stopped = replace(OPEN, status=status(claim="live", stop=StopNote("cancelled", 3.0)))
+    stopped = replace(OPEN, status=status(claim="live", stop=StopRequest("cancelled", 3.0)))
     assert reconcile(stopped, NOW, SETTINGS) == [act.Transition(7, 1, JobState.STOPPING)]
     withdrawn = replace(OPEN, job_state=JobState.STOPPING, status=status(claim="live", withdrawn=True))
     assert reconcile(withdrawn, NOW, SETTINGS) == [act.Transition(7, 1, JobState.RUNNING)]
@@ -194,7 +196,7 @@ def test_rule_5_records_survivors_only_after_sigkill() -> None:
 def test_rule_5_a_dead_runner_keeps_the_cause_of_its_stop() -> None:
     for attempt in (
         replace(OPEN, cancel=CANCEL, status=status(claim="dead"), survivors=()),
-        replace(OPEN, status=status(claim="dead", stop=StopNote("cancelled", 3.0)), survivors=()),
+        replace(OPEN, status=status(claim="dead", stop=StopRequest("cancelled", 3.0)), survivors=()),
     ):
         end = finished(attempt)
         assert (end.outcome, end.job_outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
@@ -214,7 +216,7 @@ def test_an_attempt_whose_folder_was_removed_is_not_relaunched(state: JobState) 
     assert "folder was removed" in (end.reason or "")
 
 
-RUNNER = (44, 5)
+RUNNER = RunnerIdentity(44, 5, "boot")
 
 
 def test_records_the_runner_that_holds_the_claim_once() -> None:
@@ -225,7 +227,9 @@ def test_records_the_runner_that_holds_the_claim_once() -> None:
     ]
     known = replace(live, job_state=JobState.RUNNING, runner=RUNNER)
     assert reconcile(known, NOW, SETTINGS) == []
-    assert reconcile(replace(known, runner=(44, 4)), NOW, SETTINGS) == [act.RecordRunner(1, 44, 5)]
+    assert reconcile(replace(known, runner=RunnerIdentity(44, 4, "boot")), NOW, SETTINGS) == [
+        act.RecordRunner(1, 44, 5)
+    ]
 
 
 def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None:
@@ -239,7 +243,7 @@ def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None
         act.RequestStop(1, "cancelled", 3.0),
     ]
     late = replace(running, job_state=JobState.STOPPING, cancel=CANCEL, stopping_at=900.0)
-    late = replace(late, status=replace(running.status, stop=StopNote("cancelled", 3.0)))
+    late = replace(late, status=replace(running.status, stop=StopRequest("cancelled", 3.0)))
     assert reconcile(late, NOW, SETTINGS) == [act.KillRunner(1)]
 
 
@@ -285,7 +289,7 @@ def test_cancelling_an_attempt_with_an_unknown_runner_sweeps_its_processes() -> 
     assert reconcile(attempt, NOW, SETTINGS) == [moved, act.RequestStop(1, "cancelled", 3.0)]
     assert reconcile(replace(attempt, signalled_at=999.9), NOW, SETTINGS) == [moved]
     notified = replace(
-        attempt, job_state=JobState.STOPPING, status=replace(INVALID, stop=StopNote("cancelled", 3.0))
+        attempt, job_state=JobState.STOPPING, status=replace(INVALID, stop=StopRequest("cancelled", 3.0))
     )
     assert reconcile(notified, NOW, SETTINGS) == [act.Sweep(1, kill=False)]
     assert reconcile(replace(notified, swept_at=990.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
@@ -311,7 +315,7 @@ def test_does_not_relaunch_while_the_attempt_has_a_process() -> None:
 
 
 def test_a_second_cancel_with_a_shorter_grace_rewrites_stop() -> None:
-    slow = StopNote("cancelled", 60.0)
+    slow = StopRequest("cancelled", 60.0)
     live = replace(OPEN, job_state=JobState.STOPPING, stopping_at=999.0, cancel=CANCEL)
     notified = replace(live, status=status(claim="live", stop=slow), signalled_at=998.0)
     assert reconcile(notified, NOW, SETTINGS) == [act.RequestStop(1, "cancelled", 3.0)]
@@ -409,7 +413,7 @@ def test_a_released_gpu_waits_until_its_memory_is_free(
 
 
 def test_a_late_runner_that_may_withdraw_is_not_killed() -> None:
-    stop = StopNote("preempted", 1.0, "withdraw")
+    stop = StopRequest("preempted", 1.0, "withdraw")
     late = replace(
         OPEN, job_state=JobState.STOPPING, stopping_at=900.0, status=status(claim="live", stop=stop)
     )

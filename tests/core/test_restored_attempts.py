@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, ResultNote
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
@@ -22,12 +22,12 @@ NOW = Now(1.8e9, 1000.0, "boot")
 OPEN = Attempt(7, 3, "t" * 32, "boot", JobState.STARTING, survivors=())
 
 
-def result(**values: object) -> ResultNote:
+def result(**values: object) -> AttemptResult:
     end = {"cause": None, "exit_code": 0, "signal": None, "began": True, "message": None, "survivors": ()}
-    return ResultNote(**{**end, "started_at": 1.0, "ended_at": 2.0, **values})  # type: ignore[arg-type]
+    return AttemptResult(**{**end, "started_at": 1.0, "ended_at": 2.0, **values})  # type: ignore[arg-type]
 
 
-def attempt_with(claim: str, end: ResultNote | None = None, **values: object) -> Attempt:
+def attempt_with(claim: str, end: AttemptResult | None = None, **values: object) -> Attempt:
     return replace(OPEN, status=AttemptStatus(claim, result=end), **values)  # type: ignore[arg-type]
 
 

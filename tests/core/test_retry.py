@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, ResultNote
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import FinishAttempt, ReleaseAllocation
@@ -165,7 +165,7 @@ def test_does_not_retry_a_cancelled_job_or_one_without_its_line(values: dict[str
 
 def finish_of(attempt: Attempt, *gpus: Gpu, code: int = 1, **values: object) -> FinishAttempt:
     """Returns the planned end of this attempt, whose command exited with this code."""
-    result = ResultNote(None, code, None, True, None, (), 1.0, 2.0)
+    result = AttemptResult(None, code, None, True, None, (), 1.0, 2.0)
     done = replace(attempt, status=AttemptStatus("dead", result=result), survivors=())
     actions = plan(facts(*(gpus or (gpu(0),)), attempts=(done,), **values))
     close, released = actions
@@ -215,7 +215,7 @@ def test_a_completed_job_with_an_oom_in_its_log_is_completed() -> None:
 
 @pytest.mark.parametrize("cause", ["cancelled", "timed_out", "preempted", "machine"])
 def test_a_stopped_attempt_is_not_a_failure(cause: str) -> None:
-    result = ResultNote(cause, 1, None, True, None, (), 1.0, 2.0)
+    result = AttemptResult(cause, 1, None, True, None, (), 1.0, 2.0)
     done = replace(failed(fail=5), status=AttemptStatus("dead", result=result), survivors=())
     close = plan(facts(gpu(0), attempts=(done,)))[0]
     assert isinstance(close, FinishAttempt)
@@ -223,7 +223,7 @@ def test_a_stopped_attempt_is_not_a_failure(cause: str) -> None:
 
 
 def test_a_failed_launch_uses_no_retries() -> None:
-    result = ResultNote(None, 1, None, False, "no script", (), None, 2.0)
+    result = AttemptResult(None, 1, None, False, "no script", (), None, 2.0)
     done = replace(
         failed(fail=5, oom_retries_used=1, fail_retries_used=2), status=AttemptStatus("dead", result=result)
     )
@@ -296,7 +296,7 @@ def test_declared_and_observed_memory_is_raised_by_a_quarter() -> None:
 
 def test_the_sample_of_the_final_round_counts() -> None:
     last = gpu(0, None, (GpuProcess(7, 9000),), owners={7: 9})
-    result = ResultNote(None, 1, None, True, None, (), 1.0, 2.0)
+    result = AttemptResult(None, 1, None, True, None, (), 1.0, 2.0)
     done = replace(failed(peaks={"U0": 8000}), status=AttemptStatus("dead", result=result), measured_at=998.0)
     [end] = [action for action in plan(facts(last, attempts=(done,))) if isinstance(action, FinishAttempt)]
     assert end.min_vram_mib == 11_250

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, ResultNote
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
@@ -261,7 +261,7 @@ def test_records_a_peak_within_the_tolerance_before_placing_jobs() -> None:
 
 
 def test_records_the_last_sample_of_an_attempt_before_its_end() -> None:
-    done = AttemptStatus("dead", result=ResultNote(None, 0, None, True, None, (), 1.0, 2.0))
+    done = AttemptStatus("dead", result=AttemptResult(None, 0, None, True, None, (), 1.0, 2.0))
     actions = plan(facts(OURS, attempts=(replace(NEW, status=done),)))
     assert [type(action) for action in actions] == [RecordUsage, FinishAttempt]
 

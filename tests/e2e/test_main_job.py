@@ -223,7 +223,7 @@ def test_starts_empty_after_the_state_was_deleted(world: World) -> None:
     jobs = world.wait_finished()
     assert {i: job["outcome"] for i, job in jobs.items()} == {1: "completed"}
     assert (world.folder / "ran").read_text().split() == ["old", "new"]
-    from gpu_scheduler.attempts.protocol import sweep
+    from gpu_scheduler.attempts.sweep import sweep
 
     sweep(world.folder, token, term_s=0.0)
 

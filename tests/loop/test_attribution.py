@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpu_scheduler.attempts.protocol import recorded_command
+from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.executors.screen import ScreenExecutor
 from gpu_scheduler.gpus.attribution import Ownership, ProcessOwners, is_alive
@@ -338,7 +338,7 @@ import os, subprocess, sys
 from gpu_scheduler.gpus.attribution import ProcessOwners, is_alive
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.system.procfs import Proc
-from gpu_scheduler.attempts.protocol import recorded_command
+from gpu_scheduler.attempts.sweep import recorded_command
 if subprocess.run(["mount", "-t", "proc", "-o", "hidepid=2", "proc", "/proc"]).returncode:
     sys.exit(3)
 os.setgroups([])

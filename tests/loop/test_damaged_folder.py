@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.attempts.protocol import kill_runner, processes_of, sweep
+from gpu_scheduler.attempts.runner_control import kill_runner
+from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.runner.process_scan import ticks_of
 from gpu_scheduler.scheduler import read_facts

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts.executor import LaunchError
-from gpu_scheduler.attempts.protocol import processes_of
+from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.executors.direct import DirectExecutor

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.attempts.protocol import observe, sweep
+from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors.direct import DirectExecutor

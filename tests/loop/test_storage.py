@@ -13,7 +13,7 @@ import pytest
 
 from gpu_scheduler.attempts import log_folder
 from gpu_scheduler.attempts.log_folder import LogFolder
-from gpu_scheduler.attempts.protocol import prepare
+from gpu_scheduler.attempts.prepare import prepare
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.now import Now

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, ClaimState, ResultNote, StopNote
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, ClaimState, StopRequest
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
@@ -34,10 +34,10 @@ _CLAIMS: dict[int, ClaimState] = {
 }  # fmt: skip
 _STOPS = {
     0: None,
-    st.STOP_CANCEL: StopNote("cancelled", 10.0),
-    st.STOP_PREEMPT: StopNote("preempted", 10.0, "withdraw"),
+    st.STOP_CANCEL: StopRequest("cancelled", 10.0),
+    st.STOP_PREEMPT: StopRequest("preempted", 10.0, "withdraw"),
 }
-_COMPLETED = ResultNote(None, 0, None, True, None, (), 1.0, 2.0)
+_COMPLETED = AttemptResult(None, 0, None, True, None, (), 1.0, 2.0)
 _RESULTS = {
     st.NONE: None,
     st.COMPLETED: _COMPLETED,

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from gpu_scheduler.attempts.executor import Executor
-from gpu_scheduler.attempts.folder_parsing import OnTimeout, ResultFile
-from gpu_scheduler.attempts.folder_status import FolderStatus, observe, request_stop
+from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.prepare import prepare
+from gpu_scheduler.attempts.runner_control import request_stop
 from gpu_scheduler.attempts.sweep import processes_of, sweep_once
 from gpu_scheduler.core.command.build import REPORT_START
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, OnTimeout
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.runner.folder import START, boot_id
 
@@ -94,15 +95,15 @@ class PreparedAttempt:
         (executor or DirectExecutor()).launch(self.folder)
         return self
 
-    def status(self) -> FolderStatus:
+    def status(self) -> AttemptStatus:
         """Reads the status of the folder."""
         return observe(self.folder, self.token)
 
-    def result(self, deadline_s: float = 60.0) -> ResultFile:
+    def result(self, deadline_s: float = 60.0) -> AttemptResult:
         """Waits for the result and returns it."""
         return wait_for(lambda: self.status().result, f"a result in {self.status()}", deadline_s)
 
-    def until_live(self) -> FolderStatus:
+    def until_live(self) -> AttemptStatus:
         """Waits for a live claim."""
         return wait_for(lambda: self.status().claim == "live" and self.status(), f"a claim: {self.status()}")
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.folder_status import kill_runner, observe, request_stop, void_claim
+from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.prepare import prepare
+from gpu_scheduler.attempts.runner_control import kill_runner, request_stop, void_claim
 from gpu_scheduler.attempts.sweep import processes_of, sweep, sweep_once
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.spawn import ChildProcesses

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.folder_parsing import RunnerIdentity
-from gpu_scheduler.attempts.folder_status import FolderStatus, kill_runner, observe, request_stop
+from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.runner_control import kill_runner, request_stop
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, RunnerIdentity
 from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 
@@ -24,7 +25,7 @@ def runner_of(attempt: PreparedAttempt) -> RunnerIdentity:
     return runner
 
 
-def status_of(attempt: PreparedAttempt, recorded_runner: RunnerIdentity) -> FolderStatus:
+def status_of(attempt: PreparedAttempt, recorded_runner: RunnerIdentity) -> AttemptStatus:
     return observe(attempt.folder, attempt.token, recorded_runner)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.protocol import recorded_command
+from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.executors.direct import DirectExecutor
 from tests.runner.attempt import PreparedAttempt, wait_for
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts.executor import Executor
-from gpu_scheduler.attempts.folder_status import kill_runner
+from gpu_scheduler.attempts.runner_control import kill_runner
 from gpu_scheduler.attempts.sweep import processes_of, recorded_command, sweep
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor

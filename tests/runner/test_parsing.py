@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.attempts.folder_parsing import parse_claim, parse_result, parse_stop
-from gpu_scheduler.attempts.folder_status import FolderStatus, observe, request_stop, wake_runner
+from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.prepare import is_usable
+from gpu_scheduler.attempts.runner_control import request_stop, wake_runner
+from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.runner.folder import SPEC_FIELDS, FileProblem, invalid_field, read_spec
 
 CLAIM = {"token": "t", "pid": 5, "start_ticks": 6, "boot_id": "b", "session": None, "log": "/x.log"}
@@ -162,7 +164,7 @@ def test_unusable_spec_is_not_launched(tmp_path: Path) -> None:
 def test_stop_request_replaces_any_file_in_its_place(tmp_path: Path, kind: str) -> None:
     KINDS[kind](tmp_path / "stop")
     request_stop(tmp_path, "t", "cancelled", 2.0, "kill")
-    seen: FolderStatus = observe(tmp_path, "t")
+    seen: AttemptStatus = observe(tmp_path, "t")
     assert seen.stop is not None
     assert (seen.stop.cause, seen.anomalies) == ("cancelled", ())
     assert (tmp_path / "stop.aside-1").is_dir() is kind.endswith("folder")

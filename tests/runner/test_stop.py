@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.folder_status import observe, request_stop, wake_runner
+from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.runner_control import request_stop, wake_runner
 from tests.runner.attempt import PreparedAttempt, patched, wait_for
 from tests.runner.conftest import Make
 

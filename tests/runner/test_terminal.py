@@ -170,13 +170,13 @@ def test_exit_code_and_log_survive_a_killed_screen(screened: Make, tmp_path: Pat
     assert session is not None
     server = int(session.partition(".")[0])
     assert server not in attempt.pids(), "a sweep must not end the session"
-    assert attempt.status().window is True
+    assert attempt.status().window_open is True
     os.kill(server, signal.SIGKILL)
-    wait_for(lambda: attempt.status().window is False, "the window gone")
+    wait_for(lambda: attempt.status().window_open is False, "the window gone")
     (tmp_path / "go").touch()
     assert attempt.result().exit_code == 6
     assert attempt.body() == "up\nlast\n"
-    assert attempt.status().window is None
+    assert attempt.status().window_open is None
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")

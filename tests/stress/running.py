@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpu_scheduler.attempts.protocol import observe
+from gpu_scheduler.attempts.folder_status import observe
 from tests.stress.harness import ROOT, Stage, environment, kill, pause, scheduler
 from tests.stress.part import Findings, Order
 from tests.stress.trace import judge, number_of, outcomes_of

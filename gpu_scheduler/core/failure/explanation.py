@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from signal import Signals
 
-from gpu_scheduler.core.model.attempt_status import FailureContext, ResultNote
+from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
 
 #: Most characters of the error, and of the whole explanation.
 _MAX_ERROR_CHARS = 300
@@ -48,12 +48,12 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def is_failure(result: ResultNote) -> bool:
+def is_failure(result: AttemptResult) -> bool:
     """Returns whether the command began, ended by itself and failed."""
     return result.cause is None and result.began and result.exit_code != 0
 
 
-def explain(result: ResultNote, context: FailureContext | None = None) -> str:
+def explain(result: AttemptResult, context: FailureContext | None = None) -> str:
     """Returns one line that explains why a command failed."""
     # Compiling their regular expressions takes 5 ms; `status` needs them only for an end that is not in the
     # store yet.
@@ -84,7 +84,7 @@ def _printed_oom(tail: str) -> str | None:
     return cuda_oom(tail)
 
 
-def describe_exit(result: ResultNote) -> str:
+def describe_exit(result: AttemptResult) -> str:
     """Describes the exit code or the signal, and whether memory probably ran out."""
     memory = ", probably out of memory" if result.oom_kills and _is_sigkill(result) else ""
     if result.signal is not None:
@@ -103,7 +103,7 @@ def _exit_code_meaning(code: int) -> str:
     return f" (a program it ran was killed by {name})" if name.startswith("SIG") else ""
 
 
-def _is_sigkill(result: ResultNote) -> bool:
+def _is_sigkill(result: AttemptResult) -> bool:
     return result.signal == _SIGKILL or result.exit_code == 128 + _SIGKILL
 
 

@@ -1,33 +1,42 @@
-"""Values observed in the folder of an attempt (docs/design.md, Attempt folder)."""
+"""Values that describe an attempt as observed (docs/design.md, Attempt folder)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 #: "unlocked": the runner lives, but does not hold the lock of this claim, as in a copy of the folder.
 #: "unclaimed": the claim is missing or unusable, and the runner in the store lives.
 #: "invalid": the claim is unusable, and the store has no runner.
 #: "unknown": the folder could not be read this time; no conclusion is drawn from that.
 ClaimState = Literal["none", "void", "live", "unlocked", "unclaimed", "invalid", "dead", "unknown"]
+#: What follows when an attempt has not ended after its grace period: SIGKILL, or the withdrawal of the stop.
+OnTimeout = Literal["kill", "withdraw"]
+
+
+class RunnerIdentity(NamedTuple):
+    """The process that runs an attempt. start_ticks: its start in kernel ticks since boot."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
 
 
 @dataclass(frozen=True)
-class StopNote:
-    """The contents of the file `stop`.
+class StopRequest:
+    """A request to stop an attempt, the contents of the file `stop`.
 
-    cause: why the attempt must stop; grace_s: seconds from SIGTERM to the action of on_timeout, which is
-    SIGKILL or the withdrawal of the stop.
+    cause: why the attempt must stop; grace_s: seconds from SIGTERM to the action of on_timeout.
     """
 
     cause: str
     grace_s: float
-    on_timeout: Literal["kill", "withdraw"] = "kill"
+    on_timeout: OnTimeout = "kill"
 
 
 @dataclass(frozen=True)
-class ResultNote:
-    """The contents of the file `result`.
+class AttemptResult:
+    """The end of an attempt, the contents of the file `result`.
 
     `cause` is None when the command ended by itself, else "cancelled", "preempted", "timed_out" or "machine".
     Exactly one of exit_code and signal is set once the command was spawned. oom_kills: number of processes
@@ -64,23 +73,22 @@ class FailureContext:
 
 @dataclass(frozen=True)
 class AttemptStatus:
-    """The status of an attempt, observed in its folder at one moment.
+    """The status of an attempt at one moment.
 
-    anomalies: unexpected contents, as phrases. window_open: whether the Screen window of a live runner still
-    exists; None = it has none, or unknown. runner: pid and start ticks of the runner that holds the claim.
-    damage: the defect in the files that record the end, such as "the file claim was removed". folder_exists:
-    whether the folder exists.
+    anomalies: unexpected contents of its folder, as phrases. window_open: whether the Screen window of a live
+    runner still exists, for display only; None = it has none, or unknown. runner: the process that holds the
+    claim. damage: the defect in the files that record the end, such as "the file claim was removed".
     """
 
     claim: ClaimState = "none"
     pid: int | None = None
     session: str | None = None
-    stop: StopNote | None = None
+    stop: StopRequest | None = None
     withdrawn: bool = False
-    result: ResultNote | None = None
+    result: AttemptResult | None = None
     log: str | None = None
     anomalies: tuple[str, ...] = ()
     window_open: bool | None = None
-    runner: tuple[int, int] | None = None
+    runner: RunnerIdentity | None = None
     damage: str | None = None
     folder_exists: bool = True

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, RunnerIdentity
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.now import Now
@@ -123,7 +123,7 @@ class Attempt:
     failure_context: FailureContext | None = None
     misplaced_gpus: tuple[str, ...] = ()
     window_closed_recorded: bool = False
-    runner: tuple[int, int] | None = None
+    runner: RunnerIdentity | None = None
 
     def allocation(self, uuid: str) -> Allocation:
         """Returns its allocation on one of its GPUs."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_scheduler.core.failure.explanation import describe_exit, explain
-from gpu_scheduler.core.model.attempt_status import ResultNote, StopNote
+from gpu_scheduler.core.model.attempt_status import AttemptResult, StopRequest
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.accounting import DRIVER_MIB
@@ -199,10 +199,11 @@ def _reconcile_live(attempt: Attempt, now: Now, settings: Settings) -> list[Acti
 
 def _record_runner(attempt: Attempt) -> list[Action]:
     """Records the observed runner if the store does not have it."""
-    runner = attempt.status.runner
-    if runner is None or runner == attempt.runner:
+    runner, recorded = attempt.status.runner, attempt.runner
+    # The store has the boot id of the attempt, whatever the claim says.
+    if runner is None or (recorded is not None and runner[:2] == recorded[:2]):
         return []
-    return [RecordRunner(attempt.attempt_id, *runner)]
+    return [RecordRunner(attempt.attempt_id, runner.pid, runner.start_ticks)]
 
 
 def _reconcile_unknown_runner(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
@@ -234,7 +235,7 @@ def _void_claim(attempt: Attempt, now: Now, *, gives_up: bool = False) -> list[A
     return [VoidClaim(attempt.attempt_id, gives_up)] if _may_signal(attempt, now) else []
 
 
-def _is_stricter(cancel: Cancel, stop: StopNote) -> bool:
+def _is_stricter(cancel: Cancel, stop: StopRequest) -> bool:
     return cancel.cause != stop.cause or cancel.grace_s < stop.grace_s
 
 
@@ -294,7 +295,7 @@ def _may_signal(attempt: Attempt, now: Now) -> bool:
 
 
 def _finish_with_result(
-    attempt: Attempt, result: ResultNote, now: Now, settings: Settings, inventory: GpuInventory
+    attempt: Attempt, result: AttemptResult, now: Now, settings: Settings, inventory: GpuInventory
 ) -> FinishAttempt:
     if result.cause is not None:
         outcome = _OUTCOME_OF_CAUSE.get(result.cause, Outcome.INTERRUPTED)
@@ -318,7 +319,7 @@ def _finish_with_result(
 
 
 def _finish_and_retry(
-    attempt: Attempt, decision: RetryDecision, now: Now, reason: str, result: ResultNote
+    attempt: Attempt, decision: RetryDecision, now: Now, reason: str, result: AttemptResult
 ) -> FinishAttempt:
     return FinishAttempt(
         attempt.job_id,
@@ -346,7 +347,7 @@ def _finish(
     settings: Settings,
     reason: str | None = None,
     survivors: tuple[int, ...] = (),
-    result: ResultNote | None = None,
+    result: AttemptResult | None = None,
 ) -> FinishAttempt:
     state, job_outcome = JobState.FINISHED, outcome
     failures, not_before = 0, None
