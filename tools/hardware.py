@@ -80,8 +80,8 @@ def compare_growth(before: tuple[int | None, int], after: tuple[int | None, int]
 def measure_process(python: str, probe: Probe, uuid: str) -> tuple[str, list[str]]:
     """Lets a process allocate memory on this GPU; returns the same as `grown`."""
     with subprocess.Popen(
-        [python, str(TORCH_JOB), "hold", str(ALLOCATED_MIB)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid},
+        [python, str(TORCH_JOB), "hold", str(ALLOCATED_MIB)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid},
     ) as job:  # fmt: skip
         assert job.stdin is not None
         assert job.stdout is not None

@@ -124,7 +124,8 @@ class Launcher:
                 "cwd": spec.cwd, "umask": options.umask, "env": command.env, "terminal": options.sessions,
                 "session": session, "log": log, "header": header, "timeout_s": spec.timeout_s,
                 "term_grace_s": options.grace_s,
-                attempt_folders.ORIGIN_KEY: attempt_folders.origin_object(row, self._store.data_dir, source_cwd),
+                attempt_folders.ORIGIN_KEY:
+                    attempt_folders.origin_object(row, self._store.data_dir, source_cwd),
             },
             command.command_sh,
         )  # fmt: skip

@@ -75,7 +75,8 @@ def _start_memory(group: argparse._ArgumentGroup) -> None:
     option("--spike-buffer", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
            default=_DEFAULTS.spike_buffer,
            help="Fraction added to measured memory peaks as a buffer (default: 0.1)")  # fmt: skip
-    option("--tolerance", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0), default=_DEFAULTS.tolerance,
+    option("--tolerance", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
+           default=_DEFAULTS.tolerance,
            help="Fraction by which a job may miss its declaration before that is reported"
            " (default: 0.1)")  # fmt: skip
     option("--learn", action="store_true",
@@ -92,7 +93,8 @@ def _start_launches(group: argparse._ArgumentGroup) -> None:
     option("--fail-retries", metavar="N", type=values.integer(0, 1000), default=_DEFAULTS.fail_retries,
            help="Retries of a job after any failure (default: 0)")  # fmt: skip
     option("--max-assign-attempts", metavar="N", type=values.integer(1, 1000),
-           default=_DEFAULTS.max_assign_attempts, help="Maximum tries to launch a job (default: 5)")  # fmt: skip
+           default=_DEFAULTS.max_assign_attempts,
+           help="Maximum tries to launch a job (default: 5)")  # fmt: skip
     option("--assign-retry-wait", metavar="S", type=values.number(0, 3600, minimum=0),
            default=_DEFAULTS.assign_retry_wait_s,
            help="Seconds to wait after a failed launch (default: 5)")  # fmt: skip

@@ -52,8 +52,8 @@ def calibrate(options: Namespace) -> int:
 def _workload_class(measured: ClassUsage) -> WorkloadClass:
     mean_s = sum(measured.seconds) / len(measured.seconds) if measured.seconds else None
     return WorkloadClass(
-        measured.program, measured.llm, len(measured.peaks), max(measured.peaks), measured.p95, measured.declared, measured.gpus, mean_s,
-        max(measured.seconds, default=None),
+        measured.program, measured.llm, len(measured.peaks), max(measured.peaks), measured.p95,
+        measured.declared, measured.gpus, mean_s, max(measured.seconds, default=None),
     )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 """Starts runners without a terminal through a helper that forks them, which saves about 20 ms per job.
 
-The helper (`runner.fork_server`) has the runner's modules loaded; it is started by exec and shares only two pipes
-with the scheduler. While it is not ready, does not respond, or refuses for a reason other than a shortage,
-runners are started as by `direct`. A request that is lost with the helper is a launch without a claim, which
-the loop tries again.
+The helper (`runner.fork_server`) has the runner's modules loaded; it is started by exec and shares only two
+pipes with the scheduler. While it is not ready, does not respond, or refuses for a reason other than a
+shortage, runners are started as by `direct`. A request that is lost with the helper is a launch without a
+claim, which the loop tries again.
 """
 
 from __future__ import annotations

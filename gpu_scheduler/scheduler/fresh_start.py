@@ -97,8 +97,11 @@ def _active_jobs(store: Store, void_claims: bool) -> dict[int, bool]:
     """Returns active job id -> whether its command is over and only other processes of it are left."""
     boot_id = Clock().boot_id
     attempts = [
-        _OpenAttempt(row["job_id"], row["token"], store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"]),
-              recorded_runner(row), row["outcome"] is not None)
+        _OpenAttempt(
+            row["job_id"], row["token"],
+            store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"]),
+            recorded_runner(row), row["outcome"] is not None,
+        )
         for row in store.active_attempts()
         if row["boot_id"] == boot_id
     ]  # fmt: skip

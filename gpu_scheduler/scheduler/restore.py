@@ -85,7 +85,8 @@ def refusal_message(data_dir: DataDir, condition: StoreCondition) -> str:
     middle = f"{running_jobs}; nothing is signalled\n" if count else ""
     source = "these folders alone, as there is no backup"
     if condition.backups:
-        source = f"the backup of {_format_time(condition.backups[0])} in {data_dir.backups}, and from these folders"
+        newest = _format_time(condition.backups[0])
+        source = f"the backup of {newest} in {data_dir.backups}, and from these folders"
     forget = "forgets all of it" + (", once none of them is running" if running else "")
     return f"{head}\n{middle}`start --restore` continues from {source}; `start --fresh` {forget}"
 
@@ -245,8 +246,8 @@ class _AttemptImport:
         unidentified = [job_id for job_id, (_, origin) in new.items() if origin.spec is None]
         if unidentified and jobs_file:
             raise SchedulerError(
-                f"the folders of jobs {format_ranges(sorted(unidentified))} in {self._store.data_dir.runs} do not"
-                " contain the lines that ran there: these lines would run again\n"
+                f"the folders of jobs {format_ranges(sorted(unidentified))} in {self._store.data_dir.runs}"
+                " do not contain the lines that ran there: these lines would run again\n"
                 f"remove the lines that have run from {jobs_file}, then"
                 ' start once with --restore --jobs-file ""'
             )
@@ -262,7 +263,8 @@ class _AttemptImport:
         if count:
             log.warning(
                 "%d attempt%s added to the store from folders: job%s %s", count,
-                " was" if count == 1 else "s were", "s" * (len(self._jobs) != 1), format_ranges(sorted(self._jobs)),
+                " was" if count == 1 else "s were", "s" * (len(self._jobs) != 1),
+                format_ranges(sorted(self._jobs)),
             )  # fmt: skip
 
     def _has_lost_claim(self, folder: AttemptFolder, token: str) -> bool:

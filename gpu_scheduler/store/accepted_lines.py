@@ -68,7 +68,8 @@ def save(store: Store, path: str, old: Reading, new: Reading, first: int = 0) ->
         rows = (
             (
                 path, before + step * n, line.number, line.raw, line.text, line.kind, line.identity,
-                attributes_to_json(line.attributes), line.problem, line.accepted_form, line.is_typo, line.job_id,
+                attributes_to_json(line.attributes), line.problem, line.accepted_form, line.is_typo,
+                line.job_id,
             )
             for n, line in enumerate(lines, 1)
         )  # fmt: skip

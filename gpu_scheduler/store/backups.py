@@ -98,8 +98,8 @@ def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
 def highest_ids(database: Path, *, immutable: bool = False) -> HighestIds:
     """Returns the highest ids in an existing database after an integrity check.
 
-    immutable: nobody writes to the file, and SQLite must create no file beside it. Raises DamagedDatabaseError, and
-    sqlite3.OperationalError if the database cannot be opened at the moment.
+    immutable: nobody writes to the file, and SQLite must create no file beside it. Raises
+    DamagedDatabaseError, and sqlite3.OperationalError if the database cannot be opened at the moment.
     """
     mode = "immutable=1" if immutable else "mode=ro"
     try:

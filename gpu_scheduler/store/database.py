@@ -218,7 +218,8 @@ def _migration_files() -> dict[int, Path]:
 
 
 def _version_mismatch(path: Path, version: int) -> str:
-    return f"the store in {path.parent} has schema {version}; this version reads schema {newest_schema_version()}"
+    newest = newest_schema_version()
+    return f"the store in {path.parent} has schema {version}; this version reads schema {newest}"
 
 
 def _upgrade_remedy(path: Path) -> str:

@@ -35,7 +35,8 @@ def events_after(store: Store, after: int, limit: int) -> list[Event]:
 def notable_events(store: Store, after: int, until: int) -> list[Event]:
     """Returns the events after `after` up to `until`, without jobs being added or beginning to run."""
     rows = store.db.rows(
-        f"{_EVENT_QUERY} WHERE history.rowid > ? AND history.rowid <= ? AND NOT ({_ROUTINE}) ORDER BY history.rowid",
+        f"{_EVENT_QUERY} WHERE history.rowid > ? AND history.rowid <= ? AND NOT ({_ROUTINE})"
+        " ORDER BY history.rowid",
         after,
         until,
     )

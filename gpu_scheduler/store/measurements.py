@@ -23,8 +23,8 @@ _KEPT_PER_CLASS = 200
 class ClassUsage:
     """Usage of the completed runs of a workload class.
 
-    workload_class: its key, as workload_class_of makes it; peaks: MiB; declared: MiB declared by the newest run, None
-    = none; gpus: the fewest that a run had; seconds: run times, where known.
+    workload_class: its key, as workload_class_of makes it; peaks: MiB; declared: MiB declared by the newest
+    run, None = none; gpus: the fewest that a run had; seconds: run times, where known.
     """
 
     workload_class: str

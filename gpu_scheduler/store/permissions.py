@@ -131,6 +131,6 @@ def _check_entry(path: Path, status: os.stat_result, allowed: frozenset[int]) ->
         problem = FileProblem(ProblemKind.OTHER_OWNER, str(status.st_uid))
     if problem is not None:
         raise SchedulerError(
-            f"{path} {problem.description}, which is not allowed in a data directory; remove it, or name another"
-            " folder with --data-dir"
+            f"{path} {problem.description}, which is not allowed in a data directory; remove it, or name"
+            " another folder with --data-dir"
         )

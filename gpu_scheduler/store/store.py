@@ -205,7 +205,7 @@ class Store:
         return {row["ask"]: row["reason"] for row in self.db.rows("SELECT * FROM waiting")}
 
     def needs(self) -> Mapping[str, Mapping[str, Any]]:
-        """Returns spec key -> known need of its waiting jobs, as the fields of `core.scheduling.needs.Need`."""
+        """Returns spec key -> known need of its waiting jobs, as the fields of a `Need`."""
         rows = self.db.rows("SELECT ask, need FROM waiting WHERE need IS NOT NULL")
         return {row["ask"]: json.loads(row["need"]) for row in rows}
 
@@ -294,7 +294,8 @@ class Store:
     def finished_jobs(self, limit: int | None = None) -> list[sqlite3.Row]:
         """Returns the finished jobs, newest end first."""
         return self.db.rows(
-            f"SELECT {_LIST_COLUMNS} FROM job WHERE state = 'finished' ORDER BY finished_at DESC, id DESC LIMIT ?",
+            f"SELECT {_LIST_COLUMNS} FROM job WHERE state = 'finished'"
+            " ORDER BY finished_at DESC, id DESC LIMIT ?",
             -1 if limit is None else limit,
         )
 

@@ -456,8 +456,8 @@ def _stamp_boot_time(db: sqlite3.Connection, column: str, attempt_id: int, now: 
 
 #: Actions that a power cut may undo: the folders have them too, or they concern processes that it ends.
 _REPEATABLE = (
-    act.RecordUsage, act.RecordForeignLoad, act.RecordForeignPeaks, act.RecordRunner, act.Transition, act.ReleaseAllocation, act.RecordMemoryReleased,
-    act.SetWaitReason, act.RecordBypassed, act.EndScheduler,
+    act.RecordUsage, act.RecordForeignLoad, act.RecordForeignPeaks, act.RecordRunner, act.Transition,
+    act.ReleaseAllocation, act.RecordMemoryReleased, act.SetWaitReason, act.RecordBypassed, act.EndScheduler,
 )  # fmt: skip
 
 _WRITERS: dict[type[act.Action], Callable[[StoreWriter, sqlite3.Connection, Any, Now], int | None]] = {

@@ -62,7 +62,8 @@ def to_text(screens: SessionsView, width: int | None) -> str:
         lines += ["No job runs in a Screen session."]
     if screens.without_session:
         lines += [
-            f"{count_noun(screens.without_session, 'running job')} without a session; `logs JOB -f` follows one"
+            f"{count_noun(screens.without_session, 'running job')} without a session;"
+            " `logs JOB -f` follows one"
         ]
     lines += [safe_text(note) for note in screens.notes]
     return "\n".join(lines) + "\n"

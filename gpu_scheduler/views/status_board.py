@@ -72,7 +72,8 @@ def _gpu_lines(board: StatusBoard) -> Iterator[str]:
         load = "?" if gpu.load_percent is None else f"{gpu.load_percent:.0f}"
         used = "?" if gpu.used_mib is None else str(gpu.used_mib)
         total = "?" if gpu.total_mib is None else str(gpu.total_mib)
-        allocated = f"allocated {format_share(gpu.share)}, {'?' if gpu.allocated_mib is None else gpu.allocated_mib} MiB"
+        mib = "?" if gpu.allocated_mib is None else gpu.allocated_mib
+        allocated = f"allocated {format_share(gpu.share)}, {mib} MiB"
         fault = f": {safe_text(gpu.fault)}" if gpu.fault else ""
         yield (
             f"gpu{gpu.index}  {used}/{total} MiB  load {load}%  {allocated}  {gpu.state}{fault}"

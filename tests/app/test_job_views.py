@@ -52,13 +52,13 @@ def seen_as(recorded: str, sighting: AttemptStatus, evidence: FailureContext | N
     ("row", "last", "values", "reason"),
     [
         ({}, None, {}, "not tried yet"),
-        ({}, None, {"reasons": {"ASK": "needs 1 free GPU, 0 free"}}, "needs 1 free GPU, 0 free"),
-        ({}, {"outcome": "interrupted"}, {"reasons": {"ASK": "needs"}}, AWAITING_PROCESSES),
-        ({}, {"outcome": "interrupted", "released_boot": 4.0}, {"reasons": {"ASK": "needs"}}, "needs"),
+        ({}, None, {"wait_reasons": {"ASK": "needs 1 free GPU, 0 free"}}, "needs 1 free GPU, 0 free"),
+        ({}, {"outcome": "interrupted"}, {"wait_reasons": {"ASK": "needs"}}, AWAITING_PROCESSES),
+        ({}, {"outcome": "interrupted", "released_boot": 4.0}, {"wait_reasons": {"ASK": "needs"}}, "needs"),
         (
             {"line_wait": LineWait("gone", due_at=NOW.boot + 6.2).to_json()},
             None,
-            {"reasons": {"ASK": "needs"}},
+            {"wait_reasons": {"ASK": "needs"}},
             "line removed from jobs.txt; cancelled in 7 s unless it is restored",
         ),
         (
@@ -70,7 +70,7 @@ def seen_as(recorded: str, sighting: AttemptStatus, evidence: FailureContext | N
         (
             {"line_wait": LineWait("gone", due_at=NOW.boot + 6.2).to_json()},
             None,
-            {"is_up": False},
+            {"is_scheduler_up": False},
             "line removed from jobs.txt; cancelled unless it is restored",
         ),
         (
@@ -100,16 +100,16 @@ def seen_as(recorded: str, sighting: AttemptStatus, evidence: FailureContext | N
         (
             {"reason": "try 2 of 5 in 5 s", "not_before_boot": NOW.boot + 3, "boot_id": NOW.boot_id},
             None,
-            {"reasons": {"ASK": "GPU 0 paused"}},
+            {"wait_reasons": {"ASK": "GPU 0 paused"}},
             "try 2 of 5 in 5 s",
         ),
         (
             {"reason": "try 2 of 5 in 5 s", "not_before_boot": NOW.boot - 3, "boot_id": NOW.boot_id},
             None,
-            {"reasons": {"ASK": "GPU 0 paused"}},
+            {"wait_reasons": {"ASK": "GPU 0 paused"}},
             "GPU 0 paused",
         ),
-        ({"reason": "x"}, None, {"wished": {3: "hold"}}, "hold requested; waiting for the scheduler"),
+        ({"reason": "x"}, None, {"open_requests": {3: "hold"}}, "hold requested; waiting for the scheduler"),
         ({"state": "held", "reason": "held by the user"}, None, {}, "held by the user"),
         ({"state": "held"}, None, {}, "held"),
         ({"state": "running"}, {}, {}, None),

@@ -132,10 +132,10 @@ def test_kill_in_the_middle_forgets_nothing(desk: Desk) -> None:
     done, _ = fill_store(desk)
     program = (
         "import os, sys\n"
-        "from gpu_scheduler.store.forget import forgetting\n"
-        "from gpu_scheduler.store.data_dir import Home\n"
+        "from gpu_scheduler.store.forget import forgetting_jobs\n"
+        "from gpu_scheduler.store.data_dir import DataDir\n"
         "from gpu_scheduler.store.store import Store\n"
-        "with forgetting(Store(Home.of(sys.argv[1]))) as jobs:\n"
+        "with forgetting_jobs(Store(DataDir.of(sys.argv[1]))) as jobs:\n"
         "    os._exit(jobs)\n"
     )
     code = subprocess.run(

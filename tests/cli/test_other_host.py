@@ -118,8 +118,9 @@ def test_network_folder_keeps_its_store_on_this_host(desk: Desk, monkeypatch: py
     monkeypatch.setenv("XDG_STATE_HOME", str(desk.path / "local"))
     (desk.path / "jobs.txt").write_text("[share=0.5] echo hello\n")
     net = (
-        "from gpu_scheduler.store import home\n"
-        f"home.kind_of = lambda path: 'nfs4' if str(path).startswith({str(desk.data_dir.folder)!r}) else 'ext4'"
+        "from gpu_scheduler.store import data_dir\n"
+        f"folder = {str(desk.data_dir.folder)!r}\n"
+        "data_dir.kind_of = lambda path: 'nfs4' if str(path).startswith(folder) else 'ext4'"
     )
     owner = desk.data_dir.state_file.with_suffix(".host")
     assert start(desk, "--gpus", "9", before=net).returncode == 2

@@ -182,8 +182,8 @@ def test_status_reads_one_snapshot_and_writes_nothing(desk: Desk) -> None:
         code = (
             "import sys\n"
             "from gpu_scheduler.store.store import Store\n"
-            "from gpu_scheduler.store.data_dir import Home\n"
-            "Store(Home.of(sys.argv[1])).wish('stop')"
+            "from gpu_scheduler.store.data_dir import DataDir\n"
+            "Store(DataDir.of(sys.argv[1])).add_request('stop')"
         )
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         subprocess.run([sys.executable, "-c", code, str(desk.data_dir.state_file)], env=env, check=True)

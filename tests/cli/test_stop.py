@@ -58,7 +58,7 @@ def test_stop_shows_no_pid_for_a_scheduler_in_another_container(
 ) -> None:
     assert desk.store
     monkeypatch.setattr(stop, "END_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(stop, "pid_of", lambda store: 0)
+    monkeypatch.setattr(stop, "scheduler_pid_of", lambda store: 0)
     code, out, err = desk.run("stop")
     assert (code, out) == (1, "")
     assert "the scheduler (in another container) has not ended" in err

@@ -134,7 +134,7 @@ def test_runner_survives_its_starter(kind: str, make: Make, tmp_path: Path) -> N
     attempt = make(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5")
     attempt.prepare()
     name = f"{kind.capitalize()}Executor"
-    until_ready = "\nwhile not executor.helper(): time.sleep(0.001)" if kind == "forking" else ""
+    until_ready = "\nwhile not executor.helper_pid(): time.sleep(0.001)" if kind == "forking" else ""
     program = (
         f"from gpu_scheduler.executors.{kind} import {name}; from pathlib import Path; import os, sys, time\n"
         f"executor = {name}(){until_ready}\n"

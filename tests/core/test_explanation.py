@@ -188,10 +188,14 @@ def test_finds_the_remedy(text: str, words: str | None) -> None:
     ("case", "words"),
     [
         (OomCase(), "the GPU was full, and others used it too: request more memory (vram= or share=), retry"),
-        (OomCase(had_gpus_alone=True), "it had its GPU to itself: use a smaller batch, a larger GPU, or two GPUs"),
-        (OomCase(had_gpus_alone=True, larger_gpus=(1,)), "to itself: use a smaller batch, a larger GPU (GPU 1), or two"),
-        (OomCase(had_gpus_alone=True, larger_gpus=(1, 3)), "a larger GPU (GPUs 1, 3), or two GPUs ([gpus=2])"),
-        (OomCase(2, had_gpus_alone=True), "it had its GPUs to itself: use a smaller batch, a larger GPU, or 3"),
+        (OomCase(had_gpus_alone=True),
+         "it had its GPU to itself: use a smaller batch, a larger GPU, or two GPUs"),
+        (OomCase(had_gpus_alone=True, larger_gpus=(1,)),
+         "to itself: use a smaller batch, a larger GPU (GPU 1), or two"),
+        (OomCase(had_gpus_alone=True, larger_gpus=(1, 3)),
+         "a larger GPU (GPUs 1, 3), or two GPUs ([gpus=2])"),
+        (OomCase(2, had_gpus_alone=True),
+         "it had its GPUs to itself: use a smaller batch, a larger GPU, or 3"),
         (OomCase(at_limit=True), "it had the most memory that a GPU can give: use a smaller batch"),
     ],
 )  # fmt: skip

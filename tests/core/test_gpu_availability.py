@@ -38,7 +38,7 @@ def start_or_reason(one: Gpu, resources: ResourceSpec, *attempts: Attempt) -> ac
     noted = replace(
         one, foreign_peaks=foreign_peaks(one, attempts), foreign_loads=loads, foreign_load_at=one.sampled_at
     )
-    [action] = plan(facts(noted, attempts=attempts, groups=(group(resources, 1),)))
+    [action] = plan(facts(noted, attempts=attempts, pending_groups=(group(resources, 1),)))
     assert isinstance(action, (act.Start, act.SetWaitReason))
     return action if isinstance(action, act.Start) else action.reason
 
@@ -304,7 +304,7 @@ def test_the_load_of_foreign_processes_in_one_sample(
 @pytest.mark.parametrize(
     "untold",
     [
-        {"unmatched": True},
+        {"has_unmatched_process": True},
         {"sample": GpuSample("U0", 0, "GPU", TOTAL, 9000, 95.0, (THEIRS,))},
     ],
     ids=["a pid of another namespace", "a process that is not listed"],
@@ -337,7 +337,7 @@ def test_places_a_second_half_beside_a_loaded_one_of_ours() -> None:
 
 
 def test_does_not_start_two_jobs_that_together_exceed_free_memory() -> None:
-    three = facts(gpu(0), gpu(1), groups=(group(ResourceSpec(vram=14_336), 1, 2, 3),))
+    three = facts(gpu(0), gpu(1), pending_groups=(group(ResourceSpec(vram=14_336), 1, 2, 3),))
     actions = plan(three)
     assert [(a.job_id, a.gpus) for a in actions if isinstance(a, act.Start)] == [(1, ("U0",)), (2, ("U1",))]
     [wait] = [a for a in actions if isinstance(a, act.SetWaitReason)]
@@ -346,14 +346,14 @@ def test_does_not_start_two_jobs_that_together_exceed_free_memory() -> None:
 
 def test_an_allocation_counts_before_its_process_is_listed() -> None:
     started = running(1, vram=14_336, measured_at=None, launch_deadline=2000.0)
-    [wait] = plan(facts(gpu(0), attempts=(started,), groups=(group(ResourceSpec(vram=14_336), 2),)))
+    [wait] = plan(facts(gpu(0), attempts=(started,), pending_groups=(group(ResourceSpec(vram=14_336), 2),)))
     assert isinstance(wait, act.SetWaitReason)
 
 
 def test_a_start_counts_for_later_jobs_of_the_round() -> None:
     world = facts(
         gpu(0),
-        groups=(
+        pending_groups=(
             group(ResourceSpec(vram=5000), 1),
             group(HALF, 2),
             group(ResourceSpec(vram=7000), 3),
@@ -367,7 +367,7 @@ def test_a_start_counts_for_later_jobs_of_the_round() -> None:
     ]
     assert [
         a.job_id
-        for a in plan(facts(gpu(0), groups=(group(ALONE, 1), group(HALF, 2))))
+        for a in plan(facts(gpu(0), pending_groups=(group(ALONE, 1), group(HALF, 2))))
         if isinstance(a, act.Start)
     ] == [1]
 
@@ -383,14 +383,16 @@ def test_a_start_counts_for_later_jobs_of_the_round() -> None:
     ],
 )
 def test_a_start_of_this_round_counts_like_a_recorded_one(first: ResourceSpec, second: ResourceSpec) -> None:
-    world = facts(gpu(0), groups=(group(first, 1), group(second, 2)))
+    world = facts(gpu(0), pending_groups=(group(first, 1), group(second, 2)))
     assert [a.job_id for a in plan(world) if isinstance(a, act.Start)] == [1]
-    wider = facts(gpu(0), gpu(1), groups=world.pending_groups)
+    wider = facts(gpu(0), gpu(1), pending_groups=world.pending_groups)
     assert [a.gpus for a in plan(wider) if isinstance(a, act.Start)] == [("U0",), ("U1",)]
 
 
 def test_the_exclusive_setting_makes_every_job_exclusive() -> None:
-    world = facts(gpu(0), groups=(group(ResourceSpec(vram=5000), 1, 2),), settings=Settings(exclusive=True))
+    world = facts(
+        gpu(0), pending_groups=(group(ResourceSpec(vram=5000), 1, 2),), settings=Settings(exclusive=True)
+    )
     [start] = [a for a in plan(world) if isinstance(a, act.Start)]
     assert (start.job_id, start.whole, start.vram) == (1, True, 5000)
 

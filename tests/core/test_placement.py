@@ -309,8 +309,8 @@ def test_foreign_use_below_the_idle_threshold_never_blocks(need: Need) -> None:
     limits = Limits(mem_threshold=0.001, load_threshold=0.01, idle_threshold_mib=5000)
     view = gpu(0, foreign_mib=5000, foreign_holder="process 8", mean_foreign_load=100.0, committed_mib=5500)
     assert obstacle(view, need, limits) is None
-    assert "process 8" in (obstacle(gpu(0, foreign_mib=5001, foreign_holder="process 8", mean_foreign_load=100.0), need,
-                                    limits) or "")  # fmt: skip
+    over = gpu(0, foreign_mib=5001, foreign_holder="process 8", mean_foreign_load=100.0)
+    assert "process 8" in (obstacle(over, need, limits) or "")
 
 
 def test_a_full_gpu_does_not_name_an_idle_foreign_process() -> None:

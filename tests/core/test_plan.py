@@ -205,7 +205,7 @@ def test_a_request_is_carried_out_or_refused_with_an_answer(
 
 def test_a_second_request_for_a_job_waits_for_the_first() -> None:
     actions = answered(("hold", "7"), ("release", "7"), ("pause", "U0"), jobs=QUEUED)
-    assert [type(a).__name__ for a in actions] == ["Hold", "WishDone", "SetPaused", "WishDone"]
+    assert [type(a).__name__ for a in actions] == ["HoldJob", "AnswerRequest", "SetPaused", "AnswerRequest"]
 
 
 def test_a_cancel_is_recorded_before_its_attempt_is_reconciled() -> None:
@@ -213,7 +213,7 @@ def test_a_cancel_is_recorded_before_its_attempt_is_reconciled() -> None:
     assert plan(facts(1, attempts=(late,))) == [act.Relaunch(9)]
     wish = (Request(1, "cancel", "99"),)
     actions = plan(facts(1, attempts=(late,), requests=wish, jobs={99: JobFact(99, JobState.STARTING)}))
-    assert [type(action).__name__ for action in actions] == ["OpenCancel", "WishDone"]
+    assert [type(action).__name__ for action in actions] == ["RecordCancel", "AnswerRequest"]
 
 
 def test_stop_with_jobs_cancels_them_and_starts_none() -> None:
@@ -224,7 +224,10 @@ def test_stop_with_jobs_cancels_them_and_starts_none() -> None:
     told = replace(dying, status=AttemptStatus(claim="live", stop=StopRequest("cancelled", 2.0)))
     assert plan(replace(asked, attempts=(told,))) == []
     gone = running("U0", outcome=Outcome.CANCELLED, released_at=998.0)
-    assert [type(a).__name__ for a in plan(replace(asked, attempts=(gone,)))] == ["EndScheduler", "WishDone"]
+    assert [type(a).__name__ for a in plan(replace(asked, attempts=(gone,)))] == [
+        "EndScheduler",
+        "AnswerRequest",
+    ]
 
 
 def test_removing_hold_from_a_line_releases_only_jobs_held_by_it() -> None:

@@ -150,10 +150,10 @@ def test_an_oom_without_oom_retries_left_uses_other_retries() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"lineless": True},
+        {"source_missing": True},
         {"cancel": Cancel("cancelled", 3.0)},
         {"cancel": Cancel("preempted", 3.0)},
-        {"evidence": None},
+        {"failure_context": None},
     ],
 )
 @pytest.mark.parametrize("tail", [OOM, FAULT])

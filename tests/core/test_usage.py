@@ -143,7 +143,7 @@ def test_records_overuse_above_the_tolerance(declared: int | None, tolerance: fl
         (16_000, 250, {"budgets": {}}, None),
         (16_000, 0, {"vram": 8192, "budgets": {}}, None),
         (16_000, 250, {"budgets": {"U0": None}}, None),
-        (16_000, 250, {"exceeded": ("U0",)}, None),
+        (16_000, 250, {"overused_gpus": ("U0",)}, None),
     ],
 )
 def test_records_overuse_of_the_memory_of_a_share(
@@ -166,8 +166,8 @@ def test_an_overused_share_counts_at_its_buffered_peak() -> None:
     """A quarter share that uses 16,000 MiB counts as 17,600, so 12 GiB more do not fit."""
     over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
     first = running(share=250, measured_at=None)
-    world = facts(over, attempts=(first,), groups=(group(ResourceSpec(vram=12_288), 1),))
-    assert [type(a).__name__ for a in plan(world)] == ["NoteUse", "NoteExceeded"]
+    world = facts(over, attempts=(first,), pending_groups=(group(ResourceSpec(vram=12_288), 1),))
+    assert [type(a).__name__ for a in plan(world)] == ["RecordUsage", "RecordOveruse"]
     [wait] = plan(applied(world, plan(world)))
     assert isinstance(wait, SetWaitReason)
     assert wait.reason == "needs 12.0 GiB of a GPU, 0 free, GPU 0 room for 6.3 GiB"
@@ -237,13 +237,15 @@ def test_records_overuse_before_placing_jobs() -> None:
     """The next job, which would fit by declarations alone, waits because the first exceeds its own."""
     over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
     first = running(vram=10_000, measured_at=None)
-    world = facts(over, attempts=(first,), groups=(group(ResourceSpec(vram=10_000), 1),))
-    assert [type(a).__name__ for a in plan(world)] == ["NoteUse", "NoteExceeded"]
+    world = facts(over, attempts=(first,), pending_groups=(group(ResourceSpec(vram=10_000), 1),))
+    assert [type(a).__name__ for a in plan(world)] == ["RecordUsage", "RecordOveruse"]
     world = applied(world, plan(world))
     actions = plan(world)
-    assert [type(a).__name__ for a in actions] == ["Wait"]
+    assert [type(a).__name__ for a in actions] == ["SetWaitReason"]
     fits = facts(
-        gpu(0, None, (GpuProcess(7, 9000),), owners={7: 9}), attempts=(first,), groups=world.pending_groups
+        gpu(0, None, (GpuProcess(7, 9000),), owners={7: 9}),
+        attempts=(first,),
+        pending_groups=world.pending_groups,
     )
     assert isinstance(plan(applied(fits, plan(fits)))[0], Start)
 
@@ -253,11 +255,11 @@ def test_records_a_peak_within_the_tolerance_before_placing_jobs() -> None:
     world = facts(
         above,
         attempts=(running(vram=10_000, measured_at=None),),
-        groups=(group(ResourceSpec(vram=13_000), 1),),
+        pending_groups=(group(ResourceSpec(vram=13_000), 1),),
     )
-    assert [type(a).__name__ for a in plan(world)] == ["NoteUse"]
+    assert [type(a).__name__ for a in plan(world)] == ["RecordUsage"]
     # 11550 MiB are committed for it now, although only 10500 are in use.
-    assert [type(a).__name__ for a in plan(applied(world, plan(world)))] == ["Wait"]
+    assert [type(a).__name__ for a in plan(applied(world, plan(world)))] == ["SetWaitReason"]
 
 
 def test_records_the_last_sample_of_an_attempt_before_its_end() -> None:

@@ -230,9 +230,9 @@ def test_close_ends_the_process(tmp_path: Path) -> None:
 
 ASKER = """
 import sys, time
-from gpu_scheduler.gpus.probes.probe_client import AskedProbe
-probe = AskedProbe(sys.argv[1])
-probe.ask()
+from gpu_scheduler.gpus.probes.probe_client import ProbeClient
+probe = ProbeClient(sys.argv[1])
+probe.query()
 print(probe.pid, flush=True)
 time.sleep(600)
 """

@@ -253,8 +253,8 @@ def test_processes_that_break_the_lease_do_not_kill_the_reader(tmp_path: Path) -
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from gpu_scheduler.intake.file_snapshot import being_written\n"
-        "seen = [being_written(Path(sys.argv[1])) for _ in range(4000)]\n"
+        "from gpu_scheduler.intake.file_snapshot import is_open_for_writing\n"
+        "seen = [is_open_for_writing(Path(sys.argv[1])) for _ in range(4000)]\n"
         "print(len(seen))\n"
     )
     asking = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)

@@ -1,5 +1,7 @@
-"""Asks the scheduler's own code for the decisions of the model: `core.scheduling.reconcile` and `core.scheduling.copied_store` get facts
-that represent a state, and `runner.termination` decides how a runner handles its signals.
+"""Asks the scheduler's own code for the decisions of the model.
+
+`core.scheduling.reconcile` and `core.scheduling.copied_store` get facts that represent a state;
+`runner.termination` decides how a runner handles its signals.
 
 States have no times. For every deadline both cases are tried, passed and not passed, and the model follows
 each answer.

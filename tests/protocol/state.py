@@ -21,18 +21,22 @@ FAULTS = (
 
 #: The other global fields.
 (
-    LOOP, OBSERVED_CLAIM, PENDING_STOP,  # next step of the loop, the claim it observed, the `stop` that it will write
-    JOB, NEWEST, CANCEL_REQUEST, CANCEL_EVER_REQUESTED, RETRY_REQUEST, PREEMPT_REQUEST,  # the store, and whether a cancel was ever requested
+    # next step of the loop, the claim it observed, the `stop` that it will write
+    LOOP, OBSERVED_CLAIM, PENDING_STOP,
+    # the store, and whether a cancel was ever requested
+    JOB, NEWEST, CANCEL_REQUEST, CANCEL_EVER_REQUESTED, RETRY_REQUEST, PREEMPT_REQUEST,
     CLI, CLI_OBSERVED,  # `cancel` without a scheduler: its step, the attempt and the runner it observed
-    BOOT, MACHINE_ENDING, FAULTED,  # the boot, whether the machine is shutting down, whether anything was killed
+    # the boot, whether the machine is shutting down, whether anything was killed
+    BOOT, MACHINE_ENDING, FAULTED,
     COPIED, COPY_CLAIM, COPY_JOB,  # a copy of the data directory: attempt, claim and job state at that time
 ) = range(len(FAULTS), len(FAULTS) + 17)  # fmt: skip
 FIRST = len(FAULTS) + 17
 
 #: The fields of an attempt.
 (
-    STORED_OUTCOME, BOOTED, FOLDER, CLAIM, LINK, STOP, RESULT, SYNCED, RUNNER1, RUNNER2, SIGNALS, TERMINATION, COMMAND,
-    HIDDEN, COMMAND_RECORDED, ACTUAL_END, OTHER_PROCESS, SPAWNS, RELEASED, LAUNCHES, MACHINE_ENDED, SWEPT, REUSED, FIELDS,
+    STORED_OUTCOME, BOOTED, FOLDER, CLAIM, LINK, STOP, RESULT, SYNCED, RUNNER1, RUNNER2, SIGNALS, TERMINATION,
+    COMMAND, HIDDEN, COMMAND_RECORDED, ACTUAL_END, OTHER_PROCESS, SPAWNS, RELEASED, LAUNCHES, MACHINE_ENDED,
+    SWEPT, REUSED, FIELDS,
 ) = range(24)  # fmt: skip
 RUNNERS = (RUNNER1, RUNNER2)
 
@@ -72,8 +76,8 @@ INTACT, UNLOCKED, REPLACED, REMOVED = range(4)
 STOP_CANCEL, STOP_PREEMPT = 1, 2
 # The next step of a runner.
 (
-    CHECK_CLAIM, LINK_CLAIM, FIRST_STOP_CHECK, SPAWNING, UNBLOCK, SECOND_STOP_CHECK, ATTEND, WITHDRAW, END_OTHER_PROCESSES, GAP,
-    PUBLISH, EXIT, RUNNER_GONE,
+    CHECK_CLAIM, LINK_CLAIM, FIRST_STOP_CHECK, SPAWNING, UNBLOCK, SECOND_STOP_CHECK, ATTEND, WITHDRAW,
+    END_OTHER_PROCESSES, GAP, PUBLISH, EXIT, RUNNER_GONE,
 ) = range(1, 14)  # fmt: skip
 # SIGNALS that the runner has received and not handled
 USR1, TERM = 1, 2

@@ -181,8 +181,8 @@ def test_runners_leave_no_zombie_and_the_helper_ends_with_its_starter(
     program = (
         "from gpu_scheduler.executors.forking import ForkingExecutor; import os, time\n"
         "executor = ForkingExecutor()\n"
-        "while not executor.helper(): time.sleep(0.001)\n"
-        "print(executor.helper(), flush=True); os.kill(os.getpid(), 9)"
+        "while not executor.helper_pid(): time.sleep(0.001)\n"
+        "print(executor.helper_pid(), flush=True); os.kill(os.getpid(), 9)"
     )
     started = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False)
     assert started.returncode == -signal.SIGKILL

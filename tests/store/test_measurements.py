@@ -155,7 +155,7 @@ def test_a_clock_set_back_gives_no_negative_run_time(store: Store) -> None:
 def test_records_the_used_retries(store: Store) -> None:
     job = add(store)
     attempt = start(store, job)
-    again = {"state": JobState.QUEUED, "job_outcome": None, "oom_used": 1, "fail_used": 2}
+    again = {"state": JobState.QUEUED, "job_outcome": None, "oom_retries_used": 1, "fail_retries_used": 2}
     end(store, job, attempt, Outcome.FAILED, **again)
     row = store.job(job)
     assert row is not None
@@ -164,7 +164,7 @@ def test_records_the_used_retries(store: Store) -> None:
 
 def test_memory_set_by_the_user_overrides_memory_raised_after_an_oom(store: Store) -> None:
     job = add(store, vram=4096)
-    raised = {"state": JobState.QUEUED, "job_outcome": None, "raised_mib": 9000}
+    raised = {"state": JobState.QUEUED, "job_outcome": None, "min_vram_mib": 9000}
     end(store, job, start(store, job, vram=4096), Outcome.FAILED, **raised)
     record(store, act.SetAttribute(job, "name", "bert"))
     row = store.job(job)
@@ -249,7 +249,7 @@ def test_learned_needs_are_updated_after_a_measurement(store: Store, monkeypatch
 
 def test_reads_an_open_attempt_for_the_next_round(store: Store) -> None:
     job = add(store)
-    again = {"state": JobState.QUEUED, "job_outcome": None, "oom_used": 1, "fail_used": 2}
+    again = {"state": JobState.QUEUED, "job_outcome": None, "oom_retries_used": 1, "fail_retries_used": 2}
     end(store, job, start(store, job), Outcome.FAILED, **again)
     attempt = start(store, job, vram=9000, whole=True)
     use(store, job, attempt, 6.5, ("U0", 9900, 20.0))

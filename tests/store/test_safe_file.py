@@ -138,7 +138,7 @@ def test_reads_a_small_file_with_little_memory(tmp_path: Path) -> None:
         "now = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "limit = now + 32 * 1024 * 1024\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
-        "print(JobsFile(Path(sys.argv[1])).look().state)\n"
+        "print(JobsFile(Path(sys.argv[1])).read().state)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=False

@@ -211,9 +211,9 @@ def test_concurrent_writers_lose_nothing(store: Store) -> None:
 def test_a_killed_writer_loses_no_confirmed_job(tmp_path: Path) -> None:
     writer = (
         "import sys\n"
-        "from gpu_scheduler.store.data_dir import Home\nfrom gpu_scheduler.store.store import Store\n"
+        "from gpu_scheduler.store.data_dir import DataDir\nfrom gpu_scheduler.store.store import Store\n"
         "from gpu_scheduler.core.model.job_spec import JobSpec\n"
-        "s = Store(Home.of(sys.argv[1]), create=True)\n"
+        "s = Store(DataDir.of(sys.argv[1]), create=True)\n"
         "while True: print(s.insert_job(JobSpec('command', 't', '/', command='t'), 'cli'), flush=True)\n"
     )
     state = str(tmp_path / "s.json")

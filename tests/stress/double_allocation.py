@@ -210,7 +210,8 @@ class _ForeignProcesses:
         gpu = self._dice.choice(free)
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_USE), "other", *map(str, (gpu, peak_mib, peak_mib // 5))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={simulated_usage.FOLDER_VARIABLE: str(self._sim)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={simulated_usage.FOLDER_VARIABLE: str(self._sim)},
         )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None

@@ -18,7 +18,12 @@ _CODES = (0, 7, 0, 3)
 #: The failpoints of a round that jobs pass; see the loop and the launcher.
 _STEPS = (
     "planned", "recorded", "folder made",
-    *(f"performed {action.__name__}" for action in (act.Start, act.Transition, act.FinishAttempt, act.ReleaseAllocation, act.RecordMemoryReleased)),
+    *(
+        f"performed {action.__name__}"
+        for action in (
+            act.Start, act.Transition, act.FinishAttempt, act.ReleaseAllocation, act.RecordMemoryReleased,
+        )
+    ),
 )  # fmt: skip
 
 

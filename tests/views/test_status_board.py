@@ -36,8 +36,11 @@ FINISHED = (
 def test_formats_gpus_and_running_waiting_and_finished_jobs() -> None:
     board = StatusBoard(
         NOW, 4711, GPUS, RUNNING, WAITING, FINISHED,
-        memory_use={1: MemoryUse((0,), (8123,), (8200,), 9216), 2: MemoryUse((0, 1), (None, 7), (None, 9), None, 250),
-             3: MemoryUse((1,), (None,), (70,), 900, 500)},
+        memory_use={
+            1: MemoryUse((0,), (8123,), (8200,), 9216),
+            2: MemoryUse((0, 1), (None, 7), (None, 9), None, 250),
+            3: MemoryUse((1,), (None,), (70,), 900, 500),
+        },
         retrying_after_oom=frozenset({5}),
         counts={"running": 3, "queued": 1002, "held": 2, "finished": 3},
     )  # fmt: skip

@@ -138,7 +138,10 @@ def _venv_text(environment: JobEnvironment) -> str:
 
 
 def _deactivation_text(conda_sh: str | None) -> str:
-    """Returns the deactivation text, "" without conda: `inherited_environment` then removed what was active."""
+    """Returns the deactivation text, "" without conda.
+
+    Without conda, `inherited_environment` has removed what was active.
+    """
     return (
         ""
         if conda_sh is None

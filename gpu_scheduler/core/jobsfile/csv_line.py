@@ -135,8 +135,8 @@ def _torchrun_processes(execution_type: str) -> int | None:
     known = _EXECUTION_TYPE.fullmatch(execution_type)
     if known is None:
         raise ValueError(
-            f"execution type {execution_type!r} is not python, torchrun or torchrun-Ngpu such as torchrun-2gpu;"
-            " put quotes around the field if it is the arguments"
+            f"execution type {execution_type!r} is not python, torchrun or torchrun-Ngpu such as"
+            " torchrun-2gpu; put quotes around the field if it is the arguments"
         )
     if execution_type == "python":
         return None

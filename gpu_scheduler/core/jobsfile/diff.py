@@ -127,8 +127,8 @@ def diff_reading(
 ) -> DiffResult:
     """Compares the accepted lines with the previous reading.
 
-    accepted: see `AcceptedLines.whole`; jobs: the jobs of the previous reading; newest: the newest job of each of
-    `accepted.new_identities()` that has one, from any file or front end.
+    accepted: see `AcceptedLines.whole`; jobs: the jobs of the previous reading; newest: the newest job of
+    each of `accepted.new_identities()` that has one, from any file or front end.
     """
     if accepted.appended:
         return replace(_ReadingDiff((), accepted, jobs, newest).result(), unchanged=previous)

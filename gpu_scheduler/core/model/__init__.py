@@ -1,1 +1,4 @@
-"""Values that every room shares: states, job specification, GPU sample, attempt status. Imports only `core.text`."""
+"""Values that every room shares: states, job specification, GPU sample, attempt status.
+
+Imports only `core.text`.
+"""

@@ -125,8 +125,8 @@ def oom_remedy(case: OomCase) -> str:
     where = f" (GPU{'' if len(case.larger_gpus) == 1 else 's'} {indices})" if case.larger_gpus else ""
     more = "two" if one else str(case.gpu_count + 1)
     return (
-        f"it had {had}: use a smaller batch, a larger GPU{where}, or {more} GPUs ([gpus={case.gpu_count + 1}]) if"
-        " the program can split its model"
+        f"it had {had}: use a smaller batch, a larger GPU{where}, or {more} GPUs"
+        f" ([gpus={case.gpu_count + 1}]) if the program can split its model"
     )
 
 

@@ -1,7 +1,7 @@
 """Defines the probe, which reads the GPUs of this machine, and creates the one of the requested kind.
 
-A probe may block for as long as a driver hangs, so the loop queries it through `gpus.probes.probe_client`, never
-directly. An unknown value is None, never zero.
+A probe may block for as long as a driver hangs, so the loop queries it through `gpus.probes.probe_client`,
+never directly. An unknown value is None, never zero.
 """
 
 from __future__ import annotations

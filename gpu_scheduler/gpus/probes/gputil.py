@@ -2,7 +2,8 @@
 
 GPUtil fails for all GPUs if the line of one is malformed, accepts impossible values, and has no timeout. If
 it fails or returns an impossible value, this probe runs `nvidia-smi` itself and parses it with tolerance
-(`gpus.probes.nvidia_smi`). The timeout is that of the process in which the probe runs (`gpus.probes.probe_client`).
+(`gpus.probes.nvidia_smi`). The timeout is that of the process in which the probe runs
+(`gpus.probes.probe_client`).
 """
 
 from __future__ import annotations
