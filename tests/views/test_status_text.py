@@ -74,7 +74,8 @@ REPORT = StatusReport(
     jobs_files=(JobsFileView("/home/me/jobs.txt"), JobsFileView("/gone.txt", "no such file")),
     health_issues=(
         HealthIssue(
-            HealthSubject.STORE, "/home/me/gpu_scheduler_state.d", "is on a full disk", "free space there", True
+            HealthSubject.STORE, "/home/me/gpu_scheduler_state.d", "is on a full disk", "free space there",
+            True,
         ),
         HealthIssue(
             HealthSubject.STATE_FILE, "/home/me/s\x1b.json", "may not be read", "chmod u+rw it", False
