@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from gpu_scheduler.app.current_need import current_llm_config
 from gpu_scheduler.app.preview import PreviewContext, preview
-from gpu_scheduler.cli.current_need import current_llm_config
+from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.program import print_error
-from gpu_scheduler.cli.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
 from gpu_scheduler.core.jobsfile.compose import format_command_line, format_script_line
@@ -51,7 +52,7 @@ def recorded_gpus_and_folder(options: Namespace, path: str) -> tuple[frozenset[i
     Either is None if unknown. A store that is missing or cannot be read does not prevent adding a line.
     """
     try:
-        with open_store(options, allow_other_host=True) as store:
+        with open_store(location_of(options), allow_other_host=True) as store:
             folders = [row["cwd"] for row in store.jobs_files() if row["path"] == path]
             return frozenset(store.gpu_indices().values()) or None, folders[0] if folders else None
     except SchedulerError:
@@ -145,7 +146,7 @@ def _warnings(options: Namespace, spec: JobSpec, known_gpus: frozenset[int] | No
     """Yields the warnings that `lint` gives for the job."""
     config, limits, totals = LlmConfig(), Limits(), {}
     conda_sh = find_conda_sh(os.environ, os.path.exists)
-    with suppress(SchedulerError), open_store(options, allow_other_host=True) as store:
+    with suppress(SchedulerError), open_store(location_of(options), allow_other_host=True) as store:
         started = recorded_options(store)
         config, limits, conda_sh = current_llm_config(store), started.limits, started.conda_sh or conda_sh
         totals = {row["idx"]: row["total_mib"] for row in store.gpus() if row["total_mib"] is not None}
@@ -173,7 +174,7 @@ def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
 def _notes(options: Namespace, spec: JobSpec) -> list[str]:
     """Returns notes on why the line gives no new job, or none now; empty without a readable store."""
     try:
-        with open_store(options, allow_other_host=True) as store:
+        with open_store(location_of(options), allow_other_host=True) as store:
             # A command makes a new job each time.
             job = store.newest_jobs([spec.identity]).get(spec.identity) if spec.kind == "csv" else None
             pid, watched = scheduler_pid_of(store), recorded_options(store).jobs_file

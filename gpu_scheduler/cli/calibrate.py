@@ -10,7 +10,8 @@ import sys
 from argparse import Namespace
 
 from gpu_scheduler import config
-from gpu_scheduler.cli.store_access import open_store
+from gpu_scheduler.app.store_access import open_store
+from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.core.scheduling.calibration import (
     CalibrationRules,
     WorkloadClass,
@@ -29,7 +30,7 @@ _EMPTY_CONFIG = "{\n}\n"
 
 def calibrate(options: Namespace) -> int:
     """Prints the comparison, and with --write changes the file."""
-    with open_store(options, allow_other_host=not options.write) as store:
+    with open_store(location_of(options), allow_other_host=not options.write) as store:
         families = [_workload_class(one) for one in class_usages(store)]
         rules = _rules(store)
         known = recorded_options(store).llm_config

@@ -6,8 +6,8 @@ import json
 import sys
 from argparse import Namespace
 
+from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.status import stdout_screen
-from gpu_scheduler.cli.store_access import data_dir_of
 from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.core.text.secrets import masked_values
 from gpu_scheduler.health.doctor.run_checks import DoctorOptions, run_checks
@@ -17,7 +17,7 @@ from gpu_scheduler.views.findings import finding_object, format_finding
 def doctor(options: Namespace) -> int:
     """Checks this machine; returns 1 if something will not work."""
     asked = DoctorOptions(
-        data_dir_of(options),
+        location_of(options).resolve(),
         options.jobs_file,
         options.llm_config,
         options.log_dir,

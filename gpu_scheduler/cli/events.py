@@ -9,7 +9,8 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 
-from gpu_scheduler.cli.store_access import open_store
+from gpu_scheduler.app.store_access import open_store
+from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.store.events import events_after as read
 from gpu_scheduler.store.events import id_before_last
@@ -23,7 +24,7 @@ _BATCH_SIZE = 1000
 
 def events(options: Namespace) -> int:
     """Prints the events, oldest first; with --follow also new ones."""
-    with open_store(options, allow_other_host=not options.follow) as store:
+    with open_store(location_of(options), allow_other_host=not options.follow) as store:
         tolerance = recorded_options(store).tolerance
         told: Callable[[Event], str] = (
             to_json if options.jsonl else lambda event: dated_line(event, tolerance)

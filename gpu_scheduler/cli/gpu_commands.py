@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from gpu_scheduler.cli.store_access import (
-    data_dir_of,
-    open_store,
-    scheduler_pid_of,
-    unanswered_message,
-    wake_and_wait,
-)
+from gpu_scheduler.app.store_access import open_store, scheduler_pid_of, unanswered_message, wake_and_wait
+from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
@@ -40,7 +35,7 @@ def _write_state_file(options: Namespace, *, paused: bool) -> int:
 
     Raises SchedulerError if the file cannot be changed, or if the GPUs are given as `all`.
     """
-    path = data_dir_of(options).state_file
+    path = location_of(options).resolve().state_file
     verb = "pause" if paused else "resume"
     if None in options.ids:
         raise SchedulerError(
@@ -62,7 +57,7 @@ def _write_state_file(options: Namespace, *, paused: bool) -> int:
 
 
 def _request_in_store(options: Namespace, *, paused: bool) -> int:
-    with open_store(options) as store:
+    with open_store(location_of(options)) as store:
         chosen = _selected_gpus(store, options.ids)
         wishes = dict(
             zip(

@@ -6,17 +6,18 @@ import sqlite3
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 
-from gpu_scheduler.cli import without_scheduler
-from gpu_scheduler.cli.job_ids import resolve_jobs
-from gpu_scheduler.cli.predicted_state import COMMAND_NAMES, RETRYABLE, predicted_state, refusal
-from gpu_scheduler.cli.program import print_error
-from gpu_scheduler.cli.store_access import (
+from gpu_scheduler.app import without_scheduler
+from gpu_scheduler.app.job_refs import resolve_jobs
+from gpu_scheduler.app.predicted_state import COMMAND_NAMES, RETRYABLE, predicted_state, refusal
+from gpu_scheduler.app.store_access import (
     open_store,
     requested_verbs,
     scheduler_pid_of,
     unanswered_message,
     wake_and_wait,
 )
+from gpu_scheduler.cli.location import location_of
+from gpu_scheduler.cli.program import print_error
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import UsageError
@@ -53,7 +54,7 @@ def cancel(options: Namespace) -> int:
     """Cancels queued or running jobs, even without a running scheduler."""
     if options.all == bool(options.jobs):
         raise UsageError("name the jobs to cancel or use --all, not both\n`status` lists the jobs")
-    with open_store(options) as store:
+    with open_store(location_of(options)) as store:
         if options.all:
             open_states = [state for state in JobState if state is not JobState.FINISHED]
             rows = sorted(store.open_jobs(open_states), key=lambda row: int(row["id"]))
@@ -144,7 +145,7 @@ def _request_for_jobs(
     options: Namespace, verb: str, select_jobs: Callable[[Store], list[int]] | None = None, **args: object
 ) -> int:
     """Sends a request about each named job; `chosen` selects the jobs if none are named."""
-    with open_store(options) as store:
+    with open_store(location_of(options)) as store:
         jobs = resolve_jobs(store, options.jobs) if select_jobs is None else select_jobs(store)
         if not jobs:
             print("no job has failed")

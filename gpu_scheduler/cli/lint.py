@@ -11,8 +11,9 @@ from pathlib import Path
 
 from gpu_scheduler.app.preview import Preview, PreviewContext, preview
 from gpu_scheduler.app.status_report import MalformedLineView
+from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.cli.add import recorded_gpus_and_folder
-from gpu_scheduler.cli.store_access import open_store
+from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines, NewJob, diff_reading
 from gpu_scheduler.core.jobsfile.reading import Line
@@ -60,7 +61,7 @@ def lint(options: Namespace) -> int:
 def _gpu_totals_and_limits(options: Namespace) -> tuple[dict[int, int], Limits]:
     """Returns GPU index -> total MiB, where known, and the limits of the scheduler that was started last."""
     try:
-        with open_store(options, allow_other_host=True) as store:
+        with open_store(location_of(options), allow_other_host=True) as store:
             totals = {row["idx"]: row["total_mib"] for row in store.gpus() if row["total_mib"] is not None}
             return totals, recorded_options(store).limits
     except SchedulerError:

@@ -9,11 +9,12 @@ import sys
 import time
 from argparse import Namespace
 
+from gpu_scheduler.app.job_refs import resolve_job
+from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.attempts.observe import read_status
-from gpu_scheduler.cli.job_ids import resolve_job
+from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.log_printer import LogFilter, LogPrinter
 from gpu_scheduler.cli.program import print_error
-from gpu_scheduler.cli.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import WAITING, JobState
 from gpu_scheduler.core.text.formatting import safe_text
@@ -27,7 +28,7 @@ _PROGRESS_INTERVAL_S = 1.0
 
 def attach(options: Namespace) -> int:
     """Replaces this process by `screen -x` on the session of a running job."""
-    with open_store(options) as store:
+    with open_store(location_of(options)) as store:
         job_id = resolve_job(store, options.job)
         job = job_row(store, job_id)
         attempt = store.newest_attempts([job_id]).get(job_id)
@@ -47,7 +48,7 @@ def attach(options: Namespace) -> int:
             f"job {job_id} has no Screen session (the scheduler was started without --screen)\n"
             f"`logs {job_id} -f` follows its output"
         )
-    from gpu_scheduler.cli import screen_sessions
+    from gpu_scheduler.app import screen_sessions
 
     if seen.window_open is False:
         raise SchedulerError(
@@ -82,7 +83,7 @@ def logs(options: Namespace) -> int:
 
     With --follow it continues until the job, or the named attempt, has ended and everything is printed.
     """
-    with open_store(options, allow_other_host=not options.follow) as store:
+    with open_store(location_of(options), allow_other_host=not options.follow) as store:
         attempt = _selected_attempt(store, resolve_job(store, options.job), options.attempt)
         tail = _open_printer(store, attempt, _log_filter(options))
         tail.print_last(options.lines)

@@ -13,9 +13,10 @@ import time
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 
+from gpu_scheduler.app import screen_sessions
+from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.attempts.observe import read_status
-from gpu_scheduler.cli import screen_sessions
-from gpu_scheduler.cli.store_access import data_dir_of, no_store_message, open_store
+from gpu_scheduler.cli.location import location_of, no_store_message
 from gpu_scheduler.core.command.screen_list import SessionList
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import ACTIVE
@@ -28,11 +29,11 @@ from gpu_scheduler.views.screens import SessionState, SessionsView, SessionView,
 def screens(options: Namespace) -> int:
     """Prints the sessions; changes nothing."""
     try:
-        with open_store(options) as store:
+        with open_store(location_of(options)) as store:
             shown = _read_sessions(store)
     except StoreNotFoundError:
         if not options.json:
-            print(safe_text(no_store_message(data_dir_of(options)), keep_line_breaks=True))
+            print(safe_text(no_store_message(location_of(options)), keep_line_breaks=True))
             return 0
         shown = SessionsView(time.time(), ())
     if options.json:

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gpu_scheduler.app import job_views
+from gpu_scheduler.app.current_need import current_need
+from gpu_scheduler.app.job_refs import resolve_job
 from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.cli.current_need import current_need
-from gpu_scheduler.cli.job_ids import resolve_job
+from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.logs import job_row
 from gpu_scheduler.cli.status import context_of
-from gpu_scheduler.cli.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.model.states import Outcome
@@ -35,7 +36,7 @@ _JOB_COMMAND_START = re.compile(r"exec 3>&-[^\n]*\nexec ")
 
 def show(options: Namespace) -> int:
     """Prints the job."""
-    with open_store(options, allow_other_host=True) as store:
+    with open_store(location_of(options), allow_other_host=True) as store:
         story = read_job_detail(store, resolve_job(store, options.job))
     sys.stdout.write(to_json(story) if options.json else to_text(story))
     return 0

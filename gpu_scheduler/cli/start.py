@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_scheduler.cli import standard_streams
+from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.program import print_error
-from gpu_scheduler.cli.store_access import data_dir_of
 from gpu_scheduler.config import JOBS_FILE, StartOptions
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
@@ -30,7 +30,7 @@ def start(options: Namespace) -> int:
     if options.daemon:
         from gpu_scheduler.scheduler import background
 
-        main_log = data_dir_of(options).main_log
+        main_log = location_of(options).resolve().main_log
         return background.run(
             lambda up: _run_scheduler(chosen, up),
             lambda pid: _print_background_pid(pid, main_log),

@@ -13,15 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app import gpu_views, job_views
+from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.status_report import JobsFileView, JobView, MalformedLineView, StatusReport
+from gpu_scheduler.app.store_access import open_store, requested_verbs, scheduler_pid_of
 from gpu_scheduler.attempts.log_folder import LogFolder
-from gpu_scheduler.cli.store_access import (
-    data_dir_of,
-    no_store_message,
-    open_store,
-    requested_verbs,
-    scheduler_pid_of,
-)
+from gpu_scheduler.cli.location import location_of, no_store_message
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.states import ACTIVE, JobState
@@ -29,7 +25,6 @@ from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import StoreNotFoundError
 from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
 from gpu_scheduler.intake.pauses import requested_pauses
-from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.location import original_of_copy
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
@@ -55,22 +50,23 @@ def status(options: Namespace) -> int:
     try:
         _print_status(options)
     except StoreNotFoundError:
-        _print_no_store(data_dir_of(options), as_json=options.json)
+        _print_no_store(location_of(options), as_json=options.json)
     return 0
 
 
-def _print_no_store(data_dir: DataDir, *, as_json: bool) -> None:
+def _print_no_store(location: Location, *, as_json: bool) -> None:
     if not as_json:
-        print(safe_text(no_store_message(data_dir), keep_line_breaks=True))
+        print(safe_text(no_store_message(location), keep_line_breaks=True))
         return
     from gpu_scheduler.views.status_json import to_json
 
+    data_dir = location.resolve()
     sys.stdout.write(to_json(StatusReport(time.time(), None, str(data_dir.state_file), str(data_dir.folder))))
 
 
 def _print_status(options: Namespace) -> None:
     if options.json:
-        with open_store(options, allow_other_host=True) as store:
+        with open_store(location_of(options), allow_other_host=True) as store:
             finished = None if options.all else DEFAULT_FINISHED
             report = read_report(store, max_queued=None, max_finished=finished, only_failed=options.failed)
         from gpu_scheduler.views.status_json import to_json
@@ -78,7 +74,7 @@ def _print_status(options: Namespace) -> None:
         sys.stdout.write(to_json(report))
     else:
         screen = stdout_screen()
-        with open_store(options, allow_other_host=True) as store:
+        with open_store(location_of(options), allow_other_host=True) as store:
             report = report_for_screen(store, options, screen)
         from gpu_scheduler.views.status_text import to_text
 

@@ -7,8 +7,9 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-from gpu_scheduler.cli import without_scheduler
-from gpu_scheduler.cli.store_access import POLL_INTERVAL_S, data_dir_of, open_store, scheduler_pid_of
+from gpu_scheduler.app import without_scheduler
+from gpu_scheduler.app.store_access import POLL_INTERVAL_S, open_store, scheduler_pid_of
+from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError
@@ -24,8 +25,8 @@ END_TIMEOUT_S = 15.0
 
 def stop(options: Namespace) -> int:
     """Asks the scheduler to end; with --jobs it cancels the running jobs first."""
-    _wait_for_store(data_dir_of(options))
-    with open_store(options) as store:
+    _wait_for_store(location_of(options).resolve())
+    with open_store(location_of(options)) as store:
         pid = scheduler_pid_of(store)
         running = _running_jobs(store)
         code = 0

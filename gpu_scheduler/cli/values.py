@@ -6,9 +6,10 @@ import math
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-#: A reference to jobs on the command line: an id, a range of ids, or a name.
-JobRef = int | range | str
+if TYPE_CHECKING:
+    from gpu_scheduler.app.job_refs import JobRef
 
 #: The same pattern as in core.attributes, which takes too long to import here.
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -15,15 +15,16 @@ from dataclasses import dataclass, replace
 from itertools import dropwhile
 
 from gpu_scheduler.app import job_views
+from gpu_scheduler.app.current_need import current_need
+from gpu_scheduler.app.job_refs import resolve_job
+from gpu_scheduler.app.oom_case import oom_case
 from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.attempts.observe import observe_attempt
-from gpu_scheduler.cli.current_need import current_need
-from gpu_scheduler.cli.job_ids import resolve_job
+from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.logs import job_row
-from gpu_scheduler.cli.oom_case import oom_case
 from gpu_scheduler.cli.status import context_of, health_issues_of, stdout_screen
-from gpu_scheduler.cli.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.core.command.build import conda_environment
 from gpu_scheduler.core.failure.last_error import rendered_lines
 from gpu_scheduler.core.failure.outcome_text import end_reason, outcome_text
@@ -87,7 +88,7 @@ class Diagnosis:
 
 def why(options: Namespace) -> int:
     """Prints the explanation."""
-    with open_store(options, allow_other_host=True) as store:
+    with open_store(location_of(options), allow_other_host=True) as store:
         asked = _inspect(store, resolve_job(store, options.job))
         answer = Diagnosis(_headline(asked.view), tuple(_findings(asked)), _last_lines(asked))
     if options.json:

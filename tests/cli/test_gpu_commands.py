@@ -31,7 +31,7 @@ def test_pause_prints_the_answer_of_a_running_scheduler(desk: Desk) -> None:
 
 
 def test_pause_names_a_scheduler_that_does_not_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_scheduler.cli.store_access.wake_and_wait.__defaults__", (0.05,))
+    monkeypatch.setattr("gpu_scheduler.app.store_access.wake_and_wait.__defaults__", (0.05,))
     with desk.scheduler("deaf") as pid:
         code, out, _ = desk.run("resume", "1")
         assert (code, out) == (0, f"GPU 1: recorded; the scheduler (pid {pid}) has not answered yet\n")

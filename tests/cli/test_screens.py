@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.app import screen_sessions
 from gpu_scheduler.attempts.folder_status import observe
-from gpu_scheduler.cli import screen_sessions
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 

@@ -1,4 +1,4 @@
-"""Resolves references to jobs on the command line: a number, a range of numbers, or a name.
+"""Resolves references to jobs: a number, a range of numbers, or a name.
 
 A name means the only open job with that name, otherwise the finished one that ended last.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
-from gpu_scheduler.cli import without_scheduler
-from gpu_scheduler.cli.values import JobRef
+from gpu_scheduler.app import without_scheduler
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.store import Store
+
+#: A reference to jobs: an id, a range of ids, or a name.
+JobRef = int | range | str
 
 #: How many jobs with the same name an error lists.
 _MAX_LISTED = 10

@@ -1,17 +1,16 @@
-"""Opens the store for a command, wakes the scheduler, and waits for its answers."""
+"""Opens the store for a use case, wakes the scheduler, and waits for its answers."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 import time
-from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.lock import scheduler_pid
 from gpu_scheduler.store.store import Store
@@ -21,21 +20,16 @@ ANSWER_TIMEOUT_S = 2.0
 POLL_INTERVAL_S = 0.01
 
 
-def data_dir_of(options: Namespace) -> DataDir:
-    """Returns the data directory that this command uses."""
-    return DataDir.of(options.state_file, options.data_dir)
-
-
 @contextmanager
-def open_store(options: Namespace, *, allow_other_host: bool = False) -> Iterator[Store]:
+def open_store(location: Location, *, allow_other_host: bool = False) -> Iterator[Store]:
     """Opens the store and closes it at the end.
 
     Raises StoreNotFoundError if there is none, SchedulerError if it cannot be used now.
 
-    foreign: read only, and accept the store of another host as it was a moment ago. The attempts of another
+    allow_other_host: read only, and accept the store of another host as it was a moment ago. The attempts of another
     host must not be judged here.
     """
-    home = data_dir_of(options)
+    home = location.resolve()
     try:
         store = Store(home)
         try:
@@ -54,14 +48,6 @@ def open_store(options: Namespace, *, allow_other_host: bool = False) -> Iterato
         if not is_damage(error):
             raise
         raise damaged_error(home.database, error) from None
-
-
-def no_store_message(data_dir: DataDir) -> str:
-    """Returns the message of read-only commands before the first start."""
-    return (
-        f"nothing has run here yet: there is no store in {data_dir.folder}\n"
-        "`start` creates it; --state-file selects another one"
-    )
 
 
 def scheduler_pid_of(store: Store) -> int | None:
