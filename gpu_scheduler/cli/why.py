@@ -28,6 +28,7 @@ from gpu_scheduler.cli.status import context_of, health_issues_of, stdout_screen
 from gpu_scheduler.core.command.build import conda_environment
 from gpu_scheduler.core.failure.last_error import rendered_lines
 from gpu_scheduler.core.failure.outcome_text import end_reason, outcome_text
+from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.line_wait import LineWait
@@ -250,7 +251,7 @@ def _check_logs(inspection: JobInspection) -> Iterator[Finding]:
         yield ok(Check.LOG, job.log) if there else warn(Check.LOG, f"{job.log} no longer exists", "")
     else:
         yield ok(Check.LOG, "none: the job was never started")
-    told = [one for one in events_of_job(inspection.store, job.id) if one.kind != JobState.RUNNING]
+    told = [one for one in events_of_job(inspection.store, job.id) if one.kind != EventKind.RUNNING]
     for event in told[-_MAX_EVENTS:]:
         yield ok(Check.EVENTS, dated_line(event, recorded_options(inspection.store).tolerance))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind
 from gpu_scheduler.core.model.share import share_text
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.actions import Action, RecordUsage
@@ -125,8 +125,8 @@ class EventReporter:
             return
         new = events.notable_events(self._store, self._logged_id, newest)
         for event, dispatched in zip(new, self._run.dispatch_counts(new), strict=True):
-            if "attempt" in event.data and "outcome" in event.data:
-                self._on_attempt_end(event.job_id, event.data["attempt"])
+            if isinstance(event.details, AttemptEnded):
+                self._on_attempt_end(event.job_id, event.details.attempt)
             one = message_of(event, self._tolerance, dispatched)
             log.log(one.level, "%s", one.full_text, extra={"event": event, "event_message": one})
         self._logged_id = newest
@@ -216,15 +216,15 @@ class _RunCounter:
 
     def _rejoins(self, event: Event) -> bool:
         """Returns whether this event brings a job that was finished before this run back into it."""
-        if event.kind != JobState.QUEUED or event.is_new_job:
+        if event.kind != EventKind.QUEUED or event.is_new_job:
             return False
         finished = events.finish_event_before(self._store, event)
         return finished is not None and finished <= self._first_id
 
     def _is_dispatched(self, event: Event) -> bool:
         """Returns whether this event is the first by which a job counts as dispatched."""
-        ended = event.kind == JobState.FINISHED and "attempt" not in event.data
-        if event.kind != JobState.STARTING and not ended:
+        ended = event.kind == EventKind.FINISHED and not isinstance(event.details, AttemptEnded)
+        if event.kind != EventKind.STARTING and not ended:
             return False
         if event.id <= self._first_id or event.job_id in self._active:
             return False

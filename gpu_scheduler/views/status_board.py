@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from gpu_scheduler.app.status_report import GpuStatusView, JobView
 from gpu_scheduler.core.model.share import format_share
 from gpu_scheduler.core.text.formatting import limit_length, safe_text
-from gpu_scheduler.views.event_messages import OUTCOME_LABELS, format_seconds
+from gpu_scheduler.views.attempt_end import OUTCOME_LABELS, format_seconds
 
 #: Maximum numbers of waiting and of finished jobs on the board.
 MAX_WAITING, MAX_FINISHED = 50, 20

@@ -10,8 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_scheduler.core.model.event import Event
-from gpu_scheduler.core.model.states import WAITING, JobState
+from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind, JobEnded
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.views.colours import CYAN, FAINT, GREEN, RED, YELLOW, coloured, of_outcome
 from gpu_scheduler.views.event_messages import EventMessage
@@ -106,15 +105,15 @@ def _render(
 
 def _mark(event: Event, level: int) -> tuple[str, str]:
     """Returns the mark of an event, and its colour."""
-    outcome = event.data.get("outcome")
+    outcome = event.details.outcome if isinstance(event.details, (AttemptEnded, JobEnded)) else None
     warning = YELLOW if level >= logging.WARNING else ""
-    if event.kind == JobState.STARTING:
+    if event.kind == EventKind.STARTING:
         return RUNNING_MARK, CYAN
-    if outcome is not None and event.kind == JobState.QUEUED:
+    if outcome is not None and event.kind == EventKind.QUEUED:
         return RETRY_MARK, YELLOW
     if outcome is not None:
         colour = of_outcome(outcome)
         return (SUCCESS_MARK, warning or colour) if colour == GREEN else (FAILURE_MARK, colour)
-    if event.kind in WAITING or event.kind == "infeasible":
+    if event.kind in (EventKind.QUEUED, EventKind.HELD, EventKind.INFEASIBLE):
         return WAITING_MARK, warning
     return (WARNING_MARK, warning) if warning else (NO_MARK, "")

@@ -8,9 +8,12 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.event import Event
-from gpu_scheduler.views.event_messages import detail, format_seconds, log_line, to_json
+from gpu_scheduler.core.model.event import Event, EventKind
+from gpu_scheduler.views.attempt_end import format_seconds
+from gpu_scheduler.views.event_messages import detail, log_line, to_json
 
 INFO, WARNING, DEBUG = logging.INFO, logging.WARNING, logging.DEBUG
 
@@ -20,14 +23,15 @@ def start(**values: Any) -> dict[str, Any]:
 
 
 def end(**values: Any) -> dict[str, Any]:
+    budgets = [values.get("declared", 18432)] * len(values.get("gpus", [0]))
     return {
         "attempt": 1, "outcome": "completed", "exit_code": 0, "signal": None, "seconds": 1774.2, "gpus": [0],
         "peaks": [17910], "declared": 18432, "share": 0, "load": 96.4, "log": "/logs/1.log", "survivors": [],
-        "min_vram": None, **values,
+        "min_vram": None, "budgets": budgets if budgets[0] else None, **values,
     }  # fmt: skip
 
 
-OVER_SHARE = {"gpu": 0, "observed": 16_000, "declared": 6144, "share": 250}
+OVER_SHARE = {"attempt": 1, "gpu": 0, "observed": 16_000, "declared": 6144, "share": 250}
 
 
 def of_share(share: int, budgets: list[int | None] | None, **values: Any) -> dict[str, Any]:
@@ -58,8 +62,6 @@ def test_start_names_gpus_count_and_allocation(data: dict[str, Any], expected: s
 def test_start_without_known_job_counts() -> None:
     event = Event(9, 0.0, "starting", 1, data=start(share=500), command="CMD")
     assert log_line(event)[1] == "job 1 starts on gpu [0] (share 0.5) — CMD"
-    old = Event(9, 0.0, "starting", 1, command="CMD")
-    assert log_line(old, dispatched=(1, 3))[1] == "job 1 starts — CMD"
 
 
 HEAD = "job 1 finished [OK] in 1774s — "
@@ -87,9 +89,6 @@ HEAD = "job 1 finished [OK] in 1774s — "
             end(peaks=[900], declared=None, load=0.0),
             "peak vram gpu0:900 MiB | no declaration | avg gpu util 0%",
         ),
-        # Recorded by an earlier version, which inferred a declaration from its numbers.
-        (end(declared=None, share=1000, load=None), "peak vram gpu0:17910 MiB | no declaration"),
-        (end(declared=None, share=500, load=None), "peak vram gpu0:17910 MiB | declared share 0.5"),
     ],
 )
 def test_completed_job_shows_peaks_accuracy_and_load(data: dict[str, Any], expected: str) -> None:
@@ -225,10 +224,42 @@ def test_end_of_an_attempt_shows_outcome_reason_and_log(
         (Event(9, 0.0, "forgotten", 0, "12 jobs forgotten", {"jobs": 12}), (DEBUG, "12 jobs forgotten")),
         # Recorded by a later version.
         (Event(9, 0.0, "dreamt", 3, "of sheep", {"sheep": 2}), (INFO, "job 3 dreamt: of sheep")),
+        # Recorded by another version, with other keys.
+        (Event(9, 0.0, "starting", 3, command="CMD"), (INFO, "job 3 starting")),
+        (Event(9, 0.0, "exceeded", 3, None, {"mib": 7}), (INFO, "job 3 exceeded")),
+        (Event(9, 0.0, "relaunched", 3), (INFO, "job 3 relaunched")),
+        (Event(9, 0.0, "paused", 0, "by hand"), (DEBUG, "by hand")),
+        (
+            Event(9, 0.0, "finished", 3, "why", {"attempt": 1, "outcome": "failed"}),
+            (INFO, "job 3 failed: why"),
+        ),
     ],
 )  # fmt: skip
 def test_message_and_level_of_other_events(event: Event, expected: tuple[int, str]) -> None:
     assert log_line(event) == expected
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_no_missing_key_prevents_a_message(draw: st.DataObject) -> None:
+    every = {**start(), **end(), **OVER_SHARE, "pid": 7, "allocated": [1], "jobs": 3}
+    keys = draw.draw(st.sets(st.sampled_from(sorted(every))))
+    kind = draw.draw(st.sampled_from([*(one.value for one in EventKind), "dreamt"]))
+    event = Event(9, 0.0, kind, draw.draw(st.integers(0, 1)), None, {key: every[key] for key in keys})
+    _, text = log_line(event)
+    assert text
+    assert "None" not in text
+    detail(event)
+    assert json.loads(to_json(event))["event"] == kind
+
+
+@pytest.mark.parametrize("kind", list(EventKind))
+def test_every_kind_has_a_message_for_its_details(kind: EventKind) -> None:
+    every = {**start(), **OVER_SHARE, "pid": 7, "allocated": [1], "jobs": 3}
+    event = Event(9, 0.0, kind.value, 3, "why", every)
+    text = log_line(event)[1]
+    assert text.startswith("job 3 ")
+    assert "{" not in text
 
 
 def test_misplaced_process_names_both_gpus() -> None:

@@ -21,8 +21,8 @@ SPEC = JobSpec(
 START = {"attempt": 1, "gpus": [0], "share": 500, "vram": None, "exclusive": False}
 END = {
     "attempt": 1, "outcome": "completed", "exit_code": 0, "signal": None, "seconds": 3.2, "gpus": [0],
-    "peaks": [700], "declared": None, "share": 500, "load": None, "log": "/logs/1.log", "survivors": [],
-    "min_vram": None,
+    "peaks": [700], "declared": None, "budgets": None, "share": 500, "load": None,
+    "log": "/logs/1.log", "survivors": [], "min_vram": None,
 }  # fmt: skip
 FAILED, TIMED_OUT, INTERRUPTED = ({**END, "outcome": one} for one in ("failed", "timed_out", "interrupted"))
 USED = " — peak vram gpu0:700 MiB | "

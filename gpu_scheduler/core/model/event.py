@@ -1,18 +1,143 @@
-"""An event of the journal, as stored and as every view presents it."""
+"""An event: one row of the history, with what it says as a typed value."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from functools import cached_property
+from typing import Any, ClassVar
+
+
+class EventKind(str, Enum):
+    """The kind of an event, as stored: the new state of a job, or something else that happened."""
+
+    QUEUED = "queued"
+    HELD = "held"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+    OVERUSE = "exceeded"
+    MISPLACED_PROCESS = "misplaced process"
+    WINDOW_CLOSED = "window closed"
+    RELAUNCHED = "relaunched"
+    RUNNER_LOST = "runner lost"
+    RUNNER_KILLED = "runner killed"
+    INFEASIBLE = "infeasible"
+    RESTORED = "restored"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    FORGOTTEN = "forgotten"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class EventDetails:
+    """The details of an event. The fields are the keys in the store and in JSON (docs/json.md).
+
+    GPUs are indices, memory is in MiB, shares are thousandths.
+    """
+
+    def data(self) -> dict[str, Any]:
+        """Returns the details by key."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class AttemptDetails(EventDetails):
+    """An event of an attempt. attempt: its number."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class AttemptStarted(AttemptDetails):
+    """An attempt got GPUs. vram: on each GPU; exclusive: no other job shares them; learned: vram was measured
+    on similar jobs; assumed: share and vram are defaults, not declared."""
+
+    gpus: Sequence[int]
+    share: int
+    vram: int | None
+    exclusive: bool
+    learned: bool = False
+    assumed: bool = False
+
+
+@dataclass(frozen=True)
+class AttemptEnded(AttemptDetails):
+    """An attempt ended, and its job finished, was queued again or is held.
+
+    seconds: run time, None = it never ran. peaks, budgets: observed and declared memory on each of gpus;
+    budgets None: nothing was declared; declared: memory, None = a share or nothing; load: mean, percent;
+    min_vram: memory that the job needs from now on.
+    """
+
+    outcome: str
+    exit_code: int | None
+    signal: int | None
+    seconds: float | None
+    gpus: Sequence[int]
+    peaks: Sequence[int | None]
+    declared: int | None
+    budgets: Sequence[int | None] | None
+    share: int
+    load: float | None
+    log: str | None
+    survivors: Sequence[int]
+    learned: bool = False
+    min_vram: int | None = None
+
+
+@dataclass(frozen=True)
+class JobEnded(EventDetails):
+    """A job finished without an attempt."""
+
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Overuse(AttemptDetails):
+    """A job uses more memory than it declared. share: declared, with `declared` as its memory; None = memory
+    was declared."""
+
+    gpu: int
+    observed: int
+    declared: int
+    share: int | None = None
+
+
+@dataclass(frozen=True)
+class MisplacedProcess(AttemptDetails):
+    """A process of a job uses a GPU that was not allocated to it. allocated: the GPUs that were."""
+
+    gpu: int
+    pid: int
+    allocated: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class GpusChanged(EventDetails):
+    """GPUs were paused or resumed."""
+
+    gpus: Sequence[int]
+
+
+@dataclass(frozen=True)
+class JobsForgotten(EventDetails):
+    """`start --fresh` removed this many jobs."""
+
+    jobs: int
 
 
 @dataclass(frozen=True)
 class Event:
     """One event.
 
-    id: increases with every event; at: wall seconds; kind: the new state of a job, or another kind of event;
-    job_id: 0 = not about a job; data: the details (docs/json.md).
+    id: increases with every event; at: wall seconds; kind: value of an EventKind, or a kind that only another
+    version knows; job_id: 0 = not about a job; data: the details by key, as stored.
 
     command: the line of the job; name: of the job; spec: of the job, as JSON; is_new_job: the event
     introduced the job.
@@ -28,3 +153,28 @@ class Event:
     name: str | None = None
     spec: str = "{}"
     is_new_job: bool = False
+
+    _TYPES: ClassVar[Mapping[str, type[EventDetails]]] = {
+        EventKind.STARTING: AttemptStarted,
+        EventKind.OVERUSE: Overuse,
+        EventKind.MISPLACED_PROCESS: MisplacedProcess,
+        EventKind.WINDOW_CLOSED: AttemptDetails,
+        EventKind.RELAUNCHED: AttemptDetails,
+        EventKind.RUNNER_LOST: AttemptDetails,
+        EventKind.RUNNER_KILLED: AttemptDetails,
+        EventKind.PAUSED: GpusChanged,
+        EventKind.RESUMED: GpusChanged,
+        EventKind.FORGOTTEN: JobsForgotten,
+    }
+
+    @cached_property
+    def details(self) -> EventDetails | None:
+        """The details; None if there are none, or if another version recorded them in a form of its own."""
+        of_end = AttemptEnded if "attempt" in self.data else JobEnded
+        type_ = of_end if "outcome" in self.data else self._TYPES.get(self.kind)
+        if type_ is None:
+            return None
+        try:
+            return type_(**{one.name: self.data[one.name] for one in fields(type_) if one.name in self.data})
+        except TypeError:
+            return None

@@ -1,0 +1,66 @@
+"""Describes what an ended attempt used, beside what it declared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpu_scheduler.core.model.event import AttemptEnded
+from gpu_scheduler.core.model.share import share_text
+from gpu_scheduler.core.scheduling.declaration_accuracy import judge_declaration
+
+#: Outcome -> its label in the log line and on the status board.
+OUTCOME_LABELS = {
+    "completed": "OK",
+    "failed": "FAILED",
+    "timed_out": "TIMED OUT",
+    "cancelled": "CANCELLED",
+    "preempted": "PREEMPTED",
+    "interrupted": "INTERRUPTED",
+    "not_started": "NOT STARTED",
+    "ended": "ENDED",
+    "skipped": "SKIPPED",
+}
+
+
+def format_seconds(seconds: float) -> str:
+    """Formats a run time: "3.2s", "1774s"."""
+    return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
+
+
+def memory_source(*, learned: bool, assumed: bool = False) -> str:
+    """Returns the origin of the memory allocated to an attempt: "default", "learned" or "declared"."""
+    return "default" if assumed else "learned" if learned else "declared"
+
+
+def usage_parts(ended: AttemptEnded, tolerance: float) -> Iterator[str]:
+    """Yields the peaks of an attempt, the accuracy of its declaration, and its mean GPU utilization."""
+    if any(peak is not None for peak in ended.peaks):
+        each = zip(ended.gpus, ended.peaks, strict=True)
+        known = ", ".join(f"gpu{gpu}:{'n/a' if mib is None else f'{mib} MiB'}" for gpu, mib in each)
+        yield f"peak vram {known}"
+    else:
+        yield "peak vram n/a"
+    yield _accuracy_text(ended, tolerance)
+    if ended.load is not None:
+        yield f"avg gpu util {ended.load:.0f}%"
+
+
+def _accuracy_text(ended: AttemptEnded, tolerance: float) -> str:
+    """Describes the declaration and its accuracy."""
+    if ended.budgets is None:
+        return "no declaration"
+    by_share, completed = ended.declared is None, ended.outcome == "completed"
+    accuracy = judge_declaration(
+        ended.peaks, ended.budgets, tolerance, completed=completed, by_share=by_share
+    )
+    if by_share:
+        declared = f"declared {share_text(ended.share, accuracy.mib if accuracy else None)}"
+    else:
+        declared = f"{memory_source(learned=ended.learned)} {ended.declared} MiB"
+    if accuracy is None:
+        return declared
+    if accuracy.kind == "within":
+        return f"{declared} → within ±{100 * tolerance:g}%"
+    if accuracy.kind == "under":
+        return f"{declared} → under-declared ({accuracy.percent:+d}%)"
+    return f"{declared} → over-declared ({accuracy.percent:+d}%); lowering it frees packing headroom"
