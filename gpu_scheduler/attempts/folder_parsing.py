@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_scheduler.core.model.attempt_status import AttemptResult, RunnerIdentity, StopRequest
-from gpu_scheduler.runner.folder import (
-    STOP_FIELDS,
-    FileProblem,
-    invalid_field,
-    is_optional_text,
-    is_seconds,
-    is_text,
-)
+from gpu_scheduler.runner.folder import FileProblem
+from gpu_scheduler.runner.spec import STOP_FIELDS, invalid_field, is_optional_text, is_seconds, is_text
 
 
 @dataclass(frozen=True)

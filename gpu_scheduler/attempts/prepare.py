@@ -9,7 +9,8 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from gpu_scheduler.runner.folder import move_aside, read_spec
+from gpu_scheduler.runner.folder import move_aside
+from gpu_scheduler.runner.spec import read_spec
 
 
 def prepare(folder: Path, spec: Mapping[str, object], command_sh: str) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from gpu_scheduler.attempts.executor import LaunchError
 from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
-from gpu_scheduler.runner.folder import START, TOKEN, read_spec
+from gpu_scheduler.runner.folder import START, TOKEN
+from gpu_scheduler.runner.spec import read_spec
 
 
 class DirectExecutor:

@@ -21,17 +21,9 @@ from pathlib import Path
 from gpu_scheduler.attempts.executor import LaunchError
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
-from gpu_scheduler.runner.folder import (
-    FORKED,
-    NO_TOKEN,
-    READY,
-    REFUSED,
-    SHORTAGE,
-    START,
-    TITLE_BYTES,
-    TOKEN,
-    read_spec,
-)
+from gpu_scheduler.runner.folder import SHORTAGE, START, TOKEN
+from gpu_scheduler.runner.fork_protocol import FORKED, NO_TOKEN, READY, REFUSED, TITLE_BYTES
+from gpu_scheduler.runner.spec import read_spec
 
 #: Seconds to wait for an answer, which takes a millisecond; a slower helper is replaced.
 _ANSWER_S = 2.0

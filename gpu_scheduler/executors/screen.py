@@ -13,7 +13,8 @@ from gpu_scheduler.attempts.executor import LaunchError
 from gpu_scheduler.attempts.prepare import replace
 from gpu_scheduler.core.command.screen_list import parse_session_list
 from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
-from gpu_scheduler.runner.folder import START, TOKEN, read_spec
+from gpu_scheduler.runner.folder import START, TOKEN
+from gpu_scheduler.runner.spec import read_spec
 
 INSTALL_REMEDY = "install it (sudo apt-get install screen), or start without --screen"
 _SCREENDIR_REMEDY = "set SCREENDIR to a folder that you own, with mode 700"

@@ -17,7 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from .leftovers import Leftovers
     from .output import Poller
 
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
@@ -174,22 +173,10 @@ class Child:
             except OSError:
                 pass
 
-    def leftovers(self, folder: int) -> Leftovers | None:
-        """Returns what the ended command may have left running; None if nothing. folder: descriptor of the
-        attempt folder."""
-        if self._pid == 0:
-            return None
-        if self._is_subreaper and not has_children():
-            return None
-        try:
-            from .leftovers import Leftovers
-            from .recorded_command import read_recorded_command
-
-            command = read_recorded_command(folder, self._spec["token"])
-        except (ImportError, OSError):
-            return None  # out of file descriptors: the scheduler ends the processes of the attempt
-
-        return Leftovers(self._spec["token"], command, self._spec["term_grace_s"], self.ended)
+    @property
+    def may_have_left_processes(self) -> bool:
+        """False if the ended command surely left no process running."""
+        return self._pid != 0 and not (self._is_subreaper and not has_children())
 
 
 def _become_subreaper() -> bool:

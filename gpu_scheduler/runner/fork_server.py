@@ -17,7 +17,8 @@ import os
 import sys
 
 from . import leftovers, recorded_command, signals, supervise  # noqa: F401
-from .folder import FORKED, NO_TOKEN, READY, REFUSED, START, TITLE_BYTES, TOKEN
+from .folder import START, TOKEN
+from .fork_protocol import FORKED, NO_TOKEN, READY, REFUSED, TITLE_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,15 +11,18 @@ import sys
 import time
 
 from . import folder as files
-from . import signals
+from . import publish, signals
 from .child import Child
 from .oom_counter import OomCounter
 from .output import LogWriter, Output, Poller
+from .spec import SPEC_FIELDS, STOP_FIELDS, invalid_field
 from .termination import Termination, describe_outcome
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from .leftovers import Leftovers
 
 signals.block()
 
@@ -68,7 +71,7 @@ def _claim(path: str) -> AttemptSupervisor | int:
     if files.exists(folder, "claim"):
         return 0
     spec = files.load(folder, "spec.json")
-    if not isinstance(spec, dict) or files.invalid_field(spec, files.SPEC_FIELDS):
+    if not isinstance(spec, dict) or invalid_field(spec, SPEC_FIELDS):
         return 1
     if spec["boot_id"] != files.boot_id():
         return 1
@@ -112,7 +115,7 @@ class AttemptSupervisor:
         self._log = LogWriter(spec["log"])
         self._output = Output(self._poller, self._log, spec["terminal"])
         self._child = Child(path, spec, self._poller)
-        self._result = files.ResultWriter(folder)
+        self._result = publish.ResultWriter(folder)
         self._oom = OomCounter()
         self._cause: str | None = None
         self._survivors: list[int] = []
@@ -131,7 +134,7 @@ class AttemptSupervisor:
             "log": spec["log"],
         }
         try:
-            self._lock = files.claim(self._folder, identity)
+            self._lock = publish.claim(self._folder, identity)
         finally:
             if self._lock is None:
                 self._result.discard()
@@ -144,7 +147,7 @@ class AttemptSupervisor:
             self._cause = stop["cause"]
         else:
             self._signals.listen()
-            record = files.reserve_command(self._folder, self._spec["token"], self._spec["boot_id"])
+            record = publish.reserve_command(self._folder, self._spec["token"], self._spec["boot_id"])
             self._child.spawn(self._output.command_fd, self._output.terminal_name, record)
             self._log.write(self._spec["header"].encode("utf-8", "surrogateescape"))
             self._supervise()
@@ -217,7 +220,7 @@ class AttemptSupervisor:
         stop = files.try_load(self._folder, name)
         if not isinstance(stop, dict) or stop.get("token") != self._spec["token"]:
             return None
-        return None if files.invalid_field(stop, files.STOP_FIELDS) else stop
+        return None if invalid_field(stop, STOP_FIELDS) else stop
 
     def _wind_down(self) -> None:
         """Reads the last output, ends leftover processes, and waits briefly for the SIGTERM of a shutdown."""
@@ -228,7 +231,7 @@ class AttemptSupervisor:
         # A machine shutdown signals the command and the runner one after the other.
         machine_may_come = child.exit_code != 0 and self._cause is None
         machine_until = child.ended + _MACHINE_GAP_S
-        rest = child.leftovers(self._folder)
+        rest = self._find_leftovers()
         while True:
             now = time.monotonic()
             if machine_may_come and self._signals.take(signals.TERM):
@@ -249,6 +252,20 @@ class AttemptSupervisor:
         if self._cause == "machine" and child.exit_code == 0:
             # The command saved its state and succeeded.
             self._cause = None
+
+    def _find_leftovers(self) -> Leftovers | None:
+        """Returns what the ended command may have left running; None if nothing."""
+        if not self._child.may_have_left_processes:
+            return None
+        spec = self._spec
+        try:
+            from .leftovers import Leftovers
+            from .recorded_command import read_recorded_command
+
+            command = read_recorded_command(self._folder, spec["token"])
+        except (ImportError, OSError):
+            return None  # out of file descriptors: the scheduler ends the processes of the attempt
+        return Leftovers(spec["token"], command, spec["term_grace_s"], self._child.ended)
 
     def _drain(self) -> None:
         end = time.monotonic() + _DRAIN_S

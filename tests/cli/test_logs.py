@@ -272,12 +272,12 @@ def test_follow_into_a_pipe_prints_a_progress_bar_at_most_once_a_second(desk: De
 #: Holds a claim, with the terminal of a window.
 HOLDER = """\
 import json, os, signal, sys
-from gpu_scheduler.runner import folder as files
+from gpu_scheduler.runner import folder as files, publish
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 os.open(sys.argv[3], os.O_RDWR)
 process = {"pid": os.getpid(), "start_ticks": files.start_ticks(), "boot_id": files.boot_id()}
 identity = {**json.loads(sys.argv[2]), **process}
-held = files.claim(files.open_folder(sys.argv[1]), identity)
+held = publish.claim(files.open_folder(sys.argv[1]), identity)
 print("held", flush=True)
 signal.pause()
 """

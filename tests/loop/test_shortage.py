@@ -34,7 +34,7 @@ from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.reporting import console as consoles
 from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.runner import folder
-from gpu_scheduler.runner.folder import read_spec
+from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.scheduler.daemon import Daemon
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.data_dir import DataDir

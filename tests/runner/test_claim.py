@@ -19,7 +19,8 @@ from gpu_scheduler.attempts.sweep import processes_of, sweep, sweep_once
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.spawn import ChildProcesses
 from gpu_scheduler.runner import process_scan
-from gpu_scheduler.runner.folder import START, boot_id, read_spec, start_ticks
+from gpu_scheduler.runner.folder import START, boot_id, start_ticks
+from gpu_scheduler.runner.spec import read_spec
 from tests.runner.attempt import killed_at, patched, wait_for
 from tests.runner.conftest import Make
 

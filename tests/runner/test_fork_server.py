@@ -19,7 +19,8 @@ from gpu_scheduler.executors import forking
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.runner import process_scan
-from gpu_scheduler.runner.folder import NO_TOKEN, START
+from gpu_scheduler.runner.folder import START
+from gpu_scheduler.runner.fork_protocol import NO_TOKEN
 from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 from tests.stress.harness import environment

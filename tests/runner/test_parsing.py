@@ -15,7 +15,8 @@ from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.prepare import is_usable
 from gpu_scheduler.attempts.runner_control import request_stop, wake_runner
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
-from gpu_scheduler.runner.folder import SPEC_FIELDS, FileProblem, invalid_field, read_spec
+from gpu_scheduler.runner.folder import FileProblem
+from gpu_scheduler.runner.spec import SPEC_FIELDS, invalid_field, read_spec
 
 CLAIM = {"token": "t", "pid": 5, "start_ticks": 6, "boot_id": "b", "session": None, "log": "/x.log"}
 STOP = {"token": "t", "cause": "cancelled", "grace_s": 1.5, "follow": "kill"}

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_scheduler.runner import folder as files
+from gpu_scheduler.runner.publish import claim, to_json
 
 Claim = Callable[[int, dict[str, str | int | None]], int | None]
 
@@ -28,7 +29,7 @@ def _looks_then_writes(folder: int, identity: dict[str, str | int | None]) -> in
         return None
     os.sched_yield()
     fd = os.open("claim", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    os.write(fd, files.to_json(identity))
+    os.write(fd, to_json(identity))
     fcntl.lockf(fd, fcntl.LOCK_SH)
     return fd
 
@@ -84,5 +85,5 @@ def _meet(shared: mmap.mmap, me: int, step: int) -> None:
 
 
 if __name__ == "__main__":
-    taken = _looks_then_writes if "control" in sys.argv else files.claim
+    taken = _looks_then_writes if "control" in sys.argv else claim
     print(json.dumps(race(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), taken)))
