@@ -6,7 +6,6 @@ A need comes from the job's line, from llm_config.json, or from the measured use
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Mapping
 
 from gpu_scheduler.clock import Clock
@@ -20,6 +19,7 @@ from gpu_scheduler.errors import UsageError
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.store.measurements import LearnedNeeds
 from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.records import GpuRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
 
@@ -42,7 +42,7 @@ def learned_needs(store: Store) -> Mapping[str, int]:
     return LearnedNeeds(store, recorded_options(store).spike_buffer).needs() if store.learning else {}
 
 
-def current_need(store: Store, job: sqlite3.Row) -> tuple[Need, str]:
+def current_need(store: Store, job: JobRecord) -> tuple[Need, str]:
     """Returns what a job needs now, and a description such as "0.5 of a GPU (model qwen2.5-3b-inst)"."""
     started = recorded_options(store)
     config, learned = current_llm_config(store), learned_needs(store)
@@ -59,7 +59,7 @@ def current_need(store: Store, job: sqlite3.Row) -> tuple[Need, str]:
     return need, f"{need} ({_need_source(JobSpec.from_json(job['spec']), job['raised_mib'], is_learned)})"
 
 
-def _empty_gpu(row: sqlite3.Row) -> Gpu:
+def _empty_gpu(row: GpuRecord) -> Gpu:
     """Returns the GPU of the row with its size only, as if nothing ran on it."""
     sample = GpuSample(row["uuid"], row["idx"], row["name"], row["total_mib"], None, None)
     return Gpu(row["uuid"], row["idx"], sample=sample)

@@ -38,7 +38,15 @@ def gpu_views(
 
 def _gpu_view(gpu: StoreRow, holders: list[StoreRow], paused: bool, limits: Limits) -> GpuStatusView:
     total = gpu["total_mib"]
-    bookings = [Allocation.of_row(attempt, gpu["uuid"]) for attempt in holders]
+    bookings = [
+        Allocation(
+            attempt["share"],
+            attempt["vram"],
+            bool(attempt["whole"]),
+            json.loads(attempt["peaks"]).get(gpu["uuid"]),
+        )
+        for attempt in holders
+    ]
     share = sum(allocated_share(booking, total, limits.spike_buffer) for booking in bookings)
     return GpuStatusView(
         index=gpu["idx"],

@@ -5,13 +5,13 @@ A name means the only open job with that name, otherwise the finished one that e
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
 
 from gpu_scheduler.app import without_scheduler
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
 #: A reference to jobs: an id, a range of ids, or a name.
@@ -74,7 +74,7 @@ def _job_named(store: Store, name: str) -> int:
     return found
 
 
-def _has_ended(store: Store, row: sqlite3.Row) -> bool:
+def _has_ended(store: Store, row: JobRecord) -> bool:
     if store.other_host is not None or JobState(row["state"]) not in ACTIVE:
         return False
     return without_scheduler.unrecorded_outcome(store, row) is not None

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.remedies import OomCase
 from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.records import AttemptRecord, GpuRecord
 from gpu_scheduler.store.store import Store
 
 #: A neighbor counts if it ended at most this many seconds before, because it may have died of the same cause.
 _RECENT_S = 10.0
 
 
-def oom_case(store: Store, attempt: sqlite3.Row, spec: JobSpec, ended_at: float) -> OomCase:
+def oom_case(store: Store, attempt: AttemptRecord, spec: JobSpec, ended_at: float) -> OomCase:
     """Returns the facts about the attempt that ran out of memory; ended_at is in wall seconds."""
     uuids = json.loads(attempt["gpus"])
     limits = recorded_options(store).limits
@@ -36,21 +36,16 @@ def oom_case(store: Store, attempt: sqlite3.Row, spec: JobSpec, ended_at: float)
     )
 
 
-def _has_neighbors(store: Store, attempt: sqlite3.Row, ended_at: float) -> bool:
+def _has_neighbors(store: Store, attempt: AttemptRecord, ended_at: float) -> bool:
     """Returns whether another job was on the attempt's GPUs when it ended.
 
     A job that had ended before the attempt began does not count.
     """
     since = max(ended_at - _RECENT_S, attempt["created_at"])
-    found = store.db.row(
-        "SELECT 1 FROM attempt WHERE job_id <> ? AND created_at < ? AND (ended_at IS NULL OR ended_at > ?)"
-        " AND EXISTS (SELECT 1 FROM json_each(attempt.gpus) WHERE value IN (SELECT value FROM json_each(?)))",
-        attempt["job_id"], ended_at, since, attempt["gpus"],
-    )  # fmt: skip
-    return found is not None
+    return store.was_gpu_shared(attempt, since, ended_at)
 
 
-def _foreign_mib(gpu: sqlite3.Row) -> int:
+def _foreign_mib(gpu: GpuRecord) -> int:
     """Returns the MiB of foreign processes on the GPU in the last sample, without displays."""
     displays = {pid for pid, _, graphics_only in json.loads(gpu["processes"] or "[]") if graphics_only}
     return sum(mib for pid, _, mib in json.loads(gpu["held"]) if pid not in displays)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.core.scheduling.facts import Request
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.database import damaged_error, is_damage
@@ -93,8 +93,8 @@ def requested_verbs(store: Store) -> dict[int, list[str]]:
     return verbs
 
 
-def _verb_with_value(row: sqlite3.Row) -> str:
+def _verb_with_value(row: Request) -> str:
     if row["verb"] != "set":
         return str(row["verb"])
-    args = json.loads(row["args"])
+    args = row.args
     return f"{args['name']}={args['value']}"

@@ -6,7 +6,6 @@ goes with it lets the next scheduler record the job as cancelled.
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -24,9 +23,9 @@ from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import state_file
-from gpu_scheduler.store.attempt_rows import recorded_runner
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
 #: Seconds that a runner may need beyond the grace to finish its job (docs/design.md, Reconciling).
@@ -38,7 +37,7 @@ NOT_ENDED = frozenset({PROCESSES_LEFT, RUNNER_UNLOCKED})
 _POLL_INTERVAL_S = 0.02
 
 
-def unrecorded_outcome(store: Store, job: sqlite3.Row) -> str | None:
+def unrecorded_outcome(store: Store, job: JobRecord) -> str | None:
     """Returns the outcome of an open job whose attempt folder has a result; None without a result."""
     from gpu_scheduler.clock import Clock
 
@@ -53,7 +52,7 @@ def unrecorded_outcome(store: Store, job: sqlite3.Row) -> str | None:
     return outcome_text(said.outcome or "ended", said.exit_code, said.signal)
 
 
-def open_attempts(store: Store) -> list[sqlite3.Row]:
+def open_attempts(store: Store) -> list[ActiveAttemptRecord]:
     """Returns the attempts that are open in the store and have no result in their folder either."""
     rows = [row for row in store.active_attempts() if row["outcome"] is None]
     return [row for row in rows if _observe(store, row).result is None]
@@ -70,7 +69,7 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, s
     for row in attempts:
         folder = _attempt_folder(store, row)
         try:
-            request_stop(folder, row["token"], "cancelled", grace_s, "kill", recorded_runner(row))
+            request_stop(folder, row["token"], "cancelled", grace_s, "kill", row.runner)
         except OSError as error:
             raise SchedulerError(
                 f"job {row['job_id']} cannot be stopped: {folder}: {error.strerror}"
@@ -119,7 +118,7 @@ def _gpu_status(path: Path, trust: bool) -> list[float] | None:
     return shares if isinstance(shares, list) and not state_file.is_from_older_scheduler(state) else None
 
 
-def _wait_until_over(store: Store, row: sqlite3.Row, grace_s: float, deadline: float) -> str:
+def _wait_until_over(store: Store, row: ActiveAttemptRecord, grace_s: float, deadline: float) -> str:
     token = row["token"]
     while (seen := _observe(store, row)).claim in ("live", "unclaimed") and seen.result is None:
         if time.monotonic() >= deadline:
@@ -143,12 +142,12 @@ def _wait_until_over(store: Store, row: sqlite3.Row, grace_s: float, deadline: f
     )
 
 
-def _observe(store: Store, row: sqlite3.Row) -> AttemptStatus:
+def _observe(store: Store, row: AttemptRecord) -> AttemptStatus:
     try:
         return read_status(store, row)
     except OSError as error:
         raise SchedulerError(f"{_attempt_folder(store, row)} cannot be read: {error.strerror}") from None
 
 
-def _attempt_folder(store: Store, row: sqlite3.Row) -> Path:
+def _attempt_folder(store: Store, row: AttemptRecord) -> Path:
     return store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])

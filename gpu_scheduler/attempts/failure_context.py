@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 
 from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.core.command.build import display_command
@@ -11,12 +10,13 @@ from gpu_scheduler.core.command.cuda import format_ids
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 
 _GPU_IDS_PLACEHOLDER = "THE-GPU-IDS"
 
 
-def failure_context_of(store: Store, row: sqlite3.Row, attempt_status: AttemptStatus) -> FailureContext:
+def failure_context_of(store: Store, row: AttemptRecord, attempt_status: AttemptStatus) -> FailureContext:
     """Returns the failure context of an attempt whose result reports a failure."""
     job = store.job(row["job_id"])
     assert job is not None
@@ -29,7 +29,7 @@ def failure_context_of(store: Store, row: sqlite3.Row, attempt_status: AttemptSt
     )
 
 
-def _misleading_gpu_ids(store: Store, row: sqlite3.Row, spec: JobSpec) -> tuple[int, ...]:
+def _misleading_gpu_ids(store: Store, row: AttemptRecord, spec: JobSpec) -> tuple[int, ...]:
     """Returns the physical GPU ids given to the command, unless they equal its visible numbering."""
     index = store.gpu_indices()
     gpus = tuple(index[uuid] for uuid in json.loads(row["gpus"]) if uuid in index)

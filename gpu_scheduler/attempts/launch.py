@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,9 +11,10 @@ from gpu_scheduler.attempts.log_folder import LogFolder, create_log
 from gpu_scheduler.attempts.prepare import is_usable, prepare
 from gpu_scheduler.core.command.build import build_command
 from gpu_scheduler.core.command.session_names import session_name
-from gpu_scheduler.core.model.job_spec import CudaIds, JobSpec
+from gpu_scheduler.core.model.job_spec import CudaIds
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.store import attempt_folders
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
@@ -67,50 +66,43 @@ class Launcher:
         Calls `check_owner` once the folder is complete, so that nothing runs from a folder that has replaced
         ours.
         """
-        row = self._store.db.row(
-            "SELECT attempt.*, job.spec, job.text, job.source, job.priority, job.raised_mib, job.oom_used,"
-            " job.fail_used FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.id = ?",
-            attempt_id,
-        )
-        assert row is not None
-        folder = self._store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
+        attempt, job = self._store.attempt_with_job(attempt_id)
+        folder = self._store.data_dir.attempt_folder(job.id, attempt.number, attempt.token)
         try:
-            if not is_usable(folder, row["token"]):
-                self._prepare(row)
+            if not is_usable(folder, attempt.token):
+                self._prepare(attempt, job)
             self._failpoint("folder made")
             self.check_owner()
             self._executor.launch(folder)
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            raise LaunchError(
-                f"job {row['job_id']} cannot be launched: {where}{error.strerror or error}"
-            ) from error
+            raise LaunchError(f"job {job.id} cannot be launched: {where}{error.strerror or error}") from error
 
-    def _prepare(self, row: sqlite3.Row) -> None:
+    def _prepare(self, attempt: AttemptRecord, job: JobRecord) -> None:
         when = datetime.now()
-        log = create_log(self._logs.create(), row["job_id"], when)
+        log = create_log(self._logs.create(), job.id, when)
         try:
-            self._write_folder(row, str(log), when)
+            self._write_folder(attempt, job, str(log), when)
         except BaseException:
             log.unlink(missing_ok=True)  # the launch has failed
             raise
 
-    def _write_folder(self, row: sqlite3.Row, log: str, when: datetime) -> None:
+    def _write_folder(self, attempt: AttemptRecord, job: JobRecord, log: str, when: datetime) -> None:
         options = self._options
-        spec = JobSpec.from_json(row["spec"])
+        spec = job.spec
         index = self._store.gpu_indices()
-        gpus = [index[uuid] for uuid in json.loads(row["gpus"])]
-        job_id, number = row["job_id"], row["number"]
+        gpus = [index[uuid] for uuid in attempt.gpus]
+        number, token = attempt.number, attempt.token
         command = build_command(
-            spec, gpus, options.environment, row["token"], job_id, number,
+            spec, gpus, options.environment, token, job.id, number,
             options.conda_sh, options.cuda_ids, options.extra,
         )  # fmt: skip
-        source_cwd = self._source_cwd(row["source"])
-        session = session_name(gpus, spec.mode, job_id) if options.sessions else None
-        self._recorder.record_log(row["id"], log, session)
+        source_cwd = self._source_cwd(job.source)
+        session = session_name(gpus, spec.mode, job.id) if options.sessions else None
+        self._recorder.record_log(attempt.id, log, session)
         header = "\n".join(
             [
-                f"# job {job_id}, attempt {number}: {safe_text(row['text'])}",
+                f"# job {job.id}, attempt {number}: {safe_text(job.text)}",
                 f"# command: {safe_text(command.display_text)}",
                 f"# environment: {safe_text(f'{command.environment_label}; folder: {spec.cwd}')}",
                 f"# GPUs: {','.join(map(str, gpus))}; started {when:%Y-%m-%d %H:%M:%S}",
@@ -118,14 +110,14 @@ class Launcher:
             ]
         )
         prepare(
-            self._store.data_dir.attempt_folder(job_id, number, row["token"]),
+            self._store.data_dir.attempt_folder(job.id, number, token),
             {
-                "job": job_id, "attempt": number, "token": row["token"], "boot_id": row["boot_id"],
+                "job": job.id, "attempt": number, "token": token, "boot_id": attempt.boot_id,
                 "cwd": spec.cwd, "umask": options.umask, "env": command.env, "terminal": options.sessions,
                 "session": session, "log": log, "header": header, "timeout_s": spec.timeout_s,
                 "term_grace_s": options.grace_s,
                 attempt_folders.ORIGIN_KEY:
-                    attempt_folders.origin_object(row, self._store.data_dir, source_cwd),
+                    attempt_folders.origin_object(attempt, job, self._store.data_dir, source_cwd),
             },
             command.command_sh,
         )  # fmt: skip
@@ -133,5 +125,5 @@ class Launcher:
     def _source_cwd(self, source: str) -> str | None:
         """Returns the working folder of the jobs file that a job came from; None if it came from none."""
         path = source.removeprefix("file:")
-        row = self._store.db.row("SELECT cwd FROM jobs_file WHERE path = ?", path) if path != source else None
-        return None if row is None else row["cwd"]
+        jobs_file = self._store.jobs_file(path) if path != source else None
+        return None if jobs_file is None else jobs_file.cwd

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Collection, Mapping
 
 from gpu_scheduler.attempts.folder_status import observe
@@ -11,16 +10,17 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.failure.explanation import is_failure
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.store.attempt_rows import attempt_from_row, recorded_runner
+from gpu_scheduler.store.attempt_rows import attempt_from_record
+from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord
 from gpu_scheduler.store.store import Store
 
 
-def observe_attempt(store: Store, row: sqlite3.Row) -> Attempt:
+def observe_attempt(store: Store, row: ActiveAttemptRecord) -> Attempt:
     """Returns the attempt of a row of `Store.unsettled` with its current status; an ended one is not read."""
     if row["outcome"]:
-        return attempt_from_row(row, AttemptStatus())
+        return attempt_from_record(row, AttemptStatus())
     if store.other_host is not None:
-        return attempt_from_row(row, AttemptStatus(claim="unknown"))  # its processes run on another host
+        return attempt_from_record(row, AttemptStatus(claim="unknown"))  # its processes run on another host
     try:
         status = read_status(store, row)
     except OSError as error:
@@ -32,7 +32,7 @@ def observe_attempt(store: Store, row: sqlite3.Row) -> Attempt:
         from gpu_scheduler.attempts.failure_context import failure_context_of
 
         context = failure_context_of(store, row, status)
-    return attempt_from_row(row, status, context)
+    return attempt_from_record(row, status, context)
 
 
 def attempts_without_processes(store: Store) -> frozenset[int]:
@@ -51,7 +51,7 @@ def attempts_without_processes(store: Store) -> frozenset[int]:
     return frozenset(row["id"] for row in rows if not _processes(store, row, alive))
 
 
-def _processes(store: Store, row: sqlite3.Row, alive: Mapping[str, Collection[int]]) -> set[int]:
+def _processes(store: Store, row: ActiveAttemptRecord, alive: Mapping[str, Collection[int]]) -> set[int]:
     pids = set(alive.get(row["token"], ()))
     if pids and not row["outcome"]:
         try:
@@ -63,7 +63,7 @@ def _processes(store: Store, row: sqlite3.Row, alive: Mapping[str, Collection[in
     return pids
 
 
-def read_status(store: Store, row: sqlite3.Row) -> AttemptStatus:
+def read_status(store: Store, row: AttemptRecord) -> AttemptStatus:
     """Reads the status of an attempt from its folder. Raises OSError."""
     folder = store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
-    return observe(folder, row["token"], recorded_runner(row))
+    return observe(folder, row["token"], row.runner)

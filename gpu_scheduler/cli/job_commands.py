@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
 
@@ -22,6 +21,7 @@ from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.store.location import refuse_copy
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
 #: Up to this many jobs with the same answer get a line each; more share one line.
@@ -125,7 +125,7 @@ def _rejection_reason(
     return refusal(verb, job_id, after)
 
 
-def _unrecorded_outcome(store: Store, row: sqlite3.Row) -> str | None:
+def _unrecorded_outcome(store: Store, row: JobRecord) -> str | None:
     return without_scheduler.unrecorded_outcome(store, row) if JobState(row["state"]) in ACTIVE else None
 
 

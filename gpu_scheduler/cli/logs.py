@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 import sys
 import time
 from argparse import Namespace
@@ -19,6 +18,7 @@ from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import WAITING, JobState
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
 _POLL_INTERVAL_S = 0.1
@@ -103,7 +103,7 @@ def _log_filter(options: Namespace) -> LogFilter | None:
     )
 
 
-def _open_printer(store: Store, attempt: sqlite3.Row, log_filter: LogFilter | None) -> LogPrinter:
+def _open_printer(store: Store, attempt: AttemptRecord, log_filter: LogFilter | None) -> LogPrinter:
     try:
         return LogPrinter(_log_path(store, attempt), log_filter)
     except SchedulerError as error:
@@ -112,7 +112,7 @@ def _open_printer(store: Store, attempt: sqlite3.Row, log_filter: LogFilter | No
         raise SchedulerError(f"{error}; the log was written on host {store.other_host.name}") from None
 
 
-def _selected_attempt(store: Store, job_id: int, number: int | None) -> sqlite3.Row:
+def _selected_attempt(store: Store, job_id: int, number: int | None) -> AttemptRecord:
     """Returns the attempt with that number, the latest for None."""
     job = job_row(store, job_id)
     attempts = {row["number"]: row for row in store.attempts(job_id)}
@@ -125,7 +125,7 @@ def _selected_attempt(store: Store, job_id: int, number: int | None) -> sqlite3.
     return attempt
 
 
-def _follow(store: Store, attempt: sqlite3.Row, printer: LogPrinter, *, single_attempt: bool) -> None:
+def _follow(store: Store, attempt: AttemptRecord, printer: LogPrinter, *, single_attempt: bool) -> None:
     job_id = attempt["job_id"]
     while True:
         # Check before reading the log, so that output written before the end is printed.
@@ -151,7 +151,7 @@ def _follow(store: Store, attempt: sqlite3.Row, printer: LogPrinter, *, single_a
         time.sleep(_POLL_INTERVAL_S)
 
 
-def _is_over(store: Store, attempt: sqlite3.Row) -> bool:
+def _is_over(store: Store, attempt: AttemptRecord) -> bool:
     row = store.newest_attempts([attempt["job_id"]])[attempt["job_id"]]
     if row["id"] != attempt["id"] or row["outcome"] is not None:
         return True
@@ -159,7 +159,7 @@ def _is_over(store: Store, attempt: sqlite3.Row) -> bool:
     return seen.result is not None or seen.claim in ("dead", "void")
 
 
-def job_row(store: Store, job_id: int) -> sqlite3.Row:
+def job_row(store: Store, job_id: int) -> JobRecord:
     """Returns the row of a job. Raises SchedulerError if there is none."""
     row = store.job(job_id)
     if row is None:
@@ -169,7 +169,7 @@ def job_row(store: Store, job_id: int) -> sqlite3.Row:
     return row
 
 
-def _observe(store: Store, attempt: sqlite3.Row) -> AttemptStatus:
+def _observe(store: Store, attempt: AttemptRecord) -> AttemptStatus:
     try:
         return read_status(store, attempt)
     except OSError as error:
@@ -177,7 +177,7 @@ def _observe(store: Store, attempt: sqlite3.Row) -> AttemptStatus:
         raise SchedulerError(f"job {attempt['job_id']}: {folder} cannot be read: {error.strerror}") from None
 
 
-def _log_path(store: Store, attempt: sqlite3.Row) -> str:
+def _log_path(store: Store, attempt: AttemptRecord) -> str:
     path = attempt["log"] or _observe(store, attempt).log
     if path is None:
         why = f": {attempt['reason'] or attempt['launch_error']}" if attempt["outcome"] else " yet"
@@ -185,5 +185,5 @@ def _log_path(store: Store, attempt: sqlite3.Row) -> str:
     return str(path)
 
 
-def _logs_hint(attempt: sqlite3.Row | None) -> str:
+def _logs_hint(attempt: AttemptRecord | None) -> str:
     return "" if attempt is None else f"; `logs {attempt['job_id']}` shows its output"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import sys
 import time
 from argparse import Namespace
@@ -22,6 +21,7 @@ from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import ACTIVE
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import StoreNotFoundError
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.screens import SessionState, SessionsView, SessionView, to_json, to_text
 
@@ -61,7 +61,7 @@ def _read_sessions(store: Store) -> SessionsView:
     return SessionsView(time.time(), shown, len(running) - len(ours), notes)
 
 
-def _observe_running(store: Store, attempt: sqlite3.Row) -> AttemptStatus | None:
+def _observe_running(store: Store, attempt: AttemptRecord) -> AttemptStatus | None:
     """Returns the status of an attempt that is not over; None if it is over."""
     if attempt["outcome"] is not None:
         return None
@@ -72,7 +72,7 @@ def _observe_running(store: Store, attempt: sqlite3.Row) -> AttemptStatus | None
     return None if seen.result is not None or seen.claim in ("dead", "void") else seen
 
 
-def _session_name(attempt: sqlite3.Row, status: AttemptStatus) -> str | None:
+def _session_name(attempt: AttemptRecord, status: AttemptStatus) -> str | None:
     """Returns the session's name; before the claim it lacks the pid that it will begin with."""
     name: str | None = status.session or attempt["session"]
     return name if status.claim != "live" else status.session
@@ -85,8 +85,8 @@ def _session_lists(names: Iterable[str]) -> dict[str | None, SessionList | str]:
 
 
 def _session_view(
-    job: sqlite3.Row,
-    attempt: sqlite3.Row,
+    job: JobRecord,
+    attempt: AttemptRecord,
     status: AttemptStatus,
     indices: Mapping[str, int],
     lists: Mapping[str | None, SessionList | str],

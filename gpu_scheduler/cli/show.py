@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sqlite3
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from gpu_scheduler.core.scheduling.declaration_accuracy import judge_declaration
 from gpu_scheduler.core.text.secrets import hide_secrets, masked_words
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.records import AttemptRecord, JobRecord, LineLocation
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.event_messages import detail
 from gpu_scheduler.views.job_detail import AttemptView, JobDetail, accuracy_text, to_json, to_text
@@ -79,14 +79,14 @@ def read_job_detail(store: Store, job_id: int) -> JobDetail:
         )
 
 
-def _origin(job: sqlite3.Row, line: sqlite3.Row | None) -> str:
+def _origin(job: JobRecord, line: LineLocation | None) -> str:
     kind, _, path = str(job["source"]).partition(":")
     if line is not None:
         return f"{line['path']}:{line['number']}"
     return f"{path}, from which its line was removed" if kind == "file" else f"`{kind}`"
 
 
-def _attempt_view(store: Store, row: sqlite3.Row, job: JobView, indices: Mapping[str, int]) -> AttemptView:
+def _attempt_view(store: Store, row: AttemptRecord, job: JobView, indices: Mapping[str, int]) -> AttemptView:
     folder = store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
     # An end that is not recorded yet belongs to the latest attempt and is shown with the job.
     seen = row["outcome"] is None and not job.is_recorded and job.outcome is not None
@@ -116,14 +116,14 @@ def _attempt_view(store: Store, row: sqlite3.Row, job: JobView, indices: Mapping
     )
 
 
-def _mean_load(row: sqlite3.Row) -> float | None:
+def _mean_load(row: AttemptRecord) -> float | None:
     """Returns the mean load of an attempt's GPUs over all samples, in percent; None without samples."""
     loads = json.loads(row["loads"]).values()
     samples = sum(count for _, count in loads)
     return sum(total for total, _ in loads) / samples if samples else None
 
 
-def _declaration_accuracy(store: Store, row: sqlite3.Row) -> str | None:
+def _declaration_accuracy(store: Store, row: AttemptRecord) -> str | None:
     """Returns how accurate the declaration of an attempt was; None until its end is recorded."""
     if row["outcome"] is None:
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import sys
 import time
 from argparse import Namespace
@@ -27,6 +26,7 @@ from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_f
 from gpu_scheduler.intake.pauses import requested_pauses
 from gpu_scheduler.store.location import original_of_copy
 from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.records import ActiveAttemptRecord, MalformedLineRecord
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -183,7 +183,9 @@ def _copy_issues(store: Store) -> Iterator[HealthIssue]:
         yield HealthIssue(HealthSubject.STORE, folder, problem, remedy, blocks_starts=True)
 
 
-def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -> job_views.ViewContext:
+def context_of(
+    store: Store, unsettled: Iterable[ActiveAttemptRecord], *, is_up: bool
+) -> job_views.ViewContext:
     """Returns the context from which jobs are described. unsettled: rows of `Store.unsettled`."""
     infeasible, reasons = store.infeasible_spec_keys(), store.wait_reasons()
     if not is_up:
@@ -205,7 +207,7 @@ def context_of(store: Store, unsettled: Iterable[sqlite3.Row], *, is_up: bool) -
     )
 
 
-def _observe_open(store: Store, rows: Collection[sqlite3.Row]) -> dict[int, Attempt]:
+def _observe_open(store: Store, rows: Collection[ActiveAttemptRecord]) -> dict[int, Attempt]:
     if not rows:
         return {}
     from gpu_scheduler.attempts.observe import observe_attempt
@@ -213,7 +215,7 @@ def _observe_open(store: Store, rows: Collection[sqlite3.Row]) -> dict[int, Atte
     return {row["id"]: observe_attempt(store, row) for row in rows}
 
 
-def _malformed_view(row: sqlite3.Row) -> MalformedLineView:
+def _malformed_view(row: MalformedLineRecord) -> MalformedLineView:
     return MalformedLineView(
         row["path"], row["number"], row["raw"].strip() or row["text"], row["problem"], row["accepted"]
     )

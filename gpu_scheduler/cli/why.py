@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
@@ -48,6 +47,7 @@ from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.intake.pauses import requested_pauses
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.event_messages import dated_line
 from gpu_scheduler.views.findings import finding_object
@@ -69,8 +69,8 @@ class JobInspection:
     """One job and the facts that its checks need. attempts: all that are not reconciled, as they are now."""
 
     store: Store
-    row: sqlite3.Row
-    attempt: sqlite3.Row | None
+    row: JobRecord
+    attempt: AttemptRecord | None
     view: JobView
     spec: JobSpec
     attempts: tuple[Attempt, ...]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from gpu_scheduler.core.scheduling.gpu_recovery import UNREADABLE_PREFIX
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.gpus.attribution import Ownership, ProcessOwners, is_alive
 from gpu_scheduler.runner.membership import RecordedCommand
+from gpu_scheduler.store.records import GpuRecord
 
 
 def select_gpus(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
@@ -115,7 +115,7 @@ class GpuWatch:
         return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 
-def with_stored_values(gpu: Gpu, row: sqlite3.Row) -> Gpu:
+def with_stored_values(gpu: Gpu, row: GpuRecord) -> Gpu:
     """Returns the GPU with the values that its row in the store adds to the newest sample."""
     return replace(
         with_foreign_peaks(gpu, row["held"]),

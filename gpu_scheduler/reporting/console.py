@@ -73,12 +73,12 @@ class Console:
 
     def follow_attempt(self, attempt_id: int, store: Store) -> None:
         """Starts printing the log of a direct attempt, each line prefixed with the job id."""
-        row = store.db.row("SELECT job_id, number, log FROM attempt WHERE id = ?", attempt_id)
-        if row is None or row["log"] is None or _is_stdout_discarded():
+        attempt = store.attempt(attempt_id)
+        if attempt is None or attempt.log is None or _is_stdout_discarded():
             return
         with self._lock:
             self._tails[attempt_id] = _LogTail(
-                row["job_id"], row["number"], Path(row["log"]), include_runner_line=not self.on_terminal
+                attempt.job_id, attempt.number, Path(attempt.log), include_runner_line=not self.on_terminal
             )
             self._has_tails.set()
 

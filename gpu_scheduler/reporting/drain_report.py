@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 
 from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.app.status_report import JobView, MalformedLineView
@@ -38,9 +37,9 @@ class DrainReport:
         """Logs what is left and returns the exit code."""
         jobs = self._jobs()
         malformed = [
-            MalformedLineView(row["path"], row["number"], row["text"], row["problem"], row["accepted"])
-            for row in self._store.malformed_lines()
-            if row["path"] == self._jobs_file
+            MalformedLineView(line.path, line.number, line.text, line.problem, line.accepted_form)
+            for line in self._store.malformed_lines()
+            if line.path == self._jobs_file
         ]
         left = unfinished_text(malformed, [job for job in jobs if job.state != JobState.FINISHED.value])
         if left:
@@ -58,21 +57,17 @@ class DrainReport:
 
     def _jobs(self) -> list[JobView]:
         """Returns the jobs that count, by id."""
-        rows = self._store.db.rows(
-            "SELECT * FROM job WHERE state <> 'finished' OR id IN (SELECT job_id FROM line WHERE path = ?)",
-            self._jobs_file,
-        )
-        known: dict[int, sqlite3.Row] = {row["id"]: row for row in rows}
+        known = {job.id: job for job in self._store.jobs_of_file(self._jobs_file)}
         for job_id in self._finished - known.keys():
-            row = self._store.job(job_id)
-            if row is not None:
-                known[job_id] = row
+            job = self._store.job(job_id)
+            if job is not None:
+                known[job_id] = job
         context = ViewContext(
             self._clock.now(),
             wait_reasons=self._store.wait_reasons(),
             infeasible=self._store.infeasible_spec_keys(),
         )
-        return [job_view(row, None, context) for _, row in sorted(known.items())]
+        return [job_view(job, None, context) for _, job in sorted(known.items())]
 
 
 def _job_ending(job: JobView) -> JobEnd:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from gpu_scheduler.health.storage import STORAGE_ERRORS
 from gpu_scheduler.reporting.journal import FILE_NAME, Journal
 from gpu_scheduler.reporting.status_board_file import StatusBoardFile
 from gpu_scheduler.store import events
+from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.event_messages import message_of
 
@@ -69,9 +69,9 @@ class EventReporter:
         self._saved_positions = positions
         self._run = _RunCounter(store, newest)
         self._peaks = {
-            (row["id"], uuid): mib
-            for row in store.active_attempts()
-            for uuid, mib in json.loads(row["peaks"]).items()
+            (attempt.id, uuid): mib
+            for attempt in store.active_attempts()
+            for uuid, mib in attempt.peaks.items()
         }
 
         def folder() -> Path:
@@ -132,13 +132,13 @@ class EventReporter:
         self._logged_id = newest
 
     def _log_usage(self, action: RecordUsage) -> None:
-        row = self._store.db.row("SELECT vram, share, budgets FROM attempt WHERE id = ?", action.attempt_id)
+        attempt = self._store.attempt(action.attempt_id)
         index = self._store.gpu_indices()
         for uuid, mib, _ in action.usage:
             key = (action.attempt_id, uuid)
             if mib is not None and mib > self._peaks.get(key, 0):
                 self._peaks[key] = mib
-                gpu, declared = index.get(uuid, -1), _declaration_text(row, uuid)
+                gpu, declared = index.get(uuid, -1), _declaration_text(attempt, uuid)
                 log.info("job %d gpu%d %d MiB (peak so far%s)", action.job_id, gpu, mib, declared)
 
     def _save_positions(self) -> None:
@@ -168,14 +168,14 @@ class EventReporter:
             part.problem = problem
 
 
-def _declaration_text(row: sqlite3.Row | None, uuid: str) -> str:
+def _declaration_text(attempt: AttemptRecord | None, uuid: str) -> str:
     """Describes the declaration of an attempt on a GPU, to follow its memory use there."""
-    budgets = {} if row is None else json.loads(row["budgets"])
-    if row is None or uuid not in budgets:
+    if attempt is None or uuid not in attempt.budgets:
         return ""
-    if row["vram"] is not None or budgets[uuid] is None:
-        return f"; declared {row['vram'] or share_text(row['share'], None)}"
-    return f"; declared {budgets[uuid]} by {share_text(row['share'], None)}"
+    mib = attempt.budgets[uuid]
+    if attempt.vram is not None or mib is None:
+        return f"; declared {attempt.vram or share_text(attempt.share, None)}"
+    return f"; declared {mib} by {share_text(attempt.share, None)}"
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -77,10 +76,6 @@ class StatusBoardFile:
                 infeasible=store.infeasible_spec_keys(),
                 indices=store.gpu_indices(),
             )
-            again = store.db.rows(
-                "SELECT id FROM job WHERE oom_used > 0 AND id IN (SELECT value FROM json_each(?))",
-                json.dumps([row["id"] for row in waiting]),
-            )
             counts = store.state_counts()
         shown = [job_views.job_view(row, attempts.get(row["id"]), context) for row in rows]
         waits, ends = len(running), len(running) + len(waiting)
@@ -93,7 +88,7 @@ class StatusBoardFile:
             waiting=shown[waits:ends],
             finished=shown[ends:],
             memory_use=memory_use,
-            retrying_after_oom=frozenset(row["id"] for row in again),
+            retrying_after_oom=frozenset(job.id for job in waiting if job.oom_retries_used),
             counts=counts,
         )
 

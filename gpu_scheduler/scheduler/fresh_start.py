@@ -23,7 +23,6 @@ from gpu_scheduler.store.attempt_folders import (
     token_of,
     unknown_to_store,
 )
-from gpu_scheduler.store.attempt_rows import recorded_runner
 from gpu_scheduler.store.forget import forgetting_jobs
 from gpu_scheduler.store.inspection import highest_known_ids
 from gpu_scheduler.store.store import Store
@@ -100,7 +99,7 @@ def _active_jobs(store: Store, void_claims: bool) -> dict[int, bool]:
         _OpenAttempt(
             row["job_id"], row["token"],
             store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"]),
-            recorded_runner(row), row["outcome"] is not None,
+            row.runner, row["outcome"] is not None,
         )
         for row in store.active_attempts()
         if row["boot_id"] == boot_id

@@ -25,7 +25,6 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.scheduler.read_facts import read_facts
-from gpu_scheduler.store.attempt_rows import recorded_runner
 from gpu_scheduler.store.measurements import LearnedNeeds
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -194,12 +193,12 @@ class Loop:
     def _perform_in_folder(
         self, action: act.VoidClaim | act.RequestStop | act.WakeRunner | act.KillRunner | act.Sweep
     ) -> None:
-        row = self.store.db.row("SELECT * FROM attempt WHERE id = ?", action.attempt_id)
-        assert row is not None
-        token, known = row["token"], recorded_runner(row)
-        folder = self.store.data_dir.attempt_folder(row["job_id"], row["number"], token)
+        attempt = self.store.attempt(action.attempt_id)
+        assert attempt is not None
+        token, known = attempt.token, attempt.runner
+        folder = self.store.data_dir.attempt_folder(attempt.job_id, attempt.number, token)
         if isinstance(action, act.VoidClaim):
-            self._void_claim(row["job_id"], folder, token)
+            self._void_claim(attempt.job_id, folder, token)
         elif isinstance(action, act.RequestStop):
             runner_control.request_stop(folder, token, action.cause, action.grace_s, "kill", known)
         elif isinstance(action, act.WakeRunner):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +11,14 @@ from gpu_scheduler.attempts.prepare import is_prepared
 from gpu_scheduler.attempts.sweep import processes_of, recorded_command
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, QueuedJob, Request, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, Settings
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.reconcile import needs_process_scan
 from gpu_scheduler.gpus.watch import GpuWatch, with_stored_values
 from gpu_scheduler.runner.membership import RecordedCommand
 from gpu_scheduler.store.accepted_lines import job_fact
 from gpu_scheduler.store.measurements import LearnedNeeds
+from gpu_scheduler.store.records import ActiveAttemptRecord
 from gpu_scheduler.store.store import Store
 
 #: Jobs of one pending group that a round reads; a round that starts all of them is followed by another.
@@ -57,10 +56,7 @@ def read_facts(
     recorded = {row["uuid"]: row for row in managed}
     sampled = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
     unmanaged = {gpu.uuid: (gpu.index, False) for gpu in sampled if gpu.uuid not in paused}
-    requests = tuple(
-        Request(row["id"], row["verb"], row["target"], json.loads(row["args"]))
-        for row in store.open_requests()
-    )
+    requests = tuple(store.open_requests())
     return Facts(
         now=now,
         settings=settings,
@@ -81,7 +77,7 @@ def read_facts(
 
 
 def _attempts(
-    store: Store, rows: Sequence[sqlite3.Row], folders: Mapping[str, Path], now: Now
+    store: Store, rows: Sequence[ActiveAttemptRecord], folders: Mapping[str, Path], now: Now
 ) -> tuple[Attempt, ...]:
     attempts = [_attempt(store, row, folders[row["token"]]) for row in rows]
     wanted = {attempt.token: attempt for attempt in attempts if needs_process_scan(attempt, now)}
@@ -102,7 +98,9 @@ def _attempts(
     )
 
 
-def _with_survivors(store: Store, row: sqlite3.Row, attempt: Attempt, survivors: tuple[int, ...]) -> Attempt:
+def _with_survivors(
+    store: Store, row: ActiveAttemptRecord, attempt: Attempt, survivors: tuple[int, ...]
+) -> Attempt:
     """Returns an attempt with its surviving processes.
 
     Reads the folder again if none are left and the runner was not found dead, because the runner may have
@@ -117,7 +115,7 @@ def _with_survivors(store: Store, row: sqlite3.Row, attempt: Attempt, survivors:
     return replace(attempt, survivors=survivors)
 
 
-def _attempt(store: Store, row: sqlite3.Row, folder: Path) -> Attempt:
+def _attempt(store: Store, row: ActiveAttemptRecord, folder: Path) -> Attempt:
     attempt = observe_attempt(store, row)
     if attempt.outcome is not None or attempt.status.claim != "none":
         return attempt
@@ -130,10 +128,7 @@ def _attempt(store: Store, row: sqlite3.Row, folder: Path) -> Attempt:
 def _pending_groups(store: Store, now: Now) -> tuple[PendingGroup, ...]:
     groups = []
     for key, reason in store.wait_reason_by_spec().items():
-        rows = store.startable_jobs(key, now.boot, now.boot_id, JOBS_PER_GROUP + 1)
-        jobs = tuple(
-            QueuedJob(row["id"], row["priority"], row["place"], row["passed_at"] is not None) for row in rows
-        )
+        jobs = tuple(store.startable_jobs(key, now.boot, now.boot_id, JOBS_PER_GROUP + 1))
         if jobs:
             groups.append(
                 PendingGroup(

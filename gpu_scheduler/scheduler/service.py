@@ -129,7 +129,7 @@ def count_jobs_to_forget(home: DataDir, *, take_over: bool = False) -> int:
         with closing(Store(home, create=True)) as store:
             if store.db.schema_version != newest_schema_version():
                 # `start` decides whether they may be forgotten, after the upgrade of the schema.
-                return int(store.db.rows("SELECT count(*) AS n FROM job")[0]["n"])
+                return store.job_count()
             if location.location_verdict(store) != "copied":
                 refuse_active(store)
             return sum(store.state_counts().values())

@@ -9,6 +9,7 @@ from gpu_scheduler.core.jobsfile.reading import Line, Reading, attributes_from_j
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
 #: The distance between the positions of adjacent lines, and a position after all lines.
@@ -107,7 +108,7 @@ class JobFacts(Mapping[int, JobFact]):
         row = self._store.db.row("SELECT id, state, outcome, held_by FROM job WHERE id = ?", job_id)
         if row is None:
             raise KeyError(job_id)
-        return job_fact(row)
+        return _job_fact(row)
 
     def __iter__(self) -> Iterator[int]:
         return iter(dict.fromkeys(line.job_id for line in self._reading if line.job_id is not None))
@@ -118,11 +119,15 @@ class JobFacts(Mapping[int, JobFact]):
 
 def newest_job_facts(store: Store, identities: frozenset[str]) -> Mapping[str, JobFact]:
     """Returns identity -> the newest job that runs it."""
-    return {identity: job_fact(row) for identity, row in store.newest_jobs(identities).items()}
+    return {identity: job_fact(job) for identity, job in store.newest_jobs(identities).items()}
 
 
-def job_fact(row: sqlite3.Row) -> JobFact:
-    """Returns the job fact of a row."""
+def job_fact(job: JobRecord) -> JobFact:
+    """Returns what requests and the jobs file need to know of a job."""
+    return JobFact(job.id, job.state, job.outcome, job.held_by)
+
+
+def _job_fact(row: sqlite3.Row) -> JobFact:
     outcome = Outcome(row["outcome"]) if row["outcome"] else None
     return JobFact(row["id"], JobState(row["state"]), outcome, row["held_by"])
 

@@ -19,6 +19,7 @@ from typing import Any
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.system.safe_file import read_json_bytes
 
 #: The key of the origin in spec.json. The runner does not read it.
@@ -123,19 +124,18 @@ def may_have_launched(folder: AttemptFolder) -> bool:
     return any(os.path.lexists(folder.path / name) for name in _LAUNCH_FILES)
 
 
-def origin_object(row: sqlite3.Row, data_dir: DataDir, source_cwd: str | None) -> dict[str, Any]:
-    """Returns the origin of an attempt as the JSON object in spec.json.
-
-    row: the attempt's row, with the columns of its job.
-    """
+def origin_object(
+    attempt: AttemptRecord, job: JobRecord, data_dir: DataDir, source_cwd: str | None
+) -> dict[str, Any]:
+    """Returns the origin of an attempt as the JSON object in spec.json."""
     return {
         "record": str(data_dir.folder),
-        "spec": json.loads(row["spec"]),
+        "spec": json.loads(job.spec_json),
         "source_cwd": source_cwd,
-        "job": {name: row[name] for name in _JOB_COLUMNS},
+        "job": {name: job[name] for name in _JOB_COLUMNS},
         "attempt": {
-            **{name: row[name] for name in _ATTEMPT_COLUMNS},
-            **{name: json.loads(row[name]) for name in _ATTEMPT_JSON},
+            **{name: attempt[name] for name in _ATTEMPT_COLUMNS},
+            **{name: json.loads(attempt[name]) for name in _ATTEMPT_JSON},
         },
     }
 

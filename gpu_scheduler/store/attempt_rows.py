@@ -1,17 +1,15 @@
-"""Converts the row of an attempt, joined with its job, into the core's `Attempt`; nothing else does."""
+"""Combines the record of an attempt with its status into the core's `Attempt`; nothing else does."""
 
 from __future__ import annotations
 
-import json
-import sqlite3
 from collections.abc import Collection
 
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, RunnerIdentity
-from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_share
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
+from gpu_scheduler.core.scheduling.accounting import allocated_share
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.records import ActiveAttemptRecord
 from gpu_scheduler.store.store import Store
 
 
@@ -21,64 +19,61 @@ def allocated_shares(store: Store, ended: Collection[int] = ()) -> dict[str, int
     ended: ids of attempts that have ended but whose end is not recorded yet.
     """
     spike_buffer = recorded_options(store).limits.spike_buffer
-    totals = {row["uuid"]: row["total_mib"] for row in store.gpus()}
+    totals = {gpu.uuid: gpu.total_mib for gpu in store.gpus()}
     shares = dict.fromkeys(totals, 0)
-    for attempt in store.db.rows(
-        "SELECT id, gpus, share, vram, whole, peaks FROM attempt WHERE settled = 0 AND released_boot IS NULL"
-    ):
-        if attempt["id"] in ended:
+    for attempt in store.active_attempts():
+        if attempt.released_boot is not None or attempt.id in ended:
             continue
-        for uuid in json.loads(attempt["gpus"]):
-            share = allocated_share(Allocation.of_row(attempt, uuid), totals.get(uuid), spike_buffer)
-            shares[uuid] = shares.get(uuid, 0) + share
+        for allocation in attempt.allocations:
+            share = allocated_share(allocation, totals.get(allocation.gpu), spike_buffer)
+            shares[allocation.gpu] = shares.get(allocation.gpu, 0) + share
     return shares
 
 
-def attempt_from_row(
-    row: sqlite3.Row, status: AttemptStatus, failure_context: FailureContext | None = None
+def attempt_from_record(
+    record: ActiveAttemptRecord, status: AttemptStatus, failure_context: FailureContext | None = None
 ) -> Attempt:
-    """Combines a row of `Store.active_attempts` with the status read from the attempt folder."""
+    """Combines the record of an attempt with the status read from its folder."""
     return Attempt(
-        attempt_id=row["id"],
-        job_id=row["job_id"],
-        token=row["token"],
-        boot_id=row["boot_id"],
-        job_state=JobState(row["job_state"]),
-        number=row["number"],
-        gpus=tuple(json.loads(row["gpus"])),
-        share=row["share"],
-        vram=row["vram"],
-        whole=bool(row["whole"]),
-        budgets=json.loads(row["budgets"]),
-        peaks=json.loads(row["peaks"]),
-        measured_at=row["measured_boot"],
-        overused_gpus=tuple(json.loads(row["exceeded"])),
-        resources=ResourceSpec.from_key(row["job_ask"]),
-        oom_retries_used=row["oom_used"],
-        fail_retries_used=row["fail_used"],
-        baseline_mib=json.loads(row["baseline"]),
-        outcome=Outcome(row["outcome"]) if row["outcome"] else None,
+        attempt_id=record.id,
+        job_id=record.job_id,
+        token=record.token,
+        boot_id=record.boot_id,
+        job_state=record.job_state,
+        number=record.number,
+        gpus=record.gpus,
+        share=record.share,
+        vram=record.vram,
+        whole=record.whole,
+        budgets=record.budgets,
+        peaks=record.peaks,
+        measured_at=record.measured_boot,
+        overused_gpus=record.overused_gpus,
+        resources=ResourceSpec.from_key(record.spec_key),
+        oom_retries_used=record.oom_retries_used,
+        fail_retries_used=record.fail_retries_used,
+        baseline_mib=record.baseline_mib,
+        outcome=record.outcome,
         status=status,
         failure_context=failure_context,
-        launch_count=row["launches"],
-        launch_deadline=row["deadline_boot"],
-        launch_error=row["launch_error"],
-        stopping_at=row["stopping_boot"],
-        signalled_at=row["signalled_boot"],
-        runner_died_at=row["dead_boot"],
-        swept_at=row["swept_boot"],
-        released_at=row["released_boot"],
-        cancel=Cancel(row["cancel_cause"], row["cancel_grace_s"]) if row["cancel_cause"] else None,
-        launch_failures=row["launch_failures"],
-        source_missing=row["job_source"].startswith("file:") and not row["has_line"],
-        misplaced_gpus=tuple(uuid for uuid, _ in json.loads(row["strays"])),
-        window_closed_recorded=bool(row["window_closed"]),
-        runner=recorded_runner(row),
+        launch_count=record.launch_count,
+        launch_deadline=record.launch_deadline_boot,
+        launch_error=record.launch_error,
+        stopping_at=record.stopping_boot,
+        signalled_at=record.signalled_boot,
+        runner_died_at=record.runner_died_boot,
+        swept_at=record.swept_boot,
+        released_at=record.released_boot,
+        cancel=_pending_cancel(record),
+        launch_failures=record.launch_failures,
+        source_missing=record.source_missing,
+        misplaced_gpus=tuple(gpu for gpu, _ in record.misplaced),
+        window_closed_recorded=record.window_closed,
+        runner=record.runner,
     )
 
 
-def recorded_runner(row: sqlite3.Row) -> RunnerIdentity | None:
-    """Returns the runner of an attempt that the store has recorded; None if there is none."""
-    if row["runner_pid"] is None:
+def _pending_cancel(record: ActiveAttemptRecord) -> Cancel | None:
+    if record.cancel_cause is None or record.cancel_grace_s is None:
         return None
-    return RunnerIdentity(row["runner_pid"], row["runner_ticks"], row["boot_id"])
+    return Cancel(record.cancel_cause, record.cancel_grace_s)

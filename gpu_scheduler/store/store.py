@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,17 +17,21 @@ from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import Database, no_store_error
+from gpu_scheduler.store.from_rows import active_attempt_record, attempt_record, gpu_record, job_record
+from gpu_scheduler.store.records import (
+    ActiveAttemptRecord,
+    AttemptRecord,
+    GpuRecord,
+    JobRecord,
+    JobsFileRecord,
+    LineLocation,
+    MalformedLineRecord,
+)
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job_spec import JobSpec
     from gpu_scheduler.core.model.now import Now
-
-#: The columns of a job in a list of jobs: those that are shown or decide how they are shown.
-_LIST_COLUMNS = (
-    "id, source, name, text, spec, ask, priority, place, state, outcome, exit_code, signal, reason,"
-    " not_before_boot, boot_id, line_wait, created_at, finished_at"
-)
-
+    from gpu_scheduler.core.scheduling.facts import QueuedJob, Request
 
 #: Key in `meta`: whether needs are learned.
 _LEARN_KEY = "learn"
@@ -140,31 +143,56 @@ class Store:
         row = self.db.row("SELECT answer FROM wish WHERE id = ?", request_id)
         return row["answer"] if row else None
 
-    def open_requests(self) -> list[sqlite3.Row]:
+    def open_requests(self) -> list[Request]:
         """Returns the requests that are not answered yet, oldest first."""
-        return self.db.rows("SELECT * FROM wish WHERE done_at IS NULL ORDER BY id")
+        rows = self.db.rows("SELECT id, verb, target, args FROM wish WHERE done_at IS NULL ORDER BY id")
+        if not rows:
+            return []
+        from gpu_scheduler.core.scheduling.facts import Request
 
-    def job(self, job_id: int) -> sqlite3.Row | None:
+        return [Request(row["id"], row["verb"], row["target"], json.loads(row["args"])) for row in rows]
+
+    def job(self, job_id: int) -> JobRecord | None:
         """Returns a job, or None."""
-        return self.db.row("SELECT * FROM job WHERE id = ?", job_id)
+        row = self.db.row("SELECT * FROM job WHERE id = ?", job_id)
+        return None if row is None else job_record(row)
 
-    def attempts(self, job_id: int) -> list[sqlite3.Row]:
+    def _jobs(self, sql: str, *values: object) -> list[JobRecord]:
+        """Returns the jobs that a query on the table `job` selects. sql: all after FROM."""
+        return [job_record(row) for row in self.db.rows(f"SELECT * FROM {sql}", *values)]
+
+    def attempt(self, attempt_id: int) -> AttemptRecord | None:
+        """Returns an attempt, or None."""
+        row = self.db.row("SELECT * FROM attempt WHERE id = ?", attempt_id)
+        return None if row is None else attempt_record(row)
+
+    def attempt_with_job(self, attempt_id: int) -> tuple[AttemptRecord, JobRecord]:
+        """Returns an attempt, which must exist, and its job."""
+        attempt = self.attempt(attempt_id)
+        assert attempt is not None
+        job = self.job(attempt.job_id)
+        assert job is not None
+        return attempt, job
+
+    def attempts(self, job_id: int) -> list[AttemptRecord]:
         """Returns the attempts of a job, oldest first."""
-        return self.db.rows("SELECT * FROM attempt WHERE job_id = ? ORDER BY number", job_id)
+        rows = self.db.rows("SELECT * FROM attempt WHERE job_id = ? ORDER BY number", job_id)
+        return [attempt_record(row) for row in rows]
 
-    def active_attempts(self) -> list[sqlite3.Row]:
-        """Returns the attempts that are open, hold GPUs or await memory release, joined with their jobs."""
-        return self.db.rows(
+    def active_attempts(self) -> list[ActiveAttemptRecord]:
+        """Returns the attempts that are open, hold GPUs or await memory release, with their jobs' part."""
+        rows = self.db.rows(
             "SELECT attempt.*, job.state AS job_state, job.cancel_cause, job.cancel_grace_s,"
             " job.launch_failures, job.source AS job_source, job.ask AS job_ask, job.oom_used, job.fail_used,"
             " EXISTS (SELECT 1 FROM line WHERE line.job_id = job.id) AS has_line"
             " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.settled = 0"
             " ORDER BY +attempt.id"  # "+" makes SQLite use the index on settled, not scan all attempts
         )
+        return [active_attempt_record(row) for row in rows]
 
-    def gpus(self) -> list[sqlite3.Row]:
+    def gpus(self) -> list[GpuRecord]:
         """Returns the managed GPUs, by index."""
-        return self.db.rows("SELECT * FROM gpu WHERE managed ORDER BY idx")
+        return [gpu_record(row) for row in self.db.rows("SELECT * FROM gpu WHERE managed ORDER BY idx")]
 
     def wait_reason_by_spec(self) -> dict[str, str | None]:
         """Returns spec key -> wait reason, if known, of the queued jobs that do not wait for their lines.
@@ -179,9 +207,11 @@ class Store:
         )
         return {row["ask"]: row["reason"] for row in rows}
 
-    def startable_jobs(self, spec_key: str, boot: float, boot_id: str, limit: int) -> list[sqlite3.Row]:
+    def startable_jobs(self, spec_key: str, boot: float, boot_id: str, limit: int) -> list[QueuedJob]:
         """Returns the first queued jobs of a resource spec that wait only for GPUs, in queue order."""
-        return self.db.rows(
+        from gpu_scheduler.core.scheduling.facts import QueuedJob
+
+        rows = self.db.rows(
             "SELECT id, priority, place, passed_at FROM job WHERE state = 'queued' AND ask = ? AND gone = 0"
             " AND (not_before_boot IS NULL OR not_before_boot <= ? OR boot_id <> ?)"
             " AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.job_id = job.id AND settled = 0"
@@ -189,6 +219,9 @@ class Store:
             " ORDER BY priority, place, id LIMIT ?",
             spec_key, boot, boot_id, limit,
         )  # fmt: skip
+        return [
+            QueuedJob(id, priority, position, since is not None) for id, priority, position, since in rows
+        ]
 
     def next_retry(self, now: Now) -> float | None:
         """Returns the next boot time after now at which a failed launch may be retried, or None."""
@@ -209,14 +242,14 @@ class Store:
         rows = self.db.rows("SELECT ask, need FROM waiting WHERE need IS NOT NULL")
         return {row["ask"]: json.loads(row["need"]) for row in rows}
 
-    def newest_jobs(self, identities: Iterable[str]) -> dict[str, sqlite3.Row]:
+    def newest_jobs(self, identities: Iterable[str]) -> dict[str, JobRecord]:
         """Returns identity -> its newest job, whatever its source."""
         rows = self.db.rows(
             "SELECT job.* FROM json_each(?) AS wanted JOIN job"
             " ON job.id = (SELECT max(id) FROM job WHERE identity = wanted.value)",
             json.dumps(list(identities)),
         )
-        return {row["identity"]: row for row in rows}
+        return {row["identity"]: job_record(row) for row in rows}
 
     def history(self, job_id: int) -> list[dict[str, Any]]:
         """Returns the recorded states and events of a job, oldest first."""
@@ -254,23 +287,19 @@ class Store:
         )
         return {row["outcome"]: row["n"] for row in rows}
 
-    def open_jobs(self, states: Collection[JobState], limit: int | None = None) -> list[sqlite3.Row]:
-        """Returns the jobs in these states, which must not include `finished`, in queue order.
-
-        Each row has the columns of a list of jobs.
-        """
+    def open_jobs(self, states: Collection[JobState], limit: int | None = None) -> list[JobRecord]:
+        """Returns the jobs in these states, which must not include `finished`, in queue order."""
         marks = ", ".join("?" * len(states))
-        return self.db.rows(
-            f"SELECT {_LIST_COLUMNS} FROM job WHERE state <> 'finished' AND state IN ({marks})"
-            " ORDER BY priority, place, id LIMIT ?",
+        return self._jobs(
+            f"job WHERE state <> 'finished' AND state IN ({marks}) ORDER BY priority, place, id LIMIT ?",
             *(state.value for state in states),
             -1 if limit is None else limit,
         )
 
-    def jobs_named(self, name: str) -> list[sqlite3.Row]:
+    def jobs_named(self, name: str) -> list[JobRecord]:
         """Returns the jobs of this name: unfinished ones by id, then finished ones, newest end first."""
-        return self.db.rows(
-            f"SELECT {_LIST_COLUMNS} FROM job WHERE name = ?"
+        return self._jobs(
+            "job WHERE name = ?"
             " ORDER BY state = 'finished', CASE state WHEN 'finished' THEN -finished_at ELSE id END, id DESC",
             name,
         )
@@ -282,31 +311,41 @@ class Store:
         )
         return [row["id"] for row in rows]
 
-    def failed_jobs(self) -> list[sqlite3.Row]:
+    def failed_jobs(self) -> list[JobRecord]:
         """Returns the finished jobs that failed, newest end first."""
         outcomes = json.dumps(sorted(FAILED))
-        return self.db.rows(
-            f"SELECT {_LIST_COLUMNS} FROM job WHERE state = 'finished'"
+        return self._jobs(
+            "job WHERE state = 'finished'"
             " AND outcome IN (SELECT value FROM json_each(?)) ORDER BY finished_at DESC, id DESC",
             outcomes,
         )
 
-    def finished_jobs(self, limit: int | None = None) -> list[sqlite3.Row]:
+    def finished_jobs(self, limit: int | None = None) -> list[JobRecord]:
         """Returns the finished jobs, newest end first."""
-        return self.db.rows(
-            f"SELECT {_LIST_COLUMNS} FROM job WHERE state = 'finished'"
-            " ORDER BY finished_at DESC, id DESC LIMIT ?",
+        return self._jobs(
+            "job WHERE state = 'finished' ORDER BY finished_at DESC, id DESC LIMIT ?",
             -1 if limit is None else limit,
         )
 
-    def newest_attempts(self, job_ids: Iterable[int]) -> dict[int, sqlite3.Row]:
+    def jobs_of_file(self, path: str) -> list[JobRecord]:
+        """Returns the jobs that are not finished, and all jobs with a line in this jobs file."""
+        return self._jobs(
+            "job WHERE state <> 'finished' OR id IN (SELECT job_id FROM line WHERE path = ?)", path
+        )
+
+    def job_count(self) -> int:
+        """Returns the number of jobs."""
+        count: int = self.db.rows("SELECT count(*) AS n FROM job")[0]["n"]
+        return count
+
+    def newest_attempts(self, job_ids: Iterable[int]) -> dict[int, AttemptRecord]:
         """Returns job id -> newest attempt, for those of these jobs that have one."""
         rows = self.db.rows(
             "SELECT attempt.*, max(number) FROM attempt WHERE job_id IN (SELECT value FROM json_each(?))"
             " GROUP BY job_id",
             json.dumps(list(job_ids)),
         )
-        return {row["job_id"]: row for row in rows}
+        return {row["job_id"]: attempt_record(row) for row in rows}
 
     def infeasible_spec_keys(self) -> frozenset[str]:
         """Returns the spec keys that could not fit on the managed GPUs if they were empty."""
@@ -316,28 +355,45 @@ class Store:
         """Returns UUID -> index of every known GPU, also of unmanaged ones."""
         return {row["uuid"]: row["idx"] for row in self.db.rows("SELECT uuid, idx FROM gpu")}
 
-    def malformed_lines(self) -> list[sqlite3.Row]:
+    def malformed_lines(self) -> list[MalformedLineRecord]:
         """Returns the malformed lines of the last readings, by file and line."""
-        return self.db.rows(
+        rows = self.db.rows(
             "SELECT path, number, text, raw, problem, accepted FROM line WHERE problem IS NOT NULL"
             " ORDER BY path, position"
         )
+        return [MalformedLineRecord(*row) for row in rows]
 
-    def line_of(self, job_id: int) -> sqlite3.Row | None:
-        """Returns path and number of a job's line; None if it has none."""
-        return self.db.row("SELECT path, number FROM line WHERE job_id = ? ORDER BY position LIMIT 1", job_id)
+    def line_of(self, job_id: int) -> LineLocation | None:
+        """Returns where a job's line is; None if it has none."""
+        row = self.db.row("SELECT path, number FROM line WHERE job_id = ? ORDER BY position LIMIT 1", job_id)
+        return None if row is None else LineLocation(*row)
 
-    def jobs_ahead_of(self, job: sqlite3.Row, limit: int) -> tuple[int, list[int]]:
+    def jobs_ahead_of(self, job: JobRecord, limit: int) -> tuple[int, list[int]]:
         """Returns the number of queued jobs ahead of this one, and the ids of the first `limit` of them."""
         where = "FROM job WHERE state = 'queued' AND (priority, place, id) < (?, ?, ?)"
-        key = (job["priority"], job["place"], job["id"])
+        key = (job.priority, job.position, job.id)
         count = self.db.row(f"SELECT count(*) AS n {where}", *key)
         rows = self.db.rows(f"SELECT id {where} ORDER BY priority, place, id LIMIT ?", *key, limit)
         return (count["n"] if count else 0), [row["id"] for row in rows]
 
-    def jobs_files(self) -> list[sqlite3.Row]:
-        """Returns the jobs files, with the working directory of their lines and why a file cannot be read."""
-        return self.db.rows("SELECT * FROM jobs_file ORDER BY path")
+    def jobs_files(self) -> list[JobsFileRecord]:
+        """Returns the jobs files."""
+        rows = self.db.rows("SELECT path, cwd, problem FROM jobs_file ORDER BY path")
+        return [JobsFileRecord(*row) for row in rows]
+
+    def jobs_file(self, path: str) -> JobsFileRecord | None:
+        """Returns a jobs file; None if the scheduler has not read it."""
+        row = self.db.row("SELECT path, cwd, problem FROM jobs_file WHERE path = ?", path)
+        return None if row is None else JobsFileRecord(*row)
+
+    def was_gpu_shared(self, attempt: AttemptRecord, since: float, until: float) -> bool:
+        """Returns whether an attempt of another job held one of these GPUs in this time (wall seconds)."""
+        row = self.db.row(
+            "SELECT 1 FROM attempt WHERE job_id <> ? AND created_at < ? AND coalesce(ended_at, 9e99) > ?"
+            " AND EXISTS (SELECT 1 FROM json_each(gpus) WHERE value IN (SELECT value FROM json_each(?)))",
+            attempt.job_id, until, since, json.dumps(attempt.gpus),
+        )  # fmt: skip
+        return row is not None
 
 
 def _refuse_lost_store(data_dir: DataDir) -> None:

@@ -77,13 +77,13 @@ def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> Non
     store = desk.store
     store.add_request("pause", "SIM-1")
     store.add_request("stop")
-    gpus = [tuple(row) for row in store.gpus()]
+    gpus = store.gpus()
     for name in ("journal.jsonl", "journal.jsonl.1", "status.txt"):
         (desk.data_dir.folder / name).write_text("x\n")
     with forgetting_jobs(store) as jobs:
         assert jobs == 2
     assert [table for table in CLEARED_TABLES if count(store, table)] == []
-    assert [tuple(row) for row in store.gpus()] == gpus
+    assert store.gpus() == gpus
     assert requested_pauses(store) == {"SIM-0": True, "SIM-1": True}
     assert desk.requests() == [("pause", "SIM-1")]
     assert count(store, "measured") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 
 import pytest
 
@@ -12,6 +11,7 @@ from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.records import JobRecord
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -195,7 +195,7 @@ def test_job_that_waits_for_a_retry_has_not_failed(desk: Desk) -> None:
     desk.record(
         act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.QUEUED, None, "exit code 1", exit_code=1)
     )
-    found: sqlite3.Row | None = desk.store.job(job)
+    found: JobRecord | None = desk.store.job(job)
     assert found is not None
     assert found["state"] == "queued"
     assert json.loads(desk.run("status", "--failed", "--json")[1])["jobs"] == []

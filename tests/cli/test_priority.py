@@ -17,7 +17,7 @@ def test_priority_without_a_scheduler_is_recorded_and_shown(desk: Desk) -> None:
     code, out, err = desk.run("priority", first, second, -5)
     said = "recorded; takes effect when the scheduler starts"
     assert (code, out, err) == (0, f"job {first}: {said}\njob {second}: {said}\n", "")
-    assert [json.loads(row["args"]) for row in desk.store.open_requests()] == [
+    assert [row.args for row in desk.store.open_requests()] == [
         {"name": "priority", "value": -5}
     ] * 2
     jobs = json.loads(desk.run("status", "--json")[1])["jobs"]

@@ -18,7 +18,7 @@ STORE = tuple(
     f"store.{name}"
     for name in (
         "accepted_lines", "attempt_rows", "data_dir", "database", "events", "gpu_kind", "location", "lock",
-        "measurements", "permissions", "recorded_options", "state_file", "store",
+        "measurements", "permissions", "recorded_options", "records", "state_file", "store",
     )
 )  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.scheduler.loop import Loop
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 from tests.waiting import wait_for
@@ -94,13 +94,13 @@ class Rig:
 
         wait_for(poll, description, timeout_s)
 
-    def job(self, job_id: int) -> sqlite3.Row:
+    def job(self, job_id: int) -> JobRecord:
         """Returns the row of a job."""
         row = self.store.job(job_id)
         assert row is not None
         return row
 
-    def tick_until_ended(self, job_id: int, timeout_s: float = 60.0) -> sqlite3.Row:
+    def tick_until_ended(self, job_id: int, timeout_s: float = 60.0) -> JobRecord:
         """Runs rounds until the job has finished or is held, and its GPUs are released; returns its row."""
 
         def ended() -> object:

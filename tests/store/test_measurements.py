@@ -16,7 +16,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
-from gpu_scheduler.store.attempt_rows import allocated_shares, attempt_from_row
+from gpu_scheduler.store.attempt_rows import allocated_shares, attempt_from_record
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.measurements import LearnedNeeds, class_usages, quantile
 from gpu_scheduler.store.recorded_options import RecordedOptions, record_options
@@ -126,7 +126,7 @@ def test_keeps_the_declared_memory_on_each_gpu_over_a_restart(
     job = add(store)
     attempt = start(store, job, BOTH, **values)
     [row] = [row for row in store.active_attempts() if row["id"] == attempt]
-    assert attempt_from_row(row, AttemptStatus()).budgets == budgets
+    assert attempt_from_record(row, AttemptStatus()).budgets == budgets
     end(store, job, attempt)
     assert last(store, job)["budgets"] == (list(budgets.values()) or None)
     assert last(store, job)["declared"] == (values.get("vram") if budgets else None)
@@ -255,7 +255,7 @@ def test_reads_an_open_attempt_for_the_next_round(store: Store) -> None:
     use(store, job, attempt, 6.5, ("U0", 9900, 20.0))
     record(store, act.RecordOveruse(job, attempt, "U0", 9900, 9000))
     row = next(row for row in store.active_attempts() if row["id"] == attempt)
-    fact = attempt_from_row(row, AttemptStatus())
+    fact = attempt_from_record(row, AttemptStatus())
     assert (fact.vram, fact.whole, fact.peaks, fact.measured_at) == (9000, True, {"U0": 9900}, 6.5)
     assert (fact.overused_gpus, fact.oom_retries_used, fact.fail_retries_used) == (("U0",), 1, 2)
 

@@ -156,7 +156,7 @@ def test_only_jobs_that_wait_for_nothing_but_gpus_are_startable(store: Store) ->
     [ask] = store.wait_reason_by_spec()
 
     def startable(boot: float, boot_id: str = "boot") -> list[int]:
-        return [row["id"] for row in store.startable_jobs(ask, boot, boot_id, 10)]
+        return [job.job_id for job in store.startable_jobs(ask, boot, boot_id, 10)]
 
     assert startable(1000.0) == [ready]
     assert startable(1005.0) == [ready, later]

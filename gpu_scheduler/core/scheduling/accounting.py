@@ -6,10 +6,8 @@ its observed peak plus the spike buffer, because the next sample may be higher.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from gpu_scheduler.core.model.share import WHOLE
 
@@ -29,11 +27,6 @@ class Allocation:
     vram: int | None = None
     whole: bool = False
     peak_mib: int | None = None
-
-    @classmethod
-    def of_row(cls, row: Any, uuid: str) -> Allocation:
-        """Returns the allocation on one GPU from a row of the table `attempt`."""
-        return cls(row["share"], row["vram"], bool(row["whole"]), json.loads(row["peaks"]).get(uuid))
 
 
 def declared_mib(allocation: Allocation, total_mib: int | None) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping, Sequence
 
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
@@ -13,10 +12,11 @@ from gpu_scheduler.core.scheduling.gpu_availability import availability
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits
 from gpu_scheduler.gpus.watch import GpuWatch, with_stored_values
+from gpu_scheduler.store.records import GpuRecord
 
 
 def gpu_views(
-    rows: Sequence[sqlite3.Row],
+    rows: Sequence[GpuRecord],
     paused: Mapping[str, bool],
     attempts: Sequence[Attempt],
     limits: Limits,
@@ -37,7 +37,7 @@ def gpu_views(
     return [availability(gpu, facts) for gpu in gpus]
 
 
-def _sample(row: sqlite3.Row, loads: Sequence[float | None], samples_back: int) -> GpuSample:
+def _sample(row: GpuRecord, loads: Sequence[float | None], samples_back: int) -> GpuSample:
     listed = None if row["processes"] is None else json.loads(row["processes"])
     return GpuSample(
         uuid=row["uuid"],

@@ -1,0 +1,325 @@
+"""The records that the store returns: jobs, attempts with allocations, GPUs, lines.
+
+Times: `*_at` are wall seconds since 1970, `*_boot` seconds since the boot of the record's `boot_id`. GPUs are
+named by UUID.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gpu_scheduler.core.scheduling.accounting import Allocation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpu_scheduler.core.model.attempt_status import RunnerIdentity
+    from gpu_scheduler.core.model.gpu import GpuProcess
+    from gpu_scheduler.core.model.job_spec import JobSpec
+    from gpu_scheduler.core.model.line_wait import LineWait
+    from gpu_scheduler.core.model.states import JobState, Outcome
+
+
+class _OldColumns:
+    """Gives access by the name of the database column, until every reader uses the fields."""
+
+    _OLD: ClassVar[Mapping[str, str | Callable[[Any], Any]]] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        field = self._OLD.get(name, name)
+        return getattr(self, field) if isinstance(field, str) else field(self)
+
+
+@dataclass(frozen=True)
+class JobRecord(_OldColumns):
+    """A job.
+
+    source: "file:PATH" or the front end that added it; text: its line or command as written; spec_json: its
+    JobSpec as JSON; spec_key: the resource spec, which jobs that wait for the same thing share; priority,
+    position: queue order, lowest first.
+
+    held_by: "user", "line", or the outcome that holds it. cancel_cause, cancel_grace_s: a pending cancel or
+    preempt. not_before_boot: no start before this time. source_missing: it must not start because of its line
+    in the jobs file; line_wait: the reason. bypassed_at: since when jobs behind it start before it.
+    min_vram_mib: memory that it needs since an attempt ran out of it.
+    """
+
+    id: int
+    source: str
+    kind: str
+    identity: str
+    name: str | None
+    text: str
+    spec_json: str
+    spec_key: str
+    priority: int
+    position: int
+    state: JobState
+    outcome: Outcome | None
+    exit_code: int | None
+    signal: int | None
+    reason: str | None
+    held_by: str | None
+    cancel_cause: str | None
+    cancel_grace_s: float | None
+    launch_failures: int
+    not_before_boot: float | None
+    boot_id: str | None
+    source_missing: bool
+    line_wait: LineWait | None
+    bypassed_at: float | None
+    min_vram_mib: int | None
+    oom_retries_used: int
+    fail_retries_used: int
+    created_at: float
+    finished_at: float | None
+
+    _OLD: ClassVar[Mapping[str, str | Callable[[Any], Any]]] = {
+        "spec": "spec_json",
+        "ask": "spec_key",
+        "place": "position",
+        "gone": "source_missing",
+        "passed_at": "bypassed_at",
+        "raised_mib": "min_vram_mib",
+        "oom_used": "oom_retries_used",
+        "fail_used": "fail_retries_used",
+        "line_wait": lambda job: job.line_wait and job.line_wait.to_json(),
+    }
+
+    @cached_property
+    def spec(self) -> JobSpec:
+        """Its parsed spec."""
+        from gpu_scheduler.core.model.job_spec import JobSpec
+
+        return JobSpec.from_json(self.spec_json)
+
+
+@dataclass(frozen=True)
+class AllocationRecord(Allocation):
+    """The allocation of an attempt on one GPU, and what the attempt was observed to use there.
+
+    budget_mib: MiB that the attempt declared, or was learned to need, there; None = it declared nothing, or
+    the size of the GPU is unknown. baseline_mib: unattributed memory there at its start. load_sum,
+    load_samples: sum and number of the load samples, percent. overuse_logged: overuse there was reported.
+    """
+
+    gpu: str = ""
+    budget_mib: int | None = None
+    baseline_mib: int | None = None
+    load_sum: float = 0.0
+    load_samples: int = 0
+    overuse_logged: bool = False
+
+
+@dataclass(frozen=True)
+class AttemptRecord(_OldColumns):
+    """An attempt of a job.
+
+    number: 1, 2, … within its job; learned: its vram was learned; assumed: its share and vram are defaults
+    that nothing declared. misplaced: (GPU, pid) of its processes outside its allocation, one for each GPU.
+    measured_boot: time of the newest sample in its allocations.
+
+    launch_count: launches that count; launch_deadline_boot: a runner claims it by then, or it is launched
+    again. runner: the process that its claim names. memory_released: it has ended and
+    the memory of its GPUs is free again. outcome: None = open. window_closed: its Screen window was closed,
+    which has been reported.
+    """
+
+    id: int
+    job_id: int
+    number: int
+    token: str
+    boot_id: str
+    allocations: tuple[AllocationRecord, ...]
+    learned: bool
+    assumed: bool
+    launch_count: int
+    launch_deadline_boot: float
+    launch_error: str | None
+    runner: RunnerIdentity | None
+    stopping_boot: float | None
+    signalled_boot: float | None
+    swept_boot: float | None
+    runner_died_boot: float | None
+    released_boot: float | None
+    memory_released: bool
+    measured_boot: float | None
+    misplaced: tuple[tuple[str, int], ...]
+    outcome: Outcome | None
+    exit_code: int | None
+    signal: int | None
+    reason: str | None
+    survivors: tuple[int, ...]
+    log: str | None
+    session: str | None
+    window_closed: bool
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+
+    _OLD: ClassVar[Mapping[str, str | Callable[[Any], Any]]] = {
+        "gpus": lambda attempt: json.dumps(attempt.gpus),
+        "baseline": lambda attempt: json.dumps(attempt.baseline_mib),
+        "budgets": lambda attempt: json.dumps(attempt.budgets),
+        "peaks": lambda attempt: json.dumps(attempt.peaks),
+        "loads": lambda attempt: json.dumps(
+            {one.gpu: (one.load_sum, one.load_samples) for one in attempt.allocations if one.load_samples}
+        ),
+        "exceeded": lambda attempt: json.dumps(attempt.overused_gpus),
+        "strays": lambda attempt: json.dumps(attempt.misplaced),
+        "survivors": lambda attempt: json.dumps(attempt.survivors),
+        "launches": "launch_count",
+        "deadline_boot": "launch_deadline_boot",
+        "dead_boot": "runner_died_boot",
+        "runner_pid": lambda attempt: attempt.runner and attempt.runner.pid,
+        "settled": "memory_released",
+        "job_ask": "spec_key",
+        "oom_used": "oom_retries_used",
+        "fail_used": "fail_retries_used",
+        "raised_mib": "min_vram_mib",
+    }
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The UUIDs of its GPUs."""
+        return tuple(one.gpu for one in self.allocations)
+
+    @property
+    def share(self) -> int:
+        """Thousandths of each of its GPUs; 0 = none declared."""
+        return self.allocations[0].share if self.allocations else 0
+
+    @property
+    def vram(self) -> int | None:
+        """MiB on each of its GPUs; None = none declared."""
+        return self.allocations[0].vram if self.allocations else None
+
+    @property
+    def whole(self) -> bool:
+        """True if no other job of ours may run on its GPUs."""
+        return bool(self.allocations) and self.allocations[0].whole
+
+    @property
+    def has_budget(self) -> bool:
+        """True if its share or vram was declared or learned, not assumed."""
+        return not self.assumed and bool(self.share or self.vram)
+
+    @property
+    def budgets(self) -> dict[str, int | None]:
+        """UUID -> MiB declared or learned there, None = GPU of unknown size; empty: nothing was declared."""
+        return {one.gpu: one.budget_mib for one in self.allocations} if self.has_budget else {}
+
+    @property
+    def peaks(self) -> dict[str, int]:
+        """UUID -> highest observed memory use there, MiB."""
+        return {one.gpu: one.peak_mib for one in self.allocations if one.peak_mib is not None}
+
+    @property
+    def baseline_mib(self) -> dict[str, int]:
+        """UUID -> unattributed memory there at its start, MiB."""
+        return {one.gpu: one.baseline_mib for one in self.allocations if one.baseline_mib is not None}
+
+    @property
+    def overused_gpus(self) -> tuple[str, ...]:
+        """The GPUs on which overuse was reported."""
+        return tuple(one.gpu for one in self.allocations if one.overuse_logged)
+
+    @property
+    def mean_load(self) -> float | None:
+        """The mean load of its GPUs over all samples, percent; None = no sample."""
+        samples = sum(one.load_samples for one in self.allocations)
+        return sum(one.load_sum for one in self.allocations) / samples if samples else None
+
+    def allocation_on(self, gpu: str) -> AllocationRecord:
+        """Returns its allocation on one of its GPUs."""
+        return next(one for one in self.allocations if one.gpu == gpu)
+
+
+@dataclass(frozen=True)
+class ActiveAttemptRecord(AttemptRecord):
+    """An attempt that is open, holds GPUs or awaits their memory release, with what its job adds to it.
+
+    source_missing: its job came from a jobs file that has no line of it any more.
+    """
+
+    job_state: JobState
+    cancel_cause: str | None
+    cancel_grace_s: float | None
+    launch_failures: int
+    spec_key: str
+    oom_retries_used: int
+    fail_retries_used: int
+    source_missing: bool
+
+
+@dataclass(frozen=True)
+class GpuRecord(_OldColumns):
+    """A GPU with the values of its newest sample.
+
+    processes: None = not listed. loads: of the last samples, percent, newest last; foreign_loads: those that
+    foreign processes made; foreign_load_boot: time of the newest of these. foreign_peaks: (pid, start in wall
+    seconds, highest observed MiB) of each foreign process.
+    """
+
+    uuid: str
+    index: int
+    name: str
+    total_mib: int | None
+    managed: bool
+    paused: bool
+    used_mib: int | None
+    load_percent: float | None
+    fault: str | None
+    sampled_at: float | None
+    processes: tuple[GpuProcess, ...] | None
+    loads: tuple[float | None, ...]
+    foreign_peaks: tuple[tuple[int, float, int], ...]
+    foreign_loads: tuple[float | None, ...]
+    foreign_load_boot: float | None
+
+    _OLD: ClassVar[Mapping[str, str | Callable[[Any], Any]]] = {
+        "idx": "index",
+        "processes": lambda gpu: (
+            None
+            if gpu.processes is None
+            else json.dumps([[one.pid, one.used_mib, one.graphics_only] for one in gpu.processes])
+        ),
+        "loads": lambda gpu: json.dumps(gpu.loads),
+        "held": lambda gpu: json.dumps(gpu.foreign_peaks),
+        "foreign_loads": lambda gpu: json.dumps(gpu.foreign_loads),
+        "foreign_load_at": "foreign_load_boot",
+    }
+
+
+@dataclass(frozen=True)
+class JobsFileRecord(_OldColumns):
+    """A jobs file. cwd: working directory of its lines; problem: why it cannot be read, None = it can."""
+
+    path: str
+    cwd: str
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class LineLocation(_OldColumns):
+    """The jobs file and the line number of a job."""
+
+    path: str
+    number: int
+
+
+@dataclass(frozen=True)
+class MalformedLineRecord(_OldColumns):
+    """A malformed line of a jobs file. raw: as written; problem: the fault; accepted_form: a valid form."""
+
+    path: str
+    number: int
+    text: str
+    raw: str
+    problem: str
+    accepted_form: str | None
+
+    _OLD: ClassVar[Mapping[str, str | Callable[[Any], Any]]] = {"accepted": "accepted_form"}
