@@ -18,7 +18,8 @@ from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
 from gpu_scheduler.health.storage import describe_store_error
-from gpu_scheduler.reporting.console import Console, configure_logging
+from gpu_scheduler.reporting.console import Console
+from gpu_scheduler.reporting.log_setup import configure_logging
 from gpu_scheduler.scheduler import wiring
 from gpu_scheduler.scheduler.copied_store import in_own_folder
 from gpu_scheduler.scheduler.daemon import Daemon

@@ -17,7 +17,8 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.gpus.watch import GpuWatch, count_note, select_gpus
-from gpu_scheduler.reporting.console import Console, configure_logging
+from gpu_scheduler.reporting.console import Console
+from gpu_scheduler.reporting.log_setup import configure_logging
 from gpu_scheduler.scheduler.start_checks import check_paths
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from tests.loop.rig import Rig

@@ -31,7 +31,7 @@ from gpu_scheduler.health.storage import find_issues, unusable_file_issue
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.intake import file_snapshot
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
-from gpu_scheduler.reporting import console as consoles
+from gpu_scheduler.reporting import job_output
 from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.runner import folder
 from gpu_scheduler.runner.spec import read_spec
@@ -224,7 +224,7 @@ def test_console_stops_following_during_a_shortage_and_resumes(
     job = rig.add_job("echo out")
     rig.tick_until_ended(job)
     with monkeypatch.context() as short:
-        short.setattr(consoles, "open", refuse(errno.EMFILE), raising=False)
+        short.setattr(job_output, "open", refuse(errno.EMFILE), raising=False)
         console.follow_attempt(rig.store.attempts(job)[0]["id"], rig.store)
         wait_for(lambda: shown, "output on the console")
         console.finish_attempt(job, 1)

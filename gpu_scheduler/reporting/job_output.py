@@ -1,0 +1,94 @@
+"""Reads the new output in the log of a running job, as lines that are safe to print on a terminal."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpu_scheduler.core.text.progress_frames import FrameFilter
+from gpu_scheduler.core.text.sanitize import sanitized
+from gpu_scheduler.system.shortages import reraise_shortage
+
+#: Bytes of a log read at a time, and maximum number of bytes printed of one line.
+_READ_BYTES, _MAX_LINE_BYTES = 1 << 20, 4096
+#: Maximum backlog of unprinted output of a job, in bytes; beyond it only the last bytes are read.
+_MAX_BACKLOG_BYTES = 8 << 20
+#: Maximum number of header lines, each beginning with "# ", which are not output of the job.
+_HEADER_LINES = 4
+_RESET_COLOUR = "\x1b[0m"
+
+
+class JobOutputReader:
+    """Reader of new lines in a job log; of a progress bar it returns at most one line a second.
+
+    include_runner_line: include the runner's last line of the log.
+    """
+
+    def __init__(self, job_id: int, number: int, path: Path, *, include_runner_line: bool) -> None:
+        self.attempt = (job_id, number)
+        self._prefix = f"[job {job_id}] "
+        self._path = path
+        self._at = 0
+        self._frames = FrameFilter(update_interval_s=1.0)
+        self._header_left = _HEADER_LINES
+        self._is_mid_line = False  # the last line was truncated and continues
+        self._include_runner_line = include_runner_line
+        self._pending: list[str] = []
+        self.has_ended = False
+        self.is_exhausted = False
+
+    def read(self) -> list[str]:
+        """Returns the new lines; sets `is_exhausted` once the log of an ended attempt is read to its end.
+
+        Raises OSError if a shortage prevents opening the log; nothing is lost then.
+        """
+        ended = self.has_ended
+        try:
+            with open(self._path, "rb") as file:
+                self._pending += self._catch_up(os.fstat(file.fileno()).st_size)
+                file.seek(self._at)
+                data = file.read(_READ_BYTES)
+        except OSError as error:
+            reraise_shortage(error)
+            self.is_exhausted = True
+            return self._pending
+        self._at += len(data)
+        self.is_exhausted = ended and len(data) < _READ_BYTES
+        text = self._frames.feed(data, time.monotonic())
+        lines = [*self._pending, *self._lines(text + self._frames.flush() if self.is_exhausted else text)]
+        # The runner's last line repeats the log line about the end of the job.
+        end = lines[-1:] if lines and lines[-1].startswith(f"{self._prefix}--- ") else []
+        self._pending = end if not self.is_exhausted else []
+        return lines if self.is_exhausted and self._include_runner_line else lines[: len(lines) - len(end)]
+
+    def _catch_up(self, size: int) -> list[str]:
+        """Skips output that is too much to print in time; returns the line that reports this."""
+        skipped = size - _READ_BYTES - self._at
+        if skipped + _READ_BYTES <= _MAX_BACKLOG_BYTES:
+            return []
+        self._at += skipped
+        self._frames, self._is_mid_line = FrameFilter(update_interval_s=1.0), True
+        return [f"{self._prefix}… {skipped:,} bytes omitted; `logs {self.attempt[0]}` shows them"]
+
+    def _lines(self, text: bytes) -> Iterator[str]:
+        *lines, rest = text.split(b"\n")
+        for line in lines:
+            if not self._is_mid_line:
+                yield from self._line(line)
+            self._is_mid_line = False
+        if rest and not self._is_mid_line:
+            yield from self._line(rest, is_whole=self.is_exhausted)
+            self._is_mid_line = True
+
+    def _line(self, line: bytes, *, is_whole: bool = True) -> Iterator[str]:
+        if self._header_left and line.startswith(b"# "):
+            self._header_left -= 1
+        else:
+            self._header_left = 0
+            # Escape sequences end with their line, so that colours never leak into the next one.
+            shown = sanitized(line[:_MAX_LINE_BYTES]).decode("utf-8", "replace")
+            end = "" if is_whole and len(line) <= _MAX_LINE_BYTES else "…"
+            is_coloured = "\x1b" in shown and not shown.endswith(_RESET_COLOUR)
+            yield f"{self._prefix}{shown}{end}{_RESET_COLOUR if is_coloured else ''}"
