@@ -1,23 +1,22 @@
-"""Builds the view of each managed GPU from its row and the rows of the attempts that hold it."""
+"""Builds the view of each managed GPU and of the jobs that hold it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 
 from gpu_scheduler.app import status_report
-from gpu_scheduler.app.job_views import StoreRow
 from gpu_scheduler.app.status_report import GpuStatusView
 from gpu_scheduler.core.model.share import WHOLE
-from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib, allocated_share
+from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.placement import Limits
+from gpu_scheduler.store.records import AttemptRecord, GpuRecord
 
 _DEFAULT_LIMITS = Limits()
 
 
 def gpu_views(
-    gpus: Iterable[StoreRow],
-    attempts: Iterable[StoreRow],
+    gpus: Iterable[GpuRecord],
+    attempts: Iterable[AttemptRecord],
     paused: Mapping[str, bool],
     limits: Limits = _DEFAULT_LIMITS,
 ) -> tuple[GpuStatusView, ...]:
@@ -26,49 +25,41 @@ def gpu_views(
     attempts: those not reconciled; paused: UUID -> whether the GPU is paused once all pending requests are
     applied; limits: those of the scheduler.
     """
-    holders: dict[str, list[StoreRow]] = {}
+    holders: dict[str, list[AttemptRecord]] = {}
     for attempt in attempts:
-        if attempt["released_boot"] is None:
-            for uuid in json.loads(attempt["gpus"]):
+        if attempt.released_boot is None:
+            for uuid in attempt.gpus:
                 holders.setdefault(uuid, []).append(attempt)
     return tuple(
-        _gpu_view(gpu, holders.get(gpu["uuid"], []), paused.get(gpu["uuid"], False), limits) for gpu in gpus
+        _gpu_view(gpu, holders.get(gpu.uuid, []), paused.get(gpu.uuid, False), limits) for gpu in gpus
     )
 
 
-def _gpu_view(gpu: StoreRow, holders: list[StoreRow], paused: bool, limits: Limits) -> GpuStatusView:
-    total = gpu["total_mib"]
-    bookings = [
-        Allocation(
-            attempt["share"],
-            attempt["vram"],
-            bool(attempt["whole"]),
-            json.loads(attempt["peaks"]).get(gpu["uuid"]),
-        )
-        for attempt in holders
-    ]
-    share = sum(allocated_share(booking, total, limits.spike_buffer) for booking in bookings)
+def _gpu_view(gpu: GpuRecord, holders: list[AttemptRecord], paused: bool, limits: Limits) -> GpuStatusView:
+    total = gpu.total_mib
+    allocations = [attempt.allocation_on(gpu.uuid) for attempt in holders]
+    share = sum(allocated_share(one, total, limits.spike_buffer) for one in allocations)
     return GpuStatusView(
-        index=gpu["idx"],
-        uuid=gpu["uuid"],
-        name=gpu["name"],
+        index=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
         state=_state(gpu, share, paused, limits),
         share=share,
-        used_mib=gpu["used_mib"],
-        total_mib=gpu["total_mib"],
-        load_percent=gpu["load_percent"],
-        fault=gpu["fault"],
-        sampled_at=gpu["sampled_at"],
-        jobs=tuple(sorted({attempt["job_id"] for attempt in holders})),
+        used_mib=gpu.used_mib,
+        total_mib=gpu.total_mib,
+        load_percent=gpu.load_percent,
+        fault=gpu.fault,
+        sampled_at=gpu.sampled_at,
+        jobs=tuple(sorted({attempt.job_id for attempt in holders})),
         allocated_mib=None
         if total is None
-        else sum(allocated_mib(b, total, limits.spike_buffer) for b in bookings),
-        has_declared_memory=any(booking.vram is not None for booking in bookings),
+        else sum(allocated_mib(one, total, limits.spike_buffer) for one in allocations),
+        has_declared_memory=any(one.vram is not None for one in allocations),
     )
 
 
-def _state(gpu: StoreRow, share: int, paused: bool, limits: Limits) -> str:
-    if gpu["fault"] is not None:
+def _state(gpu: GpuRecord, share: int, paused: bool, limits: Limits) -> str:
+    if gpu.fault is not None:
         return status_report.LOST
     if paused:
         return status_report.PAUSED
@@ -79,9 +70,9 @@ def _state(gpu: StoreRow, share: int, paused: bool, limits: Limits) -> str:
     )
 
 
-def _is_used_by_foreign_processes(gpu: StoreRow, limits: Limits) -> bool:
+def _is_used_by_foreign_processes(gpu: GpuRecord, limits: Limits) -> bool:
     """Returns whether foreign processes use a GPU without jobs so much that it accepts none."""
-    used, total, load = gpu["used_mib"], gpu["total_mib"], gpu["load_percent"]
+    used, total, load = gpu.used_mib, gpu.total_mib, gpu.load_percent
     if used is not None and total and used >= limits.mem_threshold * total:
         return True
     return load is not None and load >= 100 * limits.load_threshold

@@ -199,7 +199,7 @@ class _RunCounter:
         self._first_id = first_id
         counts = store.state_counts()
         self._finished_before = counts.get(JobState.FINISHED, 0)
-        self._active = {row["id"] for row in store.open_jobs(tuple(ACTIVE))}
+        self._active = {job.id for job in store.open_jobs(tuple(ACTIVE))}
         self._dispatched = len(self._active)
 
     def dispatch_counts(self, new: Sequence[Event]) -> list[tuple[int, int]]:

@@ -67,8 +67,8 @@ class StatusBoardFile:
             # Queries one state at a time, so that each uses the order of its index.
             waiting += store.open_jobs((JobState.HELD,), board.MAX_WAITING - len(waiting))
             finished = store.finished_jobs(board.MAX_FINISHED)
-            rows = [*running, *waiting, *finished]
-            attempts = store.newest_attempts(row["id"] for row in rows)
+            jobs = [*running, *waiting, *finished]
+            attempts = store.newest_attempts(job.id for job in jobs)
             unsettled, managed = store.active_attempts(), store.gpus()
             context = job_views.ViewContext(
                 now,
@@ -77,9 +77,9 @@ class StatusBoardFile:
                 indices=store.gpu_indices(),
             )
             counts = store.state_counts()
-        shown = [job_views.job_view(row, attempts.get(row["id"]), context) for row in rows]
+        shown = [job_views.job_view(job, attempts.get(job.id), context) for job in jobs]
         waits, ends = len(running), len(running) + len(waiting)
-        paused = {row["uuid"]: bool(row["paused"]) for row in managed}
+        paused = {gpu.uuid: gpu.paused for gpu in managed}
         return StatusBoard(
             at=now.wall,
             pid=pid,

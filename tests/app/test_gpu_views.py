@@ -6,20 +6,12 @@ import pytest
 
 from gpu_scheduler.app.gpu_views import gpu_views
 from gpu_scheduler.core.scheduling.placement import Limits
+from gpu_scheduler.store.records import AttemptRecord
+from tests.records import attempt_record, gpu_record
 
 
-def gpu(**values: Any) -> dict[str, Any]:
-    return {
-        "uuid": "A", "idx": 0, "name": "H200", "total_mib": 1000, "used_mib": 10, "load_percent": 0.0,
-        "fault": None, "sampled_at": 5.0, **values,
-    }  # fmt: skip
-
-
-def held(share: int, job_id: int = 3, released: float | None = None, **values: Any) -> dict[str, Any]:
-    return {
-        "gpus": '["A"]', "share": share, "job_id": job_id, "released_boot": released, "vram": None,
-        "whole": 0, "peaks": "{}", **values,
-    }  # fmt: skip
+def held(share: int, job_id: int = 3, **values: Any) -> AttemptRecord:
+    return attempt_record(["A"], share=share, job_id=job_id, **values)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +20,7 @@ def held(share: int, job_id: int = 3, released: float | None = None, **values: A
         ({}, [], False, "available", 0),
         ({}, [held(500)], False, "available", 500),
         ({}, [held(500), held(500, 4)], False, "busy", 1000),
-        ({}, [held(1000, released=7.0)], False, "available", 0),
+        ({}, [held(1000, released_boot=7.0)], False, "available", 0),
         ({}, [held(1000)], True, "paused", 1000),
         ({"fault": "lost"}, [], True, "lost", 0),
         ({"used_mib": 800}, [], False, "busy", 0),
@@ -38,11 +30,11 @@ def held(share: int, job_id: int = 3, released: float | None = None, **values: A
     ],
 )
 def test_state_of_a_gpu(
-    row: dict[str, Any], holders: list[dict[str, Any]], paused: bool, state: str, share: int
+    row: dict[str, Any], holders: list[AttemptRecord], paused: bool, state: str, share: int
 ) -> None:
-    (seen,) = gpu_views([gpu(**row)], holders, {"A": paused})
+    (seen,) = gpu_views([gpu_record(**row)], holders, {"A": paused})
     assert (seen.state, seen.share) == (state, share)
-    assert seen.jobs == tuple(sorted(h["job_id"] for h in holders if h["released_boot"] is None))
+    assert seen.jobs == tuple(sorted(h.job_id for h in holders if h.released_boot is None))
 
 
 @pytest.mark.parametrize(
@@ -50,23 +42,23 @@ def test_state_of_a_gpu(
     [
         ({}, [], 0, False, 0),
         ({}, [held(500)], 500, False, 500),
-        ({}, [held(500, peaks='{"A": 600, "B": 990}')], 660, False, 500),
-        ({}, [held(0, vram=200), held(0, 4, vram=300, peaks='{"A": 400}')], 640, True, 640),
-        ({}, [held(0, vram=200, whole=1)], 1000, True, 1000),
+        ({}, [held(500, peaks={"A": 600, "B": 990})], 660, False, 500),
+        ({}, [held(0, vram=200), held(0, 4, vram=300, peaks={"A": 400})], 640, True, 640),
+        ({}, [held(0, vram=200, whole=True)], 1000, True, 1000),
         ({}, [held(0)], 1000, False, 1000),
-        ({}, [held(0, vram=200, released=7.0)], 0, False, 0),
+        ({}, [held(0, vram=200, released_boot=7.0)], 0, False, 0),
         ({"total_mib": None}, [held(0, vram=200)], None, True, 1000),
     ],
 )
 def test_memory_allocated_to_jobs(
-    row: dict[str, Any], holders: list[dict[str, Any]], allocated: int | None, by_memory: bool, share: int
+    row: dict[str, Any], holders: list[AttemptRecord], allocated: int | None, by_memory: bool, share: int
 ) -> None:
-    (seen,) = gpu_views([gpu(**row)], holders, {})
+    (seen,) = gpu_views([gpu_record(**row)], holders, {})
     assert (seen.allocated_mib, seen.has_declared_memory, seen.share) == (allocated, by_memory, share)
 
 
 def test_uses_the_given_limits() -> None:
     strict = Limits(mem_threshold=0.5, spike_buffer=0.0)
-    peak = held(500, peaks='{"A": 600}')
-    assert [seen.allocated_mib for seen in gpu_views([gpu()], [peak], {}, strict)] == [600]
-    assert [seen.state for seen in gpu_views([gpu(used_mib=600)], [], {}, strict)] == ["busy"]
+    peak = held(500, peaks={"A": 600})
+    assert [seen.allocated_mib for seen in gpu_views([gpu_record()], [peak], {}, strict)] == [600]
+    assert [seen.state for seen in gpu_views([gpu_record(used_mib=600)], [], {}, strict)] == ["busy"]

@@ -12,30 +12,12 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext, StopRequest
 from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.views import job_table
+from tests.records import attempt_record, job_record
 
 NOW = Now(1000.0, 500.0, "boot")
-
-
-def job(**values: Any) -> dict[str, Any]:
-    return {
-        "id": 3, "spec": "{}", "state": "queued", "outcome": None, "reason": None, "ask": "ASK", "name": None,
-        "text": "echo hello", "exit_code": None, "signal": None, "created_at": 900.0, "finished_at": None,
-        "priority": 200, "source": "file:/home/me/jobs.txt", "line_wait": None, "cancel_cause": None,
-        "cancel_grace_s": None, "launch_failures": 0, "not_before_boot": None, "boot_id": None, **values,
-    }  # fmt: skip
-
-
-def attempt(**values: Any) -> dict[str, Any]:
-    return {
-        "id": 11, "job_id": 3, "number": 1, "token": "t", "boot_id": "boot", "gpus": '["B", "A"]',
-        "launches": 1, "deadline_boot": 600.0, "launch_error": None, "released_boot": None, "settled": 0,
-        "outcome": None, "strays": "[]", "log": "/logs/3.log", "session": "gpujob_0_echo_3",
-        "window_closed": 0, "started_at": 950.0, "vram": None, "share": 0, "whole": 0, "budgets": "{}",
-        "peaks": "{}", "exceeded": "[]", **values,
-    }  # fmt: skip
 
 
 def context(**values: Any) -> ViewContext:
@@ -45,7 +27,7 @@ def context(**values: Any) -> ViewContext:
 def seen_as(recorded: str, sighting: AttemptStatus, evidence: FailureContext | None = None) -> JobView:
     fact = Attempt(11, 3, "t", "boot", JobState(recorded), status=sighting, failure_context=evidence)
     fact = replace(fact, launch_deadline=NOW.boot + 100)
-    return job_view(job(state=recorded), attempt(), context(open_attempts={11: fact}))
+    return job_view(job_record(state=recorded), attempt_record(), context(open_attempts={11: fact}))
 
 
 @pytest.mark.parametrize(
@@ -56,43 +38,43 @@ def seen_as(recorded: str, sighting: AttemptStatus, evidence: FailureContext | N
         ({}, {"outcome": "interrupted"}, {"wait_reasons": {"ASK": "needs"}}, AWAITING_PROCESSES),
         ({}, {"outcome": "interrupted", "released_boot": 4.0}, {"wait_reasons": {"ASK": "needs"}}, "needs"),
         (
-            {"line_wait": LineWait("gone", due_at=NOW.boot + 6.2).to_json()},
+            {"line_wait": LineWait("gone", due_at=NOW.boot + 6.2)},
             None,
             {"wait_reasons": {"ASK": "needs"}},
             "line removed from jobs.txt; cancelled in 7 s unless it is restored",
         ),
         (
-            {"line_wait": LineWait("gone").to_json(), "source": "cli"},
+            {"line_wait": LineWait("gone"), "source": "cli"},
             None,
             {},
             "line removed from its jobs file; cancelled unless it is restored",
         ),
         (
-            {"line_wait": LineWait("gone", due_at=NOW.boot + 6.2).to_json()},
+            {"line_wait": LineWait("gone", due_at=NOW.boot + 6.2)},
             None,
             {"is_scheduler_up": False},
             "line removed from jobs.txt; cancelled unless it is restored",
         ),
         (
-            {"line_wait": LineWait("malformed", 2).to_json()},
+            {"line_wait": LineWait("malformed", 2)},
             None,
             {},
             "line 2 of jobs.txt is malformed; waiting until it is corrected",
         ),
         (
-            {"line_wait": LineWait("changed", 4, NOW.boot + 1.5).to_json()},
+            {"line_wait": LineWait("changed", 4, NOW.boot + 1.5)},
             None,
             {},
             "line 4 of jobs.txt was changed and takes effect in 2 s",
         ),
         (
-            {"line_wait": LineWait("changed", 4, NOW.boot - 1.5).to_json()},
+            {"line_wait": LineWait("changed", 4, NOW.boot - 1.5)},
             None,
             {},
             "line 4 of jobs.txt was changed and has not been read yet",
         ),
         (
-            {"reason": "try 2 of 5 in 5 s", "line_wait": LineWait("gone").to_json()},
+            {"reason": "try 2 of 5 in 5 s", "line_wait": LineWait("gone")},
             None,
             {},
             "try 2 of 5 in 5 s",
@@ -118,7 +100,7 @@ def seen_as(recorded: str, sighting: AttemptStatus, evidence: FailureContext | N
 def test_reason_why_a_job_waits(
     row: dict[str, Any], last: dict[str, Any] | None, values: dict[str, Any], reason: str | None
 ) -> None:
-    seen = job_view(job(**row), None if last is None else attempt(**last), context(**values))
+    seen = job_view(job_record(**row), None if last is None else attempt_record(**last), context(**values))
     assert seen.reason == reason
 
 
@@ -131,21 +113,21 @@ def test_reason_why_a_job_waits(
     ],
 )
 def test_starting_job_gives_the_reason_for_its_delay(launches: int, reason: str | None) -> None:
-    last = attempt(launches=launches)
+    last = attempt_record(launch_count=launches)
     fact = Attempt(11, 3, "t", "boot", JobState.STARTING, launch_deadline=NOW.boot + 100)
-    seen = job_view(job(state="starting"), last, context(open_attempts={11: fact}))
+    seen = job_view(job_record(state="starting"), last, context(open_attempts={11: fact}))
     assert (seen.state, seen.reason, job_table.running_row(seen, NOW.wall).cells[-1].text) == (
         "starting",
         reason,
         reason or "",
     )
     fact = replace(fact, status=AttemptStatus("live", 12))
-    assert job_view(job(state="starting"), last, context(open_attempts={11: fact})).reason is None
+    assert job_view(job_record(state="starting"), last, context(open_attempts={11: fact})).reason is None
 
 
 def test_only_queued_jobs_are_infeasible() -> None:
-    assert job_view(job(), None, context(infeasible={"ASK"})).infeasible
-    assert not job_view(job(state="finished"), None, context(infeasible={"ASK"})).infeasible
+    assert job_view(job_record(), None, context(infeasible={"ASK"})).infeasible
+    assert not job_view(job_record(state="finished"), None, context(infeasible={"ASK"})).infeasible
 
 
 def ended(cause: str | None, exit_code: int | None, signal: int | None = None) -> AttemptStatus:
@@ -198,50 +180,50 @@ def test_closed_window_hides_the_session() -> None:
     assert (seen.state, seen.session, seen.window_closed) == ("running", None, True)
     seen = seen_as("running", AttemptStatus("live", 12, "12.gpujob_0_echo_3", window_open=True))
     assert (seen.session, seen.window_closed) == ("12.gpujob_0_echo_3", False)
-    noted = attempt(window_closed=1)
-    seen = job_view(job(state="running"), noted, context())
+    noted = attempt_record(window_closed=True)
+    seen = job_view(job_record(state="running"), noted, context())
     assert (seen.session, seen.window_closed) == (None, True)
-    seen = job_view(job(state="finished"), noted, context())
+    seen = job_view(job_record(state="finished"), noted, context())
     assert (seen.session, seen.window_closed) == (None, False)
 
 
 def test_warns_of_a_process_on_another_gpu() -> None:
-    seen = job_view(job(state="running"), attempt(gpus='["A"]', strays='[["B", 71]]'), context())
+    row = attempt_record(["A"], misplaced=(("B", 71),))
+    seen = job_view(job_record(state="running"), row, context())
     [warning] = seen.warnings
     assert warning.startswith("job 3 was given GPU 0 but uses GPU 1 (process 71): ")
 
 
 def test_shows_peaks_and_declared_memory() -> None:
-    row = attempt(vram=900, budgets='{"A": 900, "B": 900}', peaks='{"A": 700, "B": 800}')
-    seen = job_view(job(state="running"), row, context())
+    row = attempt_record(vram=900, budgets={"A": 900, "B": 900}, peaks={"A": 700, "B": 800})
+    seen = job_view(job_record(state="running"), row, context())
     assert (seen.vram_declared, seen.peaks, seen.warnings) == (900, {0: 700, 1: 800}, ())
     # The job declares nothing; the 900 MiB are from default_requirement.
-    seen = job_view(job(state="running"), {**row, "budgets": "{}"}, context())
+    seen = job_view(job_record(state="running"), attempt_record(vram=900, peaks={"A": 700, "B": 800}), context())
     assert seen.vram_declared is None
-    seen = job_view(job(), None, context())
+    seen = job_view(job_record(), None, context())
     assert (seen.vram_declared, seen.peaks) == (None, {})
 
 
 def test_warns_of_use_above_the_declared_memory() -> None:
-    row = attempt(
-        vram=500, budgets='{"A": 500, "B": 500}', peaks='{"A": 400, "B": 800}', exceeded='["B"]',
-        strays='[["C", 71]]',
+    row = attempt_record(
+        vram=500, budgets={"A": 500, "B": 500}, peaks={"A": 400, "B": 800}, overused=["B"],
+        misplaced=(("C", 71),),
     )  # fmt: skip
-    seen = job_view(job(state="running"), row, context())
+    seen = job_view(job_record(state="running"), row, context())
     first, second = seen.warnings
     assert first.startswith("job 3 declared 500 MiB but used 800 MiB on GPU 1: its neighbors ")
     assert "process 71" in second
-    over = job_view(
-        job(state="finished"), attempt(**{**row, "strays": "[]", "outcome": "completed"}), context()
-    )
+    ended = replace(row, misplaced=(), outcome=Outcome.COMPLETED)
+    over = job_view(job_record(state="finished"), ended, context())
     assert over.warnings == ("job 3 declared 500 MiB but used 800 MiB on GPU 1",)
 
 
 def test_warns_of_use_above_the_memory_of_a_share() -> None:
-    row = attempt(share=250, budgets='{"A": 6144, "B": 20480}', peaks='{"A": 16000}', exceeded='["A"]')
+    row = attempt_record(share=250, budgets={"A": 6144, "B": 20480}, peaks={"A": 16000}, overused=["A"])
     expected = "job 3 declared share 0.25 (6144 MiB) but used 16000 MiB on GPU 0"
-    seen = job_view(job(state="running"), row, context())
+    seen = job_view(job_record(state="running"), row, context())
     assert seen.warnings == (f"{expected}: its neighbors may run out of memory",)
     assert seen.vram_declared is None
-    over = job_view(job(state="finished"), {**row, "outcome": "completed"}, context())
+    over = job_view(job_record(state="finished"), replace(row, outcome=Outcome.COMPLETED), context())
     assert over.warnings == (expected,)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
-from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Settings
 from gpu_scheduler.core.scheduling.gpu_availability import availability
@@ -16,36 +15,35 @@ from gpu_scheduler.store.records import GpuRecord
 
 
 def gpu_views(
-    rows: Sequence[GpuRecord],
+    records: Sequence[GpuRecord],
     paused: Mapping[str, bool],
     attempts: Sequence[Attempt],
     limits: Limits,
     now: Now,
 ) -> list[GpuAvailability]:
-    """Returns a view of each GPU of these rows (`Store.gpus`). attempts: all that are not reconciled."""
-    sampled = [(row, json.loads(row["loads"])) for row in rows if row["sampled_at"] is not None]
+    """Returns a view of each of these GPUs. attempts: all that are not reconciled."""
+    sampled = [gpu for gpu in records if gpu.sampled_at is not None]
     watch = GpuWatch()
     # Replays the samples, newest last; of earlier ones only the load is kept and matters.
-    for ago in reversed(range(max((len(loads) for _, loads in sampled), default=1) or 1)):
-        samples = [_sample(row, loads, ago) for row, loads in sampled if ago < max(1, len(loads))]
+    for ago in reversed(range(max((len(gpu.loads) for gpu in sampled), default=1) or 1)):
+        samples = [_sample(gpu, ago) for gpu in sampled if ago < max(1, len(gpu.loads))]
         watch.accept_sample(Snapshot(now.boot, tuple(samples)))
     tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
-    managed = {row["uuid"]: (row["idx"], paused.get(row["uuid"], False)) for row in rows}
-    of = {row["uuid"]: row for row in rows}
-    gpus = tuple(with_stored_values(gpu, of[gpu.uuid]) for gpu in watch.gpus(managed, tokens))
+    managed = {gpu.uuid: (gpu.index, paused.get(gpu.uuid, False)) for gpu in records}
+    by_uuid = {gpu.uuid: gpu for gpu in records}
+    gpus = tuple(with_stored_values(gpu, by_uuid[gpu.uuid]) for gpu in watch.gpus(managed, tokens))
     facts = Facts(now, Settings(limits=limits), LlmConfig(), gpus, attempts=tuple(attempts))
     return [availability(gpu, facts) for gpu in gpus]
 
 
-def _sample(row: GpuRecord, loads: Sequence[float | None], samples_back: int) -> GpuSample:
-    listed = None if row["processes"] is None else json.loads(row["processes"])
+def _sample(gpu: GpuRecord, samples_back: int) -> GpuSample:
     return GpuSample(
-        uuid=row["uuid"],
-        index=row["idx"],
-        name=row["name"],
-        total_mib=row["total_mib"],
-        used_mib=row["used_mib"],
-        load_percent=loads[-1 - samples_back] if loads else None,
-        processes=None if listed is None else tuple(GpuProcess(*process) for process in listed),
-        fault=row["fault"],
+        uuid=gpu.uuid,
+        index=gpu.index,
+        name=gpu.name,
+        total_mib=gpu.total_mib,
+        used_mib=gpu.used_mib,
+        load_percent=gpu.loads[-1 - samples_back] if gpu.loads else None,
+        processes=gpu.processes,
+        fault=gpu.fault,
     )
