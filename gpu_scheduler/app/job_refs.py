@@ -59,7 +59,7 @@ def _job_named(store: Store, name: str) -> int:
             f"{store.data_dir.folder} has no job named {name}; `status --all` lists the jobs"
             " (jobs are named by [name=…] on their line)"
         )
-    open_rows = [row for row in rows if row["state"] != JobState.FINISHED.value]
+    open_rows = [row for row in rows if row.state is not JobState.FINISHED]
     if len(open_rows) > 1:
         # Without a running scheduler, the end of some may not be recorded yet.
         open_rows = [row for row in open_rows if not _has_ended(store, row)]
@@ -70,11 +70,10 @@ def _job_named(store: Store, name: str) -> int:
             f"{count_noun(len(open_rows), 'open job')} are named {name}: {listed}{more}\n"
             "use the number of one; nothing was done"
         )
-    found: int = (open_rows or rows)[0]["id"]
-    return found
+    return (open_rows or rows)[0].id
 
 
 def _has_ended(store: Store, row: JobRecord) -> bool:
-    if store.other_host is not None or JobState(row["state"]) not in ACTIVE:
+    if store.other_host is not None or row.state not in ACTIVE:
         return False
     return without_scheduler.unrecorded_outcome(store, row) is not None

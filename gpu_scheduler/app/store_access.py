@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.scheduling.facts import Request
-from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.lock import scheduler_pid
@@ -26,8 +25,8 @@ def open_store(location: Location, *, allow_other_host: bool = False) -> Iterato
 
     Raises StoreNotFoundError if there is none, SchedulerError if it cannot be used now.
 
-    allow_other_host: read only, and accept the store of another host as it was a moment ago. The attempts of another
-    host must not be judged here.
+    allow_other_host: read only, and accept the store of another host as it was a moment ago. The attempts of
+    another host must not be judged here.
     """
     home = location.resolve()
     try:
@@ -63,38 +62,31 @@ def wake_and_wait(
     Returns request -> answer; None if it is not carried out yet: no scheduler runs, or it took too long.
     """
     store.data_dir.ring_doorbell()
-    answers: dict[int, str | None] = {wish: None for wish in requests}
+    answers: dict[int, str | None] = {request: None for request in requests}
     end = time.monotonic() + timeout_s
     while True:
-        for wish in [wish for wish, answer in answers.items() if answer is None]:
-            answers[wish] = store.request_answer(wish)
+        for request in [request for request, answer in answers.items() if answer is None]:
+            answers[request] = store.request_answer(request)
         if None not in answers.values() or time.monotonic() >= end or scheduler_pid_of(store) is None:
             break
         time.sleep(POLL_INTERVAL_S)
-    for wish in [wish for wish, answer in answers.items() if answer is None]:
-        answers[wish] = store.request_answer(wish)  # the scheduler may have answered just before it ended
+    for request in [request for request, answer in answers.items() if answer is None]:
+        answers[request] = store.request_answer(
+            request
+        )  # the scheduler may have answered just before it ended
     return answers
-
-
-def unanswered_message(store: Store) -> str:
-    """Returns the message for a request that is recorded but not carried out yet."""
-    pid = scheduler_pid_of(store)
-    if pid is None:
-        return "recorded; takes effect when the scheduler starts"
-    return f"recorded; the scheduler ({pid_text(pid)}) has not answered yet"
 
 
 def requested_verbs(store: Store) -> dict[int, list[str]]:
     """Returns job -> verbs of its open requests, oldest first; a new attribute value as `priority=5`."""
     verbs: dict[int, list[str]] = {}
-    for row in store.open_requests():
-        if row["target"].isascii() and row["target"].isdigit():
-            verbs.setdefault(int(row["target"]), []).append(_verb_with_value(row))
+    for request in store.open_requests():
+        if request.target.isascii() and request.target.isdigit():
+            verbs.setdefault(int(request.target), []).append(_verb_with_value(request))
     return verbs
 
 
-def _verb_with_value(row: Request) -> str:
-    if row["verb"] != "set":
-        return str(row["verb"])
-    args = row.args
-    return f"{args['name']}={args['value']}"
+def _verb_with_value(request: Request) -> str:
+    if request.verb != "set":
+        return request.verb
+    return f"{request.args['name']}={request.args['value']}"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+from gpu_scheduler.app.answers import StopResult
 from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.attempts.observe import (
     attempts_without_processes,
@@ -30,10 +31,6 @@ from gpu_scheduler.store.store import Store
 
 #: Seconds that a runner may need beyond the grace to finish its job (docs/design.md, Reconciling).
 STOP_MARGIN_S = 10.0
-PROCESSES_LEFT = "not ended: some of its processes are left"
-RUNNER_UNLOCKED = "not ended: its runner is alive but does not hold the claim in this folder; see `why`"
-#: Results for jobs that should have ended but did not.
-NOT_ENDED = frozenset({PROCESSES_LEFT, RUNNER_UNLOCKED})
 _POLL_INTERVAL_S = 0.02
 
 
@@ -41,41 +38,41 @@ def unrecorded_outcome(store: Store, job: JobRecord) -> str | None:
     """Returns the outcome of an open job whose attempt folder has a result; None without a result."""
     from gpu_scheduler.clock import Clock
 
-    rows = (row for row in store.active_attempts() if row["job_id"] == job["id"] and row["outcome"] is None)
-    attempt = next(rows, None)
+    open_ones = (one for one in store.active_attempts() if one.job_id == job.id and one.outcome is None)
+    attempt = next(open_ones, None)
     if attempt is None:
         return None
     fact = observe_attempt(store, attempt)
     if fact.status.result is None:
         return None
-    said = job_view(job, attempt, ViewContext(Clock().now(), open_attempts={attempt["id"]: fact}))
+    said = job_view(job, attempt, ViewContext(Clock().now(), open_attempts={attempt.id: fact}))
     return outcome_text(said.outcome or "ended", said.exit_code, said.signal)
 
 
 def open_attempts(store: Store) -> list[ActiveAttemptRecord]:
     """Returns the attempts that are open in the store and have no result in their folder either."""
-    rows = [row for row in store.active_attempts() if row["outcome"] is None]
+    rows = [row for row in store.active_attempts() if row.outcome is None]
     return [row for row in rows if _observe(store, row).result is None]
 
 
-def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, str]:
+def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, StopResult]:
     """Ends the open attempts of these jobs and waits until they are over; returns job -> result.
 
     Jobs without an open attempt are left out. Raises SchedulerError if a folder cannot be written, or if the
     store is a copy, whose attempts belong to the original.
     """
     refuse_copy(store)
-    attempts = [row for row in store.active_attempts() if row["outcome"] is None and row["job_id"] in jobs]
+    attempts = [row for row in store.active_attempts() if row.outcome is None and row.job_id in jobs]
     for row in attempts:
         folder = _attempt_folder(store, row)
         try:
-            request_stop(folder, row["token"], "cancelled", grace_s, "kill", row.runner)
+            request_stop(folder, row.token, "cancelled", grace_s, "kill", row.runner)
         except OSError as error:
             raise SchedulerError(
                 f"job {row['job_id']} cannot be stopped: {folder}: {error.strerror}"
             ) from None
     end = time.monotonic() + grace_s + STOP_MARGIN_S
-    return {row["job_id"]: _wait_until_over(store, row, grace_s, end) for row in attempts}
+    return {row.job_id: _wait_until_over(store, row, grace_s, end) for row in attempts}
 
 
 def refresh_state_file(store: Store) -> list[float] | None:
@@ -118,28 +115,23 @@ def _gpu_status(path: Path, trust: bool) -> list[float] | None:
     return shares if isinstance(shares, list) and not state_file.is_from_older_scheduler(state) else None
 
 
-def _wait_until_over(store: Store, row: ActiveAttemptRecord, grace_s: float, deadline: float) -> str:
-    token = row["token"]
-    while (seen := _observe(store, row)).claim in ("live", "unclaimed") and seen.result is None:
+def _wait_until_over(
+    store: Store, attempt: ActiveAttemptRecord, grace_s: float, deadline: float
+) -> StopResult:
+    while (status := _observe(store, attempt)).claim in ("live", "unclaimed") and status.result is None:
         if time.monotonic() >= deadline:
-            return PROCESSES_LEFT
+            return StopResult.PROCESSES_LEFT
         time.sleep(_POLL_INTERVAL_S)
-    if seen.result is not None:
-        if seen.result.cause == "cancelled":
-            return "cancelled"
-        return "had already ended by itself; the scheduler records this at its next start"
-    if seen.claim == "unlocked":
-        return RUNNER_UNLOCKED
-    if seen.claim == "dead":
-        left = sweep(_attempt_folder(store, row), token, grace_s, grace_s + STOP_MARGIN_S)
-        return PROCESSES_LEFT if left else "cancelled; its runner had already died"
-    if seen.claim == "void" or (seen.claim == "none" and row["job_state"] == JobState.STARTING.value):
-        return "cancelled before it began"
-    return (
-        PROCESSES_LEFT
-        if sweep(_attempt_folder(store, row), token, grace_s, grace_s + STOP_MARGIN_S)
-        else "cancelled"
-    )
+    if status.result is not None:
+        return StopResult.CANCELLED if status.result.cause == "cancelled" else StopResult.HAD_ENDED
+    if status.claim == "unlocked":
+        return StopResult.RUNNER_UNLOCKED
+    never_began = status.claim == "none" and attempt.job_state is JobState.STARTING
+    if status.claim == "void" or never_began:
+        return StopResult.NEVER_BEGAN
+    if sweep(_attempt_folder(store, attempt), attempt.token, grace_s, grace_s + STOP_MARGIN_S):
+        return StopResult.PROCESSES_LEFT
+    return StopResult.RUNNER_HAD_DIED if status.claim == "dead" else StopResult.CANCELLED
 
 
 def _observe(store: Store, row: AttemptRecord) -> AttemptStatus:
@@ -150,4 +142,4 @@ def _observe(store: Store, row: AttemptRecord) -> AttemptStatus:
 
 
 def _attempt_folder(store: Store, row: AttemptRecord) -> Path:
-    return store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
+    return store.data_dir.attempt_folder(row.job_id, row.number, row.token)

@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 
 from gpu_scheduler.cli.location import location_of
-from gpu_scheduler.cli.status import stdout_screen
+from gpu_scheduler.cli.terminal import stdout_screen
 from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.core.text.secrets import masked_values
 from gpu_scheduler.health.doctor.run_checks import DoctorOptions, run_checks

@@ -15,9 +15,9 @@ from gpu_scheduler.app.current_need import current_need
 from gpu_scheduler.app.job_refs import resolve_job
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.app.view_context import context_of
 from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.logs import job_row
-from gpu_scheduler.cli.status import context_of
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.model.states import Outcome

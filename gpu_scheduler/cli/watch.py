@@ -13,9 +13,9 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.cli.location import location_of, no_store_message
-from gpu_scheduler.cli.status import report_for_screen, stdout_screen
+from gpu_scheduler.cli.status import report_for_screen
+from gpu_scheduler.cli.terminal import stdout_screen
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
 from gpu_scheduler.views.status_text import to_text
@@ -59,8 +59,7 @@ def _frame(options: Namespace) -> str:
     # The last column stays free: clearing to the end of the line would erase a character in it.
     screen = replace(screen, width=None if screen.width is None else screen.width - 1)
     try:
-        with open_store(location_of(options), allow_other_host=True) as store:
-            report = report_for_screen(store, options, screen)
+        report = report_for_screen(options, screen)
     except StoreNotFoundError:
         return "\n".join(_wrapped_message(no_store_message(location_of(options))))
     clock = time.strftime("%H:%M:%S", time.localtime(report.now))

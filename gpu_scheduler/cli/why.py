@@ -19,11 +19,12 @@ from gpu_scheduler.app.job_refs import resolve_job
 from gpu_scheduler.app.oom_case import oom_case
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.app.view_context import context_of, health_issues_of
 from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.attempts.observe import observe_attempt
 from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.logs import job_row
-from gpu_scheduler.cli.status import context_of, health_issues_of, stdout_screen
+from gpu_scheduler.cli.terminal import stdout_screen
 from gpu_scheduler.core.command.build import conda_environment
 from gpu_scheduler.core.failure.last_error import rendered_lines
 from gpu_scheduler.core.failure.outcome_text import end_reason, outcome_text

@@ -17,9 +17,7 @@ def test_priority_without_a_scheduler_is_recorded_and_shown(desk: Desk) -> None:
     code, out, err = desk.run("priority", first, second, -5)
     said = "recorded; takes effect when the scheduler starts"
     assert (code, out, err) == (0, f"job {first}: {said}\njob {second}: {said}\n", "")
-    assert [row.args for row in desk.store.open_requests()] == [
-        {"name": "priority", "value": -5}
-    ] * 2
+    assert [row.args for row in desk.store.open_requests()] == [{"name": "priority", "value": -5}] * 2
     jobs = json.loads(desk.run("status", "--json")[1])["jobs"]
     assert jobs[0]["reason"] == "priority=-5 requested; waiting for the scheduler"
     with desk.scheduler():

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.app import stop
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.sweep import processes_of, sweep
-from gpu_scheduler.cli import stop
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.lock import scheduler_pid

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.cli.status import read_report
+from gpu_scheduler.app.status import StatusQuery, read_report
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.intake import jobs_file_watcher
@@ -57,7 +57,7 @@ WORK: dict[str, Callable[[Rig], object]] = {
     "a round": lambda rig: rig.tick(),
     "what falls due": lambda rig: rig.store.next_retry(rig.clock.now()),
     "the state file": lambda rig: summarize(rig.store),
-    "status": lambda rig: read_report(rig.store, max_queued=20, max_finished=20),
+    "status": lambda rig: read_report(rig.store, StatusQuery(20, 20)),
 }
 
 

@@ -1,0 +1,55 @@
+"""Defines what became of a request of a front end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class AnswerKind(Enum):
+    """How far a request has come."""
+
+    CARRIED_OUT = "carried out by the scheduler"
+    REFUSED = "refused"
+    RECORDED = "recorded, no scheduler is running"
+    UNANSWERED = "recorded, the scheduler has not answered yet"
+    STOPPED = "carried out without a scheduler"
+    IN_STATE_FILE = "written to the state file, which the first scheduler reads"
+    NOTHING_TO_DO = "already so, no scheduler has run yet"
+
+
+class StopResult(Enum):
+    """How the end of a job went that was stopped without a scheduler."""
+
+    CANCELLED = "cancelled"
+    RUNNER_HAD_DIED = "cancelled; its runner had already died"
+    NEVER_BEGAN = "cancelled before it began"
+    HAD_ENDED = "had already ended by itself"
+    PROCESSES_LEFT = "some of its processes are left"
+    RUNNER_UNLOCKED = "its runner is alive but does not hold the claim"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job is over."""
+        return self not in (StopResult.PROCESSES_LEFT, StopResult.RUNNER_UNLOCKED)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one request. target: job id or GPU index.
+
+    text: of the scheduler, or why the request was refused; stop_result: for `STOPPED`; scheduler_pid: for
+    `UNANSWERED`.
+    """
+
+    target: int
+    kind: AnswerKind
+    text: str = ""
+    stop_result: StopResult | None = None
+    scheduler_pid: int | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the request was refused, or the job could not be ended."""
+        failed_to_stop = self.stop_result is not None and not self.stop_result.has_ended
+        return self.kind is AnswerKind.REFUSED or failed_to_stop

@@ -1,0 +1,101 @@
+"""Reads the status: one snapshot of the store and of the folders of the open attempts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from gpu_scheduler.app import gpu_views, job_views
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.status_report import JobsFileView, JobView, MalformedLineView, StatusReport
+from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.app.view_context import context_of, health_issues_of
+from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.intake.pauses import requested_pauses
+from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.records import MalformedLineRecord
+from gpu_scheduler.store.store import Store
+
+#: Number of bytes at the end of a running job's log in which its last line is searched.
+_TAIL_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class StatusQuery:
+    """The jobs that a status report lists, None = all.
+
+    max_queued: queued jobs and, separately, held jobs; max_finished: finished jobs, newest first;
+    only_failed: no jobs but those that failed; last_lines: read the last output line of each running job
+    from its log.
+    """
+
+    max_queued: int | None = None
+    max_finished: int | None = None
+    only_failed: bool = False
+    last_lines: bool = False
+
+
+def status(location: Location, query: StatusQuery) -> StatusReport:
+    """Returns the status. Raises StoreNotFoundError before the first start (see `empty_status`)."""
+    with open_store(location, allow_other_host=True) as store:
+        report = read_report(store, query)
+        return _with_last_lines(report) if query.last_lines and store.other_host is None else report
+
+
+def empty_status(location: Location) -> StatusReport:
+    """Returns the status before the first start."""
+    data_dir = location.resolve()
+    return StatusReport(time.time(), None, str(data_dir.state_file), str(data_dir.folder))
+
+
+def failed_jobs(store: Store) -> tuple[JobView, ...]:
+    """Returns the failed jobs, including those whose end is not recorded yet, latest end first."""
+    return read_report(store, StatusQuery(max_queued=0, only_failed=True)).jobs
+
+
+def read_report(store: Store, query: StatusQuery) -> StatusReport:
+    """Reads the report from the store, without last lines of output."""
+    pid = scheduler_pid_of(store)
+    with store.snapshot():
+        rows = store.open_jobs(tuple(ACTIVE))
+        for state in (JobState.QUEUED, JobState.HELD):
+            rows += [] if query.only_failed else store.open_jobs((state,), query.max_queued)
+        rows += store.failed_jobs() if query.only_failed else store.finished_jobs(query.max_finished)
+        attempts = store.newest_attempts(row.id for row in rows)
+        active = store.active_attempts()
+        context = context_of(store, active, is_up=pid is not None or store.other_host is not None)
+        report = StatusReport(
+            now=time.time(),
+            health_issues=health_issues_of(store),
+            pid=pid,
+            host=store.other_host.name if store.other_host is not None else None,
+            state_file=str(store.data_dir.state_file),
+            data_dir=str(store.data_dir.folder),
+            gpus=gpu_views.gpu_views(
+                store.gpus(), active, requested_pauses(store), recorded_options(store).limits
+            ),
+            jobs=tuple(job_views.job_view(row, attempts.get(row.id), context) for row in rows),
+            counts=store.state_counts(),
+            unsuccessful_counts=store.unsuccessful_counts(),
+            malformed=tuple(_malformed_view(row) for row in store.malformed_lines()),
+            jobs_files=tuple(JobsFileView(one.path, one.problem) for one in store.jobs_files()),
+        )
+    return report.failed_only(query.max_finished) if query.only_failed else report
+
+
+def _with_last_lines(report: StatusReport) -> StatusReport:
+    return replace(report, jobs=tuple(map(_with_last_line, report.jobs)))
+
+
+def _with_last_line(job: JobView) -> JobView:
+    if JobState(job.state) not in ACTIVE or job.log is None:
+        return job
+    from gpu_scheduler.attempts.log_tail import read_tail
+    from gpu_scheduler.core.text.escapes import last_visible_line
+
+    return replace(job, last_line=last_visible_line(read_tail(job.log, _TAIL_BYTES)))
+
+
+def _malformed_view(line: MalformedLineRecord) -> MalformedLineView:
+    text = line.raw.strip() or line.text
+    return MalformedLineView(line.path, line.number, text, line.problem, line.accepted_form)

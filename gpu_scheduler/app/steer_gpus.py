@@ -1,0 +1,87 @@
+"""Pauses and resumes GPUs, through the scheduler's store or, before the first start, in the state file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gpu_scheduler.app.answers import Answer, AnswerKind
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.steer_jobs import COMMAND_LINE, unanswered
+from gpu_scheduler.app.store_access import open_store, scheduler_pid_of, wake_and_wait
+from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
+from gpu_scheduler.intake import pauses
+from gpu_scheduler.store.store import Store
+
+
+def pause(location: Location, gpus: Collection[int] | None, *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
+    """Keeps new jobs off these GPUs; None means every managed GPU. Raises SchedulerError for unknown ones."""
+    return _set_paused(location, gpus, by, paused=True)
+
+
+def resume(location: Location, gpus: Collection[int] | None, *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
+    """Lets these GPUs accept new jobs again; None means every managed GPU."""
+    return _set_paused(location, gpus, by, paused=False)
+
+
+def _set_paused(
+    location: Location, gpus: Collection[int] | None, by: str, *, paused: bool
+) -> tuple[Answer, ...]:
+    try:
+        with open_store(location) as store:
+            return _request_in_store(store, gpus, by, paused)
+    except StoreNotFoundError:
+        return _write_state_file(location, gpus, paused)
+
+
+def _write_state_file(location: Location, gpus: Collection[int] | None, paused: bool) -> tuple[Answer, ...]:
+    """Writes the request into the state file, the only place for it before the first start.
+
+    Raises SchedulerError if the file cannot be changed, or for all GPUs.
+    """
+    path = location.resolve().state_file
+    verb = "pause" if paused else "resume"
+    if gpus is None:
+        raise SchedulerError(
+            f"the GPUs are not known before the first `start`; name them, as in `{verb} 0,1`"
+        )
+    named = sorted(set(gpus))
+    try:
+        pauses.edit_pauses_in_file(path, named, paused)
+    except ValueError as error:
+        raise SchedulerError(f"{path}: {error}\nfix the file or move it away") from None
+    except OSError as error:
+        raise SchedulerError(f"{path} cannot be changed ({error.strerror}); nothing is {verb}d") from None
+    kind = AnswerKind.IN_STATE_FILE if path.exists() else AnswerKind.NOTHING_TO_DO
+    return tuple(Answer(gpu, kind) for gpu in named)
+
+
+def _request_in_store(
+    store: Store, gpus: Collection[int] | None, by: str, paused: bool
+) -> tuple[Answer, ...]:
+    chosen = _selected_gpus(store, gpus)
+    is_up = scheduler_pid_of(store) is not None
+    requests = pauses.request_pauses(store, chosen.values(), paused, by, scheduler_is_up=is_up)
+    answers = wake_and_wait(store, requests)
+    pid = scheduler_pid_of(store)
+    return tuple(
+        unanswered(gpu, pid) if text is None else Answer(gpu, AnswerKind.CARRIED_OUT, text)
+        for gpu, text in zip(chosen, answers.values(), strict=True)
+    )
+
+
+def _selected_gpus(store: Store, gpus: Collection[int] | None) -> dict[int, str]:
+    """Returns index -> UUID of the named GPUs, in order; of every managed GPU for None."""
+    managed = {row.index: row.uuid for row in store.gpus()}
+    if not managed:
+        raise SchedulerError(
+            f"no GPUs are recorded in {store.data_dir.folder} yet; the first `start` records them"
+        )
+    if gpus is None:
+        return managed
+    named = sorted(set(gpus))
+    unknown = [gpu for gpu in named if gpu not in managed]
+    if unknown:
+        said = f"GPU {unknown[0]} is" if len(unknown) == 1 else f"GPUs {format_gpu_list(unknown)} are"
+        raise SchedulerError(f"{said} not managed; the managed GPUs are {format_gpu_list(managed)}")
+    return {gpu: managed[gpu] for gpu in named}

@@ -1,0 +1,177 @@
+"""Cancels, retries, holds and releases jobs, and changes their priority, with and without a scheduler.
+
+Each function records a request for every job that allows it, wakes the scheduler, and returns an answer for
+each job: the refused ones first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpu_scheduler.app import without_scheduler
+from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
+from gpu_scheduler.app.job_refs import JobRef, resolve_jobs
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.predicted_state import COMMAND_NAMES, RETRYABLE, predicted_state, refusal
+from gpu_scheduler.app.store_access import open_store, requested_verbs, scheduler_pid_of, wake_and_wait
+from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.store.location import refuse_copy
+from gpu_scheduler.store.records import JobRecord
+from gpu_scheduler.store.store import Store
+
+#: Who asks, as the store records it, unless a front end gives its own name.
+COMMAND_LINE = "cli"
+
+
+def cancel(
+    location: Location, jobs: Sequence[JobRef] | None, grace_s: float, *, by: str = COMMAND_LINE
+) -> tuple[Answer, ...]:
+    """Cancels queued and running jobs, even without a running scheduler. jobs: None cancels every open job.
+
+    Raises SchedulerError if a job cannot be identified, or if the store is a copy.
+    """
+    with open_store(location) as store:
+        ids = _open_jobs(store) if jobs is None else resolve_jobs(store, jobs)
+        if not ids:
+            return ()
+        refuse_copy(store)
+        requests, refused = _record_requests(store, "cancel", ids, by, {"grace_s": grace_s})
+        answers = wake_and_wait(store, requests)
+        unanswered = {requests[request] for request, answer in answers.items() if answer is None}
+        stopped: Mapping[int, StopResult] = {}
+        if unanswered and scheduler_pid_of(store) is None:
+            stopped = without_scheduler.end_jobs(store, unanswered, grace_s)
+        return (*refused, *_answers(store, requests, answers, stopped))
+
+
+def retry(location: Location, jobs: Sequence[JobRef] | None, *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
+    """Queues finished or held jobs again. jobs: None retries every job that failed."""
+    return _request_for_jobs(location, "retry", jobs, by)
+
+
+def hold(location: Location, jobs: Sequence[JobRef], *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
+    """Keeps queued jobs from starting."""
+    return _request_for_jobs(location, "hold", jobs, by)
+
+
+def release(location: Location, jobs: Sequence[JobRef], *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
+    """Returns held jobs to the queue."""
+    return _request_for_jobs(location, "release", jobs, by)
+
+
+def set_priority(
+    location: Location, jobs: Sequence[JobRef], priority: int, *, by: str = COMMAND_LINE
+) -> tuple[Answer, ...]:
+    """Changes the priority of waiting jobs."""
+    return _request_for_jobs(location, "set", jobs, by, name="priority", value=priority)
+
+
+def _request_for_jobs(
+    location: Location, verb: str, jobs: Sequence[JobRef] | None, by: str, **args: object
+) -> tuple[Answer, ...]:
+    with open_store(location) as store:
+        ids = _failed_jobs(store) if jobs is None else resolve_jobs(store, jobs)
+        if not ids:
+            return ()
+        requests, refused = _record_requests(store, verb, ids, by, args)
+        return (*refused, *_answers(store, requests, wake_and_wait(store, requests), {}))
+
+
+def _record_requests(
+    store: Store, verb: str, jobs: Iterable[int], by: str, args: Mapping[str, object]
+) -> tuple[dict[int, int], list[Answer]]:
+    """Records a request for each job that allows it, all in one transaction.
+
+    Returns request -> job, and the answers for the refused jobs.
+    """
+    made: dict[int, int] = {}
+    refused: list[Answer] = []
+    up = scheduler_pid_of(store) is not None
+    with store.db.transaction():
+        pending = requested_verbs(store)
+        for job_id in jobs:
+            why = _rejection_reason(store, verb, job_id, pending.get(job_id, ()), up)
+            if why is None:
+                made[store.add_request(verb, str(job_id), by, **args)] = job_id
+            else:
+                refused.append(Answer(job_id, AnswerKind.REFUSED, why))
+    return made, refused
+
+
+def _rejection_reason(
+    store: Store, verb: str, job_id: int, pending: Iterable[str], is_up: bool
+) -> str | None:
+    row = store.job(job_id)
+    if row is None:
+        return f"there is no job {job_id} in {store.data_dir.folder}; `status --all` lists them"
+    if is_up:
+        return None  # the scheduler judges by the job's state at that moment
+    state = row.state
+    ended = _unrecorded_outcome(store, row)
+    if ended is not None and verb == "cancel":
+        return f"job {job_id} is already finished ({ended}, not recorded yet)"
+    if ended is not None:
+        return (
+            f"job {job_id} has ended ({ended}), but this is not recorded yet\n"
+            f"start the scheduler, then run `{COMMAND_NAMES.get(verb, verb)} {job_id}`"
+        )
+    after = predicted_state(state, pending)
+    if verb == "cancel":
+        finished = state is after is JobState.FINISHED
+        return f"job {job_id} is already finished ({row['outcome']})" if finished else None
+    return refusal(verb, job_id, after)
+
+
+def _unrecorded_outcome(store: Store, row: JobRecord) -> str | None:
+    return without_scheduler.unrecorded_outcome(store, row) if row.state in ACTIVE else None
+
+
+def _open_jobs(store: Store) -> list[int]:
+    """Returns the open jobs that have not ended, oldest first."""
+    open_states = [state for state in JobState if state is not JobState.FINISHED]
+    rows = sorted(store.open_jobs(open_states), key=lambda row: row.id)
+    return [row.id for row in rows if _unrecorded_outcome(store, row) is None]
+
+
+def _failed_jobs(store: Store) -> list[int]:
+    """Returns the failed jobs without an open request to queue them again, oldest first."""
+    from gpu_scheduler.app.status import failed_jobs
+
+    pending = requested_verbs(store)
+    return sorted(
+        job.id
+        for job in failed_jobs(store)
+        if predicted_state(JobState.FINISHED, pending.get(job.id, ())) in RETRYABLE
+    )
+
+
+def _answers(
+    store: Store,
+    requests: Mapping[int, int],
+    answers: Mapping[int, str | None],
+    stopped: Mapping[int, StopResult],
+) -> list[Answer]:
+    """Returns the answer to each request. stopped: jobs that were ended here instead."""
+    pid = scheduler_pid_of(store)
+    made = []
+    for request, text in answers.items():
+        job_id = requests[request]
+        if text is not None:
+            kind = AnswerKind.REFUSED if _is_refusal(text) else AnswerKind.CARRIED_OUT
+            made.append(Answer(job_id, kind, text))
+        elif job_id in stopped:
+            made.append(Answer(job_id, AnswerKind.STOPPED, stop_result=stopped[job_id]))
+        else:
+            made.append(unanswered(job_id, pid))
+    return made
+
+
+def unanswered(target: int, scheduler_pid: int | None) -> Answer:
+    """Returns the answer to a request that is recorded but not carried out yet."""
+    kind = AnswerKind.RECORDED if scheduler_pid is None else AnswerKind.UNANSWERED
+    return Answer(target, kind, scheduler_pid=scheduler_pid)
+
+
+def _is_refusal(answer: str) -> bool:
+    """Returns whether an answer of the scheduler refuses the request: only those begin with the job."""
+    return answer.startswith(("job ", "no job "))

@@ -1,0 +1,137 @@
+"""Ends the scheduler and, if asked, the running jobs. No request is left that would end the next one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpu_scheduler.app import without_scheduler
+from gpu_scheduler.app.answers import StopResult
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.store_access import POLL_INTERVAL_S, open_store, scheduler_pid_of
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.text.formatting import pid_text
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.database import query_read_only
+from gpu_scheduler.store.location import original_of_copy, refuse_copy
+from gpu_scheduler.store.lock import scheduler_pid
+from gpu_scheduler.store.store import Store
+
+#: Seconds that the scheduler may take to end.
+END_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True)
+class RecordedEnd:
+    """The end of a job as the scheduler recorded it."""
+
+    outcome: Outcome
+    exit_code: int | None
+    signal: int | None
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """What `stop` did.
+
+    scheduler_pid: of the scheduler that has ended, None = none was running; running: the jobs that ran
+    before; copied_from: data directory of the original if the store is a copy of it; ended: job -> its end,
+    if jobs were to end too; shares: the shares written to the state file, None = it was left as it is.
+    """
+
+    state_file: Path
+    scheduler_pid: int | None
+    running: tuple[int, ...] = ()
+    copied_from: str | None = None
+    ended: Mapping[int, StopResult | RecordedEnd] = field(default_factory=dict)
+    shares: list[float] | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a job could not be ended."""
+        return any(isinstance(end, StopResult) and not end.has_ended for end in self.ended.values())
+
+
+def stop(location: Location, *, end_jobs: bool, grace_s: float) -> StopReport:
+    """Asks the scheduler to end and waits for it. end_jobs: cancels the running jobs, with this grace, first.
+
+    Raises SchedulerError if it does not end in time; the request is then withdrawn.
+    """
+    _wait_for_store(location.resolve())
+    with open_store(location) as store:
+        pid = scheduler_pid_of(store)
+        running = _running_jobs(store)
+        if pid is not None:
+            _end_scheduler(store, pid, grace_s if end_jobs else None)
+        ended = _end_jobs(store, running, grace_s) if end_jobs else {}
+        copied_from = original_of_copy(store) if running and not end_jobs else None
+        shares = without_scheduler.refresh_state_file(store)
+        return StopReport(store.data_dir.state_file, pid, tuple(running), copied_from, ended, shares)
+
+
+def _wait_for_store(data_dir: DataDir) -> None:
+    """Waits until a first scheduler, which holds the lock before its database exists, has created it."""
+    end = time.monotonic() + END_TIMEOUT_S
+    while not _store_exists(data_dir) and scheduler_pid(data_dir.lock) is not None and time.monotonic() < end:
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _store_exists(data_dir: DataDir) -> bool:
+    return query_read_only(data_dir.database, "SELECT 1 FROM meta LIMIT 1") is not None
+
+
+def _end_scheduler(store: Store, pid: int, jobs_grace_s: float | None) -> None:
+    # One request for both, so that no round sees the GPUs free and starts queued jobs.
+    args: dict[str, Any] = {} if jobs_grace_s is None else {"jobs": True, "grace_s": jobs_grace_s}
+    for_jobs_s = 0.0 if jobs_grace_s is None else jobs_grace_s + without_scheduler.STOP_MARGIN_S
+    _request_stop_and_wait(store, pid, args, END_TIMEOUT_S + for_jobs_s)
+
+
+def _running_jobs(store: Store) -> list[int]:
+    """Returns the jobs with an attempt that is not over, as far as the store and the folders tell."""
+    return sorted(attempt.job_id for attempt in without_scheduler.open_attempts(store))
+
+
+def _request_stop_and_wait(store: Store, pid: int, args: Mapping[str, Any], limit_s: float) -> None:
+    made: int | None = None
+    end = time.monotonic() + limit_s
+    try:
+        while scheduler_pid_of(store) == pid:
+            if time.monotonic() >= end:
+                how = f"`kill {pid}` also ends it" if pid else "end it in its container"
+                raise SchedulerError(
+                    f"the scheduler ({pid_text(pid)}) has not ended within {limit_s:g} s\n"
+                    f"{how}; running jobs continue"
+                )
+            # A scheduler that is starting answers the requests that it finds as meant for an earlier one, and
+            # with --fresh it forgets them: repeat the request as long as it runs.
+            if all(request.request_id != made for request in store.open_requests()):
+                made = store.add_request("stop", **args)
+                store.data_dir.ring_doorbell()
+            time.sleep(POLL_INTERVAL_S)
+    finally:
+        # It may have ended by itself, or this was interrupted: the next scheduler must not obey the request.
+        if made is not None:
+            store.withdraw_request(made)
+
+
+def _end_jobs(store: Store, running_before: list[int], grace_s: float) -> dict[int, StopResult | RecordedEnd]:
+    """Cancels the jobs that still run because no scheduler is running or it died; returns all ends by job."""
+    refuse_copy(store)
+    running = _running_jobs(store)
+    with store.db.transaction():
+        for job_id in running:
+            job = store.job(job_id)
+            if job is not None and job.cancel_cause is None:
+                store.add_request("cancel", str(job_id), grace_s=grace_s)
+    ended: dict[int, StopResult | RecordedEnd] = {}
+    ended.update(without_scheduler.end_jobs(store, running, grace_s))
+    for job_id in running_before:
+        job = store.job(job_id)
+        if job_id not in ended and job is not None and job.outcome is not None:
+            ended[job_id] = RecordedEnd(job.outcome, job.exit_code, job.signal)
+    return dict(sorted(ended.items()))

@@ -1,0 +1,74 @@
+"""Collects what the views of all jobs depend on: wait reasons, requests, open attempts, health issues."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_scheduler.app import job_views
+from gpu_scheduler.app.store_access import requested_verbs
+from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
+from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
+from gpu_scheduler.store.location import original_of_copy
+from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.records import ActiveAttemptRecord
+from gpu_scheduler.store.store import Store
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.scheduling.facts import Attempt
+
+
+def health_issues_of(store: Store) -> tuple[HealthIssue, ...]:
+    """Returns the health issues of the files that the scheduler writes; none for another host's store."""
+    if store.other_host is not None:
+        return ()
+    logs, started = store.db.meta(LOG_FOLDER_KEY), recorded_options(store)
+    trust = started.trust_files
+    found = find_issues(store.data_dir, LogFolder.from_json(logs) if logs is not None else None, trust=trust)
+    config = (
+        unusable_file_issue(HealthSubject.LLM_CONFIG, Path(started.llm_config), trust=trust)
+        if started.llm_config
+        else None
+    )
+    return (*_copy_issues(store), *found, *(() if config is None else (config,)))
+
+
+def _copy_issues(store: Store) -> Iterator[HealthIssue]:
+    of = original_of_copy(store)
+    if of is not None:
+        problem, remedy = f"is a copy of {of}, which still exists", "`start` lists the options"
+        folder = str(store.data_dir.folder)
+        yield HealthIssue(HealthSubject.STORE, folder, problem, remedy, blocks_starts=True)
+
+
+def context_of(store: Store, active: Iterable[ActiveAttemptRecord], *, is_up: bool) -> job_views.ViewContext:
+    """Returns the context from which jobs are described. active: `Store.active_attempts`."""
+    infeasible, reasons = store.infeasible_spec_keys(), store.wait_reasons()
+    if not is_up:
+        # The reasons of the last scheduler may be outdated, except that a job can never fit.
+        reasons = {ask: reason for ask, reason in reasons.items() if ask in infeasible}
+    started = recorded_options(store)
+    return job_views.ViewContext(
+        now=Clock().now(),
+        wait_reasons=reasons,
+        needs=store.needs() if is_up else {},
+        default_wait_reason="not tried yet" if is_up else "no scheduler is running",
+        infeasible=infeasible,
+        indices=store.gpu_indices(),
+        open_requests={job_id: verbs[-1] for job_id, verbs in requested_verbs(store).items()},
+        open_attempts=_observe_open(store, [row for row in active if row.outcome is None]),
+        oom_retries=started.oom_retries,
+        fail_retries=started.fail_retries,
+        is_scheduler_up=is_up,
+    )
+
+
+def _observe_open(store: Store, rows: Collection[ActiveAttemptRecord]) -> dict[int, Attempt]:
+    if not rows:
+        return {}
+    from gpu_scheduler.attempts.observe import observe_attempt
+
+    return {row.id: observe_attempt(store, row) for row in rows}

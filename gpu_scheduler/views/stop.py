@@ -1,0 +1,39 @@
+"""Formats what `stop` did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpu_scheduler.app.answers import StopResult
+from gpu_scheduler.app.stop import RecordedEnd, StopReport
+from gpu_scheduler.core.failure.outcome_text import outcome_text
+from gpu_scheduler.core.text.formatting import pid_text
+from gpu_scheduler.views.answers import stop_result_text
+
+
+def to_text(report: StopReport, *, with_jobs: bool) -> str:
+    """Formats the report as lines. with_jobs: the running jobs were to end too."""
+    return "".join(f"{line}\n" for line in _lines(report, with_jobs))
+
+
+def _lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
+    if report.scheduler_pid is not None:
+        yield f"the scheduler ({pid_text(report.scheduler_pid)}) has ended"
+    elif not (report.running and with_jobs):
+        yield f"no scheduler is running on {report.state_file}"
+    if report.running and not with_jobs:
+        jobs = ", ".join(map(str, report.running))
+        how = "`cancel JOB` ends one; the next `start` continues to manage them"
+        if report.copied_from is not None:
+            how = f"this store is a copy of {report.copied_from}, to which they belong"
+        yield f"running jobs continue: job{'s' * (len(report.running) > 1)} {jobs}; {how}"
+    for job_id, end in report.ended.items():
+        yield f"job {job_id}: {_end_text(end)}"
+    if report.shares is not None:
+        yield f"{report.state_file.name} updated: gpu_status {report.shares}"
+
+
+def _end_text(end: StopResult | RecordedEnd) -> str:
+    if isinstance(end, StopResult):
+        return stop_result_text(end)
+    return outcome_text(end.outcome, end.exit_code, end.signal)
