@@ -1,9 +1,20 @@
-"""Defines the options of `start` as values; the command line parses them."""
+"""Defines the options of `start` as values, once; every other part takes them from here.
+
+`cli/arguments.py` gives each option its name on the command line, its range and its help.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from gpu_scheduler.core.scheduling.settings import Settings
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.job_spec import CudaIds
+
+ProbeKind = Literal["auto", "nvml", "gputil", "simulated"]
 
 #: Default file names, those of the older scheduler (docs/migrating.md).
 STATE_FILE = "gpu_scheduler_state.json"
@@ -11,12 +22,11 @@ JOBS_FILE = "jobs.txt"
 LLM_CONFIG = "llm_config.json"
 
 
-@dataclass(frozen=True)
-class StartOptions:
-    """The options of one `start`: intervals in seconds, thresholds as fractions of 1, memory in MiB.
+@dataclass(frozen=True, kw_only=True)
+class StartOptions(Settings):
+    """The options of one `start`: intervals in seconds, memory in MiB; see Settings for those of decisions.
 
-    poll_s: time between two GPU samples; tolerance: relative error of a declaration above which a warning is
-    logged; spike_buffer: fraction added to observed peaks; learn: learn undeclared needs from finished jobs;
+    poll_s: time between two GPU samples; learn: learn undeclared needs from finished jobs;
     fresh: delete the history first; restore: rebuild a lost store from its newest backup and the attempt
     folders; as_copy: continue with a copied store; keep_history: continue with a store of the other kind of
     GPUs; verbose: log each job's memory as its peak grows; ignore_old_sessions: start beside jobs of the
@@ -30,26 +40,15 @@ class StartOptions:
     jobs_file: str = JOBS_FILE
     llm_config: str | None = None
     screen: bool = False
-    mem_threshold: float = 0.8
-    load_threshold: float = 0.8
     monitor_interval_s: float = 30.0
     state_interval_s: float = 20.0
-    max_assign_attempts: int = 5
-    assign_retry_wait_s: float = 5.0
     log_dir: str | None = None
-    gpu_probe: Literal["auto", "nvml", "gputil", "simulated"] = "auto"
+    gpu_probe: ProbeKind = "auto"
     simulate: str | None = None
-    cuda_ids: Literal["physical", "visible"] = "physical"
+    cuda_ids: CudaIds = "physical"
     conda_sh: str | None = None
     drain: bool = False
     take_over: bool = False
-    margin_mib: int = 512
-    idle_threshold_mib: int = 200
-    spike_buffer: float = 0.10
-    tolerance: float = 0.10
-    exclusive: bool = False
-    oom_retries: int = 0
-    fail_retries: int = 0
     learn: bool = False
     poll_s: float = 5.0
     verbose: bool = False
@@ -59,6 +58,12 @@ class StartOptions:
     as_copy: bool = False
     trust_files: bool = False
     restore: bool = False
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> StartOptions:
+        """Builds the options from values by name. None or no value: the default; other names are ignored."""
+        names = (field.name for field in fields(cls))
+        return cls(**{name: values[name] for name in names if values.get(name) is not None})
 
     @property
     def simulated(self) -> bool:

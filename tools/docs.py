@@ -177,7 +177,7 @@ def _argument_table(parser: argparse.ArgumentParser, without: Collection[str] = 
         yield "| argument | meaning |"
         yield "| --- | --- |"
     for action in shown:
-        text = (action.help or "").replace("%(default)s", str(action.default)).replace("|", "\\|")
+        text = ((action.help or "") % vars(action)).replace("|", "\\|")
         if action.choices is not None:
             text = f"{', '.join(f'`{choice}`' for choice in action.choices)}: {text}"
         yield f"| {_argument_name(action)} | {text} |"

@@ -12,7 +12,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.units import human_mib
-from gpu_scheduler.core.scheduling.facts import Facts, Gpu, Settings
+from gpu_scheduler.core.scheduling.facts import Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Need, ResourceSpec
 from gpu_scheduler.core.scheduling.plan import need_of
 from gpu_scheduler.errors import UsageError
@@ -48,7 +48,7 @@ def current_need(store: Store, job: JobRecord) -> tuple[Need, str]:
     config, learned = current_llm_config(store), learned_needs(store)
     facts = Facts(
         Clock().now(),
-        Settings(limits=started.limits, exclusive=started.exclusive),
+        started,
         config,
         tuple(_empty_gpu(row) for row in store.gpus()),
         learned_mib=learned,

@@ -8,7 +8,7 @@ from gpu_scheduler.app import status_report
 from gpu_scheduler.app.status_report import GpuStatusView
 from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share
-from gpu_scheduler.core.scheduling.placement import Limits
+from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.records import AttemptRecord, GpuRecord
 
 _DEFAULT_LIMITS = Limits()

@@ -190,8 +190,8 @@ def _released(attempt: AttemptRecord) -> bool:
 def _with_observed_status(values: JobView, attempt: Attempt, context: ViewContext) -> JobView:
     """Returns the view with the changes that the next round would record of an open attempt."""
     from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
-    from gpu_scheduler.core.scheduling.facts import Settings
     from gpu_scheduler.core.scheduling.reconcile import has_unknown_runner, reconcile
+    from gpu_scheduler.core.scheduling.settings import Settings
 
     status = attempt.status
     closed = values.window_closed or status.window_open is False

@@ -17,7 +17,7 @@ _RECENT_S = 10.0
 def oom_case(store: Store, attempt: AttemptRecord, spec: JobSpec, ended_at: float) -> OomCase:
     """Returns the facts about the attempt that ran out of memory; ended_at is in wall seconds."""
     uuids = json.loads(attempt["gpus"])
-    limits = recorded_options(store).limits
+    limits = recorded_options(store)
     rows = [row for row in store.gpus() if spec.allowed is None or row["idx"] in spec.allowed]
     totals = {row["uuid"]: row["total_mib"] for row in store.gpus() if row["total_mib"]}
     own = max((totals[uuid] for uuid in uuids if uuid in totals), default=0)

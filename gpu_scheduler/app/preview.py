@@ -14,7 +14,8 @@ from gpu_scheduler.core.jobsfile.shell_syntax import needs_bash
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Need, ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.order import NORMAL_PRIORITY
-from gpu_scheduler.core.scheduling.placement import Limits, could_fit
+from gpu_scheduler.core.scheduling.placement import could_fit
+from gpu_scheduler.core.scheduling.settings import Limits
 
 #: Placeholder in a command for the numbers of the GPUs that its job will get.
 GPU_IDS_PLACEHOLDER = "IDS"

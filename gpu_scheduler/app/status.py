@@ -71,9 +71,7 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
             host=store.other_host.name if store.other_host is not None else None,
             state_file=str(store.data_dir.state_file),
             data_dir=str(store.data_dir.folder),
-            gpus=gpu_views.gpu_views(
-                store.gpus(), active, requested_pauses(store), recorded_options(store).limits
-            ),
+            gpus=gpu_views.gpu_views(store.gpus(), active, requested_pauses(store), recorded_options(store)),
             jobs=tuple(job_views.job_view(row, attempts.get(row.id), context) for row in rows),
             counts=store.state_counts(),
             unsuccessful_counts=store.unsuccessful_counts(),

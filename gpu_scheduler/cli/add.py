@@ -21,7 +21,7 @@ from gpu_scheduler.core.jobsfile.compose import format_command_line, format_scri
 from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.needs import LlmConfig
-from gpu_scheduler.core.scheduling.placement import Limits
+from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.errors import SchedulerError, UsageError
@@ -148,7 +148,7 @@ def _warnings(options: Namespace, spec: JobSpec, known_gpus: frozenset[int] | No
     conda_sh = find_conda_sh(os.environ, os.path.exists)
     with suppress(SchedulerError), open_store(location_of(options), allow_other_host=True) as store:
         started = recorded_options(store)
-        config, limits, conda_sh = current_llm_config(store), started.limits, started.conda_sh or conda_sh
+        config, limits, conda_sh = current_llm_config(store), started, started.conda_sh or conda_sh
         totals = {row["idx"]: row["total_mib"] for row in store.gpus() if row["total_mib"] is not None}
     if conda_sh is None:
         spec = replace(spec, conda=None)  # the machine on which the scheduler will run may have conda
@@ -187,7 +187,7 @@ def _notes(options: Namespace, spec: JobSpec) -> list[str]:
         again = f"`retry {job['id']}` runs it again"
         notes.append(f"this line will not run: job {job['id']}, which runs the same, completed; {again}")
     path = os.path.abspath(options.output_file)
-    if options.output_file != "-" and pid is not None and watched not in (None, path):
+    if options.output_file != "-" and pid is not None and (watched and os.path.abspath(watched)) != path:
         other = watched or "no jobs file"
         notes.append(f"the scheduler ({pid_text(pid)}) does not watch {path}; it watches {other}")
     return notes

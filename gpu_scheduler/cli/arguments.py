@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any, get_args
 
 from gpu_scheduler import config
 from gpu_scheduler.cli import values
@@ -28,7 +29,7 @@ def start(parser: argparse.ArgumentParser) -> None:
 
 
 def _start_jobs(group: argparse._ArgumentGroup) -> None:
-    _jobs_file(group, None)
+    _jobs_file(group)
     end = group.add_mutually_exclusive_group().add_argument
     end("--drain", action="store_true",
         help="Exit when no job can run any more; the exit code tells whether all jobs succeeded")  # fmt: skip
@@ -51,34 +52,32 @@ def _start_gpus(group: argparse._ArgumentGroup) -> None:
     option = group.add_argument
     _gpus(group, "all")
     _probe(group)
-    option("--poll", metavar="S", type=values.number(0.1, 3600, minimum=0.1), default=_DEFAULTS.poll_s,
-           help="Seconds between two samples of the GPUs (default: 5)")  # fmt: skip
-    option("--mem-threshold", metavar="X", type=values.number(0, 1), default=_DEFAULTS.mem_threshold,
+    _value(group, "--poll", "poll_s", metavar="S", type=values.number(0.1, 3600, minimum=0.1),
+           help="Seconds between two samples of the GPUs (default: %(default)g)")  # fmt: skip
+    _value(group, "--mem-threshold", metavar="X", type=values.number(0, 1),
            help="Fraction of a GPU's memory in use by other users' processes at which it accepts no new jobs"
-           " without vram= (above 0, at most 1; default: 0.8)")  # fmt: skip
-    option("--load-threshold", metavar="X", type=values.number(0, 1), default=_DEFAULTS.load_threshold,
+           " without vram= (above 0, at most 1; default: %(default)g)")  # fmt: skip
+    _value(group, "--load-threshold", metavar="X", type=values.number(0, 1),
            help="Fraction of a GPU's load caused by other users' processes at which it accepts no new jobs"
-           " (above 0, at most 1; default: 0.8)")  # fmt: skip
-    option("--idle-threshold", metavar="MIB", type=values.mib, default=_DEFAULTS.idle_threshold_mib,
+           " (above 0, at most 1; default: %(default)g)")  # fmt: skip
+    _value(group, "--idle-threshold", "idle_threshold_mib", metavar="MIB", type=values.mib,
            help="Memory in MiB that other users' processes may use on a GPU that still counts as unused by"
-           " them (default: 200)")  # fmt: skip
+           " them (default: %(default)g)")  # fmt: skip
     option("--exclusive", action="store_true", help="Run only one job at a time on each GPU")
-    option("--cuda-ids", choices=("physical", "visible"), default=_DEFAULTS.cuda_ids,
-           help="Kind of GPU ids that scripts receive with --cuda (default: physical)")  # fmt: skip
+    _value(group, "--cuda-ids", choices=("physical", "visible"),
+           help="Kind of GPU ids that scripts receive with --cuda (default: %(default)s)")  # fmt: skip
 
 
 def _start_memory(group: argparse._ArgumentGroup) -> None:
     option = group.add_argument
-    option("--margin", metavar="MIB", type=values.mib, default=_DEFAULTS.margin_mib,
+    _value(group, "--margin", "margin_mib", metavar="MIB", type=values.mib,
            help="Memory kept free on GPUs whose jobs declare vram, such as 512 (MiB), 1G or 0"
-           " (default: 512)")  # fmt: skip
-    option("--spike-buffer", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
-           default=_DEFAULTS.spike_buffer,
-           help="Fraction added to measured memory peaks as a buffer (default: 0.1)")  # fmt: skip
-    option("--tolerance", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
-           default=_DEFAULTS.tolerance,
+           " (default: %(default)g)")  # fmt: skip
+    _value(group, "--spike-buffer", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
+           help="Fraction added to measured memory peaks as a buffer (default: %(default)g)")  # fmt: skip
+    _value(group, "--tolerance", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
            help="Fraction by which a job may miss its declaration before that is reported"
-           " (default: 0.1)")  # fmt: skip
+           " (default: %(default)g)")  # fmt: skip
     option("--learn", action="store_true",
            help="Reserve for jobs that declare nothing what earlier jobs of their kind used")  # fmt: skip
     option("-v", "--verbose", action="store_true", help="Log each job's memory whenever its peak grows")
@@ -88,25 +87,27 @@ def _start_launches(group: argparse._ArgumentGroup) -> None:
     option = group.add_argument
     option("--screen", action="store_true", help="Run each job in its own GNU Screen session")
     _conda_sh(group)
-    option("--oom-retries", metavar="N", type=values.integer(0, 1000), default=_DEFAULTS.oom_retries,
-           help="Retries of a job after CUDA out of memory, with more memory (default: 0)")  # fmt: skip
-    option("--fail-retries", metavar="N", type=values.integer(0, 1000), default=_DEFAULTS.fail_retries,
-           help="Retries of a job after any failure (default: 0)")  # fmt: skip
-    option("--max-assign-attempts", metavar="N", type=values.integer(1, 1000),
-           default=_DEFAULTS.max_assign_attempts,
-           help="Maximum tries to launch a job (default: 5)")  # fmt: skip
-    option("--assign-retry-wait", metavar="S", type=values.number(0, 3600, minimum=0),
-           default=_DEFAULTS.assign_retry_wait_s,
-           help="Seconds to wait after a failed launch (default: 5)")  # fmt: skip
+    _value(group, "--oom-retries", metavar="N", type=values.integer(0, 1000),
+           help="Retries of a job after CUDA out of memory, with more memory"
+           " (default: %(default)g)")  # fmt: skip
+    _value(group, "--fail-retries", metavar="N", type=values.integer(0, 1000),
+           help="Retries of a job after any failure (default: %(default)g)")  # fmt: skip
+    _value(group, "--max-assign-attempts", metavar="N", type=values.integer(1, 1000),
+           help="Maximum tries to launch a job (default: %(default)g)")  # fmt: skip
+    _value(group, "--assign-retry-wait", "assign_retry_wait_s", metavar="S",
+           type=values.number(0, 3600, minimum=0),
+           help="Seconds to wait after a failed launch (default: %(default)g)")  # fmt: skip
 
 
 def _start_scheduler(group: argparse._ArgumentGroup) -> None:
     interval = values.number(0, _DAY_S)
     option = group.add_argument
-    option("--monitor-interval", metavar="S", type=interval, default=_DEFAULTS.monitor_interval_s,
-           help="Maximum seconds until a change of the jobs file is noticed (default: 30)")  # fmt: skip
-    option("--state-interval", metavar="S", type=interval, default=_DEFAULTS.state_interval_s,
-           help="Maximum seconds until an edit of the state file is noticed (default: 20)")  # fmt: skip
+    _value(group, "--monitor-interval", "monitor_interval_s", metavar="S", type=interval,
+           help="Maximum seconds until a change of the jobs file is noticed"
+           " (default: %(default)g)")  # fmt: skip
+    _value(group, "--state-interval", "state_interval_s", metavar="S", type=interval,
+           help="Maximum seconds until an edit of the state file is noticed"
+           " (default: %(default)g)")  # fmt: skip
     _log_dir(group)
     option("--daemon", action="store_true",
            help="Continue in the background once the scheduler is up; prints its pid and log")  # fmt: skip
@@ -119,15 +120,20 @@ def _start_scheduler(group: argparse._ArgumentGroup) -> None:
     _trust_files(group)
 
 
+def _value(parser: _ArgumentContainer, flag: str, dest: str | None = None, **given: Any) -> None:
+    """Declares an option with the default of its StartOptions field. dest: the field, if named otherwise."""
+    dest = dest or flag.removeprefix("--").replace("-", "_")
+    parser.add_argument(flag, dest=dest, default=getattr(_DEFAULTS, dest), **given)
+
+
 def _gpus(parser: _ArgumentContainer, default: str) -> None:
     parser.add_argument("--gpus", metavar="N|LIST", type=values.gpu_choice,
                         help="GPUs to manage: a count such as 4, or a list such as 0,2,3 (`3,` for GPU 3"
                         f" alone; default: {default})")  # fmt: skip
 
 
-def _jobs_file(parser: _ArgumentContainer, default: str | None = config.JOBS_FILE) -> None:
-    """default: None where the command must know whether the option was given."""
-    parser.add_argument("--jobs-file", metavar="PATH", default=default,
+def _jobs_file(parser: _ArgumentContainer) -> None:
+    parser.add_argument("--jobs-file", metavar="PATH",
                         help=f'Jobs file; "" for none (default: {config.JOBS_FILE})')  # fmt: skip
 
 
@@ -147,9 +153,8 @@ def _trust_files(parser: _ArgumentContainer) -> None:
 
 
 def _probe(parser: _ArgumentContainer) -> None:
-    parser.add_argument("--gpu-probe", choices=("auto", "nvml", "gputil", "simulated"),
-                        default=_DEFAULTS.gpu_probe,
-                        help="How to read the GPUs (default: auto, NVML or else GPUtil)")  # fmt: skip
+    _value(parser, "--gpu-probe", choices=get_args(config.ProbeKind),
+           help="How to read the GPUs (default: %(default)s, NVML or else GPUtil)")  # fmt: skip
     simulated = parser.add_mutually_exclusive_group().add_argument
     simulated("--simulate", metavar="N",
               help="Simulate GPUs: 4 (of 24 GiB each), 4:80G, 2:24G,2:80G")  # fmt: skip

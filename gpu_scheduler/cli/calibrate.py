@@ -62,5 +62,5 @@ def _rules(store: Store) -> CalibrationRules:
     started = recorded_options(store)
     totals = tuple(row["total_mib"] for row in store.gpus() if row["total_mib"])
     return CalibrationRules(
-        started.spike_buffer, started.tolerance, started.margin_mib + started.idle_mib, totals
+        started.spike_buffer, started.tolerance, started.margin_mib + started.idle_threshold_mib, totals
     )

@@ -8,26 +8,18 @@ from argparse import Namespace
 
 from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.terminal import stdout_screen
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.core.text.secrets import masked_values
-from gpu_scheduler.health.doctor.run_checks import DoctorOptions, run_checks
+from gpu_scheduler.health.doctor.run_checks import run_checks
 from gpu_scheduler.views.findings import finding_object, format_finding
 
 
 def doctor(options: Namespace) -> int:
     """Checks this machine; returns 1 if something will not work."""
-    asked = DoctorOptions(
-        location_of(options).resolve(),
-        options.jobs_file,
-        options.llm_config,
-        options.log_dir,
-        options.gpu_probe,
-        options.simulate,
-        options.conda_sh,
-        options.trust_files,
-    )
+    home, chosen = location_of(options).resolve(), StartOptions.from_values(vars(options))
     found = []
-    for finding in run_checks(asked, _print_progress):
+    for finding in run_checks(home, chosen, _print_progress):
         found.append(finding)
         if not options.json:
             print(format_finding(finding, stdout_screen().width), flush=True)

@@ -18,7 +18,7 @@ from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines, NewJob, diff_reading
 from gpu_scheduler.core.jobsfile.reading import Line
 from gpu_scheduler.core.model.gpu_list import parse_gpu_list
-from gpu_scheduler.core.scheduling.placement import Limits
+from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.file_snapshot import JobsFile, read_standard_input
 from gpu_scheduler.intake.job_shell import job_shell
@@ -63,7 +63,7 @@ def _gpu_totals_and_limits(options: Namespace) -> tuple[dict[int, int], Limits]:
     try:
         with open_store(location_of(options), allow_other_host=True) as store:
             totals = {row["idx"]: row["total_mib"] for row in store.gpus() if row["total_mib"] is not None}
-            return totals, recorded_options(store).limits
+            return totals, recorded_options(store)
     except SchedulerError:
         return {}, Limits()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpu_scheduler.cli import standard_streams
 from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.program import print_error
-from gpu_scheduler.config import JOBS_FILE, StartOptions
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.store.data_dir import DataDir
@@ -23,7 +23,7 @@ _LOGIND_TIMEOUT_S = 1.0
 
 def start(options: Namespace) -> int:
     """Runs the scheduler until it is stopped, with --daemon in the background; returns its exit code."""
-    chosen = start_options(options)
+    chosen = StartOptions.from_values(vars(options))
     _validate(chosen)
     if options.fresh:
         _confirm_fresh(chosen, ask=not options.yes)
@@ -90,47 +90,6 @@ def _logout_warning() -> str | None:
     from gpu_scheduler.health.doctor import logind
 
     return logind.logout_warning(_LOGIND_TIMEOUT_S)
-
-
-def start_options(options: Namespace) -> StartOptions:
-    """Converts the parsed command line to the options of the scheduler."""
-    return StartOptions(
-        state_file=options.state_file,
-        data_dir=options.data_dir,
-        gpus=options.gpus,
-        jobs_file=JOBS_FILE if options.jobs_file is None else options.jobs_file,
-        llm_config=options.llm_config,
-        screen=options.screen,
-        mem_threshold=options.mem_threshold,
-        load_threshold=options.load_threshold,
-        monitor_interval_s=options.monitor_interval,
-        state_interval_s=options.state_interval,
-        max_assign_attempts=options.max_assign_attempts,
-        assign_retry_wait_s=options.assign_retry_wait,
-        log_dir=options.log_dir,
-        gpu_probe=options.gpu_probe,
-        simulate=options.simulate,
-        cuda_ids=options.cuda_ids,
-        conda_sh=options.conda_sh,
-        drain=options.drain,
-        take_over=options.take_over,
-        margin_mib=options.margin,
-        idle_threshold_mib=options.idle_threshold,
-        spike_buffer=options.spike_buffer,
-        tolerance=options.tolerance,
-        exclusive=options.exclusive,
-        oom_retries=options.oom_retries,
-        fail_retries=options.fail_retries,
-        learn=options.learn,
-        poll_s=options.poll,
-        verbose=options.verbose,
-        fresh=options.fresh,
-        keep_history=options.keep_history,
-        ignore_old_sessions=options.ignore_old_sessions,
-        as_copy=options.as_copy,
-        trust_files=options.trust_files,
-        restore=options.restore,
-    )
 
 
 def _validate(chosen: StartOptions) -> None:

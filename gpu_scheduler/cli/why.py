@@ -173,7 +173,7 @@ def _check_gpus(inspection: JobInspection) -> Iterator[Finding]:
         return
     from gpu_scheduler.health.doctor import gpu_views
 
-    limits = recorded_options(store).limits
+    limits = recorded_options(store)
     views = gpu_views.gpu_views(rows, requested_pauses(store), inspection.attempts, limits, inspection.now)
     need, _ = current_need(store, inspection.row)
     yield checks.placement(need, spec.allowed, views, limits)

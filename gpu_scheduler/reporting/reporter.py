@@ -18,7 +18,8 @@ from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind
 from gpu_scheduler.core.model.share import share_text
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.actions import Action, RecordUsage
-from gpu_scheduler.core.scheduling.facts import Facts, Settings
+from gpu_scheduler.core.scheduling.facts import Facts
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.health.storage import STORAGE_ERRORS
 from gpu_scheduler.reporting.journal import FILE_NAME, Journal
 from gpu_scheduler.reporting.status_board_file import StatusBoardFile
@@ -78,7 +79,7 @@ class EventReporter:
             return logs.create() if logs is not None else store.data_dir.folder
 
         self._journal = Journal(store, folder, journaled)
-        self._board = StatusBoardFile(store, folder, clock, settings.limits)
+        self._board = StatusBoardFile(store, folder, clock, settings)
         self._outputs = {name: _Output() for name in (FILE_NAME, self._board.name, _POSITIONS)}
 
     @property

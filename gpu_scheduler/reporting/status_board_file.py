@@ -10,7 +10,7 @@ from gpu_scheduler.app import gpu_views, job_views
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
-from gpu_scheduler.core.scheduling.placement import Limits
+from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.scheduling.usage import attempt_memory
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import status_board as board

@@ -12,7 +12,6 @@ from gpu_scheduler.attempts.observe import observe_attempt
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.scheduling.copied_store import detach
-from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.scheduler.fresh_start import jobs_forgotten
 from gpu_scheduler.store import location
 from gpu_scheduler.store.store import Store
@@ -20,7 +19,7 @@ from gpu_scheduler.store.writer import StoreWriter
 
 
 @contextmanager
-def in_own_folder(store: Store, options: StartOptions, settings: Settings) -> Iterator[None]:
+def in_own_folder(store: Store, options: StartOptions) -> Iterator[None]:
     """Adopts the present folder of the store for the block, and for good if the block succeeds.
 
     With `--fresh`, all jobs are forgotten; with `--as-copy`, the active jobs of a copy are held. The caller
@@ -37,7 +36,7 @@ def in_own_folder(store: Store, options: StartOptions, settings: Settings) -> It
             yield
     elif copied:
         with store.db.transaction():
-            _leave_to_original(store, settings)
+            _leave_to_original(store, options)
             location.adopt_folder(store, new_id=True)
             yield
     else:
@@ -45,11 +44,11 @@ def in_own_folder(store: Store, options: StartOptions, settings: Settings) -> It
         yield
 
 
-def _leave_to_original(store: Store, settings: Settings) -> None:
+def _leave_to_original(store: Store, options: StartOptions) -> None:
     known = location.recorded_location(store)
     assert known is not None
     now = Clock().now()
     actions = []
     for row in store.active_attempts():
-        actions += detach(observe_attempt(store, row), now, settings, known.path)
-    StoreWriter(store, settings).record(actions, now)
+        actions += detach(observe_attempt(store, row), now, options, known.path)
+    StoreWriter(store, options).record(actions, now)

@@ -16,7 +16,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.scheduling.actions import Action, AnswerRequest
 from gpu_scheduler.core.scheduling.draining import is_drained
-from gpu_scheduler.core.scheduling.facts import Facts, Settings
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.errors import NotOwnerError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
@@ -33,7 +33,7 @@ from gpu_scheduler.reporting.reporter import EventReporter
 from gpu_scheduler.scheduler.backup_timer import BackupTimer
 from gpu_scheduler.scheduler.loop import Loop, next_deadline
 from gpu_scheduler.scheduler.wakeups import Wakeups
-from gpu_scheduler.scheduler.wiring import launch_options_of, started_of
+from gpu_scheduler.scheduler.wiring import launch_options_of, options_to_record
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.filesystem import is_shared, kind_of
@@ -61,7 +61,6 @@ class Daemon:
         umask: int,
         console: Console,
         failpoint: Callable[[str], None],
-        settings: Settings,
         executor: Executor,
     ) -> None:
         self._options = options
@@ -78,23 +77,23 @@ class Daemon:
             self._clock,
             options.poll_s,
         )
-        self._loop = Loop(self._store, self._watch, self, settings, self._clock, failpoint)
+        self._loop = Loop(self._store, self._watch, self, options, self._clock, failpoint)
         self._loop.check_owner = ownership.check
         logs = LogFolder.from_option(options.log_dir)
         self._storage = self._loop.storage = StorageMonitor(
             home, logs, self._clock, trust=options.trust_files
         )
         self._reporter = EventReporter(
-            store, self._clock, settings, logs if options.log_dir else None,
+            store, self._clock, options, logs if options.log_dir else None,
             verbose=options.verbose, on_attempt_end=console.finish_attempt,
         )  # fmt: skip
         self._store.db.set_meta(LOG_FOLDER_KEY, logs.to_json())
-        record_options(self._store, started_of(options, str(self._config.path)))
+        record_options(self._store, options_to_record(options, str(self._config.path)))
         self._launcher = Launcher(
             self._store,
             self._loop.recorder,
             self._executor,
-            launch_options_of(options, home, umask, settings.grace_s),
+            launch_options_of(options, home, umask),
             failpoint,
             logs,
         )

@@ -20,9 +20,10 @@ from gpu_scheduler.attempts.sweep import sweep_once
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Facts, Settings
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.scheduler.read_facts import read_facts
 from gpu_scheduler.store.measurements import LearnedNeeds
@@ -85,7 +86,7 @@ class Loop:
         self.placing = True
         self.stop_requested = False
         self.sample_wanted = False
-        self._learned = LearnedNeeds(store, settings.limits.spike_buffer)
+        self._learned = LearnedNeeds(store, settings.spike_buffer)
         self._logged: set[str] = set()
         self._line_waits: Mapping[int, LineWait] | None = None
         self._launcher = launcher

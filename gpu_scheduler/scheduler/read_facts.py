@@ -11,9 +11,10 @@ from gpu_scheduler.attempts.prepare import is_prepared
 from gpu_scheduler.attempts.sweep import processes_of, recorded_command
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.reconcile import needs_process_scan
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch, with_stored_values
 from gpu_scheduler.runner.membership import RecordedCommand
 from gpu_scheduler.store.accepted_lines import job_fact

@@ -20,8 +20,8 @@ from gpu_scheduler.attempts.sweep import processes_of, recorded_command
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu_list import format_ranges
-from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.core.scheduling.restored_attempts import restore, supersede
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.scheduler.fresh_start import refuse_unrecorded
 from gpu_scheduler.store import attempt_folders, attempt_import, location
@@ -35,7 +35,7 @@ from gpu_scheduler.store.writer import StoreWriter
 log = logging.getLogger(__name__)
 
 
-def open_store(data_dir: DataDir, options: StartOptions, settings: Settings) -> Store:
+def open_store(data_dir: DataDir, options: StartOptions) -> Store:
     """Opens, creates or restores the store for `start`. The caller must hold the locks.
 
     Raises SchedulerError, with the remedies, if the store was lost and no option says what to do.
@@ -43,7 +43,7 @@ def open_store(data_dir: DataDir, options: StartOptions, settings: Settings) -> 
     try:
         found = inspect_store(data_dir, thorough=options.restore or options.fresh)
         if options.restore:
-            return _restore(data_dir, found, options, settings)
+            return _restore(data_dir, found, options)
         if options.fresh:
             return _open_for_fresh(data_dir, found)
         if found.is_lost:
@@ -126,9 +126,7 @@ def _open_for_fresh(data_dir: DataDir, condition: StoreCondition) -> Store:
     return Store(data_dir, create=True)
 
 
-def _restore(
-    data_dir: DataDir, condition: StoreCondition, options: StartOptions, settings: Settings
-) -> Store:
+def _restore(data_dir: DataDir, condition: StoreCondition, options: StartOptions) -> Store:
     if not condition.is_lost:
         log.info("--restore: the store is intact and contains every attempt; nothing is restored")
         return Store(data_dir, create=True)
@@ -146,7 +144,7 @@ def _restore(
             pass  # the backup may be from an earlier version
         missing = attempt_folders.unknown_to_store(condition.folders, store.db.connection)
         with store.db.transaction() as db:
-            _AttemptImport(store, settings, missing).run(options.jobs_file)
+            _AttemptImport(store, options, missing).run(options.jobs_file)
             attempt_import.raise_id_sequences(db, _highest_ids(condition))
     except BaseException:
         store.close()

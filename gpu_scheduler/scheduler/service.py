@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing
 
 from gpu_scheduler.attempts.executor import Executor
 from gpu_scheduler.config import STATE_FILE, StartOptions
-from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors.direct import DirectExecutor
@@ -20,7 +19,6 @@ from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
 from gpu_scheduler.health.storage import describe_store_error
 from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.reporting.log_setup import configure_logging
-from gpu_scheduler.scheduler import wiring
 from gpu_scheduler.scheduler.copied_store import in_own_folder
 from gpu_scheduler.scheduler.daemon import Daemon
 from gpu_scheduler.scheduler.fresh_start import refuse_active, refuse_unrecorded
@@ -49,17 +47,15 @@ RUNNER_START_VARIABLE = "GPU_SCHEDULER_RUNNERS"
 def run(
     options: StartOptions,
     failpoint: Callable[[str], None] = lambda step: None,
-    settings: Settings | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
     """Schedules until asked to end; returns the exit code.
 
     on_ready: called once everything is checked and `stop` works; log messages up to then have been printed.
-    failpoint and settings are for tests: steps of a round at which to stop, and shorter timeouts.
+    failpoint: called at each step of a round, for tests.
     Raises SchedulerError or a subclass if the options or the machine do not allow a start.
     """
     umask = os.umask(0o077)
-    settings = settings or wiring.settings_of(options)
     home = DataDir.of(options.state_file, options.data_dir)
     check_proc()
     home.check_access()
@@ -81,12 +77,12 @@ def run(
             log.warning("%s", warning)
         with ExitStack() as at_end:
             try:
-                store = at_end.enter_context(closing(open_store(home, options, settings)))
+                store = at_end.enter_context(closing(open_store(home, options)))
                 tenure = Ownership(home, lock)
                 executor = _make_executor(options.screen)
                 # A failed start deletes nothing, and leaves the schema as the older version wrote it.
-                with store.db.upgraded(), in_own_folder(store, options, settings):
-                    daemon = Daemon(options, store, tenure, umask, console, failpoint, settings, executor)
+                with store.db.upgraded(), in_own_folder(store, options):
+                    daemon = Daemon(options, store, tenure, umask, console, failpoint, executor)
             except (SchedulerError, sqlite3.OperationalError):
                 if is_new:
                     shutil.rmtree(home.folder, ignore_errors=True)  # it has never held a job

@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from gpu_scheduler.attempts.launch import LaunchOptions
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command.environment import find_conda_sh
-from gpu_scheduler.core.scheduling.facts import Settings
-from gpu_scheduler.core.scheduling.placement import Limits
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.recorded_options import RecordedOptions
-
-
-def settings_of(options: StartOptions) -> Settings:
-    """Returns the settings for the decisions of a round."""
-    return Settings(
-        limits=Limits(
-            options.mem_threshold,
-            options.load_threshold,
-            options.margin_mib,
-            options.idle_threshold_mib,
-            options.spike_buffer,
-        ),
-        exclusive=options.exclusive,
-        tolerance=options.tolerance,
-        oom_retries=options.oom_retries,
-        fail_retries=options.fail_retries,
-        max_assign_attempts=options.max_assign_attempts,
-        assign_retry_wait_s=options.assign_retry_wait_s,
-    )
 
 
 def conda_sh_of(options: StartOptions) -> str | None:
@@ -37,23 +16,19 @@ def conda_sh_of(options: StartOptions) -> str | None:
     return options.conda_sh or find_conda_sh(os.environ, os.path.exists)
 
 
-def started_of(options: StartOptions, llm_config: str) -> RecordedOptions:
-    """Returns the start options that readers of the store need. llm_config: absolute path of the file."""
+def options_to_record(options: StartOptions, llm_config: str) -> StartOptions:
+    """Returns the options with absolute paths of the files in use; that of llm_config is given."""
     conda_sh = conda_sh_of(options)
-    return RecordedOptions(
-        options.mem_threshold, options.load_threshold, options.cuda_ids, llm_config,
-        conda_sh and os.path.abspath(conda_sh),
-        options.jobs_file and os.path.abspath(options.jobs_file),
-        options.margin_mib, options.idle_threshold_mib, options.spike_buffer, options.tolerance,
-        options.exclusive, options.oom_retries, options.fail_retries, options.trust_files,
-    )  # fmt: skip
+    return replace(
+        options,
+        llm_config=llm_config,
+        conda_sh=conda_sh and os.path.abspath(conda_sh),
+        jobs_file=options.jobs_file and os.path.abspath(options.jobs_file),
+    )
 
 
-def launch_options_of(options: StartOptions, home: DataDir, umask: int, grace_s: float) -> LaunchOptions:
-    """Returns the options that all attempts share.
-
-    umask: of the jobs; grace_s: seconds between SIGTERM and SIGKILL.
-    """
+def launch_options_of(options: StartOptions, home: DataDir, umask: int) -> LaunchOptions:
+    """Returns the options that all attempts share. umask: of the jobs."""
     return LaunchOptions(
         environment=dict(os.environ),
         umask=umask,
@@ -61,6 +36,6 @@ def launch_options_of(options: StartOptions, home: DataDir, umask: int, grace_s:
         conda_sh=conda_sh_of(options),
         cuda_ids=options.cuda_ids,
         sessions=options.screen,
-        grace_s=grace_s,
+        grace_s=options.grace_s,
         extra={"GPU_SCHEDULER_SIM": str(home.simulation)} if options.simulated else {},
     )

@@ -18,7 +18,7 @@ def allocated_shares(store: Store, ended: Collection[int] = ()) -> dict[str, int
 
     ended: ids of attempts that have ended but whose end is not recorded yet.
     """
-    spike_buffer = recorded_options(store).limits.spike_buffer
+    spike_buffer = recorded_options(store).spike_buffer
     totals = {gpu.uuid: gpu.total_mib for gpu in store.gpus()}
     shares = dict.fromkeys(totals, 0)
     for attempt in store.active_attempts():

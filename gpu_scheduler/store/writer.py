@@ -16,10 +16,10 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import TRANSITIONS, JobState, check_transition
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
-from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.core.scheduling.gpu_recovery import UNREADABLE_PREFIX
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.order import NORMAL_PRIORITY
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.measurements import record_measurement
 from gpu_scheduler.store.store import Store
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app.gpu_views import gpu_views
-from gpu_scheduler.core.scheduling.placement import Limits
+from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.records import AttemptRecord
 from tests.records import attempt_record, gpu_record
 

@@ -199,7 +199,9 @@ def test_shows_peaks_and_declared_memory() -> None:
     seen = job_view(job_record(state="running"), row, context())
     assert (seen.vram_declared, seen.peaks, seen.warnings) == (900, {0: 700, 1: 800}, ())
     # The job declares nothing; the 900 MiB are from default_requirement.
-    seen = job_view(job_record(state="running"), attempt_record(vram=900, peaks={"A": 700, "B": 800}), context())
+    seen = job_view(
+        job_record(state="running"), attempt_record(vram=900, peaks={"A": 700, "B": 800}), context()
+    )
     assert seen.vram_declared is None
     seen = job_view(job_record(), None, context())
     assert (seen.vram_declared, seen.peaks) == (None, {})

@@ -21,7 +21,7 @@ from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.lock import scheduler_pid

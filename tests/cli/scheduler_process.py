@@ -12,7 +12,7 @@ import time
 from gpu_scheduler.attempts.executor import LaunchError
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
-from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.scheduler.loop import Loop
 from gpu_scheduler.store.data_dir import DataDir

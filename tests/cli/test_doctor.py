@@ -6,13 +6,14 @@ import json
 
 import pytest
 
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
-from gpu_scheduler.health.doctor.run_checks import DoctorOptions, run_checks
+from gpu_scheduler.health.doctor.run_checks import run_checks
 from tests.cli.desk import Desk
 
 
 def findings(monkeypatch: pytest.MonkeyPatch, *found: Finding) -> None:
-    monkeypatch.setattr("gpu_scheduler.cli.doctor.run_checks", lambda asked, waits: iter(found))
+    monkeypatch.setattr("gpu_scheduler.cli.doctor.run_checks", lambda *asked: iter(found))
 
 
 def test_doctor_prints_each_check_with_its_remedy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +79,8 @@ def test_doctor_checks_the_options_of_start(desk: Desk) -> None:
 def test_doctor_shows_progress_only_on_a_terminal(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("gpu_scheduler.health.doctor.gpus.probe", lambda *asked: iter(()))
-    asked = DoctorOptions(desk.data_dir, "", None, None, "auto", "1", None)
-    assert list(run_checks(asked, said.append))
+    options = StartOptions(jobs_file="", simulate="1")
+    assert list(run_checks(desk.data_dir, options, said.append))
     assert said == ["running conda", "reading the GPUs, at most 5 s"]
     findings(monkeypatch, ok(Check.USER, "fine"))
     assert desk.run("doctor")[2] == ""

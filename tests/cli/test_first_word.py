@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from gpu_scheduler.cli import _MODULES
 from gpu_scheduler.cli.first_word import jobs_file_index
 from gpu_scheduler.cli.parser import parse
-from gpu_scheduler.cli.start import start_options
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.scheduler import background, service
@@ -56,9 +55,9 @@ def world(tmp_path: Path) -> Iterator[World]:
         ("jobs.txt --watch", StartOptions(jobs_file="jobs.txt")),
         ("jobs.txt --drain", StartOptions(jobs_file="jobs.txt", drain=True)),
         ("jobs.txt --sim 2 -v", StartOptions(jobs_file="jobs.txt", drain=True, simulate="2", verbose=True)),
-        ("--state-file x.json jobs.txt", StartOptions("x.json", jobs_file="jobs.txt", drain=True)),
-        ("--state-file=x.json jobs.txt", StartOptions("x.json", jobs_file="jobs.txt", drain=True)),
-        ("jobs.txt --state-file x.json", StartOptions("x.json", jobs_file="jobs.txt", drain=True)),
+        ("--state-file x.json jobs.txt", StartOptions(state_file="x.json", jobs_file="jobs.txt", drain=True)),
+        ("--state-file=x.json jobs.txt", StartOptions(state_file="x.json", jobs_file="jobs.txt", drain=True)),
+        ("jobs.txt --state-file x.json", StartOptions(state_file="x.json", jobs_file="jobs.txt", drain=True)),
         ("--data-dir start jobs.txt", StartOptions(data_dir="start", jobs_file="jobs.txt", drain=True)),
         ("./status", StartOptions(jobs_file="./status", drain=True)),
         ("start", StartOptions()),
@@ -69,7 +68,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 @pytest.mark.usefixtures("here")
 def test_jobs_file_instead_of_a_command_is_run_and_drained(words: str, expected: StartOptions) -> None:
     options = parse(words.split())
-    assert (options.command, start_options(options)) == ("start", expected)
+    assert (options.command, StartOptions.from_values(vars(options))) == ("start", expected)
 
 
 @pytest.mark.usefixtures("here")

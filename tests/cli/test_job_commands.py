@@ -18,7 +18,7 @@ from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling import requests
-from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.scheduler import fresh_start
 from gpu_scheduler.store.data_dir import DataDir

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.cli.parser import GROUPS, parse
-from gpu_scheduler.cli.start import start_options
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
 
@@ -33,7 +32,20 @@ def test_state_file_and_data_dir_are_accepted_before_or_after_the_command(comman
 
 
 def test_the_defaults_of_start_are_those_of_the_scheduler() -> None:
-    assert start_options(parse(["start"])) == StartOptions()
+    assert StartOptions.from_values(vars(parse(["start"]))) == StartOptions()
+
+
+#: Every option of `start` with another value than its default, but for two that --fresh excludes.
+_ALL_CHANGED = StartOptions(
+    state_file="s.json", data_dir="d", gpus="0,2,3", jobs_file="", llm_config="l.json", screen=True,
+    mem_threshold=0.5, load_threshold=1.0, monitor_interval_s=0.5, state_interval_s=7.0,
+    max_assign_attempts=2, assign_retry_wait_s=0.0, log_dir="logs", gpu_probe="simulated", simulate="4:80G",
+    cuda_ids="visible", conda_sh="c.sh", drain=True, take_over=True, margin_mib=1024, idle_threshold_mib=0,
+    spike_buffer=0.2, tolerance=0.0, exclusive=True, oom_retries=3, fail_retries=1, learn=True,
+    poll_s=0.5, verbose=True, fresh=True, ignore_old_sessions=True, as_copy=True, trust_files=True,
+)  # fmt: skip
+#: Fields of Settings that no option sets.
+_WITHOUT_OPTION = ["launch_deadline_s", "max_launches", "grace_s", "memory_release_s", "survivor_wait_s"]
 
 
 def test_every_option_of_start_is_passed_on() -> None:
@@ -45,27 +57,20 @@ def test_every_option_of_start_is_passed_on() -> None:
         " --spike-buffer 0.2 --tolerance 0 --exclusive --oom-retries 3 --fail-retries 1 --learn --poll 0.5 -v"
         " --fresh --ignore-old-sessions --as-copy --trust-files"
     )
-    assert start_options(parse(["start", *words.split(" ")])) == StartOptions(
-        "s.json", "d", "0,2,3", "", "l.json", True, 0.5, 1.0, 0.5, 7.0, 2, 0.0, "logs", "simulated", "4:80G",
-        "visible", "c.sh", True, True, 1024, 0, 0.2, 0.0, True, 3, 1, True, 0.5, True, True,
-        ignore_old_sessions=True, as_copy=True, trust_files=True,
-    )  # fmt: skip
+    assert StartOptions.from_values(vars(parse(["start", *words.split(" ")]))) == _ALL_CHANGED
 
 
 def test_the_options_tested_above_all_differ_from_their_defaults() -> None:
-    said = StartOptions(
-        "s.json", "d", "0,2,3", "", "l.json", True, 0.5, 1.0, 0.5, 7.0, 2, 0.0, "logs", "simulated", "4:80G",
-        "visible", "c.sh", True, True, 1024, 0, 0.2, 0.0, True, 3, 1, True, 0.5, True, True,
-        ignore_old_sessions=True, as_copy=True, trust_files=True,
-    )  # fmt: skip
-    same = [name for name, value in vars(StartOptions()).items() if getattr(said, name) == value]
-    assert same == ["keep_history", "restore"]  # which --fresh excludes
+    same = [name for name, value in vars(StartOptions()).items() if getattr(_ALL_CHANGED, name) == value]
+    assert same == [*_WITHOUT_OPTION, "keep_history", "restore"]
 
 
 def test_keep_history_excludes_fresh() -> None:
-    assert start_options(parse(["start", "--keep-history"])) == StartOptions(keep_history=True)
-    assert start_options(parse(["start", "--restore"])) == StartOptions(restore=True)
-    assert start_options(parse(["start", "--restore"])) == StartOptions(restore=True)
+    assert StartOptions.from_values(vars(parse(["start", "--keep-history"]))) == StartOptions(
+        keep_history=True
+    )
+    assert StartOptions.from_values(vars(parse(["start", "--restore"]))) == StartOptions(restore=True)
+    assert StartOptions.from_values(vars(parse(["start", "--restore"]))) == StartOptions(restore=True)
     with pytest.raises(UsageError, match="not allowed with"):
         parse(["start", "--keep-history", "--fresh"])
 
@@ -75,7 +80,7 @@ def test_keep_history_excludes_fresh() -> None:
     ("text", "mib"), [("0", 0), ("512", 512), ("512M", 512), ("1G", 1024), ("1.5GiB", 1536), ("1g", 1024)]
 )
 def test_memory_options_accept_the_units_of_the_jobs_file(option: str, text: str, mib: int) -> None:
-    assert getattr(parse(["start", f"--{option}", text]), option.replace("-", "_")) == mib
+    assert getattr(parse(["start", f"--{option}", text]), f"{option.replace('-', '_')}_mib") == mib
 
 
 @pytest.mark.parametrize("option", ["--sim", "--simulate"])

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.cli.show import job_command
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command.build import build_command
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.text.secrets import HIDDEN, hide_secrets
-from gpu_scheduler.store.recorded_options import RecordedOptions, record_options
+from gpu_scheduler.store.recorded_options import record_options
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -192,10 +193,10 @@ def test_show_source_of_the_need(desk: Desk) -> None:
 
     path = desk.path / "llm.json"
     path.write_text('{"models": {"qwen": {"vram": "9G", "gpus": 2}}}')
-    record_options(desk.store, RecordedOptions(llm_config=str(path), exclusive=True))
+    record_options(desk.store, StartOptions(llm_config=str(path), exclusive=True))
     assert need("python t.py --llm qwen") == "9.0 GiB of each of 2 GPUs, each alone (model qwen)"
     assert need("true", vram=1024) == "1.0 GiB of a GPU, alone (its attributes)"
-    record_options(desk.store, RecordedOptions(llm_config=str(path)))
+    record_options(desk.store, StartOptions(llm_config=str(path)))
     assert need("python t.py") == "1 idle GPU (a command without declared need)"
     desk.store.set_learning(True)
     for peak, program in ((4000, "t.py"), (23000, "big.py")):

@@ -20,11 +20,12 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import Need, ResourceSpec
-from gpu_scheduler.store.recorded_options import RecordedOptions, record_options
+from gpu_scheduler.store.recorded_options import record_options
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -423,7 +424,7 @@ def test_status_shows_allocated_and_used_memory(desk: Desk) -> None:
         act.RecordOveruse(job, this, "SIM-1", 21000, 18432),
     )
     assert report(desk)["gpus"][1]["memory_allocated_mib"] == 23100
-    record_options(desk.store, RecordedOptions(spike_buffer=0.0))
+    record_options(desk.store, StartOptions(spike_buffer=0.0))
     assert report(desk)["gpus"][1]["memory_allocated_mib"] == 21000
     [warning] = jobs(desk)[job]["warnings"]
     assert warning.startswith(f"job {job} declared 18432 MiB but used 21000 MiB on GPU 1: ")

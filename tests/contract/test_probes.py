@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.errors import GpuStateError
-from gpu_scheduler.gpus.probes import ProbeError, ProbeKind
+from gpu_scheduler.gpus.probes import ProbeError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from tests.fakes.machine import FakeGpu, FakeMachine
 

@@ -9,8 +9,9 @@ from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.scheduling.accounting import declared_mib
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
+from gpu_scheduler.core.scheduling.settings import Settings
 
 TOTAL = 24_576
 NOW = Now(1_700_000_000.0, 1000.0, "boot")

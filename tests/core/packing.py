@@ -17,9 +17,10 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Need, ResourceSpec
 from gpu_scheduler.core.scheduling.plan import need_of, plan
+from gpu_scheduler.core.scheduling.settings import Settings
 
 MARGIN, IDLE, SPIKE, TOLERANCE = 512, 200, Fraction(1, 10), Fraction(1, 10)
 #: Duration of a tick of the model, seconds.

@@ -12,7 +12,8 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.copied_store import detach
-from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
+from gpu_scheduler.core.scheduling.settings import Settings
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 OPEN = Attempt(1, 7, "t" * 32, "boot", JobState.RUNNING, ("U0",), 500, launch_deadline=1010.0)

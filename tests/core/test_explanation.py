@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from gpu_scheduler.core.failure.explanation import describe_exit, explain, is_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
 from gpu_scheduler.core.scheduling.needs import Need
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits, obstacle
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.remedies import OomCase, gpu_remedy, oom_remedy, remedy
+from gpu_scheduler.core.scheduling.settings import Limits
 
 ONE, ALONE = Need(1, 500), Need(1, 1000, alone=True)
 HANDLED_TRACEBACK = """\

@@ -8,7 +8,8 @@ from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, without_impossib
 from gpu_scheduler.core.scheduling.facts import Gpu
 from gpu_scheduler.core.scheduling.gpu_availability import foreign_memory
 from gpu_scheduler.core.scheduling.needs import Need
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits, obstacle
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
+from gpu_scheduler.core.scheduling.settings import Limits
 
 Values = tuple[int | None, int | None, float | None]
 

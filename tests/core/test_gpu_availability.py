@@ -9,7 +9,7 @@ import pytest
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt, Gpu, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
 from gpu_scheduler.core.scheduling.gpu_availability import (
     availability,
     display_memory,
@@ -20,8 +20,9 @@ from gpu_scheduler.core.scheduling.gpu_availability import (
     unattributed_memory,
 )
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits
+from gpu_scheduler.core.scheduling.placement import GpuAvailability
 from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from tests.core.gpu_world import TOTAL, facts, gpu, group, running
 
 LIMITS = Limits()

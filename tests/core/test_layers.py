@@ -39,7 +39,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "runner": (),
     "system": ("runner.folder",),
     "store": (*CORE, *TOP, "system"),
-    "gpus.probes": ("core.model", "errors", "runner.folder"),
+    "gpus.probes": ("core.model", "errors", "config", "runner.folder"),
     "gpus": (*CORE, *TOP, "system", "runner.membership", "gpus.probes", "store"),
     "attempts": (*CORE, *TOP, "system", "runner", *STORE, "store.writer", "store.attempt_folders"),
     "executors": ("core.command", "runner.folder", "runner.spec", "runner.fork_protocol", "attempts.executor", "attempts.prepare"),
@@ -67,7 +67,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "simjob": ("gpus.probes.simulated_usage",),
     "clock": ("core.model",),
     "errors": (),
-    "config": (),
+    "config": ("core.scheduling.settings", "core.model.job_spec"),
     "__main__": ("cli",),
 }  # fmt: skip
 

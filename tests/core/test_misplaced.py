@@ -11,10 +11,11 @@ from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import RecordForeignPeaks, RecordMisplacedProcess
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.misplaced import misplaced_process_message, misplaced_processes
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.settings import Settings
 
 RUNNING = Attempt(
     1, 7, "t", "boot", JobState.RUNNING, ("U0",), 1000, status=AttemptStatus("live", 5), measured_at=1.0

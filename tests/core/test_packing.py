@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.settings import Settings
 from tests.core.packing import ForeignProcessPlan, JobPlan, Machine, Scene
 
 TICKS = 8

@@ -10,12 +10,12 @@ from gpu_scheduler.core.scheduling.needs import Need
 from gpu_scheduler.core.scheduling.placement import (
     ForeignUse,
     GpuAvailability,
-    Limits,
     WaitReason,
     foreign_use,
     obstacle,
     place,
 )
+from gpu_scheduler.core.scheduling.settings import Limits
 
 LIMITS = Limits()
 

@@ -13,21 +13,12 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import JobEnd, exit_code, is_drained
-from gpu_scheduler.core.scheduling.facts import (
-    Attempt,
-    Cancel,
-    Facts,
-    Gpu,
-    PendingGroup,
-    QueuedJob,
-    Request,
-    Settings,
-)
+from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Facts, Gpu, PendingGroup, QueuedJob, Request
 from gpu_scheduler.core.scheduling.gpu_availability import availability, foreign_memory
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Need, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.order import order
-from gpu_scheduler.core.scheduling.placement import Limits
 from gpu_scheduler.core.scheduling.plan import need_of, plan
+from gpu_scheduler.core.scheduling.settings import Limits, Settings
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 LIMITS = Limits()

@@ -9,7 +9,7 @@ import pytest
 from gpu_scheduler.app.preview import Preview, PreviewContext, preview
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
-from gpu_scheduler.core.scheduling.placement import Limits
+from gpu_scheduler.core.scheduling.settings import Limits
 
 CONFIG = parse_llm_config(
     '{"default_requirement": 1.0, "models": {"small": 0.5, "big": {"gpus": 2, "share": 1}}}'

@@ -10,13 +10,14 @@ from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
 from gpu_scheduler.core.scheduling.reconcile import (
     check_memory_release,
     needs_process_scan,
     reconcile,
     release_allocation,
 )
+from gpu_scheduler.core.scheduling.settings import Settings
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 SETTINGS = Settings()

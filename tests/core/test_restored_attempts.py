@@ -15,8 +15,9 @@ from gpu_scheduler.core.scheduling.actions import (
     ReleaseAllocation,
     Transition,
 )
-from gpu_scheduler.core.scheduling.facts import Attempt, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.restored_attempts import restore, supersede
+from gpu_scheduler.core.scheduling.settings import Settings
 
 NOW = Now(1.8e9, 1000.0, "boot")
 OPEN = Attempt(7, 3, "t" * 32, "boot", JobState.STARTING, survivors=())

@@ -12,9 +12,9 @@ from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import FinishAttempt, ReleaseAllocation
-from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Facts, Gpu, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.placement import Limits, could_fit
+from gpu_scheduler.core.scheduling.placement import could_fit
 from gpu_scheduler.core.scheduling.plan import need_of, plan
 from gpu_scheduler.core.scheduling.retry import (
     FIRST_WAIT_S,
@@ -23,6 +23,7 @@ from gpu_scheduler.core.scheduling.retry import (
     RetryDecision,
     decide_retry,
 )
+from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from tests.core.gpu_world import NOW, TOTAL, facts, gpu, running
 
 OOM = (

@@ -10,9 +10,10 @@ from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import RecordWindowClosed
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.settings import Settings
 
 CLOSED = Attempt(
     1, 7, "t", "boot", JobState.RUNNING, ("U0",), 1000,

@@ -22,9 +22,10 @@ from gpu_scheduler.core.scheduling.actions import (
     SetWaitReason,
     Start,
 )
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.core.scheduling.usage import attempt_memory, record_measurements
 from tests.core.gpu_world import facts, gpu, group, running
 

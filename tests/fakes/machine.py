@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.gpus.probes import Probe, ProbeKind, make_probe, simulated_usage
+from gpu_scheduler.config import ProbeKind
+from gpu_scheduler.gpus.probes import Probe, make_probe, simulated_usage
 
 FAKES = Path(__file__).parent
 

@@ -12,7 +12,6 @@ import sys
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.scheduling import reconcile
-from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.scheduler.service import run
 
 
@@ -30,11 +29,12 @@ def main(step: str, nth: int, screen: bool, full: bool) -> int:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     options = StartOptions(
-        simulate="2", jobs_file="", screen=screen, drain=True, log_dir="logs", state_file="state.json"
-    )
+        simulate="2", jobs_file="", screen=screen, drain=True, log_dir="logs", state_file="state.json",
+        launch_deadline_s=0.75, max_launches=12, grace_s=1.0,
+    )  # fmt: skip
     # Shorter timeouts than usual, to keep the tests fast.
     reconcile.RUNNER_OVERTIME_S = 1.0
-    return run(options, failpoint, Settings(launch_deadline_s=0.75, max_launches=12, grace_s=1.0))
+    return run(options, failpoint)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from gpu_scheduler.attempts.launch import Launcher, LaunchOptions
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.scheduling.facts import Facts, Settings
+from gpu_scheduler.core.scheduling.facts import Facts
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.scheduler.loop import Loop

@@ -13,10 +13,11 @@ import pytest
 
 from gpu_scheduler.attempts import failure_context
 from gpu_scheduler.attempts.log_tail import read_tail
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.reporting.reporter import EventReporter
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.recorded_options import RecordedOptions, record_options, recorded_options
+from gpu_scheduler.store.recorded_options import record_options, recorded_options
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import Rig
 
@@ -87,7 +88,7 @@ def test_only_the_log_of_a_failure_is_read_and_only_once(rig: Rig, monkeypatch: 
 def test_job_with_remapped_device_numbers_gets_advice(
     rig: Rig, gpu: int, default: str, own: str | None, cuda: str | None, advised: bool
 ) -> None:
-    record_options(rig.store, replace(RecordedOptions(), cuda_ids=default))  # type: ignore[arg-type]
+    record_options(rig.store, replace(StartOptions(), cuda_ids=default))  # type: ignore[arg-type]
     job = rig.add_job("echo 'RuntimeError: CUDA error: invalid device ordinal'; : --cuda 0; exit 1",
                   allowed=(gpu,), cuda_ids=own, cuda=cuda)  # fmt: skip
     reason = rig.tick_until_ended(job)["reason"]
@@ -97,15 +98,12 @@ def test_job_with_remapped_device_numbers_gets_advice(
 
 def test_start_options_of_the_newest_scheduler(tmp_path: Path) -> None:
     store = Store(DataDir.of(str(tmp_path / "state.json")), create=True)
-    assert recorded_options(store) == RecordedOptions()
-    record_options(store, RecordedOptions(0.5, 0.25, "visible", "/etc/llm.json", "/c/conda.sh"))
-    assert recorded_options(store) == RecordedOptions(0.5, 0.25, "visible", "/etc/llm.json", "/c/conda.sh")
-    assert (recorded_options(store).limits.mem_threshold, recorded_options(store).limits.load_threshold) == (
-        0.5,
-        0.25,
-    )
+    assert recorded_options(store) == StartOptions()
+    options = StartOptions(mem_threshold=0.5, cuda_ids="visible", llm_config="/etc/llm.json", gpus="0,2")
+    record_options(store, options)
+    assert recorded_options(store) == options
     store.db.set_meta("started_with", '{"cuda_ids": "visible", "of a later version": 1}')
-    assert recorded_options(store) == RecordedOptions(cuda_ids="visible")
+    assert recorded_options(store) == StartOptions(cuda_ids="visible")
     store.close()
 
 

@@ -19,9 +19,9 @@ from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import LlmConfig
-from gpu_scheduler.core.scheduling.placement import Limits
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.reporting import journal
 from gpu_scheduler.reporting.reporter import RETRY_S, EventReporter
 from gpu_scheduler.store.data_dir import DataDir
@@ -651,9 +651,7 @@ def test_replaces_a_partial_board_left_by_a_crash(harness: ReporterHarness) -> N
 def test_board_uses_the_limits_of_the_scheduler(harness: ReporterHarness) -> None:
     attempt = harness.start(job := harness.job())
     harness.record(act.RecordUsage(job, attempt, 101.0, (("U0", 20000, 50.0),)))
-    EventReporter(harness.store, harness.clock, Settings(limits=Limits(spike_buffer=0.5)), None).update(
-        harness.facts()
-    )
+    EventReporter(harness.store, harness.clock, Settings(spike_buffer=0.5), None).update(harness.facts())
     assert "allocated 0.5, 30000 MiB" in harness.board.read_text()
 
 

@@ -110,8 +110,8 @@ class Desk:
             path.unlink()
 
     def start(self, **options: Any) -> Store:
-        options = {"state_file": str(self.data_dir.state_file), "jobs_file": "", **options}
-        return open_store(self.data_dir, StartOptions(**options), SETTINGS)
+        options = {**vars(SETTINGS), "state_file": str(self.data_dir.state_file), "jobs_file": "", **options}
+        return open_store(self.data_dir, StartOptions(**options))
 
     def restore(self, **options: Any) -> None:
         """Restores the store as `start --restore` does, with new scheduler parts."""
@@ -567,8 +567,8 @@ def test_a_copy_without_its_database_is_still_a_copy(desk: Desk) -> None:
     shutil.copytree(desk.data_dir.folder, copy / "state.d", ignore=shutil.ignore_patterns("scheduler.db*"))
     data_dir = DataDir.of(str(copy / "state.json"))
     with pytest.raises(SchedulerError, match=f"job {job} is still running"):
-        open_store(data_dir, StartOptions(), SETTINGS)
-    store = open_store(data_dir, StartOptions(restore=True, jobs_file=""), SETTINGS)
+        open_store(data_dir, StartOptions())
+    store = open_store(data_dir, StartOptions(restore=True, jobs_file=""))
     assert location.location_verdict(store) == "copied"
     store.close()
     desk.rig = Rig(desk.folder, executor=Quick())

@@ -12,8 +12,8 @@ import pytest
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
-from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.core.scheduling.gpu_recovery import UNLISTED_FAULT, UNREADABLE_PREFIX
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import GpuStateError, UsageError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient, ProbeFailure, UnreadableError
 from gpu_scheduler.gpus.sampling import RETRY_S, SAMPLE_EVERY_S, Sampler

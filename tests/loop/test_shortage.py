@@ -21,7 +21,7 @@ from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.health_issue import HealthSubject
-from gpu_scheduler.core.scheduling.facts import Settings
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors import forking
 from gpu_scheduler.executors.direct import DirectExecutor

@@ -10,8 +10,8 @@ import pytest
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.gpu_kind import RecordedGpus, recorded_gpus
 from gpu_scheduler.store.gpu_kind_change import change_gpu_kind

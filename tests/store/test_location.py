@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.scheduler.copied_store import in_own_folder
 from gpu_scheduler.store import location
@@ -194,7 +193,7 @@ def test_refuses_a_copy_made_with_hard_links(tmp_path: Path) -> None:
     for options in (StartOptions(as_copy=True), StartOptions(fresh=True)):
         with (
             pytest.raises(SchedulerError, match=r"hard link.*\n.*`cp -r`"),
-            in_own_folder(store, options, Settings()),
+            in_own_folder(store, options),
         ):
             pass
     store.close()

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.attempt_rows import allocated_shares, attempt_from_record
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.measurements import LearnedNeeds, class_usages, quantile
-from gpu_scheduler.store.recorded_options import RecordedOptions, record_options
+from gpu_scheduler.store.recorded_options import record_options
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
@@ -261,7 +262,7 @@ def test_reads_an_open_attempt_for_the_next_round(store: Store) -> None:
 
 
 def test_the_allocated_share_grows_with_the_buffered_peak_until_release(store: Store) -> None:
-    record_options(store, RecordedOptions(spike_buffer=0.5))
+    record_options(store, StartOptions(spike_buffer=0.5))
     job = add(store)
     attempt = start(store, job, vram=6144)
     assert allocated_shares(store) == {"U0": 250, "U1": 0}

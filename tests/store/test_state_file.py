@@ -11,9 +11,9 @@ import pytest
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.intake.pauses import apply_edit, request_pauses, requested_pauses
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher

@@ -16,8 +16,8 @@ from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import IllegalTransitionError, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Settings
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store

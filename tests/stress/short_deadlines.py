@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from typing import Any
 
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.scheduling.facts import Settings
-from gpu_scheduler.scheduler import wiring
+from gpu_scheduler.scheduler import service
 
-_real = wiring.settings_of
+_real = service.run
 
 
-def _settings(options: StartOptions) -> Settings:
-    return replace(_real(options), launch_deadline_s=2.0)
+def _run(options: StartOptions, **others: Any) -> int:
+    return _real(replace(options, launch_deadline_s=2.0), **others)
 
 
 if __name__ == "__main__":
-    wiring.settings_of = _settings
+    service.run = _run  # type: ignore[assignment]
     from gpu_scheduler.cli import main
 
     sys.exit(main(sys.argv[1:]))

@@ -15,8 +15,9 @@ from gpu_scheduler.core.scheduling.actions import (
     RecordMemoryReleased,
     ReleaseAllocation,
 )
-from gpu_scheduler.core.scheduling.facts import Attempt, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.reconcile import reconcile
+from gpu_scheduler.core.scheduling.settings import Settings
 
 
 def detach(attempt: Attempt, now: Now, settings: Settings, original: str) -> list[Action]:

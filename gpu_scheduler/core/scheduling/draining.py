@@ -44,7 +44,7 @@ def _needs_user(resources: ResourceSpec, facts: Facts) -> bool:
         for gpu in facts.gpus
         if not gpu.paused
         and (resources.allowed is None or gpu.index in resources.allowed)
-        and could_fit(need, gpu.sample.total_mib if gpu.sample else None, facts.settings.limits)
+        and could_fit(need, gpu.sample.total_mib if gpu.sample else None, facts.settings)
     ]
     return need.count > len(usable)
 

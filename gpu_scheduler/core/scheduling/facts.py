@@ -13,31 +13,7 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.accounting import Allocation
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
-from gpu_scheduler.core.scheduling.placement import Limits
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The options of `start` that decisions depend on. Times in seconds.
-
-    exclusive: at most one job of ours on each GPU; tolerance: the fraction by which memory use may exceed the
-    declaration before it is reported; *_retries: defaults for jobs whose line sets none; max_launches: how
-    often an attempt is launched before it counts as not started; memory_release_s: the longest wait for the
-    memory of a released GPU; survivor_wait_s: how long the processes of a dead runner have to exit.
-    """
-
-    limits: Limits = field(default_factory=Limits)
-    exclusive: bool = False
-    tolerance: float = 0.10
-    oom_retries: int = 0
-    fail_retries: int = 0
-    max_assign_attempts: int = 5
-    assign_retry_wait_s: float = 5.0
-    launch_deadline_s: float = 10.0
-    max_launches: int = 3
-    grace_s: float = 10.0
-    memory_release_s: float = 60.0
-    survivor_wait_s: float = 60.0
+from gpu_scheduler.core.scheduling.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,15 @@ from gpu_scheduler.core.scheduling.accounting import (
     with_spike_buffer,
 )
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits
+from gpu_scheduler.core.scheduling.placement import GpuAvailability
+from gpu_scheduler.core.scheduling.settings import Limits
 
 
 def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
     """Returns the availability of a GPU, counting every attempt that still holds part of it."""
     here = [a for a in facts.attempts if gpu.uuid in a.gpus]
     holders = _holders(gpu, facts.attempts)
-    limits = facts.settings.limits
+    limits = facts.settings
     total = gpu.sample.total_mib if gpu.sample else None
     foreign_mib = foreign_memory(gpu, facts.attempts, limits)
     return GpuAvailability(

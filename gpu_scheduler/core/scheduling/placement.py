@@ -15,6 +15,7 @@ from gpu_scheduler.core.model.units import MAX_MIB, human_mib
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.scheduling.needs import Need
+    from gpu_scheduler.core.scheduling.settings import Limits
 
 
 @dataclass(frozen=True)
@@ -44,22 +45,6 @@ class GpuAvailability:
     unavailable_reason: str | None = None
     foreign_peak_mib: int = 0
     mean_foreign_load: float | None = 0.0
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The thresholds that decide whether a GPU accepts one more job.
-
-    mem_threshold, load_threshold: fraction of foreign use at or above which it accepts none. margin_mib:
-    memory kept free beside every declaration. idle_threshold_mib: foreign memory up to which a GPU counts as
-    idle (drivers and displays use a little). spike_buffer: fraction added to observed peaks.
-    """
-
-    mem_threshold: float = 0.8
-    load_threshold: float = 0.8
-    margin_mib: int = 512
-    idle_threshold_mib: int = 200
-    spike_buffer: float = 0.10
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from gpu_scheduler.core.scheduling.gpu_availability import availability, display
 from gpu_scheduler.core.scheduling.misplaced import misplaced_processes
 from gpu_scheduler.core.scheduling.needs import Need, ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.order import order
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits, WaitReason, could_fit, place
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, WaitReason, could_fit, place
 from gpu_scheduler.core.scheduling.reconcile import check_memory_release, reconcile, release_allocation
 from gpu_scheduler.core.scheduling.retry import GpuInventory
 from gpu_scheduler.core.scheduling.screen_windows import closed_windows
+from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.scheduling.usage import record_measurements, with_recorded_peaks
 
 _NO_NEEDS: Mapping[ResourceSpec, Need] = {}
@@ -75,7 +76,7 @@ def need_of(resources: ResourceSpec, facts: Facts) -> Need:
 
 
 def _leaves_room(need: Need, resources: ResourceSpec, facts: Facts) -> bool:
-    limits = facts.settings.limits
+    limits = facts.settings
     beside = replace(limits, margin_mib=limits.margin_mib + limits.idle_threshold_mib)
     return any(
         could_fit(need, gpu.sample.total_mib if gpu.sample else None, beside)
@@ -92,7 +93,7 @@ def _gpu_inventory(attempt: Attempt, facts: Facts) -> GpuInventory:
     and the amount by which that may vary."""
     sizes = {gpu.uuid: (gpu.sample and gpu.sample.total_mib) or gpu.total_mib for gpu in facts.gpus}
     totals = {uuid: total for uuid, total in sizes.items() if total}
-    limits, count = facts.settings.limits, max(1, len(attempt.gpus))
+    limits, count = facts.settings, max(1, len(attempt.gpus))
     free = [
         totals[gpu.uuid] - display_memory(gpu, limits)
         for gpu in _allowed_gpus(attempt.resources, facts)
@@ -121,7 +122,7 @@ def _place_jobs(facts: Facts) -> list[Action]:
         if id(group) in reasons:
             continue
         need = needs[group.resources]
-        answer = place(need, group.resources.allowed, list(views.values()), facts.settings.limits)
+        answer = place(need, group.resources.allowed, list(views.values()), facts.settings)
         if isinstance(answer, WaitReason):
             reasons[id(group)] = answer
             if not job.bypassed and not answer.infeasible:
@@ -131,7 +132,7 @@ def _place_jobs(facts: Facts) -> list[Action]:
         waiting.clear()
         starts.append(_start(job.job_id, answer, need, facts))
         for uuid in answer:
-            views[uuid] = _with_allocation(views[uuid], need, facts.settings.limits)
+            views[uuid] = _with_allocation(views[uuid], need, facts.settings)
         if group.has_more and job is group.jobs[-1]:
             break  # the next job of its group, unknown in this round, may precede all others
     return starts + _wait_reasons(facts.pending_groups, reasons, needs)
@@ -157,7 +158,7 @@ def _memory_samples(attempt: Attempt, facts: Facts) -> list[tuple[float | None, 
         gpu = gpus.get(uuid)
         # An unmanaged GPU is not sampled and gets no jobs, so there is nothing to wait for.
         samples.append(
-            (gpu.sampled_at, unattributed_memory(gpu, facts.attempts, facts.settings.limits))
+            (gpu.sampled_at, unattributed_memory(gpu, facts.attempts, facts.settings))
             if gpu
             else (facts.now.boot, None)
         )
@@ -166,7 +167,7 @@ def _memory_samples(attempt: Attempt, facts: Facts) -> list[tuple[float | None, 
 
 def _baseline(uuids: tuple[str, ...], facts: Facts) -> tuple[tuple[str, int], ...]:
     chosen = [gpu for gpu in facts.gpus if gpu.uuid in uuids]
-    limits = facts.settings.limits
+    limits = facts.settings
     return tuple((gpu.uuid, unattributed_memory(gpu, facts.attempts, limits) or 0) for gpu in chosen)
 
 

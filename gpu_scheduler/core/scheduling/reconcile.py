@@ -28,8 +28,9 @@ from gpu_scheduler.core.scheduling.actions import (
     VoidClaim,
     WakeRunner,
 )
-from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
 from gpu_scheduler.core.scheduling.retry import GpuInventory, RetryDecision, decide_retry
+from gpu_scheduler.core.scheduling.settings import Settings
 
 #: Seconds between signals to processes that do not react.
 SIGNAL_INTERVAL_S = 1.0

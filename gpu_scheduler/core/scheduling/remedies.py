@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.scheduling.placement import ForeignUse, GpuAvailability, Limits, foreign_use
+from gpu_scheduler.core.scheduling.placement import ForeignUse, GpuAvailability, foreign_use
+from gpu_scheduler.core.scheduling.settings import Limits
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.scheduling.needs import Need

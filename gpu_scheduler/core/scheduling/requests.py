@@ -20,7 +20,8 @@ from gpu_scheduler.core.scheduling.actions import (
     SetPaused,
     SetQueuePositions,
 )
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Request, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Request
+from gpu_scheduler.core.scheduling.settings import Settings
 
 ActionsAndAnswer = tuple[list[Action], str]
 

@@ -17,8 +17,9 @@ from gpu_scheduler.core.scheduling.actions import (
     ReleaseAllocation,
     Transition,
 )
-from gpu_scheduler.core.scheduling.facts import Attempt, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.reconcile import reconcile
+from gpu_scheduler.core.scheduling.settings import Settings
 
 
 def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from gpu_scheduler.core.model.units import human_mib
 from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib
-from gpu_scheduler.core.scheduling.facts import Attempt, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt
+from gpu_scheduler.core.scheduling.settings import Settings
 
 #: Factor by which the memory that was observed or declared is raised after an OOM.
 RAISE_FACTOR = 1.25
@@ -86,7 +87,7 @@ def _had_maximum(attempt: Attempt, inventory: GpuInventory) -> bool:
 def _raised_mib(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> int | None:
     """Returns 1.25 x max(observed peak, declaration) of the GPU where that is largest, limited by the memory
     available, in MiB; None if neither is known."""
-    spike = settings.limits.spike_buffer
+    spike = settings.spike_buffer
     declared = Allocation(attempt.share, attempt.vram, attempt.whole)
     budgets = [allocated_mib(declared, inventory.totals_mib.get(uuid, 0), spike) for uuid in attempt.gpus]
     raised = math.ceil(RAISE_FACTOR * max([*attempt.peaks.values(), *budgets], default=0))

@@ -18,8 +18,9 @@ from gpu_scheduler.core.scheduling.actions import (
     RecordOveruse,
     RecordUsage,
 )
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.gpu_availability import foreign_load, foreign_peaks, listed_processes
+from gpu_scheduler.core.scheduling.settings import Settings
 
 
 def record_measurements(facts: Facts) -> list[Action]:
@@ -43,7 +44,7 @@ def _measure_foreign_load(gpu: Gpu, facts: Facts) -> list[Action]:
     """Records the foreign load of a sample once, given the attempts that hold the GPU at that time."""
     if gpu.sample is None or gpu.sampled_at in (None, gpu.foreign_load_at):
         return []
-    load = foreign_load(gpu, facts.attempts, facts.settings.limits)
+    load = foreign_load(gpu, facts.attempts, facts.settings)
     loads = (*gpu.foreign_loads, load)[-LOAD_SAMPLES:]
     # Equal only if all loads are the same; then the store is up to date.
     return [] if loads == gpu.foreign_loads else [RecordForeignLoad(gpu.uuid, loads, gpu.sampled_at)]

@@ -6,13 +6,11 @@ never directly. An unknown value is None, never zero.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
+from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
-
-ProbeKind = Literal["auto", "nvml", "gputil", "simulated"]
-KINDS: tuple[ProbeKind, ...] = ("auto", "nvml", "gputil", "simulated")
 
 #: Remedy when no GPU can be read.
 DRIVER_REMEDY = (

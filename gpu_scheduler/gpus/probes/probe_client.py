@@ -12,9 +12,10 @@ import sys
 import time
 from types import TracebackType
 
+from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import Snapshot
 from gpu_scheduler.errors import GpuStateError
-from gpu_scheduler.gpus.probes import DRIVER_REMEDY, ProbeKind
+from gpu_scheduler.gpus.probes import DRIVER_REMEDY
 from gpu_scheduler.gpus.probes.probe_process import ProbeProcess
 from gpu_scheduler.gpus.probes.wire import ProbeFailure, decode
 

@@ -12,16 +12,18 @@ import signal
 import threading
 import time
 from queue import SimpleQueue
+from typing import get_args
 
+from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import Snapshot
-from gpu_scheduler.gpus.probes import KINDS, Probe, ProbeError, make_probe
+from gpu_scheduler.gpus.probes import Probe, ProbeError, make_probe
 from gpu_scheduler.gpus.probes.wire import ProbeFailure, encode
 
 
 def main() -> None:
     """Serves until stdin closes. Arguments: --kind KIND [--simulate TEXT] [--sim-dir FOLDER]."""
     parser = argparse.ArgumentParser(prog="gpu_scheduler.gpus.probes.probe_server")
-    parser.add_argument("--kind", choices=KINDS, required=True)
+    parser.add_argument("--kind", choices=get_args(ProbeKind), required=True)
     parser.add_argument("--simulate")
     parser.add_argument("--sim-dir")
     options = parser.parse_args()

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Settings
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.gpu_availability import availability
 from gpu_scheduler.core.scheduling.needs import LlmConfig
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits
+from gpu_scheduler.core.scheduling.placement import GpuAvailability
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch, with_stored_values
 from gpu_scheduler.store.records import GpuRecord
 
@@ -18,7 +19,7 @@ def gpu_views(
     records: Sequence[GpuRecord],
     paused: Mapping[str, bool],
     attempts: Sequence[Attempt],
-    limits: Limits,
+    settings: Settings,
     now: Now,
 ) -> list[GpuAvailability]:
     """Returns a view of each of these GPUs. attempts: all that are not reconciled."""
@@ -32,7 +33,7 @@ def gpu_views(
     managed = {gpu.uuid: (gpu.index, paused.get(gpu.uuid, False)) for gpu in records}
     by_uuid = {gpu.uuid: gpu for gpu in records}
     gpus = tuple(with_stored_values(gpu, by_uuid[gpu.uuid]) for gpu in watch.gpus(managed, tokens))
-    facts = Facts(now, Settings(limits=limits), LlmConfig(), gpus, attempts=tuple(attempts))
+    facts = Facts(now, settings, LlmConfig(), gpus, attempts=tuple(attempts))
     return [availability(gpu, facts) for gpu in gpus]
 
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
-from gpu_scheduler.gpus.probes import ProbeKind
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.probes.visible_devices import restrict_to_visible
 

@@ -12,8 +12,9 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.share import format_share
 from gpu_scheduler.core.scheduling.needs import Need
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, Limits, WaitReason, obstacle, place
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, WaitReason, obstacle, place
 from gpu_scheduler.core.scheduling.remedies import gpu_remedy
+from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.formatting import count_noun, format_memory, pid_text
 
 _MAX_NEARBY = 5
