@@ -1,23 +1,99 @@
-"""Defines the executor, which starts the runner of an attempt; its result is read from the attempt folder."""
+"""Defines the port to executors, each of which runs attempts in its own way: on this machine or elsewhere."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, RunnerIdentity, StopRequest
+
 
 class LaunchError(Exception):
-    """A failure to start a runner. The text names the reason and the remedy."""
+    """A failure to launch an attempt. The text names the reason and the remedy."""
+
+
+@dataclass(frozen=True)
+class AttemptRef:
+    """Names one attempt to its executor.
+
+    token: the random mark by which an executor recognises the attempt. folder: its attempt folder, which
+    holds spec.json and command.sh when it is launched; an executor need not use it. runner: its runner
+    process, None = not known.
+    """
+
+    job_id: int
+    number: int
+    token: str
+    folder: Path
+    runner: RunnerIdentity | None = None
 
 
 class Executor(Protocol):
-    """Starts runners. A launch without an exception is no success yet: that is the runner's claim."""
+    """Launches, observes and stops single attempts. All verbs but `launch` may be repeated without harm.
 
-    def launch(self, folder: Path) -> None:
-        """Starts a runner for a prepared folder, without waiting for it. Raises LaunchError."""
+    name: recorded with each attempt that it launches, and never changed. is_local: its processes are on this
+    machine, where a scan of /proc finds them by the token. has_terminal: the command runs in a terminal.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_local(self) -> bool: ...
+
+    @property
+    def has_terminal(self) -> bool: ...
+
+    def launch(self, attempt: AttemptRef) -> None:
+        """Makes an attempt run, without waiting for it. Raises LaunchError.
+
+        A launch without an exception is no success yet: that is a status with a claim. However often an
+        attempt is launched, its command begins at most once.
+        """
+
+    def observe(self, attempt: AttemptRef) -> AttemptStatus:
+        """Returns the present status of an attempt. Raises OSError if it cannot be read now."""
+
+    def request_stop(self, attempt: AttemptRef, stop: StopRequest) -> None:
+        """Asks an attempt to end; a weaker request than one before changes nothing. Raises OSError."""
+
+    def repeat_stop(self, attempt: AttemptRef) -> None:
+        """Reminds an attempt that has not ended of the request to stop; never makes a new request."""
+
+    def cancel_launch(self, attempt: AttemptRef) -> None:
+        """Ensures that an attempt that has not begun never begins; has no effect on others. Raises OSError.
+
+        The next observation shows which of the two it was.
+        """
+
+    def kill(self, attempt: AttemptRef) -> None:
+        """Ends an attempt that did not end within its grace period, without leaving it time for a result."""
 
     def reap(self) -> None:
         """Collects its ended processes without blocking. `launch` does so too."""
 
     def close(self) -> None:
-        """Releases its resources; its runners keep running."""
+        """Releases its resources; its attempts keep running."""
+
+
+class Executors:
+    """The executors of a scheduler, by name. default: launches new attempts."""
+
+    def __init__(self, default: Executor, *others: Executor) -> None:
+        self.default = default
+        self._by_name = {one.name: one for one in (*others, default)}
+
+    def of(self, name: str) -> Executor | None:
+        """Returns the executor with this name; None if this scheduler does not have it."""
+        return self._by_name.get(name)
+
+    def reap(self) -> None:
+        """Collects the ended processes of all executors."""
+        for executor in self._by_name.values():
+            executor.reap()
+
+    def close(self) -> None:
+        """Releases the resources of all executors."""
+        for executor in self._by_name.values():
+            executor.close()

@@ -13,10 +13,13 @@ import os
 import stat
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gpu_scheduler.attempts.folder_parsing import ClaimFile, parse_claim, parse_result, parse_stop
+from gpu_scheduler.attempts.prepare import is_prepared
+from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, ClaimState, RunnerIdentity
 from gpu_scheduler.runner.folder import FileProblem, boot_id, open_file, read_object
 from gpu_scheduler.runner.process_scan import has_terminal, is_running
@@ -29,11 +32,18 @@ _ERROR_TAIL_BYTES = 4096
 
 
 def observe(folder: Path, token: str, recorded_runner: RunnerIdentity | None = None) -> AttemptStatus:
-    """Reads the status of an attempt folder.
+    """Reads the status of an attempt folder. recorded_runner: the runner in the store. Raises OSError."""
+    status = _read_status(folder, token, recorded_runner)
+    if status.claim != "none":
+        return status
+    if recorded_command(folder, token) is None:
+        return replace(status, folder_complete=is_prepared(folder))
+    # The claim precedes the command: it has appeared meanwhile, or it was removed.
+    return replace(_read_status(folder, token, recorded_runner), command_began=True)
 
-    Reads the claim first, because a runner that is found dead writes nothing afterwards. recorded_runner: the
-    runner in the store.
-    """
+
+def _read_status(folder: Path, token: str, recorded_runner: RunnerIdentity | None) -> AttemptStatus:
+    # The claim first, because a runner that is found dead writes nothing afterwards.
     reader = FolderReader(folder, token)
     claim, holder = reader.read_claim()
     state = _claim_state(claim, holder, recorded_runner, folder)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gpu_scheduler.attempts.executor import Executor, LaunchError
+from gpu_scheduler.attempts.executor import Executor, Executors, LaunchError
 from gpu_scheduler.attempts.log_folder import LogFolder, create_log
+from gpu_scheduler.attempts.observe import attempt_ref
 from gpu_scheduler.attempts.prepare import is_usable, prepare
 from gpu_scheduler.core.command.build import build_command
 from gpu_scheduler.core.command.session_names import session_name
@@ -23,8 +24,7 @@ from gpu_scheduler.store.writer import StoreWriter
 class LaunchOptions:
     """The settings that all attempts of this scheduler share.
 
-    umask: of the jobs; extra: variables added to their environment; sessions: run each job in a Screen
-    session.
+    umask: of the jobs; extra: variables added to their environment.
     """
 
     environment: Mapping[str, str]
@@ -32,7 +32,6 @@ class LaunchOptions:
     log_dir: str | None = None
     conda_sh: str | None = None
     cuda_ids: CudaIds = "physical"
-    sessions: bool = False
     grace_s: float = 10.0
     extra: Mapping[str, str] = field(default_factory=dict)
 
@@ -47,7 +46,7 @@ class Launcher:
         self,
         store: Store,
         recorder: StoreWriter,
-        executor: Executor,
+        executors: Executors,
         options: LaunchOptions,
         failpoint: Callable[[str], None] = lambda step: None,
         logs: LogFolder | None = None,
@@ -57,7 +56,7 @@ class Launcher:
         self._logs = logs or LogFolder.from_option(options.log_dir)
         self._store = store
         self._recorder = recorder
-        self._executor = executor
+        self._executors = executors
         self._options = options
 
     def launch(self, attempt_id: int) -> None:
@@ -67,27 +66,29 @@ class Launcher:
         ours.
         """
         attempt, job = self._store.attempt_with_job(attempt_id)
-        folder = self._store.data_dir.attempt_folder(job.id, attempt.number, attempt.token)
+        ref, executor = attempt_ref(self._store, attempt), self._executors.default
         try:
-            if not is_usable(folder, attempt.token):
-                self._prepare(attempt, job)
+            if not is_usable(ref.folder, ref.token):
+                self._prepare(attempt, job, executor)
             self._failpoint("folder made")
             self.check_owner()
-            self._executor.launch(folder)
+            executor.launch(ref)
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             raise LaunchError(f"job {job.id} cannot be launched: {where}{error.strerror or error}") from error
 
-    def _prepare(self, attempt: AttemptRecord, job: JobRecord) -> None:
+    def _prepare(self, attempt: AttemptRecord, job: JobRecord, executor: Executor) -> None:
         when = datetime.now()
         log = create_log(self._logs.create(), job.id, when)
         try:
-            self._write_folder(attempt, job, str(log), when)
+            self._write_folder(attempt, job, executor, str(log), when)
         except BaseException:
             log.unlink(missing_ok=True)  # the launch has failed
             raise
 
-    def _write_folder(self, attempt: AttemptRecord, job: JobRecord, log: str, when: datetime) -> None:
+    def _write_folder(
+        self, attempt: AttemptRecord, job: JobRecord, executor: Executor, log: str, when: datetime
+    ) -> None:
         options = self._options
         spec = job.spec
         index = self._store.gpu_indices()
@@ -98,7 +99,7 @@ class Launcher:
             options.conda_sh, options.cuda_ids, options.extra,
         )  # fmt: skip
         source_cwd = self._source_cwd(job.source)
-        session = session_name(gpus, spec.mode, job.id) if options.sessions else None
+        session = session_name(gpus, spec.mode, job.id) if executor.has_terminal else None
         self._recorder.record_log(attempt.id, log, session)
         header = "\n".join(
             [
@@ -110,10 +111,11 @@ class Launcher:
             ]
         )
         prepare(
-            self._store.data_dir.attempt_folder(job.id, number, token),
+            attempt_ref(self._store, attempt).folder,
             {
                 "job": job.id, "attempt": number, "token": token, "boot_id": attempt.boot_id,
-                "cwd": spec.cwd, "umask": options.umask, "env": command.env, "terminal": options.sessions,
+                "cwd": spec.cwd, "umask": options.umask, "env": command.env,
+                "terminal": executor.has_terminal,
                 "session": session, "log": log, "header": header, "timeout_s": spec.timeout_s,
                 "term_grace_s": options.grace_s,
                 attempt_folders.ORIGIN_KEY:

@@ -1,9 +1,10 @@
-"""Observes attempts: reads their folders into the values of the core, for the loop and for front ends."""
+"""Observes attempts of the store, for the loop and for front ends."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
+from gpu_scheduler.attempts.executor import AttemptRef
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
@@ -15,24 +16,42 @@ from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord
 from gpu_scheduler.store.store import Store
 
 
-def observe_attempt(store: Store, row: ActiveAttemptRecord) -> Attempt:
-    """Returns the attempt of a row of `Store.unsettled` with its current status; an ended one is not read."""
-    if row["outcome"]:
-        return attempt_from_record(row, AttemptStatus())
+def _observe_folder(attempt: AttemptRef) -> AttemptStatus:
+    return observe(attempt.folder, attempt.token, attempt.runner)
+
+
+def attempt_ref(store: Store, attempt: AttemptRecord | Attempt) -> AttemptRef:
+    """Returns the reference by which an executor knows an attempt."""
+    folder = store.data_dir.attempt_folder(attempt.job_id, attempt.number, attempt.token)
+    return AttemptRef(attempt.job_id, attempt.number, attempt.token, folder, attempt.runner)
+
+
+def observe_attempt(
+    store: Store,
+    record: ActiveAttemptRecord,
+    observe_one: Callable[[AttemptRef], AttemptStatus] = _observe_folder,
+) -> Attempt:
+    """Returns an active attempt with its present status; one that has ended is not observed.
+
+    observe_one: `observe` of its executor.
+    """
+    if record.outcome is not None:
+        return attempt_from_record(record, AttemptStatus())
     if store.other_host is not None:
-        return attempt_from_record(row, AttemptStatus(claim="unknown"))  # its processes run on another host
+        # Its processes run on another host.
+        return attempt_from_record(record, AttemptStatus(claim="unknown"))
     try:
-        status = read_status(store, row)
+        status = observe_one(attempt_ref(store, record))
     except OSError as error:
-        where = store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
+        where = attempt_ref(store, record).folder
         status = AttemptStatus(claim="unknown", anomalies=(f"{where}: {error.strerror}",))
     context = None
     if status.result is not None and is_failure(status.result):
         # Only the log of a failure is read, and only then is this module imported.
         from gpu_scheduler.attempts.failure_context import failure_context_of
 
-        context = failure_context_of(store, row, status)
-    return attempt_from_record(row, status, context)
+        context = failure_context_of(store, record, status)
+    return attempt_from_record(record, status, context)
 
 
 def attempts_without_processes(store: Store) -> frozenset[int]:
@@ -40,22 +59,20 @@ def attempts_without_processes(store: Store) -> frozenset[int]:
 
     A runner that has published its result is about to end and does not count as a process.
     """
-    rows = [row for row in store.active_attempts() if row["released_boot"] is None]
+    held = [record for record in store.active_attempts() if record.released_boot is None]
     boot_id = Clock().boot_id
     folders = {
-        row["token"]: store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
-        for row in rows
-        if row["boot_id"] == boot_id
+        record.token: attempt_ref(store, record).folder for record in held if record.boot_id == boot_id
     }
     alive = processes_of(folders) if folders else {}
-    return frozenset(row["id"] for row in rows if not _processes(store, row, alive))
+    return frozenset(record.id for record in held if not _processes(store, record, alive))
 
 
-def _processes(store: Store, row: ActiveAttemptRecord, alive: Mapping[str, Collection[int]]) -> set[int]:
-    pids = set(alive.get(row["token"], ()))
-    if pids and not row["outcome"]:
+def _processes(store: Store, record: ActiveAttemptRecord, alive: Mapping[str, Collection[int]]) -> set[int]:
+    pids = set(alive.get(record.token, ()))
+    if pids and record.outcome is None:
         try:
-            status = read_status(store, row)
+            status = read_status(store, record)
         except OSError:
             return pids
         if status.result is not None and status.pid is not None:
@@ -63,7 +80,6 @@ def _processes(store: Store, row: ActiveAttemptRecord, alive: Mapping[str, Colle
     return pids
 
 
-def read_status(store: Store, row: AttemptRecord) -> AttemptStatus:
-    """Reads the status of an attempt from its folder. Raises OSError."""
-    folder = store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
-    return observe(folder, row["token"], row.runner)
+def read_status(store: Store, record: AttemptRecord) -> AttemptStatus:
+    """Reads the status of an attempt of this machine. Raises OSError."""
+    return _observe_folder(attempt_ref(store, record))

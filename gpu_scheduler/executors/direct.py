@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
-from gpu_scheduler.attempts.executor import LaunchError
+from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
+from gpu_scheduler.attempts.local import LocalAttempts
 from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
 from gpu_scheduler.runner.folder import START, TOKEN
 from gpu_scheduler.runner.spec import read_spec
 
 
-class DirectExecutor:
+class DirectExecutor(LocalAttempts):
     """An executor that starts each runner directly.
 
     interpreter: the path of a Python; start: the script that makes it a runner.
     """
 
+    name = "direct"
+    has_terminal = False
+
     def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
         self._command = (interpreter, "-I", "-S", start)
         self._children = ChildProcesses()
 
-    def launch(self, folder: Path) -> None:
+    def launch(self, attempt: AttemptRef) -> None:
         """Starts a runner. Raises LaunchError."""
         try:
-            env = minimal_environment(os.environ) | {TOKEN: read_spec(folder)["token"]}
-            self._children.start((*self._command, str(folder)), env)
+            env = minimal_environment(os.environ) | {TOKEN: read_spec(attempt.folder)["token"]}
+            self._children.start((*self._command, str(attempt.folder)), env)
         except OSError as error:
             raise LaunchError(f"the runner cannot be started: {error}") from error
 

@@ -18,7 +18,8 @@ from collections.abc import Iterable
 from errno import EMFILE, ENOSYS
 from pathlib import Path
 
-from gpu_scheduler.attempts.executor import LaunchError
+from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
+from gpu_scheduler.attempts.local import LocalAttempts
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
 from gpu_scheduler.runner.folder import SHORTAGE, START, TOKEN
@@ -33,11 +34,14 @@ _START_EVERY_S = 10.0
 _RECENT_LAUNCHES = 64
 
 
-class ForkingExecutor:
+class ForkingExecutor(LocalAttempts):
     """An executor that starts runners through the fork helper.
 
     interpreter: the path of a Python; start: the script that makes it a runner or a helper.
     """
+
+    name = "direct"
+    has_terminal = False
 
     def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
         self._fallback = DirectExecutor(interpreter, start)
@@ -49,14 +53,14 @@ class ForkingExecutor:
         self._recent_launches = deque[str](maxlen=_RECENT_LAUNCHES)
         self._start()
 
-    def launch(self, folder: Path) -> None:
+    def launch(self, attempt: AttemptRef) -> None:
         """Starts a runner. Raises LaunchError."""
         try:
-            forked = self._fork(read_spec(folder)["token"], folder)
+            forked = self._fork(read_spec(attempt.folder)["token"], attempt.folder)
         except OSError as error:
             raise LaunchError(f"the runner cannot be started: {error}") from error
         if not forked:
-            self._fallback.launch(folder)
+            self._fallback.launch(attempt)
 
     def reap(self) -> None:
         """Collects helpers and the runners of the fallback; the helper collects its own runners."""

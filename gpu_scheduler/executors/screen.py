@@ -7,9 +7,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
-from gpu_scheduler.attempts.executor import LaunchError
+from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
+from gpu_scheduler.attempts.local import LocalAttempts
 from gpu_scheduler.attempts.prepare import replace
 from gpu_scheduler.core.command.screen_list import parse_session_list
 from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
@@ -32,23 +32,27 @@ setenv {token_name} {token}
 """
 
 
-class ScreenExecutor:
+class ScreenExecutor(LocalAttempts):
     """An executor that starts each runner in a detached Screen session.
 
     interpreter: the path of a Python; start: the script that makes it a runner.
     """
 
+    name = "screen"
+    has_terminal = True
+
     def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
         self._command = (interpreter, "-I", "-S", start)
         self._children = ChildProcesses()
 
-    def launch(self, folder: Path) -> None:
+    def launch(self, attempt: AttemptRef) -> None:
         """Starts a runner in the session that the folder's spec names. Raises LaunchError.
 
         Passes the token through Screen's settings. In the environment of the SCREEN process, a sweep would
         find it and end the session together with its output.
         """
         try:
+            folder = attempt.folder
             spec = read_spec(folder)
             screenrc = _SCREENRC.format(token_name=TOKEN, token=spec["token"])
             replace(folder, "screenrc", screenrc.encode("ascii"))

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_scheduler.attempts.executor import Executor
+from gpu_scheduler.attempts.executor import Executors
 from gpu_scheduler.attempts.launch import Launcher
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.clock import Clock
@@ -61,11 +61,11 @@ class Daemon:
         umask: int,
         console: Console,
         failpoint: Callable[[str], None],
-        executor: Executor,
+        executors: Executors,
     ) -> None:
         self._options = options
         self._clock = Clock()
-        self._executor = executor
+        self._executors = executors
         self._config = LlmConfigFile(options.llm_config, trust=options.trust_files)
         home, self._store = store.data_dir, store
         store.set_learning(options.learn)
@@ -77,7 +77,7 @@ class Daemon:
             self._clock,
             options.poll_s,
         )
-        self._loop = Loop(self._store, self._watch, self, options, self._clock, failpoint)
+        self._loop = Loop(self._store, self._watch, self, executors, options, self._clock, failpoint)
         self._loop.check_owner = ownership.check
         logs = LogFolder.from_option(options.log_dir)
         self._storage = self._loop.storage = StorageMonitor(
@@ -92,7 +92,7 @@ class Daemon:
         self._launcher = Launcher(
             self._store,
             self._loop.recorder,
-            self._executor,
+            self._executors,
             launch_options_of(options, home, umask),
             failpoint,
             logs,
@@ -135,7 +135,7 @@ class Daemon:
         except STORAGE_ERRORS as error:
             log.error("%s; the state file may be out of date", error)
         self._sampler.close()
-        self._executor.close()
+        self._executors.close()
         self._wakeups.close()
 
     def serve(self, on_ready: Callable[[], None] = lambda: None) -> int:
@@ -278,7 +278,7 @@ class Daemon:
 
     def _read_inputs(self) -> None:
         woken, now = self._wake_keys, self._clock.now().boot
-        self._executor.reap()
+        self._executors.reap()
         self._sampler.read(self._loop.recorder)
         if self._is_state_due():
             self._state_due_at = now + self._options.state_interval_s

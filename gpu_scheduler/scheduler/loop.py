@@ -11,13 +11,13 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
-from gpu_scheduler.attempts import runner_control
-from gpu_scheduler.attempts.executor import LaunchError
+from gpu_scheduler.attempts.executor import AttemptRef, Executor, Executors, LaunchError
+from gpu_scheduler.attempts.observe import attempt_ref
 from gpu_scheduler.attempts.sweep import sweep_once
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
@@ -31,6 +31,9 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
 log = logging.getLogger(__name__)
+
+AttemptAction = act.VoidClaim | act.RequestStop | act.WakeRunner | act.KillRunner | act.Sweep
+_ATTEMPT_ACTIONS = (act.VoidClaim, act.RequestStop, act.WakeRunner, act.KillRunner, act.Sweep)
 
 
 class AttemptLauncher(Protocol):
@@ -70,6 +73,7 @@ class Loop:
         store: Store,
         watch: GpuWatch,
         launcher: AttemptLauncher,
+        executors: Executors,
         settings: Settings,
         clock: Clock,
         failpoint: Callable[[str], None] = lambda step: None,
@@ -90,6 +94,7 @@ class Loop:
         self._logged: set[str] = set()
         self._line_waits: Mapping[int, LineWait] | None = None
         self._launcher = launcher
+        self._executors = executors
         self._failpoint = failpoint
 
     def tick(self) -> Facts | None:
@@ -103,7 +108,7 @@ class Loop:
         now = self.clock.now()
         issue = self.storage.issue() if self.storage is not None else None
         facts = read_facts(
-            self.store, self.watch, self.config, self.settings, now, issue,
+            self.store, self.watch, self._executors, self.config, self.settings, now, issue,
             placing=self.placing, learned=self._learned if self.store.learning else None,
         )  # fmt: skip
         # Observations of a folder that this scheduler no longer owns are void.
@@ -119,7 +124,7 @@ class Loop:
         for action in actions:
             self.on_action(action)
             try:
-                self._perform(action, opened)
+                self._perform(action, opened, facts)
             except (OSError, sqlite3.OperationalError) as error:
                 failed = failed or error
             self._failpoint(f"performed {type(action).__name__}")
@@ -162,13 +167,13 @@ class Loop:
             log.warning("%s", text)
             self._logged.add(text)
 
-    def _perform(self, action: act.Action, opened: dict[int, int]) -> None:
+    def _perform(self, action: act.Action, opened: Mapping[int, int], facts: Facts) -> None:
         if isinstance(action, act.Start):
             self._launch(opened[action.job_id])
         elif isinstance(action, act.Relaunch):
             self._launch(action.attempt_id)
-        elif isinstance(action, (act.VoidClaim, act.RequestStop, act.WakeRunner, act.KillRunner, act.Sweep)):
-            self._perform_in_folder(action)
+        elif isinstance(action, _ATTEMPT_ACTIONS):
+            self._perform_on_attempt(action, facts)
         elif isinstance(action, act.ReleaseAllocation):
             self.sample_wanted = True
         elif (
@@ -191,31 +196,28 @@ class Loop:
             log.warning("%s", error)
             self.recorder.record_launch_error(attempt_id, str(error))
 
-    def _perform_in_folder(
-        self, action: act.VoidClaim | act.RequestStop | act.WakeRunner | act.KillRunner | act.Sweep
-    ) -> None:
-        attempt = self.store.attempt(action.attempt_id)
-        assert attempt is not None
-        token, known = attempt.token, attempt.runner
-        folder = self.store.data_dir.attempt_folder(attempt.job_id, attempt.number, token)
+    def _perform_on_attempt(self, action: AttemptAction, facts: Facts) -> None:
+        attempt = next(one for one in facts.attempts if one.attempt_id == action.attempt_id)
+        ref, executor = attempt_ref(self.store, attempt), self._executors.default
         if isinstance(action, act.VoidClaim):
-            self._void_claim(attempt.job_id, folder, token)
+            self._cancel_launch(ref, executor)
         elif isinstance(action, act.RequestStop):
-            runner_control.request_stop(folder, token, action.cause, action.grace_s, "kill", known)
+            executor.request_stop(ref, StopRequest(action.cause, action.grace_s))
         elif isinstance(action, act.WakeRunner):
-            runner_control.wake_runner(folder, token, known)
+            executor.repeat_stop(ref)
         elif isinstance(action, act.KillRunner):
-            runner_control.kill_runner(folder, token, known)
+            executor.kill(ref)
         else:
-            sweep_once(folder, token, signal.SIGKILL if action.kill else signal.SIGTERM)
+            sweep_once(ref.folder, ref.token, signal.SIGKILL if action.kill else signal.SIGTERM)
 
-    def _void_claim(self, job_id: int, folder: Path, token: str) -> None:
-        # An error affects this attempt alone: its GPUs stay allocated, and the claim is tried again.
+    def _cancel_launch(self, attempt: AttemptRef, executor: Executor) -> None:
+        # An error affects this attempt alone: its GPUs stay allocated, and the next round tries again.
         try:
-            runner_control.void_claim(folder, token)
+            executor.cancel_launch(attempt)
         except OSError as error:
             self._log_once(
-                f"job {job_id} cannot be reconciled: {error}; check {folder}; retrying every second"
+                f"job {attempt.job_id} cannot be reconciled: {error}; check {attempt.folder};"
+                " retrying every second"
             )
 
 

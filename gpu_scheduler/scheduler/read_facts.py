@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_scheduler.attempts.observe import observe_attempt
-from gpu_scheduler.attempts.prepare import is_prepared
+from gpu_scheduler.attempts.executor import Executors
+from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt
 from gpu_scheduler.attempts.sweep import processes_of, recorded_command
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.now import Now
@@ -29,6 +29,7 @@ JOBS_PER_GROUP = 64
 def read_facts(
     store: Store,
     watch: GpuWatch,
+    executors: Executors,
     config: LlmConfig,
     settings: Settings,
     now: Now,
@@ -41,12 +42,9 @@ def read_facts(
 
     placing: whether jobs may be started; learned: None = needs are not learned.
     """
-    rows = store.active_attempts()
-    folders = {
-        row["token"]: store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
-        for row in rows
-    }
-    attempts = _attempts(store, rows, folders, now)
+    records = store.active_attempts()
+    folders = {record.token: attempt_ref(store, record).folder for record in records}
+    attempts = _attempts(store, executors, records, folders, now)
     tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
 
     def command_of(token: str) -> RecordedCommand | None:
@@ -78,52 +76,37 @@ def read_facts(
 
 
 def _attempts(
-    store: Store, rows: Sequence[ActiveAttemptRecord], folders: Mapping[str, Path], now: Now
+    store: Store,
+    executors: Executors,
+    records: Sequence[ActiveAttemptRecord],
+    folders: Mapping[str, Path],
+    now: Now,
 ) -> tuple[Attempt, ...]:
-    attempts = [_attempt(store, row, folders[row["token"]]) for row in rows]
+    def observe(record: ActiveAttemptRecord) -> Attempt:
+        return observe_attempt(store, record, executors.default.observe)
+
+    attempts = [observe(record) for record in records]
     wanted = {attempt.token: attempt for attempt in attempts if needs_process_scan(attempt, now)}
     if not wanted:
         return tuple(attempts)
+    local = {token: folders[token] for token in wanted} if executors.default.is_local else {}
     # A runner publishes its result after the end of all its processes; a killed one could not wait for that.
     unsupervised = [
-        token
-        for token, attempt in wanted.items()
-        if attempt.outcome is None and attempt.status.result is None
+        token for token in local if wanted[token].outcome is None and wanted[token].status.result is None
     ]
-    alive = processes_of({token: folders[token] for token in wanted}, unsupervised)
+    alive = processes_of(local, unsupervised) if local else {}
+
+    def with_survivors(record: ActiveAttemptRecord, attempt: Attempt) -> Attempt:
+        survivors = alive.get(attempt.token, ())
+        if not survivors and attempt.outcome is None and attempt.status.claim != "dead":
+            # The runner may have published the result between the first observation and the scan.
+            attempt = observe(record)
+        return replace(attempt, survivors=survivors)
+
     return tuple(
-        _with_survivors(store, row, attempt, alive.get(attempt.token, ()))
-        if attempt.token in wanted
-        else attempt
-        for row, attempt in zip(rows, attempts, strict=True)
+        with_survivors(record, attempt) if attempt.token in wanted else attempt
+        for record, attempt in zip(records, attempts, strict=True)
     )
-
-
-def _with_survivors(
-    store: Store, row: ActiveAttemptRecord, attempt: Attempt, survivors: tuple[int, ...]
-) -> Attempt:
-    """Returns an attempt with its surviving processes.
-
-    Reads the folder again if none are left and the runner was not found dead, because the runner may have
-    written the result between the first reading and the scan.
-    """
-    if not survivors and attempt.outcome is None and attempt.status.claim != "dead":
-        attempt = replace(
-            observe_attempt(store, row),
-            folder_complete=attempt.folder_complete,
-            command_began=attempt.command_began,
-        )
-    return replace(attempt, survivors=survivors)
-
-
-def _attempt(store: Store, row: ActiveAttemptRecord, folder: Path) -> Attempt:
-    attempt = observe_attempt(store, row)
-    if attempt.outcome is not None or attempt.status.claim != "none":
-        return attempt
-    if recorded_command(folder, row["token"]) is not None:
-        # The claim precedes the command: it has appeared meanwhile, or it was removed.
-        return replace(observe_attempt(store, row), folder_complete=True, command_began=True)
-    return replace(attempt, folder_complete=is_prepared(folder))
 
 
 def _pending_groups(store: Store, now: Now) -> tuple[PendingGroup, ...]:

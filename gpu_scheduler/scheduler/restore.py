@@ -16,7 +16,7 @@ from pathlib import Path
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.observe import observe_attempt
 from gpu_scheduler.attempts.runner_control import void_claim
-from gpu_scheduler.attempts.sweep import processes_of, recorded_command
+from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu_list import format_ranges
@@ -273,7 +273,7 @@ class _AttemptImport:
         status = observe(folder.path, token)
         if status.claim != "none" or status.result is not None:
             return False
-        if token in self._alive or recorded_command(folder.path, token) is not None:
+        if token in self._alive or status.command_began:
             return True
         void_claim(folder.path, token)
         return False

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 
-from gpu_scheduler.attempts.executor import Executor
+from gpu_scheduler.attempts.executor import Executors
 from gpu_scheduler.config import STATE_FILE, StartOptions
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError
@@ -79,10 +79,10 @@ def run(
             try:
                 store = at_end.enter_context(closing(open_store(home, options)))
                 tenure = Ownership(home, lock)
-                executor = _make_executor(options.screen)
+                executors = _make_executors(options.screen)
                 # A failed start deletes nothing, and leaves the schema as the older version wrote it.
                 with store.db.upgraded(), in_own_folder(store, options):
-                    daemon = Daemon(options, store, tenure, umask, console, failpoint, executor)
+                    daemon = Daemon(options, store, tenure, umask, console, failpoint, executors)
             except (SchedulerError, sqlite3.OperationalError):
                 if is_new:
                     shutil.rmtree(home.folder, ignore_errors=True)  # it has never held a job
@@ -173,10 +173,15 @@ def _acquire_lock(home: DataDir, take_over: bool) -> InstanceLock:
     return lock
 
 
-def _make_executor(screen: bool) -> Executor:
+def _make_executors(screen: bool) -> Executors:
+    """Returns the executors of this machine. screen: new attempts run in Screen sessions.
+
+    Raises SchedulerError.
+    """
     if not screen:
-        return DirectExecutor() if os.environ.get(RUNNER_START_VARIABLE) == "exec" else ForkingExecutor()
+        exec_each = os.environ.get(RUNNER_START_VARIABLE) == "exec"
+        return Executors(DirectExecutor() if exec_each else ForkingExecutor(), ScreenExecutor())
     problem = screen_problem()
     if problem is not None:
         raise SchedulerError(f"--screen: {problem}")
-    return ScreenExecutor()
+    return Executors(ScreenExecutor(), DirectExecutor())

@@ -35,7 +35,6 @@ def launch_options_of(options: StartOptions, home: DataDir, umask: int) -> Launc
         log_dir=options.log_dir,
         conda_sh=conda_sh_of(options),
         cuda_ids=options.cuda_ids,
-        sessions=options.screen,
         grace_s=options.grace_s,
         extra={"GPU_SCHEDULER_SIM": str(home.simulation)} if options.simulated else {},
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.attempts.executor import AttemptRef
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.prepare import prepare
 from gpu_scheduler.attempts.sweep import processes_of, sweep
@@ -94,8 +95,7 @@ class Desk:
             REPORT_START + script,
         )  # fmt: skip
         self.writer.record_log(row["id"], str(log), None)
-        executor = DirectExecutor()
-        executor.launch(self.folder(row))
+        DirectExecutor().launch(AttemptRef(job_id, 1, row["token"], self.folder(row)))
         wait_for(lambda: observe(self.folder(row), row["token"]).claim != "none", f"claim of job {job_id}")
         self.record(act.Transition(job_id, row["id"], JobState.RUNNING))
         return job_id

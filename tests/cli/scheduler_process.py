@@ -9,10 +9,11 @@ from __future__ import annotations
 import sys
 import time
 
-from gpu_scheduler.attempts.executor import LaunchError
+from gpu_scheduler.attempts.executor import Executors, LaunchError
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
 from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.scheduler.loop import Loop
 from gpu_scheduler.store.data_dir import DataDir
@@ -32,7 +33,7 @@ def main() -> None:
     while not home.database.exists():
         time.sleep(0.005)
     store = Store(home)
-    loop = Loop(store, GpuWatch(), _NoLauncher(), Settings(), Clock())
+    loop = Loop(store, GpuWatch(), _NoLauncher(), Executors(DirectExecutor()), Settings(), Clock())
     if "rising" in sys.argv:
         while not (found := [wish["id"] for wish in store.open_requests()]):
             time.sleep(0.005)

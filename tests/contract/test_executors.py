@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.executor import Executor, LaunchError
+from gpu_scheduler.attempts.executor import AttemptRef, Executor, LaunchError
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
@@ -87,7 +87,7 @@ def test_three_launches_start_the_command_once(executor: Executor, make: Make) -
     attempt = make("echo start; exit 0")
     attempt.prepare()
     for _ in range(3):
-        executor.launch(attempt.folder)
+        executor.launch(attempt.ref)
     attempt.result()
     wait_for(lambda: len(attempt.pids()) == 0, "every runner has left")
     assert attempt.body() == "start\n"
@@ -137,8 +137,9 @@ def test_runner_survives_its_starter(kind: str, make: Make, tmp_path: Path) -> N
     until_ready = "\nwhile not executor.helper_pid(): time.sleep(0.001)" if kind == "forking" else ""
     program = (
         f"from gpu_scheduler.executors.{kind} import {name}; from pathlib import Path; import os, sys, time\n"
+        "from gpu_scheduler.attempts.executor import AttemptRef\n"
         f"executor = {name}(){until_ready}\n"
-        "executor.launch(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+        "executor.launch(AttemptRef(7, 1, '', Path(sys.argv[1]))); os.kill(os.getpid(), 9)"
     )
     starter = [os.sys.executable, "-c", program, str(attempt.folder)]  # type: ignore[attr-defined]
     ended = subprocess.run(starter, start_new_session=True, check=False)
@@ -165,16 +166,16 @@ def test_missing_interpreter_is_a_launch_error(kind: str, make: Make) -> None:
     if kind != "screen":
         executor = DirectExecutor("/no/python") if kind == "direct" else ForkingExecutor("/no/python")
         with pytest.raises(LaunchError, match="runner cannot be started"):
-            executor.launch(attempt.folder)
+            executor.launch(attempt.ref)
     else:
         # Screen does not report it; the missing claim does.
-        ScreenExecutor("/no/python").launch(attempt.folder)
+        ScreenExecutor("/no/python").launch(attempt.ref)
     assert attempt.status().claim == "none"
 
 
 def test_folder_without_a_spec_is_a_launch_error(executor: Executor, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"no spec\.json"):
-        executor.launch(tmp_path)
+        executor.launch(AttemptRef(1, 1, "t", tmp_path))
 
 
 def zombies() -> set[str]:
@@ -214,7 +215,7 @@ def test_missing_screen_is_a_launch_error(
     assert problem is not None
     assert "sudo apt-get install screen" in problem
     with pytest.raises(LaunchError, match="apt-get install screen"):
-        ScreenExecutor().launch(attempt.folder)
+        ScreenExecutor().launch(attempt.ref)
 
 
 @pytest.mark.parametrize("kind", ["screen"], indirect=True)

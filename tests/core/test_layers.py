@@ -42,7 +42,10 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "gpus.probes": ("core.model", "errors", "config", "runner.folder"),
     "gpus": (*CORE, *TOP, "system", "runner.membership", "gpus.probes", "store"),
     "attempts": (*CORE, *TOP, "system", "runner", *STORE, "store.writer", "store.attempt_folders"),
-    "executors": ("core.command", "runner.folder", "runner.spec", "runner.fork_protocol", "attempts.executor", "attempts.prepare"),
+    "executors": (
+        "core.command", "runner.folder", "runner.spec", "runner.fork_protocol", "attempts.executor",
+        "attempts.local", "attempts.prepare",
+    ),
     "intake": (*CORE, *TOP, "system", *STORE),
     "health": (
         *CORE, *TOP, "system", "runner.folder", "runner.shortage", *STORE, "attempts.log_folder",

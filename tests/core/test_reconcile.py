@@ -205,8 +205,8 @@ def test_rule_5_a_dead_runner_keeps_the_cause_of_its_stop() -> None:
 
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STOPPING])
 def test_an_attempt_whose_folder_was_removed_is_not_relaunched(state: JobState) -> None:
-    removed = status(folder_exists=False)
-    lost = replace(OPEN, job_state=state, folder_complete=False, launch_deadline=0.0, status=removed)
+    removed = status(folder_exists=False, folder_complete=False)
+    lost = replace(OPEN, job_state=state, launch_deadline=0.0, status=removed)
     assert needs_process_scan(lost, NOW)
     assert reconcile(replace(lost, survivors=(44,)), NOW, SETTINGS) == [
         act.RecordRunnerDeath(1),
@@ -218,6 +218,7 @@ def test_an_attempt_whose_folder_was_removed_is_not_relaunched(state: JobState) 
 
 
 RUNNER = RunnerIdentity(44, 5, "boot")
+INCOMPLETE = AttemptStatus(folder_complete=False)
 
 
 def test_records_the_runner_that_holds_the_claim_once() -> None:
@@ -310,7 +311,7 @@ def test_does_not_relaunch_while_the_attempt_has_a_process() -> None:
     overdue = replace(STARTING, launch_deadline=0.0, launch_count=1)
     assert needs_process_scan(overdue, NOW)
     assert not needs_process_scan(replace(overdue, launch_deadline=1010.0), NOW)
-    assert not needs_process_scan(replace(overdue, folder_complete=False), NOW)
+    assert not needs_process_scan(replace(overdue, status=INCOMPLETE), NOW)
     assert reconcile(replace(overdue, survivors=(44,)), NOW, SETTINGS) == []
     assert reconcile(replace(overdue, survivors=()), NOW, SETTINGS) == [act.Relaunch(1)]
 
@@ -332,7 +333,7 @@ def test_rule_6_an_attempt_of_an_earlier_boot_is_not_relaunched() -> None:
 def test_rule_7_relaunches_an_unclaimed_attempt_at_most_twice() -> None:
     early = replace(OPEN, job_state=JobState.STARTING)
     assert reconcile(early, NOW, SETTINGS) == []
-    assert reconcile(replace(early, folder_complete=False), NOW, SETTINGS) == [act.Relaunch(1)]
+    assert reconcile(replace(early, status=INCOMPLETE), NOW, SETTINGS) == [act.Relaunch(1)]
     late = replace(early, launch_deadline=999.0)
     assert reconcile(late, NOW, SETTINGS) == [act.Relaunch(1)]
     assert reconcile(replace(late, launch_count=2), NOW, SETTINGS) == [act.Relaunch(1)]
@@ -483,7 +484,7 @@ def test_does_not_relaunch_while_starts_are_blocked() -> None:
     assert reconcile(replace(used_up, launch_count=0), NOW, SETTINGS, starts_blocked=True) == []
     assert reconcile(replace(used_up, launch_count=0), NOW, SETTINGS) == [act.Relaunch(1)]
     # Launches into an incomplete folder do not count as failed, however many.
-    assert reconcile(replace(used_up, folder_complete=False), NOW, SETTINGS) == [act.Relaunch(1)]
+    assert reconcile(replace(used_up, status=INCOMPLETE), NOW, SETTINGS) == [act.Relaunch(1)]
     failed = replace(late, launch_error="no such script")
     assert reconcile(failed, NOW, SETTINGS, starts_blocked=True) == [act.VoidClaim(1)]
     # Everything else proceeds as usual.
@@ -496,12 +497,11 @@ def test_does_not_relaunch_a_command_that_began() -> None:
     begun = replace(
         OPEN,
         job_state=JobState.STARTING,
-        status=status(claim="none"),
-        command_began=True,
+        status=status(claim="none", command_began=True),
         launch_deadline=0.0,
     )
     assert needs_process_scan(begun, NOW)
     assert reconcile(replace(begun, survivors=(77,)), NOW, SETTINGS) == []
     assert finished(replace(begun, survivors=())).outcome is Outcome.INTERRUPTED
-    again = only_action(reconcile(replace(begun, command_began=False, survivors=()), NOW, SETTINGS))
+    again = only_action(reconcile(replace(begun, status=status(claim="none"), survivors=()), NOW, SETTINGS))
     assert isinstance(again, act.Relaunch)

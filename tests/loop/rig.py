@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gpu_scheduler.attempts.executor import Executor
+from gpu_scheduler.attempts.executor import Executor, Executors
 from gpu_scheduler.attempts.launch import Launcher, LaunchOptions
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
@@ -36,7 +36,6 @@ class Rig:
         executor: Executor | None = None,
         settings: Settings = SETTINGS,
         conda_sh: str | None = None,
-        sessions: bool = False,
     ) -> None:
         self.folder = folder
         self.clock = Clock()
@@ -46,13 +45,15 @@ class Rig:
         self.executor = executor or DirectExecutor()
         options = LaunchOptions(
             {"PATH": os.environ["PATH"], "HOME": str(folder)}, 0o022, str(folder / "logs"), conda_sh,
-            sessions=sessions, grace_s=settings.grace_s,
+            grace_s=settings.grace_s,
         )  # fmt: skip
+        executors = Executors(self.executor)
         recorder = StoreWriter(self.store, settings)
         self.loop = Loop(
             self.store,
             self.watch,
-            Launcher(self.store, recorder, self.executor, options),
+            Launcher(self.store, recorder, executors, options),
+            executors,
             settings,
             self.clock,
         )

@@ -26,7 +26,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         return
     with socket_folder() as sockets:
         monkeypatch.setenv("SCREENDIR", str(sockets))
-        yield Rig(tmp_path, gpus=1, executor=ScreenExecutor(), sessions=True)
+        yield Rig(tmp_path, gpus=1, executor=ScreenExecutor())
 
 
 def test_gpu_is_released_only_after_a_hidden_process_of_a_killed_runner(rig: Rig) -> None:

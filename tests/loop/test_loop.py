@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.executor import LaunchError
+from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling import actions as act
@@ -129,27 +129,19 @@ def test_a_job_whose_runner_never_starts_fails_with_the_reason(tmp_path: Path) -
     assert len(list((tmp_path / "deaths").iterdir())) == 6
 
 
-class Refusing:
+class Refusing(DirectExecutor):
     """An executor whose first `times` launches fail."""
 
     def __init__(self, times: int) -> None:
+        super().__init__()
         self.times = times
-        self.real = DirectExecutor()
 
-    def launch(self, folder: Path) -> None:
+    def launch(self, attempt: AttemptRef) -> None:
         """Raises LaunchError, or launches."""
         self.times -= 1
         if self.times >= 0:
             raise LaunchError("fork failed: out of processes")
-        self.real.launch(folder)
-
-    def reap(self) -> None:
-        """As the real one."""
-        self.real.reap()
-
-    def close(self) -> None:
-        """As the real one."""
-        self.real.close()
+        super().launch(attempt)
 
 
 def test_a_failed_launch_is_retried_as_a_new_attempt(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.attempts.executor import AttemptRef
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.config import StartOptions
@@ -42,11 +43,12 @@ LONG = "echo $$ >> trace; while [ ! -e go ]; do sleep 0.02; done; echo end >> tr
 class Quick(DirectExecutor):
     """Starts real runners for commands that wait; writes the files of an ended attempt for all others."""
 
-    def launch(self, folder: Path) -> None:
+    def launch(self, attempt: AttemptRef) -> None:
+        folder = attempt.folder
         spec = json.loads((folder / "spec.json").read_text())
         job = spec["origin"]["spec"]
         if "while" in job.get("command", ""):
-            super().launch(folder)
+            super().launch(attempt)
             return
         words = ["bash", "-c", job["command"]] if "command" in job else [sys.executable, "-IS", job["script"]]
         code = subprocess.run([*words, *job.get("arguments", ())], cwd=spec["cwd"], check=False).returncode

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.attempts.executor import LaunchError
+from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.clock import Clock
@@ -60,14 +60,14 @@ class Refusing(DirectExecutor):
         self.number = number
         self.tried = 0
 
-    def launch(self, folder: Path) -> None:
+    def launch(self, attempt: AttemptRef) -> None:
         """Fails with the errno; if it is 0, starts nothing and reports nothing, like Screen."""
         self.tried += 1
         if self.number:
             error = OSError(self.number, os.strerror(self.number))
             raise LaunchError(f"the runner cannot be started: {error}") from error
         if self.number is None:
-            super().launch(folder)
+            super().launch(attempt)
 
 
 def rig_with(tmp_path: Path, executor: DirectExecutor, settings: Settings = SETTINGS) -> Rig:

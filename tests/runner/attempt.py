@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from gpu_scheduler.attempts.executor import Executor
+from gpu_scheduler.attempts.executor import AttemptRef, Executor
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.prepare import prepare
 from gpu_scheduler.attempts.runner_control import request_stop
@@ -85,6 +85,11 @@ class PreparedAttempt:
         }
         self.command_sh = REPORT_START + script
 
+    @property
+    def ref(self) -> AttemptRef:
+        """The reference by which an executor knows it."""
+        return AttemptRef(7, 1, self.token, self.folder)
+
     def prepare(self) -> None:
         """Makes the folder."""
         prepare(self.folder, self.spec, self.command_sh)
@@ -92,7 +97,7 @@ class PreparedAttempt:
     def launch(self, executor: Executor | None = None) -> PreparedAttempt:
         """Makes the folder and starts a runner."""
         self.prepare()
-        (executor or DirectExecutor()).launch(self.folder)
+        (executor or DirectExecutor()).launch(self.ref)
         return self
 
     def status(self) -> AttemptStatus:

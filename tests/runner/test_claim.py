@@ -41,7 +41,7 @@ def test_three_launches_start_the_command_once(make: Make) -> None:
         attempt = make("echo start >&2; exit 0")
         attempt.prepare()
         for _ in range(3):
-            executor.launch(attempt.folder)
+            executor.launch(attempt.ref)
         assert attempt.result().exit_code == 0
         reap(executor, 0)
         assert attempt.body() == "start\n"
@@ -168,7 +168,7 @@ def test_prepare_completes_a_partly_made_folder(make: Make) -> None:
         read_spec(attempt.folder)
     prepare(attempt.folder, attempt.spec, attempt.command_sh)
     prepare(attempt.folder, attempt.spec, attempt.command_sh)
-    executor.launch(attempt.folder)
+    executor.launch(attempt.ref)
     assert attempt.result().exit_code == 6
 
 

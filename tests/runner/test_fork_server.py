@@ -151,7 +151,7 @@ def test_second_launch_of_an_attempt_bypasses_the_helper(make: Make, executor: F
     attempt = make("exit 3").launch(executor)
     wait_for(lambda: not process_scan.descendants(helper), "the end of its runner")
     assert attempt.status().claim == "none"
-    executor.launch(attempt.folder)
+    executor.launch(attempt.ref)
     assert attempt.result().exit_code == 3
 
 
@@ -259,7 +259,7 @@ def test_fork_refused_by_a_shortage_fails_the_launch_with_its_errno(make: Make, 
     attempt = make("exit 1")
     attempt.prepare()
     with pytest.raises(LaunchError) as refused:
-        executor.launch(attempt.folder)
+        executor.launch(attempt.ref)
     assert isinstance(refused.value.__cause__, OSError)
     assert refused.value.__cause__.errno == errno.EAGAIN
     # The helper stays, and no other start was tried.

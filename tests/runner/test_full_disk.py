@@ -29,7 +29,7 @@ def filled_before_the_claim(home: Path) -> None:
         while True:
             os.write(filler, bytes(4096))
     executor = DirectExecutor()
-    executor.launch(attempt.folder)
+    executor.launch(attempt.ref)
     wait_for(lambda: list(attempt.folder.glob(".result.*")), "the runner has begun to reserve its result")
     assert attempt.status().claim == "none"
     assert executor.running == 1

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.attempts.executor import Executors
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.intake.pauses import apply_edit, request_pauses, requested_pauses
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
@@ -24,6 +26,8 @@ from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 from gpu_scheduler.views.event_messages import log_line
+
+EXECUTORS = Executors(DirectExecutor())
 
 
 class Machine:
@@ -50,7 +54,7 @@ class Machine:
         self.now += 2
         self.watch.check(self.now)
         while True:
-            facts = read_facts(self.store, GpuWatch(), LlmConfig(), Settings(), self.clock.now())
+            facts = read_facts(self.store, GpuWatch(), EXECUTORS, LlmConfig(), Settings(), self.clock.now())
             actions = plan(facts)
             if not actions:
                 break
@@ -319,7 +323,7 @@ def test_writes_at_most_once_a_second(machine: Machine) -> None:
     machine.round()
     request_pauses(machine.store, ["U0"], True, "cli", scheduler_is_up=False)
     machine.recorder.record(
-        plan(read_facts(machine.store, GpuWatch(), LlmConfig(), Settings(), machine.clock.now())),
+        plan(read_facts(machine.store, GpuWatch(), EXECUTORS, LlmConfig(), Settings(), machine.clock.now())),
         machine.clock.now(),
     )
     machine.watch.write(machine.now + 1.1)
@@ -327,7 +331,7 @@ def test_writes_at_most_once_a_second(machine: Machine) -> None:
     machine.recorder.record([], machine.clock.now())
     request_pauses(machine.store, ["U0"], False, "cli", scheduler_is_up=False)
     machine.recorder.record(
-        plan(read_facts(machine.store, GpuWatch(), LlmConfig(), Settings(), machine.clock.now())),
+        plan(read_facts(machine.store, GpuWatch(), EXECUTORS, LlmConfig(), Settings(), machine.clock.now())),
         machine.clock.now(),
     )
     machine.watch.write(machine.now + 1.5)

@@ -63,7 +63,7 @@ def runners(order: Order) -> Findings:
         attempt = PreparedAttempt(home, f"echo start >> {home}/trace; exit 7")
         attempt.prepare()
         for _ in range(3):
-            executor.launch(attempt.folder)
+            executor.launch(attempt.ref)
         wait_for(lambda: none_left(executor), "runners gone")
         trace = home / "trace"
         started = trace.read_text().count("start") if trace.exists() else 0

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from gpu_scheduler.attempts.executor import AttemptRef
 from gpu_scheduler.executors.direct import DirectExecutor
 from tests.isolation import SYSTEM_CONDA, SYSTEM_CONDA_REASON
 from tests.stress.harness import Stage, environment, newest_attempts, pause, program_for, scheduler
@@ -156,7 +157,7 @@ def _launch_second_runner(
     """Starts one more runner for one of the newest attempts, whatever its state."""
     newest = newest_attempts(stage.home, 20)
     if newest:
-        executor.launch(dice.choice(newest))
+        executor.launch(AttemptRef(0, 0, "", dice.choice(newest)))
         found.count("launched again")
 
 

@@ -78,6 +78,9 @@ class AttemptStatus:
     anomalies: unexpected contents of its folder, as phrases. window_open: whether the Screen window of a live
     runner still exists, for display only; None = it has none, or unknown. runner: the process that holds the
     claim. damage: the defect in the files that record the end, such as "the file claim was removed".
+
+    For an attempt without a claim: folder_complete: its folder has everything that a runner needs;
+    command_began: its command has registered itself there.
     """
 
     claim: ClaimState = "none"
@@ -92,3 +95,5 @@ class AttemptStatus:
     runner: RunnerIdentity | None = None
     damage: str | None = None
     folder_exists: bool = True
+    folder_complete: bool = True
+    command_began: bool = False

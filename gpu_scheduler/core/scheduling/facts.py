@@ -48,12 +48,10 @@ class PendingGroup:
 class Attempt:
     """An attempt that holds GPUs or awaits their memory release, from the store and from its folder.
 
-    Times are boot seconds of `boot_id`. folder_complete: the folder has everything that a runner needs.
-    command_began: the command has registered itself in the folder, which has no claim. survivors: its
-    processes; None = not scanned. baseline_mib: unattributed memory on each GPU when it started.
-    failure_context: what a failed command left behind. misplaced_gpus: GPUs outside its allocation on which
-    one of its processes was observed and reported. window_closed_recorded: the closing of its Screen window
-    was reported.
+    Times are boot seconds of `boot_id`. survivors: its processes; None = not scanned. baseline_mib:
+    unattributed memory on each GPU when it started. failure_context: what a failed command left behind.
+    misplaced_gpus: GPUs outside its allocation on which one of its processes was observed and reported.
+    window_closed_recorded: the closing of its Screen window was reported.
 
     share (thousandths, 0 = none) and vram (MiB): declared for each of its GPUs; whole: no other job of ours
     may run there. budgets: UUID -> MiB declared (or learned) there, None = unknown; empty: nothing was
@@ -82,8 +80,6 @@ class Attempt:
     outcome: Outcome | None = None
     status: AttemptStatus = field(default_factory=AttemptStatus)
     survivors: tuple[int, ...] | None = None
-    folder_complete: bool = True
-    command_began: bool = False
     launch_count: int = 1
     launch_deadline: float = 0.0
     launch_error: str | None = None

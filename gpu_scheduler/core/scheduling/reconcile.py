@@ -72,12 +72,12 @@ def has_unknown_runner(attempt: Attempt) -> bool:
 
 
 def _was_claimed(attempt: Attempt) -> bool:
-    return attempt.command_began or attempt.job_state in (JobState.RUNNING, JobState.STOPPING)
+    return attempt.status.command_began or attempt.job_state in (JobState.RUNNING, JobState.STOPPING)
 
 
 def _is_launch_overdue(attempt: Attempt, now: Now) -> bool:
     """Returns whether the launched runner has missed the deadline for its claim."""
-    launched = attempt.folder_complete and attempt.launch_error is None
+    launched = attempt.status.folder_complete and attempt.launch_error is None
     return attempt.status.claim == "none" and launched and now.boot >= attempt.launch_deadline
 
 
@@ -119,18 +119,18 @@ def reconcile(
     if attempt.boot_id != now.boot_id:
         return [_finish(attempt, Outcome.INTERRUPTED, now, settings, reason="the machine was restarted")]
     # With an incomplete folder no runner can be starting: the scheduler died before the launch.
-    if attempt.folder_complete and now.boot < attempt.launch_deadline:
+    if attempt.status.folder_complete and now.boot < attempt.launch_deadline:
         return []
     if attempt.launch_error is None:
         # One of its processes still runs: the runner is late, or its claim was removed.
-        if attempt.folder_complete and attempt.survivors:
+        if attempt.status.folder_complete and attempt.survivors:
             return []
         if starts_blocked:
             # The problem that blocks starts now also explains why no runner claimed it.
             tried = attempt.launch_count >= settings.max_launches
             return [ResetLaunchCount(attempt.attempt_id)] if tried else []
         # A launch into a folder that a full disk left incomplete does not count as failed either.
-        if not attempt.folder_complete or attempt.launch_count < settings.max_launches:
+        if not attempt.status.folder_complete or attempt.launch_count < settings.max_launches:
             return [Relaunch(attempt.attempt_id)]
     return _void_claim(attempt, now, gives_up=attempt.launch_error is None)
 
