@@ -31,6 +31,16 @@ def resolve_job(store: Store, ref: JobRef) -> int:
     return ref if isinstance(ref, int) else _jobs_in_range(store, ref)[0]
 
 
+def job_record(store: Store, job_id: int) -> JobRecord:
+    """Returns a job. Raises SchedulerError if there is none."""
+    job = store.job(job_id)
+    if job is None:
+        raise SchedulerError(
+            f"there is no job {job_id} in {store.data_dir.folder}; `status --all` lists them"
+        )
+    return job
+
+
 def resolve_jobs(store: Store, refs: Iterable[JobRef]) -> list[int]:
     """Returns the ids of the jobs in the order of the references, each once.
 

@@ -1,4 +1,4 @@
-"""`events`: prints what happened, read from the store, with or without a running scheduler."""
+"""`events`: prints what happened, as text or JSON lines."""
 
 from __future__ import annotations
 
@@ -9,50 +9,30 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 
-from gpu_scheduler.app.store_access import open_store
+from gpu_scheduler.app.events import EventReader, open_events
 from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.core.model.event import Event
-from gpu_scheduler.store.events import events_after as read
-from gpu_scheduler.store.events import id_before_last
-from gpu_scheduler.store.recorded_options import recorded_options
-from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.event_messages import dated_line, to_json
 
 _POLL_INTERVAL_S = 0.2
-_BATCH_SIZE = 1000
 
 
 def events(options: Namespace) -> int:
     """Prints the events, oldest first; with --follow also new ones."""
-    with open_store(location_of(options), allow_other_host=not options.follow) as store:
-        tolerance = recorded_options(store).tolerance
-        told: Callable[[Event], str] = (
-            to_json if options.jsonl else lambda event: dated_line(event, tolerance)
+    with open_events(location_of(options), options.lines, follow=options.follow) as reader:
+        format_event: Callable[[Event], str] = (
+            to_json if options.jsonl else lambda event: dated_line(event, reader.tolerance)
         )
-        after = 0 if options.lines is None else id_before_last(store, options.lines)
-        after = _print_after(store, after, told)
-        if options.follow:
-            _follow(store, after, told)
+        _print_new(reader, format_event)
+        while options.follow:
+            _wait_for_next_poll()
+            _print_new(reader, format_event)
     return 0
 
 
-def _print_after(store: Store, after: int, format_event: Callable[[Event], str]) -> int:
-    """Prints the events after this id; returns the id of the last one."""
-    while found := read(store, after, _BATCH_SIZE):
-        sys.stdout.writelines(f"{format_event(event)}\n" for event in found)
-        after = found[-1].id
+def _print_new(reader: EventReader, format_event: Callable[[Event], str]) -> None:
+    sys.stdout.writelines(f"{format_event(event)}\n" for event in reader.new_events())
     sys.stdout.flush()
-    return after
-
-
-def _follow(store: Store, after: int, format_event: Callable[[Event], str]) -> None:
-    seen = None
-    while True:
-        version = store.db.connection.execute("PRAGMA data_version").fetchone()[0]
-        if version != seen:
-            seen = version
-            after = _print_after(store, after, format_event)
-        _wait_for_next_poll()
 
 
 def _wait_for_next_poll() -> None:

@@ -1,115 +1,32 @@
-"""`screens`: lists the Screen sessions of running jobs.
-
-The sessions are known from the store and the attempt folders; Screen is asked only whether one is attached.
-"""
+"""`screens`: prints the Screen sessions of running jobs."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
 
-from gpu_scheduler.app import screen_sessions
-from gpu_scheduler.app.store_access import open_store
-from gpu_scheduler.attempts.observe import read_status
+from gpu_scheduler.app import screens as app
 from gpu_scheduler.cli.location import location_of, no_store_message
-from gpu_scheduler.core.command.screen_list import SessionList
-from gpu_scheduler.core.model.attempt_status import AttemptStatus
-from gpu_scheduler.core.model.states import ACTIVE
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import StoreNotFoundError
-from gpu_scheduler.store.records import AttemptRecord, JobRecord
-from gpu_scheduler.store.store import Store
-from gpu_scheduler.views.screens import SessionState, SessionsView, SessionView, to_json, to_text
+from gpu_scheduler.views.screens import to_json, to_text
 
 
 def screens(options: Namespace) -> int:
     """Prints the sessions; changes nothing."""
+    location = location_of(options)
     try:
-        with open_store(location_of(options)) as store:
-            shown = _read_sessions(store)
+        sessions = app.screens(location)
     except StoreNotFoundError:
         if not options.json:
-            print(safe_text(no_store_message(location_of(options)), keep_line_breaks=True))
+            print(safe_text(no_store_message(location), keep_line_breaks=True))
             return 0
-        shown = SessionsView(time.time(), ())
+        sessions = app.SessionsView(time.time(), ())
     if options.json:
-        sys.stdout.write(to_json(shown))
+        sys.stdout.write(to_json(sessions))
     else:
         width = os.get_terminal_size().columns if sys.stdout.isatty() else None
-        sys.stdout.write(to_text(shown, width or None))
+        sys.stdout.write(to_text(sessions, width or None))
     return 0
-
-
-def _read_sessions(store: Store) -> SessionsView:
-    with store.snapshot():
-        jobs = {row["id"]: row for row in store.open_jobs(tuple(ACTIVE))}
-        attempts = store.newest_attempts(jobs)
-        indices = store.gpu_indices()
-    running = [(row, seen) for row in attempts.values() if (seen := _observe_running(store, row)) is not None]
-    ours = sorted(
-        (job for job in running if _session_name(*job) is not None), key=lambda job: int(job[0]["job_id"])
-    )
-    lists = _session_lists(
-        seen.session for _, seen in ours if seen.session is not None and seen.window_open is not False
-    )
-    shown = tuple(_session_view(jobs[row["job_id"]], row, seen, indices, lists) for row, seen in ours)
-    notes = tuple(sorted({said for said in lists.values() if isinstance(said, str)}))
-    return SessionsView(time.time(), shown, len(running) - len(ours), notes)
-
-
-def _observe_running(store: Store, attempt: AttemptRecord) -> AttemptStatus | None:
-    """Returns the status of an attempt that is not over; None if it is over."""
-    if attempt["outcome"] is not None:
-        return None
-    try:
-        seen = read_status(store, attempt)
-    except OSError:
-        return AttemptStatus("unknown")
-    return None if seen.result is not None or seen.claim in ("dead", "void") else seen
-
-
-def _session_name(attempt: AttemptRecord, status: AttemptStatus) -> str | None:
-    """Returns the session's name; before the claim it lacks the pid that it will begin with."""
-    name: str | None = status.session or attempt["session"]
-    return name if status.claim != "live" else status.session
-
-
-def _session_lists(names: Iterable[str]) -> dict[str | None, SessionList | str]:
-    """Returns socket folder -> what Screen lists there; Screen is asked once per folder."""
-    folders = {screen_sessions.socket_folder(name) for name in names}
-    return {folder: screen_sessions.list_sessions(folder) for folder in folders}
-
-
-def _session_view(
-    job: JobRecord,
-    attempt: AttemptRecord,
-    status: AttemptStatus,
-    indices: Mapping[str, int],
-    lists: Mapping[str | None, SessionList | str],
-) -> SessionView:
-    name = _session_name(attempt, status)
-    folder = None if status.session is None else screen_sessions.socket_folder(status.session)
-    return SessionView(
-        job=job["id"],
-        gpus=tuple(sorted(indices.get(uuid, -1) for uuid in json.loads(attempt["gpus"]))),
-        session=name,
-        state=_session_state(status, lists.get(folder)),
-        started_at=attempt["started_at"],
-        text=job["text"],
-        screen_dir=folder if folder != (os.environ.get("SCREENDIR") or None) else None,
-    )
-
-
-def _session_state(status: AttemptStatus, session_list: SessionList | str | None) -> SessionState:
-    if status.claim != "live" or status.session is None:
-        return "starting" if status.claim == "none" else "unknown"
-    if status.window_open is False:
-        return "closed"
-    if session_list is None or isinstance(session_list, str):
-        return "unknown"
-    attached = session_list.attached.get(status.session)
-    return "unlisted" if attached is None else "attached" if attached else "detached"

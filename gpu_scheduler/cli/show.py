@@ -12,12 +12,11 @@ from pathlib import Path
 
 from gpu_scheduler.app import job_views
 from gpu_scheduler.app.current_need import current_need
-from gpu_scheduler.app.job_refs import resolve_job
+from gpu_scheduler.app.job_refs import job_record, resolve_job
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.view_context import context_of
 from gpu_scheduler.cli.location import location_of
-from gpu_scheduler.cli.logs import job_row
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.model.states import Outcome
@@ -46,7 +45,7 @@ def read_job_detail(store: Store, job_id: int) -> JobDetail:
     """Returns the details of a job. Raises SchedulerError if there is no such job."""
     is_up = scheduler_pid_of(store) is not None or store.other_host is not None
     with store.snapshot():
-        row = job_row(store, job_id)
+        row = job_record(store, job_id)
         attempts = store.attempts(job_id)
         open_now = [one for one in store.active_attempts() if one["job_id"] == job_id]
         context = context_of(store, open_now, is_up=is_up)

@@ -15,7 +15,7 @@ from itertools import dropwhile
 
 from gpu_scheduler.app import job_views
 from gpu_scheduler.app.current_need import current_need
-from gpu_scheduler.app.job_refs import resolve_job
+from gpu_scheduler.app.job_refs import job_record, resolve_job
 from gpu_scheduler.app.oom_case import oom_case
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
@@ -23,7 +23,6 @@ from gpu_scheduler.app.view_context import context_of, health_issues_of
 from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.attempts.observe import observe_attempt
 from gpu_scheduler.cli.location import location_of
-from gpu_scheduler.cli.logs import job_row
 from gpu_scheduler.cli.terminal import stdout_screen
 from gpu_scheduler.core.command.build import conda_environment
 from gpu_scheduler.core.failure.last_error import rendered_lines
@@ -104,7 +103,7 @@ def why(options: Namespace) -> int:
 def _inspect(store: Store, job_id: int) -> JobInspection:
     pid = scheduler_pid_of(store)
     with store.snapshot():
-        row = job_row(store, job_id)
+        row = job_record(store, job_id)
         unsettled = store.active_attempts()
         context = context_of(store, unsettled, is_up=pid is not None or store.other_host is not None)
         newest = store.newest_attempts([job_id]).get(job_id)

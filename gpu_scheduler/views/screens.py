@@ -3,49 +3,16 @@
 from __future__ import annotations
 
 import json
-import shlex
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.text.formatting import count_noun, format_age, safe_text
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.views.tables import PlainColumn, PlainRow, table_renderer
 
-SessionState = Literal["attached", "detached", "starting", "unlisted", "closed", "unknown"]
+if TYPE_CHECKING:
+    from gpu_scheduler.app.screens import SessionState, SessionsView, SessionView
 
 _STATE_LABELS: dict[SessionState, str] = {"unlisted": "not listed by Screen", "unknown": "?"}
-
-
-@dataclass(frozen=True)
-class SessionView:
-    """The Screen session of a running job. started_at: start of its attempt, wall seconds; screen_dir: the
-    SCREENDIR that it needs, None = the caller's."""
-
-    job: int
-    gpus: tuple[int, ...]
-    session: str | None
-    state: SessionState
-    started_at: float | None
-    text: str
-    screen_dir: str | None = None
-
-    @property
-    def attach_command(self) -> str | None:
-        """The command that attaches to it; None if there is nothing to attach to."""
-        if self.session is None or self.state in ("starting", "closed"):
-            return None
-        where = "" if self.screen_dir is None else f"SCREENDIR={shlex.quote(self.screen_dir)} "
-        return f"{where}screen {'-x' if self.state == 'attached' else '-r'} {self.session}"
-
-
-@dataclass(frozen=True)
-class SessionsView:
-    """All sessions. without_session: number of running jobs without one; notes: why Screen gave no answer."""
-
-    now: float
-    sessions: tuple[SessionView, ...]
-    without_session: int = 0
-    notes: tuple[str, ...] = ()
 
 
 def to_text(screens: SessionsView, width: int | None) -> str:

@@ -101,7 +101,7 @@ def test_each_end_has_its_own_outcome(desk: Desk) -> None:
 def test_events_are_printed_once_even_with_gaps_in_the_ids(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_scheduler.cli.events._BATCH_SIZE", 2)
+    monkeypatch.setattr("gpu_scheduler.app.events._BATCH_SIZE", 2)
     three_jobs(desk)
     desk.store.db.connection.execute("DELETE FROM history WHERE rowid < 4 OR rowid = 6")
     ids = [json.loads(line)["id"] for line in desk.run("events", "--jsonl")[1].splitlines()]

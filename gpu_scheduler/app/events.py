@@ -1,0 +1,42 @@
+"""Reads what happened, oldest first, with or without a running scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.store_access import open_store
+from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.store.events import events_after, id_before_last
+from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.store import Store
+
+_BATCH_SIZE = 1000
+
+
+class EventReader:
+    """The events of a store after a certain one. tolerance: error of a declaration that is still accurate."""
+
+    def __init__(self, store: Store, after: int) -> None:
+        self._store = store
+        self._after = after
+        self._version: int | None = None
+        self.tolerance = recorded_options(store).tolerance
+
+    def new_events(self) -> Iterator[Event]:
+        """Yields the events that were recorded since the last call."""
+        version = self._store.db.connection.execute("PRAGMA data_version").fetchone()[0]
+        if version == self._version:
+            return
+        self._version = version
+        while found := events_after(self._store, self._after, _BATCH_SIZE):
+            self._after = found[-1].id
+            yield from found
+
+
+@contextmanager
+def open_events(location: Location, last: int | None, *, follow: bool) -> Iterator[EventReader]:
+    """Opens the events, beginning with the `last` ones (None: all). follow: `new_events` is called again."""
+    with open_store(location, allow_other_host=not follow) as store:
+        yield EventReader(store, 0 if last is None else id_before_last(store, last))

@@ -1,0 +1,163 @@
+"""Finds the log of an attempt and follows it, and finds the Screen session of a running job."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+
+from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.attempts.observe import read_status
+from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.states import WAITING, JobState
+from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.records import AttemptRecord
+from gpu_scheduler.store.store import Store
+
+
+@dataclass(frozen=True)
+class AttachTarget:
+    """The session of a running job. program: path of Screen; environment: in which it finds the session."""
+
+    job_id: int
+    session: str
+    program: str
+    environment: Mapping[str, str]
+
+
+class LogProgress(Enum):
+    """What may still come to a log.
+
+    NEXT_ATTEMPT: `path` is now the log of the next attempt; BETWEEN_ATTEMPTS: the scheduler will start
+    another one; QUEUED_AGAIN and LEFT_OPEN: no scheduler is running that could continue the job.
+    """
+
+    RUNNING = "running"
+    NEXT_ATTEMPT = "next attempt"
+    BETWEEN_ATTEMPTS = "between attempts"
+    ENDED = "ended"
+    QUEUED_AGAIN = "queued again"
+    LEFT_OPEN = "left open"
+
+
+class JobLog:
+    """The log of an attempt. host: on which it was written, None = this one."""
+
+    def __init__(self, store: Store, attempt: AttemptRecord, *, single_attempt: bool) -> None:
+        self._store = store
+        self._attempt = attempt
+        self._single_attempt = single_attempt
+        self.job_id = attempt.job_id
+        self.host = None if store.other_host is None else store.other_host.name
+
+    @property
+    def path(self) -> str:
+        """The path of the file. Raises SchedulerError if the attempt has none."""
+        return _log_path(self._store, self._attempt)
+
+    def advance(self) -> LogProgress:
+        """Returns what may still come. What the file holds now is complete if that is not RUNNING."""
+        if not _is_over(self._store, self._attempt):
+            return LogProgress.RUNNING
+        if self._single_attempt:
+            return LogProgress.ENDED
+        newest = self._store.newest_attempts([self.job_id])[self.job_id]
+        if newest.id != self._attempt.id:
+            self._attempt = newest
+            return LogProgress.NEXT_ATTEMPT
+        state = job_record(self._store, self.job_id).state
+        if state in (JobState.FINISHED, JobState.HELD):
+            return LogProgress.ENDED
+        if scheduler_pid_of(self._store) is None:
+            return LogProgress.QUEUED_AGAIN if state in WAITING else LogProgress.LEFT_OPEN
+        return LogProgress.BETWEEN_ATTEMPTS
+
+
+@contextmanager
+def open_log(location: Location, job: JobRef, attempt: int | None, *, follow: bool) -> Iterator[JobLog]:
+    """Opens the log of an attempt. attempt: its number, None = the latest, and with `advance` later ones.
+
+    follow: `advance` will be called, which needs the store of this host. Raises SchedulerError if there is
+    no log.
+    """
+    with open_store(location, allow_other_host=not follow) as store:
+        found = _selected_attempt(store, resolve_job(store, job), attempt)
+        yield JobLog(store, found, single_attempt=attempt is not None)
+
+
+def attach_target(location: Location, job: JobRef) -> AttachTarget:
+    """Returns the session of a running job. Raises SchedulerError if it has none that can be attached to."""
+    with open_store(location) as store:
+        job_id = resolve_job(store, job)
+        state = job_record(store, job_id).state
+        attempt = store.newest_attempts([job_id]).get(job_id)
+        if attempt is None or attempt.outcome is not None:
+            hint = "" if attempt is None else f"; `logs {job_id}` shows its output"
+            raise SchedulerError(f"job {job_id} is not running but {state}{hint}")
+        status = _observe(store, attempt)
+    session = _open_session(job_id, status)
+    program = shutil.which("screen")
+    if program is None:
+        raise SchedulerError("GNU Screen is not installed; install it (sudo apt-get install screen)")
+    from gpu_scheduler.app import screen_sessions
+
+    where = screen_sessions.screen_environment(screen_sessions.socket_folder(session))
+    return AttachTarget(job_id, session, program, where)
+
+
+def _open_session(job_id: int, status: AttemptStatus) -> str:
+    follow = f"`logs {job_id} -f` follows its output"
+    if status.result is not None or status.claim in ("dead", "void"):
+        raise SchedulerError(f"job {job_id} is no longer running; `logs {job_id}` shows its output")
+    if status.claim in ("unclaimed", "invalid"):
+        raise SchedulerError(f"job {job_id}: {'; '.join(status.anomalies)}\n{follow}")
+    if status.claim == "none":
+        raise SchedulerError(f"job {job_id} is starting; try again in a moment")
+    if status.session is None:
+        raise SchedulerError(
+            f"job {job_id} has no Screen session (the scheduler was started without --screen)\n{follow}"
+        )
+    if status.window_open is False:
+        raise SchedulerError(f"the Screen window of job {job_id} was closed; the job continues\n{follow}")
+    return status.session
+
+
+def _selected_attempt(store: Store, job_id: int, number: int | None) -> AttemptRecord:
+    """Returns the attempt with that number, the latest for None."""
+    job = job_record(store, job_id)
+    attempts = {row.number: row for row in store.attempts(job_id)}
+    if not attempts:
+        raise SchedulerError(f"job {job_id} has no log: it is {job.state} and was never started")
+    attempt = attempts.get(max(attempts) if number is None else number)
+    if attempt is None:
+        there = ", ".join(map(str, sorted(attempts)))
+        raise SchedulerError(f"job {job_id} has no attempt {number}; its attempts are {there}")
+    return attempt
+
+
+def _is_over(store: Store, attempt: AttemptRecord) -> bool:
+    row = store.newest_attempts([attempt.job_id])[attempt.job_id]
+    if row.id != attempt.id or row.outcome is not None:
+        return True
+    seen = _observe(store, attempt)
+    return seen.result is not None or seen.claim in ("dead", "void")
+
+
+def _observe(store: Store, attempt: AttemptRecord) -> AttemptStatus:
+    try:
+        return read_status(store, attempt)
+    except OSError as error:
+        folder = store.data_dir.attempt_folder(attempt.job_id, attempt.number, attempt.token)
+        raise SchedulerError(f"job {attempt.job_id}: {folder} cannot be read: {error.strerror}") from None
+
+
+def _log_path(store: Store, attempt: AttemptRecord) -> str:
+    path = attempt.log or _observe(store, attempt).log
+    if path is None:
+        why = f": {attempt.reason or attempt.launch_error}" if attempt.outcome else " yet"
+        raise SchedulerError(f"attempt {attempt.number} of job {attempt.job_id} has no log{why}")
+    return str(path)
