@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.units import human_mib
 from gpu_scheduler.core.scheduling.facts import Facts, Gpu
-from gpu_scheduler.core.scheduling.needs import LlmConfig, Need, ResourceSpec
+from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.plan import need_of
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.intake.llm_config import LlmConfigFile

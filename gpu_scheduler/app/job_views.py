@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import math
-import posixpath
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.share import share_text
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.line_wait import LineWait
     from gpu_scheduler.core.model.now import Now
     from gpu_scheduler.core.scheduling.facts import Attempt
     from gpu_scheduler.store.records import AttemptRecord, JobRecord
-
-AWAITING_PROCESSES = "waiting for processes of its last attempt to end"
 
 
 @dataclass(frozen=True)
 class ViewContext:
     """Data beside a job's own records on which its view depends.
 
-    wait_reasons: spec key -> why its jobs wait, `default_wait_reason` if it is missing; needs: spec key ->
-    the fields of the Need that its jobs wait for; infeasible: spec keys that can never fit; indices: UUID ->
-    GPU index; open_requests: job id -> what a pending request asks for; open_attempts: attempt id -> facts of
-    an open attempt, from its row and folder; *_retries: defaults for jobs whose line gives none;
+    wait_reasons: spec key -> why its jobs wait, `default_wait` if it is missing; indices: UUID -> GPU
+    index; open_requests: job id -> what a pending request asks for; open_attempts: attempt id -> facts of an
+    open attempt, from its row and folder; *_retries: defaults for jobs whose line gives none;
     is_scheduler_up: a scheduler watches the jobs file.
     """
 
     now: Now
-    wait_reasons: Mapping[str, str] = field(default_factory=dict)
-    needs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    default_wait_reason: str = "not tried yet"
-    infeasible: Collection[str] = ()
+    wait_reasons: Mapping[str, WaitReason] = field(default_factory=dict)
+    default_wait: WaitKind = WaitKind.NOT_TRIED
     indices: Mapping[str, int] = field(default_factory=dict)
     open_requests: Mapping[int, str] = field(default_factory=dict)
     open_attempts: Mapping[int, Attempt] = field(default_factory=dict)
@@ -48,15 +41,16 @@ class ViewContext:
 def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext) -> JobView:
     """Returns the view of a job as it is now, even if the store does not know its state yet."""
     state = job.state
-    reason = _reason(job, attempt, context)
-    # Known only if the job waits for nothing but GPUs.
-    need = context.needs.get(job.spec_key) if reason == context.wait_reasons.get(job.spec_key) else None
+    wait = _wait_reason(job, attempt, context)
+    of_group = context.wait_reasons.get(job.spec_key) if state is JobState.QUEUED else None
     values = JobView(
         id=job.id,
         state=state.value,
         outcome=job.outcome and job.outcome.value,
-        reason=reason,
-        infeasible=state is JobState.QUEUED and job.spec_key in context.infeasible,
+        reason=job.reason,
+        wait=wait,
+        due_in_s=_due_in_s(wait, context),
+        infeasible=of_group is not None and of_group.is_infeasible,
         name=job.name,
         text=job.text,
         exit_code=job.exit_code,
@@ -66,8 +60,6 @@ def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext
         priority=job.priority,
         source=job.source,
         spec=job.spec_json,
-        need=need if state is JobState.QUEUED else None,
-        line_wait=job.line_wait if state is JobState.QUEUED else None,
     )
     if attempt is None:
         return values
@@ -86,16 +78,15 @@ def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext
     )
     fact = context.open_attempts.get(attempt.id)
     view = values if fact is None else _with_observed_status(values, fact, context)
-    return (
-        replace(view, reason=_start_delay_reason(attempt)) if view.state == JobState.STARTING.value else view
-    )
+    return replace(view, wait=_start_delay(attempt)) if view.state == JobState.STARTING.value else view
 
 
-def _start_delay_reason(attempt: AttemptRecord) -> str | None:
+def _start_delay(attempt: AttemptRecord) -> WaitReason | None:
     """Returns why an attempt that holds its GPUs has no runner yet; None while the delay is normal."""
-    if attempt.launch_count == 0:
-        return "not started yet: short of processes, memory, file descriptors or disk space; retrying"
-    return f"launched {attempt.launch_count} times, not started yet" if attempt.launch_count > 1 else None
+    launches = attempt.launch_count
+    if launches == 0:
+        return WaitReason(WaitKind.SHORTAGE)
+    return WaitReason(WaitKind.RELAUNCHED, launches=launches) if launches > 1 else None
 
 
 def warnings(attempt: AttemptRecord, indices: Mapping[str, int]) -> tuple[str, ...]:
@@ -152,35 +143,29 @@ def _retry_is_due(job: JobRecord, context: ViewContext) -> bool:
     return due and job.state is JobState.QUEUED
 
 
-def _reason(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext) -> str | None:
-    state = job.state
+def _wait_reason(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext) -> WaitReason | None:
+    """Returns why a job waits; None if it neither waits nor has a pending request."""
     request = context.open_requests.get(job.id)
     if request is not None:
-        return f"{request} requested; waiting for the scheduler"
-    if (job.reason and not _retry_is_due(job, context)) or state not in WAITING:
-        return job.reason or None
-    if state is JobState.HELD:
-        return "held"
+        return WaitReason(WaitKind.REQUEST, request)
+    if job.state not in WAITING:
+        return None
+    if job.state is JobState.HELD:
+        return WaitReason(WaitKind.HELD, job.held_by or "")
+    if job.reason and not _retry_is_due(job, context):
+        return WaitReason(WaitKind.RETRY_DELAY, due_at=job.not_before_boot)
     if job.line_wait is not None:
-        return line_wait_text(
-            job.line_wait, job.source, context.now.boot if context.is_scheduler_up else None
-        )
+        return job.line_wait
     if attempt is not None and attempt.outcome is not None and not _released(attempt):
-        return AWAITING_PROCESSES
-    return context.wait_reasons.get(job.spec_key, context.default_wait_reason)
+        return WaitReason(WaitKind.PROCESSES_LEFT)
+    return context.wait_reasons.get(job.spec_key) or WaitReason(context.default_wait)
 
 
-def line_wait_text(wait: LineWait, source: str, now: float | None) -> str:
-    """Describes why a job waits for its line. source: of the job; now: boot seconds, None = no scheduler."""
-    file = posixpath.basename(source.partition(":")[2]) or "its jobs file"
-    left = None if now is None or wait.due_at is None or now >= wait.due_at else math.ceil(wait.due_at - now)
-    if wait.kind == "malformed":
-        return f"line {wait.line_number} of {file} is malformed; waiting until it is corrected"
-    if wait.kind == "gone":
-        when = "cancelled" if left is None else f"cancelled in {left} s"
-        return f"line removed from {file}; {when} unless it is restored"
-    when = "and has not been read yet" if left is None else f"and takes effect in {left} s"
-    return f"line {wait.line_number} of {file} was changed {when}"
+def _due_in_s(wait: WaitReason | None, context: ViewContext) -> float | None:
+    """Returns the seconds until the reason may end; None if unknown, or if no scheduler runs to act then."""
+    if wait is None or wait.due_at is None or not context.is_scheduler_up:
+        return None
+    return wait.due_at - context.now.boot
 
 
 def _released(attempt: AttemptRecord) -> bool:
@@ -211,6 +196,7 @@ def _with_observed_status(values: JobView, attempt: Attempt, context: ViewContex
                 state=action.state.value,
                 outcome=action.job_outcome.value if action.job_outcome else None,
                 reason=action.reason,
+                wait=None,
                 exit_code=action.exit_code,
                 signal=action.signal,
                 started_at=action.started_at or values.started_at,

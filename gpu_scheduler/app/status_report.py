@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from gpu_scheduler.core.model.health_issue import HealthIssue
-from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.states import FAILED, JobState
+from gpu_scheduler.core.model.wait_reason import WaitReason
 
 #: States of a GPU, in order of precedence.
 LOST, PAUSED, BUSY, AVAILABLE = "lost", "paused", "busy", "available"
@@ -40,11 +39,12 @@ class JobView:
     """A job and its newest attempt. Times in wall seconds.
 
     is_recorded: False if state and outcome come from the attempt folder and are not in the store yet.
-    line_wait: set if a queued job waits for its line of the jobs file. window_closed: its Screen window was
-    closed while it runs on; session is then None.
+    wait: why it waits, None = it does not wait; due_in_s: seconds until `wait.due_at`, None = unknown.
+    reason: why it ended, is held, or is tried again. infeasible: it is queued and could not fit even on empty
+    GPUs. window_closed: its Screen window was closed while it runs on; session is then None.
     vram_declared: MiB on each of its GPUs, None = none; peaks: GPU index -> peak memory use there, MiB.
-    spec: its JobSpec as JSON; need: the fields of the Need for which it waits, None = it waits for something
-    else; last_line: the last output line of a running job, None = no output, or not requested.
+    spec: its JobSpec as JSON; last_line: the last output line of a running job, None = no output, or not
+    requested.
     """
 
     id: int
@@ -69,10 +69,10 @@ class JobView:
     warnings: tuple[str, ...] = ()
     vram_declared: int | None = None
     peaks: Mapping[int, int] = field(default_factory=dict)
-    line_wait: LineWait | None = None
+    wait: WaitReason | None = None
+    due_in_s: float | None = None
     window_closed: bool = False
     spec: str = "{}"
-    need: Mapping[str, Any] | None = None
     last_line: str | None = None
 
 

@@ -11,6 +11,7 @@ from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
+from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
 from gpu_scheduler.store.location import original_of_copy
 from gpu_scheduler.store.recorded_options import recorded_options
@@ -46,17 +47,15 @@ def _copy_issues(store: Store) -> Iterator[HealthIssue]:
 
 def context_of(store: Store, active: Iterable[ActiveAttemptRecord], *, is_up: bool) -> job_views.ViewContext:
     """Returns the context from which jobs are described. active: `Store.active_attempts`."""
-    infeasible, reasons = store.infeasible_spec_keys(), store.wait_reasons()
+    reasons = store.wait_reasons()
     if not is_up:
         # The reasons of the last scheduler may be outdated, except that a job can never fit.
-        reasons = {ask: reason for ask, reason in reasons.items() if ask in infeasible}
+        reasons = {key: reason for key, reason in reasons.items() if reason.is_infeasible}
     started = recorded_options(store)
     return job_views.ViewContext(
         now=Clock().now(),
         wait_reasons=reasons,
-        needs=store.needs() if is_up else {},
-        default_wait_reason="not tried yet" if is_up else "no scheduler is running",
-        infeasible=infeasible,
+        default_wait=WaitKind.NOT_TRIED if is_up else WaitKind.NO_SCHEDULER,
         indices=store.gpu_indices(),
         open_requests={job_id: verbs[-1] for job_id, verbs in requested_verbs(store).items()},
         open_attempts=_observe_open(store, [row for row in active if row.outcome is None]),

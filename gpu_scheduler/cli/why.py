@@ -30,9 +30,9 @@ from gpu_scheduler.core.failure.outcome_text import end_reason, outcome_text
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.remedies import oom_remedy, remedy
 from gpu_scheduler.core.text.formatting import (
@@ -49,10 +49,12 @@ from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.views import placement_findings
 from gpu_scheduler.views.event_messages import dated_line
 from gpu_scheduler.views.findings import finding_object
 from gpu_scheduler.views.findings import format_finding as finding_line
 from gpu_scheduler.views.text_width import wrap_words
+from gpu_scheduler.views.wait_reasons import job_reason_text
 
 #: Maximum lines of a failed job's log, and events of a job, that are shown.
 MAX_LOG_LINES = 10
@@ -66,12 +68,16 @@ _END_CHECKS, _OTHER_CHECKS = (Check.END, Check.HELD), (Check.SCHEDULER, Check.SE
 
 @dataclass(frozen=True)
 class JobInspection:
-    """One job and the facts that its checks need. attempts: all that are not reconciled, as they are now."""
+    """One job and the facts that its checks need.
+
+    reason: why it waits or ended, without secrets; attempts: all that are not reconciled, as they are now.
+    """
 
     store: Store
     row: JobRecord
     attempt: AttemptRecord | None
     view: JobView
+    reason: str | None
     spec: JobSpec
     attempts: tuple[Attempt, ...]
     now: Now
@@ -91,7 +97,7 @@ def why(options: Namespace) -> int:
     """Prints the explanation."""
     with open_store(location_of(options), allow_other_host=True) as store:
         asked = _inspect(store, resolve_job(store, options.job))
-        answer = Diagnosis(_headline(asked.view), tuple(_findings(asked)), _last_lines(asked))
+        answer = Diagnosis(_headline(asked), tuple(_findings(asked)), _last_lines(asked))
     if options.json:
         sys.stdout.write(_to_json(asked, answer))
     else:
@@ -108,18 +114,27 @@ def _inspect(store: Store, job_id: int) -> JobInspection:
         context = context_of(store, unsettled, is_up=pid is not None or store.other_host is not None)
         newest = store.newest_attempts([job_id]).get(job_id)
         shown = job_views.job_view(row, newest, context)
-        shown = replace(shown, reason=shown.reason and masked(shown.reason))
+        reason = job_reason_text(shown)
         attempts = tuple(
             context.open_attempts.get(one["id"]) or observe_attempt(store, one) for one in unsettled
         )
     return JobInspection(
-        store, row, newest, shown, JobSpec.from_json(row["spec"]), attempts, context.now, pid
+        store,
+        row,
+        newest,
+        shown,
+        reason and masked(reason),
+        JobSpec.from_json(row["spec"]),
+        attempts,
+        context.now,
+        pid,
     )
 
 
-def _headline(job: JobView) -> str:
+def _headline(inspection: JobInspection) -> str:
+    job = inspection.view
     state = outcome_text(job.outcome, job.exit_code, job.signal) if job.outcome else job.state
-    more = end_reason(job.reason, job.exit_code, job.signal)
+    more = end_reason(inspection.reason, job.exit_code, job.signal)
     reason = f": {more}" if more else ""
     return f"job {job.id} {'' if job.outcome else 'is '}{state}{reason}"
 
@@ -141,7 +156,7 @@ def _findings(inspection: JobInspection) -> Iterator[Finding]:
 def _check_waiting(inspection: JobInspection, state: JobState) -> Iterator[Finding]:
     store, row, spec = inspection.store, inspection.row, inspection.spec
     if state is JobState.HELD:
-        yield checks.held(row["id"], row["held_by"], inspection.view.reason)
+        yield checks.held(row["id"], row["held_by"], inspection.reason)
     yield from map(from_health_issue, health_issues_of(store))
     yield ok(Check.NEED, current_need(store, row)[1])
     if store.other_host is None:  # processes, files and conda must be checked on the scheduler's host
@@ -175,11 +190,11 @@ def _check_gpus(inspection: JobInspection) -> Iterator[Finding]:
     limits = recorded_options(store)
     views = gpu_views.gpu_views(rows, requested_pauses(store), inspection.attempts, limits, inspection.now)
     need, _ = current_need(store, inspection.row)
-    yield checks.placement(need, spec.allowed, views, limits)
+    yield placement_findings.placement(need, spec.allowed, views, limits)
     yield from checks.unmanaged(spec.allowed, [view.index for view in views])
     for view in views:
         holders = {a.job_id for a in inspection.attempts if view.uuid in a.gpus and a.released_at is None}
-        yield checks.gpu(view, need, spec.allowed, limits, holders)
+        yield placement_findings.gpu(view, need, spec.allowed, limits, holders)
     sampled = max((row["sampled_at"] for row in rows if row["sampled_at"] is not None), default=None)
     if inspection.pid is None and sampled is not None:
         yield warn(Check.VALUES, f"the GPUs were last sampled {format_age(sampled, inspection.now.wall)}", "")
@@ -195,7 +210,7 @@ def _check_line(inspection: JobInspection) -> Iterator[Finding]:
     number = None if where is None else where["number"]
     near = [one for one in bad_lines if number is not None and abs(one[0] - number) <= _NEARBY_LINES]
     place = None if where is None else (where["path"], where["number"])
-    wait = LineWait.from_json(row["line_wait"]) if row["line_wait"] else None
+    wait = WaitReason.from_json(row["line_wait"]) if row["line_wait"] else None
     yield from checks.line(row["source"], place, wait, near, len(bad_lines))
 
 
@@ -220,7 +235,7 @@ def _check_finished(inspection: JobInspection) -> Iterator[Finding]:
     if job.outcome == Outcome.COMPLETED.value:
         yield ok(Check.END, f"it exited with 0; {again}")
         return
-    told = job.reason or outcome_text(job.outcome or "ended", job.exit_code, job.signal)
+    told = inspection.reason or outcome_text(job.outcome or "ended", job.exit_code, job.signal)
     if job.outcome not in FAILED:
         yield warn(Check.END, told, again)
         return
@@ -273,7 +288,7 @@ def _to_text(inspection: JobInspection, diagnosis: Diagnosis, *, brief: bool) ->
     columns = stdout_screen().width
     headline = safe_text(limit_length(without_repetition(diagnosis.headline, diagnosis.log)))
     lines = [*_wrapped(headline, columns), ""]
-    told = [*diagnosis.log, inspection.view.reason or ""]
+    told = [*diagnosis.log, inspection.reason or ""]
     findings = [replace(one, message=without_repetition(one.message, told)) for one in diagnosis.findings]
     if brief:
         remedies = [one.remedy for one in findings if one.check in _END_CHECKS and one.remedy]
@@ -302,7 +317,7 @@ def _to_json(inspection: JobInspection, diagnosis: Diagnosis) -> str:
         "job": job.id,
         "state": job.state,
         "outcome": job.outcome,
-        "reason": job.reason,
+        "reason": inspection.reason,
         "recorded": job.is_recorded,
         "scheduler": inspection.pid,
         "checks": masked_values([finding_object(finding) for finding in diagnosis.findings]),

@@ -11,7 +11,6 @@ from dataclasses import replace
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, GpuSample, Snapshot
 from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 from gpu_scheduler.core.scheduling.facts import Gpu
-from gpu_scheduler.core.scheduling.gpu_recovery import UNREADABLE_PREFIX
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.gpus.attribution import Ownership, ProcessOwners, is_alive
 from gpu_scheduler.runner.membership import RecordedCommand
@@ -78,7 +77,7 @@ class GpuWatch:
 
     def record_failure(self, text: str) -> None:
         """Records that the probe did not answer: no job starts until it does."""
-        self.snapshot, self.failure = None, f"{UNREADABLE_PREFIX}{text}"
+        self.snapshot, self.failure = None, text
 
     def gpus(
         self,

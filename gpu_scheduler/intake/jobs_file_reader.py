@@ -15,7 +15,7 @@ from gpu_scheduler.core.jobsfile.diff import AcceptedLines
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.intake.file_snapshot import FileSnapshot, JobsFile, is_open_for_writing
 from gpu_scheduler.intake.text_parser import ParsedText, TextParser
@@ -58,7 +58,7 @@ class Poll:
     """
 
     accepted: AcceptedLines | None
-    waits: Mapping[int, LineWait]
+    waits: Mapping[int, WaitReason]
     recheck_at: float | None
     malformed: tuple[MalformedLine, ...]
     problem: str | None = None

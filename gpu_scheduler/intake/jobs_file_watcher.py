@@ -17,8 +17,8 @@ from gpu_scheduler.core.jobsfile.line_warnings import line_warnings
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
-from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.intake.job_shell import job_shell
 from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, MalformedLine, Poll
@@ -39,7 +39,8 @@ SHORTAGE_RETRY_S = 1.0
 class JobsFileWatcher:
     """Reads the file on demand. Times are boot seconds.
 
-    config: returns the present needs of models; trust: accept the file whoever owns it or may write it.
+    config: returns the present needs of models; trust: accept the file whoever owns it or may write it;
+    wait_text: returns a wait reason in words, for the log.
 
     again_at   when to read the file again without an event; None if nothing is pending.
     pending    something in the file does not count yet.
@@ -56,6 +57,7 @@ class JobsFileWatcher:
         config: Callable[[], LlmConfig] = LlmConfig,
         *,
         trust: bool = False,
+        wait_text: Callable[[WaitReason], str] = lambda reason: reason.kind.value,
     ) -> None:
         self.path = Path(os.path.abspath(path))
         self.recheck_at: float | None = None
@@ -63,10 +65,11 @@ class JobsFileWatcher:
         self.loading = False
         self._store = store
         self._key = str(self.path)
-        self.waits: Mapping[int, LineWait] = _lasting_waits(
+        self.waits: Mapping[int, WaitReason] = _lasting_waits(
             accepted_lines.line_waits(store, self._key), math.inf
         )
         self._config = config
+        self._wait_text = wait_text
         here = os.getcwd()
         cwd = accepted_lines.working_folder(store, self._key, here)
         if cwd != here:
@@ -198,12 +201,12 @@ class JobsFileWatcher:
 
     def _infeasible_messages(self, new: Iterable[int]) -> list[str]:
         """Returns the messages about new jobs that can never fit."""
-        reasons = self._store.wait_reasons()
-        never = self._store.infeasible_spec_keys()
-        if not never:
+        reasons = {key: why for key, why in self._store.wait_reasons().items() if why.is_infeasible}
+        if not reasons:
             return []
         rows = (row for job in new if (row := self._store.job(job)) is not None)
-        return [f"job {row['id']} waits, {reasons[row['ask']]}" for row in rows if row["ask"] in never]
+        found = ((row["id"], reasons.get(row["ask"])) for row in rows)
+        return [f"job {job_id} waits, {self._wait_text(why)}" for job_id, why in found if why is not None]
 
     def _update_positions(self, reading: Reading) -> None:
         order = diff.job_order(reading)
@@ -233,12 +236,12 @@ class JobsFileWatcher:
             log.warning("%s %s; its jobs continue", self.path, poll.problem)
 
 
-def _lasting_waits(waits: Mapping[int, LineWait], now: float) -> dict[int, LineWait]:
+def _lasting_waits(waits: Mapping[int, WaitReason], now: float) -> dict[int, WaitReason]:
     """Returns the waits that persist while the file is missing: for a malformed line, or not due yet."""
     return {
         job_id: wait
         for job_id, wait in waits.items()
-        if wait.kind == "malformed" or (wait.due_at is not None and wait.due_at > now)
+        if wait.kind is WaitKind.LINE_MALFORMED or (wait.due_at is not None and wait.due_at > now)
     }
 
 

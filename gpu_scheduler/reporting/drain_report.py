@@ -8,6 +8,7 @@ from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.app.status_report import JobView, MalformedLineView
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt, FinishJob
 from gpu_scheduler.core.scheduling.draining import JobEnd, exit_code
 from gpu_scheduler.store.store import Store
@@ -65,7 +66,6 @@ class DrainReport:
         context = ViewContext(
             self._clock.now(),
             wait_reasons=self._store.wait_reasons(),
-            infeasible=self._store.infeasible_spec_keys(),
         )
         return [job_view(job, None, context) for _, job in sorted(known.items())]
 
@@ -76,5 +76,5 @@ def _job_ending(job: JobView) -> JobEnd:
         Outcome(job.outcome) if job.outcome else None,
         job.exit_code,
         job.signal,
-        malformed=job.line_wait is not None and job.line_wait.kind == "malformed",
+        malformed=job.wait is not None and job.wait.kind is WaitKind.LINE_MALFORMED,
     )

@@ -73,7 +73,6 @@ class StatusBoardFile:
             context = job_views.ViewContext(
                 now,
                 wait_reasons=store.wait_reasons(),
-                infeasible=store.infeasible_spec_keys(),
                 indices=store.gpu_indices(),
             )
             counts = store.state_counts()

@@ -29,6 +29,7 @@ from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
 from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.reporting.drain_report import DrainReport
+from gpu_scheduler.reporting.log_text import wait_text
 from gpu_scheduler.reporting.reporter import EventReporter
 from gpu_scheduler.scheduler.backup_timer import BackupTimer
 from gpu_scheduler.scheduler.loop import Loop, next_deadline
@@ -116,8 +117,9 @@ class Daemon:
         snapshot = self._watch.snapshot
         known = frozenset(gpu.index for gpu in snapshot.gpus) if snapshot is not None else None
         return JobsFileWatcher(
-            self._store, path, known, lambda: self._config.current, trust=self._options.trust_files
-        )
+            self._store, path, known, lambda: self._config.current, trust=self._options.trust_files,
+            wait_text=wait_text,
+        )  # fmt: skip
 
     def launch(self, attempt_id: int) -> None:
         """Launches an attempt for the loop; see Launcher.launch."""

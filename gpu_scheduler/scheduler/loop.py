@@ -18,7 +18,7 @@ from gpu_scheduler.attempts.observe import attempt_ref
 from gpu_scheduler.attempts.sweep import sweep_once
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.attempt_status import StopRequest
-from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
@@ -92,7 +92,7 @@ class Loop:
         self.sample_wanted = False
         self._learned = LearnedNeeds(store, settings.spike_buffer)
         self._logged: set[str] = set()
-        self._line_waits: Mapping[int, LineWait] | None = None
+        self._line_waits: Mapping[int, WaitReason] | None = None
         self._launcher = launcher
         self._executors = executors
         self._failpoint = failpoint
@@ -151,7 +151,7 @@ class Loop:
                 actions = plan(facts)
         return facts, actions
 
-    def set_line_waits(self, waits: Mapping[int, LineWait]) -> None:
+    def set_line_waits(self, waits: Mapping[int, WaitReason]) -> None:
         """Keeps these jobs, and only these, from starting because of the state of their jobs-file lines."""
         if waits != self._line_waits:
             self.recorder.set_line_waits(waits)

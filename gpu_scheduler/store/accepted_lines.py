@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from gpu_scheduler.core.jobsfile.reading import Line, Reading, attributes_from_json, attributes_to_json
 from gpu_scheduler.core.model.job_fact import JobFact
-from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -92,10 +92,10 @@ def set_problem(store: Store, path: str, problem: str | None) -> None:
         db.execute("UPDATE jobs_file SET problem = ? WHERE path = ?", (problem, path))
 
 
-def line_waits(store: Store, path: str) -> dict[int, LineWait]:
+def line_waits(store: Store, path: str) -> dict[int, WaitReason]:
     """Returns job id -> why it waits for its line, for the jobs of a file, as last recorded."""
     sql = "SELECT id, line_wait FROM job WHERE gone AND line_wait IS NOT NULL AND source = ?"
-    return {row["id"]: LineWait.from_json(row["line_wait"]) for row in store.db.rows(sql, f"file:{path}")}
+    return {row["id"]: WaitReason.from_json(row["line_wait"]) for row in store.db.rows(sql, f"file:{path}")}
 
 
 class JobFacts(Mapping[int, JobFact]):

@@ -6,6 +6,7 @@ import json
 import sqlite3
 
 from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.store import Store
 
 _EVENT_QUERY = (
@@ -14,6 +15,8 @@ _EVENT_QUERY = (
     " WHERE earlier.job_id = history.job_id AND earlier.rowid < history.rowid) AS new"
     " FROM history LEFT JOIN job ON job.id = history.job_id"
 )
+#: Key in the data of an event: why the job waits, as JSON.
+WAIT_KEY = "wait"
 #: Events that `notable_events` omits: a new job was queued, or a job runs after its launch.
 _ROUTINE = "history.state = 'running' OR (history.state = 'queued' AND history.reason IS NULL)"
 
@@ -88,6 +91,7 @@ def has_changed_since(store: Store, event: Event, after: int) -> bool:
 
 def _event(store: Store, row: sqlite3.Row) -> Event:
     data = json.loads(row["data"])
+    wait = data.pop(WAIT_KEY, None)
     if row["state"] == "misplaced process":
         data["allocated"] = _allocated_gpus(store, row["job_id"], data["attempt"])
     elif row["state"] == "finished" and not data:
@@ -95,7 +99,7 @@ def _event(store: Store, row: sqlite3.Row) -> Event:
     return Event(
         id=row["id"], at=row["at"], kind=row["state"], job_id=row["job_id"], reason=row["reason"],
         data=data, command=row["text"] or "", name=row["name"], spec=row["spec"] or "{}",
-        is_new_job=bool(row["new"]),
+        is_new_job=bool(row["new"]), wait=wait and WaitReason.from_json(wait),
     )  # fmt: skip
 
 

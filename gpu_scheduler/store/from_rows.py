@@ -8,8 +8,8 @@ from typing import Any
 
 from gpu_scheduler.core.model.attempt_status import RunnerIdentity
 from gpu_scheduler.core.model.gpu import GpuProcess
-from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.records import (
     ActiveAttemptRecord,
     AllocationRecord,
@@ -44,7 +44,7 @@ def job_record(row: sqlite3.Row) -> JobRecord:
         not_before_boot=row["not_before_boot"],
         boot_id=row["boot_id"],
         source_missing=bool(row["gone"]),
-        line_wait=None if row["line_wait"] is None else LineWait.from_json(row["line_wait"]),
+        line_wait=None if row["line_wait"] is None else WaitReason.from_json(row["line_wait"]),
         bypassed_at=row["passed_at"],
         min_vram_mib=row["raised_mib"],
         oom_retries_used=row["oom_used"],

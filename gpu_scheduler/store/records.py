@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.attempt_status import RunnerIdentity
     from gpu_scheduler.core.model.gpu import GpuProcess
     from gpu_scheduler.core.model.job_spec import JobSpec
-    from gpu_scheduler.core.model.line_wait import LineWait
     from gpu_scheduler.core.model.states import JobState, Outcome
+    from gpu_scheduler.core.model.wait_reason import WaitReason
 
 
 class _OldColumns:
@@ -69,7 +69,7 @@ class JobRecord(_OldColumns):
     not_before_boot: float | None
     boot_id: str | None
     source_missing: bool
-    line_wait: LineWait | None
+    line_wait: WaitReason | None
     bypassed_at: float | None
     min_vram_mib: int | None
     oom_retries_used: int

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import Database, no_store_error
@@ -194,7 +195,7 @@ class Store:
         """Returns the managed GPUs, by index."""
         return [gpu_record(row) for row in self.db.rows("SELECT * FROM gpu WHERE managed ORDER BY idx")]
 
-    def wait_reason_by_spec(self) -> dict[str, str | None]:
+    def wait_reason_by_spec(self) -> dict[str, WaitReason | None]:
         """Returns spec key -> wait reason, if known, of the queued jobs that do not wait for their lines.
 
         The query is a skip scan: its cost does not grow with the queue.
@@ -205,7 +206,7 @@ class Store:
             " WHERE asks.ask IS NOT NULL) SELECT ask, reason FROM asks LEFT JOIN waiting USING (ask)"
             " WHERE EXISTS (SELECT 1 FROM job WHERE state = 'queued' AND job.ask = asks.ask AND gone = 0)"
         )
-        return {row["ask"]: row["reason"] for row in rows}
+        return {row["ask"]: row["reason"] and WaitReason.from_json(row["reason"]) for row in rows}
 
     def startable_jobs(self, spec_key: str, boot: float, boot_id: str, limit: int) -> list[QueuedJob]:
         """Returns the first queued jobs of a resource spec that wait only for GPUs, in queue order."""
@@ -233,14 +234,11 @@ class Store:
         )
         return row["at"] if row else None
 
-    def wait_reasons(self) -> Mapping[str, str]:
+    def wait_reasons(self) -> Mapping[str, WaitReason]:
         """Returns spec key -> why its jobs wait."""
-        return {row["ask"]: row["reason"] for row in self.db.rows("SELECT * FROM waiting")}
-
-    def needs(self) -> Mapping[str, Mapping[str, Any]]:
-        """Returns spec key -> known need of its waiting jobs, as the fields of a `Need`."""
-        rows = self.db.rows("SELECT ask, need FROM waiting WHERE need IS NOT NULL")
-        return {row["ask"]: json.loads(row["need"]) for row in rows}
+        return {
+            row["ask"]: WaitReason.from_json(row["reason"]) for row in self.db.rows("SELECT * FROM waiting")
+        }
 
     def newest_jobs(self, identities: Iterable[str]) -> dict[str, JobRecord]:
         """Returns identity -> its newest job, whatever its source."""
@@ -346,10 +344,6 @@ class Store:
             json.dumps(list(job_ids)),
         )
         return {row["job_id"]: attempt_record(row) for row in rows}
-
-    def infeasible_spec_keys(self) -> frozenset[str]:
-        """Returns the spec keys that could not fit on the managed GPUs if they were empty."""
-        return frozenset(row["ask"] for row in self.db.rows("SELECT ask FROM waiting WHERE infeasible"))
 
     def gpu_indices(self) -> dict[str, int]:
         """Returns UUID -> index of every known GPU, also of unmanaged ones."""

@@ -6,20 +6,20 @@ import json
 import secrets
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import TRANSITIONS, JobState, check_transition
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
 from gpu_scheduler.core.scheduling.gpu_recovery import UNREADABLE_PREFIX
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.order import NORMAL_PRIORITY
 from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.store.events import WAIT_KEY
 from gpu_scheduler.store.measurements import record_measurement
 from gpu_scheduler.store.store import Store
 
@@ -105,7 +105,7 @@ class StoreWriter:
                 " (SELECT 1 FROM job WHERE state = 'queued' AND job.ask = waiting.ask)"
             )
 
-    def set_line_waits(self, waits: Mapping[int, LineWait]) -> None:
+    def set_line_waits(self, waits: Mapping[int, WaitReason]) -> None:
         """Replaces the set of jobs that must not start because of their lines, with the reasons."""
         with self._store.db.transaction() as db:
             db.execute("UPDATE job SET gone = 0, line_wait = NULL WHERE gone")
@@ -385,21 +385,17 @@ class StoreWriter:
 
     def _set_wait_reason(self, db: sqlite3.Connection, action: act.SetWaitReason, now: Now) -> None:
         db.execute(
-            "INSERT OR REPLACE INTO waiting (ask, reason, infeasible, need) VALUES (?, ?, ?, ?)",
-            (
-                action.spec_key,
-                action.reason,
-                action.infeasible,
-                None if action.need is None else json.dumps(asdict(action.need)),
-            ),
+            "INSERT OR REPLACE INTO waiting (ask, reason) VALUES (?, ?)",
+            (action.spec_key, action.reason.to_json()),
         )
-        if action.infeasible:
+        if action.reason.is_infeasible:
             rows = db.execute(
                 "SELECT id FROM job WHERE state = 'queued' AND ask = ? ORDER BY id LIMIT ?",
                 (action.spec_key, _MAX_INFEASIBLE_EVENTS),
             ).fetchall()
             for row in rows:
-                _add_event(db, now, "infeasible", row["id"], action.reason)
+                data = {WAIT_KEY: action.reason.to_json()}
+                _add_event(db, now, "infeasible", row["id"], None, data)
 
     def _record_bypassed(self, db: sqlite3.Connection, action: act.RecordBypassed, now: Now) -> None:
         db.execute(

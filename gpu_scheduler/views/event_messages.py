@@ -27,6 +27,7 @@ from gpu_scheduler.core.scheduling.misplaced import misplaced_process_message
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.views.attempt_end import OUTCOME_LABELS, format_seconds, memory_source, usage_parts
+from gpu_scheduler.views.wait_reasons import infeasibility_text, wait_text
 
 _DEBUG, _INFO, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
 #: Outcomes that need no attention and are logged at info.
@@ -83,8 +84,9 @@ def dated_line(event: Event, tolerance: float = 0.10) -> str:
 def to_json(event: Event) -> str:
     """Returns an event as one line of ASCII JSON without a newline; docs/json.md describes it."""
     values = {"id": event.id, "at": iso_time(event.at), "event": event.kind, "job": event.job_id or None}
-    if event.reason is not None:
-        values["reason"] = masked(event.reason)
+    reason = _reason(event)
+    if reason is not None:
+        values["reason"] = masked(reason)
     if event.is_new_job or event.kind == EventKind.STARTING:
         values["command"] = masked(event.command)
     return json.dumps({**values, **event.data})
@@ -104,9 +106,11 @@ def detail(event: Event) -> str | None:
         return f"pid {details.pid} on GPU {details.gpu}"
     if type(details) is AttemptDetails:
         return f"attempt {details.attempt}"
-    if event.kind == EventKind.INFEASIBLE:
-        return (event.reason or "").removeprefix("infeasible: ")
-    return event.reason
+    return event.reason if event.wait is None else infeasibility_text(event.wait)
+
+
+def _reason(event: Event) -> str | None:
+    return event.reason if event.wait is None else wait_text(event.wait)
 
 
 def message_of(
@@ -137,7 +141,7 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
         return None
     level, text = _TEXTS[event.kind]
     data = {} if details is None else details.data()
-    values = {"job": event.job_id, "reason": event.reason or "", **data}
+    values = {"job": event.job_id, "reason": _reason(event) or "", **data}
     if "gpus" in values:
         values["gpus"] = ", ".join(map(str, values["gpus"]))
     try:

@@ -14,6 +14,7 @@ from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccura
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
 from gpu_scheduler.core.text.secrets import masked_values
 from gpu_scheduler.views.status_json import job_object
+from gpu_scheduler.views.wait_reasons import job_reason_text
 
 _LABEL_WIDTH = 14
 
@@ -156,8 +157,9 @@ def _fact_lines(detail: JobDetail) -> Iterator[str]:
     state = outcome_text(job.outcome, job.exit_code, job.signal) if job.outcome else job.state
     yield _row(f"Job {job.id}", f"{job.name}: {job.text}" if job.name else job.text)
     yield _row("State", state)
-    if job.reason:
-        yield _row("Reason", job.reason)
+    reason = job_reason_text(job)
+    if reason:
+        yield _row("Reason", reason)
     yield from (_row("Warning", warning) for warning in job.warnings)
     yield _row("From", detail.origin)
     yield _row("Kind", f"{detail.kind}, identity {detail.identity}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.model.gpu_list import format_ranges
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.text.formatting import (
     format_age,
@@ -18,6 +19,7 @@ from gpu_scheduler.core.text.formatting import (
 from gpu_scheduler.views.colours import CYAN, FAINT, OF_STATE, RED, YELLOW, of_outcome
 from gpu_scheduler.views.layout import Cell, Column, TableRow
 from gpu_scheduler.views.titles import common_prefix, title
+from gpu_scheduler.views.wait_reasons import job_reason_text
 
 COLUMNS = (
     Column("Job", is_right=True), Column("State"), Column("GPUs"), Column("Time", is_right=True),
@@ -35,7 +37,7 @@ def running_row(job: JobView, now: float) -> TableRow:
     took = "" if job.started_at is None else format_elapsed(now - job.started_at)
     # The end of a progress bar is as informative as its beginning.
     parts = ["window closed"] * job.window_closed + [_one_line(job.last_line)] * bool(job.last_line)
-    last = Cell("; ".join(parts), keep_end=True) if parts else Cell(_one_line(job.reason), YELLOW)
+    last = Cell("; ".join(parts), keep_end=True) if parts else Cell(_one_line(job_reason_text(job)), YELLOW)
     return _table_row(job, Cell(job.state, OF_STATE.get(job.state, "")), took, last)
 
 
@@ -46,7 +48,9 @@ def queued_row(job: JobView, _: float) -> TableRow:
 
 def held_row(job: JobView, _: float) -> TableRow:
     """Returns the row of a held job."""
-    return _table_row(job, Cell(job.state, OF_STATE[job.state]), "", Cell(_one_line(job.reason), YELLOW))
+    return _table_row(
+        job, Cell(job.state, OF_STATE[job.state]), "", Cell(_one_line(job_reason_text(job)), YELLOW)
+    )
 
 
 def finished_row(job: JobView, now: float) -> TableRow:
@@ -56,8 +60,8 @@ def finished_row(job: JobView, now: float) -> TableRow:
         took = format_elapsed(job.finished_at - job.started_at)
     outcome = job.outcome or Outcome.ENDED.value
     colour = of_outcome(outcome)
-    about = Cell(_one_line(job.reason), colour if colour == RED else "")
-    if not job.reason and outcome == Outcome.FAILED.value:
+    about = Cell(_one_line(job_reason_text(job)), colour if colour == RED else "")
+    if not about.text and outcome == Outcome.FAILED.value:
         text = outcome_text(outcome, job.exit_code, job.signal)
         about = Cell(text.partition(", ")[2], colour)
     if not about.text:
@@ -74,7 +78,7 @@ def queued_rows(jobs: Iterable[JobView], now: float) -> list[TableRow]:
     """Returns rows for queued jobs in order; jobs with the same reason share the row of the first."""
     groups: dict[tuple[str | None, bool], list[JobView]] = {}
     for job in jobs:
-        groups.setdefault((job.reason, job.infeasible), []).append(job)
+        groups.setdefault((job_reason_text(job), job.infeasible), []).append(job)
     return [queued_row(group[0], now) if len(group) == 1 else _group_row(group) for group in groups.values()]
 
 
@@ -100,7 +104,8 @@ def _group_row(jobs: Sequence[JobView]) -> TableRow:
     first = jobs[0]
     what = common_prefix([title(job) for job in jobs[:_MAX_COMPARED]])
     about = f" ({what})" if what else ""
-    wait = f"wait for {_need_text(first)}" if first.need is not None and not first.infeasible else ""
+    need = first.wait.need if first.wait is not None else None
+    wait = f"wait for {_need_text(need)}" if need is not None and not first.infeasible else ""
     why = (
         Cell(wait, YELLOW) if wait else Cell(f"wait, {_reason_cell(first).text}", _reason_cell(first).colour)
     )
@@ -110,17 +115,13 @@ def _group_row(jobs: Sequence[JobView]) -> TableRow:
     )
 
 
-def _need_text(job: JobView) -> str:
-    # Imported here to keep `status` fast when no such queue is shown.
-    from gpu_scheduler.core.scheduling.needs import Need
-
-    need = Need(**(job.need or {"count": 1}))
+def _need_text(need: Need) -> str:
     half = Need(1, 500, assumed=need.assumed)
     return "half a GPU" if need == half else str(need)
 
 
 def _reason_cell(job: JobView) -> Cell:
-    return Cell(_one_line(job.reason), RED if job.infeasible else YELLOW)
+    return Cell(_one_line(job_reason_text(job)), RED if job.infeasible else YELLOW)
 
 
 def _one_line(text: str | None) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from gpu_scheduler.app.preview import Preview
 from gpu_scheduler.app.status_report import MalformedLineView
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.share import WHOLE
-from gpu_scheduler.core.scheduling.needs import Need
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, limit_length, safe_text
 from gpu_scheduler.core.text.secrets import hide_secrets, masked_values
 

@@ -10,6 +10,7 @@ from gpu_scheduler.app.status_report import GpuStatusView, JobView
 from gpu_scheduler.core.model.share import format_share
 from gpu_scheduler.core.text.formatting import limit_length, safe_text
 from gpu_scheduler.views.attempt_end import OUTCOME_LABELS, format_seconds
+from gpu_scheduler.views.wait_reasons import held_text, job_reason_text
 
 #: Maximum numbers of waiting and of finished jobs on the board.
 MAX_WAITING, MAX_FINISHED = 50, 20
@@ -86,9 +87,8 @@ def _job_lines(board: StatusBoard) -> Iterator[str]:
         yield f"{RUNNING_MARK} job {job.id}  {_running_text(board, job)} — {_title_text(job)}"
     for job in board.waiting:
         mark = RETRY_MARK if job.id in board.retrying_after_oom else WAITING_MARK
-        why = safe_text(limit_length(job.reason or job.state, _MAX_CHARACTERS))
-        held = "held: " if job.state == "held" and not why.startswith("held") else ""
-        yield f"{mark} job {job.id}  {held}{why} — {_title_text(job)}"
+        why = held_text(job) if job.state == "held" else job_reason_text(job) or job.state
+        yield f"{mark} job {job.id}  {safe_text(limit_length(why, _MAX_CHARACTERS))} — {_title_text(job)}"
     more = board.counts.get("queued", 0) + board.counts.get("held", 0) - len(board.waiting)
     if more > 0:
         yield f"… and {more} more"
@@ -123,7 +123,7 @@ def _current_and_peak(now: int | None, peak: int | None) -> str:
 def _finished_text(job: JobView) -> str:
     outcome = job.outcome or "ended"
     time_s = "" if None in (job.started_at, job.finished_at) else f" {format_seconds(_run_time_s(job))}"
-    why = safe_text(limit_length(job.reason or "", _MAX_CHARACTERS))
+    why = safe_text(limit_length(job_reason_text(job) or "", _MAX_CHARACTERS))
     return f"[{OUTCOME_LABELS.get(outcome, outcome.upper())}]{time_s}{f' {why}' if why else ''}"
 
 

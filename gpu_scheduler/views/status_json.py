@@ -9,6 +9,7 @@ from typing import Any
 from gpu_scheduler.app.status_report import GpuStatusView, JobView, StatusReport
 from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.text.secrets import masked, masked_values
+from gpu_scheduler.views.wait_reasons import job_reason_text
 
 
 def gpu_object(gpu: GpuStatusView) -> dict[str, Any]:
@@ -31,11 +32,12 @@ def gpu_object(gpu: GpuStatusView) -> dict[str, Any]:
 
 def job_object(job: JobView) -> dict[str, Any]:
     """Returns one element of "jobs"."""
+    reason = job_reason_text(job)
     return {
         "id": job.id,
         "state": job.state,
         "outcome": job.outcome,
-        "reason": job.reason and masked(job.reason),
+        "reason": reason and masked(reason),
         "infeasible": job.infeasible,
         "recorded": job.is_recorded,
         "name": job.name,

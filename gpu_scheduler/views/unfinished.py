@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from gpu_scheduler.app.status_report import JobView, MalformedLineView
 from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import limit_length, safe_text
+from gpu_scheduler.views.wait_reasons import held_text, job_reason_text
 
 #: Maximum number of lines and jobs listed.
 MAX_ITEMS = 10
@@ -30,11 +32,10 @@ def _malformed_line_text(line: MalformedLineView) -> str:
 
 def _job_text(job: JobView) -> str:
     if job.state == JobState.HELD.value:
-        reason = job.reason or "held"
-        return f"job {job.id} is {_short_text(reason if reason.startswith('held') else f'held: {reason}')}"
-    if job.line_wait is not None and job.line_wait.kind == "malformed":
-        return f"job {job.id} waits for line {job.line_wait.line_number}"
-    return f"job {job.id} waits: {_short_text(job.reason or 'not tried yet')}"
+        return f"job {job.id} is {_short_text(held_text(job))}"
+    if job.wait is not None and job.wait.kind is WaitKind.LINE_MALFORMED:
+        return f"job {job.id} waits for line {job.wait.line_number}"
+    return f"job {job.id} waits: {_short_text(job_reason_text(job) or 'not tried yet')}"
 
 
 def _short_text(text: str) -> str:

@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.job_views import AWAITING_PROCESSES, ViewContext, job_view
+from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext, StopRequest
-from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.views import job_table
+from gpu_scheduler.views.wait_reasons import job_reason_text
 from tests.records import attempt_record, job_record
 
 NOW = Now(1000.0, 500.0, "boot")
+FULL = WaitReason(WaitKind.NO_FREE_GPU, need=Need(1, 1000))
 
 
 def context(**values: Any) -> ViewContext:
@@ -34,47 +37,57 @@ def seen_as(recorded: str, sighting: AttemptStatus, evidence: FailureContext | N
     ("row", "last", "values", "reason"),
     [
         ({}, None, {}, "not tried yet"),
-        ({}, None, {"wait_reasons": {"ASK": "needs 1 free GPU, 0 free"}}, "needs 1 free GPU, 0 free"),
-        ({}, {"outcome": "interrupted"}, {"wait_reasons": {"ASK": "needs"}}, AWAITING_PROCESSES),
-        ({}, {"outcome": "interrupted", "released_boot": 4.0}, {"wait_reasons": {"ASK": "needs"}}, "needs"),
+        ({}, None, {"wait_reasons": {"ASK": FULL}}, "needs 1 free GPU, 0 free"),
         (
-            {"line_wait": LineWait("gone", due_at=NOW.boot + 6.2)},
+            {},
+            {"outcome": "interrupted"},
+            {"wait_reasons": {"ASK": FULL}},
+            "waiting for processes of its last attempt to end",
+        ),
+        (
+            {},
+            {"outcome": "interrupted", "released_boot": 4.0},
+            {"wait_reasons": {"ASK": FULL}},
+            "needs 1 free GPU, 0 free",
+        ),
+        (
+            {"line_wait": WaitReason(WaitKind.LINE_REMOVED, due_at=NOW.boot + 6.2)},
             None,
-            {"wait_reasons": {"ASK": "needs"}},
+            {"wait_reasons": {"ASK": FULL}},
             "line removed from jobs.txt; cancelled in 7 s unless it is restored",
         ),
         (
-            {"line_wait": LineWait("gone"), "source": "cli"},
+            {"line_wait": WaitReason(WaitKind.LINE_REMOVED), "source": "cli"},
             None,
             {},
             "line removed from its jobs file; cancelled unless it is restored",
         ),
         (
-            {"line_wait": LineWait("gone", due_at=NOW.boot + 6.2)},
+            {"line_wait": WaitReason(WaitKind.LINE_REMOVED, due_at=NOW.boot + 6.2)},
             None,
             {"is_scheduler_up": False},
             "line removed from jobs.txt; cancelled unless it is restored",
         ),
         (
-            {"line_wait": LineWait("malformed", 2)},
+            {"line_wait": WaitReason(WaitKind.LINE_MALFORMED, line_number=2)},
             None,
             {},
             "line 2 of jobs.txt is malformed; waiting until it is corrected",
         ),
         (
-            {"line_wait": LineWait("changed", 4, NOW.boot + 1.5)},
+            {"line_wait": WaitReason(WaitKind.LINE_CHANGED, line_number=4, due_at=NOW.boot + 1.5)},
             None,
             {},
             "line 4 of jobs.txt was changed and takes effect in 2 s",
         ),
         (
-            {"line_wait": LineWait("changed", 4, NOW.boot - 1.5)},
+            {"line_wait": WaitReason(WaitKind.LINE_CHANGED, line_number=4, due_at=NOW.boot - 1.5)},
             None,
             {},
             "line 4 of jobs.txt was changed and has not been read yet",
         ),
         (
-            {"reason": "try 2 of 5 in 5 s", "line_wait": LineWait("gone")},
+            {"reason": "try 2 of 5 in 5 s", "line_wait": WaitReason(WaitKind.LINE_REMOVED)},
             None,
             {},
             "try 2 of 5 in 5 s",
@@ -82,14 +95,14 @@ def seen_as(recorded: str, sighting: AttemptStatus, evidence: FailureContext | N
         (
             {"reason": "try 2 of 5 in 5 s", "not_before_boot": NOW.boot + 3, "boot_id": NOW.boot_id},
             None,
-            {"wait_reasons": {"ASK": "GPU 0 paused"}},
+            {"wait_reasons": {"ASK": FULL}},
             "try 2 of 5 in 5 s",
         ),
         (
             {"reason": "try 2 of 5 in 5 s", "not_before_boot": NOW.boot - 3, "boot_id": NOW.boot_id},
             None,
-            {"wait_reasons": {"ASK": "GPU 0 paused"}},
-            "GPU 0 paused",
+            {"wait_reasons": {"ASK": FULL}},
+            "needs 1 free GPU, 0 free",
         ),
         ({"reason": "x"}, None, {"open_requests": {3: "hold"}}, "hold requested; waiting for the scheduler"),
         ({"state": "held", "reason": "held by the user"}, None, {}, "held by the user"),
@@ -101,7 +114,7 @@ def test_reason_why_a_job_waits(
     row: dict[str, Any], last: dict[str, Any] | None, values: dict[str, Any], reason: str | None
 ) -> None:
     seen = job_view(job_record(**row), None if last is None else attempt_record(**last), context(**values))
-    assert seen.reason == reason
+    assert job_reason_text(seen) == reason
 
 
 @pytest.mark.parametrize(
@@ -116,18 +129,19 @@ def test_starting_job_gives_the_reason_for_its_delay(launches: int, reason: str 
     last = attempt_record(launch_count=launches)
     fact = Attempt(11, 3, "t", "boot", JobState.STARTING, launch_deadline=NOW.boot + 100)
     seen = job_view(job_record(state="starting"), last, context(open_attempts={11: fact}))
-    assert (seen.state, seen.reason, job_table.running_row(seen, NOW.wall).cells[-1].text) == (
+    assert (seen.state, job_reason_text(seen), job_table.running_row(seen, NOW.wall).cells[-1].text) == (
         "starting",
         reason,
         reason or "",
     )
     fact = replace(fact, status=AttemptStatus("live", 12))
-    assert job_view(job_record(state="starting"), last, context(open_attempts={11: fact})).reason is None
+    assert job_view(job_record(state="starting"), last, context(open_attempts={11: fact})).wait is None
 
 
 def test_only_queued_jobs_are_infeasible() -> None:
-    assert job_view(job_record(), None, context(infeasible={"ASK"})).infeasible
-    assert not job_view(job_record(state="finished"), None, context(infeasible={"ASK"})).infeasible
+    never = WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(9, 1000), gpus=2, managed=2)
+    assert job_view(job_record(), None, context(wait_reasons={"ASK": never})).infeasible
+    assert not job_view(job_record(state="finished"), None, context(wait_reasons={"ASK": never})).infeasible
 
 
 def ended(cause: str | None, exit_code: int | None, signal: int | None = None) -> AttemptStatus:

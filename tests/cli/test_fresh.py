@@ -16,7 +16,9 @@ import pytest
 
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.sweep import sweep
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.intake.pauses import requested_pauses
@@ -57,7 +59,8 @@ def fill_store(desk: Desk) -> tuple[int, int]:
         db.execute(
             "INSERT INTO measured (family, at, gpus, peak_mib, outcome) VALUES ('[]', 0, 1, 9, 'completed')"
         )
-    desk.record(act.SetWaitReason(store.job(waits)["ask"], "no GPU", True))  # type: ignore[index]
+    never = WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(9, 1000))
+    desk.record(act.SetWaitReason(store.job(waits)["ask"], never))  # type: ignore[index]
     store.add_request("retry", str(done))
     return done, waits
 

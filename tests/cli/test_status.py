@@ -21,10 +21,11 @@ import pytest
 
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.needs import Need, ResourceSpec
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.recorded_options import record_options
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
@@ -81,8 +82,10 @@ def test_every_waiting_job_has_a_reason(desk: Desk) -> None:
     plain, big = desk.job("echo plain"), desk.job("echo big", gpus=9)
     held, gone = desk.job("echo held", hold=True), desk.job("echo gone", share=100)
     big_ask = ResourceSpec(gpus=9, is_command=True).key()
-    desk.record(act.SetWaitReason(big_ask, "infeasible: needs 9 idle GPUs, 2 managed", True))
-    desk.writer.set_line_waits({gone: LineWait("gone", due_at=0.0)})
+    nine = Need(9, 1000, alone=True)
+    never = WaitReason(WaitKind.TOO_FEW_GPUS, need=nine, gpus=2, managed=2)
+    desk.record(act.SetWaitReason(big_ask, never))
+    desk.writer.set_line_waits({gone: WaitReason(WaitKind.LINE_REMOVED, due_at=0.0)})
     seen = jobs(desk)
     assert seen[plain]["reason"] == "no scheduler is running"
     assert seen[big]["reason"] == "infeasible: needs 9 idle GPUs, 2 managed"
@@ -333,7 +336,7 @@ def test_jobs_waiting_for_the_same_thing_share_a_row(desk: Desk) -> None:
         ids = [desk.job(f"echo {n}", share=500) for n in range(3)]
         row = desk.store.job(ids[0])
         assert row is not None
-        desk.record(act.SetWaitReason(row["ask"], "needs 0.5 of a GPU, 0 free", False, Need(1, 500)))
+        desk.record(act.SetWaitReason(row["ask"], WaitReason(WaitKind.NO_FREE_GPU, need=Need(1, 500))))
         out = desk.run("status")[1]
         assert f"     3 jobs wait for half a GPU: {ids[0]}-{ids[-1]} (echo …)\n" in out
         assert desk.run("status", "--all")[1].count("needs 0.5 of a GPU, 0 free") == 3

@@ -8,6 +8,7 @@ from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import declared_mib
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
@@ -64,6 +65,6 @@ def facts(*gpus: Gpu, attempts: tuple[Attempt, ...] = (), **values: object) -> F
     return replace(Facts(NOW, Settings(), LlmConfig(), gpus, attempts=attempts), **values)  # type: ignore[arg-type]
 
 
-def group(resources: ResourceSpec, *jobs: int, reason: str | None = None) -> PendingGroup:
+def group(resources: ResourceSpec, *jobs: int, reason: WaitReason | None = None) -> PendingGroup:
     """Returns waiting jobs with the same resources, in the order of their ids."""
     return PendingGroup(resources, tuple(QueuedJob(job, 200, job) for job in jobs), False, reason)

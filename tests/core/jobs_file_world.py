@@ -23,8 +23,8 @@ from gpu_scheduler.core.jobsfile.job_line import parse_line
 from gpu_scheduler.core.jobsfile.reading import Reading, line_from_result
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitReason
 
 
 @dataclass
@@ -48,7 +48,7 @@ class JobsFileWorld:
         self.raw_lines: list[str] = []
         self.reading: Reading = ()
         self.jobs: dict[int, Job] = {}
-        self.waits: Mapping[int, LineWait] = {}
+        self.waits: Mapping[int, WaitReason] = {}
         self.messages: list[str] = []
         self.actions: list[DiffAction] = []
         self.next_check: float | None = None

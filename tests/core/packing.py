@@ -13,12 +13,14 @@ from fractions import Fraction
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob
-from gpu_scheduler.core.scheduling.needs import LlmConfig, Need, ResourceSpec
+from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.plan import need_of, plan
 from gpu_scheduler.core.scheduling.settings import Settings
 
@@ -92,7 +94,7 @@ class Machine:
     running: dict[int, Running] = field(default_factory=dict)
     samples: dict[int, Gpu] = field(default_factory=dict)
     foreign_peaks: dict[int, dict[tuple[int, float], int]] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, WaitReason] = field(default_factory=dict)
     overuse_records: Counter[tuple[int, str]] = field(default_factory=Counter)
     #: Peaks in the samples so far, MiB: by index of the foreign process, and by (attempt, GPU).
     foreign_process_peaks: dict[int, int] = field(default_factory=dict)

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from gpu_scheduler.core.jobsfile.torn_append import REASON, starts_a_line
-from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from tests.core.jobs_file_world import JobsFileWorld
 
 
@@ -198,13 +198,16 @@ def test_line_wait_names_the_reason() -> None:
     w = world("a\nb\nc\nd\n")
     w.save("[hold] a\n[x] b\n\nd\n")
     assert w.waits == {
-        1: LineWait("changed", 1, w.now + 2),
-        2: LineWait("malformed", 2),
-        3: LineWait("gone", due_at=w.now + 10),
+        1: WaitReason(WaitKind.LINE_CHANGED, line_number=1, due_at=w.now + 2),
+        2: WaitReason(WaitKind.LINE_MALFORMED, line_number=2),
+        3: WaitReason(WaitKind.LINE_REMOVED, due_at=w.now + 10),
     }
     w.open_for_writing = True
     w.wait(11)
-    assert w.waits == {2: LineWait("malformed", 2), 3: LineWait("gone")}
+    assert w.waits == {
+        2: WaitReason(WaitKind.LINE_MALFORMED, line_number=2),
+        3: WaitReason(WaitKind.LINE_REMOVED),
+    }
 
 
 def test_matching_a_fully_malformed_file_takes_linear_time() -> None:

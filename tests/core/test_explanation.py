@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.failure.explanation import describe_exit, explain, is_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
-from gpu_scheduler.core.scheduling.needs import Need
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
-from gpu_scheduler.core.scheduling.remedies import OomCase, gpu_remedy, oom_remedy, remedy
-from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.scheduling.remedies import OomCase, oom_remedy, remedy
 
 ONE, ALONE = Need(1, 500), Need(1, 1000, alone=True)
 HANDLED_TRACEBACK = """\
@@ -210,55 +208,6 @@ def test_reports_an_error_that_the_program_caught() -> None:
     assert explain(result(1), FailureContext(tail)) == "exit code 1: CUDA out of memory, try a smaller batch"
     assert explain(result(3), FailureContext(tail)) == "exit code 3: CUDA out of memory, try a smaller batch"
     assert explain(result(1), FailureContext(f"{tail}ValueError: bad\n")) == "exit code 1: ValueError: bad"
-
-
-@pytest.mark.parametrize(
-    ("gpu", "need", "part"),
-    [
-        (GpuAvailability("U", 3, 1000, unavailable_reason="paused"), ONE, "`resume 3`"),
-        (
-            GpuAvailability("U", 3, 1000, unavailable_reason="lost: the driver no longer lists it"),
-            ONE,
-            "`nvidia-smi -i 3`",
-        ),
-        (GpuAvailability("U", 3, 1000, unavailable_reason="query failed: x"), ONE, "`doctor`"),
-        (
-            GpuAvailability("U", 3, 1000, unavailable_reason="quarantined: job 1 left process 7"),
-            ONE,
-            "kill -9",
-        ),
-        (
-            GpuAvailability("U", 3, 1000, unavailable_reason="awaiting memory release"),
-            ONE,
-            "in a few seconds",
-        ),
-        (GpuAvailability("U", 3, 1000, foreign_mib=None), ONE, "`nvidia-smi -q -i 3`"),
-        (GpuAvailability("U", 3, 1000, foreign_mib=900, foreign_holder="process 7"), ONE, "--mem-threshold"),
-        (
-            GpuAvailability(
-                "U", 3, 1000, foreign_mib=300, foreign_holder="process 7", mean_foreign_load=90.0
-            ),
-            ONE,
-            "--load-thre",
-        ),
-        (GpuAvailability("U", 3, 1000, foreign_mib=300, foreign_holder="process 7"), ALONE, "[share=0.5]"),
-        (GpuAvailability("U", 3, 1000, foreign_mib=900, foreign_holder="process 7"), ALONE, "[share=0.5]"),
-        (
-            GpuAvailability(
-                "U", 3, 1000, foreign_mib=300, foreign_holder="process 7", mean_foreign_load=90.0
-            ),
-            ALONE,
-            "[share=0.5]",
-        ),
-        (GpuAvailability("U", 3, 1000, allocated_share=800), ONE, ""),
-    ],
-)
-def test_remedy_for_a_gpu_that_takes_no_job(gpu: GpuAvailability, need: Need, part: str) -> None:
-    why = obstacle(gpu, need, Limits())
-    assert why is not None
-    text = gpu_remedy(gpu, need, Limits(), why)
-    assert part in text
-    assert bool(text) is bool(part)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, without_impossible_values
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.scheduling.facts import Gpu
 from gpu_scheduler.core.scheduling.gpu_availability import foreign_memory
-from gpu_scheduler.core.scheduling.needs import Need
 from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.views.wait_reasons import obstacle_text
 
 Values = tuple[int | None, int | None, float | None]
 
@@ -55,18 +56,15 @@ def test_foreign_memory_without_a_total_comes_from_processes_or_is_unknown(
         (GpuAvailability("GPU-a", 0, None, foreign_mib=0), None),
         (GpuAvailability("GPU-a", 0, 0, foreign_mib=0), None),
         (
-            GpuAvailability(
-                "GPU-a", 0, 100, foreign_mib=10, foreign_holder="process 7", mean_foreign_load=None
-            ),
+            GpuAvailability("GPU-a", 0, 100, foreign_mib=10, foreign_pid=7, mean_foreign_load=None),
             None,
         ),
         (
-            GpuAvailability(
-                "GPU-a", 0, 1000, foreign_mib=300, foreign_holder="process 7", mean_foreign_load=99.0
-            ),
+            GpuAvailability("GPU-a", 0, 1000, foreign_mib=300, foreign_pid=7, mean_foreign_load=99.0),
             "foreign process 7, load 99 %",
         ),
     ],
 )
 def test_an_unknown_value_is_neither_zero_nor_full(view: GpuAvailability, why: str | None) -> None:
-    assert obstacle(view, Need(1, 500), Limits()) == why
+    found = obstacle(view, Need(1, 500), Limits())
+    assert (found and obstacle_text(found)) == why

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
@@ -20,9 +23,10 @@ from gpu_scheduler.core.scheduling.gpu_availability import (
     unattributed_memory,
 )
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.placement import GpuAvailability
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
+from gpu_scheduler.views.wait_reasons import obstacle_text, wait_text
 from tests.core.gpu_world import TOTAL, facts, gpu, group, running
 
 LIMITS = Limits()
@@ -41,7 +45,7 @@ def start_or_reason(one: Gpu, resources: ResourceSpec, *attempts: Attempt) -> ac
     )
     [action] = plan(facts(noted, attempts=attempts, pending_groups=(group(resources, 1),)))
     assert isinstance(action, (act.Start, act.SetWaitReason))
-    return action if isinstance(action, act.Start) else action.reason
+    return action if isinstance(action, act.Start) else wait_text(action.reason)
 
 
 def loaded_gpu(
@@ -61,7 +65,7 @@ def test_adds_up_allocations_of_every_kind() -> None:
         running(3, share=100, vram=1000, peaks={"U0": 2000}),
     )
     assert (found.allocated_share, found.committed_mib) == (250 + 250 + 100, 6144 + 6144 + 2200)
-    assert (found.occupied, found.total_mib, found.unavailable_reason) == (True, TOTAL, None)
+    assert (found.occupied, found.total_mib, found.unavailable) == (True, TOTAL, None)
 
 
 @pytest.mark.parametrize("values", [{"share": 1000, "whole": True}, {"vram": 5, "whole": True}, {}])
@@ -79,18 +83,18 @@ def test_a_peak_counts_on_its_own_gpu_only() -> None:
 def test_a_released_attempt_makes_its_gpu_unavailable_until_its_memory_is_free() -> None:
     released = running(1, vram=5000, outcome=Outcome.COMPLETED, released_at=999.5)
     found = available(gpu(0), released)
-    assert (found.allocated_share, found.committed_mib, found.occupied, found.unavailable_reason) == (
+    assert (found.allocated_share, found.committed_mib, found.occupied, found.unavailable) == (
         0,
         0,
         False,
-        "awaiting memory release",
+        GpuObstacle(0, ObstacleKind.AWAITING_MEMORY),
     )
 
 
 def test_a_foreign_process_counts_at_its_buffered_peak_until_it_exits() -> None:
     ramped = gpu(0, None, (GpuProcess(7, 2000),), process_starts={7: 3.0}, foreign_peaks={(7, 3.0): 8000})
     found = available(ramped)
-    assert (found.committed_mib, found.foreign_mib, found.foreign_holder) == (8800, 2000, "process 7")
+    assert (found.committed_mib, found.foreign_mib, found.foreign_pid) == (8800, 2000, 7)
     # It still runs but uses no memory now: it may use its peak again.
     assert available(gpu(0, foreign_peaks={(7, 3.0): 8000})).committed_mib == 8800
     assert available(gpu(0)).committed_mib == 0
@@ -164,7 +168,7 @@ TOTALS = [
 def test_uses_totals_without_a_process_list(one: Gpu) -> None:
     assert foreign_memory(one, (), LIMITS) == 9000
     assert available(one).committed_mib == 9900
-    assert available(one).foreign_holder == "memory"
+    assert (available(one).foreign_pid, available(one).processes_listed) == (None, False)
     ours = running(1, vram=6000, baseline_mib={"U0": 1000})
     assert foreign_memory(one, (ours,), LIMITS) == 3000
     assert available(one, ours).committed_mib == 6000 + 3300
@@ -176,14 +180,16 @@ def test_uses_totals_without_a_process_list(one: Gpu) -> None:
 def test_our_own_load_does_not_block_the_other_half_without_a_process_list() -> None:
     one = loaded_gpu(97.0, 12_000, None)
     ours = running(1, share=500)
-    assert available(one, ours).foreign_holder is None
+    assert available(one, ours).foreign_pid is None
     assert isinstance(start_or_reason(one, HALF, ours), act.Start)
     assert "load 97 %" in str(start_or_reason(loaded_gpu(97.0, 300, None), HALF))
 
 
-@pytest.mark.parametrize(("mib", "who"), [(0, None), (200, None), (201, "memory")])
-def test_a_little_memory_counts_as_no_foreign_process_without_a_list(mib: int, who: str | None) -> None:
-    assert available(gpu(0, mib, None)).foreign_holder == who
+@pytest.mark.parametrize(("mib", "who"), [(0, ""), (200, ""), (201, ", foreign memory holds 201 MiB")])
+def test_a_little_memory_counts_as_no_foreign_process_without_a_list(mib: int, who: str) -> None:
+    short = obstacle(available(gpu(0, mib, None)), Need(1, vram=TOTAL), LIMITS)
+    assert short is not None
+    assert re.sub("room for [0-9.]+ GiB", "", obstacle_text(short)) == who
 
 
 def test_memory_is_unknown_without_any_value() -> None:
@@ -231,7 +237,7 @@ def test_unattributed_memory_may_belong_to_a_job_not_listed_yet() -> None:
 def test_a_display_does_not_block_a_whole_gpu_job_and_its_memory_is_reserved() -> None:
     desktop = loaded_gpu(97.0, 60, (GpuProcess(7, 60, graphics_only=True, load_percent=97.0),))
     found = available(desktop)
-    assert (found.foreign_mib, found.foreign_holder, found.committed_mib) == (0, None, 66)
+    assert (found.foreign_mib, found.foreign_pid, found.committed_mib) == (0, None, 66)
     assert display_memory(desktop, LIMITS) == 66
     assert (
         display_memory(gpu(0, None, (GpuProcess(7, 60, graphics_only=True), GpuProcess(8, 900))), LIMITS)
@@ -342,7 +348,9 @@ def test_does_not_start_two_jobs_that_together_exceed_free_memory() -> None:
     actions = plan(three)
     assert [(a.job_id, a.gpus) for a in actions if isinstance(a, act.Start)] == [(1, ("U0",)), (2, ("U1",))]
     [wait] = [a for a in actions if isinstance(a, act.SetWaitReason)]
-    assert wait.reason == ("needs 14.0 GiB of a GPU, 0 free, GPU 0 room for 9.5 GiB, GPU 1 room for 9.5 GiB")
+    assert wait_text(wait.reason) == (
+        "needs 14.0 GiB of a GPU, 0 free, GPU 0 room for 9.5 GiB, GPU 1 room for 9.5 GiB"
+    )
 
 
 def test_an_allocation_counts_before_its_process_is_listed() -> None:

@@ -6,27 +6,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.scheduling.needs import Need
+from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.placement import (
-    ForeignUse,
     GpuAvailability,
-    WaitReason,
     foreign_use,
     obstacle,
     place,
 )
 from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.views.wait_reasons import obstacle_text, wait_text
 
 LIMITS = Limits()
+PAUSED = GpuObstacle(0, ObstacleKind.PAUSED)
 
 
 def gpu(index: int, **values: object) -> GpuAvailability:
     return GpuAvailability(f"U{index}", index, 24576, **values)  # type: ignore[arg-type]
 
 
-def wait_text(answer: tuple[str, ...] | WaitReason) -> str:
+def wait_words(answer: tuple[str, ...] | WaitReason) -> str:
     assert isinstance(answer, WaitReason)
-    return answer.text
+    return wait_text(answer)
+
+
+def obstacle_words(view: GpuAvailability, need: Need, limits: Limits) -> str | None:
+    found = obstacle(view, need, limits)
+    return None if found is None else obstacle_text(found)
 
 
 @pytest.mark.parametrize(
@@ -55,21 +62,21 @@ def test_best_fit_then_least_load_then_lowest_index(
 @pytest.mark.parametrize(
     ("view", "need", "words"),
     [
-        (gpu(0, unavailable_reason="paused"), Need(1, 500), "GPU 0 paused"),
+        (gpu(0, unavailable=PAUSED), Need(1, 500), "GPU 0 paused"),
         (gpu(0, allocated_share=1000), Need(1, 500), "needs 0.5 of a GPU, 0 free"),
         (gpu(0, allocated_share=700), Need(1, 500), "GPU 0 0.3 free"),
         (
-            gpu(0, foreign_mib=22_000, foreign_holder="process 8123"),
+            gpu(0, foreign_mib=22_000, foreign_pid=8123),
             Need(1, 500),
             "foreign process 8123 holds 21.5 GiB",
         ),
         (
-            gpu(0, foreign_mib=500, foreign_holder="process 8", mean_foreign_load=97.0),
+            gpu(0, foreign_mib=500, foreign_pid=8, mean_foreign_load=97.0),
             Need(1, 500),
             "process 8, load 97 %",
         ),
         (
-            gpu(0, foreign_mib=300, foreign_holder="process 8"),
+            gpu(0, foreign_mib=300, foreign_pid=8),
             Need(1, 1000, alone=True),
             "process 8 holds 300 MiB",
         ),
@@ -78,7 +85,7 @@ def test_best_fit_then_least_load_then_lowest_index(
     ],
 )
 def test_the_wait_reason_names_the_obstacle_of_a_gpu(view: GpuAvailability, need: Need, words: str) -> None:
-    assert words in wait_text(place(need, None, [view], LIMITS))
+    assert words in wait_words(place(need, None, [view], LIMITS))
 
 
 def test_load_of_our_own_jobs_does_not_block_placement() -> None:
@@ -87,7 +94,7 @@ def test_load_of_our_own_jobs_does_not_block_placement() -> None:
         allocated_share=500,
         mean_load=97.0,
         foreign_mib=5,
-        foreign_holder="process 8",
+        foreign_pid=8,
         mean_foreign_load=0.0,
     )
     for need in (Need(1, 500), Need(1, vram=9000), Need(1, 500, vram=9000)):
@@ -95,17 +102,17 @@ def test_load_of_our_own_jobs_does_not_block_placement() -> None:
 
 
 def test_a_need_is_infeasible_by_size_not_by_pauses() -> None:
-    two = [gpu(0, unavailable_reason="paused"), gpu(1, allocated_share=1000)]
-    assert place(Need(3, 1000), None, two, LIMITS) == WaitReason(
-        "infeasible: needs 3 free GPUs, 2 managed", infeasible=True
-    )
+    two = [gpu(0, unavailable=PAUSED), gpu(1, allocated_share=1000)]
+    answer = place(Need(3, 1000), None, two, LIMITS)
+    assert answer == WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(3, 1000), gpus=2, managed=2)
+    assert wait_words(answer) == "infeasible: needs 3 free GPUs, 2 managed"
     answer = place(Need(2, 1000), None, two, LIMITS)
     assert isinstance(answer, WaitReason)
-    assert not answer.infeasible
+    assert not answer.is_infeasible
     answer = place(Need(1, 1000), (5,), two, LIMITS)
     assert isinstance(answer, WaitReason)
-    assert answer.infeasible
-    assert "0 of its allowed GPUs managed" in answer.text
+    assert answer.is_infeasible
+    assert "0 of its allowed GPUs managed" in wait_text(answer)
 
 
 VIEWS = st.lists(
@@ -114,7 +121,7 @@ VIEWS = st.lists(
         st.integers(0, 1000),
         st.one_of(st.none(), st.integers(0, 24576)),
         st.one_of(st.none(), st.floats(0, 100)),
-        st.one_of(st.none(), st.just("paused")),
+        st.one_of(st.none(), st.just(PAUSED)),
     ),
     min_size=1,
     max_size=8,
@@ -130,7 +137,7 @@ VIEWS = st.lists(
     st.one_of(st.none(), st.sets(st.integers(0, 9), min_size=1)),
 )
 def test_never_overallocates_or_uses_an_unavailable_gpu(
-    rows: list[tuple[int, int | None, float | None, str | None]],
+    rows: list[tuple[int, int | None, float | None, GpuObstacle | None]],
     count: int,
     share: int,
     alone: bool,
@@ -145,7 +152,7 @@ def test_never_overallocates_or_uses_an_unavailable_gpu(
             foreign,
             bool(booked),
             foreign,
-            "process 1" if foreign else None,
+            1 if foreign else None,
             load,
             closed,
         )
@@ -156,37 +163,37 @@ def test_never_overallocates_or_uses_an_unavailable_gpu(
     answer = place(need, limited, gpus, LIMITS)
     if isinstance(answer, WaitReason):
         candidates = [g for g in gpus if limited is None or g.index in limited]
-        assert answer.infeasible == (len(candidates) < count)
+        assert answer.is_infeasible == (len(candidates) < count)
         return
     chosen = [g for g in gpus if g.uuid in answer]
     assert len(chosen) == len(set(answer)) == count
     for view in chosen:
         assert view.allocated_share + need.share <= 1000
         assert not (alone and view.occupied)
-        assert view.unavailable_reason is None
+        assert view.unavailable is None
         assert limited is None or view.index in limited
         assert view.foreign_mib is not None
         assert view.foreign_mib < 0.8 * 24576
 
 
 def test_thresholds_include_equality() -> None:
-    full = GpuAvailability("U0", 0, 1000, foreign_mib=800, foreign_holder="process 8")
-    assert "holds 800 MiB" in wait_text(place(Need(1, 500), None, [full], LIMITS))
+    full = GpuAvailability("U0", 0, 1000, foreign_mib=800, foreign_pid=8)
+    assert "holds 800 MiB" in wait_words(place(Need(1, 500), None, [full], LIMITS))
     assert place(
         Need(1, 500),
         None,
-        [GpuAvailability("U0", 0, 1000, foreign_mib=799, foreign_holder="process 8")],
+        [GpuAvailability("U0", 0, 1000, foreign_mib=799, foreign_pid=8)],
         LIMITS,
     ) == ("U0",)
-    busy = gpu(0, foreign_mib=201, foreign_holder="process 8", mean_foreign_load=80.0)
-    assert "load 80 %" in wait_text(place(Need(1, 500), None, [busy], LIMITS))
-    less = gpu(0, foreign_mib=201, foreign_holder="process 8", mean_foreign_load=79.9)
+    busy = gpu(0, foreign_mib=201, foreign_pid=8, mean_foreign_load=80.0)
+    assert "load 80 %" in wait_words(place(Need(1, 500), None, [busy], LIMITS))
+    less = gpu(0, foreign_mib=201, foreign_pid=8, mean_foreign_load=79.9)
     assert place(Need(1, 500), None, [less], LIMITS) == ("U0",)
 
 
 def test_a_gpu_with_unknown_load_is_chosen_last() -> None:
     assert place(Need(1, 1000), None, [gpu(0, mean_load=None), gpu(1, mean_load=99.0)], LIMITS) == ("U1",)
-    unknown = gpu(0, mean_load=None, foreign_mib=900, foreign_holder="process 8", mean_foreign_load=None)
+    unknown = gpu(0, mean_load=None, foreign_mib=900, foreign_pid=8, mean_foreign_load=None)
     assert place(Need(1, 1000), None, [unknown], LIMITS) == ("U0",)
 
 
@@ -195,13 +202,18 @@ def test_equal_gpus_are_chosen_by_lowest_index() -> None:
 
 
 def test_names_foreign_memory_without_a_process() -> None:
-    held = gpu(0, foreign_mib=24_000, foreign_holder=None)
-    assert "memory of unknown owner holds 23.4 GiB" in wait_text(place(Need(1, 500), None, [held], LIMITS))
+    held = gpu(0, foreign_mib=24_000, foreign_pid=None)
+    assert "memory of unknown owner holds 23.4 GiB" in wait_words(place(Need(1, 500), None, [held], LIMITS))
 
 
 def test_lists_four_unavailable_gpus_and_counts_the_rest() -> None:
-    text = wait_text(
-        place(Need(1, 500), None, [gpu(i, unavailable_reason="paused") for i in range(7)], LIMITS)
+    text = wait_words(
+        place(
+            Need(1, 500),
+            None,
+            [gpu(i, unavailable=GpuObstacle(i, ObstacleKind.PAUSED)) for i in range(7)],
+            LIMITS,
+        )
     )
     assert text.endswith("GPU 3 paused and 3 more")
 
@@ -211,14 +223,15 @@ def test_placement_by_share_ignores_memory() -> None:
     assert place(Need(1, 500), None, [full], LIMITS) == ("U0",)
     assert place(Need(1, 500), None, [gpu(0, committed_mib=None)], LIMITS) == ("U0",)
     assert (
-        wait_text(place(Need(1, 501), None, [full], LIMITS)) == "needs 0.501 of a GPU, 0 free, GPU 0 0.5 free"
+        wait_words(place(Need(1, 501), None, [full], LIMITS))
+        == "needs 0.501 of a GPU, 0 free, GPU 0 0.5 free"
     )
 
 
 def test_placement_by_memory_ignores_shares() -> None:
     booked = gpu(0, allocated_share=1000, committed_mib=10_000, occupied=True)
     assert place(Need(1, vram=14_064), None, [booked], LIMITS) == ("U0",)
-    assert wait_text(place(Need(1, vram=14_065), None, [booked], LIMITS)) == (
+    assert wait_words(place(Need(1, vram=14_065), None, [booked], LIMITS)) == (
         "needs 13.7 GiB of a GPU, 0 free, GPU 0 room for 13.7 GiB"
     )
     assert place(Need(1, vram=14_065), None, [booked], Limits(margin_mib=511)) == ("U0",)
@@ -234,7 +247,7 @@ def test_placement_by_memory_ignores_shares() -> None:
     ],
 )
 def test_a_job_with_share_and_memory_must_fit_both(view: GpuAvailability, words: str | None) -> None:
-    assert obstacle(view, Need(1, 500, vram=9000), LIMITS) == words
+    assert obstacle_words(view, Need(1, 500, vram=9000), LIMITS) == words
 
 
 @pytest.mark.parametrize(
@@ -243,7 +256,7 @@ def test_a_job_with_share_and_memory_must_fit_both(view: GpuAvailability, words:
     ids=["alone", "exclusive share", "exclusive memory"],
 )
 def test_an_exclusive_job_waits_for_all_other_jobs_to_end(need: Need) -> None:
-    assert obstacle(gpu(0, occupied=True), need, LIMITS) == "busy"
+    assert obstacle_words(gpu(0, occupied=True), need, LIMITS) == "busy"
     assert obstacle(gpu(0), need, LIMITS) is None
 
 
@@ -256,15 +269,15 @@ def test_no_job_is_placed_beside_an_exclusive_one(need: Need) -> None:
 
 
 def test_an_exclusive_job_tolerates_foreign_processes_an_alone_job_does_not() -> None:
-    beside = gpu(0, committed_mib=5500, foreign_mib=5000, foreign_holder="process 8")
+    beside = gpu(0, committed_mib=5500, foreign_mib=5000, foreign_pid=8)
     assert obstacle(beside, Need(1, vram=9000, exclusive=True), LIMITS) is None
     assert obstacle(beside, Need(1, 1000, exclusive=True), LIMITS) is None
-    assert obstacle(beside, Need(1, 1000, alone=True), LIMITS) == "foreign process 8 holds 4.9 GiB"
+    assert obstacle_words(beside, Need(1, 1000, alone=True), LIMITS) == "foreign process 8 holds 4.9 GiB"
 
 
 @pytest.mark.parametrize(("mib", "idle"), [(0, True), (60, True), (200, True), (201, False)])
 def test_a_gpu_is_idle_up_to_the_idle_threshold(mib: int, idle: bool) -> None:
-    view = gpu(0, foreign_mib=mib, foreign_holder="process 8")
+    view = gpu(0, foreign_mib=mib, foreign_pid=8)
     assert (obstacle(view, Need(1, 1000, alone=True), LIMITS) is None) == idle
     assert obstacle(view, Need(1, 1000, alone=True), Limits(idle_threshold_mib=201)) is None
     assert obstacle(view, Need(1, 1000), LIMITS) is None
@@ -281,7 +294,7 @@ def test_foreign_use_blocks_a_job_by_its_kind_of_need(need: Need, mib: int, load
     view = gpu(
         0,
         foreign_mib=mib,
-        foreign_holder="process 8",
+        foreign_pid=8,
         mean_foreign_load=load,
         mean_load=100.0,
         committed_mib=mib,
@@ -289,16 +302,16 @@ def test_foreign_use_blocks_a_job_by_its_kind_of_need(need: Need, mib: int, load
     expected = None
     if mib > 200:
         if need.alone:
-            expected = ForeignUse.NOT_IDLE
+            expected = ObstacleKind.FOREIGN_PROCESS
         elif mib >= 0.8 * 24_576 and need.vram is None:
-            expected = ForeignUse.MEMORY
+            expected = ObstacleKind.FOREIGN_MEMORY
         elif load is not None and load >= 80:
-            expected = ForeignUse.LOAD
+            expected = ObstacleKind.FOREIGN_LOAD
     assert foreign_use(view, need, LIMITS) == expected
-    told = obstacle(view, need, LIMITS)
+    told = obstacle_words(view, need, LIMITS)
     if expected is None:
         assert told is None
-    elif expected is ForeignUse.LOAD:
+    elif expected is ObstacleKind.FOREIGN_LOAD:
         assert told == f"foreign process 8, load {load:.0f} %"
     else:
         assert (told or "").startswith("foreign process 8 holds ")
@@ -307,24 +320,24 @@ def test_foreign_use_blocks_a_job_by_its_kind_of_need(need: Need, mib: int, load
 @pytest.mark.parametrize("need", [SHARE, MEMORY, ALONE], ids=str)
 def test_foreign_use_below_the_idle_threshold_never_blocks(need: Need) -> None:
     limits = Limits(mem_threshold=0.001, load_threshold=0.01, idle_threshold_mib=5000)
-    view = gpu(0, foreign_mib=5000, foreign_holder="process 8", mean_foreign_load=100.0, committed_mib=5500)
+    view = gpu(0, foreign_mib=5000, foreign_pid=8, mean_foreign_load=100.0, committed_mib=5500)
     assert obstacle(view, need, limits) is None
-    over = gpu(0, foreign_mib=5001, foreign_holder="process 8", mean_foreign_load=100.0)
-    assert "process 8" in (obstacle(over, need, limits) or "")
+    over = gpu(0, foreign_mib=5001, foreign_pid=8, mean_foreign_load=100.0)
+    assert "process 8" in (obstacle_words(over, need, limits) or "")
 
 
 def test_a_full_gpu_does_not_name_an_idle_foreign_process() -> None:
-    view = gpu(0, foreign_mib=5, foreign_holder="process 8", committed_mib=20_000)
-    assert obstacle(view, Need(1, vram=9000), LIMITS) == "room for 4.0 GiB"
+    view = gpu(0, foreign_mib=5, foreign_pid=8, committed_mib=20_000)
+    assert obstacle_words(view, Need(1, vram=9000), LIMITS) == "room for 4.0 GiB"
 
 
 def test_a_memory_shortfall_names_the_foreign_process() -> None:
-    view = gpu(0, foreign_mib=11_000, foreign_holder="process 8123", committed_mib=12_100)
-    assert obstacle(view, Need(1, vram=20_000), LIMITS) == (
+    view = gpu(0, foreign_mib=11_000, foreign_pid=8123, committed_mib=12_100)
+    assert obstacle_words(view, Need(1, vram=20_000), LIMITS) == (
         "room for 11.7 GiB, foreign process 8123 holds 10.7 GiB"
     )
     over = gpu(0, committed_mib=30_000, occupied=True)
-    assert obstacle(over, Need(1, vram=1), LIMITS) == "full"
+    assert obstacle_words(over, Need(1, vram=1), LIMITS) == "full"
 
 
 @pytest.mark.parametrize(
@@ -336,10 +349,10 @@ def test_a_memory_shortfall_names_the_foreign_process() -> None:
     ],
 )
 def test_does_not_place_declared_memory_where_memory_is_unknown(view: GpuAvailability) -> None:
-    assert obstacle(view, Need(1, vram=1), LIMITS) == "memory unknown"
+    assert obstacle_words(view, Need(1, vram=1), LIMITS) == "memory unknown"
     answer = place(Need(1, vram=1), None, [view], LIMITS)
     assert isinstance(answer, WaitReason)
-    assert not answer.infeasible
+    assert not answer.is_infeasible
 
 
 def gpu_of_size(index: int, total: int, **values: object) -> GpuAvailability:
@@ -415,38 +428,37 @@ def test_a_need_above_every_gpu_is_infeasible_with_numbers(
     need: Need, allowed: tuple[int, ...] | None, text: str
 ) -> None:
     gpus = [
-        gpu_of_size(0, 8192, unavailable_reason="paused", committed_mib=8192, occupied=True),
+        gpu_of_size(0, 8192, unavailable=PAUSED, committed_mib=8192, occupied=True),
         gpu_of_size(1, 24_576),
     ]
-    assert place(need, allowed, gpus, LIMITS) == WaitReason(text, infeasible=True)
+    assert wait_words(place(need, allowed, gpus, LIMITS)) == text
 
 
 def test_a_need_is_feasible_up_to_the_last_mib_of_an_empty_gpu() -> None:
     assert place(Need(1, vram=24_064), None, [gpu(0)], LIMITS) == ("U0",)
     waits = place(Need(1, vram=24_064), None, [gpu(0, committed_mib=1)], LIMITS)
     assert isinstance(waits, WaitReason)
-    assert not waits.infeasible
+    assert not waits.is_infeasible
 
 
 def test_a_gpu_of_unknown_size_counts_as_large_enough() -> None:
     gpus = [gpu_of_size(0, 8192), GpuAvailability("U1", 1, None, committed_mib=None)]
     answer = place(Need(1, vram=9000), None, gpus, LIMITS)
     assert isinstance(answer, WaitReason)
-    assert not answer.infeasible
+    assert not answer.is_infeasible
     both = place(Need(2, vram=9000), None, gpus, LIMITS)
     assert isinstance(both, WaitReason)
-    assert both.infeasible
-    assert "the smallest of the 2 largest managed GPUs has 8.0 GiB" in both.text
+    assert both.is_infeasible
+    assert "the smallest of the 2 largest managed GPUs has 8.0 GiB" in wait_text(both)
 
 
 def test_describes_gpus_of_one_size_together() -> None:
     answer = place(
         Need(2, vram=30_720), None, [gpu(0), gpu(1), gpu_of_size(2, 8192)], Limits(margin_mib=1024)
     )
-    assert answer == WaitReason(
+    assert wait_words(answer) == (
         "infeasible: needs 30.0 GiB of each of 2 GPUs, but the largest managed GPUs have 24.0 GiB, of which"
-        " 23.0 GiB can be given to jobs (margin 1.0 GiB)",
-        infeasible=True,
+        " 23.0 GiB can be given to jobs (margin 1.0 GiB)"
     )
 
 

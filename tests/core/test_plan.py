@@ -9,16 +9,19 @@ import pytest
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import JobEnd, exit_code, is_drained
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Facts, Gpu, PendingGroup, QueuedJob, Request
 from gpu_scheduler.core.scheduling.gpu_availability import availability, foreign_memory
-from gpu_scheduler.core.scheduling.needs import LlmConfig, Need, Requirement, ResourceSpec
+from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.order import order
 from gpu_scheduler.core.scheduling.plan import need_of, plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
+from gpu_scheduler.views.wait_reasons import wait_text
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 LIMITS = Limits()
@@ -32,7 +35,7 @@ def gpu(index: int, used: int = 0, processes: tuple[GpuProcess, ...] | None = ()
 
 
 def group(
-    resources: ResourceSpec, *jobs: tuple[int, int], more: bool = False, reason: str | None = None
+    resources: ResourceSpec, *jobs: tuple[int, int], more: bool = False, reason: WaitReason | None = None
 ) -> PendingGroup:
     return PendingGroup(
         resources, tuple(QueuedJob(job, priority, job) for job, priority in jobs), more, reason
@@ -91,10 +94,11 @@ def test_starts_jobs_behind_a_blocked_group() -> None:
 
 
 def test_every_job_waits_for_unreadable_gpus_with_that_reason() -> None:
-    blind = facts(2, group(WHOLE, (1, 0)), all_sampled=False, probe_error="the GPUs cannot be read: gone")
-    assert [a.reason for a in plan(blind) if isinstance(a, act.SetWaitReason)] == [
-        "the GPUs cannot be read: gone"
-    ]
+    blind = facts(2, group(WHOLE, (1, 0)), all_sampled=False, probe_error="gone")
+    [wait] = plan(blind)
+    assert isinstance(wait, act.SetWaitReason)
+    assert wait.reason == WaitReason(WaitKind.GPUS_UNREADABLE, "gone")
+    assert wait_text(wait.reason) == "the GPUs cannot be read: gone"
 
 
 def test_does_not_wait_for_memory_of_an_unmanaged_gpu() -> None:
@@ -109,7 +113,8 @@ def test_places_nothing_before_the_first_complete_sample() -> None:
 def test_records_a_wait_reason_only_when_it_changes() -> None:
     blocked = facts(1, group(WHOLE, (1, 0)), attempts=(running("U0"),))
     wait = next(a for a in plan(blocked) if isinstance(a, act.SetWaitReason))
-    assert (wait.reason, wait.need) == ("needs 1 free GPU, 0 free", Need(1, 1000))
+    assert wait.reason == WaitReason(WaitKind.NO_FREE_GPU, need=Need(1, 1000))
+    assert wait_text(wait.reason) == "needs 1 free GPU, 0 free"
     again = facts(1, group(WHOLE, (1, 0), reason=wait.reason), attempts=(running("U0"),))
     assert plan(again) == []
 
@@ -119,14 +124,14 @@ def test_a_gpu_accepts_no_jobs_until_its_ended_attempt_has_released_it() -> None
     wait = next(
         a for a in plan(facts(1, group(HALF, (1, 0)), attempts=(ended,))) if isinstance(a, act.SetWaitReason)
     )
-    assert "quarantined: job 99 left process 77" in wait.reason
+    assert "quarantined: job 99 left process 77" in wait_text(wait.reason)
     released = replace(ended, released_at=999.5)  # the sample is older
     wait = next(
         a
         for a in plan(facts(1, group(HALF, (1, 0)), attempts=(released,)))
         if isinstance(a, act.SetWaitReason)
     )
-    assert "awaiting memory release" in wait.reason
+    assert "awaiting memory release" in wait_text(wait.reason)
     cool = replace(released, released_at=998.0)
     actions = plan(facts(1, group(HALF, (1, 0)), attempts=(cool,)))
     assert actions[0] == act.RecordMemoryReleased(9)
@@ -138,13 +143,13 @@ def test_foreign_memory_counts_processes_without_an_attempt() -> None:
     ours = gpu(0, 8500, listed, owners={1: 9, 2: None, 3: None})
     assert foreign_memory(ours, (running("U0"),), LIMITS) == 3000
     shown = availability(ours, replace(facts(0), gpus=(ours,), attempts=(running("U0", share=500),)))
-    assert (shown.allocated_share, shown.foreign_mib, shown.foreign_holder) == (500, 3000, "process 2")
+    assert (shown.allocated_share, shown.foreign_mib, shown.foreign_pid) == (500, 3000, 2)
 
 
 def test_a_misplaced_process_counts_as_foreign() -> None:
     stray = gpu(1, 5000, (GpuProcess(1, 5000),), owners={1: 9})
     shown = availability(stray, replace(facts(0), gpus=(stray,), attempts=(running("U0"),)))
-    assert (shown.allocated_share, shown.foreign_mib, shown.foreign_holder) == (0, 5000, "process 1")
+    assert (shown.allocated_share, shown.foreign_mib, shown.foreign_pid) == (0, 5000, 1)
 
 
 def test_foreign_memory_falls_back_to_totals_without_a_process_list() -> None:
@@ -296,7 +301,7 @@ def test_a_gpu_without_a_sample_or_with_a_fault_accepts_no_jobs() -> None:
 def wait_reason_on(one: Gpu) -> str:
     [wait] = plan(replace(facts(0, group(HALF, (1, 0))), gpus=(one,)))
     assert isinstance(wait, act.SetWaitReason)
-    return wait.reason
+    return wait_text(wait.reason)
 
 
 def test_a_released_attempt_has_no_allocation() -> None:
@@ -310,7 +315,7 @@ def test_names_the_largest_foreign_process_and_falls_back_to_totals() -> None:
     vague = gpu(0, 7000, (GpuProcess(1, None), GpuProcess(2, 50)))
     assert foreign_memory(vague, (), LIMITS) == 7000
     crowd = gpu(0, 7000, (GpuProcess(1, 10), GpuProcess(2, 5000), GpuProcess(3, 60)))
-    assert availability(crowd, facts(1)).foreign_holder == "process 2"
+    assert availability(crowd, facts(1)).foreign_pid == 2
 
 
 def test_a_drain_considers_the_allowed_gpus_of_a_line() -> None:
@@ -331,10 +336,11 @@ def test_resume_and_requeue_carry_their_reasons() -> None:
 
 
 def test_every_job_waits_for_a_storage_issue_with_that_reason() -> None:
+    disk = WaitReason(WaitKind.STORAGE, "disk")
     full = facts(
-        2, group(HALF, (1, 0)), group(TWO, (2, 0), reason="disk"), storage_issue="disk", probe_error="hangs"
+        2, group(HALF, (1, 0)), group(TWO, (2, 0), reason=disk), storage_issue="disk", probe_error="hangs"
     )
-    assert plan(full) == [act.SetWaitReason(HALF.key(), "disk", False)]
+    assert plan(full) == [act.SetWaitReason(HALF.key(), disk)]
     assert starts(plan(replace(full, storage_issue=None, probe_error=None))) == {1: ("U0",)}
     pausing = replace(full, requests=(Request(1, "pause", "U0"),))
     assert act.SetPaused("U0", True) in plan(pausing)
@@ -398,8 +404,8 @@ def test_reports_an_infeasible_need_with_numbers_until_the_gpus_change() -> None
     ask = ResourceSpec(vram=30_000)
     [wait] = plan(facts(2, group(ask, (1, 0))))
     assert isinstance(wait, act.SetWaitReason)
-    assert wait.infeasible
-    assert wait.reason == (
+    assert wait.reason.is_infeasible
+    assert wait_text(wait.reason) == (
         "infeasible: needs 29.3 GiB of a GPU, but the largest managed GPU has 24.0 GiB, of which 23.5 GiB"
         " can be given to jobs (margin 512 MiB)"
     )
@@ -408,7 +414,7 @@ def test_reports_an_infeasible_need_with_numbers_until_the_gpus_change() -> None
     busy = replace(larger, attempts=(running("U1", whole=True),))
     [wait] = plan(busy)
     assert isinstance(wait, act.SetWaitReason)
-    assert (wait.infeasible, wait.reason) == (
+    assert (wait.reason.is_infeasible, wait_text(wait.reason)) == (
         False,
         "needs 29.3 GiB of a GPU, 0 free, GPU 0 room for 23.5 GiB, GPU 1 full",
     )

@@ -27,6 +27,7 @@ from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.core.scheduling.usage import attempt_memory, record_measurements
+from gpu_scheduler.views.wait_reasons import wait_text
 from tests.core.gpu_world import facts, gpu, group, running
 
 OURS = gpu(0, None, (GpuProcess(7, 5000), GpuProcess(8, 300), GpuProcess(6, 1)), owners={7: 9, 8: 9, 6: None})
@@ -171,7 +172,7 @@ def test_an_overused_share_counts_at_its_buffered_peak() -> None:
     assert [type(a).__name__ for a in plan(world)] == ["RecordUsage", "RecordOveruse"]
     [wait] = plan(applied(world, plan(world)))
     assert isinstance(wait, SetWaitReason)
-    assert wait.reason == "needs 12.0 GiB of a GPU, 0 free, GPU 0 room for 6.3 GiB"
+    assert wait_text(wait.reason) == "needs 12.0 GiB of a GPU, 0 free, GPU 0 room for 6.3 GiB"
 
 
 def test_records_overuse_once_per_gpu_and_only_for_a_new_sample() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.views.wait_reasons import wait_text
 from tests.loop.rig import Rig
 
 #: A process of no job: the one that runs the tests.
@@ -55,7 +56,7 @@ def ends(rig: Rig, *jobs: int) -> None:
 def why_it_waits(rig: Rig) -> str:
     rig.tick()
     [reason] = rig.store.wait_reason_by_spec().values()
-    return reason or ""
+    return "" if reason is None else wait_text(reason)
 
 
 @pytest.mark.parametrize("reported", [True, False], ids=["reported", "withheld"])

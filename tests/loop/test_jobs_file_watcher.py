@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, parse_llm_config
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from tests.loop.rig import Rig
@@ -136,7 +136,7 @@ def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk:
         desk.wait(60)
         assert desk.states() == {1: "running", 2: "queued"}
         row = desk.rig.job(2)
-        assert LineWait.from_json(row["line_wait"]) == LineWait("malformed", 2)
+        assert WaitReason.from_json(row["line_wait"]) == WaitReason(WaitKind.LINE_MALFORMED, line_number=2)
     (desk.rig.folder / "go").touch()
     assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
     desk.wait(60)

@@ -18,6 +18,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.runner.folder import START
 from gpu_scheduler.scheduler.loop import next_deadline
+from gpu_scheduler.views.wait_reasons import wait_text
 from tests.fakes.conda import plant
 from tests.loop.rig import SETTINGS, Rig
 from tests.waiting import wait_for
@@ -228,7 +229,7 @@ def test_jobs_start_in_order_and_shares_fill_a_gpu(rig: Rig) -> None:
         "four run",
     )
     assert rig.job(jobs[4])["state"] == "queued"
-    assert rig.store.wait_reasons()[rig.job(jobs[4])["ask"]] == "needs 0.5 of a GPU, 0 free"
+    assert wait_text(rig.store.wait_reasons()[rig.job(jobs[4])["ask"]]) == "needs 0.5 of a GPU, 0 free"
     (rig.folder / "go").touch()
     for job in jobs:
         assert rig.tick_until_ended(job)["outcome"] == "completed"

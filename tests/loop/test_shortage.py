@@ -88,7 +88,7 @@ def test_launch_that_fails_because_of_a_shortage_does_not_count(
     # More than the launches of an attempt and the attempts of a job.
     rig.tick_until(lambda: executor.tried > 5, "launches")
     [reason] = rig.store.wait_reasons().values()
-    assert reason == describe_shortage(number)
+    assert reason.cause == describe_shortage(number)
     assert caplog.text.count(describe_shortage(number)) == 1
     executor.number = None
     row = rig.tick_until_ended(job)

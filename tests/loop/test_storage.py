@@ -279,7 +279,7 @@ def test_a_launch_on_a_full_disk_does_not_count_as_a_failed_launch(
     other = rig.add_job("exit 0", share=500)
     rig.tick()
     [reason] = rig.store.wait_reasons().values()
-    assert "No space left on device" in reason
+    assert "No space left on device" in reason.cause
     row = rig.tick_until_ended(job)
     assert (row["exit_code"], row["launch_failures"], len(rig.store.attempts(job))) == (7, 0, 1)
     assert rig.tick_until_ended(other)["exit_code"] == 0

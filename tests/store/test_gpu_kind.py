@@ -113,7 +113,7 @@ def test_switching_to_real_gpus_removes_pauses_needs_and_measurements_of_simulat
     raised = ResourceSpec.of(JobSpec("command", "true", "/", command="true", vram=1000), 70000).key()
     desk.execute(f"UPDATE job SET raised_mib = 70000, ask = '{raised}'")
     desk.execute("UPDATE gpu SET paused = 1, held = '[[1, 2, 3]]' WHERE uuid = 'SIM-0'")
-    desk.execute("INSERT INTO waiting (ask, reason, infeasible) VALUES ('x', 'room', 0)")
+    desk.execute("INSERT INTO waiting (ask, reason) VALUES ('x', '{}')")
     desk.store.add_request("pause", "SIM-1")
     desk.measure(5000)
     change_gpu_kind(desk.store, SIMULATED, NOW)

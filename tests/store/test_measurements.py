@@ -12,13 +12,16 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.attempt_rows import allocated_shares, attempt_from_record
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.measurements import LearnedNeeds, class_usages, quantile
 from gpu_scheduler.store.recorded_options import record_options
 from gpu_scheduler.store.store import Store
@@ -182,11 +185,13 @@ def test_reports_only_the_first_infeasible_jobs(store: Store) -> None:
     jobs = [add(store, vram=99999) for _ in range(7)]
     row = store.job(jobs[0])
     assert row is not None
-    record(store, act.SetWaitReason(row["ask"], "needs a GPU", False))
+    need = Need(1, vram=99999)
+    never = WaitReason(WaitKind.GPUS_TOO_SMALL, need=need, size_mib=24_576, largest_mib=24_576)
+    record(store, act.SetWaitReason(row["ask"], WaitReason(WaitKind.NO_FREE_GPU, need=need)))
     assert store.db.rows("SELECT * FROM history WHERE state = 'infeasible'") == []
-    record(store, act.SetWaitReason(row["ask"], "infeasible: too much", True))
-    rows = store.db.rows("SELECT job_id, reason FROM history WHERE state = 'infeasible' ORDER BY rowid")
-    assert [tuple(one) for one in rows] == [(job, "infeasible: too much") for job in jobs[:5]]
+    record(store, act.SetWaitReason(row["ask"], never))
+    told = [(one.job_id, one.wait) for one in events_after(store, 0, 100) if one.kind == "infeasible"]
+    assert told == [(job, never) for job in jobs[:5]]
 
 
 def test_records_the_measurement_of_an_ended_attempt(store: Store) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import IllegalTransitionError, JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -143,7 +143,7 @@ def test_a_hold_keeps_the_used_retries_and_a_retry_resets_them(store: Store, by:
 def test_only_jobs_that_wait_for_nothing_but_gpus_are_startable(store: Store) -> None:
     ready, gone, later, left = (store.insert_job(spec(str(n)), "cli") for n in range(4))
     recorder = StoreWriter(store, Settings())
-    recorder.set_line_waits({gone: LineWait("gone", due_at=7.5)})
+    recorder.set_line_waits({gone: WaitReason(WaitKind.LINE_REMOVED, due_at=7.5)})
     for job in (later, left):
         attempt = recorder.record([act.Start(job, ("U0",), 1000)], NOW)[job]
         not_before = 1005.0 if job == later else None
@@ -163,7 +163,9 @@ def test_only_jobs_that_wait_for_nothing_but_gpus_are_startable(store: Store) ->
     assert startable(0.0, "another boot") == [ready, later]
     assert store.next_retry(NOW) == 1005.0
     assert store.next_retry(Now(0.0, 1005.0, "boot")) is None
-    recorder.set_line_waits({job: LineWait("malformed", 3) for job in (ready, gone, later, left)})
+    recorder.set_line_waits(
+        {job: WaitReason(WaitKind.LINE_MALFORMED, line_number=3) for job in (ready, gone, later, left)}
+    )
     assert store.wait_reason_by_spec() == {}
     recorder.set_line_waits({})
     assert startable(1000.0) == [ready, gone]

@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.event import Event, EventKind
+from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.attempt_end import format_seconds
 from gpu_scheduler.views.event_messages import detail, log_line, to_json
 
 INFO, WARNING, DEBUG = logging.INFO, logging.WARNING, logging.DEBUG
+NEVER = WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(9, 1000, alone=True), gpus=2, managed=2)
 
 
 def start(**values: Any) -> dict[str, Any]:
@@ -202,7 +205,7 @@ def test_end_of_an_attempt_shows_outcome_reason_and_log(
             (WARNING, "job 3 did not end in time; killing the runner of attempt 2"),
         ),
         (
-            Event(9, 0.0, "infeasible", 3, "infeasible: needs 9 idle GPUs, 2 managed"),
+            Event(9, 0.0, "infeasible", 3, wait=NEVER),
             (WARNING, "job 3 waits, infeasible: needs 9 idle GPUs, 2 managed"),
         ),
         (Event(9, 0.0, "paused", data={"gpus": [2]}), (INFO, "GPU 2 paused")),
@@ -312,8 +315,8 @@ def test_json_has_all_data_in_ascii() -> None:
         (Event(1, 0.0, "runner lost", 3, None, {"attempt": 1}), "attempt 1"),
         (Event(1, 0.0, "window closed", 3, None, {"attempt": 1}), "attempt 1"),
         (
-            Event(1, 0.0, "infeasible", 3, "infeasible: needs 3 idle GPUs, 2 managed"),
-            "needs 3 idle GPUs, 2 managed",
+            Event(1, 0.0, "infeasible", 3, wait=NEVER),
+            "needs 9 idle GPUs, 2 managed",
         ),
         (
             Event(1, 0.0, "exceeded", 3, None, {"attempt": 1, "gpu": 0, "observed": 200, "declared": 100}),

@@ -6,6 +6,7 @@ import re
 import time
 
 from gpu_scheduler.app.status_report import GpuStatusView, JobView
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.status_board import MemoryUse, StatusBoard, to_text
 
 NOW = 1_000_000.0
@@ -23,7 +24,7 @@ WAITING = (
     JobView(4, "queued", reason="needs 1 free GPU, 0 free", text="evil \x1b[2J"),
     JobView(5, "queued", reason="exit code 1; OOM retry 1 of 3 with 6.6 GiB per GPU", text="python e.py"),
     JobView(6, "held", reason="interrupted; `retry 6` runs it again", text="python f.py"),
-    JobView(7, "held", reason="held by its line", text="python g.py"),
+    JobView(7, "held", reason="held by its line", wait=WaitReason(WaitKind.HELD, "line"), text="python g.py"),
 )
 FINISHED = (
     JobView(8, "finished", "completed", text="python h.py", started_at=NOW - 100, finished_at=NOW - 80),

@@ -21,6 +21,8 @@ from gpu_scheduler.app.status_report import (
 )
 from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.layout import Viewport
 from gpu_scheduler.views.status_json import to_json
 from gpu_scheduler.views.status_text import to_text
@@ -122,8 +124,8 @@ def many() -> StatusReport:
         for n in range(1, 8)
     ]
     jobs.append(replace(jobs[0], id=8, name="模型训练" * 9, gpus=(7,), last_line="载入" * 20))
-    half = {"count": 1, "share": 500}
-    waits = JobView(9, "queued", text="x", spec=sweep, reason="needs 0.5 of a GPU, 0 free", need=half)
+    half = WaitReason(WaitKind.NO_FREE_GPU, need=Need(1, 500))
+    waits = JobView(9, "queued", text="x", spec=sweep, wait=half)
     jobs += [replace(waits, id=n) for n in range(9, 29)]
     jobs.append(JobView(29, "queued", name="ddp", reason="needs 2 idle GPUs, 0 free"))
     jobs.append(JobView(30, "held", text="python t.py", reason="held by its line"))
@@ -181,7 +183,7 @@ def test_queued_jobs_with_one_reason_share_a_row() -> None:
     assert row.strip() == "20 jobs wait for half a GPU: 9-28 (train.py --llm qwen2.5-3b-inst --seed 1)"
     text = to_text(many(), show_all=True)
     assert text.count("needs 0.5 of a GPU, 0 free") == 20
-    stopped = tuple(replace(job, need=None, reason="no scheduler is running") for job in many().jobs)
+    stopped = tuple(replace(job, wait=WaitReason(WaitKind.NO_SCHEDULER)) for job in many().jobs)
     text = to_text(replace(many(), jobs=stopped, pid=None))
     assert "     21 jobs wait, no scheduler is running: 9-29\n" in text
 

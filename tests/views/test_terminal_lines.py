@@ -10,6 +10,8 @@ import pytest
 
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.event_messages import message_of
 from gpu_scheduler.views.terminal_lines import Terminal, format_event, format_message
 from gpu_scheduler.views.text_width import display_width
@@ -26,6 +28,7 @@ END = {
 }  # fmt: skip
 FAILED, TIMED_OUT, INTERRUPTED = ({**END, "outcome": one} for one in ("failed", "timed_out", "interrupted"))
 USED = " — peak vram gpu0:700 MiB | "
+NEVER = WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(9, 1000, alone=True), gpus=2, managed=2)
 
 
 def shown(event: Event, terminal: Terminal | None = None) -> str:
@@ -49,7 +52,7 @@ def event(kind: str, reason: str | None = None, /, **data: Any) -> Event:
         (event("queued", "OOM", **FAILED), "↻", "33", "failed in 3.2s, queued again — OOM |"),
         (event("held", "why", **INTERRUPTED), "✗", "31", "interrupted in 3.2s, held — why |"),
         (event("held", "by the user"), "·", "", "held: by the user"),
-        (event("infeasible", "infeasible: 9 GPUs"), "·", "33", "waits, infeasible: 9 GPUs"),
+        (Event(9, 0.0, "infeasible", 3, name="bert", wait=NEVER), "·", "33", "waits, infeasible: needs"),
         (event("runner lost", attempt=2), "!", "33", "lost the runner of attempt 2"),
     ],
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_scheduler.app.status_report import JobView, MalformedLineView
-from gpu_scheduler.core.model.line_wait import LineWait
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.unfinished import MAX_ITEMS, unfinished_text
 
 
@@ -20,9 +20,9 @@ def test_empty_if_nothing_is_unfinished() -> None:
 def test_names_each_line_and_job_with_its_reason() -> None:
     line = MalformedLineView("/home/me/jobs.txt", 2, "[vram=20H] b", "memory '20H'\x1b is not MiB")
     jobs = [
-        job(2, line_wait=LineWait("malformed", 2), reason="line 2 of jobs.txt is malformed; waiting"),
+        job(2, wait=WaitReason(WaitKind.LINE_MALFORMED, line_number=2)),
         job(3, "held"),
-        job(4, "held", "held by its line"),
+        job(4, "held", "held by its line", wait=WaitReason(WaitKind.HELD, "line")),
         job(5, "held", "the machine was switched off"),
         job(6, reason="infeasible: needs 9 GPUs, 4 managed"),
         job(7, reason="GPU 0 paused"),

@@ -16,8 +16,8 @@ from gpu_scheduler.core.jobsfile.diff import AcceptedLines
 from gpu_scheduler.core.jobsfile.line_matching import LinePairs, find_typos, match_lines
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.model.job_fact import JobFact
-from gpu_scheduler.core.model.line_wait import LineWait
 from gpu_scheduler.core.model.states import ACTIVE, WAITING
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
 #: Seconds for which the file must have been present and unchanged before …
 CHANGED_DELAY_S = 2.0  # … a new or changed line counts, unless it was appended,
@@ -53,7 +53,7 @@ class AcceptDecision:
     """
 
     accepted: AcceptedLines | None
-    waits: Mapping[int, LineWait]
+    waits: Mapping[int, WaitReason]
     recheck_at: float | None
     none_missing: bool
 
@@ -212,38 +212,41 @@ def _waits_for_lost_lines(
     removed_at: float | None,
     malformed: Mapping[int, int],
     jobs: Mapping[int, JobFact],
-) -> dict[int, LineWait]:
+) -> dict[int, WaitReason]:
     """Returns the waits for missing or malformed lines, except those of CSV jobs with another equal line.
 
     A missing line affects waiting jobs only. A malformed one affects jobs in every state, because a retry may
     queue them before the line is fixed.
     """
-    lost = {old: LineWait("gone", due_at=removed_at) for old in removed}
-    lost |= {old: LineWait("malformed", counted[i].number) for i, old in malformed.items()}
+    lost = {old: WaitReason(WaitKind.LINE_REMOVED, due_at=removed_at) for old in removed}
+    lost |= {
+        old: WaitReason(WaitKind.LINE_MALFORMED, line_number=counted[i].number)
+        for i, old in malformed.items()
+    }
     here = {line.identity for line in counted if line.kind == "csv"} if lost else set()
-    waits: dict[int, LineWait] = {}
+    waits: dict[int, WaitReason] = {}
     for old, wait in lost.items():
         job = jobs.get(previous[old].job_id or 0)
         if job is None or previous[old].identity in here:
             continue
-        if wait.kind == "malformed" or job.state in WAITING:
+        if wait.kind is WaitKind.LINE_MALFORMED or job.state in WAITING:
             waits[job.job_id] = wait
     return waits
 
 
 def _waits_for_changes(
     previous: Reading, accepted: AcceptedLines, jobs: Mapping[int, JobFact], due: float
-) -> dict[int, LineWait]:
+) -> dict[int, WaitReason]:
     """Returns the waits of jobs without an open attempt whose line has changed attributes.
 
     Finished jobs are included: a `retry` may queue them before the change counts.
     """
-    waits: dict[int, LineWait] = {}
+    waits: dict[int, WaitReason] = {}
     for line, old in zip(accepted.lines, accepted.pairs, strict=True):
         if old is not None and not line.is_equivalent_to(previous[old]):
             job = jobs.get(previous[old].job_id or 0)
             if job is not None and job.state not in ACTIVE:
-                waits[job.job_id] = LineWait("changed", line.number, due)
+                waits[job.job_id] = WaitReason(WaitKind.LINE_CHANGED, line_number=line.number, due_at=due)
     return waits
 
 

@@ -8,6 +8,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, ClassVar
 
+from gpu_scheduler.core.model.wait_reason import WaitReason
+
 
 class EventKind(str, Enum):
     """The kind of an event, as stored: the new state of a job, or something else that happened."""
@@ -140,7 +142,7 @@ class Event:
     version knows; job_id: 0 = not about a job; data: the details by key, as stored.
 
     command: the line of the job; name: of the job; spec: of the job, as JSON; is_new_job: the event
-    introduced the job.
+    introduced the job; wait: why an infeasible job waits.
     """
 
     id: int
@@ -153,6 +155,7 @@ class Event:
     name: str | None = None
     spec: str = "{}"
     is_new_job: bool = False
+    wait: WaitReason | None = None
 
     _TYPES: ClassVar[Mapping[str, type[EventDetails]]] = {
         EventKind.STARTING: AttemptStarted,

@@ -40,6 +40,11 @@ def human_mib(mib: int) -> str:
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
 
 
+def round_mib(mib: int) -> int:
+    """Rounds MiB to what `human_mib` shows, so that a stored value changes only when its text does."""
+    return round(float(f"{mib / 1024:.1f}") * 1024) if mib >= 1024 else mib
+
+
 def parse_seconds(text: str) -> float:
     """Parses "90s", "15m", "2h" or "1d" into seconds. Raises ValueError, with what is accepted."""
     match = _TIME.fullmatch(text.strip())

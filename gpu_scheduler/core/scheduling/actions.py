@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_scheduler.core.model.states import JobState, Outcome
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.scheduling.needs import Need
+    from gpu_scheduler.core.model.wait_reason import WaitReason
 
 
 @dataclass(frozen=True)
@@ -285,12 +285,10 @@ class SetPaused:
 
 @dataclass(frozen=True)
 class SetWaitReason:
-    """Sets the reason why the jobs of one resource spec wait. need: of each of them, None = unknown."""
+    """Sets the reason why the jobs of one resource spec wait."""
 
     spec_key: str
-    reason: str
-    infeasible: bool
-    need: Need | None = None
+    reason: WaitReason
 
 
 @dataclass(frozen=True)

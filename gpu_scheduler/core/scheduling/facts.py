@@ -11,6 +11,7 @@ from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -41,7 +42,7 @@ class PendingGroup:
     resources: ResourceSpec
     jobs: tuple[QueuedJob, ...]
     has_more: bool = False
-    reason: str | None = None
+    reason: WaitReason | None = None
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Gpu:
 class Facts:
     """Everything that one round decides from.
 
-    all_sampled: every managed GPU has been sampled; probe_error: why the GPUs cannot be read now.
+    all_sampled: every managed GPU has been sampled; probe_error: why the GPUs cannot be read.
     storage_issue: why a problem of our own storage blocks new starts. unmanaged_gpus: GPUs in the sample that
     this scheduler does not manage. learned_mib: workload class -> MiB that one of its jobs needs, where needs
     are learned.

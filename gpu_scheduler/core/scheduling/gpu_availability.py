@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_scheduler.core.model.gpu import GpuProcess
+from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.scheduling.accounting import (
     DRIVER_MIB,
     allocated_mib,
@@ -17,6 +18,9 @@ from gpu_scheduler.core.scheduling.accounting import (
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.placement import GpuAvailability
 from gpu_scheduler.core.scheduling.settings import Limits
+
+#: Maximum number of processes that the obstacle of a quarantined GPU names.
+_MAX_PIDS = 4
 
 
 def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
@@ -36,11 +40,12 @@ def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
         committed_mib=None if total is None else _committed_memory(gpu, holders, facts.attempts, limits),
         occupied=bool(holders),
         foreign_mib=foreign_mib,
-        foreign_holder=_foreign_holder(gpu, foreign_mib, facts.attempts, limits),
+        foreign_pid=_foreign_pid(gpu, facts.attempts),
+        processes_listed=_identified_processes(gpu) is not None,
         foreign_peak_mib=_foreign_peak_above_use(gpu, facts.attempts),
         mean_load=gpu.mean_load,
         mean_foreign_load=_mean(gpu.foreign_loads),
-        unavailable_reason=_unavailable_reason(gpu, here),
+        unavailable=_unavailable(gpu, here),
     )
 
 
@@ -205,27 +210,29 @@ def _foreign_processes(
     return [p for p in processes if not p.graphics_only and gpu.owners.get(p.pid) not in here]
 
 
-def _foreign_holder(
-    gpu: Gpu, foreign_mib: int | None, attempts: Sequence[Attempt], limits: Limits
-) -> str | None:
-    processes = gpu.sample.processes if gpu.sample and not gpu.has_unmatched_process else None
-    if processes is None:
-        return "memory" if foreign_mib is not None and foreign_mib > limits.idle_threshold_mib else None
-    foreign = sorted(_foreign_processes(gpu, processes, attempts), key=lambda p: -(p.used_mib or 0))
-    return f"process {foreign[0].pid}" if foreign else None
+def _identified_processes(gpu: Gpu) -> tuple[GpuProcess, ...] | None:
+    """Returns the processes on a GPU, or None unless the owner of each of them is known."""
+    return gpu.sample.processes if gpu.sample and not gpu.has_unmatched_process else None
 
 
-def _unavailable_reason(gpu: Gpu, here: Sequence[Attempt]) -> str | None:
+def _foreign_pid(gpu: Gpu, attempts: Sequence[Attempt]) -> int | None:
+    """Returns the foreign process that holds the most memory, or None."""
+    foreign = _foreign_processes(gpu, _identified_processes(gpu) or (), attempts)
+    return min(foreign, key=lambda p: -(p.used_mib or 0)).pid if foreign else None
+
+
+def _unavailable(gpu: Gpu, here: Sequence[Attempt]) -> GpuObstacle | None:
     if gpu.paused:
-        return "paused"
+        return GpuObstacle(gpu.index, ObstacleKind.PAUSED)
     if gpu.sample is None:
-        return "not reported by the probe"
+        return GpuObstacle(gpu.index, ObstacleKind.NOT_SAMPLED)
     if gpu.sample.fault is not None:
-        return gpu.sample.fault
+        return GpuObstacle(gpu.index, ObstacleKind.FAULT, fault=gpu.sample.fault)
     for attempt in here:
         if attempt.outcome is not None and attempt.released_at is None:
-            pids = ", ".join(str(pid) for pid in (attempt.survivors or ())[:4])
-            return f"quarantined: job {attempt.job_id} left process {pids}" if pids else "being released"
+            pids = (attempt.survivors or ())[:_MAX_PIDS]
+            kind = ObstacleKind.QUARANTINED if pids else ObstacleKind.RELEASING
+            return GpuObstacle(gpu.index, kind, job_id=attempt.job_id, pids=pids)
     if any(attempt.released_at is not None for attempt in here):
-        return "awaiting memory release"
+        return GpuObstacle(gpu.index, ObstacleKind.AWAITING_MEMORY)
     return None

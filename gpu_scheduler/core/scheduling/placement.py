@@ -6,15 +6,16 @@ The rationale is in docs/design.md, Placement.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.model.share import WHOLE, format_share
-from gpu_scheduler.core.model.units import MAX_MIB, human_mib
+from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.share import WHOLE
+from gpu_scheduler.core.model.units import MAX_MIB, round_mib
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.scheduling.needs import Need
+    from gpu_scheduler.core.model.need import Need
     from gpu_scheduler.core.scheduling.settings import Limits
 
 
@@ -26,10 +27,11 @@ class GpuAvailability:
     committed_mib        memory allocated to them plus the peaks of foreign processes, MiB; None = unknown
     occupied             some attempt of ours runs on it, whatever its allocation
     foreign_mib          current memory use of foreign processes, MiB; None = unknown
-    foreign_holder       the foreign process on it, for messages ("process 8123"), or None
+    foreign_pid          the foreign process that holds the most memory, or None
+    processes_listed     whether the probe lists the processes on it
     mean_load            mean load over the last samples, percent; None = unknown
     mean_foreign_load    the part of it that foreign processes cause; None = unknown
-    unavailable_reason   why it accepts no new job ("paused", "lost", …), or None
+    unavailable          why it accepts no new job at all, or None
     foreign_peak_mib     peak memory use of the foreign processes, if above their current use; else 0
     """
 
@@ -40,31 +42,16 @@ class GpuAvailability:
     committed_mib: int | None = 0
     occupied: bool = False
     foreign_mib: int | None = 0
-    foreign_holder: str | None = None
+    foreign_pid: int | None = None
     mean_load: float | None = 0.0
-    unavailable_reason: str | None = None
+    unavailable: GpuObstacle | None = None
     foreign_peak_mib: int = 0
     mean_foreign_load: float | None = 0.0
+    processes_listed: bool = True
 
 
-@dataclass(frozen=True)
-class WaitReason:
-    """The reason why a job waits. infeasible: it could not fit even on present, empty, unpaused GPUs."""
-
-    text: str
-    infeasible: bool = False
-
-
-class ForeignUse(Enum):
-    """The kind of foreign use that keeps a job off a GPU."""
-
-    MEMORY = "as much memory as --mem-threshold"
-    LOAD = "as much load as --load-threshold"
-    NOT_IDLE = "more memory than --idle-threshold, for a job that wants an idle GPU"
-
-
-def foreign_use(gpu: GpuAvailability, need: Need, limits: Limits) -> ForeignUse | None:
-    """Returns the foreign use that keeps a job with this need off a GPU; None if there is none.
+def foreign_use(gpu: GpuAvailability, need: Need, limits: Limits) -> ObstacleKind | None:
+    """Returns the kind of foreign use that keeps a job with this need off a GPU; None if there is none.
 
     Foreign processes below the idle threshold never do. A job that declares memory may go wherever enough
     uncommitted memory is left, however much of the GPU foreign processes use.
@@ -72,49 +59,59 @@ def foreign_use(gpu: GpuAvailability, need: Need, limits: Limits) -> ForeignUse 
     if gpu.foreign_mib is None or gpu.foreign_mib <= limits.idle_threshold_mib:
         return None
     if need.alone:
-        return ForeignUse.NOT_IDLE
+        return ObstacleKind.FOREIGN_PROCESS
     if need.vram is None and gpu.total_mib and gpu.foreign_mib >= limits.mem_threshold * gpu.total_mib:
-        return ForeignUse.MEMORY
+        return ObstacleKind.FOREIGN_MEMORY
     if gpu.mean_foreign_load is not None and gpu.mean_foreign_load >= 100 * limits.load_threshold:
-        return ForeignUse.LOAD
+        return ObstacleKind.FOREIGN_LOAD
     return None
 
 
-def obstacle(gpu: GpuAvailability, need: Need, limits: Limits) -> str | None:
-    """Returns why one GPU cannot accept a job with this need, as a phrase; None if it can."""
-    if gpu.unavailable_reason is not None:
-        return gpu.unavailable_reason
+def obstacle(gpu: GpuAvailability, need: Need, limits: Limits) -> GpuObstacle | None:
+    """Returns why one GPU cannot accept a job with this need; None if it can."""
+    if gpu.unavailable is not None:
+        return gpu.unavailable
     if need.whole and gpu.occupied:
-        return "busy"
+        return GpuObstacle(gpu.index, ObstacleKind.BUSY)
     if need.share and gpu.allocated_share + need.share > WHOLE:
         # The remaining share matters only to a job that asks for part of a GPU.
-        whole = gpu.allocated_share >= WHOLE or need.share == WHOLE
-        return "busy" if whole else f"{format_share(WHOLE - gpu.allocated_share)} free"
+        if gpu.allocated_share >= WHOLE or need.share == WHOLE:
+            return GpuObstacle(gpu.index, ObstacleKind.BUSY)
+        return GpuObstacle(gpu.index, ObstacleKind.SHARE, free=WHOLE - gpu.allocated_share)
     if gpu.foreign_mib is None:
-        return "memory unknown"
+        return GpuObstacle(gpu.index, ObstacleKind.MEMORY_UNKNOWN)
     use = foreign_use(gpu, need, limits)
     if use is not None:
-        who = gpu.foreign_holder or "memory of unknown owner"
-        load = f", load {gpu.mean_foreign_load:.0f} %" if use is ForeignUse.LOAD else None
-        return f"foreign {who}{load or f' holds {human_mib(gpu.foreign_mib)}'}"
-    if need.vram is not None:
-        return _memory_shortfall(gpu, need.vram, limits)
-    return None
+        return _with_foreign_use(GpuObstacle(gpu.index, use), gpu)
+    return None if need.vram is None else _memory_shortfall(gpu, need.vram, limits)
 
 
-def _memory_shortfall(gpu: GpuAvailability, vram_mib: int, limits: Limits) -> str | None:
-    """Returns why a GPU lacks the memory for one more declaration; None if it has enough."""
+def _with_foreign_use(found: GpuObstacle, gpu: GpuAvailability) -> GpuObstacle:
+    """Returns the obstacle with the foreign use of the GPU, as precise as it is shown."""
+    load = gpu.mean_foreign_load
+    return replace(
+        found,
+        foreign_mib=round_mib(gpu.foreign_mib or 0),
+        foreign_pid=gpu.foreign_pid,
+        processes_listed=gpu.processes_listed,
+        foreign_load=round(load) if load is not None and found.kind is ObstacleKind.FOREIGN_LOAD else None,
+    )
+
+
+def _memory_shortfall(gpu: GpuAvailability, vram_mib: int, limits: Limits) -> GpuObstacle | None:
+    """Returns the obstacle of a GPU without the memory for one more declaration; None if it has enough."""
     if gpu.total_mib is None or gpu.committed_mib is None:
-        return "memory unknown"
+        return GpuObstacle(gpu.index, ObstacleKind.MEMORY_UNKNOWN)
     headroom = max(0, gpu.total_mib - gpu.committed_mib - limits.margin_mib)
     if vram_mib <= headroom:
         return None
-    foreign = gpu.foreign_mib or 0
-    named = gpu.foreign_holder is not None and foreign > limits.idle_threshold_mib
-    who = f", foreign {gpu.foreign_holder} holds {human_mib(foreign)}" if named else ""
+    short = GpuObstacle(gpu.index, ObstacleKind.MEMORY, free=round_mib(headroom))
     if gpu.foreign_peak_mib:
-        who = f", running foreign processes have used up to {human_mib(gpu.foreign_peak_mib)}"
-    return f"room for {human_mib(headroom)}{who}" if headroom else f"full{who}"
+        return replace(short, foreign_peak_mib=round_mib(gpu.foreign_peak_mib))
+    # Memory that no known process holds is part of what is not free.
+    is_known = gpu.foreign_pid is not None or not gpu.processes_listed
+    has_foreign_use = is_known and (gpu.foreign_mib or 0) > limits.idle_threshold_mib
+    return _with_foreign_use(short, gpu) if has_foreign_use else short
 
 
 def place(
@@ -126,15 +123,14 @@ def place(
     index, so that the free capacity of the other GPUs is not fragmented.
     """
     candidates = [g for g in gpus if allowed is None or g.index in allowed]
-    could = sum(could_fit(need, gpu.total_mib, limits) for gpu in candidates)
-    if need.count > could:
-        return WaitReason(_infeasible_text(need, allowed, gpus, candidates, limits), infeasible=True)
+    if need.count > sum(could_fit(need, gpu.total_mib, limits) for gpu in candidates):
+        return _infeasible(need, allowed, gpus, candidates, limits)
     obstacles = [(gpu, obstacle(gpu, need, limits)) for gpu in candidates]
     fits = [gpu for gpu, why in obstacles if why is None]
     if len(fits) < need.count:
-        return WaitReason(
-            _waiting_text(need, len(fits), [(g, why) for g, why in obstacles if why is not None])
-        )
+        # The number of free GPUs already covers the busy ones.
+        named = (why for _, why in obstacles if why is not None and why.kind is not ObstacleKind.BUSY)
+        return WaitReason(WaitKind.NO_FREE_GPU, need=need, gpus=len(fits), obstacles=tuple(named))
     fits.sort(
         key=lambda g: (
             _memory_left(g, need),
@@ -158,44 +154,21 @@ def _memory_left(gpu: GpuAvailability, need: Need) -> int:
     return gpu.total_mib - (gpu.committed_mib or 0)
 
 
-def _infeasible_text(
+def _infeasible(
     need: Need,
     allowed: tuple[int, ...] | None,
     gpus: Sequence[GpuAvailability],
     candidates: Sequence[GpuAvailability],
     limits: Limits,
-) -> str:
-    if need.count <= len(candidates):
-        # A GPU of unknown size could fit, so it is not among those that are too small.
-        sizes = sorted((gpu.total_mib or MAX_MIB for gpu in candidates), reverse=True)
-        kind = "allowed" if allowed is not None else "managed"
-        return f"infeasible: needs {need}, but {_too_small_text(need, kind, sizes, limits)}"
-    if allowed is not None and len(candidates) < min(len(allowed), len(gpus)):
-        return f"infeasible: needs {need}; {len(candidates)} of its allowed GPUs managed"
-    have = f"{len(candidates)} allowed" if allowed is not None else f"{len(gpus)} managed"
-    return f"infeasible: needs {need}, {have}"
-
-
-def _too_small_text(need: Need, kind: str, sizes: Sequence[int], limits: Limits) -> str:
-    """Describes how much the largest GPUs can give. sizes: of the GPUs of this kind, MiB, largest first."""
-    size = sizes[need.count - 1]
-    if need.count == 1:
-        have = f"the largest {kind} GPU has"
-    elif size == sizes[0]:
-        have = f"the largest {kind} GPUs have"
-    else:
-        have = f"the smallest of the {need.count} largest {kind} GPUs has"
-    most = max(0, size - limits.margin_mib)
-    given = human_mib(most)
-    if need.vram is not None and given == human_mib(need.vram):
-        given = f"{most} MiB"  # rounded, both would look equal
-    margin = human_mib(limits.margin_mib)
-    return f"{have} {human_mib(size)}, of which {given} can be given to jobs (margin {margin})"
-
-
-def _waiting_text(need: Need, free: int, obstacles: Sequence[tuple[GpuAvailability, str]]) -> str:
-    # The count already covers "busy"; the user can act on every other reason.
-    named_gpus = [f"GPU {gpu.index} {why}" for gpu, why in obstacles if why != "busy"]
-    more = f", GPUs {', '.join(named_gpus[:4])}".replace("GPUs GPU", "GPU", 1) if named_gpus else ""
-    rest = f" and {len(named_gpus) - 4} more" if len(named_gpus) > 4 else ""
-    return f"needs {need}, {free} free{more}{rest}"
+) -> WaitReason:
+    may_use = None if allowed is None else len(allowed)
+    if need.count > len(candidates):
+        return WaitReason(
+            WaitKind.TOO_FEW_GPUS, need=need, gpus=len(candidates), managed=len(gpus), allowed=may_use
+        )
+    # A GPU of unknown size could fit, so it is not among those that are too small.
+    sizes = sorted((gpu.total_mib or MAX_MIB for gpu in candidates), reverse=True)
+    return WaitReason(
+        WaitKind.GPUS_TOO_SMALL, need=need, allowed=may_use,
+        size_mib=sizes[need.count - 1], largest_mib=sizes[0], margin_mib=limits.margin_mib,
+    )  # fmt: skip

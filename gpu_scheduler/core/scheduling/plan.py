@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import requests
 from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.actions import (
@@ -17,16 +19,14 @@ from gpu_scheduler.core.scheduling.actions import (
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup
 from gpu_scheduler.core.scheduling.gpu_availability import availability, display_memory, unattributed_memory
 from gpu_scheduler.core.scheduling.misplaced import misplaced_processes
-from gpu_scheduler.core.scheduling.needs import Need, ResourceSpec, resolve
+from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.order import order
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, WaitReason, could_fit, place
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, could_fit, place
 from gpu_scheduler.core.scheduling.reconcile import check_memory_release, reconcile, release_allocation
 from gpu_scheduler.core.scheduling.retry import GpuInventory
 from gpu_scheduler.core.scheduling.screen_windows import closed_windows
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.scheduling.usage import record_measurements, with_recorded_peaks
-
-_NO_NEEDS: Mapping[ResourceSpec, Need] = {}
 
 
 def plan(facts: Facts) -> list[Action]:
@@ -106,11 +106,9 @@ def _gpu_inventory(attempt: Attempt, facts: Facts) -> GpuInventory:
 
 
 def _place_jobs(facts: Facts) -> list[Action]:
-    why_not = facts.storage_issue or facts.probe_error
+    why_not = _general_wait_reason(facts)
     if why_not is not None:
-        return _wait_reasons(
-            facts.pending_groups, {id(group): WaitReason(why_not) for group in facts.pending_groups}
-        )
+        return _wait_reasons(facts.pending_groups, {id(group): why_not for group in facts.pending_groups})
     if not facts.all_sampled:
         return []
     views = {gpu.uuid: availability(gpu, facts) for gpu in facts.gpus}
@@ -125,7 +123,7 @@ def _place_jobs(facts: Facts) -> list[Action]:
         answer = place(need, group.resources.allowed, list(views.values()), facts.settings)
         if isinstance(answer, WaitReason):
             reasons[id(group)] = answer
-            if not job.bypassed and not answer.infeasible:
+            if not job.bypassed and not answer.is_infeasible:
                 waiting.append(job.job_id)
             continue
         starts += [RecordBypassed(passed) for passed in waiting]
@@ -135,7 +133,14 @@ def _place_jobs(facts: Facts) -> list[Action]:
             views[uuid] = _with_allocation(views[uuid], need, facts.settings)
         if group.has_more and job is group.jobs[-1]:
             break  # the next job of its group, unknown in this round, may precede all others
-    return starts + _wait_reasons(facts.pending_groups, reasons, needs)
+    return starts + _wait_reasons(facts.pending_groups, reasons)
+
+
+def _general_wait_reason(facts: Facts) -> WaitReason | None:
+    """Returns the reason why no job at all can start, or None."""
+    if facts.storage_issue is not None:
+        return WaitReason(WaitKind.STORAGE, facts.storage_issue)
+    return None if facts.probe_error is None else WaitReason(WaitKind.GPUS_UNREADABLE, facts.probe_error)
 
 
 def _start(job_id: int, uuids: tuple[str, ...], need: Need, facts: Facts) -> Start:
@@ -180,18 +185,9 @@ def _with_allocation(gpu: GpuAvailability, need: Need, limits: Limits) -> GpuAva
     return replace(gpu, allocated_share=share, committed_mib=memory, occupied=True)
 
 
-def _wait_reasons(
-    groups: tuple[PendingGroup, ...],
-    reasons: dict[int, WaitReason],
-    needs: Mapping[ResourceSpec, Need] = _NO_NEEDS,
-) -> list[Action]:
-    changed: list[Action] = []
-    for group in groups:
-        reason = reasons.get(id(group))
-        if reason is not None and reason.text != group.reason:
-            changed.append(
-                SetWaitReason(
-                    group.resources.key(), reason.text, reason.infeasible, needs.get(group.resources)
-                )
-            )
-    return changed
+def _wait_reasons(groups: tuple[PendingGroup, ...], reasons: Mapping[int, WaitReason]) -> list[Action]:
+    return [
+        SetWaitReason(group.resources.key(), reasons[id(group)])
+        for group in groups
+        if reasons.get(id(group), group.reason) != group.reason
+    ]

@@ -1,16 +1,9 @@
-"""Suggests remedies for a failed job and for a GPU that takes no job; none where nothing is known to help."""
+"""Suggests remedies for a failed job; none where nothing is known to help."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from gpu_scheduler.core.scheduling.placement import ForeignUse, GpuAvailability, foreign_use
-from gpu_scheduler.core.scheduling.settings import Limits
-
-if TYPE_CHECKING:
-    from gpu_scheduler.core.scheduling.needs import Need
 
 _REMEDIES = tuple(
     (re.compile(pattern, re.IGNORECASE), remedy)
@@ -67,31 +60,6 @@ _REMEDIES = tuple(
         (r"killed by SIG(?:TERM|INT|HUP)", "something outside the scheduler terminated it"),
     )
 )
-
-
-_FOREIGN_REMEDIES = {
-    ForeignUse.MEMORY: "or declare memory ([vram=8G]); or start the scheduler with a higher --mem-threshold",
-    ForeignUse.LOAD: "or start the scheduler with a higher --load-threshold",
-    ForeignUse.NOT_IDLE: "or request only part of a GPU, such as [vram=8G] or [share=0.5]",
-}
-
-
-def gpu_remedy(gpu: GpuAvailability, need: Need, limits: Limits, obstacle: str) -> str:
-    """Returns a remedy for the obstacle that placement reports for a GPU; "" if it is only our own jobs."""
-    if obstacle == "paused":
-        return f"`resume {gpu.index}` makes it available again"
-    if obstacle in ("awaiting memory release", "being released"):
-        return "it takes jobs again in a few seconds"
-    if obstacle.startswith("quarantined"):
-        return "end that process (kill -9)"
-    if gpu.unavailable_reason is not None:
-        return f"check it with `nvidia-smi -i {gpu.index}` and `doctor`"
-    if obstacle == "memory unknown":
-        return f"check its memory with `nvidia-smi -q -i {gpu.index}`"
-    if not obstacle.startswith("foreign "):
-        return ""
-    use = foreign_use(gpu, need, limits)
-    return f"wait for the process to end, or end it; {_FOREIGN_REMEDIES[use]}" if use is not None else ""
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.model.line_wait import LineWait
-from gpu_scheduler.core.model.share import format_share
-from gpu_scheduler.core.scheduling.needs import Need
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, WaitReason, obstacle, place
-from gpu_scheduler.core.scheduling.remedies import gpu_remedy
-from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.core.text.formatting import count_noun, format_memory, pid_text
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.text.formatting import count_noun, pid_text
 
 _MAX_NEARBY = 5
 
@@ -36,88 +31,6 @@ def held(job_id: int, by: str | None, reason: str | None) -> Finding:
     """Returns why a job is held, and the command that queues it."""
     verb = "release" if by in ("user", "line") else "retry"
     return bad(Check.HELD, reason or "the job is held", f"`{verb} {job_id}` queues it")
-
-
-def placement(
-    need: Need, allowed: tuple[int, ...] | None, views: Sequence[GpuAvailability], limits: Limits
-) -> Finding:
-    """Returns the result of placement for the job, as if it were its turn now."""
-    answer = place(need, allowed, views, limits)
-    if isinstance(answer, WaitReason):
-        if answer.infeasible:
-            less = "less memory (vram=), " if need.vram is not None else ""
-            remedy = f"change its line: {less}fewer or other GPUs; or start the scheduler with more (--gpus)"
-            return bad(Check.PLACING, answer.text, remedy)
-        return warn(Check.PLACING, answer.text, "")
-    chosen = ", ".join(str(view.index) for view in views if view.uuid in answer)
-    return ok(Check.PLACING, f"it would start on GPU {chosen} now")
-
-
-def gpu(
-    view: GpuAvailability,
-    need: Need,
-    allowed: tuple[int, ...] | None,
-    limits: Limits,
-    holders: Collection[int],
-) -> Finding:
-    """Returns whether one GPU takes the job, with the values compared to the thresholds.
-
-    holders: ids of our jobs on the GPU.
-    """
-    measured = _measurements(view, need, limits, holders)
-    if need.vram is not None:
-        measured += _headroom(view, limits)
-    if allowed is not None and view.index not in allowed:
-        says = f"not allowed for this job, which may use {format_gpu_list(allowed)}"
-        return ok(Check.GPU, f"{says}; {measured}", view.index)
-    why = obstacle(view, need, limits)
-    if why is None:
-        return ok(Check.GPU, f"takes it; {measured}", view.index)
-    remedy = gpu_remedy(view, need, limits, why)
-    return warn(Check.GPU, f"does not take it: {why}; {measured}", remedy, view.index)
-
-
-def _measurements(view: GpuAvailability, need: Need, limits: Limits, holders: Collection[int]) -> str:
-    jobs = (
-        f"share {format_share(view.allocated_share)} allocated to {_jobs(sorted(holders))}"
-        if holders
-        else "no job of ours"
-    )
-    load = "load unknown" if view.mean_load is None else f"load {view.mean_load:.0f} %"
-    return f"{jobs}, {load}, {_foreign_use(view, need, limits)}"
-
-
-def _foreign_use(view: GpuAvailability, need: Need, limits: Limits) -> str:
-    """Describes the use by foreign processes and the thresholds for it; the idle threshold comes first."""
-    if view.foreign_mib is None:
-        return "foreign memory unknown"
-    if not view.foreign_mib:
-        return "no foreign memory"
-    holds = f"foreign memory {format_memory(view.foreign_mib)}"
-    if view.foreign_mib <= limits.idle_threshold_mib:
-        return f"{holds}, counts as idle (idle threshold {limits.idle_threshold_mib} MiB)"
-    if need.alone:
-        return f"{holds} (idle threshold {limits.idle_threshold_mib} MiB)"
-    if need.vram is None and view.total_mib:
-        part, most = 100 * view.foreign_mib / view.total_mib, 100 * limits.mem_threshold
-        holds += f", {part:.0f} % of it (threshold {most:.0f} %)"
-    load = "unknown, which excludes no job"
-    if view.mean_foreign_load is not None:
-        load = f"{view.mean_foreign_load:.0f} % (threshold {100 * limits.load_threshold:.0f} %)"
-    return f"{holds}, foreign load {load}"
-
-
-def _headroom(view: GpuAvailability, limits: Limits) -> str:
-    """Describes the memory left for one more declaration by memory accounting."""
-    if view.total_mib is None or view.committed_mib is None:
-        return ", allocated memory unknown"
-    left = format_memory(max(0, view.total_mib - view.committed_mib - limits.margin_mib))
-    taken = f"{format_memory(view.committed_mib)} of {format_memory(view.total_mib)} allocated or in use"
-    return f", {taken}, {left} left for a declaration (margin {limits.margin_mib} MiB)"
-
-
-def _jobs(ids: Sequence[int]) -> str:
-    return f"job{'' if len(ids) == 1 else 's'} {', '.join(map(str, ids))}"
 
 
 def unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iterator[Finding]:
@@ -209,7 +122,7 @@ def retry(job_id: int, wait_s: float | None, failures: int) -> Iterator[Finding]
 def line(
     source: str,
     where: tuple[str, int] | None,
-    wait: LineWait | None,
+    wait: WaitReason | None,
     nearby: Sequence[tuple[int, str]],
     malformed: int,
 ) -> Iterator[Finding]:
@@ -221,13 +134,13 @@ def line(
     if kind != "file":
         yield ok(Check.LINE, f"none: submitted by `{kind}`")
         return
-    if wait is not None and wait.kind == "malformed":
+    if wait is not None and wait.kind is WaitKind.LINE_MALFORMED:
         yield bad(
             Check.LINE,
             f"{path}:{wait.line_number} is malformed now; the job waits until it is corrected",
             "correct it",
         )
-    elif where is None or (wait is not None and wait.kind == "gone"):
+    elif where is None or (wait is not None and wait.kind is WaitKind.LINE_REMOVED):
         yield warn(Check.LINE, f"no longer in {path}", "write it there again, or `cancel` the job")
     else:
         yield ok(Check.LINE, f"{where[0]}:{where[1]}")

@@ -1,0 +1,51 @@
+"""The reason why one GPU cannot accept a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ObstacleKind(str, Enum):
+    """The kind of an obstacle. The FOREIGN_* kinds are use by other processes than those of our jobs."""
+
+    PAUSED = "paused"
+    NOT_SAMPLED = "not sampled"
+    FAULT = "fault"
+    QUARANTINED = "quarantined"
+    RELEASING = "releasing"
+    AWAITING_MEMORY = "awaiting memory release"
+    BUSY = "busy"
+    SHARE = "share"
+    MEMORY = "memory"
+    MEMORY_UNKNOWN = "memory unknown"
+    FOREIGN_MEMORY = "foreign memory"
+    FOREIGN_LOAD = "foreign load"
+    FOREIGN_PROCESS = "foreign process"
+
+
+@dataclass(frozen=True)
+class GpuObstacle:
+    """The obstacle on one GPU. gpu: its index.
+
+    job_id, pids         QUARANTINED: the job, and the first of its processes that do not end
+    fault                FAULT: the fault of the GPU
+    free                 SHARE: thousandths that are left; MEMORY: MiB that are left for a declaration
+    foreign_mib          memory that foreign processes hold, if they are part of the obstacle
+    foreign_pid          the foreign process that holds the most, if the driver lists the processes
+    processes_listed     whether the driver lists them
+    foreign_load         FOREIGN_LOAD: percent
+    foreign_peak_mib     MEMORY: highest memory use of the foreign processes, if above their current use
+    """
+
+    gpu: int
+    kind: ObstacleKind
+    job_id: int | None = None
+    pids: tuple[int, ...] = ()
+    fault: str | None = None
+    free: int | None = None
+    foreign_mib: int | None = None
+    foreign_pid: int | None = None
+    processes_listed: bool | None = None
+    foreign_load: int | None = None
+    foreign_peak_mib: int | None = None

@@ -1,0 +1,103 @@
+"""The reason why a job waits, as stored for a group of jobs or for one job, and as front ends present it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.need import Need
+
+
+class WaitKind(str, Enum):
+    """The kind of a wait reason.
+
+    A group of jobs with one resource spec waits for GPUs, or for the storage that every start needs; a single
+    job waits for its line of the jobs file, a user, a delay, or processes. Kinds from HELD on are not stored:
+    they follow from other columns, or the scheduler has not decided on the job yet.
+    """
+
+    STORAGE = "storage"
+    GPUS_UNREADABLE = "gpus unreadable"
+    NO_FREE_GPU = "no free gpu"
+    TOO_FEW_GPUS = "too few gpus"
+    GPUS_TOO_SMALL = "gpus too small"
+    LINE_MALFORMED = "line malformed"
+    LINE_REMOVED = "line removed"
+    LINE_CHANGED = "line changed"
+    HELD = "held"
+    RETRY_DELAY = "retry delay"
+    PROCESSES_LEFT = "processes left"
+    SHORTAGE = "shortage"
+    RELAUNCHED = "relaunched"
+    REQUEST = "request"
+    NOT_TRIED = "not tried"
+    NO_SCHEDULER = "no scheduler"
+
+
+@dataclass(frozen=True)
+class WaitReason:
+    """One reason, with the data of its kind.
+
+    cause          STORAGE, GPUS_UNREADABLE: the problem; HELD: "user", "line" or the outcome of the attempt
+                   that ended; REQUEST: what is requested
+    need           of each job, for the kinds that concern GPUs
+    gpus           NO_FREE_GPU: number of GPUs that would accept the job now; TOO_FEW_GPUS: number of managed
+                   GPUs that the job may use
+    obstacles      NO_FREE_GPU: why other GPUs do not, except those that our own jobs fill
+    managed        TOO_FEW_GPUS: number of managed GPUs
+    allowed        TOO_FEW_GPUS, GPUS_TOO_SMALL: number of GPUs that the line allows; None = any
+    size_mib       GPUS_TOO_SMALL: memory of the last of the largest GPUs that the job could use
+    largest_mib    GPUS_TOO_SMALL: memory of the largest GPU that the job could use
+    margin_mib     GPUS_TOO_SMALL: memory of a GPU that is not given to jobs
+    line_number    LINE_MALFORMED, LINE_CHANGED: the line
+    launches       RELAUNCHED: number of launches of an attempt that no runner has claimed yet
+    due_at         boot seconds: a job whose line was removed is cancelled then, a changed line takes effect
+                   then, a delayed job starts then; None = unknown
+    """
+
+    kind: WaitKind
+    cause: str = ""
+    need: Need | None = None
+    gpus: int = 0
+    obstacles: tuple[GpuObstacle, ...] = ()
+    managed: int = 0
+    allowed: int | None = None
+    size_mib: int = 0
+    largest_mib: int = 0
+    margin_mib: int = 0
+    line_number: int | None = None
+    launches: int = 0
+    due_at: float | None = None
+
+    @property
+    def is_infeasible(self) -> bool:
+        """Returns whether the job could not fit even on present, empty, unpaused GPUs."""
+        return self.kind in (WaitKind.TOO_FEW_GPUS, WaitKind.GPUS_TOO_SMALL)
+
+    def to_json(self) -> str:
+        """Returns the value as a JSON object without the fields that its kind does not use."""
+        return json.dumps(self, default=_given_fields)
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def from_json(text: str) -> WaitReason:
+        """Returns the value that `to_json` wrote."""
+        values = json.loads(text)
+        need = values.pop("need", None)
+        obstacles = tuple(_obstacle(one) for one in values.pop("obstacles", ()))
+        kind = WaitKind(values.pop("kind"))
+        return WaitReason(kind, need=need and Need(**need), obstacles=obstacles, **values)
+
+
+def _obstacle(values: dict[str, Any]) -> GpuObstacle:
+    kind = ObstacleKind(values.pop("kind"))
+    return GpuObstacle(kind=kind, pids=tuple(values.pop("pids", ())), **values)
+
+
+def _given_fields(value: Any) -> dict[str, Any]:
+    values = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: given for name, given in values.items() if given != getattr(type(value), name, value)}

@@ -1,0 +1,8 @@
+-- Why the jobs of one resource spec wait, as a value. It is found again in the first round.
+
+DROP TABLE waiting;
+CREATE TABLE waiting (
+    ask    TEXT PRIMARY KEY,
+    reason TEXT NOT NULL                        -- WaitReason as JSON
+) WITHOUT ROWID;
+UPDATE job SET line_wait = NULL;                -- WaitReason as JSON; NULL: nothing about its line

@@ -1,0 +1,176 @@
+"""Formats why a job waits, why a GPU does not accept it, and the remedies."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+
+from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.share import format_share
+from gpu_scheduler.core.model.units import human_mib
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+
+#: Kinds whose text is the reason stored with the job.
+_STORED_TEXT = frozenset({WaitKind.HELD, WaitKind.RETRY_DELAY})
+#: Causes of a hold whose reason says so.
+_HELD_ON_REQUEST = ("", "user", "line")
+#: Maximum number of GPUs of which a reason names the obstacle.
+_MAX_OBSTACLES = 4
+
+
+def job_reason_text(job: JobView) -> str | None:
+    """Formats why a job waits or has ended; None if there is nothing to say."""
+    wait = job.wait
+    if wait is None or (wait.kind in _STORED_TEXT and job.reason):
+        return job.reason
+    if wait.kind in (WaitKind.LINE_MALFORMED, WaitKind.LINE_REMOVED, WaitKind.LINE_CHANGED):
+        return _line_wait_text(wait, job.source, job.due_in_s)
+    return wait_text(wait)
+
+
+def wait_text(reason: WaitReason) -> str:
+    """Formats a reason that does not concern a single job's line."""
+    if reason.is_infeasible:
+        return f"infeasible: {infeasibility_text(reason)}"
+    if reason.kind is WaitKind.NO_FREE_GPU:
+        return _no_free_gpu_text(reason)
+    if reason.kind is WaitKind.GPUS_UNREADABLE:
+        return f"the GPUs cannot be read: {reason.cause}"
+    if reason.kind is WaitKind.RELAUNCHED:
+        return f"launched {reason.launches} times, not started yet"
+    if reason.kind is WaitKind.REQUEST:
+        return f"{reason.cause} requested; waiting for the scheduler"
+    return _FIXED_TEXTS.get(reason.kind, reason.cause)
+
+
+_FIXED_TEXTS = {
+    WaitKind.HELD: "held",
+    WaitKind.PROCESSES_LEFT: "waiting for processes of its last attempt to end",
+    WaitKind.SHORTAGE: "not started yet: short of processes, memory, file descriptors or disk space;"
+    " retrying",
+    WaitKind.NOT_TRIED: "not tried yet",
+    WaitKind.NO_SCHEDULER: "no scheduler is running",
+}
+
+
+def held_text(job: JobView) -> str:
+    """Formats why a job is held, with the word "held"."""
+    reason, wait = job_reason_text(job), job.wait
+    is_said = wait is not None and wait.kind is WaitKind.HELD and wait.cause in _HELD_ON_REQUEST
+    return reason if reason and is_said else f"held: {reason}" if reason else "held"
+
+
+def infeasibility_text(reason: WaitReason) -> str:
+    """Formats why a job can never fit, without the word "infeasible"."""
+    needs = f"needs {reason.need}"
+    if reason.kind is WaitKind.GPUS_TOO_SMALL:
+        return f"{needs}, but {_too_small_text(reason)}"
+    if reason.allowed is None:
+        return f"{needs}, {reason.managed} managed"
+    if reason.gpus < min(reason.allowed, reason.managed):
+        return f"{needs}; {reason.gpus} of its allowed GPUs managed"
+    return f"{needs}, {reason.gpus} allowed"
+
+
+def _too_small_text(reason: WaitReason) -> str:
+    kind = "managed" if reason.allowed is None else "allowed"
+    count = reason.need.count if reason.need else 1
+    if count == 1:
+        have = f"the largest {kind} GPU has"
+    elif reason.size_mib == reason.largest_mib:
+        have = f"the largest {kind} GPUs have"
+    else:
+        have = f"the smallest of the {count} largest {kind} GPUs has"
+    most = max(0, reason.size_mib - reason.margin_mib)
+    given = human_mib(most)
+    if reason.need and reason.need.vram is not None and given == human_mib(reason.need.vram):
+        given = f"{most} MiB"  # rounded, both would look equal
+    margin = human_mib(reason.margin_mib)
+    return f"{have} {human_mib(reason.size_mib)}, of which {given} can be given to jobs (margin {margin})"
+
+
+def _no_free_gpu_text(reason: WaitReason) -> str:
+    obstacles = reason.obstacles
+    named = ", ".join(f"GPU {one.gpu} {obstacle_text(one)}" for one in obstacles[:_MAX_OBSTACLES])
+    rest = f" and {len(obstacles) - _MAX_OBSTACLES} more" if len(obstacles) > _MAX_OBSTACLES else ""
+    return f"needs {reason.need}, {reason.gpus} free{', ' if named else ''}{named}{rest}"
+
+
+def _line_wait_text(reason: WaitReason, source: str, due_in_s: float | None) -> str:
+    file = posixpath.basename(source.partition(":")[2]) or "its jobs file"
+    left = None if due_in_s is None or due_in_s <= 0 else math.ceil(due_in_s)
+    if reason.kind is WaitKind.LINE_MALFORMED:
+        return f"line {reason.line_number} of {file} is malformed; waiting until it is corrected"
+    if reason.kind is WaitKind.LINE_REMOVED:
+        when = "cancelled" if left is None else f"cancelled in {left} s"
+        return f"line removed from {file}; {when} unless it is restored"
+    when = "and has not been read yet" if left is None else f"and takes effect in {left} s"
+    return f"line {reason.line_number} of {file} was changed {when}"
+
+
+def obstacle_text(found: GpuObstacle) -> str:
+    """Formats why a GPU does not accept a job, as a phrase that follows its name."""
+    if found.kind is ObstacleKind.FAULT:
+        return found.fault or ""
+    if found.kind is ObstacleKind.QUARANTINED:
+        return f"quarantined: job {found.job_id} left process {', '.join(map(str, found.pids))}"
+    if found.kind is ObstacleKind.SHARE:
+        return f"{format_share(found.free or 0)} free"
+    if found.kind is ObstacleKind.MEMORY:
+        return _shortfall_text(found)
+    if found.kind is ObstacleKind.FOREIGN_LOAD:
+        return f"foreign {_holder(found)}, load {found.foreign_load} %"
+    if found.kind in (ObstacleKind.FOREIGN_MEMORY, ObstacleKind.FOREIGN_PROCESS):
+        return _foreign_memory_text(found)
+    return _OBSTACLE_TEXTS[found.kind]
+
+
+_OBSTACLE_TEXTS = {
+    ObstacleKind.PAUSED: "paused",
+    ObstacleKind.NOT_SAMPLED: "not reported by the probe",
+    ObstacleKind.RELEASING: "being released",
+    ObstacleKind.AWAITING_MEMORY: "awaiting memory release",
+    ObstacleKind.BUSY: "busy",
+    ObstacleKind.MEMORY_UNKNOWN: "memory unknown",
+}
+
+
+def _shortfall_text(found: GpuObstacle) -> str:
+    head = f"room for {human_mib(found.free)}" if found.free else "full"
+    if found.foreign_peak_mib is not None:
+        return f"{head}, running foreign processes have used up to {human_mib(found.foreign_peak_mib)}"
+    return head if found.foreign_mib is None else f"{head}, {_foreign_memory_text(found)}"
+
+
+def _foreign_memory_text(found: GpuObstacle) -> str:
+    return f"foreign {_holder(found)} holds {human_mib(found.foreign_mib or 0)}"
+
+
+def _holder(found: GpuObstacle) -> str:
+    if found.foreign_pid is not None:
+        return f"process {found.foreign_pid}"
+    return "memory of unknown owner" if found.processes_listed else "memory"
+
+
+def obstacle_remedy(found: GpuObstacle) -> str:
+    """Returns a remedy for the obstacle on a GPU; "" if it is only our own jobs."""
+    return _OBSTACLE_REMEDIES.get(found.kind, "").format(gpu=found.gpu)
+
+
+_SOON = "it takes jobs again in a few seconds"
+_CHECK = "check it with `nvidia-smi -i {gpu}` and `doctor`"
+_WAIT = "wait for the process to end, or end it; or "
+_OBSTACLE_REMEDIES = {
+    ObstacleKind.PAUSED: "`resume {gpu}` makes it available again",
+    ObstacleKind.NOT_SAMPLED: _CHECK,
+    ObstacleKind.FAULT: _CHECK,
+    ObstacleKind.QUARANTINED: "end that process (kill -9)",
+    ObstacleKind.RELEASING: _SOON,
+    ObstacleKind.AWAITING_MEMORY: _SOON,
+    ObstacleKind.MEMORY_UNKNOWN: "check its memory with `nvidia-smi -q -i {gpu}`",
+    ObstacleKind.FOREIGN_MEMORY: f"{_WAIT}declare memory ([vram=8G]); or start the scheduler with a higher"
+    " --mem-threshold",
+    ObstacleKind.FOREIGN_LOAD: f"{_WAIT}start the scheduler with a higher --load-threshold",
+    ObstacleKind.FOREIGN_PROCESS: f"{_WAIT}request only part of a GPU, such as [vram=8G] or [share=0.5]",
+}

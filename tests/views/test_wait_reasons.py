@@ -1,0 +1,115 @@
+"""Wait reasons and obstacles: stored without loss, in words, and with a remedy by their kind."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.units import human_mib, round_mib
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
+from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.views.wait_reasons import (
+    held_text,
+    job_reason_text,
+    obstacle_remedy,
+    obstacle_text,
+    wait_text,
+)
+
+ONE, ALONE = Need(1, 500), Need(1, 1000, alone=True)
+
+OBSTACLES = st.builds(
+    GpuObstacle, st.integers(0, 9), st.sampled_from(ObstacleKind),
+    job_id=st.none() | st.integers(1, 9), pids=st.lists(st.integers(1, 9), max_size=4).map(tuple),
+    free=st.none() | st.integers(0, 9000), foreign_mib=st.none() | st.integers(0, 9000),
+    foreign_pid=st.none() | st.integers(1, 9), processes_listed=st.none() | st.booleans(),
+)  # fmt: skip
+REASONS = st.builds(
+    WaitReason, st.sampled_from(WaitKind), cause=st.text(min_size=1, max_size=9),
+    need=st.none() | st.builds(Need, st.integers(1, 4), st.integers(0, 1000), vram=st.none() | st.just(9)),
+    gpus=st.integers(0, 9), obstacles=st.lists(OBSTACLES, max_size=6).map(tuple),
+    allowed=st.none() | st.integers(0, 9), size_mib=st.integers(0, 90_000),
+    line_number=st.none() | st.integers(1, 9), due_at=st.none() | st.floats(0, 1e6),
+)  # fmt: skip
+
+
+@given(REASONS)
+def test_a_stored_reason_is_read_as_it_was_written(reason: WaitReason) -> None:
+    assert WaitReason.from_json(reason.to_json()) == reason
+
+
+@given(REASONS)
+def test_every_reason_has_words(reason: WaitReason) -> None:
+    assert job_reason_text(JobView(1, "queued", reason="why", wait=reason))
+    assert wait_text(reason).startswith("infeasible: ") or not reason.is_infeasible
+    for one in reason.obstacles:
+        assert isinstance(obstacle_text(one), str)
+
+
+def test_unused_fields_are_not_stored() -> None:
+    assert (
+        WaitReason(WaitKind.LINE_REMOVED, due_at=0.0).to_json() == '{"kind": "line removed", "due_at": 0.0}'
+    )
+
+
+@given(st.integers(0, 1 << 30))
+def test_rounded_memory_reads_the_same(mib: int) -> None:
+    assert human_mib(round_mib(mib)) == human_mib(mib)
+    assert round_mib(round_mib(mib)) == round_mib(mib)
+
+
+@pytest.mark.parametrize(
+    ("wait", "reason", "words"),
+    [
+        (WaitReason(WaitKind.HELD), None, "held"),
+        (WaitReason(WaitKind.HELD, "user"), "held by the user", "held by the user"),
+        (WaitReason(WaitKind.HELD, "interrupted"), "its runner died", "held: its runner died"),
+        (WaitReason(WaitKind.REQUEST, "release"), "x", "held: release requested; waiting for the scheduler"),
+        (None, "its runner was killed", "held: its runner was killed"),
+    ],
+)  # fmt: skip
+def test_a_held_job_says_so_once(wait: WaitReason | None, reason: str | None, words: str) -> None:
+    assert held_text(JobView(1, "held", reason=reason, wait=wait)) == words
+
+
+def closed(kind: ObstacleKind, **values: object) -> GpuAvailability:
+    found = GpuObstacle(3, kind, **values)  # type: ignore[arg-type]
+    return GpuAvailability("U", 3, 1000, unavailable=found)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "need", "part"),
+    [
+        (closed(ObstacleKind.PAUSED), ONE, "`resume 3`"),
+        (closed(ObstacleKind.FAULT, fault="lost: the driver no longer lists it"), ONE, "`nvidia-smi -i 3`"),
+        (closed(ObstacleKind.NOT_SAMPLED), ONE, "`doctor`"),
+        (closed(ObstacleKind.QUARANTINED, job_id=1, pids=(7,)), ONE, "kill -9"),
+        (closed(ObstacleKind.AWAITING_MEMORY), ONE, "in a few seconds"),
+        (GpuAvailability("U", 3, 1000, foreign_mib=None), ONE, "`nvidia-smi -q -i 3`"),
+        (GpuAvailability("U", 3, 1000, foreign_mib=900, foreign_pid=7), ONE, "--mem-threshold"),
+        (
+            GpuAvailability("U", 3, 1000, foreign_mib=300, foreign_pid=7, mean_foreign_load=90.0),
+            ONE,
+            "--load-thre",
+        ),
+        (GpuAvailability("U", 3, 1000, foreign_mib=300, foreign_pid=7), ALONE, "[share=0.5]"),
+        (GpuAvailability("U", 3, 1000, foreign_mib=900, foreign_pid=7), ALONE, "[share=0.5]"),
+        (
+            GpuAvailability("U", 3, 1000, foreign_mib=300, foreign_pid=7, mean_foreign_load=90.0),
+            ALONE,
+            "[share=0.5]",
+        ),
+        (GpuAvailability("U", 3, 1000, allocated_share=800), ONE, ""),
+    ],
+)
+def test_remedy_for_a_gpu_that_takes_no_job(gpu: GpuAvailability, need: Need, part: str) -> None:
+    why = obstacle(gpu, need, Limits())
+    assert why is not None
+    text = obstacle_remedy(why)
+    assert part in text
+    assert bool(text) is bool(part)
