@@ -58,6 +58,7 @@ def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext
         created_at=job.created_at,
         finished_at=job.finished_at,
         priority=job.priority,
+        oom_retries_used=job.oom_retries_used,
         source=job.source,
         spec=job.spec_json,
     )
@@ -74,6 +75,7 @@ def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext
         started_at=attempt.started_at,
         warnings=warnings(attempt, context.indices),
         vram_declared=vram_declared(attempt),
+        share_declared=share_declared(attempt),
         peaks=peaks_by_index(attempt, context.indices),
     )
     fact = context.open_attempts.get(attempt.id)

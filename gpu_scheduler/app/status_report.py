@@ -42,7 +42,8 @@ class JobView:
     wait: why it waits, None = it does not wait; due_in_s: seconds until `wait.due_at`, None = unknown.
     reason: why it ended, is held, or is tried again. infeasible: it is queued and could not fit even on empty
     GPUs. window_closed: its Screen window was closed while it runs on; session is then None.
-    vram_declared: MiB on each of its GPUs, None = none; peaks: GPU index -> peak memory use there, MiB.
+    vram_declared: MiB on each of its GPUs, None = none; share_declared: thousandths of each; peaks,
+    memory_used: GPU index -> peak and present memory use there, MiB (the latter is known to the scheduler).
     spec: its JobSpec as JSON; last_line: the last output line of a running job, None = no output, or not
     requested.
     """
@@ -68,6 +69,9 @@ class JobView:
     source: str = ""
     warnings: tuple[str, ...] = ()
     vram_declared: int | None = None
+    share_declared: int | None = None
+    memory_used: Mapping[int, int] = field(default_factory=dict)
+    oom_retries_used: int = 0
     peaks: Mapping[int, int] = field(default_factory=dict)
     wait: WaitReason | None = None
     due_in_s: float | None = None

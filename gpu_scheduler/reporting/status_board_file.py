@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from gpu_scheduler.app import gpu_views, job_views
+from gpu_scheduler.app.status_report import StatusReport
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.states import ACTIVE, JobState
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.scheduling.usage import attempt_memory
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views import status_board as board
-from gpu_scheduler.views.status_board import MemoryUse, StatusBoard
 
 #: Minimum number of seconds between two writes.
 MIN_INTERVAL_S = 0.5
@@ -52,14 +53,14 @@ class StatusBoardFile:
             return
         self.next_write_at = None
         self._written_at = now
-        self._replace_file(self._build(os.getpid(), _memory_use_by_job(facts)))
+        self._replace_file(self._build(os.getpid(), _memory_used(facts)))
         self._written_state = shown
 
     def end(self) -> None:
         """Writes the board of a stopped scheduler, whose running jobs continue."""
         self._replace_file(self._build(None, {}))
 
-    def _build(self, pid: int | None, memory_use: dict[int, MemoryUse]) -> StatusBoard:
+    def _build(self, pid: int | None, memory_used: Mapping[int, Mapping[int, int]]) -> StatusReport:
         store, now = self._store, self._clock.now()
         with store.snapshot():
             running = store.open_jobs(tuple(ACTIVE))
@@ -76,47 +77,36 @@ class StatusBoardFile:
                 indices=store.gpu_indices(),
             )
             counts = store.state_counts()
-        shown = [job_views.job_view(job, attempts.get(job.id), context) for job in jobs]
-        waits, ends = len(running), len(running) + len(waiting)
+        views = [job_views.job_view(job, attempts.get(job.id), context) for job in jobs]
         paused = {gpu.uuid: gpu.paused for gpu in managed}
-        return StatusBoard(
-            at=now.wall,
+        return StatusReport(
+            now=now.wall,
             pid=pid,
+            state_file=str(store.data_dir.state_file),
+            data_dir=str(store.data_dir.folder),
             gpus=gpu_views.gpu_views(managed, unsettled, paused, self._limits),
-            running=shown[:waits],
-            waiting=shown[waits:ends],
-            finished=shown[ends:],
-            memory_use=memory_use,
-            retrying_after_oom=frozenset(job.id for job in waiting if job.oom_retries_used),
+            jobs=tuple(replace(view, memory_used=memory_used.get(view.id, {})) for view in views),
             counts=counts,
         )
 
-    def _replace_file(self, status_board: StatusBoard) -> None:
+    def _replace_file(self, report: StatusReport) -> None:
         path = self._folder() / self.name
         spare = path.with_name(f".{self.name}.new")
         # Whatever is there, such as a link, is removed and never written through.
         spare.unlink(missing_ok=True)
         fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(board.to_text(status_board))
+            file.write(board.to_text(report))
         os.replace(spare, path)
 
 
-def _memory_use_by_job(facts: Facts) -> dict[int, MemoryUse]:
-    """Returns the memory use of running jobs from the newest samples, by job id."""
+def _memory_used(facts: Facts) -> dict[int, dict[int, int]]:
+    """Returns job id -> GPU index -> MiB that the running job uses there in the newest sample."""
     known = {gpu.uuid: gpu for gpu in facts.gpus}
-    return {
-        attempt.job_id: _memory_use(attempt, [known[uuid] for uuid in attempt.gpus if uuid in known])
-        for attempt in facts.attempts
-        if attempt.outcome is None
-    }
-
-
-def _memory_use(attempt: Attempt, own_gpus: list[Gpu]) -> MemoryUse:
-    return MemoryUse(
-        gpus=tuple(gpu.index for gpu in own_gpus),
-        current_mib=tuple(attempt_memory(attempt, gpu) for gpu in own_gpus),
-        peaks_mib=tuple(attempt.peaks.get(gpu.uuid) for gpu in own_gpus),
-        declared_mib=attempt.vram if attempt.budgets else None,
-        share=attempt.share if attempt.budgets else 0,
-    )
+    found: dict[int, dict[int, int]] = {}
+    for attempt in facts.attempts:
+        for gpu in (known[uuid] for uuid in attempt.gpus if uuid in known):
+            mib = attempt_memory(attempt, gpu) if attempt.outcome is None else None
+            if mib is not None:
+                found.setdefault(attempt.job_id, {})[gpu.index] = mib
+    return found

@@ -15,9 +15,12 @@ from gpu_scheduler.views.layout import Cell, Column, TableRow
 _COLOURS = {status_report.LOST: RED, status_report.PAUSED: YELLOW, status_report.AVAILABLE: GREEN}
 
 
-def gpu_rows(views: Sequence[GpuStatusView]) -> tuple[list[Column], list[TableRow]]:
-    """Returns the columns and the rows; allocated memory has a column if any job declared memory."""
-    by_memory = any(gpu.has_declared_memory for gpu in views)
+def gpu_rows(
+    views: Sequence[GpuStatusView], *, with_allocated: bool = False
+) -> tuple[list[Column], list[TableRow]]:
+    """Returns the columns and the rows; allocated memory has a column if any job declared memory, or on
+    request."""
+    by_memory = with_allocated or any(gpu.has_declared_memory for gpu in views)
     columns = [
         Column("GPU", is_right=True), Column("State"), Column("Share", is_right=True),
         *([Column("Allocated", is_right=True)] if by_memory else []),

@@ -12,23 +12,16 @@ from dataclasses import dataclass
 
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind, JobEnded
 from gpu_scheduler.core.text.formatting import safe_text
+from gpu_scheduler.views import marks
 from gpu_scheduler.views.colours import CYAN, FAINT, GREEN, RED, YELLOW, coloured, of_outcome
 from gpu_scheduler.views.event_messages import EventMessage
-from gpu_scheduler.views.status_board import (
-    FAILURE_MARK,
-    RETRY_MARK,
-    RUNNING_MARK,
-    SUCCESS_MARK,
-    WAITING_MARK,
-)
 from gpu_scheduler.views.text_width import display_width, truncate_end, truncate_middle, wrap_words
 from gpu_scheduler.views.titles import title_of
 
-WARNING_MARK, NO_MARK = "!", " "
 #: ASCII replacements of our own symbols, for terminals whose encoding lacks some of them.
 _ASCII = str.maketrans(
     {
-        RUNNING_MARK: ">", WAITING_MARK: ".", RETRY_MARK: "~", SUCCESS_MARK: "+", FAILURE_MARK: "x",
+        marks.RUNNING: ">", marks.WAITING: ".", marks.RETRY: "~", marks.SUCCESS: "+", marks.FAILURE: "x",
         "…": "...", "—": "-", "→": "->", "±": "+-",
     }
 )  # fmt: skip
@@ -74,9 +67,9 @@ def format_event(event: Event, message: EventMessage, at: float, terminal: Termi
 
 def format_message(level: int, text: str, at: float, terminal: Terminal) -> str:
     """Formats the lines of a message that is not about an event; never truncated, as it may hold paths."""
-    mark, colour = NO_MARK, ""
+    mark, colour = marks.NONE, ""
     if level >= logging.WARNING:
-        mark, colour = WARNING_MARK, RED if level >= logging.ERROR else YELLOW
+        mark, colour = marks.WARNING, RED if level >= logging.ERROR else YELLOW
     lines = safe_text(text, keep_line_breaks=True).split("\n")
     first, *more = [row for line in lines for row in wrap_words(line, terminal.text_width)]
     return _render(at, mark, colour, [first, ""], more, terminal)
@@ -108,12 +101,12 @@ def _mark(event: Event, level: int) -> tuple[str, str]:
     outcome = event.details.outcome if isinstance(event.details, (AttemptEnded, JobEnded)) else None
     warning = YELLOW if level >= logging.WARNING else ""
     if event.kind == EventKind.STARTING:
-        return RUNNING_MARK, CYAN
+        return marks.RUNNING, CYAN
     if outcome is not None and event.kind == EventKind.QUEUED:
-        return RETRY_MARK, YELLOW
+        return marks.RETRY, YELLOW
     if outcome is not None:
         colour = of_outcome(outcome)
-        return (SUCCESS_MARK, warning or colour) if colour == GREEN else (FAILURE_MARK, colour)
+        return (marks.SUCCESS, warning or colour) if colour == GREEN else (marks.FAILURE, colour)
     if event.kind in (EventKind.QUEUED, EventKind.HELD, EventKind.INFEASIBLE):
-        return WAITING_MARK, warning
-    return (WARNING_MARK, warning) if warning else (NO_MARK, "")
+        return marks.WAITING, warning
+    return (marks.WARNING, warning) if warning else (marks.NONE, "")

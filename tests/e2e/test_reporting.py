@@ -22,15 +22,15 @@ def test_journal_board_and_events_agree_after_a_kill(world: World) -> None:
         return all(re.search(f"^{row}", text, re.MULTILINE) for row in rows)
 
     # Events on the board are saved as reported; those logged later are logged again after a kill.
-    wait_for(lambda: shows(r"▶ job 2  gpu \[0\] ", r"✓ job 1  \[OK\]"), "both jobs on the board")
-    assert shows(r"· job 3  held by its line — echo three$")
+    wait_for(lambda: shows(r"▶ +2  running +0 ", r"✓ +1  done "), "both jobs on the board")
+    assert shows(r"· +3  held +echo three +held by its line$")
     assert world.end_scheduler(signal.SIGKILL) == -signal.SIGKILL
     world.start()
     world.run_ok("cancel", "2", "--grace", "0")
     world.wait_finished(1, 2)
     world.end_scheduler()
     assert "scheduler stopped" in board.read_text()
-    assert shows(r"✗ job 2  \[CANCELLED\] ")
+    assert shows(r"✗ +2  cancelled ")
     journal = (world.folder / "logs" / "journal.jsonl").read_text()
     assert journal == world.run_ok("events", "--jsonl")
     events = [json.loads(line) for line in journal.splitlines()]
