@@ -8,10 +8,8 @@ decides what is alive; if the store has none, that stays unknown.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
-import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +21,10 @@ from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, ClaimState, RunnerIdentity
 from gpu_scheduler.runner.folder import FileProblem, boot_id, open_file, read_object
 from gpu_scheduler.runner.process_scan import has_terminal, is_running
+from gpu_scheduler.store.lock import lock_holder
 
 T = TypeVar("T")
 
-_LOCK = "hhlli0l"  # struct flock
 #: Bytes at the end of `runner.err` that are searched for its last line.
 _ERROR_TAIL_BYTES = 4096
 
@@ -180,13 +178,6 @@ def is_alive(runner: RunnerIdentity | None) -> bool:
     if runner is None or runner.boot_id != boot_id():
         return False
     return is_running(runner.pid, runner.start_ticks)
-
-
-def lock_holder(fd: int) -> int | None:
-    """Returns the pid that holds the lock (0: in another pid namespace); None if it is free."""
-    query = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    answer = struct.unpack(_LOCK, fcntl.fcntl(fd, fcntl.F_GETLK, query))
-    return None if answer[0] == fcntl.F_UNLCK else answer[4]
 
 
 def _runner_error(folder: Path) -> list[str]:

@@ -8,11 +8,12 @@ import signal
 from pathlib import Path
 
 from gpu_scheduler.attempts.folder_parsing import ClaimFile, parse_claim, parse_stop
-from gpu_scheduler.attempts.folder_status import FolderReader, is_alive, lock_holder, observe
+from gpu_scheduler.attempts.folder_status import FolderReader, is_alive, observe
 from gpu_scheduler.attempts.prepare import replace
 from gpu_scheduler.core.model.attempt_status import OnTimeout, RunnerIdentity
 from gpu_scheduler.runner.folder import FileProblem, open_file, read_object
 from gpu_scheduler.runner.process_scan import send_signal
+from gpu_scheduler.store.lock import lock_holder
 
 #: A later request never replaces a stronger one that is already in the folder.
 _RANK = {"preempted": 1, "timed_out": 2}

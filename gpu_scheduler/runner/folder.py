@@ -1,4 +1,6 @@
-"""Opens and reads the files of an attempt folder; names are relative to an open descriptor of the folder.
+"""Opens and reads the files of an attempt folder, and those of processes in /proc.
+
+Names of files are relative to an open descriptor of the folder.
 
 JSON is read and written by hand, because importing `json` would delay the start of a runner by 13 ms.
 """
@@ -151,24 +153,45 @@ def boot_id() -> str:
         os.close(fd)
 
 
-def start_ticks() -> int:
-    """Returns the start of this process in kernel ticks since boot."""
-    fd = os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
+def read_proc(pid: int | str, name: str) -> bytes:
+    """Reads a file of a process in /proc. pid: or "self". Raises OSError."""
+    fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return int(os.read(fd, 4096).rpartition(b")")[2].split()[19])
+        return b"".join(iter(lambda: os.read(fd, 1 << 17), b""))
     finally:
         os.close(fd)
 
 
-def init_ticks() -> str:
-    """Returns the start of process 1 in kernel ticks, also in a container; "-" if it is not readable."""
+def stat_fields(text: bytes) -> list[bytes]:
+    """Splits the text of /proc/PID/stat from the state on; the name before it may contain anything."""
+    return text.rpartition(b")")[2].split()
+
+
+def fields_of(pid: int | str) -> list[bytes] | None:
+    """Returns the fields of /proc/PID/stat from the state on, also of a zombie; None if it is gone.
+
+    Raises OSError if open files or memory are short.
+    """
     try:
-        fd = os.open("/proc/1/stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(fd, 4096).rpartition(b")")[2].split()[19].decode("ascii")
-        finally:
-            os.close(fd)
+        return stat_fields(read_proc(pid, "stat")) or None
     except OSError as error:
         if error.errno in SHORTAGE:
             raise
-        return "-"
+        return None
+
+
+def has_ended(fields: list[bytes]) -> bool:
+    """Returns whether the process with these fields is a zombie."""
+    # The first thread also shows as a zombie while other threads of the process are alive.
+    return fields[0] in (b"Z", b"X", b"x") and int(fields[17]) <= 1
+
+
+def start_ticks() -> int:
+    """Returns the start of this process in kernel ticks since boot. Raises OSError."""
+    return int(stat_fields(read_proc("self", "stat"))[19])
+
+
+def init_ticks() -> str:
+    """Returns the start of process 1 in kernel ticks, also in a container; "-" if it is not readable."""
+    fields = fields_of(1)
+    return "-" if fields is None else fields[19].decode("ascii")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 
-from .process_scan import autogroup, environment, fields_of, has_ended, newest_first, token_in
+from .folder import fields_of, has_ended
+from .process_scan import autogroup, environment, newest_first, token_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

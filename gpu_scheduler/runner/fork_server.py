@@ -17,7 +17,7 @@ import os
 import sys
 
 from . import leftovers, recorded_command, signals, supervise  # noqa: F401
-from .folder import START, TOKEN
+from .folder import START, TOKEN, read_proc, stat_fields
 from .fork_protocol import FORKED, NO_TOKEN, READY, REFUSED, TITLE_BYTES
 
 TYPE_CHECKING = False
@@ -82,16 +82,16 @@ class ProcessTitle:
     """
 
     def __init__(self) -> None:
-        fields = _read("stat").rpartition(b")")[2].split()
+        fields = stat_fields(read_proc("self", "stat"))
         self._arguments, arguments_end, environment = (int(fields[n]) for n in (45, 46, 47))
         self._size = arguments_end - self._arguments
         mark = f"{TOKEN}={NO_TOKEN}\0".encode("ascii")
-        at = _read("environ").find(mark)
+        at = read_proc("self", "environ").find(mark)
         if at < 0 or self._size < TITLE_BYTES:
             raise OSError("no room for a token")
         self._token = environment + at + len(TOKEN) + 1
         self.set_token("0" * len(NO_TOKEN))
-        if mark in _read("environ"):
+        if mark in read_proc("self", "environ"):
             raise OSError("the environment cannot be written")
         self.set_token(NO_TOKEN)
 
@@ -112,11 +112,3 @@ class ProcessTitle:
                 os.pwrite(memory, text, address)
         finally:
             os.close(memory)
-
-
-def _read(name: str) -> bytes:
-    fd = os.open(f"/proc/self/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return b"".join(iter(lambda: os.read(fd, 1 << 16), b""))
-    finally:
-        os.close(fd)

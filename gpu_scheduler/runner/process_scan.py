@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 
-from .folder import SHORTAGE, TOKEN
+from .folder import SHORTAGE, TOKEN, fields_of, has_ended, read_proc
 from .membership import Membership, ProcessRow, living_descendants
 
 TYPE_CHECKING = False
@@ -38,33 +38,10 @@ _MAX_WITHOUT_ENVIRONMENT = 4096
 _seen_zombies: set[tuple[int, int]] = set()
 
 
-def _read_proc(pid: int, name: str) -> bytes:
-    fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return b"".join(iter(lambda: os.read(fd, 1 << 17), b""))
-    finally:
-        os.close(fd)
-
-
 def _stat(pid: int) -> list[bytes] | None:
     """Returns the fields of /proc/PID/stat from the state on; None for a process that is gone or a zombie."""
     fields = fields_of(pid)
     return None if fields is None or has_ended(fields) else fields
-
-
-def fields_of(pid: int) -> list[bytes] | None:
-    """Returns the fields of /proc/PID/stat from the state on, also of a zombie; None if it is gone."""
-    try:
-        return _read_proc(pid, "stat").rpartition(b")")[2].split() or None
-    except OSError as error:
-        if error.errno in SHORTAGE:
-            raise
-        return None
-
-
-def has_ended(fields: list[bytes]) -> bool:
-    # The first thread also shows as a zombie while other threads of the process are alive.
-    return fields[0] in (b"Z", b"X", b"x") and int(fields[17]) <= 1
 
 
 def _pids() -> Iterator[int]:
@@ -188,7 +165,7 @@ def _table(pids: list[int], tokens: Mapping[int, str], sessions: frozenset[int])
 def autogroup(pid: int) -> str | None:
     """Returns the kernel's id of the session of a process; None where there is none."""
     try:
-        return _read_proc(pid, "autogroup").split(b" ")[0].decode("ascii", "replace") or None
+        return read_proc(pid, "autogroup").split(b" ")[0].decode("ascii", "replace") or None
     except OSError as error:
         if error.errno in SHORTAGE:
             raise
@@ -218,7 +195,7 @@ def _record_token(tokens: dict[int, str], pid: int, environment: bytes) -> None:
 
 def environment(pid: int) -> bytes:
     try:
-        return _read_proc(pid, "environ")
+        return read_proc(pid, "environ")
     except OSError as error:
         if error.errno in SHORTAGE:
             raise

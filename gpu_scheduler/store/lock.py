@@ -17,9 +17,8 @@ from pathlib import Path
 
 from gpu_scheduler.store import permissions
 
-_FLOCK = struct.Struct(
-    "hhqqi4x"
-)  # short type, short whence, off_t start, off_t len, pid_t pid (Linux, 64 bit)
+#: struct flock of 64-bit Linux: short type, short whence, off_t start, off_t len, pid_t pid.
+_FLOCK = struct.Struct("hhqqi4x")
 #: Seconds to wait for the lock of a folder whose holder has died. A child that the holder had just forked
 #: keeps the lock until it executes its program.
 _DEAD_HOLDER_WAIT_S = 2.0
@@ -97,7 +96,7 @@ class InstanceLock:
 
         0 = it is in another pid namespace; None = no scheduler holds them.
         """
-        pid = _file_lock_holder(self._file)
+        pid = lock_holder(self._file)
         return pid if pid is not None else _folder_lock_holder(self._path.parent)
 
     def release(self) -> None:
@@ -122,7 +121,7 @@ def scheduler_pid(path: Path) -> int | None:
     except OSError:
         return _folder_lock_holder(path.parent)
     try:
-        pid = _file_lock_holder(fd)
+        pid = lock_holder(fd)
     finally:
         os.close(fd)
     return pid if pid is not None else _folder_lock_holder(path.parent)
@@ -136,7 +135,8 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
-def _file_lock_holder(fd: int) -> int | None:
+def lock_holder(fd: int) -> int | None:
+    """Returns the pid that locks an open file (0: in another pid namespace); None if it is free."""
     # F_GETLK only queries, so asking about a write lock needs no write access.
     answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     kind, _, _, _, pid = _FLOCK.unpack(answer)
@@ -193,8 +193,7 @@ def _has_flock(pid: int, status: os.stat_result) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state not in (b"Z", b"X")
+    from gpu_scheduler.runner.folder import fields_of, has_ended
+
+    fields = fields_of(pid)
+    return fields is not None and not has_ended(fields)

@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from gpu_scheduler.runner.folder import has_ended, stat_fields
+from gpu_scheduler.runner.process_scan import token_in
 from gpu_scheduler.system.shortages import reraise_shortage
 
 PROC = "/proc"
 #: Target of /proc/self/ns/pid in the initial pid namespace, which contains every process of the machine.
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
-_TOKEN = b"GPU_SCHEDULER_TOKEN"
-#: Forms of the token in an environment; while bash starts, its variables have a null byte for the "=".
-_MARKS = (b"\0" + _TOKEN + b"=", b"\0" + _TOKEN + b"\0")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -58,13 +57,12 @@ class Proc:
 
     def process(self, pid: int | str) -> Process | None:
         """Returns the process with this pid; None if there is none."""
-        head, _, rest = self._read(pid, "stat").rpartition(b")")
-        fields = rest.split()
+        text = self._read(pid, "stat")
+        fields = stat_fields(text)
         if len(fields) < 20:
             return None
-        # The first thread also shows as a zombie while other threads of the process are alive.
-        ended = fields[0] in (b"Z", b"X", b"x") and int(fields[17]) <= 1
-        return Process(int(head.split()[0]), int(fields[19]), int(fields[1]), int(fields[3]), ended)
+        number = int(text.split(maxsplit=1)[0])
+        return Process(number, int(fields[19]), int(fields[1]), int(fields[3]), has_ended(fields))
 
     def processes(self) -> Iterator[Process]:
         """Yields all processes."""
@@ -96,12 +94,7 @@ class Proc:
 
     def token(self, pid: int) -> str | None:
         """Returns the token of an attempt in the environment of a process; None if it has none."""
-        environment = b"\0" + self._read(pid, "environ")
-        for mark in _MARKS:
-            at = environment.find(mark)
-            if at >= 0:
-                return environment[at + len(mark) :].partition(b"\0")[0].decode("ascii", "replace")
-        return None
+        return token_in(self._read(pid, "environ")).decode("ascii", "replace") or None
 
     def autogroup(self, pid: int) -> str | None:
         """Returns the kernel's id of the session of a process; None where there is none."""

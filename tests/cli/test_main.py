@@ -20,7 +20,6 @@ ROOT = Path(__file__).parents[2]
 HEAVY = (
     "shtab",
     "rich_argparse",
-    "psutil",
     "pynvml",
     "GPUtil",
     "inotify_simple",
@@ -207,7 +206,7 @@ def test_closed_pipe_is_not_an_error(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("words", "never"),
     [
-        ("--version", ("rich", "sqlite3", "json", "subprocess", "psutil")),
+        ("--version", ("rich", "sqlite3", "json", "subprocess")),
         (
             "status --json",
             (*HEAVY, "rich", "gpu_scheduler.scheduler.daemon", "gpu_scheduler.views.status_text"),

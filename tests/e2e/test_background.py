@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.lock import scheduler_pid
 from tests.e2e.world import CONDA, World, make_conda
 from tests.fakes.conda import plant_hook, plant_variables
+from tests.processes import children_of, exists, has_terminal
 from tests.waiting import wait_for
 
 START = ("start", "--daemon", "--simulate", "2", "--log-dir", "logs")
@@ -48,10 +48,9 @@ def test_daemon_runs_without_its_terminal_until_stopped(daemons: World) -> None:
     assert pid is not None
     last = out.splitlines()[-1]
     assert last == f"scheduler running in the background, pid {pid}; log {world.folder}/gpu_scheduler.log"
-    process = psutil.Process(pid)
     assert os.getsid(pid) == pid
-    assert process.terminal() is None
-    assert process.cwd() == str(world.folder)
+    assert not has_terminal(pid)
+    assert os.readlink(f"/proc/{pid}/cwd") == str(world.folder)
     world.wait_finished(1)
     assert "MY_OWN=kept" in (world.folder / "env").read_text().splitlines()
     assert "gpu_scheduler.log" not in (world.folder / "fds").read_text()
@@ -149,11 +148,11 @@ def test_ctrl_c_during_startup_ends_the_daemon_too(daemons: World) -> None:
         stderr=subprocess.STDOUT,
     )  # fmt: skip
     wait_for((daemons.folder / "asked").exists, "the hanging question")
-    (scheduler,) = psutil.Process(caller.pid).children()
+    (scheduler,) = children_of(caller.pid)
     caller.send_signal(signal.SIGINT)
     assert caller.communicate(timeout=60)[0] == b""
     assert caller.returncode == 130
-    assert not scheduler.is_running()
+    assert not exists(scheduler)
 
 
 def test_a_fifo_in_place_of_the_main_log_blocks_nothing(daemons: World) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from gpu_scheduler.attempts.sweep import recorded_command
@@ -20,6 +19,7 @@ from gpu_scheduler.executors.screen import ScreenExecutor
 from gpu_scheduler.gpus.attribution import Ownership, ProcessOwners, is_alive
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.system.procfs import Proc
+from tests.processes import exists, has_arguments, is_zombie, name_of, parent_of, started_at
 from tests.runner.attempt import PreparedAttempt, socket_folder
 from tests.waiting import wait_for
 
@@ -58,18 +58,13 @@ def pids_in(path: Path, count: int = 1) -> list[int]:
     return wait_for(read, f"{count} numbers in {path.name}")
 
 
-def parent_of(pid: int) -> int:
-    return psutil.Process(pid).ppid()
-
-
 def until_sleeps(pid: int) -> None:
     """Waits until the process is `sleep` and past exec, during which it shows no environment."""
-    process = psutil.Process(pid)
-    wait_for(lambda: process.name() == "sleep" and process.cmdline(), f"{pid} sleeps")
+    wait_for(lambda: name_of(pid) == "sleep" and has_arguments(pid), f"{pid} sleeps")
 
 
 def until_gone(pid: int) -> None:
-    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", f"end of {pid}")
+    wait_for(lambda: not exists(pid) or is_zombie(pid), f"end of {pid}")
 
 
 @pytest.fixture
@@ -86,10 +81,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
         attempt.clean()
     for path in tmp_path.glob("pid*"):
         for number in path.read_text().split():
-            with suppress(psutil.NoSuchProcess):
-                process = psutil.Process(int(number))
-                if process.name() == "sleep":
-                    process.kill()
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if name_of(int(number)) == "sleep":
+                    os.kill(int(number), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -120,7 +114,7 @@ def test_parent_and_its_four_workers_belong_to_the_attempt(
     assert seen.owners == {**dict.fromkeys((parent, *workers), OURS), foreign: None}
     assert not seen.unmatched
     for pid, start in seen.starts.items():
-        assert start == pytest.approx(psutil.Process(pid).create_time(), abs=1.0)
+        assert start == pytest.approx(started_at(pid), abs=1.0)
     assert set(seen.starts) == set(seen.owners)
 
 
@@ -253,7 +247,7 @@ def test_process_of_a_job_in_screen_belongs_to_the_attempt(
 def unused_number() -> int:
     """Returns a pid that no process has or will soon get."""
     most = int(Path("/proc/sys/kernel/pid_max").read_text())
-    return next(number for number in range(most - 100, 1, -1) if not psutil.pid_exists(number))
+    return next(number for number in range(most - 100, 1, -1) if not exists(number))
 
 
 def test_process_in_an_inner_pid_namespace_belongs_to_the_attempt(
@@ -281,7 +275,7 @@ def test_process_in_an_inner_pid_namespace_belongs_to_the_attempt(
     real = ProcessOwners()
     assert [owner_of(real, tokens, number, uuid="GPU-a").unmatched for _ in range(2)] == [False, True]
     os.kill(outer, signal.SIGKILL)
-    wait_for(lambda: not psutil.pid_exists(outer), "its end, collected")
+    wait_for(lambda: not exists(outer), "its end, collected")
     assert owner_of(owners, tokens, number).owners == {number: OURS}
     seen = owner_of(owners, tokens, number)
     assert (seen.owners, seen.unmatched) == ({}, True)
@@ -311,7 +305,7 @@ def test_child_process_of_another_user_belongs_to_the_attempt(make: Make, tmp_pa
     attempt = make(f'{sys.executable} -c "{become}" & echo $! > part; mv part pid; wait').launch()
     [pid] = pids_in(tmp_path / "pid")
     until_sleeps(pid)
-    assert psutil.Process(pid).uids().real == 65534
+    assert os.stat(f"/proc/{pid}").st_uid == 65534
     assert owner_of(ProcessOwners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
 
 
@@ -385,7 +379,7 @@ def test_unknown_zombie_belongs_to_the_attempt_of_its_parent(make: Make, tmp_pat
     (tmp_path / "hold.py").write_text(hold)
     attempt = make(f"exec {sys.executable} hold.py").launch()
     [pid] = pids_in(tmp_path / "pid")
-    wait_for(lambda: psutil.Process(pid).status() == "zombie", "its end")
+    wait_for(lambda: is_zombie(pid), "its end")
     seen = owner_of(ProcessOwners(), {attempt.token: OURS}, pid)
     assert seen.owners == {pid: OURS}
     assert not is_alive(pid, seen.starts[pid])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.runner import fork_chains, process_scan
-from gpu_scheduler.runner.folder import TOKEN
+from gpu_scheduler.runner.folder import TOKEN, fields_of
 from gpu_scheduler.runner.membership import RecordedCommand
 from tests.runner.attempt import wait_for
 
@@ -119,7 +119,6 @@ def test_scan_with_a_new_zombie_has_missed_a_process(monkeypatch: pytest.MonkeyP
 def test_process_that_ends_during_a_scan_stands_for_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
     token = secrets.token_hex(16)
     process = subprocess.Popen(["sleep", "60"], env={TOKEN: token})
-    fields_of = process_scan.fields_of
 
     def ended(pid: int) -> list[bytes] | None:
         if pid == process.pid:

@@ -115,7 +115,7 @@ def test_a_program_that_locks_the_folder_is_not_taken_for_a_scheduler(
 def test_distinguishes_a_scheduler_in_another_pid_namespace_from_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instance, "_file_lock_holder", lambda fd: 0)  # F_GETLK where the pid cannot be named
+    monkeypatch.setattr(instance, "lock_holder", lambda fd: 0)  # F_GETLK where the pid cannot be named
     lock = InstanceLock(tmp_path / "lock")
     assert lock.holder_pid() == 0
     lock.release()

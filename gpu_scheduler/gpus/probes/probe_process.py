@@ -11,7 +11,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
-from gpu_scheduler.runner.folder import TOKEN
+from gpu_scheduler.runner.folder import TOKEN, fields_of, has_ended
 
 #: Loads our package from its own location only, and keeps that folder and the current folder off the path: a
 #: `queue.py` there must not shadow that of the standard library.
@@ -133,16 +133,7 @@ def _group_lives(group: int) -> bool:
     except PermissionError:
         pass
     try:
-        entries = os.listdir("/proc")
+        tables = [fields_of(int(name)) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return True  # out of file descriptors: it is checked again later
-    for entry in entries:
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat", "rb") as file:
-                    state, _, its_group = file.read().rpartition(b")")[2].split()[:3]
-            except (OSError, ValueError):
-                continue  # the process has ended meanwhile
-            if int(its_group) == group and state not in (b"Z", b"X"):
-                return True
-    return False
+    return any(fields is not None and int(fields[2]) == group and not has_ended(fields) for fields in tables)

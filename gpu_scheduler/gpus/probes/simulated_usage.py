@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_scheduler.runner.folder import fields_of, has_ended
+
 #: The environment variable of a simulated job that holds the simulation's folder.
 FOLDER_VARIABLE = "GPU_SCHEDULER_SIM"
 
@@ -37,12 +39,8 @@ class ProcessUsage:
 
 def start_ticks(pid: int) -> int | None:
     """Returns the start of a process in clock ticks since boot; None if it is gone or a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state, *rest = file.read().rpartition(b")")[2].split()
-    except (OSError, ValueError):
-        return None
-    return None if state in (b"Z", b"X") else int(rest[18])
+    fields = fields_of(pid)
+    return None if fields is None or has_ended(fields) else int(fields[19])
 
 
 def write_usage(folder: str, gpus: Mapping[int, int], load: float) -> None:

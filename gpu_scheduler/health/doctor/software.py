@@ -16,7 +16,6 @@ from gpu_scheduler.health.doctor.conda import list_environments, parse_environme
 PACKAGES = {
     "GPUtil": "GPUtil",
     "pynvml": "nvidia-ml-py",
-    "psutil": "psutil",
     "inotify_simple": "inotify_simple",
     "rich": "rich",
     "rich_argparse": "rich-argparse",
