@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.need import Need
@@ -24,14 +25,13 @@ from gpu_scheduler.store.records import GpuRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
 
-def current_llm_config(store: Store) -> LlmConfig:
-    """Returns the current llm_config.json; the default if the file is missing, broken or not trusted."""
-    started = recorded_options(store)
-    path = started.llm_config
+def current_llm_config(options: StartOptions) -> LlmConfig:
+    """Returns the llm_config.json of a scheduler; the default if it is missing, broken or not trusted."""
+    path = options.llm_config
     if path is None or not os.path.exists(path):
         return LlmConfig()
     try:
-        file = LlmConfigFile(path, trust=started.trust_files)
+        file = LlmConfigFile(path, trust=options.trust_files)
     except UsageError:
         return LlmConfig()
     file.refresh()
@@ -46,7 +46,7 @@ def learned_needs(store: Store) -> Mapping[str, int]:
 def current_need(store: Store, job: JobRecord) -> tuple[Need, str]:
     """Returns what a job needs now, and a description such as "0.5 of a GPU (model qwen2.5-3b-inst)"."""
     started = recorded_options(store)
-    config, learned = current_llm_config(store), learned_needs(store)
+    config, learned = current_llm_config(started), learned_needs(store)
     facts = Facts(
         Clock().now(),
         started,

@@ -6,20 +6,18 @@ import json
 import sys
 from argparse import Namespace
 
-from gpu_scheduler.cli.location import location_of
+from gpu_scheduler.app import doctor as app
 from gpu_scheduler.cli.terminal import stdout_screen
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.core.text.secrets import masked_values
-from gpu_scheduler.health.doctor.run_checks import run_checks
 from gpu_scheduler.views.findings import finding_object, format_finding
 
 
 def doctor(options: Namespace) -> int:
     """Checks this machine; returns 1 if something will not work."""
-    home, chosen = location_of(options).resolve(), StartOptions.from_values(vars(options))
     found = []
-    for finding in run_checks(home, chosen, _print_progress):
+    for finding in app.doctor(StartOptions.from_values(vars(options)), _print_progress):
         found.append(finding)
         if not options.json:
             print(format_finding(finding, stdout_screen().width), flush=True)

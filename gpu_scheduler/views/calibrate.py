@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.scheduling.calibration import MIN_RUN_S, MIN_RUNS, Advice, suggested_entries
 from gpu_scheduler.core.text.formatting import format_duration, safe_text
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.views.tables import PlainColumn, PlainRow, table_renderer
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.calibrate import CalibrationView
 
 _COLUMNS: tuple[PlainColumn, ...] = (
     ("Model", "left"), ("Runs", "right"), ("Peak max", "right"), ("Peak p95", "right"), ("Took", "right"),
@@ -18,18 +20,6 @@ _COLUMNS: tuple[PlainColumn, ...] = (
 )  # fmt: skip
 #: Applies to every suggested entry, since each one is an object.
 _OLDER_SCHEDULER_NOTE = "The older scheduler cannot read entries in braces."
-
-
-@dataclass(frozen=True)
-class CalibrationView:
-    """Result of `calibrate`. path: of llm_config.json; entries: model -> its new entry, if there is enough
-    data; written: whether the file has them now; backup: path of the previous version."""
-
-    path: str
-    suggestions: Sequence[Advice]
-    entries: Mapping[str, Mapping[str, Any]]
-    written: bool = False
-    backup: str | None = None
 
 
 def to_text(view: CalibrationView, width: int | None = None) -> str:

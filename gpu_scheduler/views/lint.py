@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.preview import Preview
 from gpu_scheduler.app.status_report import MalformedLineView
@@ -15,15 +13,8 @@ from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, limit_length, safe_text
 from gpu_scheduler.core.text.secrets import hide_secrets, masked_values
 
-
-@dataclass(frozen=True)
-class LintView:
-    """The preview of a jobs file. path: as the user gave it; cwd: the folder in which its lines run."""
-
-    path: str
-    cwd: str
-    lines: Sequence[Preview]
-    malformed: Sequence[MalformedLineView]
+if TYPE_CHECKING:
+    from gpu_scheduler.app.lint import LintView
 
 
 def to_text(linted: LintView) -> str:

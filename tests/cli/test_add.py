@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpu_scheduler.app.append_line import append_line
 from gpu_scheduler.cli import main
-from gpu_scheduler.cli.add import append_line
 from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP, KNOWN_ATTRIBUTES, SYNONYMS

@@ -13,7 +13,7 @@ from tests.cli.desk import Desk
 
 
 def findings(monkeypatch: pytest.MonkeyPatch, *found: Finding) -> None:
-    monkeypatch.setattr("gpu_scheduler.cli.doctor.run_checks", lambda *asked: iter(found))
+    monkeypatch.setattr("gpu_scheduler.app.doctor.run_checks", lambda *asked: iter(found))
 
 
 def test_doctor_prints_each_check_with_its_remedy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_scheduler.app.calibrate import CalibrationView
 from gpu_scheduler.core.scheduling.calibration import Advice, WorkloadClass
-from gpu_scheduler.views.calibrate import CalibrationView, to_text
+from gpu_scheduler.views.calibrate import to_text
 
 
 def test_table_fits_the_terminal() -> None:

@@ -1,0 +1,214 @@
+"""Appends one line to a jobs file. The other lines are the user's and are neither read nor changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gpu_scheduler.app.append_line import append_line
+from gpu_scheduler.app.current_need import current_llm_config
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.preview import PreviewContext, preview
+from gpu_scheduler.app.recorded_setting import RecordedSetting, recorded_setting
+from gpu_scheduler.app.store_access import open_store
+from gpu_scheduler.core.command.environment import find_conda_sh
+from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
+from gpu_scheduler.core.jobsfile.compose import format_command_line, format_script_line
+from gpu_scheduler.core.model.gpu_list import parse_gpu_list
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.core.text.formatting import pid_text
+from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.intake.job_shell import job_shell
+from gpu_scheduler.intake.text_parser import ParsedText, TextParser
+
+
+@dataclass(frozen=True)
+class NewLine:
+    """The values of a line: a script with its arguments, or else the words of a command.
+
+    conda: None = base for a script, none for a command; gpus: the GPUs that the job may use, as in a jobs
+    file; attributes: key -> value, True for a flag, the variables for `env`.
+    """
+
+    script: str | None = None
+    arguments: str = ""
+    command: Sequence[str] = ()
+    conda: str | None = None
+    priority: int = 0
+    gpus: str = ""
+    attributes: Mapping[str, str | bool | Sequence[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AddedLine:
+    """A line that was appended, or could be. warnings: why it may not run as meant."""
+
+    line: str
+    warnings: tuple[str, ...]
+
+
+def add(location: Location, new: NewLine, path: str) -> AddedLine:
+    """Checks everything, then appends the line to a jobs file. Raises UsageError for a wrong value."""
+    added = _check(location, new, os.path.abspath(path))
+    append_line(path, added.line)
+    return added
+
+
+def compose(location: Location, new: NewLine) -> AddedLine:
+    """Returns the line that `add` would append, checked for a jobs file in this folder."""
+    return _check(location, new, None)
+
+
+def _check(location: Location, new: NewLine, path: str | None) -> AddedLine:
+    recorded = recorded_setting(location, path or "")
+    if new.script is None:
+        line = _command_line(new, recorded, path)
+    else:
+        line = _script_line(new, new.script, recorded.known_gpus)
+    spec, notes = _parse_line(line, recorded.cwd or os.getcwd(), recorded.known_gpus)
+    notes += [*_duplicate_notes(location, spec), *_watch_notes(recorded, path), *_warnings(recorded, spec)]
+    return AddedLine(line, tuple(notes))
+
+
+def _script_line(new: NewLine, given: str, known_gpus: frozenset[int] | None) -> str:
+    script = os.path.abspath(os.path.expanduser(given) if given.startswith("~/") else given)
+    if not os.path.isfile(script):
+        what = "is not a file" if os.path.exists(script) else "does not exist"
+        raise UsageError(f"SCRIPT {given}: {script} {what}; nothing was added")
+    allowed = _allowed_gpus(new, known_gpus)
+    return _compose_line(
+        lambda: format_script_line(
+            _attribute_items(new), script, new.conda or None, new.arguments, new.priority, allowed
+        )
+    )
+
+
+def _command_line(new: NewLine, recorded: RecordedSetting, path: str | None) -> str:
+    """Returns the line of a command, which runs in the current folder.
+
+    The line names that folder if lines of its jobs file run elsewhere, or likely will.
+    """
+    here = os.getcwd()
+    likely = here if path is None else os.path.dirname(path)
+    items = [f"priority={new.priority}", *_attribute_items(new)]
+    if new.conda:
+        items.append(f"conda={new.conda}")
+    if _allowed_gpus(new, recorded.known_gpus) is not None:
+        items.append(f"allowed={new.gpus}")
+    if "cwd" not in new.attributes and (recorded.cwd or likely) != here:
+        items.append(f"cwd={here}")
+    return _compose_line(lambda: format_command_line(items, new.command))
+
+
+def _attribute_items(new: NewLine) -> list[str]:
+    """Returns the attributes as a block has them, in a fixed order, with paths made absolute."""
+    items: list[str] = []
+    for key in ATTRIBUTE_HELP:
+        value = new.attributes.get(key)
+        if value is True:
+            items.append(key)
+        elif isinstance(value, str):
+            if value:
+                is_path = key in ("venv", "cwd")
+                items.append(f"{key}={os.path.abspath(os.path.expanduser(value)) if is_path else value}")
+        elif value:
+            items += [f"{key}:{one}" for one in value]
+    return items
+
+
+def _allowed_gpus(new: NewLine, known_gpus: frozenset[int] | None) -> tuple[int, ...] | None:
+    try:
+        return parse_gpu_list(new.gpus, known_gpus)
+    except ValueError as error:
+        raise UsageError(f"--gpus {new.gpus}: {error}; nothing was added") from None
+
+
+def _compose_line(compose: Callable[[], str]) -> str:
+    try:
+        line = compose()
+    except ValueError as error:
+        raise UsageError(f"these values make no valid line: {error}; nothing was added") from None
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{line!r} is not valid UTF-8, which jobs files must be; nothing was added"
+        ) from None
+    return line
+
+
+def _parse_line(line: str, cwd: str, known_gpus: frozenset[int] | None) -> tuple[JobSpec, list[str]]:
+    """Returns the job of the line, read as the scheduler reads it, and the notes about a command."""
+    parser = TextParser(cwd, os.path.expanduser("~"), known_gpus)
+    (read,) = parser.parse(f"{line}\n".encode(), ParsedText(), ()).lines
+    if read.problem is not None:
+        raise UsageError(f"{line}: {read.problem}; nothing was added")
+    spec = parser.spec_of(read)
+    return spec, list(read.notes) if spec.kind == "command" else []
+
+
+def _warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[str]:
+    """Yields the warnings that `lint` gives for the job."""
+    started = recorded.options
+    conda_sh = (started and started.conda_sh) or find_conda_sh(os.environ, os.path.exists)
+    if conda_sh is None:
+        spec = replace(spec, conda=None)  # the machine on which the scheduler will run may have conda
+    context = PreviewContext(
+        LlmConfig() if started is None else current_llm_config(started),
+        recorded.known_gpus,
+        conda_sh,
+        os.path.exists,
+        _conda_environments(conda_sh, spec.conda) if conda_sh and spec.conda else None,
+        recorded.totals_mib,
+        started or Limits(),
+        job_shell(os.environ),
+    )
+    yield from preview(0, spec, (), None, context).warnings
+
+
+def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
+    """Returns the environments that conda lists, None if it fails.
+
+    Asking conda takes a second, so it is skipped if the environment lies in its usual place.
+    """
+    if name == "base" or (Path(conda_sh).parents[2] / "envs" / name).is_dir():
+        return [name]
+    from gpu_scheduler.health.doctor.conda import list_environments, parse_environments
+
+    said = list_environments(conda_sh)
+    return parse_environments(said.output) if said.succeeded else None
+
+
+def _duplicate_notes(location: Location, spec: JobSpec) -> list[str]:
+    """Returns why the line gives no new job, or none now; empty without a readable store."""
+    if spec.kind != "csv":
+        return []  # a command makes a new job each time
+    try:
+        with open_store(location, allow_other_host=True) as store:
+            job = store.newest_jobs([spec.identity]).get(spec.identity)
+    except SchedulerError:
+        return []
+    if job is None:
+        return []
+    same = f"job {job.id}, which runs the same,"
+    if job.state is not JobState.FINISHED:
+        return [f"this line adds no job: {same} is {job.state}"]
+    if job.outcome is Outcome.COMPLETED:
+        return [f"this line will not run: {same} completed; `retry {job.id}` runs it again"]
+    return []
+
+
+def _watch_notes(recorded: RecordedSetting, path: str | None) -> list[str]:
+    """Returns a note if the running scheduler watches another file than this one."""
+    if path is None or recorded.scheduler_pid is None or recorded.options is None:
+        return []
+    watched = recorded.options.jobs_file
+    if watched and os.path.abspath(watched) == path:
+        return []
+    pid = pid_text(recorded.scheduler_pid)
+    return [f"the scheduler ({pid}) does not watch {path}; it watches {watched or 'no jobs file'}"]

@@ -1,0 +1,73 @@
+"""Compares what finished jobs used with what was declared, and suggests entries of llm_config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_scheduler import config
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.store_access import open_store
+from gpu_scheduler.core.scheduling.calibration import (
+    Advice,
+    CalibrationRules,
+    WorkloadClass,
+    advise,
+    suggested_entries,
+    with_model_entries,
+)
+from gpu_scheduler.intake.llm_config import LlmConfigText
+from gpu_scheduler.store.measurements import ClassUsage, class_usages
+from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.store import Store
+
+_EMPTY_CONFIG = "{\n}\n"
+
+
+@dataclass(frozen=True)
+class CalibrationView:
+    """Result of `calibrate`. path: of llm_config.json; entries: model -> its new entry, if there is enough
+    data; written: whether the file has them now; backup: path of the previous version."""
+
+    path: str
+    suggestions: Sequence[Advice]
+    entries: Mapping[str, Mapping[str, Any]]
+    written: bool = False
+    backup: str | None = None
+
+
+def calibrate(location: Location, llm_config: str | None, *, write: bool) -> CalibrationView:
+    """Returns the comparison and the suggestions. Only `write` changes the file.
+
+    llm_config: the file, which must exist; None = that of the scheduler.
+    """
+    with open_store(location, allow_other_host=not write) as store:
+        measured = [_workload_class(one) for one in class_usages(store)]
+        rules = _rules(store)
+        known = recorded_options(store).llm_config
+    file = LlmConfigText.read(llm_config or known or config.LLM_CONFIG, must_exist=llm_config is not None)
+    suggestions = advise(measured, file.models, file.config, rules)
+    entries = suggested_entries(suggestions)
+    written, backup = False, None
+    if write and entries:
+        backup = file.replace(with_model_entries(_EMPTY_CONFIG if file.text is None else file.text, entries))
+        written = True
+    kept = None if backup is None else str(backup)
+    return CalibrationView(str(file.path), suggestions, entries, written, kept)
+
+
+def _workload_class(measured: ClassUsage) -> WorkloadClass:
+    mean_s = sum(measured.seconds) / len(measured.seconds) if measured.seconds else None
+    return WorkloadClass(
+        measured.program, measured.llm, len(measured.peaks), max(measured.peaks), measured.p95,
+        measured.declared, measured.gpus, mean_s, max(measured.seconds, default=None),
+    )  # fmt: skip
+
+
+def _rules(store: Store) -> CalibrationRules:
+    started = recorded_options(store)
+    totals = tuple(gpu.total_mib for gpu in store.gpus() if gpu.total_mib)
+    return CalibrationRules(
+        started.spike_buffer, started.tolerance, started.margin_mib + started.idle_threshold_mib, totals
+    )

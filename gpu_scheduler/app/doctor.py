@@ -1,0 +1,15 @@
+"""Checks whether jobs can run on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.model.finding import Finding
+from gpu_scheduler.health.doctor.run_checks import run_checks
+
+
+def doctor(options: StartOptions, on_wait: Callable[[str], None]) -> Iterator[Finding]:
+    """Yields every finding as soon as it is known. on_wait: called before a slow check, with what it does."""
+    return run_checks(Location(options.state_file, options.data_dir).resolve(), options, on_wait)

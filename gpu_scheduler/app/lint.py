@@ -1,0 +1,125 @@
+"""Shows what each line of a jobs file will do, read as the scheduler reads it. Nothing is queued."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.preview import Preview, PreviewContext, preview
+from gpu_scheduler.app.recorded_setting import recorded_setting
+from gpu_scheduler.app.status_report import MalformedLineView
+from gpu_scheduler.core.command.environment import find_conda_sh
+from gpu_scheduler.core.jobsfile.diff import AcceptedLines, NewJob, diff_reading
+from gpu_scheduler.core.jobsfile.reading import Line
+from gpu_scheduler.core.model.gpu_list import parse_gpu_list
+from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.intake.file_snapshot import JobsFile, read_standard_input
+from gpu_scheduler.intake.job_shell import job_shell
+from gpu_scheduler.intake.llm_config import LlmConfigFile
+from gpu_scheduler.intake.text_parser import ParsedText, TextParser
+
+
+@dataclass(frozen=True)
+class LintView:
+    """The preview of a jobs file. path: as the user gave it; cwd: the folder in which its lines run."""
+
+    path: str
+    cwd: str
+    lines: Sequence[Preview]
+    malformed: Sequence[MalformedLineView]
+
+
+def read_jobs_file(path: str) -> bytes:
+    """Returns the content of a jobs file. Raises UsageError if it cannot be read."""
+    look = JobsFile(Path(path), trust=True).read()
+    if look.state != "present":
+        raise UsageError(f"{path}: {look.problem}; give a jobs file, or - for the standard input")
+    return look.content
+
+
+def read_stream(fd: int) -> bytes:
+    """Returns the content of the standard input. Raises UsageError if it cannot be read."""
+    look = read_standard_input(fd)
+    if look.state != "present":
+        raise UsageError(f"the standard input {look.problem}; pipe a jobs file into it")
+    return look.content
+
+
+def lint(
+    location: Location,
+    path: str,
+    content: bytes,
+    *,
+    llm_config: str | None = None,
+    gpus: str | None = None,
+    conda_sh: str | None = None,
+) -> LintView:
+    """Returns what each line will do. path: names the file, whose recorded working folder is used.
+
+    gpus: as for `start`, None = those of the scheduler. Raises UsageError if llm_config cannot be used.
+    """
+    config = LlmConfigFile(llm_config, trust=True)  # nothing in it is executed
+    config.refresh()
+    recorded = recorded_setting(location, os.path.abspath(path))
+    cwd = recorded.cwd or os.getcwd()
+    known = recorded.known_gpus if gpus is None else _gpu_indices(gpus)
+    parser = TextParser(cwd, os.path.expanduser("~"), known)
+    lines = parser.parse(content, ParsedText(), ()).lines
+    conda_sh = conda_sh or find_conda_sh(os.environ, os.path.exists)
+    envs = _conda_environments(parser, lines, conda_sh)
+    limits = recorded.options or Limits()
+    shell = job_shell(os.environ)
+    context = PreviewContext(
+        config.current, known, conda_sh, os.path.exists, envs, recorded.totals_mib, limits, shell
+    )
+    malformed = [
+        MalformedLineView(path, line.number, line.text, line.problem or "", line.accepted_form)
+        for line in lines
+        if line.malformed
+    ]
+    return LintView(path, cwd, tuple(_previews(parser, lines, context)), malformed)
+
+
+def _conda_environments(parser: TextParser, lines: Sequence[Line], conda_sh: str | None) -> list[str] | None:
+    """Returns the environments that conda lists; None if it fails.
+
+    Also None if no line names an environment, because asking conda takes a second.
+    """
+    if conda_sh is None or not any(parser.spec_of(line).conda for line in lines if not line.malformed):
+        return None
+    from gpu_scheduler.health.doctor.conda import list_environments, parse_environments
+
+    said = list_environments(conda_sh)
+    return parse_environments(said.output) if said.succeeded else None
+
+
+def _gpu_indices(option: str) -> frozenset[int] | None:
+    """Returns the GPU indices of `--gpus`, in the format of `start`: a count means the first ones."""
+    if re.fullmatch(r"[0-9]+", option):
+        return frozenset(range(int(option)))
+    listed = parse_gpu_list(option.removesuffix(","))
+    return None if listed is None else frozenset(listed)
+
+
+def _previews(parser: TextParser, lines: Sequence[Line], context: PreviewContext) -> Iterator[Preview]:
+    same = _duplicate_lines(lines)
+    for line in lines:
+        if not line.malformed:
+            yield preview(line.number, parser.spec_of(line), line.notes, same.get(line.number), context)
+
+
+def _duplicate_lines(lines: Sequence[Line]) -> Mapping[int, int]:
+    """Returns, for each line that adds no job, line number -> number of the line with the same job."""
+    actions = diff_reading((), AcceptedLines(tuple(lines), (None,) * len(lines)), {}, {}).actions
+    jobs = {action.index for action in actions if isinstance(action, NewJob)}
+    first = {lines[index].identity: lines[index].number for index in sorted(jobs, reverse=True)}
+    return {
+        line.number: first[line.identity]
+        for index, line in enumerate(lines)
+        if index not in jobs and not line.malformed
+    }
