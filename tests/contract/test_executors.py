@@ -1,248 +1,166 @@
-"""Tests that every executor passes the same cases: `launch(folder)`, then the result in the folder."""
+"""Tests that every executor keeps the contract of `attempts.executor.Executor`, through its verbs alone."""
 
 from __future__ import annotations
 
-import os
+import secrets
 import shutil
-import signal
-import stat
-import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.executor import AttemptRef, Executor, LaunchError
+from gpu_scheduler.attempts.executor import AttemptRef, Executor
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
-from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
+from gpu_scheduler.executors.screen import ScreenExecutor
+from tests.fakes.remote_executor import RemoteExecutor
 from tests.runner.attempt import PreparedAttempt, socket_folder, wait_for
 
-HOSTILE = "a 'b' \"c\"\n$(touch x);%n #^{é"
+CANCEL = StopRequest("cancelled", 5.0)
 
 
-@pytest.fixture(params=["direct", "forking", "screen"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Yields the name of each executor, with a socket folder for Screen."""
-    if request.param == "screen" and shutil.which("screen") is None:
+@dataclass
+class Trial:
+    """One attempt with its executor. begun: returns how often its command has begun."""
+
+    executor: Executor
+    ref: AttemptRef
+    begun: Callable[[], int]
+
+    def launch(self) -> Trial:
+        self.executor.launch(self.ref)
+        return self
+
+    def status(self) -> AttemptStatus:
+        return self.executor.observe(self.ref)
+
+    def until_claim(self, claim: str) -> AttemptStatus:
+        """Waits for a claim in this state."""
+        return wait_for(lambda: self.status().claim == claim and self.status(), f"{claim}: {self.status()}")
+
+    def result(self) -> AttemptResult:
+        """Waits for the result."""
+        return wait_for(lambda: self.status().result, f"a result in {self.status()}")
+
+
+Make = Callable[[int | None], Trial]
+
+
+@pytest.fixture(params=["direct", "forking", "screen", "remote"])
+def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes an attempt that exits with this code, or runs on if it is None."""
+    kind = request.param
+    if kind == "remote":
+        yield lambda exit_code: _remote_trial(tmp_path, exit_code)
+        return
+    if kind == "screen" and shutil.which("screen") is None:
         pytest.skip("GNU Screen is not installed")
+    made: list[PreparedAttempt] = []
     with socket_folder() as sockets:
         monkeypatch.setenv("SCREENDIR", str(sockets))
-        yield request.param
+        executor = _local_executor(kind)
+
+        def trial(exit_code: int | None) -> Trial:
+            script = "echo begun; " + ("exec sleep 300" if exit_code is None else f"exit {exit_code}")
+            session = f"gpujob_0_x_{len(made)}" if executor.has_terminal else None
+            attempt = PreparedAttempt(
+                tmp_path, script, name=f"{len(made) + 1}-abc", terminal=executor.has_terminal, session=session
+            )
+            attempt.prepare()
+            made.append(attempt)
+            return Trial(executor, attempt.ref, lambda: attempt.output().count("begun\n"))
+
+        yield trial
+        for attempt in made:
+            attempt.clean()
+        executor.close()
 
 
-@pytest.fixture
-def executor(kind: str) -> Iterator[Executor]:
-    """Makes the executor; its helper, if any, is ready."""
-    if kind == "forking":
-        forking = ForkingExecutor()
-        wait_for(forking.helper_pid, "the helper")
-        yield forking
-        forking.close()
-    else:
-        yield ScreenExecutor() if kind == "screen" else DirectExecutor()
+def _local_executor(kind: str) -> Executor:
+    if kind == "screen":
+        return ScreenExecutor()
+    if kind == "direct":
+        return DirectExecutor()
+    forking = ForkingExecutor()
+    wait_for(forking.helper_pid, "the helper")
+    return forking
 
 
-@pytest.fixture
-def make(kind: str, tmp_path: Path) -> Iterator[Callable[..., PreparedAttempt]]:
-    """Makes attempts as the loop does for this executor."""
-    made: list[PreparedAttempt] = []
-
-    def one(script: str, home: Path = tmp_path, **spec: object) -> PreparedAttempt:
-        terminal = kind == "screen"
-        session = f"gpujob_0,1_x.y-z_{len(made)}" if terminal else None
-        name = f"{len(made) + 1}-abc"
-        made.append(
-            PreparedAttempt(home, script, name=name, **{"terminal": terminal, "session": session, **spec})
-        )
-        return made[-1]
-
-    yield one
-    for attempt in made:
-        attempt.clean()
+def _remote_trial(tmp_path: Path, exit_code: int | None) -> Trial:
+    executor = RemoteExecutor(exit_code)
+    ref = AttemptRef(7, 1, secrets.token_hex(16), tmp_path / "no such folder")
+    return Trial(executor, ref, lambda: executor.attempts[ref.token].begun)
 
 
-Make = Callable[..., PreparedAttempt]
+def test_attempt_without_a_launch_has_no_claim(make: Make) -> None:
+    status = make(0).status()
+    assert (status.claim, status.result, status.stop) == ("none", None, None)
 
 
-@pytest.mark.parametrize(
-    ("script", "code", "number"), [("exit 0", 0, None), ("exit 7", 7, None), ("kill -6 $$", None, 6)]
-)
-def test_result_has_the_exit_code_or_the_signal(
-    executor: Executor, make: Make, script: str, code: int | None, number: int | None
-) -> None:
-    result = make(script).launch(executor).result()
-    assert (result.exit_code, result.signal, result.cause) == (code, number, None)
+@pytest.mark.parametrize("exit_code", [0, 7])
+def test_result_has_the_exit_code(make: Make, exit_code: int) -> None:
+    trial = make(exit_code).launch()
+    result = trial.result()
+    assert (result.exit_code, result.signal, result.cause, result.began) == (exit_code, None, None, True)
+    trial.until_claim("dead")
 
 
-def test_launch_does_not_wait(executor: Executor, make: Make) -> None:
-    attempt = make("exec sleep 300").launch(executor)
-    assert attempt.status().result is None
-    attempt.until_live()
-    attempt.stop()
-    assert attempt.result().cause == "cancelled"
+def test_stopped_attempt_reports_the_cause(make: Make) -> None:
+    trial = make(None).launch()
+    assert trial.until_claim("live").result is None
+    trial.executor.request_stop(trial.ref, CANCEL)
+    assert trial.result().cause == "cancelled"
 
 
-def test_three_launches_start_the_command_once(executor: Executor, make: Make) -> None:
-    attempt = make("echo start; exit 0")
-    attempt.prepare()
-    for _ in range(3):
-        executor.launch(attempt.ref)
-    attempt.result()
-    wait_for(lambda: len(attempt.pids()) == 0, "every runner has left")
-    assert attempt.body() == "start\n"
+def test_reminder_without_a_request_stops_nothing(make: Make) -> None:
+    trial = make(None).launch()
+    trial.until_claim("live")
+    trial.executor.repeat_stop(trial.ref)
+    wait_for(trial.begun, "the command has begun")
+    assert trial.status().stop is None
+    assert trial.status().claim == "live"
 
 
-def test_accepts_hostile_folder_names(executor: Executor, make: Make, tmp_path: Path) -> None:
-    home = tmp_path / HOSTILE
-    home.mkdir()
-    attempt = make("pwd; exit 3", home=home).launch(executor)
-    assert attempt.result().exit_code == 3
-    assert attempt.body() == f"{home}\n"
-    assert [path.name for path in tmp_path.iterdir()] == [HOSTILE]
+def test_three_launches_begin_the_command_once(make: Make) -> None:
+    trial = make(0).launch().launch().launch()
+    trial.result()
+    trial.until_claim("dead")
+    assert trial.begun() == 1
 
 
-def test_only_runner_and_command_carry_the_token(executor: Executor, make: Make) -> None:
-    attempt = make("echo up; exec sleep 300").launch(executor)
-    attempt.until_logged("up")
-    pid = attempt.status().pid
-    assert pid in attempt.pids()
-    assert len(attempt.pids()) == 2
-    attempt.stop()
-    attempt.result()
+def test_cancelled_launch_never_begins(make: Make) -> None:
+    trial = make(0)
+    trial.executor.cancel_launch(trial.ref)
+    assert trial.status().claim == "void"
+    trial.launch()
+    trial.executor.cancel_launch(trial.ref)
+    assert trial.status().claim == "void"
+    assert trial.begun() == 0
 
 
-def test_command_has_only_the_environment_of_the_spec(
-    executor: Executor, make: Make, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BASH_ENV", "/nonexistent")
-    monkeypatch.setenv("LEAKS", "1")
-    attempt = make("exec env")
-    attempt.spec["env"] = {
-        "PATH": os.environ["PATH"],
-        "KEPT": "a b\nc",
-        "BASH_FUNC_printf%%": "() { exit 99; }",
-    }
-    attempt.launch(executor).result()
-    names = {line.partition("=")[0] for line in attempt.body().splitlines() if "=" in line}
-    own = {"PWD", "SHLVL"} | ({"TERM"} if kind == "screen" else set())
-    assert names == {"PATH", "KEPT", "GPU_SCHEDULER_TOKEN", "BASH_FUNC_printf%%"} | own
-    assert "KEPT=a b\nc\n" in attempt.body()
+def test_running_attempt_cannot_have_its_launch_cancelled(make: Make) -> None:
+    trial = make(None).launch()
+    trial.until_claim("live")
+    trial.executor.cancel_launch(trial.ref)
+    assert trial.status().claim == "live"
 
 
-def test_runner_survives_its_starter(kind: str, make: Make, tmp_path: Path) -> None:
-    attempt = make(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5")
-    attempt.prepare()
-    name = f"{kind.capitalize()}Executor"
-    until_ready = "\nwhile not executor.helper_pid(): time.sleep(0.001)" if kind == "forking" else ""
-    program = (
-        f"from gpu_scheduler.executors.{kind} import {name}; from pathlib import Path; import os, sys, time\n"
-        "from gpu_scheduler.attempts.executor import AttemptRef\n"
-        f"executor = {name}(){until_ready}\n"
-        "executor.launch(AttemptRef(7, 1, '', Path(sys.argv[1]))); os.kill(os.getpid(), 9)"
-    )
-    starter = [os.sys.executable, "-c", program, str(attempt.folder)]  # type: ignore[attr-defined]
-    ended = subprocess.run(starter, start_new_session=True, check=False)
-    assert ended.returncode == -signal.SIGKILL
-    attempt.until_logged("up")
-    (tmp_path / "go").touch()
-    assert attempt.result().exit_code == 5
+def test_killed_attempt_has_no_result(make: Make) -> None:
+    trial = make(None).launch()
+    trial.until_claim("live")
+    trial.executor.kill(trial.ref)
+    assert trial.until_claim("dead").result is None
 
 
-def test_arguments_hold_only_paths_and_ids(executor: Executor, make: Make) -> None:
-    attempt = make("echo up; exec sleep 300", header="hush").launch(executor)
-    attempt.until_logged("up")
-    pid = attempt.status().pid
-    arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
-    assert attempt.token.encode() not in arguments
-    assert b"hush" not in arguments
-    attempt.stop()
-    attempt.result()
-
-
-def test_missing_interpreter_is_a_launch_error(kind: str, make: Make) -> None:
-    attempt = make("exit 0")
-    attempt.prepare()
-    if kind != "screen":
-        executor = DirectExecutor("/no/python") if kind == "direct" else ForkingExecutor("/no/python")
-        with pytest.raises(LaunchError, match="runner cannot be started"):
-            executor.launch(attempt.ref)
-    else:
-        # Screen does not report it; the missing claim does.
-        ScreenExecutor("/no/python").launch(attempt.ref)
-    assert attempt.status().claim == "none"
-
-
-def test_folder_without_a_spec_is_a_launch_error(executor: Executor, tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"no spec\.json"):
-        executor.launch(AttemptRef(1, 1, "t", tmp_path))
-
-
-def zombies() -> set[str]:
-    """Returns the pids of uncollected children of this process."""
-    asked = ["ps", "--ppid", str(os.getpid()), "-o", "pid=,stat="]
-    lines = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
-    return {line.split()[0] for line in lines if line.split()[1].startswith("Z")}
-
-
-def test_ended_runners_are_collected(executor: Executor, make: Make) -> None:
-    before = zombies()
-    attempt = make("exit 0").launch(executor)
-    attempt.result()
-    attempt.until_gone()
-
-    def none_left() -> bool:
-        executor.reap()
-        return not zombies() - before
-
-    wait_for(none_left, "no zombie")
-
-
-@pytest.mark.parametrize("kind", ["screen"], indirect=True)
-def test_missing_screen_is_a_launch_error(
-    executor: Executor, make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert screen_problem() is None
-    running = make("exec sleep 300").launch(executor)
-    running.until_live()
-    assert screen_problem() is None
-    running.stop()
-    running.result()
-    attempt = make("exit 0")
-    attempt.prepare()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    problem = screen_problem()
-    assert problem is not None
-    assert "sudo apt-get install screen" in problem
-    with pytest.raises(LaunchError, match="apt-get install screen"):
-        ScreenExecutor().launch(attempt.ref)
-
-
-@pytest.mark.parametrize("kind", ["screen"], indirect=True)
-def test_unusable_screen_socket_folder_is_reported(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
-) -> None:
-    assert kind == "screen"
-    folder = Path(os.environ["SCREENDIR"])
-    folder.chmod(0o755)
-    problem = screen_problem()
-    assert problem is not None
-    assert "700" in problem
-    long = tmp_path / ("x" * 60)
-    long.mkdir(mode=0o700)
-    monkeypatch.setenv("SCREENDIR", str(long))
-    problem = screen_problem()
-    assert problem is not None
-    assert "SCREENDIR" in problem
-
-
-@pytest.mark.parametrize("kind", ["screen"], indirect=True)
-def test_users_screenrc_is_not_read(
-    executor: Executor, make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / ".screenrc").write_text("zombie kr\nscreen -t more sleep 300\n")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    attempt = make("exit 0").launch(executor)
-    attempt.result()
-    assert stat.S_IMODE((attempt.folder / "screenrc").stat().st_mode) == 0o600
-    wait_for(lambda: not any(Path(os.environ["SCREENDIR"]).iterdir()), "the session is gone")
+def test_reaping_and_stopping_are_harmless_after_the_end(make: Make) -> None:
+    trial = make(3).launch()
+    trial.result()
+    trial.until_claim("dead")
+    for _ in range(2):
+        trial.executor.reap()
+        trial.executor.request_stop(trial.ref, CANCEL)
+        trial.executor.repeat_stop(trial.ref)
+        trial.executor.kill(trial.ref)
+    assert trial.result().exit_code == 3

@@ -1,0 +1,98 @@
+"""Tests that a round needs neither a folder nor a process of this machine to follow an attempt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.scheduler import loop, read_facts
+from tests.fakes.remote_executor import RemoteExecutor
+from tests.loop.rig import SETTINGS, Rig
+
+
+@pytest.fixture(autouse=True)
+def no_processes_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails every search for processes of an attempt on this machine."""
+
+    def fail(*arguments: object) -> None:
+        raise AssertionError(f"searched for processes: {arguments}")
+
+    monkeypatch.setattr(read_facts, "processes_of", fail)
+    monkeypatch.setattr(loop, "sweep_once", fail)
+
+
+def rig_with(tmp_path: Path, executor: RemoteExecutor, settings: Settings = SETTINGS) -> Rig:
+    return Rig(tmp_path, gpus=1, executor=executor, settings=settings)
+
+
+def test_follows_a_remote_attempt_to_its_end(tmp_path: Path) -> None:
+    executor = RemoteExecutor()
+    rig = rig_with(tmp_path, executor)
+    first, second = rig.add_job("first"), rig.add_job("second")
+    rig.tick()
+    assert [str(rig.job(job).state) for job in (first, second)] == ["running", "queued"]
+    [token] = executor.attempts
+    executor.end(token, 0)
+    rig.tick()
+    assert (str(rig.job(first).outcome), str(rig.job(second).state)) == ("completed", "running")
+
+
+def test_stops_a_remote_attempt(tmp_path: Path) -> None:
+    rig = rig_with(tmp_path, RemoteExecutor())
+    job = rig.add_job("x")
+    rig.tick()
+    rig.store.add_request("cancel", str(job), grace_s=5.0)
+    rig.tick()
+    assert str(rig.tick_until_ended(job).outcome) == "cancelled"
+
+
+def test_kills_a_remote_attempt_that_does_not_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_scheduler.core.scheduling.reconcile.RUNNER_OVERTIME_S", 0.0)
+    monkeypatch.setattr("gpu_scheduler.core.scheduling.reconcile.SIGNAL_INTERVAL_S", 0.01)
+    executor = RemoteExecutor()
+    executor.obeys = False
+    rig = rig_with(tmp_path, executor)
+    job = rig.add_job("x")
+    rig.tick()
+    rig.store.add_request("cancel", str(job), grace_s=0.1)
+    assert str(rig.tick_until_ended(job).outcome) == "cancelled"
+    [attempt] = executor.attempts.values()
+    assert attempt.state == "lost"
+    assert attempt.reminders > 0
+
+
+def test_holds_the_job_of_a_lost_remote_attempt(tmp_path: Path) -> None:
+    executor = RemoteExecutor()
+    rig = rig_with(tmp_path, executor)
+    job = rig.add_job("x")
+    rig.tick()
+    [attempt] = executor.attempts.values()
+    attempt.state = "lost"
+    ended = rig.tick_until_ended(job)
+    assert (str(ended.state), ended.held_by) == ("held", "interrupted")
+
+
+def test_gives_up_a_remote_attempt_that_never_begins(tmp_path: Path) -> None:
+    executor = RemoteExecutor()
+    executor.starts = False
+    settings = Settings(
+        launch_deadline_s=0.02, assign_retry_wait_s=0.01, max_assign_attempts=1, max_launches=2
+    )
+    rig = rig_with(tmp_path, executor, settings)
+    job = rig.add_job("x")
+    ended = rig.tick_until_ended(job)
+    assert str(ended.outcome) == "failed"
+    assert "did not start in 2 launches" in (ended.reason or "")
+    assert [one.state for one in executor.attempts.values()] == ["void"]
+
+
+def test_retries_a_refused_remote_launch(tmp_path: Path) -> None:
+    executor = RemoteExecutor(0)
+    executor.refuses = "the site is closed"
+    rig = rig_with(tmp_path, executor)
+    job = rig.add_job("x")
+    rig.tick_until(lambda: "the site is closed" in (rig.job(job).reason or ""))
+    executor.refuses = None
+    assert str(rig.tick_until_ended(job).outcome) == "completed"
