@@ -24,7 +24,7 @@ from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.job_shell import job_shell
-from gpu_scheduler.intake.text_parser import ParsedText, TextParser
+from gpu_scheduler.intake.text_parser import TextParser
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _compose_line(compose: Callable[[], str]) -> str:
 def _parse_line(line: str, cwd: str, known_gpus: frozenset[int] | None) -> tuple[JobSpec, list[str]]:
     """Returns the job of the line, read as the scheduler reads it, and the notes about a command."""
     parser = TextParser(cwd, os.path.expanduser("~"), known_gpus)
-    (read,) = parser.parse(f"{line}\n".encode(), ParsedText(), ()).lines
+    (read,) = parser.parse(f"{line}\n".encode()).lines
     if read.problem is not None:
         raise UsageError(f"{line}: {read.problem}; nothing was added")
     spec = parser.spec_of(read)

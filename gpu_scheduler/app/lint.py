@@ -21,7 +21,7 @@ from gpu_scheduler.errors import UsageError
 from gpu_scheduler.intake.file_snapshot import JobsFile, read_standard_input
 from gpu_scheduler.intake.job_shell import job_shell
 from gpu_scheduler.intake.llm_config import LlmConfigFile
-from gpu_scheduler.intake.text_parser import ParsedText, TextParser
+from gpu_scheduler.intake.text_parser import TextParser
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def lint(
     cwd = recorded.cwd or os.getcwd()
     known = recorded.known_gpus if gpus is None else _gpu_indices(gpus)
     parser = TextParser(cwd, os.path.expanduser("~"), known)
-    lines = parser.parse(content, ParsedText(), ()).lines
+    lines = parser.parse(content).lines
     conda_sh = conda_sh or find_conda_sh(os.environ, os.path.exists)
     envs = _conda_environments(parser, lines, conda_sh)
     limits = recorded.options or Limits()

@@ -1,6 +1,7 @@
 """Checks the syntax of commands with `bash -n`, which runs nothing.
 
-Many commands are checked at once, because one process for each of 20,000 lines would take a minute.
+Many commands are checked at once: one process for each of 20,000 lines would take 50 s instead of 0.5 s. A
+command that was written over several lines is found too, as one mistake.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+from gpu_scheduler.core.jobsfile.attributes import find_block_end
+from gpu_scheduler.core.jobsfile.csv_line import looks_like_csv
+from gpu_scheduler.core.jobsfile.job_line import Malformed
 from gpu_scheduler.core.jobsfile.shell_syntax import SUBSCRIPT
 from gpu_scheduler.core.text.quoting import mask_quoted
 from gpu_scheduler.system.shortages import reraise_shortage
@@ -21,6 +26,10 @@ _TIMEOUT_S = 20.0
 #: Exit codes of a bash that has read its input.
 _CONCLUSIVE_EXIT_CODES = (0, 1, 2)
 _ENVIRONMENT = {"LC_ALL": "C", "PATH": os.defpath}
+#: Maximum number of lines searched for the end of a command.
+MAX_LINES_AHEAD = 60
+#: Matches the last line of a compound command; a here-document ends with a word alone on its line.
+_CLOSES = re.compile(r"\b(?:done|fi|esac)\b|[})`]|^\w+$")
 #: After so many refusals, the remaining suspects are not checked one by one but treated as refused.
 _MAX_REFUSALS = 200
 _MESSAGE_PREFIX = re.compile(r"^bash: (?:-c: )?(?:line \d+: |warning: )*")
@@ -61,59 +70,37 @@ def find_refusals(commands: Sequence[str]) -> dict[str, Refusal]:
             refusal = _check_one(some[0])
             if refusal is not None:
                 found[some[0]] = refusal
-        elif _syntax_error("".join(f"{{ {command}\n}}\n" for command in some)):
+        elif _syntax_error("".join(_ENCLOSED.format(command=command) for command in some)):
             half = len(some) // 2
             waiting += [some[:half], some[half:]]
     return found
 
 
-_VARIABLE = re.compile(r"\$\{[^{}`()]*\}")
-_OPENING_OR_CLOSING = re.compile(
-    r"(?<![^\s;&|(){}`])(?:if|fi|for|while|until|select|done|case|esac|\{|\}|\[\[|\]\])(?![^\s;&|()`])|[()`{}]"
-)
+#: Encloses each of several commands. A command that closes what it has not opened is refused at once, and one
+#: that leaves something open is refused by the closing brackets after it: only a command that leaves exactly
+#: these brackets open, before another one that closes exactly these, would be missed.
+_ENCLOSED = "{{ ( {{ ( {command}\n) }} ) }}\n"
 #: A test that ends where an operand is expected: `bash -n` reports neither it nor anything after it.
 _EMPTY_TEST = re.compile(r"(?:\[\[|!|&&|\|\|)\s*\]\]")
-_CLOSING = {")": "(", "}": "{", "]]": "[[", "fi": "if", "esac": "case"}
+#: Inside double quotes, a substitution may open something that only another quote closes.
+_QUOTED_SUBSTITUTION = re.compile(r'"[^"]*(?:\$[({]|`)')
 
 
 def _can_be_batched(command: str) -> bool:
-    """Returns whether the command can be checked together with others.
+    """Returns whether the command, whatever is wrong with it, hides no text after it from bash.
 
-    That is so if no other command could close what it leaves open, or open what it closes too often. May
-    return False for a complete command.
+    May return False for a complete command.
     """
     bare = mask_quoted(command)
     if bare is None or "<<" in bare or _EMPTY_TEST.search(bare) or SUBSCRIPT.search(bare):
         return False
-    # Inside double quotes, a substitution may open something that only the other quote closes.
-    if re.search(r'"[^"]*(?:\$[({]|`)', command) and not _is_balanced(command):
-        return False
-    open_ones: list[str] = []
-    for match in _OPENING_OR_CLOSING.finditer(_VARIABLE.sub("_", bare)):
-        token = match[0]
-        if token == "`":
-            closes = bool(open_ones) and open_ones[-1] == "`"
-        elif token == "done":
-            closes = bool(open_ones) and open_ones[-1] in ("for", "while", "until", "select")
-        else:
-            closes = token in _CLOSING and bool(open_ones) and open_ones[-1] == _CLOSING[token]
-        if closes:
-            open_ones.pop()
-        elif token in _CLOSING or token == "done":
-            return False
-        else:
-            open_ones.append(token)
-    return not open_ones
+    # bash does not look into a substitution before it has found the end.
+    text = command if _QUOTED_SUBSTITUTION.search(command) else bare
+    count = text.count
+    return count("(") == count(")") and count("{") == count("}") and not (count("`") % 2 or count('"') % 2)
 
 
-def _is_balanced(command: str) -> bool:
-    """Returns whether brackets, backquotes and double quotes are balanced by number."""
-    count = command.count
-    return (
-        count("(") == count(")") and count("{") == count("}") and count("`") % 2 == 0 and count('"') % 2 == 0
-    )
-
-
+@lru_cache(maxsize=1024)
 def is_complete(text: str) -> bool:
     """Returns whether lines joined by line breaks are complete commands. Raises OSError for a shortage."""
     return _syntax_error(text + "\n") == ""
@@ -150,3 +137,48 @@ def _check_one(command: str) -> Refusal | None:
     ends_early = re.search(r"unexpected end of file|unexpected EOF|here-document", complaint)
     reason = lines[0].removeprefix("syntax error: ").removeprefix("syntax error ")
     return Refusal(f"bash refuses it: {reason}", bool(ends_early) and not quote)
+
+
+def find_continuations(
+    texts: Sequence[str], results: Sequence[object], lines_before: int = 0
+) -> dict[int, Malformed]:
+    """Maps the index of each line that continues an unfinished command to the mistake that it is part of.
+
+    The lines that would complete an unfinished command are part of the same mistake, so that the body of a
+    loop never runs as a job of its own. texts: the lines without their endings; results: the result of each,
+    a Malformed for a mistake; lines_before: the number of preceding lines of the file.
+    """
+    found: dict[int, Malformed] = {}
+    for index, result in enumerate(results):
+        if index in found or not isinstance(result, Malformed) or not result.unfinished:
+            continue
+        reason = f"it belongs to line {lines_before + index + 1}, which is not a complete command"
+        for other in range(index + 1, _command_end(texts, index)):
+            found[other] = Malformed(reason, result.accepted_form)
+    return found
+
+
+def _command_end(texts: Sequence[str], start: int) -> int:
+    """Returns the index after the last line of the command at `start`; start + 1 if none completes it."""
+    behind = start
+    while behind + 1 < len(texts) and _ends_in_backslash(texts[behind]):
+        behind += 1
+    if behind > start:
+        return behind + 1
+    first = texts[start].strip()
+    if first.startswith("["):
+        # bash would take the attributes for a command and the rest for its arguments.
+        first = first[(find_block_end(first) or 0) + 1 :]
+    for last in range(start + 1, min(len(texts), start + 1 + MAX_LINES_AHEAD)):
+        text = texts[last].strip()
+        if text.startswith("[") or looks_like_csv(text):
+            return start + 1
+        likely = last == start + 1 or _CLOSES.search(text)
+        if likely and is_complete("\n".join([first, *texts[start + 1 : last + 1]])):
+            return last + 1
+    return start + 1
+
+
+def _ends_in_backslash(text: str) -> bool:
+    bare = text.rstrip(" \t")
+    return bare.endswith("\\") and (len(bare) - len(bare.rstrip("\\"))) % 2 == 1

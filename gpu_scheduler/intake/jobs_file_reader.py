@@ -128,7 +128,8 @@ class JobsFileReader:
         """Compares the whole text with the last reading."""
         self._synced_reading = None
         if content != self._text.content:
-            self._text = self._parser.parse(content, self._text, previous)
+            known = previous if previous is self._text.lines else (*previous, *self._text.lines)
+            self._text = self._parser.parse(content, known)
         decision = self._decide(
             previous, debounce.CurrentLines(self._text.lines, self._unchanged_since), jobs, now_s
         )
@@ -141,7 +142,7 @@ class JobsFileReader:
     def _poll_appended(self, content: bytes, previous: Reading, now_s: float) -> Poll:
         """Reads the lines appended to a text that equals the last reading."""
         before = self._text
-        text, lines = self._parser.parse_appended(content, before, previous, self._batch_lines)
+        text, lines = self._parser.parse_appended(content, before, self._batch_lines)
         decision = self._decide(
             previous, debounce.CurrentLines(lines, self._unchanged_since, only_appended=True), {}, now_s
         )

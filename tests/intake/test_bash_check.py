@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile.job_line import Malformed
-from gpu_scheduler.intake.bash_check import find_refusals, is_complete
-from gpu_scheduler.intake.continuations import find_continuations
+from gpu_scheduler.intake.bash_check import find_continuations, find_refusals, is_complete
 
 PIECES = [
     "echo", "x", "it's", '"', "'", "`", "$(", ")", "(", "${a", "${b}", "}", "{", ";", "&&", "|", "if", "then",
     "fi", "for i in 1", "do", "done", "case a in", "esac", "[[", "]]", "$((1", "))", "<<E", "E", "\\", "#",
+    "((", "a)", ";;", "} )", "( {", "f()",
 ]  # fmt: skip
 COMMAND = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map(" ".join)
 
@@ -31,6 +31,8 @@ def test_two_mistakes_do_not_cancel_each_other() -> None:
         ["x; }; { y", "echo ok > o"],
         ["a $((1", "2))"],
         ["a[1 x; echo", "echo ] > o"],
+        ["$((1 $(", "; ; )) a)"],
+        ["case a in (b", ") echo; esac"],
     ):
         together = set(find_refusals([*pair, "echo fine > o", "echo fine; echo b"]))
         assert together == {command for command in pair if find_refusals([command])}
@@ -53,6 +55,6 @@ def test_distinguishes_unfinished_from_wrong_commands() -> None:
 def test_a_line_completes_a_command_but_not_its_attributes() -> None:
     open_one = Malformed("bash refuses it", "one whole command", unfinished=True)
     alone = ["[share=0.5] py[thon one.py && echo done", "python two.py | tee two.log"]
-    assert find_continuations(alone, [open_one, None], is_complete) == {}
+    assert find_continuations(alone, [open_one, None]) == {}
     whole = ["[share=0.5] for i in 1 2; do", "echo $i; done"]
-    assert list(find_continuations(whole, [open_one, None], is_complete)) == [1]
+    assert list(find_continuations(whole, [open_one, None])) == [1]
