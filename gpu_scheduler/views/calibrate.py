@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 from gpu_scheduler.core.scheduling.calibration import MIN_RUN_S, MIN_RUNS, Advice, suggested_entries
 from gpu_scheduler.core.text.formatting import format_duration, safe_text
 from gpu_scheduler.core.text.secrets import masked
-from gpu_scheduler.views.tables import PlainColumn, PlainRow, table_renderer
+from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.calibrate import CalibrationView
 
-_COLUMNS: tuple[PlainColumn, ...] = (
-    ("Model", "left"), ("Runs", "right"), ("Peak max", "right"), ("Peak p95", "right"), ("Took", "right"),
-    ("Declared", "right"), ("Suggested", "left"),
-)  # fmt: skip
+_COLUMNS = (
+    Column("Model"),
+    *(Column(title, is_right=True) for title in ("Runs", "Peak max", "Peak p95", "Took", "Declared")),
+    Column("Suggested"),
+)
 #: Applies to every suggested entry, since each one is an object.
 _OLDER_SCHEDULER_NOTE = "The older scheduler cannot read entries in braces."
 
@@ -29,13 +30,13 @@ def to_text(view: CalibrationView, width: int | None = None) -> str:
             "No measurements yet: no completed job was observed using GPU memory.\n"
             "Jobs are measured at each sample of the GPUs (`start --poll`).\n"
         )
-    table = table_renderer(width)(_COLUMNS, [_row(one) for one in view.suggestions])
-    blocks = [f"{table}\n  Memory in MiB per GPU.", "\n".join(_model_lines(view))]
+    rows = render_table(_COLUMNS, [_row(one) for one in view.suggestions], width)
+    blocks = ["\n".join([*rows, "Memory in MiB per GPU."]), "\n".join(_model_lines(view))]
     blocks += ["\n".join(lines) for lines in (_attribute_lines(view),) if lines]
     return "\n\n".join(blocks) + "\n"
 
 
-def _row(advice: Advice) -> PlainRow:
+def _row(advice: Advice) -> TableRow:
     family = advice.workload_class
     suggested = (
         advice.attributes
@@ -52,7 +53,7 @@ def _row(advice: Advice) -> PlainRow:
         suggested,
     ]
     now = "" if advice.current_entry is None else f"; current entry {safe_text(_json(advice.current_entry))}"
-    return PlainRow(cells, [safe_text(family.program) + now])
+    return TableRow([*map(Cell, cells)], detail_lines=[safe_text(family.program) + now])
 
 
 def _json(value: object) -> str:

@@ -119,6 +119,11 @@ def table(columns: Sequence[Column], entries: Sequence[TableRow], width: int | N
     return lines
 
 
+def render_table(columns: Sequence[Column], entries: Sequence[TableRow], width: int | None) -> list[str]:
+    """Returns the lines of a table as text without colours. width: None = unlimited, as for a pipe."""
+    return [render_line(line, Viewport(width)) for line in table(columns, entries, width)]
+
+
 def render_line(line: StyledLine, viewport: Viewport) -> str:
     """Renders a line, never wider than the screen."""
     parts, room = [], viewport.width

@@ -7,24 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.text.formatting import count_noun, format_age, safe_text
 from gpu_scheduler.core.text.secrets import masked
-from gpu_scheduler.views.tables import PlainColumn, PlainRow, table_renderer
+from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.screens import SessionState, SessionsView, SessionView
 
 _STATE_LABELS: dict[SessionState, str] = {"unlisted": "not listed by Screen", "unknown": "?"}
+_COLUMNS = (Column("Job", is_right=True), *map(Column, ("GPUs", "Session", "Since", "What")))
 
 
 def to_text(screens: SessionsView, width: int | None) -> str:
     """Formats a table with the attach command below each session."""
-    lines = []
+    lines: list[str] = []
     if screens.sessions:
-        columns: list[PlainColumn] = [
-            ("Job", "right"), ("GPUs", "left"), ("Session", "left"), ("Since", "left"), ("What", "left"),
-        ]  # fmt: skip
-        lines += [
-            table_renderer(width)(columns, [_session_row(one, screens.now) for one in screens.sessions])
-        ]
+        lines += render_table(_COLUMNS, [_session_row(one, screens.now) for one in screens.sessions], width)
     else:
         lines += ["No job runs in a Screen session."]
     if screens.without_session:
@@ -36,7 +32,7 @@ def to_text(screens: SessionsView, width: int | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _session_row(session: SessionView, now: float) -> PlainRow:
+def _session_row(session: SessionView, now: float) -> TableRow:
     gpus = ",".join(map(str, session.gpus)) or "-"
     state = _STATE_LABELS.get(session.state, session.state)
     cells = [
@@ -46,7 +42,7 @@ def _session_row(session: SessionView, now: float) -> PlainRow:
         format_age(session.started_at, now) or "-",
         safe_text(session.text),
     ]
-    return PlainRow(cells, [_detail_line(session)])
+    return TableRow([*map(Cell, cells)], detail_lines=[_detail_line(session)])
 
 
 def _detail_line(session: SessionView) -> str:

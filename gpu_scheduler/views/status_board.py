@@ -12,16 +12,7 @@ from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.views import marks
 from gpu_scheduler.views.gpu_table import gpu_rows
 from gpu_scheduler.views.job_table import COLUMNS, ROW_BUILDERS
-from gpu_scheduler.views.layout import (
-    CappedList,
-    Cell,
-    Column,
-    StyledLine,
-    TableRow,
-    Viewport,
-    render_line,
-    table,
-)
+from gpu_scheduler.views.layout import CappedList, Cell, Column, TableRow, render_table
 from gpu_scheduler.views.wait_reasons import job_reason_text
 
 #: Maximum numbers of waiting and of finished jobs on the board.
@@ -33,14 +24,13 @@ _COLUMNS = (Column(""), *COLUMNS[:-1], Column("Memory now/peak, or reason"))
 
 def to_text(report: StatusReport) -> str:
     """Formats the board: a line of counts, the GPUs, then running, waiting and finished jobs."""
-    blocks: list[list[StyledLine]] = [[[Cell(_header(report))]]]
+    blocks = [[_header(report)]]
     if report.gpus:
         columns, rows = gpu_rows(report.gpus, with_allocated=True)
-        blocks.append(table(columns, rows, _WIDTH))
+        blocks.append(render_table(columns, rows, _WIDTH))
     if jobs := list(_job_rows(report)):
-        blocks.append(table(_COLUMNS, jobs, _WIDTH))
-    view = Viewport(_WIDTH)
-    return "\n\n".join("\n".join(render_line(line, view) for line in block) for block in blocks) + "\n"
+        blocks.append(render_table(_COLUMNS, jobs, _WIDTH))
+    return "\n\n".join(map("\n".join, blocks)) + "\n"
 
 
 def _header(report: StatusReport) -> str:
