@@ -13,6 +13,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.attempts.observe import read_status
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import WAITING, JobState
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.records import AttemptRecord
@@ -44,6 +45,14 @@ class LogProgress(Enum):
     LEFT_OPEN = "left open"
 
 
+class NoLogError(SchedulerError):
+    """Raised for an attempt without a log. reason: why it ended, None = it has not."""
+
+    def __init__(self, message: str, reason: StateReason | None) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class JobLog:
     """The log of an attempt. host: on which it was written, None = this one."""
 
@@ -56,7 +65,7 @@ class JobLog:
 
     @property
     def path(self) -> str:
-        """The path of the file. Raises SchedulerError if the attempt has none."""
+        """The path of the file. Raises NoLogError if the attempt has none."""
         return _log_path(self._store, self._attempt)
 
     def advance(self) -> LogProgress:
@@ -158,6 +167,7 @@ def _observe(store: Store, attempt: AttemptRecord) -> AttemptStatus:
 def _log_path(store: Store, attempt: AttemptRecord) -> str:
     path = attempt.log or _observe(store, attempt).log
     if path is None:
-        why = f": {attempt.reason or attempt.launch_error}" if attempt.outcome else " yet"
-        raise SchedulerError(f"attempt {attempt.number} of job {attempt.job_id} has no log{why}")
+        yet = "" if attempt.outcome else " yet"
+        missing = f"attempt {attempt.number} of job {attempt.job_id} has no log{yet}"
+        raise NoLogError(missing, attempt.reason)
     return str(path)

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.scheduling.remedies import OomCase
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import AttemptRecord, GpuRecord
 from gpu_scheduler.store.store import Store
 
 #: A neighbor counts if it ended at most this many seconds before, because it may have died of the same cause.
 _RECENT_S = 10.0
+
+
+@dataclass(frozen=True)
+class OomCase:
+    """The GPU memory that a job had when it ran out of it.
+
+    gpu_count: how many GPUs it had; had_gpus_alone: no other process used them; at_limit: it declared as
+    much memory as a GPU can give; larger_gpus: indices of the GPUs that it may use and that have more memory
+    than its own.
+    """
+
+    gpu_count: int = 1
+    had_gpus_alone: bool = False
+    at_limit: bool = False
+    larger_gpus: tuple[int, ...] = ()
 
 
 def oom_case(store: Store, attempt: AttemptRecord, spec: JobSpec, ended_at: float) -> OomCase:

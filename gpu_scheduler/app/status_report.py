@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import FAILED, JobState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 
@@ -52,7 +53,7 @@ class JobView:
     state: str
     outcome: str | None = None
     is_recorded: bool = True
-    reason: str | None = None
+    reason: StateReason | None = None
     infeasible: bool = False
     name: str | None = None
     text: str = ""

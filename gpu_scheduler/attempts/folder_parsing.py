@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_scheduler.core.model.attempt_status import AttemptResult, RunnerIdentity, StopRequest
+from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.runner.folder import FileProblem
 from gpu_scheduler.runner.spec import STOP_FIELDS, invalid_field, is_optional_text, is_seconds, is_text
 
@@ -40,7 +41,7 @@ def parse_stop(value: dict[str, Any], token: str) -> StopRequest | FileProblem:
 
 def parse_result(value: dict[str, Any], token: str) -> AttemptResult | FileProblem:
     """Parses `result`."""
-    problem = _problem({"oom_kills": None, "shortage": None, **value}, token, _RESULT)
+    problem = _problem({"oom_kills": None, "shortage": None, "failure": None, **value}, token, _RESULT)
     if problem is not None:
         return problem
     ends = (value["exit_code"] is not None) + (value["signal"] is not None)
@@ -59,6 +60,7 @@ def parse_result(value: dict[str, Any], token: str) -> AttemptResult | FileProbl
         ended_at=value["ended_at"],
         oom_kills=value.get("oom_kills"),
         shortage=value.get("shortage"),
+        failure=_FAILURES.get(value.get("failure")),
     )
 
 
@@ -80,6 +82,8 @@ def _or_null(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _is_pid = _within(1, 2**31 - 1)
 
+#: A code that is not among these was reported by command.sh of another version.
+_FAILURES: Mapping[str | None, FailureKind] = {kind.value: kind for kind in FailureKind}
 _CLAIM = {
     "pid": _is_pid,
     "start_ticks": _within(0, 2**63 - 1),
@@ -98,4 +102,5 @@ _RESULT = {
     "ended_at": is_seconds,
     "oom_kills": _or_null(_within(0, 2**63 - 1)),
     "shortage": _or_null(_within(1, 4095)),
+    "failure": is_optional_text,
 }

@@ -7,12 +7,13 @@ import sys
 import time
 from argparse import Namespace
 
-from gpu_scheduler.app.logs import JobLog, LogProgress, attach_target, open_log
+from gpu_scheduler.app.logs import JobLog, LogProgress, NoLogError, attach_target, open_log
 from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.log_printer import LogFilter, LogPrinter
 from gpu_scheduler.cli.program import print_error
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.views.reason_text import reason_text
 
 _POLL_INTERVAL_S = 0.1
 #: Seconds between two printed lines for one progress bar that is followed.
@@ -68,6 +69,10 @@ def _log_filter(options: Namespace) -> LogFilter | None:
 def _open_printer(log: JobLog, log_filter: LogFilter | None) -> LogPrinter:
     try:
         return LogPrinter(log.path, log_filter)
+    except NoLogError as error:
+        if error.reason is None:
+            raise
+        raise SchedulerError(f"{error}: {reason_text(error.reason)}") from None
     except SchedulerError as error:
         if log.host is None:
             raise

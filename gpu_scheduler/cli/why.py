@@ -26,15 +26,15 @@ from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.terminal import stdout_screen
 from gpu_scheduler.core.command.build import conda_environment
 from gpu_scheduler.core.failure.last_error import rendered_lines
-from gpu_scheduler.core.failure.outcome_text import end_reason, outcome_text
+from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.core.scheduling.remedies import oom_remedy, remedy
 from gpu_scheduler.core.text.formatting import (
     format_age,
     limit_length,
@@ -53,6 +53,8 @@ from gpu_scheduler.views import placement_findings
 from gpu_scheduler.views.event_messages import dated_line
 from gpu_scheduler.views.findings import finding_object
 from gpu_scheduler.views.findings import format_finding as finding_line
+from gpu_scheduler.views.reason_text import reason_text
+from gpu_scheduler.views.remedies import failure_remedy, oom_remedy
 from gpu_scheduler.views.text_width import wrap_words
 from gpu_scheduler.views.wait_reasons import job_reason_text
 
@@ -134,7 +136,9 @@ def _inspect(store: Store, job_id: int) -> JobInspection:
 def _headline(inspection: JobInspection) -> str:
     job = inspection.view
     state = outcome_text(job.outcome, job.exit_code, job.signal) if job.outcome else job.state
-    more = end_reason(inspection.reason, job.exit_code, job.signal)
+    more = inspection.reason
+    if job.wait is None and job.reason is not None:
+        more = masked(reason_text(job.reason, without_exit=True))
     reason = f": {more}" if more else ""
     return f"job {job.id} {'' if job.outcome else 'is '}{state}{reason}"
 
@@ -239,7 +243,7 @@ def _check_finished(inspection: JobInspection) -> Iterator[Finding]:
     if job.outcome not in FAILED:
         yield warn(Check.END, told, again)
         return
-    found = _oom_remedy(inspection, told) or remedy(told)
+    found = _remedy(inspection)
     yield bad(Check.END, told, f"{found}; then {again}" if found else again)
     if inspection.attempt is not None:
         folder = inspection.store.data_dir.attempt_folder(
@@ -248,13 +252,12 @@ def _check_finished(inspection: JobInspection) -> Iterator[Finding]:
         yield checks.manual_rerun(str(folder))
 
 
-def _oom_remedy(inspection: JobInspection, reason: str) -> str | None:
-    """Returns the advice if the job ran out of GPU memory, judged by its log or else by its reason."""
-    from gpu_scheduler.core.failure.oom import cuda_oom
-
-    tail = read_tail(inspection.view.log)
-    if inspection.attempt is None or cuda_oom(tail or reason) is None:
-        return None
+def _remedy(inspection: JobInspection) -> str | None:
+    """Returns the remedy for the failure of a job; None if none is known."""
+    reason = inspection.view.reason
+    kind = None if reason is None else reason.failure
+    if kind is not FailureKind.CUDA_OOM or inspection.attempt is None:
+        return failure_remedy(kind)
     ended_at = inspection.view.finished_at or inspection.now.wall
     return oom_remedy(oom_case(inspection.store, inspection.attempt, inspection.spec, ended_at))
 

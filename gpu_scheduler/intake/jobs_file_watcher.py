@@ -181,9 +181,7 @@ class JobsFileWatcher:
             spec = self._reader.spec_of(lines[action.index])
             row = self._store.job(action.job_id)
             assert row is not None
-            self._store.add_request(
-                "requeue", str(action.job_id), by, reason=f"added to {self.path.name} again"
-            )
+            self._store.add_request("requeue", str(action.job_id), by, added_to=self.path.name)
             old = JobSpec.from_json(row["spec"])
             for name in COMPARED_ATTRIBUTES:
                 if getattr(spec, name) != getattr(old, name):
@@ -194,7 +192,7 @@ class JobsFileWatcher:
             value = False if action.new is None and action.name in ("hold", "cancel") else action.new
             self._request_attribute(action.job_id, action.name, value)
         elif isinstance(action, diff.CancelRunning):
-            self._store.add_request("cancel", str(action.job_id), by, reason="cancelled by its line")
+            self._store.add_request("cancel", str(action.job_id), by, line=True)
 
     def _request_attribute(self, job_id: int, name: str, value: object) -> None:
         self._store.add_request("set", str(job_id), self._key, name=name, value=value, line=True)

@@ -5,6 +5,7 @@ The caller decides when to signal and what the end means.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import time
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _PR_SET_CHILD_SUBREAPER = 36
+#: errno -> code of the failure when the command cannot be spawned.
+_FAILURES = {
+    errno.ENOENT: "file_missing",
+    errno.ENOTDIR: "file_missing",
+    errno.EACCES: "permission",
+    errno.EPERM: "permission",
+}
 
 
 class Child:
@@ -28,7 +36,7 @@ class Child:
 
     exit_code, signal   how it ended; both None while it runs and if it could not be spawned.
     began               whether command.sh reported that it reached the job's command.
-    message             the reported reason why the command did not begin.
+    message, failure    why the command did not begin: the report of command.sh in words, and its code.
     shortage            errno of the resource shortage that kept the command from beginning.
     """
 
@@ -39,6 +47,7 @@ class Child:
         self._pid = 0
         self._startup_report = b""
         self._report_fd = -1
+        self._spawn_errno = 0
         self._is_subreaper = _become_subreaper()
         self.running = False
         self.exit_code: int | None = None
@@ -57,12 +66,19 @@ class Child:
     def message(self) -> str | None:
         """The reason why the command did not begin; None if none was reported."""
         if self._startup_report.startswith(b"!"):
-            return self._startup_report[1:].decode("utf-8", "replace").strip()
+            return self._startup_report.partition(b" ")[2].decode("utf-8", "replace").strip()
         return self.problem
+
+    @property
+    def failure(self) -> str | None:
+        """The code that command.sh reported with the message; None if none was reported."""
+        if self._startup_report.startswith(b"!"):
+            return self._startup_report[1:].partition(b" ")[0].decode("ascii", "replace")
+        return _FAILURES.get(self._spawn_errno)
 
     def set_problem(self, problem: str) -> None:
         """Sets the reason why the command did not begin."""
-        self._startup_report, self.problem = b"", problem
+        self._startup_report, self._spawn_errno, self.problem = b"", 0, problem
 
     def spawn(self, output_fd: int, terminal: str | None, record_fd: int | None) -> None:
         """Starts the command; a failure is reported in `message`.
@@ -80,6 +96,7 @@ class Child:
         except OSError as error:
             self.ended = self.spawned
             self.shortage = error.errno if error.errno in SHORTAGE else None
+            self._spawn_errno = error.errno or 0
             self.problem = f"the command could not be started: {error.filename or 'bash'}: {error.strerror}"
         except ValueError as error:  # a null byte in a path or in a variable
             self.ended = self.spawned

@@ -317,6 +317,7 @@ class AttemptSupervisor:
                 "oom_kills": self._oom.kills(),
                 "shortage": shortage,
                 "message": message,
+                "failure": child.failure,
             }
         )
         if self._output.mirror is not None:

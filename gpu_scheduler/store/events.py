@@ -6,6 +6,8 @@ import json
 import sqlite3
 
 from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.store import Store
 
@@ -15,6 +17,7 @@ _EVENT_QUERY = (
     " WHERE earlier.job_id = history.job_id AND earlier.rowid < history.rowid) AS new"
     " FROM history LEFT JOIN job ON job.id = history.job_id"
 )
+_JOB_STATES = frozenset(state.value for state in JobState)
 #: Key in the data of an event: why the job waits, as JSON.
 WAIT_KEY = "wait"
 #: Events that `notable_events` omits: a new job was queued, or a job runs after its launch.
@@ -96,8 +99,11 @@ def _event(store: Store, row: sqlite3.Row) -> Event:
         data["allocated"] = _allocated_gpus(store, row["job_id"], data["attempt"])
     elif row["state"] == "finished" and not data:
         data |= _outcome_without_attempt(store, row["job_id"], row["id"])
+    reason = row["reason"]
+    if reason is not None and row["state"] in _JOB_STATES:
+        reason = StateReason.from_json(reason)
     return Event(
-        id=row["id"], at=row["at"], kind=row["state"], job_id=row["job_id"], reason=row["reason"],
+        id=row["id"], at=row["at"], kind=row["state"], job_id=row["job_id"], reason=reason,
         data=data, command=row["text"] or "", name=row["name"], spec=row["spec"] or "{}",
         is_new_job=bool(row["new"]), wait=wait and WaitReason.from_json(wait),
     )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpu_scheduler.core.model.attempt_status import RunnerIdentity
 from gpu_scheduler.core.model.gpu import GpuProcess
+from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.records import (
@@ -36,7 +37,7 @@ def job_record(row: sqlite3.Row) -> JobRecord:
         outcome=_outcome(row["outcome"]),
         exit_code=row["exit_code"],
         signal=row["signal"],
-        reason=row["reason"],
+        reason=_reason(row),
         held_by=row["held_by"],
         cancel_cause=row["cancel_cause"],
         cancel_grace_s=row["cancel_grace_s"],
@@ -100,7 +101,7 @@ def _attempt_values(row: sqlite3.Row) -> dict[str, Any]:
         "outcome": _outcome(row["outcome"]),
         "exit_code": row["exit_code"],
         "signal": row["signal"],
-        "reason": row["reason"],
+        "reason": _reason(row),
         "survivors": tuple(json.loads(row["survivors"])),
         "log": row["log"],
         "session": row["session"],
@@ -163,3 +164,7 @@ def _processes(listed: str | None) -> tuple[GpuProcess, ...] | None:
 
 def _outcome(value: str | None) -> Outcome | None:
     return None if value is None else Outcome(value)
+
+
+def _reason(row: sqlite3.Row) -> StateReason | None:
+    return None if row["reason"] is None else StateReason.from_json(row["reason"])

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.attempt_status import RunnerIdentity
     from gpu_scheduler.core.model.gpu import GpuProcess
     from gpu_scheduler.core.model.job_spec import JobSpec
+    from gpu_scheduler.core.model.state_reason import StateReason
     from gpu_scheduler.core.model.states import JobState, Outcome
     from gpu_scheduler.core.model.wait_reason import WaitReason
 
@@ -61,7 +62,7 @@ class JobRecord(_OldColumns):
     outcome: Outcome | None
     exit_code: int | None
     signal: int | None
-    reason: str | None
+    reason: StateReason | None
     held_by: str | None
     cancel_cause: str | None
     cancel_grace_s: float | None
@@ -151,7 +152,7 @@ class AttemptRecord(_OldColumns):
     outcome: Outcome | None
     exit_code: int | None
     signal: int | None
-    reason: str | None
+    reason: StateReason | None
     survivors: tuple[int, ...]
     log: str | None
     session: str | None

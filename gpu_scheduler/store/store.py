@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.errors import SchedulerError
@@ -111,9 +112,10 @@ class Store:
         at = time.time() if now is None else now
         state = JobState.HELD if spec.hold else JobState.QUEUED
         outcome = None
-        reason = "held by its line" if spec.hold else None
+        reason = StateReason(ReasonKind.HELD_BY_LINE) if spec.hold else None
         if spec.cancel:
-            state, outcome, reason = JobState.FINISHED, Outcome.CANCELLED, "cancelled by its line"
+            state, outcome = JobState.FINISHED, Outcome.CANCELLED
+            reason = StateReason(ReasonKind.CANCELLED_BY_LINE)
         with self.db.transaction() as db:
             cursor = db.execute(
                 "INSERT INTO job (source, kind, identity, name, text, spec, ask, priority, place, state,"
@@ -122,7 +124,8 @@ class Store:
                 (source, spec.kind, spec.identity, spec.name, spec.text, spec.to_json(),
                  ResourceSpec.of(spec, learn_needs=self.learning).key(),
                  NORMAL_PRIORITY if spec.priority is None else spec.priority, state.value,
-                 outcome.value if outcome else None, reason, "line" if state is JobState.HELD else None,
+                 outcome.value if outcome else None, reason.to_json() if reason else None,
+                 "line" if state is JobState.HELD else None,
                  at, at if outcome else None),
             )  # fmt: skip
             job_id = cursor.lastrowid

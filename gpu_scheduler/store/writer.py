@@ -11,6 +11,7 @@ from typing import Any
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import TRANSITIONS, JobState, check_transition
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
@@ -120,7 +121,7 @@ class StoreWriter:
         job_id: int,
         state: JobState,
         now: Now,
-        reason: str | None,
+        reason: StateReason | None,
         data: Mapping[str, Any] = _NO_DATA,
         **values: Any,
     ) -> None:
@@ -129,11 +130,12 @@ class StoreWriter:
         if state is not old and state not in TRANSITIONS[old]:
             story = tuple(f"{h['state']} {h['reason'] or ''}".strip() for h in self._store.history(job_id))
             check_transition(job_id, old, state, story)
-        values = {"state": state.value, "reason": reason, **values}
+        stored = None if reason is None else reason.to_json()
+        values = {"state": state.value, "reason": stored, **values}
         names = ", ".join(f"{name} = ?" for name in values)
         db.execute(f"UPDATE job SET {names} WHERE id = ?", (*values.values(), job_id))
         if state is not old:
-            _add_event(db, now, state.value, job_id, reason, data)
+            _add_event(db, now, state.value, job_id, stored, data)
 
     def _start(self, db: sqlite3.Connection, action: act.Start, now: Now) -> int:
         row = db.execute(
@@ -269,7 +271,8 @@ class StoreWriter:
         db.execute(
             "UPDATE attempt SET outcome = ?, exit_code = ?, signal = ?, reason = ?, survivors = ?,"
             " started_at = coalesce(?, started_at), ended_at = ? WHERE id = ?",
-            (action.outcome.value, action.exit_code, action.signal, action.reason,
+            (action.outcome.value, action.exit_code, action.signal,
+             None if action.reason is None else action.reason.to_json(),
              json.dumps(action.survivors), action.started_at, ended_at, action.attempt_id),
         )  # fmt: skip
         row = db.execute(
@@ -350,7 +353,9 @@ class StoreWriter:
             oom_used=row["oom_used"] if kept else 0, fail_used=row["fail_used"] if kept else 0,
             ask=resource_spec.key(),
         )  # fmt: skip
-        db.execute("UPDATE history SET reason = ? WHERE rowid = last_insert_rowid()", (action.reason,))
+        db.execute(
+            "UPDATE history SET reason = ? WHERE rowid = last_insert_rowid()", (action.reason.to_json(),)
+        )
 
     def _open_cancel(self, db: sqlite3.Connection, action: act.RecordCancel, now: Now) -> None:
         db.execute(

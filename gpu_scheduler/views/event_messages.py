@@ -23,10 +23,12 @@ from gpu_scheduler.core.model.event import (
     Overuse,
 )
 from gpu_scheduler.core.model.share import WHOLE, format_share, share_text
+from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.scheduling.misplaced import misplaced_process_message
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.views.attempt_end import OUTCOME_LABELS, format_seconds, memory_source, usage_parts
+from gpu_scheduler.views.reason_text import reason_text
 from gpu_scheduler.views.wait_reasons import infeasibility_text, wait_text
 
 _DEBUG, _INFO, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
@@ -106,11 +108,13 @@ def detail(event: Event) -> str | None:
         return f"pid {details.pid} on GPU {details.gpu}"
     if type(details) is AttemptDetails:
         return f"attempt {details.attempt}"
-    return event.reason if event.wait is None else infeasibility_text(event.wait)
+    return _reason(event) if event.wait is None else infeasibility_text(event.wait)
 
 
 def _reason(event: Event) -> str | None:
-    return event.reason if event.wait is None else wait_text(event.wait)
+    if event.wait is not None:
+        return wait_text(event.wait)
+    return reason_text(event.reason) if isinstance(event.reason, StateReason) else event.reason
 
 
 def message_of(
@@ -153,12 +157,13 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
 def _state_message(event: Event) -> EventMessage:
     """Returns the message of a state change that ends no attempt, and of any other event."""
     state = str(event.data.get("outcome", event.kind)).replace("_", " ")
+    reason = _reason(event)
     if not event.job_id:
-        return EventMessage(_DEBUG, event.reason or state)
+        return EventMessage(_DEBUG, reason or state)
     if event.is_new_job:
-        why = f" ({event.reason})" if event.reason else ""
+        why = f" ({reason})" if reason else ""
         return EventMessage(_DEBUG, f"{state}: {event.command}{why}")
-    why = f": {event.reason}" if event.reason else ""
+    why = f": {reason}" if reason else ""
     return EventMessage(_DEBUG if event.kind == EventKind.RUNNING else _INFO, f"{state}{why}")
 
 
@@ -211,7 +216,8 @@ def _end_message(event: Event, ended: AttemptEnded, tolerance: float) -> EventMe
     else:
         then = "queued again" if event.kind == EventKind.QUEUED else event.kind
         head = f"{outcome.replace('_', ' ')}{after}, {then}"
-    parts = [event.reason] if event.reason else []
+    reason = _reason(event)
+    parts = [reason] if reason else []
     parts += usage_parts(ended, tolerance) if has_run else []
     if ended.survivors:
         parts.append(f"left processes that do not end: {', '.join(map(str, ended.survivors))}")

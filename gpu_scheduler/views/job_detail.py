@@ -10,9 +10,11 @@ from typing import Any
 
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.failure.outcome_text import outcome_text
+from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
 from gpu_scheduler.core.text.secrets import masked_values
+from gpu_scheduler.views.reason_text import reason_text
 from gpu_scheduler.views.status_json import job_object
 from gpu_scheduler.views.wait_reasons import job_reason_text
 
@@ -30,7 +32,8 @@ class AttemptView:
     number: int
     gpus: tuple[int, ...]
     outcome: str | None
-    reason: str | None
+    reason: StateReason | None
+    launch_error: str | None
     exit_code: int | None
     signal: int | None
     created_at: float
@@ -119,7 +122,7 @@ def _attempt_object(attempt: AttemptView) -> dict[str, Any]:
         "number": attempt.number,
         "gpus": attempt.gpus,
         "outcome": attempt.outcome,
-        "reason": attempt.reason,
+        "reason": _reason_text(attempt),
         "exit_code": attempt.exit_code,
         "signal": attempt.signal,
         "created_at": attempt.created_at,
@@ -138,6 +141,10 @@ def _attempt_object(attempt: AttemptView) -> dict[str, Any]:
         "load_percent": attempt.load_percent,
         "declaration_accuracy": attempt.declaration_accuracy,
     }
+
+
+def _reason_text(attempt: AttemptView) -> str | None:
+    return attempt.launch_error if attempt.reason is None else reason_text(attempt.reason)
 
 
 def to_text(detail: JobDetail) -> str:
@@ -234,8 +241,9 @@ def _attempt_lines(attempt: AttemptView, now: float) -> Iterator[str]:
             took = f", after {format_duration(attempt.ended_at - attempt.started_at)}"
         yield _row("  Ended", f"{_time_and_age(attempt.ended_at, now)}{took}")
         yield _row("  Outcome", outcome_text(attempt.outcome, attempt.exit_code, attempt.signal))
-    if attempt.reason:
-        yield _row("  Reason", attempt.reason)
+    reason = _reason_text(attempt)
+    if reason:
+        yield _row("  Reason", reason)
     yield from _memory_lines(attempt)
     yield from (_row("  Warning", warning) for warning in attempt.warnings)
     if attempt.launches > 1:

@@ -10,9 +10,10 @@ from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.share import format_share
 from gpu_scheduler.core.model.units import human_mib
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.views.reason_text import reason_text
 
 #: Kinds whose text is the reason stored with the job.
-_STORED_TEXT = frozenset({WaitKind.HELD, WaitKind.RETRY_DELAY})
+_STORED = frozenset({WaitKind.HELD, WaitKind.RETRY_DELAY})
 #: Causes of a hold whose reason says so.
 _HELD_ON_REQUEST = ("", "user", "line")
 #: Maximum number of GPUs of which a reason names the obstacle.
@@ -22,8 +23,8 @@ _MAX_OBSTACLES = 4
 def job_reason_text(job: JobView) -> str | None:
     """Formats why a job waits or has ended; None if there is nothing to say."""
     wait = job.wait
-    if wait is None or (wait.kind in _STORED_TEXT and job.reason):
-        return job.reason
+    if wait is None or (wait.kind in _STORED and job.reason is not None):
+        return None if job.reason is None else reason_text(job.reason)
     if wait.kind in (WaitKind.LINE_MALFORMED, WaitKind.LINE_REMOVED, WaitKind.LINE_CHANGED):
         return _line_wait_text(wait, job.source, job.due_in_s)
     return wait_text(wait)

@@ -17,6 +17,7 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.views import job_table
 from gpu_scheduler.views.wait_reasons import job_reason_text
+from tests.reasons import worded, words
 from tests.records import attempt_record, job_record
 
 NOW = Now(1000.0, 500.0, "boot")
@@ -87,25 +88,30 @@ def seen_as(recorded: str, sighting: AttemptStatus, evidence: FailureContext | N
             "line 4 of jobs.txt was changed and has not been read yet",
         ),
         (
-            {"reason": "try 2 of 5 in 5 s", "line_wait": WaitReason(WaitKind.LINE_REMOVED)},
+            {"reason": worded("try 2 of 5 in 5 s"), "line_wait": WaitReason(WaitKind.LINE_REMOVED)},
             None,
             {},
             "try 2 of 5 in 5 s",
         ),
         (
-            {"reason": "try 2 of 5 in 5 s", "not_before_boot": NOW.boot + 3, "boot_id": NOW.boot_id},
+            {"reason": worded("try 2 of 5 in 5 s"), "not_before_boot": NOW.boot + 3, "boot_id": NOW.boot_id},
             None,
             {"wait_reasons": {"ASK": FULL}},
             "try 2 of 5 in 5 s",
         ),
         (
-            {"reason": "try 2 of 5 in 5 s", "not_before_boot": NOW.boot - 3, "boot_id": NOW.boot_id},
+            {"reason": worded("try 2 of 5 in 5 s"), "not_before_boot": NOW.boot - 3, "boot_id": NOW.boot_id},
             None,
             {"wait_reasons": {"ASK": FULL}},
             "needs 1 free GPU, 0 free",
         ),
-        ({"reason": "x"}, None, {"open_requests": {3: "hold"}}, "hold requested; waiting for the scheduler"),
-        ({"state": "held", "reason": "held by the user"}, None, {}, "held by the user"),
+        (
+            {"reason": worded("x")},
+            None,
+            {"open_requests": {3: "hold"}},
+            "hold requested; waiting for the scheduler",
+        ),
+        ({"state": "held", "reason": worded("held by the user")}, None, {}, "held by the user"),
         ({"state": "held"}, None, {}, "held"),
         ({"state": "running"}, {}, {}, None),
     ],
@@ -179,7 +185,7 @@ def test_folder_overrides_the_recorded_state(
 
 def test_unrecorded_end_has_reason_exit_code_and_times() -> None:
     seen = seen_as("running", ended(None, 7), FailureContext("ValueError: x\n"))
-    assert seen.reason == "exit code 7: ValueError: x"
+    assert words(seen.reason) == "exit code 7: ValueError: x"
     assert (seen.exit_code, seen.signal, seen.started_at, seen.finished_at) == (7, None, 960.0, 990.0)
     assert (seen.gpus, seen.attempts, seen.log, seen.session) == ((0, 1), 1, "/logs/3.log", None)
 

@@ -121,7 +121,7 @@ def test_add_reports_an_equal_job_that_is_queued_or_completed(desk: Desk, script
     code, out, err = desk.run("add", "train.py", "--args", "--llm x", "--priority", "7")
     assert (code, out) == (0, f"7,{script},,--llm x,\n")
     assert f"adds no job: job {job_id}, which runs the same, is queued" in err
-    desk.record(act.FinishJob(job_id, Outcome.COMPLETED, ""))
+    desk.record(act.FinishJob(job_id, Outcome.COMPLETED, None))
     code, _, err = desk.run("add", "train.py", "--args", "--llm x")
     assert code == 0
     assert f"job {job_id}, which runs the same, completed; `retry {job_id}` runs it again" in err
@@ -133,7 +133,7 @@ def test_add_says_nothing_about_an_equal_job_that_failed(desk: Desk, script: Pat
     read = parse_line(f"0,{script},,,", str(desk.path), "/")
     assert isinstance(read, ParsedJob)
     job_id = desk.store.insert_job(read.spec, "cli")
-    desk.record(act.FinishJob(job_id, Outcome.FAILED, ""))
+    desk.record(act.FinishJob(job_id, Outcome.FAILED, None))
     assert desk.state(job_id) == JobState.FINISHED
     assert desk.run("add", "train.py") == (0, f"0,{script},,,\n", "")
 
@@ -369,7 +369,7 @@ def test_adding_a_completed_command_makes_a_new_job(desk: Desk) -> None:
         assert isinstance(read, ParsedJob)
         job_id = desk.store.insert_job(read.spec, "cli")
         assert desk.run("add", "--", "echo")[2] == ""
-        desk.record(act.FinishJob(job_id, Outcome.COMPLETED, ""))
+        desk.record(act.FinishJob(job_id, Outcome.COMPLETED, None))
     assert "not a program on PATH" in desk.run("add", "--", "pyhton", "t.py")[2]
 
 

@@ -19,18 +19,21 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.recorded_options import record_options
 from tests.cli.desk import Desk
+from tests.reasons import worded
 from tests.waiting import wait_for
 
 
 def three_jobs(desk: Desk) -> list[int]:
     """Inserts a job cancelled while waiting, one that ran, and one that waits."""
     jobs = [desk.job("echo first"), desk.job("echo second"), desk.job("echo third")]
-    desk.record(act.FinishJob(jobs[0], Outcome.CANCELLED, "line removed"))
+    desk.record(act.FinishJob(jobs[0], Outcome.CANCELLED, worded("line removed")))
     attempt = desk.attempt(jobs[1])["id"]
     desk.record(act.Transition(jobs[1], attempt, JobState.RUNNING))
     desk.record(act.RecordMisplacedProcess(jobs[1], attempt, "SIM-1", 77))
     desk.record(
-        act.FinishAttempt(jobs[1], attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, "exit code 3")
+        act.FinishAttempt(
+            jobs[1], attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, worded("exit code 3")
+        )
     )
     desk.record(act.SetPaused("SIM-1", True))
     return jobs
@@ -89,9 +92,9 @@ def test_every_key_of_an_attempt_is_documented(desk: Desk) -> None:
 
 def test_each_end_has_its_own_outcome(desk: Desk) -> None:
     job = desk.job("echo first")
-    desk.record(act.FinishJob(job, Outcome.CANCELLED, "line removed"))
-    desk.record(act.RequeueJob(job, "asked for"))
-    desk.record(act.FinishJob(job, Outcome.SKIPPED, "job 3 failed"))
+    desk.record(act.FinishJob(job, Outcome.CANCELLED, worded("line removed")))
+    desk.record(act.RequeueJob(job, worded("asked for")))
+    desk.record(act.FinishJob(job, Outcome.SKIPPED, worded("job 3 failed")))
     told = [line[21:] for line in desk.run("events")[1].splitlines()]
     assert told[1:] == [
         "job 1 cancelled: line removed", "job 1 queued: asked for", "job 1 skipped: job 3 failed",
@@ -157,7 +160,7 @@ def test_events_are_followed_until_ctrl_c(desk: Desk) -> None:
     job = desk.job("echo first")
     with following(desk, "--jsonl") as process:
         assert read(process)["event"] == "queued"
-        desk.record(act.HoldJob(job, "user", "held by the user"))
+        desk.record(act.HoldJob(job, "user", worded("held by the user")))
         assert read(process)["event"] == "held"
         desk.job("echo second")
         assert read(process)["job"] == job + 1

@@ -66,7 +66,7 @@ def test_unknown_job_does_not_stop_the_other_requests(desk: Desk, up: bool) -> N
 
 def test_finished_job_can_be_retried_but_not_cancelled_or_held(desk: Desk) -> None:
     job = desk.job()
-    desk.record(act.FinishJob(job, Outcome.FAILED, ""))
+    desk.record(act.FinishJob(job, Outcome.FAILED, None))
     code, out, err = desk.run("cancel", job)
     assert (code, out, err) == (1, "", f"gpu-scheduler: job {job} is already finished (failed)\n")
     code, _, err = desk.run("hold", job)
@@ -87,7 +87,7 @@ def test_cancel_requires_jobs_or_all(desk: Desk) -> None:
 
 
 def test_cancel_all_cancels_every_job_and_accepts_an_empty_queue(desk: Desk) -> None:
-    desk.record(act.FinishJob(desk.job(), Outcome.COMPLETED, ""))
+    desk.record(act.FinishJob(desk.job(), Outcome.COMPLETED, None))
     assert desk.run("cancel", "--all") == (0, "no jobs to cancel\n", "")
     held = desk.job("echo held", hold=True)
     queued = desk.job("echo queued")

@@ -13,6 +13,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.records import JobRecord
 from tests.cli.desk import Desk
+from tests.reasons import worded
 from tests.waiting import wait_for
 
 RECORDED = "recorded; takes effect when the scheduler starts"
@@ -21,7 +22,7 @@ RECORDED = "recorded; takes effect when the scheduler starts"
 def finish_job(desk: Desk, name: str | None, at: float, outcome: Outcome = Outcome.COMPLETED) -> int:
     """Inserts a finished job that ended at that time."""
     job = desk.job(name=name)
-    desk.record(act.FinishJob(job, outcome, ""))
+    desk.record(act.FinishJob(job, outcome, None))
     with desk.store.db.transaction() as db:
         db.execute("UPDATE job SET finished_at = ? WHERE id = ?", (at, job))
     return job
@@ -182,7 +183,7 @@ def test_unrecorded_failure_counts_as_failed(desk: Desk) -> None:
 def test_long_list_of_failed_jobs_is_cut_and_counted(desk: Desk) -> None:
     with desk.store.db.transaction():
         jobs = [desk.job() for _ in range(25)]
-    desk.record(*(act.FinishJob(job, Outcome.FAILED, "") for job in jobs))
+    desk.record(*(act.FinishJob(job, Outcome.FAILED, None) for job in jobs))
     desk.job()
     assert "… and 5 more failed (status --failed --all)" in desk.run("status", "--failed")[1]
     assert len(json.loads(desk.run("status", "--failed", "--all", "--json")[1])["jobs"]) == 25
@@ -193,7 +194,9 @@ def test_job_that_waits_for_a_retry_has_not_failed(desk: Desk) -> None:
     job = desk.job(fail_retries=1)
     row = desk.attempt(job)
     desk.record(
-        act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.QUEUED, None, "exit code 1", exit_code=1)
+        act.FinishAttempt(
+            job, row["id"], Outcome.FAILED, JobState.QUEUED, None, worded("exit code 1"), exit_code=1
+        )
     )
     found: JobRecord | None = desk.store.job(job)
     assert found is not None

@@ -29,7 +29,7 @@ def test_priority_without_a_scheduler_is_recorded_and_shown(desk: Desk) -> None:
 @pytest.mark.parametrize("up", [False, True])
 def test_priority_rejects_jobs_that_are_not_waiting(desk: Desk, up: bool) -> None:
     ended, held = desk.job(), desk.job("echo held", hold=True)
-    desk.record(act.FinishJob(ended, Outcome.COMPLETED, ""))
+    desk.record(act.FinishJob(ended, Outcome.COMPLETED, None))
     with desk.scheduler() if up else nullcontext():
         code, out, err = desk.run("priority", ended, 99, held, 1)
     assert code == 1

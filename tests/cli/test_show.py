@@ -18,6 +18,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.text.secrets import HIDDEN, hide_secrets
 from gpu_scheduler.store.recorded_options import record_options
 from tests.cli.desk import Desk
+from tests.reasons import worded
 from tests.waiting import wait_for
 
 
@@ -62,7 +63,7 @@ def test_show_attempts_and_history(desk: Desk) -> None:
     )
     desk.record(
         act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED,
-                  reason="exit code 1: ValueError: x", exit_code=1, survivors=(9,), started_at=1000.0,
+                  reason=worded("exit code 1: ValueError: x"), exit_code=1, survivors=(9,), started_at=1000.0,
                   ended_at=1060.0)
     )  # fmt: skip
     [attempt] = show_json(desk, job)["attempts"]

@@ -28,6 +28,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.recorded_options import record_options
 from tests.cli.desk import Desk
+from tests.reasons import worded
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +119,7 @@ def test_status_shows_an_end_that_is_not_recorded_yet(desk: Desk) -> None:
 def test_status_lists_the_last_twenty_finished_jobs_or_all(desk: Desk) -> None:
     with desk.store.db.transaction():
         ids = [desk.job(f"echo {n}") for n in range(25)]
-    desk.record(*(act.FinishJob(job, Outcome.COMPLETED, "") for job in ids))
+    desk.record(*(act.FinishJob(job, Outcome.COMPLETED, None) for job in ids))
     with desk.store.db.transaction() as db:
         db.execute("UPDATE job SET finished_at = 1000 + id")
     assert list(jobs(desk)) == ids[:4:-1]
@@ -130,7 +131,7 @@ def test_status_lists_the_last_twenty_finished_jobs_or_all(desk: Desk) -> None:
 def test_first_line_counts_jobs_by_outcome(desk: Desk) -> None:
     ids = [desk.job(f"echo {n}") for n in range(6)]
     ends = (Outcome.COMPLETED, Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELLED)
-    desk.record(*(act.FinishJob(job, outcome, "") for job, outcome in zip(ids, ends, strict=False)))
+    desk.record(*(act.FinishJob(job, outcome, None) for job, outcome in zip(ids, ends, strict=False)))
     first = desk.run("status")[1].splitlines()[0]
     assert first == "6 jobs: 2 done, 1 failed, 1 cancelled, 2 queued"
     first = desk.run("status", "--failed")[1].splitlines()[0]
@@ -287,7 +288,7 @@ def plain(text: str) -> str:
 
 def test_lines_are_cut_to_the_width_of_the_terminal(desk: Desk, terminal: Terminals) -> None:
     job = desk.job("python " + "x" * 300 + " --last 3")
-    desk.record(act.FinishJob(job, Outcome.CANCELLED, "y" * 200))
+    desk.record(act.FinishJob(job, Outcome.CANCELLED, worded("y" * 200)))
     assert desk.state(job) == JobState.FINISHED
     code, said = terminal(size=(40, 70)).end()
     lines = plain(said).splitlines()
@@ -304,7 +305,7 @@ def test_lines_are_cut_to_the_width_of_the_terminal(desk: Desk, terminal: Termin
 def test_status_does_not_scroll_a_small_terminal(desk: Desk, terminal: Terminals) -> None:
     with desk.store.db.transaction():
         ids = [desk.job(f"echo {n}") for n in range(60)]
-    desk.record(*(act.FinishJob(job, Outcome.COMPLETED, "") for job in ids[:50]))
+    desk.record(*(act.FinishJob(job, Outcome.COMPLETED, None) for job in ids[:50]))
     _, said = terminal(size=(24, 80)).end()
     assert len(said.splitlines()) == 23
     assert "10 jobs wait, no scheduler is running: 51-60 (echo …)" in plain(said)
@@ -349,7 +350,7 @@ def test_watch_redraws_in_place_and_restores_the_terminal(desk: Desk, terminal: 
     assert said.index(ENTER) < said.index("1 job: ")
     assert re.search(r"[0-9]{2}:[0-9]{2}:[0-9]{2}", said)
     at = len(shown.read())
-    desk.record(act.FinishJob(first, Outcome.COMPLETED, ""))
+    desk.record(act.FinishJob(first, Outcome.COMPLETED, None))
     frame = shown.until("1 done", at)
     assert ENTER not in frame
     shown.press(b"\x03")

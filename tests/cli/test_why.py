@@ -14,6 +14,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.gpus.attribution import ProcessOwners
@@ -295,9 +296,11 @@ def test_long_error_is_shown_only_once(desk: Desk) -> None:
     job = run_to_end(desk, f'echo "{oom}"; exit 1')
     told = why_json(desk, job)
     row = desk.store.attempts(job)[0]
+    error = told["reason"].removeprefix("exit code 1: ")
+    reason = StateReason(ReasonKind.COMMAND_FAILED, FailureKind.CUDA_OOM, 1, error=error)
     desk.record(
         act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1,
-                  reason=told["reason"])
+                  reason=reason)
     )  # fmt: skip
     assert any(one["message"].count("total capacity") for one in told["checks"] if one["check"] == "end")
     for words in (("why", job), ("why", job, "-v")):
@@ -445,7 +448,7 @@ def test_why_of_a_job_whose_script_does_not_exist(desk: Desk) -> None:
     row = desk.attempt(job)
     desk.record(
         act.FinishAttempt(job, row["id"], Outcome.NOT_STARTED, JobState.FINISHED, Outcome.FAILED,
-                  reason="could not be started: script /no.py does not exist (tried 5 times)")
+                  reason=StateReason(ReasonKind.LAUNCH_FAILED, FailureKind.SCRIPT_MISSING))
     )  # fmt: skip
     assert checks(desk, job)["end"][2] == (
         "correct the line, which creates a new job, or create what the line names;"

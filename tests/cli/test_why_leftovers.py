@@ -14,6 +14,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from tests.cli.desk import Desk
 from tests.cli.test_why import checks, why_json
+from tests.reasons import worded
 from tests.waiting import wait_for
 
 
@@ -61,7 +62,7 @@ def test_interrupted_job_shows_the_end_of_its_log_or_that_it_is_gone(desk: Desk)
     wait_for(lambda: observe(desk.folder(row), row["token"]).claim == "dead", "the runner's end")
     desk.record(
         act.FinishAttempt(
-            job, row["id"], Outcome.INTERRUPTED, JobState.HELD, None, reason="its runner was killed"
+            job, row["id"], Outcome.INTERRUPTED, JobState.HELD, None, reason=worded("its runner was killed")
         )
     )
     assert why_json(desk, job)["log_end"][-2:] == ["step 1", "step 2"]

@@ -150,7 +150,10 @@ def test_falls_back_to_python3(tmp_path: Path) -> None:
             (tmp_path / "empty").mkdir()
             bare = replace(spec, env=(("PATH", str(tmp_path / "empty")),))
             code, _, _, report = run_command(build_test_command(bare))
-            assert (code, report) == (1, "!neither python nor python3 is on the PATH of the job")
+            assert (code, report) == (
+                1,
+                "!python_missing neither python nor python3 is on the PATH of the job",
+            )
 
 
 def write_program(folder: Path, name: str, text: str) -> None:
@@ -167,7 +170,7 @@ def test_torchrun(tmp_path: Path) -> None:
     base = {"PATH": f"{tmp_path}:{PROGRAMS}"}
     write_program(tmp_path, "python", 'echo python "$@"; [ "$1" != -c ]')
     report = run_command(build_test_command(spec, base))[3]
-    assert report == "!torchrun is not on the PATH of the job, and its python has no torch"
+    assert report == "!torchrun_missing torchrun is not on the PATH of the job, and its python has no torch"
     write_program(tmp_path, "python", '[ "$1" = -c ] || echo python "$@"')
     rest = f"{flags} {tmp_path}/t.py --cuda 0,2 a b\n"
     assert run_command(build_test_command(spec, base)) == (
@@ -197,13 +200,13 @@ def test_torchrun_gets_cuda_only_on_request(mode: CudaMode | None, arguments: st
 
 def test_reports_a_missing_script() -> None:
     code, out, errors, report = run_command(build_test_command(replace(CSV, cwd="/")))
-    assert (code, out, report) == (1, "", "!script /data/t.py does not exist")
+    assert (code, out, report) == (1, "", "!script_missing script /data/t.py does not exist")
     assert errors == "script /data/t.py does not exist\n"
 
 
 def test_reports_a_missing_working_folder() -> None:
     report = run_command(build_test_command(SHELL))[3]
-    assert report == "!working folder /my work cannot be entered"
+    assert report == "!cwd_unreachable working folder /my work cannot be entered"
 
 
 def test_command_sh_runs_by_hand_without_descriptor_3() -> None:
@@ -226,7 +229,9 @@ def test_venv(tmp_path: Path) -> None:
         "command", "x", "/", command="echo $VIRTUAL_ENV; command -v python", venv=str(tmp_path / "v")
     )
     report = run_command(build_test_command(spec))[3]
-    assert report == f"!virtual environment {tmp_path}/v does not exist (no bin/activate in it)"
+    assert report == (
+        f"!environment_missing virtual environment {tmp_path}/v does not exist (no bin/activate in it)"
+    )
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "v")], check=True)
     code, out, errors, _ = run_command(build_test_command(spec, {"PATH": PROGRAMS, "VIRTUAL_ENV": "/other"}))
     assert (code, errors) == (0, "")
@@ -278,7 +283,9 @@ def test_an_unknown_conda_environment_is_reported_with_the_existing_ones(conda: 
     spec = JobSpec("command", "x", "/", command="echo ran", conda="nope")
     code, out, errors, report = run_command(build_test_command(spec, conda, conda_sh=str(FAKE_CONDA)))
     assert (code, out) == (1, "")
-    assert report == "!conda environment nope does not exist; environments: base, ml, other"
+    assert report == (
+        "!environment_missing conda environment nope does not exist; environments: base, ml, other"
+    )
     assert "EnvironmentNameNotFound" in errors
 
 
@@ -286,14 +293,14 @@ def test_reports_an_environment_that_cannot_be_activated(conda: dict[str, str]) 
     plant_hook(Path(conda["FAKE_CONDA_ROOT"], "envs", "ml"), "activate", "x.sh", "unset CONDA_PREFIX")
     spec = JobSpec("command", "x", "/", command="echo ran", conda="ml")
     report = run_command(build_test_command(spec, conda, conda_sh=str(FAKE_CONDA)))[3]
-    assert report == "!conda environment ml could not be activated; see the log of the job"
+    assert report == "!environment_broken conda environment ml could not be activated; see the log of the job"
 
 
 def test_reports_a_missing_conda_sh(conda: dict[str, str]) -> None:
     spec = JobSpec("command", "x", "/", command="echo ran", conda="ml")
     assert (
         run_command(build_test_command(spec, conda, conda_sh="/no/conda.sh"))[3]
-        == "!conda cannot be set up from /no/conda.sh"
+        == "!environment_broken conda cannot be set up from /no/conda.sh"
     )
 
 

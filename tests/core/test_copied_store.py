@@ -14,6 +14,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.copied_store import detach
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.reasons import words
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 OPEN = Attempt(1, 7, "t" * 32, "boot", JobState.RUNNING, ("U0",), 500, launch_deadline=1010.0)
@@ -32,7 +33,7 @@ def test_holds_the_job_of_an_open_attempt(claim: str, state: JobState, cancel: C
     close, *rest = detached(replace(OPEN, job_state=state, cancel=cancel, status=status, survivors=(77,)))
     assert isinstance(close, act.FinishAttempt)
     assert (close.outcome, close.state, close.survivors) == (Outcome.INTERRUPTED, JobState.HELD, ())
-    assert close.reason == "it belongs to /old/X.d, and this is a copy; `retry 7` runs it here"
+    assert words(close.reason) == "it belongs to /old/X.d, and this is a copy; `retry 7` runs it here"
     assert rest == [act.ReleaseAllocation(1), act.RecordMemoryReleased(1)]
 
 

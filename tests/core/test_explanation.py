@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.failure.explanation import describe_exit, explain, is_failure
+from gpu_scheduler.app.oom_case import OomCase
+from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure, is_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
-from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.scheduling.remedies import OomCase, oom_remedy, remedy
+from gpu_scheduler.core.model.state_reason import FailureKind
+from gpu_scheduler.views.reason_text import reason_text
+from gpu_scheduler.views.remedies import failure_remedy, oom_remedy
 
-ONE, ALONE = Need(1, 500), Need(1, 1000, alone=True)
 HANDLED_TRACEBACK = """\
 Traceback (most recent call last):
   File "/x/t.py", line 12, in <module>
@@ -29,6 +32,16 @@ def result(
     exit_code: int | None = None, signal: int | None = None, oom: int | None = None, cause: str | None = None
 ) -> AttemptResult:
     return AttemptResult(cause, exit_code, signal, True, None, (), 1.0, 2.0, oom)
+
+
+def explain(how: AttemptResult, context: FailureContext | None = None) -> str:
+    """Returns the explanation in words."""
+    return reason_text(explain_failure(how, context))
+
+
+def remedy(how: AttemptResult, tail: str = "", ids: tuple[int, ...] = ()) -> str | None:
+    """Returns the remedy for a failed command with this end of its log."""
+    return failure_remedy(explain_failure(how, FailureContext(tail, ids)).failure)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +67,7 @@ def result(
 def test_describes_exit_codes_and_signals(
     exit_code: int | None, signal: int | None, oom: int | None, words: str
 ) -> None:
-    assert describe_exit(result(exit_code, signal, oom)) == words
+    assert explain(result(exit_code, signal, oom)) == words
 
 
 @pytest.mark.parametrize(
@@ -126,7 +139,7 @@ def test_reports_two_processes_on_one_gpu() -> None:
         "exit code 1: torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1970,"
         " invalid usage; NCCL: Duplicate GPU detected"
     )
-    assert "request one GPU for each process" in (remedy(text) or "")
+    assert "request one GPU for each process" in (remedy(result(1), NCCL) or "")
 
 
 @pytest.mark.parametrize(
@@ -160,26 +173,31 @@ def test_an_explanation_is_always_one_printable_line(
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("how", "tail", "words"),
     [
-        (f"exit code 1: {ORDINAL}{ADVICE}", None),
-        ("exit code 2: t.py: error: unrecognized arguments: --cuda 0", "[cuda=off]"),
+        (result(1), ORDINAL, None),
+        (result(2), "t.py: error: unrecognized arguments: --cuda 0", "[cuda=off]"),
         # GPU memory has a remedy of its own: `oom_remedy`.
-        ("exit code 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", None),
-        ("exit code 1: MemoryError", "fewer workers"),
-        ("killed by SIGKILL, probably out of memory", "fewer workers"),
-        ("exit code 1: ModuleNotFoundError: No module named 'torch'", "conda=NAME"),
-        ("exit code 127 (command not found)", "check the spelling"),
-        ("exit code 126 (found, but cannot be executed)", "chmod +x"),
-        ("exit code 1: FileNotFoundError: [Errno 2] No such file or directory: 'a'", "[cwd=DIR]"),
-        ("exit code 1: OSError: [Errno 28] No space left on device", "free disk space"),
-        ("killed by SIGKILL", "killed it: `journalctl -k | grep -i oom` shows whether the kernel did"),
-        ("exit code 1: DistBackendError: NCCL error in: a.cpp:9; NCCL: Duplicate GPU detected", "[gpus=2]"),
-        ("exit code 3", None),
+        (result(1), "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", None),
+        (result(1), "MemoryError: x", "fewer workers"),
+        (result(signal=9, oom=1), "", "fewer workers"),
+        (result(1), "ModuleNotFoundError: No module named 'torch'", "conda=NAME"),
+        (result(127), "", "check the spelling"),
+        (result(126), "", "chmod +x"),
+        (result(1), "FileNotFoundError: [Errno 2] No such file or directory: 'a'", "[cwd=DIR]"),
+        (result(1), "OSError: [Errno 28] No space left on device", "free disk space"),
+        (result(signal=9), "", "killed it: `journalctl -k | grep -i oom` shows whether the kernel did"),
+        (result(137), "", "killed it: `journalctl"),
+        (result(signal=11), "", "native code crashed"),
+        (result(139), "", "native code crashed"),
+        (result(signal=7), "", "/dev/shm is full"),
+        (result(signal=15), "", "terminated it"),
+        (result(1), "DistBackendError: NCCL error in: a.cpp:9\nDuplicate GPU detected", "[gpus=2]"),
+        (result(3), "", None),
     ],
 )
-def test_finds_the_remedy(text: str, words: str | None) -> None:
-    found = remedy(text)
+def test_finds_the_remedy(how: AttemptResult, tail: str, words: str | None) -> None:
+    found = remedy(how, f"{tail}\n", (2, 3) if tail == ORDINAL else ())
     assert (found is None) if words is None else (found is not None and words in found)
 
 
@@ -211,16 +229,30 @@ def test_reports_an_error_that_the_program_caught() -> None:
 
 
 @pytest.mark.parametrize(
-    "what",
+    ("failure", "words"),
     [
-        "script /a/b.py does not exist",
-        "conda environment x does not exist; environments: base",
-        "virtual environment /v does not exist (no bin/activate in it) (tried 5 times)",
-        "conda environment x: no conda was found; name its profile.d/conda.sh with --conda-sh",
+        (FailureKind.SCRIPT_MISSING, "correct the line, which creates a new job"),
+        (FailureKind.CONDA_MISSING, "correct the line, which creates a new job"),
+        (FailureKind.ENVIRONMENT_MISSING, "correct the line, which creates a new job"),
+        (FailureKind.FILE_MISSING, "relative paths start at the job's working folder"),
+        (FailureKind.PERMISSION, "check the owner"),
+        (FailureKind.ENVIRONMENT_BROKEN, ""),
+        (FailureKind.PYTHON_MISSING, ""),
     ],
 )
-def test_remedy_for_a_job_that_could_not_be_started(what: str) -> None:
-    assert (remedy(f"could not be started: {what}") or "").startswith(
-        "correct the line, which creates a new job"
+def test_remedy_for_a_job_that_could_not_be_started(failure: FailureKind, words: str) -> None:
+    result = AttemptResult(
+        None, 1, None, False, "script a: command not found", (), None, 2.0, failure=failure
     )
-    assert remedy(f"exit code 1: {what}") is None
+    reason = explain_launch_failure(result)
+    assert reason_text(reason) == "script a: command not found"
+    assert (failure_remedy(reason.failure) or "").startswith(words)
+    assert bool(failure_remedy(reason.failure)) is bool(words)
+
+
+def test_words_of_a_message_select_no_remedy() -> None:
+    result = AttemptResult(None, 1, None, False, "killed by SIGKILL: command not found", (), None, 2.0)
+    assert explain_launch_failure(result).failure is None
+    silent = explain_launch_failure(replace(result, message=None, exit_code=127))
+    assert silent.failure is FailureKind.COMMAND_NOT_FOUND
+    assert reason_text(silent) == "its command could not be started (exit code 127 (command not found))"

@@ -11,6 +11,7 @@ from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
@@ -229,7 +230,7 @@ def test_stop_with_jobs_cancels_them_and_starts_none() -> None:
 def test_removing_hold_from_a_line_releases_only_jobs_held_by_it() -> None:
     drop = (Request(1, "set", "7", {"name": "hold", "value": False}),)
     by_line = plan(facts(1, requests=drop, jobs={7: JobFact(7, JobState.HELD, held_by="line")}))
-    assert act.RequeueJob(7, "its line no longer holds it") in by_line
+    assert act.RequeueJob(7, StateReason(ReasonKind.RELEASED_BY_LINE)) in by_line
     by_user = plan(facts(1, requests=drop, jobs={7: JobFact(7, JobState.HELD, held_by="user")}))
     assert not any(isinstance(a, act.RequeueJob) for a in by_user)
 
@@ -326,11 +327,13 @@ def test_a_drain_considers_the_allowed_gpus_of_a_line() -> None:
 
 def test_resume_and_requeue_carry_their_reasons() -> None:
     assert answered(("resume", "U0"))[0] == act.SetPaused("U0", False)
-    wish = (Request(1, "requeue", "7", {"reason": "added to jobs.txt again"}),)
+    wish = (Request(1, "requeue", "7", {"added_to": "jobs.txt"}),)
     done = {7: JobFact(7, JobState.FINISHED, Outcome.FAILED)}
-    assert plan(facts(1, requests=wish, jobs=done))[0] == act.RequeueJob(7, "added to jobs.txt again")
+    assert plan(facts(1, requests=wish, jobs=done))[0] == act.RequeueJob(
+        7, StateReason(ReasonKind.LINE_ADDED_AGAIN, subject="jobs.txt")
+    )
     cancel = (Request(1, "set", "7", {"name": "cancel", "value": True}),)
-    assert act.FinishJob(7, Outcome.CANCELLED, "cancelled by its line") in plan(
+    assert act.FinishJob(7, Outcome.CANCELLED, StateReason(ReasonKind.CANCELLED_BY_LINE)) in plan(
         facts(1, requests=cancel, jobs=QUEUED)
     )
 

@@ -18,6 +18,7 @@ from gpu_scheduler.core.scheduling.reconcile import (
     release_allocation,
 )
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.reasons import words
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 SETTINGS = Settings()
@@ -172,12 +173,12 @@ def test_rule_5_a_dead_runner_is_swept_and_its_job_interrupted() -> None:
     assert reconcile(replace(swept, signalled_at=999.5), NOW, SETTINGS) == []
     end = finished(replace(swept, runner_died_at=939.0))
     assert (end.outcome, end.state, end.survivors) == (Outcome.INTERRUPTED, JobState.HELD, (44,))
-    assert "44" in (end.reason or "")
+    assert "44" in words(end.reason)
     interrupted = finished(replace(dead, survivors=()))
     assert (interrupted.outcome, interrupted.state) == (Outcome.INTERRUPTED, JobState.HELD)
-    assert interrupted.reason == "its runner was killed; `retry 7` runs it again"
+    assert words(interrupted.reason) == "its runner was killed; `retry 7` runs it again"
     restarted = finished(replace(dead, survivors=(), boot_id="another"))
-    assert "the machine was restarted" in (restarted.reason or "")
+    assert "the machine was restarted" in words(restarted.reason)
 
 
 def test_rule_5_records_survivors_only_after_sigkill() -> None:
@@ -214,7 +215,7 @@ def test_an_attempt_whose_folder_was_removed_is_not_relaunched(state: JobState) 
     ]
     end = finished(replace(lost, survivors=()))
     assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
-    assert "folder was removed" in (end.reason or "")
+    assert "folder was removed" in words(end.reason)
 
 
 RUNNER = RunnerIdentity(44, 5, "boot")
@@ -262,7 +263,7 @@ def test_a_dead_runner_with_a_damaged_folder_holds_the_job_and_names_the_file(
 ) -> None:
     end = finished(replace(OPEN, status=status(claim="dead", damage=damage), survivors=()))
     assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
-    assert end.reason == f"{reason}; `retry 7` runs it again"
+    assert words(end.reason) == f"{reason}; `retry 7` runs it again"
 
 
 INVALID = status(claim="invalid", damage="the file claim is a folder")
@@ -304,7 +305,7 @@ def test_an_attempt_with_an_invalid_claim_is_not_relaunched() -> None:
     assert reconcile(overdue, NOW, SETTINGS) == []
     end = finished(replace(overdue, survivors=()))
     assert end.state is JobState.HELD
-    assert "the file claim is a folder" in (end.reason or "")
+    assert "the file claim is a folder" in words(end.reason)
 
 
 def test_does_not_relaunch_while_the_attempt_has_a_process() -> None:
@@ -350,7 +351,7 @@ def test_a_shortage_does_not_count_as_a_failed_launch(failures: int) -> None:
     end = finished(failing)
     assert (end.outcome, end.state, end.job_outcome) == (Outcome.NOT_STARTED, JobState.QUEUED, None)
     assert (end.launch_failures, end.shortage, end.not_before) == (failures, 11, 1005.0)
-    assert end.reason == "no process could be started; next try in 5 s, not counted as a failure"
+    assert words(end.reason) == "no process could be started; next try in 5 s, not counted as a failure"
 
 
 def test_a_shortage_does_not_requeue_a_cancelled_job_or_one_without_its_line() -> None:
@@ -375,7 +376,7 @@ def test_failed_launches_back_off_and_finally_fail_the_job() -> None:
     assert waits == [5, 10, 20, 40]
     last = finished(replace(failing, launch_failures=4))
     assert (last.state, last.job_outcome) == (JobState.FINISHED, Outcome.FAILED)
-    assert "why" in (last.reason or "")
+    assert "why" in words(last.reason)
     long = finished(replace(failing, launch_failures=8), replace(SETTINGS, max_assign_attempts=20))
     assert long.not_before == NOW.boot + 60
 
@@ -458,7 +459,9 @@ def test_a_shutdown_is_reported_with_the_survivors() -> None:
     machine = replace(RESULT, cause="machine", exit_code=None, signal=15, survivors=(7, 8))
     end = finished(replace(OPEN, status=status(result=machine)))
     assert end.survivors == (7, 8)
-    assert end.reason == "the machine was shut down or its login session ended; `retry 7` runs it again"
+    assert (
+        words(end.reason) == "the machine was shut down or its login session ended; `retry 7` runs it again"
+    )
     assert (end.started_at, end.ended_at) == (1.0, 2.0)
 
 

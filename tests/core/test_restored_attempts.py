@@ -18,6 +18,7 @@ from gpu_scheduler.core.scheduling.actions import (
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.restored_attempts import restore, supersede
 from gpu_scheduler.core.scheduling.settings import Settings
+from tests.reasons import words
 
 NOW = Now(1.8e9, 1000.0, "boot")
 OPEN = Attempt(7, 3, "t" * 32, "boot", JobState.STARTING, survivors=())
@@ -61,7 +62,7 @@ def test_an_attempt_without_processes_is_finished(
         Outcome(outcome), JobState(state), Outcome(job_outcome) if job_outcome else None,
     )  # fmt: skip
     assert rest == [ReleaseAllocation(7), RecordMemoryReleased(7)]
-    assert state == "finished" or "`retry 3` runs it" in (close.reason or "")
+    assert state == "finished" or "`retry 3` runs it" in words(close.reason)
 
     close, *rest = supersede(attempt, NOW, Settings())
     assert isinstance(close, FinishAttempt)

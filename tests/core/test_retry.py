@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_scheduler.core.failure.explanation import explain_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.state_reason import NextKind, NextStep
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import FinishAttempt, ReleaseAllocation
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Facts, Gpu
@@ -25,6 +27,7 @@ from gpu_scheduler.core.scheduling.retry import (
 )
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from tests.core.gpu_world import NOW, TOTAL, facts, gpu, running
+from tests.reasons import words
 
 OOM = (
     'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    x = torch.empty(9)\n'
@@ -41,9 +44,16 @@ def failed(tail: str = OOM, oom: int | None = 3, fail: int | None = None, **valu
     return replace(base, **values)  # type: ignore[arg-type]
 
 
+def decide(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> RetryDecision:
+    """Returns the decision on a command that exited with 1."""
+    result = AttemptResult(None, 1, None, True, None, (), 1.0, 2.0)
+    failure = explain_failure(result, attempt.failure_context).failure
+    return decide_retry(attempt, failure, settings, inventory)
+
+
 def test_an_oom_is_retried_with_more_memory_than_declared_and_observed() -> None:
-    assert decide_retry(failed(), SETTINGS, INVENTORY) == RetryDecision(
-        True, "OOM retry 1 of 3 with 5.0 GiB per GPU", 0.0, 5120, oom=True
+    assert decide(failed(), SETTINGS, INVENTORY) == RetryDecision(
+        True, (NextStep(NextKind.OOM_RETRY, 1, 3, vram_mib=5120),), 0.0, 5120, oom=True
     )
 
 
@@ -65,86 +75,84 @@ def test_an_oom_is_retried_with_more_memory_than_declared_and_observed() -> None
     ],
 )
 def test_raises_the_larger_of_peak_and_declaration(values: dict[str, object], raised: int) -> None:
-    decision = decide_retry(replace(failed(), **values), SETTINGS, INVENTORY)  # type: ignore[arg-type]
+    decision = decide(replace(failed(), **values), SETTINGS, INVENTORY)  # type: ignore[arg-type]
     assert (decision.retry, decision.min_vram_mib, decision.oom) == (True, raised, True)
 
 
 def test_retries_an_oom_unchanged_without_any_known_memory() -> None:
     blind = failed(vram=None, share=500)
-    assert decide_retry(replace(blind, vram=None, share=500), SETTINGS, GpuInventory()) == RetryDecision(
-        True, "OOM retry 1 of 3", 0.0, None, oom=True
+    assert decide(replace(blind, vram=None, share=500), SETTINGS, GpuInventory()) == RetryDecision(
+        True, (NextStep(NextKind.OOM_RETRY, 1, 3),), 0.0, None, oom=True
     )
     known = replace(blind, vram=None, share=500, peaks={"U0": 1000})
-    assert decide_retry(known, SETTINGS, GpuInventory()).min_vram_mib == 1250
-    assert (
-        decide_retry(replace(failed(), peaks={"U0": 40_000}), SETTINGS, GpuInventory()).min_vram_mib == 50_000
-    )
+    assert decide(known, SETTINGS, GpuInventory()).min_vram_mib == 1250
+    assert decide(replace(failed(), peaks={"U0": 40_000}), SETTINGS, GpuInventory()).min_vram_mib == 50_000
 
 
 def test_does_not_retry_an_oom_at_the_largest_available_memory() -> None:
     most = replace(failed(), vram=TOTAL - 512)
-    assert decide_retry(most, SETTINGS, INVENTORY) == RetryDecision(
-        False, "no larger GPU: it already had 23.5 GiB, the most available"
+    assert decide(most, SETTINGS, INVENTORY) == RetryDecision(
+        False, (NextStep(NextKind.NO_LARGER_GPU, vram_mib=TOTAL - 512),)
     )
-    assert decide_retry(replace(most, vram=TOTAL - 513), SETTINGS, INVENTORY).min_vram_mib == TOTAL - 512
-    assert not decide_retry(replace(most, vram=TOTAL - 511), SETTINGS, INVENTORY).retry
+    assert decide(replace(most, vram=TOTAL - 513), SETTINGS, INVENTORY).min_vram_mib == TOTAL - 512
+    assert not decide(replace(most, vram=TOTAL - 511), SETTINGS, INVENTORY).retry
     # It had the largest GPU to itself.
     alone = replace(most, vram=None, whole=True)
-    assert decide_retry(alone, SETTINGS, INVENTORY) == RetryDecision(
-        False, "no larger GPU: it already had 24.0 GiB, the most available"
+    assert decide(alone, SETTINGS, INVENTORY) == RetryDecision(
+        False, (NextStep(NextKind.NO_LARGER_GPU, vram_mib=TOTAL),)
     )
     larger = GpuInventory({"U0": TOTAL, "U1": 2 * TOTAL}, 2 * TOTAL - 512)
-    assert decide_retry(alone, SETTINGS, larger).min_vram_mib == 30_720
+    assert decide(alone, SETTINGS, larger).min_vram_mib == 30_720
 
 
 def test_oom_retries_are_limited() -> None:
-    assert decide_retry(failed(oom_retries_used=2), SETTINGS, INVENTORY).message.startswith(
-        "OOM retry 3 of 3"
+    assert decide(failed(oom_retries_used=2), SETTINGS, INVENTORY).next_steps == (
+        NextStep(NextKind.OOM_RETRY, 3, 3, vram_mib=5120),
     )
-    assert decide_retry(failed(oom_retries_used=3), SETTINGS, INVENTORY) == RetryDecision(
-        False, "OOM retries used up (3)"
+    assert decide(failed(oom_retries_used=3), SETTINGS, INVENTORY) == RetryDecision(
+        False, (NextStep(NextKind.OOM_RETRIES_USED_UP, of=3),)
     )
-    assert decide_retry(failed(oom_retries_used=4), SETTINGS, INVENTORY).retry is False
-    assert decide_retry(failed(oom=0), SETTINGS, INVENTORY) == RetryDecision(False)
+    assert decide(failed(oom_retries_used=4), SETTINGS, INVENTORY).retry is False
+    assert decide(failed(oom=0), SETTINGS, INVENTORY) == RetryDecision(False)
 
 
 def test_the_option_applies_if_the_line_sets_no_retries() -> None:
     option = Settings(oom_retries=1, fail_retries=1)
-    assert decide_retry(failed(oom=None), option, INVENTORY).message.startswith("OOM retry 1 of 1")
-    assert not decide_retry(failed(oom=0, fail=0), option, INVENTORY).retry
-    assert (
-        decide_retry(failed(FAULT, oom=None), option, INVENTORY).message
-        == f"retry 1 of 1 in {FIRST_WAIT_S:g} s"
+    assert decide(failed(oom=None), option, INVENTORY).next_steps == (
+        NextStep(NextKind.OOM_RETRY, 1, 1, vram_mib=5120),
     )
-    assert not decide_retry(failed(FAULT, fail=0), option, INVENTORY).retry
+    assert not decide(failed(oom=0, fail=0), option, INVENTORY).retry
+    assert decide(failed(FAULT, oom=None), option, INVENTORY).next_steps == (
+        NextStep(NextKind.RETRY, 1, 1, FIRST_WAIT_S),
+    )
+    assert not decide(failed(FAULT, fail=0), option, INVENTORY).retry
 
 
 def test_a_failure_without_oom_uses_no_oom_retry() -> None:
-    assert decide_retry(failed(FAULT), SETTINGS, INVENTORY) == RetryDecision(False)
-    assert decide_retry(failed(""), SETTINGS, INVENTORY) == RetryDecision(False)
+    assert decide(failed(FAULT), SETTINGS, INVENTORY) == RetryDecision(False)
+    assert decide(failed(""), SETTINGS, INVENTORY) == RetryDecision(False)
 
 
 def test_retries_of_failures_back_off_up_to_a_limit() -> None:
     waits = [
-        decide_retry(failed(FAULT, fail=20, fail_retries_used=n), SETTINGS, INVENTORY).wait_s
-        for n in range(20)
+        decide(failed(FAULT, fail=20, fail_retries_used=n), SETTINGS, INVENTORY).wait_s for n in range(20)
     ]
     assert waits[0] == FIRST_WAIT_S
     assert waits == sorted(waits)
     doubled = [wait for wait in waits if wait < MAX_WAIT_S]
     assert doubled == [FIRST_WAIT_S * 2**n for n in range(len(doubled))]
     assert waits[-1] == MAX_WAIT_S
-    assert not decide_retry(failed(FAULT, fail=20, fail_retries_used=20), SETTINGS, INVENTORY).retry
+    assert not decide(failed(FAULT, fail=20, fail_retries_used=20), SETTINGS, INVENTORY).retry
 
 
 def test_an_oom_without_oom_retries_left_uses_other_retries() -> None:
-    decision = decide_retry(
-        failed(oom=3, oom_retries_used=3, fail=2, fail_retries_used=1), SETTINGS, INVENTORY
+    decision = decide(failed(oom=3, oom_retries_used=3, fail=2, fail_retries_used=1), SETTINGS, INVENTORY)
+    assert decision == RetryDecision(
+        True, (NextStep(NextKind.OOM_RETRIES_USED_UP, of=3), NextStep(NextKind.RETRY, 2, 2, 20.0)), 20.0
     )
-    assert decision == RetryDecision(True, "OOM retries used up (3); retry 2 of 2 in 20 s", 20.0)
-    none = decide_retry(failed(oom=0, fail=1), SETTINGS, INVENTORY)
-    assert none == RetryDecision(True, "retry 1 of 1 in 10 s", 10.0)
-    first = decide_retry(failed(oom=3, fail=2), SETTINGS, INVENTORY)
+    none = decide(failed(oom=0, fail=1), SETTINGS, INVENTORY)
+    assert none == RetryDecision(True, (NextStep(NextKind.RETRY, 1, 1, 10.0),), 10.0)
+    first = decide(failed(oom=3, fail=2), SETTINGS, INVENTORY)
     assert (first.oom, first.min_vram_mib) == (True, 5120)
 
 
@@ -160,8 +168,8 @@ def test_an_oom_without_oom_retries_left_uses_other_retries() -> None:
 @pytest.mark.parametrize("tail", [OOM, FAULT])
 def test_does_not_retry_a_cancelled_job_or_one_without_its_line(values: dict[str, object], tail: str) -> None:
     attempt = failed(tail, fail=5)
-    assert decide_retry(attempt, SETTINGS, INVENTORY).retry
-    assert decide_retry(replace(attempt, **values), SETTINGS, INVENTORY) == RetryDecision(False)  # type: ignore[arg-type]
+    assert decide(attempt, SETTINGS, INVENTORY).retry
+    assert decide(replace(attempt, **values), SETTINGS, INVENTORY) == RetryDecision(False)  # type: ignore[arg-type]
 
 
 def finish_of(attempt: Attempt, *gpus: Gpu, code: int = 1, **values: object) -> FinishAttempt:
@@ -186,7 +194,7 @@ def test_a_retried_attempt_requeues_its_job_with_new_counts() -> None:
     )
     assert (end.exit_code, end.launch_failures, end.started_at, end.ended_at) == (1, 0, 1.0, 2.0)
     assert end.reason is not None
-    assert end.reason.endswith("; OOM retry 2 of 3 with 5.0 GiB per GPU")
+    assert words(end.reason).endswith("; OOM retry 2 of 3 with 5.0 GiB per GPU")
     again = finish_of(failed(FAULT, fail=3, oom_retries_used=1, fail_retries_used=2))
     assert (again.state, again.oom_retries_used, again.fail_retries_used, again.min_vram_mib) == (
         JobState.QUEUED,
@@ -206,7 +214,7 @@ def test_the_last_failure_finishes_the_job_and_reports_the_retries() -> None:
         1,
     )
     assert end.min_vram_mib is None
-    assert "OOM retries used up (3)" in (end.reason or "")
+    assert "OOM retries used up (3)" in words(end.reason)
 
 
 def test_a_completed_job_with_an_oom_in_its_log_is_completed() -> None:
@@ -317,7 +325,7 @@ def test_repeated_oom_retries_raise_memory_until_nothing_larger_fits(
     attempt = replace(failed(oom=retries), vram=declared, peaks=peaks)
     inventory = GpuInventory({"U0": total}, total - limits.margin_mib)
     for used in range(retries + 2):
-        decision = decide_retry(attempt, SETTINGS, inventory)
+        decision = decide(attempt, SETTINGS, inventory)
         if not decision.retry:
             assert used == retries or (attempt.vram or 0) >= total - limits.margin_mib
             return

@@ -1,11 +1,11 @@
 # Job 7, attempt 1, as its runner starts it. By hand: bash command.sh
-fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; builtin exit 1; }
-cd -- /work || fail 'working folder /work cannot be entered'
+fail() { printf '%s\n' "$2" >&2; { printf '!%s %s' "$1" "$2" >&3; } 2>/dev/null; builtin exit 1; }
+cd -- /work || fail cwd_unreachable 'working folder /work cannot be entered'
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export CUDA_VISIBLE_DEVICES=0,2
-[ -e /data/t.py ] || fail 'script /data/t.py does not exist'
+[ -e /data/t.py ] || fail script_missing 'script /data/t.py does not exist'
 if type -P python >/dev/null; then python=python; else python=python3; fi
-type -P "$python" >/dev/null || fail 'neither python nor python3 is on the PATH of the job'
+type -P "$python" >/dev/null || fail python_missing 'neither python nor python3 is on the PATH of the job'
 record() {
     local own
     mapfile -t own </proc/self/stat

@@ -1,9 +1,10 @@
 # Job 7, attempt 1, as its runner starts it. By hand: bash command.sh
-fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; builtin exit 1; }
-cd -- /work || fail 'working folder /work cannot be entered'
+fail() { printf '%s\n' "$2" >&2; { printf '!%s %s' "$1" "$2" >&3; } 2>/dev/null; builtin exit 1; }
+cd -- /work || fail cwd_unreachable 'working folder /work cannot be entered'
 exit() {
     set -- "${1-$?}"
-    [ "$BASH_SUBSHELL" -gt 0 ] || fail "conda environment ${CONDA_DEFAULT_ENV:-$CONDA_PREFIX}"": its hook ${BASH_SOURCE[1]} ended the shell (exit code $1)"
+    [ "$BASH_SUBSHELL" -gt 0 ] ||
+        fail environment_broken "conda environment ${CONDA_DEFAULT_ENV:-$CONDA_PREFIX}"": its hook ${BASH_SOURCE[1]} ended the shell (exit code $1)"
     builtin exit "$1"
 }
 if [ -n "$CONDA_PREFIX" ]; then
@@ -19,7 +20,7 @@ fi
 unset CONDA_PREFIX CONDA_DEFAULT_ENV CONDA_PROMPT_MODIFIER CONDA_SHLVL
 unset "${!CONDA_PREFIX_@}" "${!CONDA_STACKED_@}" "${!__CONDA_SHLVL_@}"
 [ -r '/opt/con da.sh' ] && . '/opt/con da.sh'
-type conda >/dev/null 2>&1 || fail 'conda cannot be set up from /opt/con da.sh'
+type conda >/dev/null 2>&1 || fail environment_broken 'conda cannot be set up from /opt/con da.sh'
 conda activate base
 if [ $? -ne 0 ] || [ ! -d "$CONDA_PREFIX" ]; then
     names= known=
@@ -30,15 +31,15 @@ if [ $? -ne 0 ] || [ ! -d "$CONDA_PREFIX" ]; then
         esac
         names="$names, $first"
     done < <(conda env list 2>/dev/null)
-    [ -z "$known" ] || fail 'conda environment base could not be activated; see the log of the job'
-    fail 'conda environment base does not exist; environments: '"${names#, }"
+    [ -z "$known" ] || fail environment_broken 'conda environment base could not be activated; see the log of the job'
+    fail environment_missing 'conda environment base does not exist; environments: '"${names#, }"
 fi
 unset -f exit
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export CUDA_VISIBLE_DEVICES=0,2
-[ -e /data/t.py ] || fail 'script /data/t.py does not exist'
+[ -e /data/t.py ] || fail script_missing 'script /data/t.py does not exist'
 if [ -x "$CONDA_PREFIX"/bin/python ]; then python=python; else python=python3; fi
-[ -x "$CONDA_PREFIX"/bin/"$python" ] || fail 'conda environment base has no python (neither bin/python nor bin/python3)'
+[ -x "$CONDA_PREFIX"/bin/"$python" ] || fail python_missing 'conda environment base has no python (neither bin/python nor bin/python3)'
 record() {
     local own
     mapfile -t own </proc/self/stat

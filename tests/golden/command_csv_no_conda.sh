@@ -1,12 +1,12 @@
 # Job 7, attempt 1, as its runner starts it. By hand: bash command.sh
-fail() { printf '%s\n' "$1" >&2; { printf '!%s' "$1" >&3; } 2>/dev/null; builtin exit 1; }
-cd -- /work || fail 'working folder /work cannot be entered'
-fail 'conda environment ml: no conda was found; name its profile.d/conda.sh with --conda-sh'
+fail() { printf '%s\n' "$2" >&2; { printf '!%s %s' "$1" "$2" >&3; } 2>/dev/null; builtin exit 1; }
+cd -- /work || fail cwd_unreachable 'working folder /work cannot be entered'
+fail conda_missing 'conda environment ml: no conda was found; name its profile.d/conda.sh with --conda-sh'
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export CUDA_VISIBLE_DEVICES=0,2
-[ -e /data/t.py ] || fail 'script /data/t.py does not exist'
+[ -e /data/t.py ] || fail script_missing 'script /data/t.py does not exist'
 if [ -x "$CONDA_PREFIX"/bin/python ]; then python=python; else python=python3; fi
-[ -x "$CONDA_PREFIX"/bin/"$python" ] || fail 'conda environment ml has no python (neither bin/python nor bin/python3)'
+[ -x "$CONDA_PREFIX"/bin/"$python" ] || fail python_missing 'conda environment ml has no python (neither bin/python nor bin/python3)'
 record() {
     local own
     mapfile -t own </proc/self/stat

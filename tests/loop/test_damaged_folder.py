@@ -16,6 +16,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.runner.process_scan import ticks_of
 from gpu_scheduler.scheduler import read_facts
 from tests.loop.rig import Rig
+from tests.reasons import words
 from tests.waiting import wait_for
 
 Damage = Callable[[Path, str], object]
@@ -100,7 +101,7 @@ def test_dead_runner_with_a_damaged_file_is_interrupted_and_the_file_is_named(
     rig.tick()
     os.kill(pid, signal.SIGKILL)
     row = rig.tick_until_ended(job)
-    assert (row["state"], row["reason"]) == ("held", f"{reason}; `retry {job}` runs it again")
+    assert (row["state"], words(row["reason"])) == ("held", f"{reason}; `retry {job}` runs it again")
 
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
@@ -158,7 +159,10 @@ def test_begun_command_is_not_launched_again_without_its_claim(rig: Rig) -> None
     os.kill(pid, signal.SIGKILL)
     sweep(folder, token, term_s=0.0)
     row = rig.tick_until_ended(job)
-    assert (row["state"], row["reason"]) == ("held", f"its runner was killed; `retry {job}` runs it again")
+    assert (row["state"], words(row["reason"])) == (
+        "held",
+        f"its runner was killed; `retry {job}` runs it again",
+    )
     assert (rig.folder / "starts").read_text() == "start\n"
 
 
@@ -209,7 +213,10 @@ def test_invalid_claim_without_processes_holds_the_job(rig: Rig) -> None:
     assert sweep(folder, token, term_s=0.0) == ()
     claim_as_folder(folder, token)
     row = rig.tick_until_ended(job)
-    assert row["reason"] == f"its runner died, and the file claim is a folder; `retry {job}` runs it again"
+    assert (
+        words(row["reason"])
+        == f"its runner died, and the file claim is a folder; `retry {job}` runs it again"
+    )
 
 
 @pytest.mark.parametrize("spec", ["{", '{"token": "x"}', "folder"])

@@ -12,6 +12,7 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, parse_llm_config
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from tests.loop.rig import Rig
+from tests.reasons import words
 
 
 class Desk:
@@ -121,7 +122,7 @@ def test_deleting_a_line_ends_its_queued_job_after_ten_seconds_but_not_a_running
     assert [row["gone"] for row in desk.rig.store.db.rows("SELECT gone FROM job ORDER BY id")] == [0, 1, 0]
     desk.wait(2)
     assert desk.states() == {1: "running", 2: "cancelled", 3: "queued"}
-    assert desk.rig.job(2)["reason"] == "line removed"
+    assert words(desk.rig.job(2)["reason"]) == "line removed"
     (desk.rig.folder / "go").touch()
     assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
 
@@ -275,7 +276,7 @@ def test_the_remedy_shown_for_a_failed_job_works_on_its_line(
     )
     desk.save("0,s.py,,,1\n")
     assert desk.rig.tick_until_ended(1)["exit_code"] == 1
-    assert "put [cuda-ids=visible] before its line" in desk.rig.job(1)["reason"]
+    assert "put [cuda-ids=visible] before its line" in words(desk.rig.job(1)["reason"])
     with caplog.at_level("INFO"):
         desk.save("[cuda-ids=visible] 0,s.py,,,1\n")
     assert (

@@ -21,6 +21,7 @@ from gpu_scheduler.scheduler.loop import next_deadline
 from gpu_scheduler.views.wait_reasons import wait_text
 from tests.fakes.conda import plant
 from tests.loop.rig import SETTINGS, Rig
+from tests.reasons import words
 from tests.waiting import wait_for
 
 CONDA = str(Path(__file__).resolve().parents[1] / "fakes" / "conda.sh")
@@ -124,8 +125,8 @@ def test_a_job_whose_runner_never_starts_fails_with_the_reason(tmp_path: Path) -
     job = rig.add_job("echo x >> ran")
     row = rig.tick_until_ended(job)
     assert (row["outcome"], row["exit_code"]) == ("failed", None)
-    assert "did not start in 3 launches" in row["reason"]
-    assert "tried 2 times" in row["reason"]
+    assert "did not start in 3 launches" in words(row["reason"])
+    assert "tried 2 times" in words(row["reason"])
     assert not (tmp_path / "ran").exists()
     assert len(list((tmp_path / "deaths").iterdir())) == 6
 
@@ -150,7 +151,7 @@ def test_a_failed_launch_is_retried_as_a_new_attempt(tmp_path: Path) -> None:
     job = rig.add_job("echo x >> ran")
     assert rig.tick_until_ended(job)["outcome"] == "completed"
     assert [a["outcome"] for a in rig.store.attempts(job)] == ["not_started", "not_started", "completed"]
-    assert "out of processes" in rig.store.attempts(job)[0]["reason"]
+    assert "out of processes" in words(rig.store.attempts(job)[0]["reason"])
 
 
 def test_an_unknown_conda_environment_fails_with_the_list_and_delays_no_other_job(
@@ -168,12 +169,12 @@ def test_an_unknown_conda_environment_fails_with_the_list_and_delays_no_other_jo
 
     bad, good = csv("nosuch"), csv("beta")
     rig.tick_until(lambda: rig.job(good)["outcome"], "the job behind it")
-    assert rig.job(good)["outcome"] == "completed", rig.job(good)["reason"]
+    assert rig.job(good)["outcome"] == "completed", words(rig.job(good)["reason"])
     row = rig.tick_until_ended(bad)
     assert row["outcome"] == "failed"
-    assert "nosuch does not exist" in row["reason"]
-    assert "alpha" in row["reason"]
-    assert "beta" in row["reason"]
+    assert "nosuch does not exist" in words(row["reason"])
+    assert "alpha" in words(row["reason"])
+    assert "beta" in words(row["reason"])
     assert len(rig.store.attempts(bad)) == 3
     assert (tmp_path / "ran").read_text() == "beta\n"
 
@@ -182,7 +183,7 @@ def test_a_missing_script_is_a_failed_launch(rig: Rig) -> None:
     job = rig.store.insert_job(JobSpec("csv", "s", str(rig.folder), str(rig.folder / "none.py")), "test")
     row = rig.tick_until_ended(job)
     assert row["outcome"] == "failed"
-    assert "none.py does not exist" in row["reason"]
+    assert "none.py does not exist" in words(row["reason"])
 
 
 def test_cancel_kills_after_the_grace_period(rig: Rig) -> None:
@@ -217,7 +218,7 @@ def test_an_attempt_of_another_boot_is_interrupted(rig: Rig) -> None:
     rig.store.db.connection.execute("UPDATE attempt SET boot_id = 'before'")
     row = rig.tick_until_ended(job)
     assert (row["state"], row["held_by"]) == ("held", "interrupted")
-    assert "restarted" in row["reason"]
+    assert "restarted" in words(row["reason"])
     assert not (rig.folder / "ran").exists()
 
 

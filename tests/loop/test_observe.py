@@ -20,6 +20,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.recorded_options import record_options, recorded_options
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import Rig
+from tests.reasons import words
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/x/t.py", line 1, in <module>\n'
 
@@ -34,8 +35,8 @@ def test_failure_is_explained_in_the_store_and_in_the_log(rig: Rig, caplog: pyte
     caplog.set_level(logging.INFO)
     (rig.folder / "output").write_text(f"{TRACEBACK}ValueError: bad\x1b[0m rate\n")
     job = rig.add_job("cat output; exit 1")
-    assert rig.tick_until_ended(job)["reason"] == "exit code 1: ValueError: bad rate"
-    assert rig.store.attempts(job)[0]["reason"] == "exit code 1: ValueError: bad rate"
+    assert words(rig.tick_until_ended(job)["reason"]) == "exit code 1: ValueError: bad rate"
+    assert words(rig.store.attempts(job)[0]["reason"]) == "exit code 1: ValueError: bad rate"
     assert re.search(
         rf"job {job} finished \[FAILED\] in \d\.\ds — exit code 1: ValueError: bad rate \| peak vram .*"
         r" \| no declaration.* \(log: ",
@@ -56,7 +57,7 @@ def test_failure_is_explained_in_the_store_and_in_the_log(rig: Rig, caplog: pyte
     ],
 )
 def test_end_reasons(rig: Rig, command: str, reason: str) -> None:
-    assert rig.tick_until_ended(rig.add_job(command))["reason"] == reason
+    assert words(rig.tick_until_ended(rig.add_job(command))["reason"]) == reason
 
 
 def test_only_the_log_of_a_failure_is_read_and_only_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +92,7 @@ def test_job_with_remapped_device_numbers_gets_advice(
     record_options(rig.store, replace(StartOptions(), cuda_ids=default))  # type: ignore[arg-type]
     job = rig.add_job("echo 'RuntimeError: CUDA error: invalid device ordinal'; : --cuda 0; exit 1",
                   allowed=(gpu,), cuda_ids=own, cuda=cuda)  # fmt: skip
-    reason = rig.tick_until_ended(job)["reason"]
+    reason = words(rig.tick_until_ended(job)["reason"])
     assert "invalid device ordinal" in reason
     assert (f"it was given --cuda {gpu}" in reason) is advised
 

@@ -10,6 +10,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.scheduler import loop, read_facts
 from tests.fakes.remote_executor import RemoteExecutor
 from tests.loop.rig import SETTINGS, Rig
+from tests.reasons import words
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,7 @@ def test_gives_up_a_remote_attempt_that_never_begins(tmp_path: Path) -> None:
     job = rig.add_job("x")
     ended = rig.tick_until_ended(job)
     assert str(ended.outcome) == "failed"
-    assert "did not start in 2 launches" in (ended.reason or "")
+    assert "did not start in 2 launches" in words(ended.reason)
     assert [one.state for one in executor.attempts.values()] == ["void"]
 
 
@@ -93,6 +94,6 @@ def test_retries_a_refused_remote_launch(tmp_path: Path) -> None:
     executor.refuses = "the site is closed"
     rig = rig_with(tmp_path, executor)
     job = rig.add_job("x")
-    rig.tick_until(lambda: "the site is closed" in (rig.job(job).reason or ""))
+    rig.tick_until(lambda: "the site is closed" in words(rig.job(job).reason))
     executor.refuses = None
     assert str(rig.tick_until_ended(job).outcome) == "completed"

@@ -30,6 +30,7 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 from gpu_scheduler.views.event_messages import iso_time
 from tests.loop.manual_clock import ManualClock
+from tests.reasons import worded
 
 
 class ReporterHarness:
@@ -123,7 +124,7 @@ def test_dispatched_count_never_decreases(harness: ReporterHarness, logged: Call
     job, other = harness.job("echo a"), harness.job("echo b")
     attempt = harness.start(job)
     harness.update()
-    harness.end(job, attempt, state=JobState.QUEUED, job_outcome=None, reason="again")
+    harness.end(job, attempt, state=JobState.QUEUED, job_outcome=None, reason=worded("again"))
     harness.start(other)
     harness.start(job)
     harness.update()
@@ -152,7 +153,9 @@ def test_failed_launch_is_logged_as_not_started(
     job = harness.job("echo a")
     attempt = harness.start(job)
     harness.record(
-        act.FinishAttempt(job, attempt, Outcome.NOT_STARTED, JobState.QUEUED, None, reason="no script")
+        act.FinishAttempt(
+            job, attempt, Outcome.NOT_STARTED, JobState.QUEUED, None, reason=worded("no script")
+        )
     )
     harness.update()
     assert [line.partition(" (")[0] for line in logged()] == [
@@ -179,18 +182,18 @@ def test_calls_back_before_logging_the_end_of_an_attempt(
 
 def _again(harness: ReporterHarness, job: int, attempt: int) -> None:
     """Queues the job again."""
-    harness.end(job, attempt, state=JobState.QUEUED, job_outcome=None, reason="again")
+    harness.end(job, attempt, state=JobState.QUEUED, job_outcome=None, reason=worded("again"))
 
 
 def _finished(harness: ReporterHarness, job: int, attempt: int) -> None:
     """Cancels another job that never started."""
-    harness.record(act.FinishJob(harness.job("echo other"), Outcome.CANCELLED, "why not"))
+    harness.record(act.FinishJob(harness.job("echo other"), Outcome.CANCELLED, worded("why not")))
 
 
 def _retried(harness: ReporterHarness, job: int, attempt: int) -> None:
     """Finishes the job in this run, then retries it."""
     harness.end(job, attempt)
-    harness.record(act.RequeueJob(job, "asked for"))
+    harness.record(act.RequeueJob(job, worded("asked for")))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +227,7 @@ def test_jobs_finished_before_startup_do_not_count(
     harness.update()
     assert "(1/1 dispatched" in logged()[0]
     # One of them is retried: now it counts.
-    harness.record(act.RequeueJob(old, "asked for"))
+    harness.record(act.RequeueJob(old, worded("asked for")))
     harness.update()
     harness.end(new, 3)
     harness.start(old)
@@ -233,7 +236,7 @@ def test_jobs_finished_before_startup_do_not_count(
     assert told[0] == "job 1 queued: asked for"
     assert "(2/2 dispatched" in told[-1]
     # A job of this run is retried.
-    harness.record(act.RequeueJob(new, "asked for"))
+    harness.record(act.RequeueJob(new, worded("asked for")))
     harness.start(new)
     harness.update()
     assert "(2/2 dispatched" in logged()[-1]
@@ -247,9 +250,9 @@ def test_retried_job_counts_once_however_often_it_is_held(
     harness.update()
     harness.restart()
     for _ in range(2):
-        harness.record(act.RequeueJob(old, "asked for"))
-        harness.record(act.HoldJob(old, "user", "held by the user"))
-    harness.record(act.RequeueJob(old, "asked for"))
+        harness.record(act.RequeueJob(old, worded("asked for")))
+        harness.record(act.HoldJob(old, "user", worded("held by the user")))
+    harness.record(act.RequeueJob(old, worded("asked for")))
     harness.start(old)
     harness.update()
     assert "(1/1 dispatched" in logged()[-1]
@@ -262,7 +265,7 @@ def test_restart_logs_events_that_a_killed_scheduler_did_not_log(
     harness.start(job)
     harness.update()
     logged()
-    harness.record(act.HoldJob(harness.job("echo b"), "user", "held by the user"))
+    harness.record(act.HoldJob(harness.job("echo b"), "user", worded("held by the user")))
     harness.restart()
     harness.update()
     harness.update()
@@ -403,7 +406,7 @@ def test_reports_again_if_a_power_cut_lost_reported_events(
     harness.update()
     harness.store.db.set_meta("told", "[100, 100]")
     harness.restart()
-    harness.record(act.HoldJob(job, "user", "held by the user"))
+    harness.record(act.HoldJob(job, "user", worded("held by the user")))
     harness.update()
     assert harness.ids() == [1, 2]
     assert logged() == ["job 1 held: held by the user"]
@@ -416,7 +419,7 @@ def test_logs_events_with_the_next_action_after_a_failed_read(
         raise sqlite3.OperationalError("disk I/O error")
 
     job = harness.job()
-    harness.record(act.HoldJob(job, "user", "held by the user"))
+    harness.record(act.HoldJob(job, "user", worded("held by the user")))
     with monkeypatch.context() as patch:
         patch.setattr("gpu_scheduler.reporting.reporter.events.newest_event_id", fail)
         harness.reporter.action_recorded(act.AnswerRequest(1, ""))
@@ -671,10 +674,10 @@ def test_board_shows_the_first_waiting_and_the_newest_finished_jobs(harness: Rep
     for n in range(70):
         harness.job(f"echo waits {n};")
     for job in range(41, 71):
-        harness.record(act.HoldJob(job, "user", "held by the user"))
+        harness.record(act.HoldJob(job, "user", worded("held by the user")))
     for _ in range(30):
         job = harness.job("echo done")
-        harness.record(act.FinishJob(job, Outcome.CANCELLED, "why not"))
+        harness.record(act.FinishJob(job, Outcome.CANCELLED, worded("why not")))
     harness.update()
     lines = harness.board.read_text().splitlines()
     waits = [line for line in lines if line.startswith("·")]
@@ -694,7 +697,8 @@ def test_board_marks_an_oom_retry(harness: ReporterHarness) -> None:
     job = harness.job("python big.py")
     attempt = harness.start(job)
     harness.end(
-        job, attempt, state=JobState.QUEUED, job_outcome=None, reason="OOM retry 1 of 3", oom_retries_used=1,
+        job, attempt, state=JobState.QUEUED, job_outcome=None, reason=worded("OOM retry 1 of 3"),
+        oom_retries_used=1,
         min_vram_mib=5000,
     )  # fmt: skip
     harness.update()

@@ -34,6 +34,7 @@ from gpu_scheduler.store.forget import forgetting_jobs
 from gpu_scheduler.store.inspection import inspect_store
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import SETTINGS, Rig
+from tests.reasons import words
 from tests.waiting import wait_for
 
 #: Runs until the file `go` exists.
@@ -151,7 +152,7 @@ def test_refuses_a_lost_store_and_names_the_running_jobs(desk: Desk) -> None:
     other = desk.folder / "other.db"
     with contextlib.closing(sqlite3.connect(other)) as db:
         db.execute("CREATE TABLE other (a)")
-    for content, words in (
+    for content, problem in (
         (None, "is missing"),
         (b"", "is empty"),
         (other.read_bytes(), "is empty"),
@@ -162,7 +163,7 @@ def test_refuses_a_lost_store_and_names_the_running_jobs(desk: Desk) -> None:
         with pytest.raises(SchedulerError) as refused:
             desk.start()
         head, lives_on, ways = str(refused.value).split("\n")
-        damaged = f"{database} {words}"
+        damaged = f"{database} {problem}"
         assert head == f"2 attempts in {desk.data_dir.runs} are not in the store: {damaged}"
         assert lives_on == f"job {lives} is still running (pid {pid}); nothing is signalled"
         assert "`start --restore` continues from these folders alone" in ways
@@ -215,7 +216,7 @@ def test_restores_a_store_from_the_folders_alone(desk: Desk) -> None:
     assert ended == [("finished", "completed", 0), ("finished", "failed", 3)]
     assert rows[lives]["state"] == "running"
     assert rows[killed]["state"] == "held"
-    assert rows[killed]["reason"] == f"its runner was killed; `retry {killed}` runs it again"
+    assert words(rows[killed]["reason"]) == f"its runner was killed; `retry {killed}` runs it again"
     [row] = desk.rig.store.attempts(lives)
     for name in (
         "number",
@@ -248,7 +249,7 @@ def test_holds_an_attempt_that_had_not_begun_so_that_it_never_begins(
     desk.restore()
     row = desk.rig.job(job)
     assert (row["state"], row["outcome"]) == ("held", None)
-    assert row["reason"] == f"it had not begun when the store was lost; `retry {job}` runs it"
+    assert words(row["reason"]) == f"it had not begun when the store was lost; `retry {job}` runs it"
     assert observe(folder, token).claim == "void"
     desk.rig.store.add_request("requeue", str(job))
     (desk.folder / "go").touch()
@@ -485,7 +486,7 @@ def test_a_running_job_without_a_claim_continues_after_a_restore(desk: Desk) -> 
     assert [row["job_id"] for row in desk.rig.store.active_attempts()] == [job], "it keeps its GPUs"
     row = desk.rig.job(killed)
     assert row["state"] == "held"
-    assert row["reason"] == f"its runner was killed; `retry {killed}` runs it again"
+    assert words(row["reason"]) == f"its runner was killed; `retry {killed}` runs it again"
     desk.rig.tick()
     assert desk.rig.job(job)["state"] == "running"
     (desk.folder / "go").touch()

@@ -22,6 +22,7 @@ from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
+from tests.reasons import worded
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 
@@ -74,7 +75,7 @@ def test_records_a_round_atomically(store: Store) -> None:
     with pytest.raises(IllegalTransitionError, match="queued"):
         record(
             store,
-            act.HoldJob(job, "user", "held"),
+            act.HoldJob(job, "user", worded("held")),
             act.Start(job, ("U0",), 1000),
             act.Start(job, ("U0",), 1000),
         )
@@ -109,7 +110,7 @@ def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel(sto
         None,
     )
     assert [step["state"] for step in store.history(job)] == ["queued", "starting", "finished"]
-    record(store, act.RequeueJob(job, "retried"))
+    record(store, act.RequeueJob(job, worded("retried")))
     row = store.job(job)
     assert row is not None
     assert (row["state"], row["outcome"], row["exit_code"]) == ("queued", None, None)
@@ -132,8 +133,8 @@ def test_a_hold_keeps_the_used_retries_and_a_retry_resets_them(store: Store, by:
     )
     record(store, end)
     if by is not None:
-        record(store, act.HoldJob(job, by, "held"))
-    record(store, act.RequeueJob(job, "queued again"))
+        record(store, act.HoldJob(job, by, worded("held")))
+    record(store, act.RequeueJob(job, worded("queued again")))
     row = store.job(job)
     assert row is not None
     assert (row["oom_used"], row["fail_used"]) == ((2, 1) if by else (0, 0))

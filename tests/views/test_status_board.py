@@ -8,6 +8,7 @@ import time
 from gpu_scheduler.app.status_report import GpuStatusView, JobView, StatusReport
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.status_board import to_text
+from tests.reasons import worded
 
 NOW = 1_000_000.0
 GPUS = (
@@ -22,15 +23,16 @@ JOBS = (
             memory_used={1: 7}, peaks={1: 9}),
     JobView(3, "starting", name="bert", text="python c.py", gpus=(1,), share_declared=500, vram_declared=900,
             peaks={1: 70}),
-    JobView(4, "queued", reason="needs 1 free GPU, 0 free", text="evil \x1b[2J"),
-    JobView(5, "queued", reason="exit code 1; OOM retry 1 of 3 with 6.6 GiB per GPU", text="python e.py",
-            oom_retries_used=1),
-    JobView(6, "held", reason="interrupted; `retry 6` runs it again", text="python f.py"),
-    JobView(7, "held", reason="held by its line", wait=WaitReason(WaitKind.HELD, "line"), text="python g.py"),
+    JobView(4, "queued", reason=worded("needs 1 free GPU, 0 free"), text="evil \x1b[2J"),
+    JobView(5, "queued", reason=worded("exit code 1; OOM retry 1 of 3 with 6.6 GiB per GPU"),
+            text="python e.py", oom_retries_used=1),
+    JobView(6, "held", reason=worded("interrupted; `retry 6` runs it again"), text="python f.py"),
+    JobView(7, "held", reason=worded("held by its line"), wait=WaitReason(WaitKind.HELD, "line"),
+            text="python g.py"),
     JobView(8, "finished", "completed", text="python h.py", started_at=NOW - 100, finished_at=NOW - 80),
-    JobView(9, "finished", "failed", reason="exit code 1: ValueError: bad", text="python i.py",
+    JobView(9, "finished", "failed", reason=worded("exit code 1: ValueError: bad"), text="python i.py",
             started_at=NOW - 4.5, finished_at=NOW - 1),
-    JobView(10, "finished", "cancelled", reason="line removed", text="python j.py"),
+    JobView(10, "finished", "cancelled", reason=worded("line removed"), text="python j.py"),
 )  # fmt: skip
 
 
@@ -69,7 +71,7 @@ def test_shows_a_stopped_scheduler_and_counts_hidden_jobs() -> None:
 
 
 def test_truncates_long_lines() -> None:
-    waits = JobView(4, "queued", reason="x" * 5000, text="y" * 5000)
+    waits = JobView(4, "queued", reason=worded("x" * 5000), text="y" * 5000)
     text = to_text(StatusReport(NOW, 1, "s", "d", jobs=(waits,), counts={"queued": 1}))
     [row] = re.findall(r"^·    4  queued .*$", text, re.MULTILINE)
     assert len(row) == 200

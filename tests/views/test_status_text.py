@@ -26,6 +26,7 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.layout import Viewport
 from gpu_scheduler.views.status_json import to_json
 from gpu_scheduler.views.status_text import to_text
+from tests.reasons import worded
 
 GOLDEN = Path(__file__).with_name("golden")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
@@ -52,19 +53,20 @@ REPORT = StatusReport(
             spec='{"script": "/home/me/train.py", "arguments": ["--llm", "qwen"]}', last_line="loss 0.2 \x07",
         ),
         JobView(5, "running", is_recorded=False, text="python t.py", gpus=(1,), started_at=NOW - 3),
-        JobView(6, "queued", text="python big.py", reason="needs 2 free GPUs, 1 free", priority=200),
+        JobView(6, "queued", text="python big.py", reason=worded("needs 2 free GPUs, 1 free"), priority=200),
         JobView(
-            7, "queued", text="evil \x1b[2J", reason="infeasible: needs 9 idle GPUs, 3 managed",
+            7, "queued", text="evil \x1b[2J", reason=worded("infeasible: needs 9 idle GPUs, 3 managed"),
             infeasible=True,
         ),
-        JobView(8, "held", text="echo held", reason="held by the user", name="later"),
+        JobView(8, "held", text="echo held", reason=worded("held by the user"), name="later"),
         JobView(
-            2, "finished", "failed", text="python bad.py", exit_code=7, reason="exit code 7", attempts=1,
+            2, "finished", "failed", text="python bad.py", exit_code=7, reason=worded("exit code 7"),
+            attempts=1,
             started_at=NOW - 400, finished_at=NOW - 300, gpus=(0,),
         ),
         JobView(
             1, "finished", "failed", text="python none.py", attempts=5,
-            reason="could not be started: conda environment x does not exist (tried 5 times)",
+            reason=worded("could not be started: conda environment x does not exist (tried 5 times)"),
             finished_at=NOW - 7200,
         ),
     ),
@@ -127,12 +129,14 @@ def many() -> StatusReport:
     half = WaitReason(WaitKind.NO_FREE_GPU, need=Need(1, 500))
     waits = JobView(9, "queued", text="x", spec=sweep, wait=half)
     jobs += [replace(waits, id=n) for n in range(9, 29)]
-    jobs.append(JobView(29, "queued", name="ddp", reason="needs 2 idle GPUs, 0 free"))
-    jobs.append(JobView(30, "held", text="python t.py", reason="held by its line"))
+    jobs.append(JobView(29, "queued", name="ddp", reason=worded("needs 2 idle GPUs, 0 free")))
+    jobs.append(JobView(30, "held", text="python t.py", reason=worded("held by its line")))
     over = JobView(31, "finished", "completed", text="python t.py", started_at=NOW - 90, finished_at=NOW - 5)
     jobs += [replace(over, id=n) for n in range(31, 40)]
     jobs.append(
-        replace(over, id=40, outcome="failed", exit_code=1, reason="exit code 1: ValueError: " + "x" * 90)
+        replace(
+            over, id=40, outcome="failed", exit_code=1, reason=worded("exit code 1: ValueError: " + "x" * 90)
+        )
     )
     gpu = replace(REPORT.gpus[0], has_declared_memory=False)
     return StatusReport(
@@ -219,7 +223,9 @@ def test_the_first_line_counts_all_jobs(values: dict[str, Any], expected: str) -
 
 
 def test_unrecorded_end_is_shown_with_its_outcome() -> None:
-    job = JobView(1, "finished", "cancelled", is_recorded=False, text="t", reason="cancelled by the user")
+    job = JobView(
+        1, "finished", "cancelled", is_recorded=False, text="t", reason=worded("cancelled by the user")
+    )
     text = to_text(StatusReport(NOW, None, "s", "d", jobs=(job,), counts={"running": 1}))
     assert "  1  cancelled " in text
     assert "recorded" not in text

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_scheduler.app.status_report import JobView, MalformedLineView
+from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.unfinished import MAX_ITEMS, unfinished_text
+from tests.reasons import worded
 
 
-def job(number: int, state: str = "queued", reason: str | None = None, **values: Any) -> JobView:
+def job(number: int, state: str = "queued", reason: StateReason | None = None, **values: Any) -> JobView:
     return JobView(number, state, reason=reason, **values)
 
 
@@ -22,10 +24,10 @@ def test_names_each_line_and_job_with_its_reason() -> None:
     jobs = [
         job(2, wait=WaitReason(WaitKind.LINE_MALFORMED, line_number=2)),
         job(3, "held"),
-        job(4, "held", "held by its line", wait=WaitReason(WaitKind.HELD, "line")),
-        job(5, "held", "the machine was switched off"),
-        job(6, reason="infeasible: needs 9 GPUs, 4 managed"),
-        job(7, reason="GPU 0 paused"),
+        job(4, "held", worded("held by its line"), wait=WaitReason(WaitKind.HELD, "line")),
+        job(5, "held", worded("the machine was switched off")),
+        job(6, reason=worded("infeasible: needs 9 GPUs, 4 managed")),
+        job(7, reason=worded("GPU 0 paused")),
     ]
     assert unfinished_text([line], jobs) == (
         "line 2 of jobs.txt is malformed: memory '20H'\\x1b is not MiB; job 2 waits for line 2;"

@@ -20,6 +20,7 @@ from gpu_scheduler.views.wait_reasons import (
     obstacle_text,
     wait_text,
 )
+from tests.reasons import worded
 
 ONE, ALONE = Need(1, 500), Need(1, 1000, alone=True)
 
@@ -45,7 +46,7 @@ def test_a_stored_reason_is_read_as_it_was_written(reason: WaitReason) -> None:
 
 @given(REASONS)
 def test_every_reason_has_words(reason: WaitReason) -> None:
-    assert job_reason_text(JobView(1, "queued", reason="why", wait=reason))
+    assert job_reason_text(JobView(1, "queued", reason=worded("why"), wait=reason))
     assert wait_text(reason).startswith("infeasible: ") or not reason.is_infeasible
     for one in reason.obstacles:
         assert isinstance(obstacle_text(one), str)
@@ -74,7 +75,7 @@ def test_rounded_memory_reads_the_same(mib: int) -> None:
     ],
 )  # fmt: skip
 def test_a_held_job_says_so_once(wait: WaitReason | None, reason: str | None, words: str) -> None:
-    assert held_text(JobView(1, "held", reason=reason, wait=wait)) == words
+    assert held_text(JobView(1, "held", reason=worded(reason) if reason else None, wait=wait)) == words
 
 
 def closed(kind: ObstacleKind, **values: object) -> GpuAvailability:

@@ -15,7 +15,8 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 _EXIT_HANDLER = """\
 exit() {{
     set -- "${{1-$?}}"
-    [ "$BASH_SUBSHELL" -gt 0 ] || fail {named}": its hook ${{BASH_SOURCE[1]}} ended the shell (exit code $1)"
+    [ "$BASH_SUBSHELL" -gt 0 ] ||
+        fail environment_broken {named}": its hook ${{BASH_SOURCE[1]}} ended the shell (exit code $1)"
     builtin exit "$1"
 }}
 """
@@ -39,7 +40,7 @@ unset "${{!CONDA_PREFIX_@}}" "${{!CONDA_STACKED_@}}" "${{!__CONDA_SHLVL_@}}"
 
 _ACTIVATE_CONDA = """\
 {source}
-type conda >/dev/null 2>&1 || fail {no_conda}
+type conda >/dev/null 2>&1 || fail environment_broken {no_conda}
 conda activate {name}
 if [ $? -ne 0 ] || [ ! -d "$CONDA_PREFIX" ]; then
     names= known=
@@ -50,20 +51,20 @@ if [ $? -ne 0 ] || [ ! -d "$CONDA_PREFIX" ]; then
         esac
         names="$names, $first"
     done < <(conda env list 2>/dev/null)
-    [ -z "$known" ] || fail {broken}
-    fail {missing}"${{names#, }}"
+    [ -z "$known" ] || fail environment_broken {broken}
+    fail environment_missing {missing}"${{names#, }}"
 fi
 unset -f exit
 """
 
 _ACTIVATE_VENV = """\
 unset CONDA_EXE CONDA_PYTHON_EXE _CE_CONDA _CE_M
-[ -f {activate} ] || fail {missing}
+[ -f {activate} ] || fail environment_missing {missing}
 {exit}unset VIRTUAL_ENV
 VIRTUAL_ENV_DISABLE_PROMPT=1
 . {activate}
 unset VIRTUAL_ENV_DISABLE_PROMPT
-[ -d "$VIRTUAL_ENV" ] || fail {broken}
+[ -d "$VIRTUAL_ENV" ] || fail environment_broken {broken}
 unset -f exit
 """
 
@@ -118,7 +119,7 @@ def activation_text(environment: JobEnvironment) -> str:
         return ""
     if environment.conda_sh is None:
         reason = f"{environment.label}: no conda was found; name its profile.d/conda.sh with --conda-sh"
-        return f"fail {shlex.quote(reason)}\n"
+        return f"fail conda_missing {shlex.quote(reason)}\n"
     return _deactivation_text(environment.conda_sh) + _ACTIVATE_CONDA.format(
         source=_source_text(environment.conda_sh),
         name=shlex.quote(environment.conda),

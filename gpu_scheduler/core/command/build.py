@@ -1,8 +1,8 @@
 """Builds the command of an attempt: its environment, and the shell text that activates, checks and executes.
 
 Pure text; user text appears in it only as single-quoted words. The text reports on descriptor 3: "." right
-before it executes the job's own command, or "!" and the reason why it cannot. Before the ".", it writes the
-/proc entries of its process, which becomes the job's own command, to descriptor 4.
+before it executes the job's own command, or "!", a FailureKind and the reason why it cannot. Before the ".",
+it writes the /proc entries of its process, which becomes the job's own command, to descriptor 4.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = ["AttemptCommand", "build_command", "conda_environment", "display_comm
 
 _HEADER = """\
 # Job {job_id}, attempt {attempt}, as its runner starts it. By hand: bash command.sh
-fail() {{ printf '%s\\n' "$1" >&2; {{ printf '!%s' "$1" >&3; }} 2>/dev/null; builtin exit 1; }}
+fail() {{ printf '%s\\n' "$2" >&2; {{ printf '!%s %s' "$1" "$2" >&3; }} 2>/dev/null; builtin exit 1; }}
 """
 
 _FIND_PYTHON = """\
 if type -P python >/dev/null; then python=python; else python=python3; fi
-type -P "$python" >/dev/null || fail 'neither python nor python3 is on the PATH of the job'
+type -P "$python" >/dev/null || fail python_missing 'neither python nor python3 is on the PATH of the job'
 """
 
 #: A python further down PATH belongs to another environment.
 _FIND_ENVIRONMENT_PYTHON = """\
 if [ -x {programs}/python ]; then python=python; else python=python3; fi
-[ -x {programs}/"$python" ] || fail {missing}
+[ -x {programs}/"$python" ] || fail python_missing {missing}
 """
 
 #: torchrun starts python with its own interpreter and -u. Its module is equivalent to the program.
@@ -40,7 +40,7 @@ _FIND_TORCHRUN = """\
 if {there}; then torchrun=(torchrun); else
     torchrun=("$python" -u -m torch.distributed.run)
     "$python" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' 2>/dev/null ||
-        fail {missing}
+        fail torchrun_missing {missing}
 fi
 """
 
@@ -110,7 +110,7 @@ def build_command(
     ]
     parts = [
         _HEADER.format(job_id=job_id, attempt=attempt),
-        f"cd -- {shlex.quote(spec.cwd)} || fail {unreachable}\n",
+        f"cd -- {shlex.quote(spec.cwd)} || fail cwd_unreachable {unreachable}\n",
         *(text for text in exports if text.startswith("export PATH=")),
         activation_text(environment),
         *(text for text in exports if not text.startswith("export PATH=")),
@@ -145,14 +145,14 @@ def _job_command(spec: JobSpec, ids: str, environment: JobEnvironment) -> tuple[
         reason = (
             f"cuda=add: cannot tell where --cuda belongs in this command; write --cuda {ids} in its place"
         )
-        return spec.command or "", f"fail {shlex.quote(reason)}\n"
+        return spec.command or "", f"fail cuda_option_unplaced {shlex.quote(reason)}\n"
     return command, f"{REPORT_START}exec bash -c {shlex.quote(command)}\n"
 
 
 def _csv_command(spec: JobSpec, script: str, ids: str, environment: JobEnvironment) -> tuple[str, str]:
     """Does the same for a CSV line. torchrun gets no `--cuda`: LOCAL_RANK selects the GPU of each process."""
     missing = shlex.quote(f"script {script} does not exist")
-    check = f"[ -e {shlex.quote(script)} ] || fail {missing}\n{_python_check(environment)}"
+    check = f"[ -e {shlex.quote(script)} ] || fail script_missing {missing}\n{_python_check(environment)}"
     if spec.torchrun is None:
         rest = shlex.join(["-u", script, *cuda.rewrite_arguments(spec.arguments, ids, spec.cuda or "add")])
         return f"python {rest}", f'{check}{REPORT_START}exec "$python" {rest}\n'

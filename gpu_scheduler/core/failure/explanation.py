@@ -1,4 +1,4 @@
-"""Explains in one line why a job failed: exit code or signal, the error in its log, the kernel's OOM count.
+"""Explains why a command failed: exit code or signal, the error in its log, the kernel's OOM count.
 
 A job is called "out of memory" only if the kernel's own counter agrees.
 """
@@ -7,28 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from signal import Signals
+from typing import Literal
 
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
+from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, StateReason
 
-#: Most characters of the error, and of the whole explanation.
+#: Most characters of the error that are kept.
 _MAX_ERROR_CHARS = 300
-_MAX_CHARS = 700
 #: With an exit code other than Python's 1, an error in the log counts only if at most this many lines follow.
 _MAX_LINES_AFTER = 40
 _SIGKILL = 9
 
-_SIGNAL_MEANINGS = {
-    "SIGSEGV": "invalid memory access",
-    "SIGABRT": "it aborted itself",
-    "SIGBUS": "bad memory access, often a full /dev/shm",
-    "SIGILL": "illegal instruction: built for another processor",
-    "SIGFPE": "arithmetic error",
-    "SIGPIPE": "it wrote to a closed pipe",
-    "SIGXCPU": "CPU time limit exceeded",
-    "SIGXFSZ": "file size limit exceeded",
-}
-_EXIT_CODE_MEANINGS = {126: "found, but cannot be executed", 127: "command not found"}
 _WAS_KILLED = re.compile(r"\bKilled\b|SIGKILL|\bexit ?code:? -9\b|signal 9\b")
 #: Messages of PyTorch, CUDA, CuPy and TensorFlow about a GPU number that does not exist in the job.
 _INVALID_GPU_ID = re.compile(
@@ -40,86 +29,71 @@ _INVALID_GPU_ID = re.compile(
 _DUPLICATE_GPU = "Duplicate GPU detected"
 
 
-def signal_name(number: int) -> str:
-    """Returns the name of a signal: "SIGKILL" for 9, "signal 40" for one without a name."""
-    try:
-        return Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def is_failure(result: AttemptResult) -> bool:
     """Returns whether the command began, ended by itself and failed."""
     return result.cause is None and result.began and result.exit_code != 0
 
 
-def explain(result: AttemptResult, context: FailureContext | None = None) -> str:
-    """Returns one line that explains why a command failed."""
+def explain_failure(result: AttemptResult, context: FailureContext | None = None) -> StateReason:
+    """Returns why a command that began failed."""
     # Compiling their regular expressions takes 5 ms; `status` needs them only for an end that is not in the
     # store yet.
+    from gpu_scheduler.core.failure.classification import failure_kinds, most_specific
     from gpu_scheduler.core.failure.last_error import last_error, rendered_lines
-
-    tail = context.log_tail if context is not None else ""
-    text = describe_exit(result)
-    error = last_error(tail, None if result.exit_code == 1 else _MAX_LINES_AFTER) or _printed_oom(tail)
-    if error is not None:
-        text += f": {_one_line(error, _MAX_ERROR_CHARS)}"
-    if (
-        result.oom_kills
-        and not _is_sigkill(result)
-        and _mentions_kill(rendered_lines(tail)[-_MAX_LINES_AFTER:])
-    ):
-        text += "; one of its processes was killed by SIGKILL, probably out of memory"
-    if context is not None and context.cuda_ids and _INVALID_GPU_ID.search(tail):
-        text += f"; {_gpu_id_advice(context.cuda_ids)}"
-    if _DUPLICATE_GPU in tail and _DUPLICATE_GPU not in text:
-        text += f"; NCCL: {_DUPLICATE_GPU}"
-    return _one_line(text, _MAX_CHARS)
-
-
-def _printed_oom(tail: str) -> str | None:
-    """Returns the out-of-memory message of a program that caught the error and exited; None without one."""
     from gpu_scheduler.core.failure.oom import cuda_oom
 
-    return cuda_oom(tail)
-
-
-def describe_exit(result: AttemptResult) -> str:
-    """Describes the exit code or the signal, and whether memory probably ran out."""
-    memory = ", probably out of memory" if result.oom_kills and _is_sigkill(result) else ""
-    if result.signal is not None:
-        name = signal_name(result.signal)
-        why = f" ({_SIGNAL_MEANINGS[name]})" if name in _SIGNAL_MEANINGS else ""
-        return f"killed by {name}{why}{memory}"
-    if result.exit_code is None:
-        return "nothing was started"
-    return f"exit code {result.exit_code}{_exit_code_meaning(result.exit_code)}{memory}"
-
-
-def _exit_code_meaning(code: int) -> str:
-    if code in _EXIT_CODE_MEANINGS:
-        return f" ({_EXIT_CODE_MEANINGS[code]})"
-    name = signal_name(code - 128) if 128 < code <= 128 + 31 else ""
-    return f" (a program it ran was killed by {name})" if name.startswith("SIG") else ""
-
-
-def _is_sigkill(result: AttemptResult) -> bool:
-    return result.signal == _SIGKILL or result.exit_code == 128 + _SIGKILL
-
-
-def _mentions_kill(lines: Sequence[str]) -> bool:
-    return any(_WAS_KILLED.search(line) for line in lines)
-
-
-def _gpu_id_advice(ids: tuple[int, ...]) -> str:
-    given = ",".join(map(str, ids))
-    return (
-        f"it was given --cuda {given}, but its visible GPUs are numbered from 0: put [cuda-ids=visible]"
-        " before its line, or start the scheduler with --cuda-ids visible"
+    tail = context.log_tail if context is not None else ""
+    oom = cuda_oom(tail)
+    error = last_error(tail, None if result.exit_code == 1 else _MAX_LINES_AFTER) or oom
+    error = None if error is None else _one_line(error)
+    gpu_ids = context.cuda_ids if context is not None and _INVALID_GPU_ID.search(tail) else ()
+    oom_kill = _oom_kill(result, rendered_lines(tail)[-_MAX_LINES_AFTER:])
+    kinds = failure_kinds(result.exit_code, result.signal, error or "")
+    for is_kind, kind in (
+        (oom is not None, FailureKind.CUDA_OOM),
+        (gpu_ids, FailureKind.MISREAD_GPU_IDS),
+        (_DUPLICATE_GPU in tail, FailureKind.GPU_USED_TWICE),
+        (oom_kill, FailureKind.HOST_OOM),
+    ):
+        kinds += [kind] if is_kind else []
+    return StateReason(
+        ReasonKind.COMMAND_FAILED,
+        most_specific(kinds),
+        result.exit_code,
+        result.signal,
+        error=error,
+        message=result.message,
+        oom_kill=oom_kill,
+        gpu_ids=gpu_ids,
+        gpu_used_twice=_DUPLICATE_GPU in tail and _DUPLICATE_GPU not in (error or ""),
     )
 
 
-def _one_line(text: str, max_chars: int) -> str:
-    """Returns the text as one line of printable characters, cut to `max_chars` characters."""
+def explain_launch_failure(result: AttemptResult) -> StateReason:
+    """Returns why a command did not begin. Its exit code is that of command.sh."""
+    from gpu_scheduler.core.failure.classification import failure_kinds, most_specific
+
+    kind = result.failure
+    if kind is None and result.message is None:
+        kind = most_specific(failure_kinds(result.exit_code, result.signal, ""))
+    return StateReason(
+        ReasonKind.LAUNCH_FAILED, kind, result.exit_code, result.signal, message=result.message
+    )
+
+
+def _oom_kill(result: AttemptResult, lines: Sequence[str]) -> Literal["command", "child"] | None:
+    """Returns which process the kernel probably killed because host memory ran out; None if none.
+
+    Other processes share the counter, so a child counts only if the log mentions a kill.
+    """
+    if not result.oom_kills:
+        return None
+    if result.signal == _SIGKILL or result.exit_code == 128 + _SIGKILL:
+        return "command"
+    return "child" if any(_WAS_KILLED.search(line) for line in lines) else None
+
+
+def _one_line(text: str) -> str:
+    """Returns the text as one line of printable characters, cut to the most characters that are kept."""
     plain = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return plain if len(plain) <= max_chars else f"{plain[: max_chars - 1].rstrip()}…"
+    return plain if len(plain) <= _MAX_ERROR_CHARS else f"{plain[: _MAX_ERROR_CHARS - 1].rstrip()}…"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.core.failure.explanation import signal_name
+from signal import Signals
+
 from gpu_scheduler.core.model.states import Outcome
 
 
@@ -16,7 +17,9 @@ def outcome_text(outcome: str, exit_code: int | None, signal: int | None) -> str
     return words if exit_code is None else f"{words}, exit code {exit_code}"
 
 
-def end_reason(reason: str | None, exit_code: int | None, signal: int | None) -> str:
-    """Returns the reason of an end without the exit code or signal, which `outcome_text` already names."""
-    known = f"exit code {exit_code}" if signal is None else f"killed by {signal_name(signal)}"
-    return "" if reason is None or reason == known else reason.removeprefix(f"{known}: ")
+def signal_name(number: int) -> str:
+    """Returns the name of a signal: "SIGKILL" for 9, "signal 40" for one without a name."""
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"

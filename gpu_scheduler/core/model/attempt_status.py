@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from gpu_scheduler.core.model.state_reason import FailureKind
+
 #: "unlocked": the runner lives, but does not hold the lock of this claim, as in a copy of the folder.
 #: "unclaimed": the claim is missing or unusable, and the runner in the store lives.
 #: "invalid": the claim is unusable, and the store has no runner.
@@ -41,7 +43,8 @@ class AttemptResult:
     `cause` is None when the command ended by itself, else "cancelled", "preempted", "timed_out" or "machine".
     Exactly one of exit_code and signal is set once the command was spawned. oom_kills: number of processes
     that the kernel killed meanwhile because memory ran out, None = unknown. shortage: errno of the shortage
-    of processes, memory or open files that kept the command from starting.
+    of processes, memory or open files that kept the command from starting. failure: the kind of failure that
+    command.sh or the runner reported with `message`.
     """
 
     cause: str | None
@@ -54,6 +57,7 @@ class AttemptResult:
     ended_at: float
     oom_kills: int | None = None
     shortage: int | None = None
+    failure: FailureKind | None = None
 
 
 @dataclass(frozen=True)

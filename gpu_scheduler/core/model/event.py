@@ -8,6 +8,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, ClassVar
 
+from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.wait_reason import WaitReason
 
 
@@ -139,7 +140,8 @@ class Event:
     """One event.
 
     id: increases with every event; at: wall seconds; kind: value of an EventKind, or a kind that only another
-    version knows; job_id: 0 = not about a job; data: the details by key, as stored.
+    version knows; job_id: 0 = not about a job; reason: of a job's new state, or as text; data: the details by
+    key, as stored.
 
     command: the line of the job; name: of the job; spec: of the job, as JSON; is_new_job: the event
     introduced the job; wait: why an infeasible job waits.
@@ -149,7 +151,7 @@ class Event:
     at: float
     kind: str
     job_id: int = 0
-    reason: str | None = None
+    reason: StateReason | str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
     name: str | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class FinishAttempt:
     outcome: Outcome
     state: JobState
     job_outcome: Outcome | None
-    reason: str | None = None
+    reason: StateReason | None = None
     exit_code: int | None = None
     signal: int | None = None
     survivors: tuple[int, ...] = ()
@@ -229,7 +230,7 @@ class FinishJob:
 
     job_id: int
     outcome: Outcome
-    reason: str
+    reason: StateReason | None
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ class HoldJob:
 
     job_id: int
     by: str
-    reason: str
+    reason: StateReason
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ class RequeueJob:
     """Queues a held or finished job again and resets its count of failed launches."""
 
     job_id: int
-    reason: str
+    reason: StateReason
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
     Action,
@@ -33,7 +34,8 @@ def detach(attempt: Attempt, now: Now, settings: Settings, original: str) -> lis
         ]
     if attempt.status.result is not None:
         return [*reconcile(replace(attempt, survivors=()), now, settings), RecordMemoryReleased(this)]
-    reason = f"it belongs to {original}, and this is a copy; `retry {attempt.job_id}` runs it here"
+    step = NextStep(NextKind.HELD, job_id=attempt.job_id)
+    reason = StateReason(ReasonKind.IN_ORIGINAL_STORE, subject=original, next_steps=(step,))
     held = FinishAttempt(
         attempt.job_id, this, Outcome.INTERRUPTED, JobState.HELD, None, reason=reason,
         oom_retries_used=attempt.oom_retries_used, fail_retries_used=attempt.fail_retries_used,

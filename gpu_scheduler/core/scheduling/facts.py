@@ -108,8 +108,9 @@ class Request:
     """A request from a front end (docs/design.md, Store and requests).
 
     target: a job id or the UUID of a GPU, as text; "" for the scheduler itself. args, by verb: cancel
-    {grace_s, reason}, requeue, pause and resume {reason}, set {name, value, line: whether the jobs file sets
-    it}, places {places: [[job id, queue position], …]}.
+    {grace_s, line: whether its line asks for it}, requeue {added_to: the file to which its line was added
+    again}, pause and resume {reason}, set {name, value, line: whether the jobs file sets it}, places {places:
+    [[job id, queue position], …]}.
     """
 
     request_id: int

@@ -6,10 +6,12 @@ A pending cancel counts as a `stop` in every rule. Pure: one attempt and the tim
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from gpu_scheduler.core.failure.explanation import describe_exit, explain
+from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult, StopRequest
 from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.accounting import DRIVER_MIB
 from gpu_scheduler.core.scheduling.actions import (
@@ -106,8 +108,7 @@ def reconcile(
     if status.claim == "void":
         cause = _stop_cause(attempt)
         outcome = _outcome_of(cause) if cause else Outcome.NOT_STARTED
-        why = attempt.launch_error or f"its runner did not start in {attempt.launch_count} launches"
-        return [_finish(attempt, outcome, now, settings, reason=None if cause else why)]
+        return [_finish(attempt, outcome, now, settings, reason=None if cause else _launch_failure(attempt))]
     if status.claim in ("live", "unclaimed"):
         return [*_record_runner(attempt), *_reconcile_live(attempt, now, settings)]
     if status.claim == "dead" or _is_folder_removed(attempt):
@@ -117,7 +118,8 @@ def reconcile(
     if _stop_cause(attempt):
         return _void_claim(attempt, now)
     if attempt.boot_id != now.boot_id:
-        return [_finish(attempt, Outcome.INTERRUPTED, now, settings, reason="the machine was restarted")]
+        restarted = StateReason(ReasonKind.MACHINE_RESTARTED)
+        return [_finish(attempt, Outcome.INTERRUPTED, now, settings, reason=restarted)]
     # With an incomplete folder no runner can be starting: the scheduler died before the launch.
     if attempt.status.folder_complete and now.boot < attempt.launch_deadline:
         return []
@@ -252,18 +254,23 @@ def _reconcile_dead(attempt: Attempt, now: Now, settings: Settings) -> list[Acti
             return actions + _sweep(attempt, now, settings)
     cause = _stop_cause(attempt)
     outcome = _outcome_of(cause) if cause else Outcome.INTERRUPTED
-    why = _why_interrupted(attempt, now)
-    left = f"; processes {_pid_list(attempt.survivors)} are still running" if attempt.survivors else ""
-    return [_finish(attempt, outcome, now, settings, reason=f"{why}{left}", survivors=attempt.survivors)]
+    reason = replace(_interruption(attempt, now), survivors=attempt.survivors)
+    return [_finish(attempt, outcome, now, settings, reason=reason, survivors=attempt.survivors)]
 
 
-def _why_interrupted(attempt: Attempt, now: Now) -> str:
+def _launch_failure(attempt: Attempt) -> StateReason:
+    if attempt.launch_error is not None:
+        return StateReason(ReasonKind.LAUNCH_FAILED, message=attempt.launch_error)
+    return StateReason(ReasonKind.RUNNER_NEVER_STARTED, launches=attempt.launch_count)
+
+
+def _interruption(attempt: Attempt, now: Now) -> StateReason:
     status = attempt.status
     if attempt.boot_id != now.boot_id:
-        return "the machine was restarted"
+        return StateReason(ReasonKind.MACHINE_RESTARTED)
     if not status.folder_exists:
-        return "its folder was removed"
-    return "its runner was killed" if status.damage is None else f"its runner died, and {status.damage}"
+        return StateReason(ReasonKind.FOLDER_REMOVED)
+    return StateReason(ReasonKind.RUNNER_DIED, message=status.damage)
 
 
 def _outcome_of(cause: str) -> Outcome:
@@ -304,23 +311,22 @@ def _finish_with_result(
         outcome = Outcome.NOT_STARTED
     else:
         outcome = Outcome.COMPLETED if result.exit_code == 0 else Outcome.FAILED
-    reason = result.message
-    if outcome is Outcome.NOT_STARTED and reason is None:
-        reason = f"its command could not be started ({describe_exit(result)})"
+    reason = StateReason(ReasonKind.RUNNER_REPORT, message=result.message) if result.message else None
+    if outcome is Outcome.NOT_STARTED:
+        reason = explain_launch_failure(result)
     elif outcome is Outcome.FAILED:
-        explanation = explain(result, attempt.failure_context)
-        reason = f"{explanation}; {reason}" if reason else explanation
-        decision = decide_retry(attempt, settings, inventory)
-        reason = f"{reason}; {decision.message}" if decision.message else reason
+        reason = explain_failure(result, attempt.failure_context)
+        decision = decide_retry(attempt, reason.failure, settings, inventory)
+        reason = replace(reason, next_steps=decision.next_steps)
         if decision.retry:
             return _finish_and_retry(attempt, decision, now, reason, result)
     elif result.cause == "machine":
-        reason = "the machine was shut down or its login session ended"
+        reason = StateReason(ReasonKind.MACHINE_ENDED)
     return _finish(attempt, outcome, now, settings, reason=reason, survivors=result.survivors, result=result)
 
 
 def _finish_and_retry(
-    attempt: Attempt, decision: RetryDecision, now: Now, reason: str, result: AttemptResult
+    attempt: Attempt, decision: RetryDecision, now: Now, reason: StateReason, result: AttemptResult
 ) -> FinishAttempt:
     return FinishAttempt(
         attempt.job_id,
@@ -346,34 +352,37 @@ def _finish(
     outcome: Outcome,
     now: Now,
     settings: Settings,
-    reason: str | None = None,
+    reason: StateReason | None = None,
     survivors: tuple[int, ...] = (),
     result: AttemptResult | None = None,
 ) -> FinishAttempt:
     state, job_outcome = JobState.FINISHED, outcome
     failures, not_before = 0, None
+    next_step: NextStep | None = None
     cancelled = attempt.cancel is not None and attempt.cancel.cause == "cancelled"
     if outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED, Outcome.NOT_STARTED) and cancelled:
         job_outcome = Outcome.CANCELLED
     elif outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED):
         state = JobState.HELD
-        reason = f"{reason or outcome.value}; `retry {attempt.job_id}` runs it again"
+        reason = reason or StateReason(ReasonKind(outcome.value))
+        next_step = NextStep(NextKind.HELD, job_id=attempt.job_id)
     elif outcome is Outcome.NOT_STARTED and result and result.shortage and not attempt.source_missing:
         # Not a failure of the job: it is not counted, and the job is retried while the shortage lasts.
         state, failures = JobState.QUEUED, attempt.launch_failures
         not_before = now.boot + settings.assign_retry_wait_s
-        reason = f"{reason}; next try in {settings.assign_retry_wait_s:g} s, not counted as a failure"
+        next_step = NextStep(NextKind.LAUNCH_RETRY_UNCOUNTED, wait_s=settings.assign_retry_wait_s)
     elif outcome is Outcome.NOT_STARTED:
         failures = attempt.launch_failures + 1
         if failures < settings.max_assign_attempts and not attempt.source_missing:
             state = JobState.QUEUED
             wait = min(settings.assign_retry_wait_s * 2 ** (failures - 1), MAX_RETRY_WAIT_S)
             not_before = now.boot + wait
-            reason = f"{reason}; try {failures + 1} of {settings.max_assign_attempts} in {wait:g} s"
+            next_step = NextStep(NextKind.LAUNCH_RETRY, failures + 1, settings.max_assign_attempts, wait)
         else:
             job_outcome = Outcome.FAILED
-            times = "" if failures == 1 else f" (tried {failures} times)"
-            reason = f"could not be started: {reason}{times}"
+            next_step = NextStep(NextKind.LAUNCH_ABANDONED, failures)
+    if reason is not None and next_step is not None:
+        reason = replace(reason, next_steps=(*reason.next_steps, next_step))
     return FinishAttempt(
         attempt.job_id,
         attempt.attempt_id,
@@ -393,7 +402,3 @@ def _finish(
         ended_at=result.ended_at if result else None,
         shortage=result.shortage if result else None,
     )
-
-
-def _pid_list(pids: tuple[int, ...]) -> str:
-    return ", ".join(str(pid) for pid in pids[:8])

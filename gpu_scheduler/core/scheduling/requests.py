@@ -7,6 +7,7 @@ from typing import Any
 
 from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute
 from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
     Action,
@@ -81,9 +82,8 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
 def _cancel(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     grace = args.get("grace_s")
     if job.state in WAITING:
-        return [
-            FinishJob(job.job_id, Outcome.CANCELLED, args.get("reason", "cancelled by the user"))
-        ], "cancelled"
+        kind = ReasonKind.CANCELLED_BY_LINE if args.get("line") else ReasonKind.CANCELLED_BY_USER
+        return [FinishJob(job.job_id, Outcome.CANCELLED, StateReason(kind))], "cancelled"
     if job.state in ACTIVE:
         grace_s = settings.grace_s if grace is None else float(grace)
         return [RecordCancel(job.job_id, "cancelled", grace_s)], "being stopped"
@@ -92,25 +92,27 @@ def _cancel(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
 
 def _retry(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state in (JobState.HELD, JobState.FINISHED):
-        return [RequeueJob(job.job_id, args.get("reason", "retried"))], "queued again"
+        file = args.get("added_to")
+        kind = ReasonKind.LINE_ADDED_AGAIN if file else ReasonKind.RETRIED_BY_USER
+        return [RequeueJob(job.job_id, StateReason(kind, subject=file))], "queued again"
     return [], f"job {job.job_id} is already {job.state}"
 
 
 def _hold(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state is JobState.QUEUED:
-        return [HoldJob(job.job_id, "user", "held by the user")], "held"
+        return [HoldJob(job.job_id, "user", StateReason(ReasonKind.HELD_BY_USER))], "held"
     return [], f"job {job.job_id} is {job.state}; only a queued job can be held"
 
 
 def _release(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state is JobState.HELD:
-        return [RequeueJob(job.job_id, "released")], "released"
+        return [RequeueJob(job.job_id, StateReason(ReasonKind.RELEASED_BY_USER))], "released"
     return [], f"job {job.job_id} is {job.state}, not held"
 
 
 def _line_removed(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state in WAITING:
-        return [FinishJob(job.job_id, Outcome.CANCELLED, "line removed")], "cancelled"
+        return [FinishJob(job.job_id, Outcome.CANCELLED, StateReason(ReasonKind.LINE_REMOVED))], "cancelled"
     return [], f"job {job.job_id} is {job.state} and continues"
 
 
@@ -122,11 +124,11 @@ def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
         return [], f"job {job.job_id} is {job.state}; its attributes cannot be changed"
     actions: list[Action] = [SetAttribute(job.job_id, name, value)]
     if name == "hold" and value and job.state is JobState.QUEUED:
-        actions.append(HoldJob(job.job_id, "line", "held by its line"))
+        actions.append(HoldJob(job.job_id, "line", StateReason(ReasonKind.HELD_BY_LINE)))
     elif name == "hold" and not value and job.held_by == "line":
-        actions.append(RequeueJob(job.job_id, "its line no longer holds it"))
+        actions.append(RequeueJob(job.job_id, StateReason(ReasonKind.RELEASED_BY_LINE)))
     elif name == "cancel" and value:
-        actions.append(FinishJob(job.job_id, Outcome.CANCELLED, "cancelled by its line"))
+        actions.append(FinishJob(job.job_id, Outcome.CANCELLED, StateReason(ReasonKind.CANCELLED_BY_LINE)))
     return actions, f"{format_attribute(name, value)} set"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
     Action,
@@ -30,7 +31,8 @@ def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     """
     status = attempt.status
     if status.result is None and status.claim == "void":
-        reason = f"it had not begun when the store was lost; `retry {attempt.job_id}` runs it"
+        step = NextStep(NextKind.HELD, job_id=attempt.job_id)
+        reason = StateReason(ReasonKind.STORE_LOST, next_steps=(step,))
         return _with_release(_finish_attempt(attempt, Outcome.NOT_STARTED, JobState.HELD, reason))
     if status.result is None and attempt.survivors and status.claim != "live":
         return []
@@ -47,12 +49,15 @@ def supersede(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     """Returns the actions for an attempt that a later attempt followed: it ends, but its job does not."""
     ended = next((one for one in restore(attempt, now, settings) if isinstance(one, FinishAttempt)), None)
     if ended is None:
-        ended = _finish_attempt(attempt, Outcome.INTERRUPTED, JobState.QUEUED, "followed by another attempt")
+        superseded = StateReason(ReasonKind.SUPERSEDED)
+        ended = _finish_attempt(attempt, Outcome.INTERRUPTED, JobState.QUEUED, superseded)
     ended = replace(ended, state=JobState.QUEUED, job_outcome=None, not_before=None)
     return [ended] if attempt.survivors else _with_release(ended)
 
 
-def _finish_attempt(attempt: Attempt, outcome: Outcome, state: JobState, reason: str) -> FinishAttempt:
+def _finish_attempt(
+    attempt: Attempt, outcome: Outcome, state: JobState, reason: StateReason
+) -> FinishAttempt:
     return FinishAttempt(
         attempt.job_id, attempt.attempt_id, outcome, state, None, reason=reason,
         oom_retries_used=attempt.oom_retries_used, fail_retries_used=attempt.fail_retries_used,

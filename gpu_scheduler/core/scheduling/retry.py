@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpu_scheduler.core.model.units import human_mib
+from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep
 from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -35,42 +35,40 @@ class GpuInventory:
 
 @dataclass(frozen=True)
 class RetryDecision:
-    """The decision on a failed job. retry: queue it again after `wait_s` seconds; message: the reason."""
+    """The decision on a failed job. retry: queue it again after `wait_s` seconds, as `next_steps` explain."""
 
     retry: bool
-    message: str = ""
+    next_steps: tuple[NextStep, ...] = ()
     wait_s: float = 0.0
     min_vram_mib: int | None = None
     oom: bool = False
 
 
-def decide_retry(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> RetryDecision:
+def decide_retry(
+    attempt: Attempt, failure: FailureKind | None, settings: Settings, inventory: GpuInventory
+) -> RetryDecision:
     """Decides whether a job is retried after its command began and failed."""
-    evidence = attempt.failure_context
-    if evidence is None or attempt.source_missing or attempt.cancel is not None:
+    context = attempt.failure_context
+    if context is None or attempt.source_missing or attempt.cancel is not None:
         return RetryDecision(False)
-    from gpu_scheduler.core.failure.oom import cuda_oom
-
-    oom = cuda_oom(evidence.log_tail) is not None
-    allowed = settings.oom_retries if evidence.oom_retries is None else evidence.oom_retries
-    gave_up = ""
+    oom = failure is FailureKind.CUDA_OOM
+    allowed = settings.oom_retries if context.oom_retries is None else context.oom_retries
+    steps: tuple[NextStep, ...] = ()
     if oom and attempt.oom_retries_used < allowed:
         if not _had_maximum(attempt, inventory):
             raised = _raised_mib(attempt, settings, inventory)
-            more = f" with {human_mib(raised)} per GPU" if raised is not None else ""
-            return RetryDecision(
-                True, f"OOM retry {attempt.oom_retries_used + 1} of {allowed}{more}", 0.0, raised, oom=True
-            )
+            step = NextStep(NextKind.OOM_RETRY, attempt.oom_retries_used + 1, allowed, vram_mib=raised)
+            return RetryDecision(True, (step,), 0.0, raised, oom=True)
         had = attempt.vram or max(map(inventory.totals_mib.__getitem__, attempt.gpus))
-        gave_up = f"no larger GPU: it already had {human_mib(had)}, the most available"
+        steps = (NextStep(NextKind.NO_LARGER_GPU, vram_mib=had),)
     elif oom and allowed:
-        gave_up = f"OOM retries used up ({allowed})"
-    times = settings.fail_retries if evidence.fail_retries is None else evidence.fail_retries
+        steps = (NextStep(NextKind.OOM_RETRIES_USED_UP, of=allowed),)
+    times = settings.fail_retries if context.fail_retries is None else context.fail_retries
     if attempt.fail_retries_used < times:
         wait = min(FIRST_WAIT_S * 2**attempt.fail_retries_used, MAX_WAIT_S)
-        message = f"retry {attempt.fail_retries_used + 1} of {times} in {wait:g} s"
-        return RetryDecision(True, f"{gave_up}; {message}" if gave_up else message, wait)
-    return RetryDecision(False, gave_up)
+        step = NextStep(NextKind.RETRY, attempt.fail_retries_used + 1, times, wait)
+        return RetryDecision(True, (*steps, step), wait)
+    return RetryDecision(False, steps)
 
 
 def _had_maximum(attempt: Attempt, inventory: GpuInventory) -> bool:

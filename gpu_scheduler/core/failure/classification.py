@@ -1,0 +1,70 @@
+"""Finds the kinds of a failure in its exit code, its signal and the error that the program wrote."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from gpu_scheduler.core.model.state_reason import FailureKind
+
+_SIGHUP, _SIGINT, _SIGILL, _SIGABRT, _SIGBUS, _SIGFPE, _SIGKILL, _SIGSEGV, _SIGTERM = (
+    1,
+    2,
+    4,
+    6,
+    7,
+    8,
+    9,
+    11,
+    15,
+)
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+_PRECEDENCE = tuple(FailureKind)
+
+#: Kind -> errors of Python, the shell, argparse and CUDA that have this cause.
+_ERRORS = tuple(
+    (kind, re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        (
+            FailureKind.CUDA_OPTION_UNKNOWN,
+            r"(?:unrecognized arguments?|no such option|unknown (?:option|argument)).*--cuda\b",
+        ),
+        (FailureKind.GPU_USED_TWICE, r"Duplicate GPU detected"),
+        (FailureKind.HOST_OOM, r"(?<!OutOf)MemoryError|Cannot allocate memory"),
+        (FailureKind.MODULE_MISSING, r"ModuleNotFoundError|ImportError"),
+        (FailureKind.COMMAND_NOT_FOUND, r"command not found"),
+        (FailureKind.DISK_FULL, r"No space left on device|Disk quota exceeded"),
+        (FailureKind.SHARED_MEMORY, r"/dev/shm|shared memory"),
+        (FailureKind.FILE_MISSING, r"FileNotFoundError|No such file or directory|can't open file"),
+        (FailureKind.PERMISSION, r"PermissionError|Permission denied"),
+        (
+            FailureKind.GPU_DRIVER,
+            r"no CUDA-capable device|CUDA driver version is insufficient|driver on your system is too old"
+            r"|NVIDIA driver",
+        ),
+    )
+)
+_SIGNALS = {
+    **dict.fromkeys((_SIGSEGV, _SIGILL, _SIGBUS, _SIGFPE, _SIGABRT), FailureKind.CRASHED),
+    _SIGKILL: FailureKind.KILLED,
+    **dict.fromkeys((_SIGTERM, _SIGINT, _SIGHUP), FailureKind.TERMINATED),
+}
+
+
+def failure_kinds(exit_code: int | None, signal: int | None, error: str) -> list[FailureKind]:
+    """Returns every kind that fits the failure. error: the program's message, "" = none was found."""
+    kinds = [kind for kind, pattern in _ERRORS if pattern.search(error)]
+    if exit_code == _NOT_FOUND:
+        kinds.append(FailureKind.COMMAND_NOT_FOUND)
+    elif exit_code == _NOT_EXECUTABLE:
+        kinds.append(FailureKind.NOT_EXECUTABLE)
+    elif signal == _SIGBUS:
+        kinds.append(FailureKind.SHARED_MEMORY)
+    # A shell reports the signal that killed its program as 128 + its number.
+    number = signal if signal is not None else (exit_code or 0) - 128
+    return [*kinds, _SIGNALS[number]] if number in _SIGNALS else kinds
+
+
+def most_specific(kinds: Iterable[FailureKind]) -> FailureKind | None:
+    """Returns the kind whose remedy helps most; None without kinds."""
+    return min(kinds, key=_PRECEDENCE.index, default=None)

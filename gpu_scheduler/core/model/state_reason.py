@@ -1,0 +1,157 @@
+"""The reason why a job or an attempt is in its state, above all why it ended.
+
+It is decided once, stored as JSON, and turned into words by `views.reason_text` alone. Text in it was written
+by the user, a program or the runner; nothing is decided by that text.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, Literal
+
+
+class ReasonKind(str, Enum):
+    """What brought the job or attempt into its state."""
+
+    COMMAND_FAILED = "command_failed"
+    LAUNCH_FAILED = "launch_failed"
+    RUNNER_NEVER_STARTED = "runner_never_started"
+    #: The attempt was stopped or completed, and its runner reported a problem.
+    RUNNER_REPORT = "runner_report"
+    PREEMPTED = "preempted"
+    INTERRUPTED = "interrupted"
+    RUNNER_DIED = "runner_died"
+    FOLDER_REMOVED = "folder_removed"
+    MACHINE_ENDED = "machine_ended"
+    MACHINE_RESTARTED = "machine_restarted"
+    #: The store is a copy: the attempt belongs to the original.
+    IN_ORIGINAL_STORE = "in_original_store"
+    #: The attempt had not begun when the store was lost.
+    STORE_LOST = "store_lost"
+    SUPERSEDED = "superseded"
+    CANCELLED_BY_USER = "cancelled_by_user"
+    CANCELLED_BY_LINE = "cancelled_by_line"
+    LINE_REMOVED = "line_removed"
+    LINE_ADDED_AGAIN = "line_added_again"
+    HELD_BY_USER = "held_by_user"
+    HELD_BY_LINE = "held_by_line"
+    RELEASED_BY_USER = "released_by_user"
+    RELEASED_BY_LINE = "released_by_line"
+    RETRIED_BY_USER = "retried_by_user"
+
+
+class FailureKind(str, Enum):
+    """The cause of a failed command or launch, as far as it is known; it selects the remedy.
+
+    Of several kinds that fit a command that ran, the one listed first counts.
+    """
+
+    CUDA_OOM = "cuda_oom"
+    MISREAD_GPU_IDS = "misread_gpu_ids"
+    CUDA_OPTION_UNKNOWN = "cuda_option_unknown"
+    GPU_USED_TWICE = "gpu_used_twice"
+    HOST_OOM = "host_oom"
+    MODULE_MISSING = "module_missing"
+    COMMAND_NOT_FOUND = "command_not_found"
+    NOT_EXECUTABLE = "not_executable"
+    DISK_FULL = "disk_full"
+    SHARED_MEMORY = "shared_memory"
+    FILE_MISSING = "file_missing"
+    PERMISSION = "permission"
+    GPU_DRIVER = "gpu_driver"
+    CRASHED = "crashed"
+    KILLED = "killed"
+    TERMINATED = "terminated"
+    # Codes that command.sh reports when a launch fails.
+    SCRIPT_MISSING = "script_missing"
+    CONDA_MISSING = "conda_missing"
+    ENVIRONMENT_MISSING = "environment_missing"
+    ENVIRONMENT_BROKEN = "environment_broken"
+    PYTHON_MISSING = "python_missing"
+    TORCHRUN_MISSING = "torchrun_missing"
+    CWD_UNREACHABLE = "cwd_unreachable"
+    CUDA_OPTION_UNPLACED = "cuda_option_unplaced"
+
+
+class NextKind(str, Enum):
+    """What happens to the job after an attempt, or why a retry that was allowed does not."""
+
+    OOM_RETRY = "oom_retry"
+    OOM_RETRIES_USED_UP = "oom_retries_used_up"
+    NO_LARGER_GPU = "no_larger_gpu"
+    RETRY = "retry"
+    LAUNCH_RETRY = "launch_retry"
+    LAUNCH_RETRY_UNCOUNTED = "launch_retry_uncounted"
+    LAUNCH_ABANDONED = "launch_abandoned"
+    HELD = "held"
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """One thing that follows an attempt.
+
+    number, of: a retry is the `number`th of `of`; wait_s: seconds until then; vram_mib: memory per GPU that
+    it gets, or that the attempt already had; job_id: the held job.
+    """
+
+    kind: NextKind
+    number: int | None = None
+    of: int | None = None
+    wait_s: float | None = None
+    vram_mib: int | None = None
+    job_id: int | None = None
+
+
+@dataclass(frozen=True)
+class StateReason:
+    """Why a job or an attempt is in its state.
+
+    failure: the cause of a failed command or launch, None = unknown; exit_code, signal: of the command;
+    error: the line of its log that names the error; message: a report of command.sh, the runner or the
+    executor; oom_kill: the kernel killed the "command" or a "child" of it when host memory ran out;
+    gpu_ids: the misread ids that `--cuda` gave it; gpu_used_twice: NCCL found two of its processes on one
+    GPU; launches: how often its runner was started in vain; subject: the data directory or file it is about;
+    survivors: pids of processes that still run; next_steps: what follows.
+    """
+
+    kind: ReasonKind
+    failure: FailureKind | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    error: str | None = None
+    message: str | None = None
+    oom_kill: Literal["command", "child"] | None = None
+    gpu_ids: tuple[int, ...] = ()
+    gpu_used_twice: bool = False
+    launches: int | None = None
+    subject: str | None = None
+    survivors: tuple[int, ...] = ()
+    next_steps: tuple[NextStep, ...] = ()
+
+    def to_json(self) -> str:
+        """Returns the stored form of the value."""
+        return json.dumps(self, default=_given_fields)
+
+    @staticmethod
+    def from_json(text: str) -> StateReason:
+        """Returns the value that `to_json` wrote."""
+        values: dict[str, Any] = json.loads(text)
+        values["kind"] = ReasonKind(values["kind"])
+        if "failure" in values:
+            values["failure"] = FailureKind(values["failure"])
+        for name in ("gpu_ids", "survivors"):
+            values[name] = tuple(values.get(name, ()))
+        steps = values.get("next_steps", ())
+        values["next_steps"] = tuple(NextStep(**{**step, "kind": NextKind(step["kind"])}) for step in steps)
+        return StateReason(**values)
+
+
+def _given_fields(value: Any) -> dict[str, Any]:
+    """Returns the fields of a reason or a step that differ from their defaults."""
+    return {
+        field.name: getattr(value, field.name)
+        for field in fields(value)
+        if getattr(value, field.name) != field.default
+    }

@@ -1,0 +1,148 @@
+"""Turns the reason why a job or an attempt is in its state into words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpu_scheduler.core.failure.outcome_text import signal_name
+from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
+from gpu_scheduler.core.model.units import human_mib
+
+_MAX_PIDS = 8
+_SIGNAL_MEANINGS = {
+    "SIGSEGV": "invalid memory access",
+    "SIGABRT": "it aborted itself",
+    "SIGBUS": "bad memory access, often a full /dev/shm",
+    "SIGILL": "illegal instruction: built for another processor",
+    "SIGFPE": "arithmetic error",
+    "SIGPIPE": "it wrote to a closed pipe",
+    "SIGXCPU": "CPU time limit exceeded",
+    "SIGXFSZ": "file size limit exceeded",
+}
+_EXIT_CODE_MEANINGS = {126: "found, but cannot be executed", 127: "command not found"}
+#: The words of kinds without data.
+_PLAIN = {
+    ReasonKind.PREEMPTED: "preempted",
+    ReasonKind.INTERRUPTED: "interrupted",
+    ReasonKind.FOLDER_REMOVED: "its folder was removed",
+    ReasonKind.MACHINE_ENDED: "the machine was shut down or its login session ended",
+    ReasonKind.MACHINE_RESTARTED: "the machine was restarted",
+    ReasonKind.STORE_LOST: "it had not begun when the store was lost",
+    ReasonKind.SUPERSEDED: "followed by another attempt",
+    ReasonKind.CANCELLED_BY_USER: "cancelled by the user",
+    ReasonKind.CANCELLED_BY_LINE: "cancelled by its line",
+    ReasonKind.LINE_REMOVED: "line removed",
+    ReasonKind.HELD_BY_USER: "held by the user",
+    ReasonKind.HELD_BY_LINE: "held by its line",
+    ReasonKind.RELEASED_BY_USER: "released",
+    ReasonKind.RELEASED_BY_LINE: "its line no longer holds it",
+    ReasonKind.RETRIED_BY_USER: "retried",
+}
+#: Where `retry` runs a held job, if not simply again.
+_RETRIED = {ReasonKind.IN_ORIGINAL_STORE: "runs it here", ReasonKind.STORE_LOST: "runs it"}
+
+
+def reason_text(reason: StateReason, *, without_exit: bool = False) -> str:
+    """Returns the reason in words.
+
+    without_exit: without an exit code or signal of which nothing more is known; "" if that is all there is.
+    """
+    first, *rest = _parts(reason)
+    if without_exit and first == _bare_exit(reason) and (reason.error is not None or not rest):
+        first = reason.error or ""
+    elif reason.error is not None:
+        first += f": {reason.error}"
+    return "; ".join([first, *rest])
+
+
+def _parts(reason: StateReason) -> Iterator[str]:
+    abandoned = [step for step in reason.next_steps if step.kind is NextKind.LAUNCH_ABANDONED]
+    if abandoned:
+        times = abandoned[0].number
+        tried = "" if times == 1 else f" (tried {times} times)"
+        yield f"could not be started: {_cause(reason)}{tried}"
+    else:
+        yield _cause(reason)
+    if reason.oom_kill == "child":
+        yield "one of its processes was killed by SIGKILL, probably out of memory"
+    if reason.gpu_ids:
+        given = ",".join(map(str, reason.gpu_ids))
+        yield (
+            f"it was given --cuda {given}, but its visible GPUs are numbered from 0: put [cuda-ids=visible]"
+            " before its line, or start the scheduler with --cuda-ids visible"
+        )
+    if reason.gpu_used_twice:
+        yield "NCCL: Duplicate GPU detected"
+    if reason.kind is ReasonKind.COMMAND_FAILED and reason.message is not None:
+        yield reason.message
+    if reason.survivors:
+        yield f"processes {', '.join(map(str, reason.survivors[:_MAX_PIDS]))} are still running"
+    for step in reason.next_steps:
+        text = _next_step_text(step, reason.kind)
+        if text:
+            yield text
+
+
+def _cause(reason: StateReason) -> str:
+    kind, message = reason.kind, reason.message
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if kind is ReasonKind.COMMAND_FAILED:
+        return _exit_text(reason)
+    if kind is ReasonKind.LAUNCH_FAILED:
+        return f"its command could not be started ({_exit_text(reason)})" if message is None else message
+    if kind is ReasonKind.RUNNER_NEVER_STARTED:
+        return f"its runner did not start in {reason.launches} launches"
+    if kind is ReasonKind.RUNNER_DIED:
+        return "its runner was killed" if message is None else f"its runner died, and {message}"
+    if kind is ReasonKind.IN_ORIGINAL_STORE:
+        return f"it belongs to {reason.subject}, and this is a copy"
+    if kind is ReasonKind.LINE_ADDED_AGAIN:
+        return f"added to {reason.subject} again"
+    assert kind is ReasonKind.RUNNER_REPORT
+    return message or "interrupted"
+
+
+def _exit_text(reason: StateReason) -> str:
+    """Describes the exit code or the signal, and whether memory probably ran out."""
+    memory = ", probably out of memory" if reason.oom_kill == "command" else ""
+    if reason.signal is not None:
+        name = signal_name(reason.signal)
+        meaning = f" ({_SIGNAL_MEANINGS[name]})" if name in _SIGNAL_MEANINGS else ""
+    elif reason.exit_code is not None:
+        meaning = _exit_code_meaning(reason.exit_code)
+    else:
+        return "nothing was started"
+    return f"{_bare_exit(reason)}{meaning}{memory}"
+
+
+def _bare_exit(reason: StateReason) -> str:
+    if reason.signal is not None:
+        return f"killed by {signal_name(reason.signal)}"
+    return f"exit code {reason.exit_code}"
+
+
+def _exit_code_meaning(code: int) -> str:
+    if code in _EXIT_CODE_MEANINGS:
+        return f" ({_EXIT_CODE_MEANINGS[code]})"
+    name = signal_name(code - 128) if 128 < code <= 128 + 31 else ""
+    return f" (a program it ran was killed by {name})" if name.startswith("SIG") else ""
+
+
+def _next_step_text(step: NextStep, cause: ReasonKind) -> str:
+    if step.kind is NextKind.OOM_RETRY:
+        more = f" with {human_mib(step.vram_mib)} per GPU" if step.vram_mib is not None else ""
+        return f"OOM retry {step.number} of {step.of}{more}"
+    if step.kind is NextKind.OOM_RETRIES_USED_UP:
+        return f"OOM retries used up ({step.of})"
+    if step.kind is NextKind.NO_LARGER_GPU:
+        return f"no larger GPU: it already had {human_mib(step.vram_mib or 0)}, the most available"
+    if step.kind is NextKind.RETRY:
+        return f"retry {step.number} of {step.of} in {step.wait_s:g} s"
+    if step.kind is NextKind.LAUNCH_RETRY:
+        return f"try {step.number} of {step.of} in {step.wait_s:g} s"
+    if step.kind is NextKind.LAUNCH_RETRY_UNCOUNTED:
+        return f"next try in {step.wait_s:g} s, not counted as a failure"
+    if step.kind is NextKind.HELD:
+        return f"`retry {step.job_id}` {_RETRIED.get(cause, 'runs it again')}"
+    return ""
