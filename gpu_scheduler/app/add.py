@@ -189,7 +189,7 @@ def _duplicate_notes(location: Location, spec: JobSpec) -> list[str]:
     if spec.kind != "csv":
         return []  # a command makes a new job each time
     try:
-        with open_store(location, allow_other_host=True) as store:
+        with open_store(location, read_only=True) as store:
             job = store.newest_jobs([spec.identity]).get(spec.identity)
     except SchedulerError:
         return []

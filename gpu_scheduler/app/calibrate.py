@@ -42,7 +42,7 @@ def calibrate(location: Location, llm_config: str | None, *, write: bool) -> Cal
 
     llm_config: the file, which must exist; None = that of the scheduler.
     """
-    with open_store(location, allow_other_host=not write) as store:
+    with open_store(location, read_only=True) as store:
         measured = [_workload_class(one) for one in class_usages(store)]
         rules = _rules(store)
         known = recorded_options(store).llm_config

@@ -36,7 +36,7 @@ class EventReader:
 
 
 @contextmanager
-def open_events(location: Location, last: int | None, *, follow: bool) -> Iterator[EventReader]:
-    """Opens the events, beginning with the `last` ones (None: all). follow: `new_events` is called again."""
-    with open_store(location, allow_other_host=not follow) as store:
+def open_events(location: Location, last: int | None) -> Iterator[EventReader]:
+    """Opens the events, beginning with the `last` ones (None: all)."""
+    with open_store(location, read_only=True) as store:
         yield EventReader(store, 0 if last is None else id_before_last(store, last))

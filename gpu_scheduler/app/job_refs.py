@@ -84,6 +84,6 @@ def _job_named(store: Store, name: str) -> int:
 
 
 def _has_ended(store: Store, row: JobRecord) -> bool:
-    if store.other_host is not None or row.state not in ACTIVE:
+    if row.state not in ACTIVE:
         return False
     return without_scheduler.unrecorded_outcome(store, row) is not None

@@ -54,14 +54,13 @@ class NoLogError(SchedulerError):
 
 
 class JobLog:
-    """The log of an attempt. host: on which it was written, None = this one."""
+    """The log of an attempt."""
 
     def __init__(self, store: Store, attempt: AttemptRecord, *, single_attempt: bool) -> None:
         self._store = store
         self._attempt = attempt
         self._single_attempt = single_attempt
         self.job_id = attempt.job_id
-        self.host = None if store.other_host is None else store.other_host.name
 
     @property
     def path(self) -> str:
@@ -87,13 +86,12 @@ class JobLog:
 
 
 @contextmanager
-def open_log(location: Location, job: JobRef, attempt: int | None, *, follow: bool) -> Iterator[JobLog]:
+def open_log(location: Location, job: JobRef, attempt: int | None) -> Iterator[JobLog]:
     """Opens the log of an attempt. attempt: its number, None = the latest, and with `advance` later ones.
 
-    follow: `advance` will be called, which needs the store of this host. Raises SchedulerError if there is
-    no log.
+    Raises SchedulerError if there is no log.
     """
-    with open_store(location, allow_other_host=not follow) as store:
+    with open_store(location, read_only=True) as store:
         found = _selected_attempt(store, resolve_job(store, job), attempt)
         yield JobLog(store, found, single_attempt=attempt is not None)
 

@@ -31,7 +31,7 @@ class RecordedSetting:
 def recorded_setting(location: Location, jobs_file: str) -> RecordedSetting:
     """Returns the setting for the lines of a jobs file, which is given by its absolute path."""
     try:
-        with open_store(location, allow_other_host=True) as store:
+        with open_store(location, read_only=True) as store:
             file = store.jobs_file(jobs_file)
             return RecordedSetting(
                 frozenset(store.gpu_indices().values()) or None,

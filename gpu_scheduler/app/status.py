@@ -37,9 +37,9 @@ class StatusQuery:
 
 def status(location: Location, query: StatusQuery) -> StatusReport:
     """Returns the status. Raises StoreNotFoundError before the first start (see `empty_status`)."""
-    with open_store(location, allow_other_host=True) as store:
+    with open_store(location, read_only=True) as store:
         report = read_report(store, query)
-        return _with_last_lines(report) if query.last_lines and store.other_host is None else report
+        return _with_last_lines(report) if query.last_lines else report
 
 
 def empty_status(location: Location) -> StatusReport:
@@ -63,12 +63,11 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
         rows += store.failed_jobs() if query.only_failed else store.finished_jobs(query.max_finished)
         attempts = store.newest_attempts(row.id for row in rows)
         active = store.active_attempts()
-        context = context_of(store, active, is_up=pid is not None or store.other_host is not None)
+        context = context_of(store, active, is_up=pid is not None)
         report = StatusReport(
             now=time.time(),
             health_issues=health_issues_of(store),
             pid=pid,
-            host=store.other_host.name if store.other_host is not None else None,
             state_file=str(store.data_dir.state_file),
             data_dir=str(store.data_dir.folder),
             gpus=gpu_views.gpu_views(store.gpus(), active, requested_pauses(store), recorded_options(store)),

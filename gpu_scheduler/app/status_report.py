@@ -104,9 +104,8 @@ class JobsFileView:
 class StatusReport:
     """The contents of `status` at `now` (wall seconds).
 
-    pid: of the scheduler, None = none is running; host: the host that owns the store, if that is another one,
-    whose processes cannot be observed from here; counts: recorded state -> number of all jobs in it, shown or
-    not; unsuccessful_counts: outcome other than completed -> number of all finished jobs with it;
+    pid: of the scheduler, None = none is running; counts: recorded state -> number of all jobs in it, shown
+    or not; unsuccessful_counts: outcome other than completed -> number of all finished jobs with it;
     is_failed_only: the report covers failed jobs only.
     """
 
@@ -121,7 +120,6 @@ class StatusReport:
     malformed: tuple[MalformedLineView, ...] = ()
     jobs_files: tuple[JobsFileView, ...] = ()
     health_issues: tuple[HealthIssue, ...] = ()
-    host: str | None = None
     is_failed_only: bool = False
 
     def failed_only(self, limit: int | None) -> StatusReport:

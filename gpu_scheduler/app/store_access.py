@@ -20,21 +20,16 @@ POLL_INTERVAL_S = 0.01
 
 
 @contextmanager
-def open_store(location: Location, *, allow_other_host: bool = False) -> Iterator[Store]:
+def open_store(location: Location, *, read_only: bool = False) -> Iterator[Store]:
     """Opens the store and closes it at the end.
 
-    Raises StoreNotFoundError if there is none, SchedulerError if it cannot be used now.
-
-    allow_other_host: read only, and accept the store of another host as it was a moment ago. The attempts of
-    another host must not be judged here.
+    Raises StoreNotFoundError if there is none, SchedulerError if it cannot be used now or here.
     """
     home = location.resolve()
     try:
         store = Store(home)
         try:
-            if store.other_host is not None and not allow_other_host:
-                raise SchedulerError(home.refusal(store.other_host))
-            if allow_other_host:
+            if read_only:
                 store.db.make_read_only()
             yield store
         finally:
@@ -50,8 +45,8 @@ def open_store(location: Location, *, allow_other_host: bool = False) -> Iterato
 
 
 def scheduler_pid_of(store: Store) -> int | None:
-    """Returns the pid of the running scheduler; None if there is none, or if this host cannot know."""
-    return scheduler_pid(store.data_dir.lock) if store.other_host is None else None
+    """Returns the pid of the running scheduler; None if there is none."""
+    return scheduler_pid(store.data_dir.lock)
 
 
 def wake_and_wait(

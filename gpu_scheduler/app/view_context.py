@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 def health_issues_of(store: Store) -> tuple[HealthIssue, ...]:
-    """Returns the health issues of the files that the scheduler writes; none for another host's store."""
-    if store.other_host is not None:
-        return ()
+    """Returns the health issues of the files that the scheduler writes."""
     logs, started = store.db.meta(LOG_FOLDER_KEY), recorded_options(store)
     trust = started.trust_files
     found = find_issues(store.data_dir, LogFolder.from_json(logs) if logs is not None else None, trust=trust)

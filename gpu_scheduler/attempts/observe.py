@@ -37,9 +37,6 @@ def observe_attempt(
     """
     if record.outcome is not None:
         return attempt_from_record(record, AttemptStatus())
-    if store.other_host is not None:
-        # Its processes run on another host.
-        return attempt_from_record(record, AttemptStatus(claim="unknown"))
     try:
         status = observe_one(attempt_ref(store, record))
     except OSError as error:

@@ -19,7 +19,7 @@ _POLL_INTERVAL_S = 0.2
 
 def events(options: Namespace) -> int:
     """Prints the events, oldest first; with --follow also new ones."""
-    with open_events(location_of(options), options.lines, follow=options.follow) as reader:
+    with open_events(location_of(options), options.lines) as reader:
         format_event: Callable[[Event], str] = (
             to_json if options.jsonl else lambda event: dated_line(event, reader.tolerance)
         )

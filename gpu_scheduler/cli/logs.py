@@ -47,7 +47,7 @@ def logs(options: Namespace) -> int:
 
     With --follow it continues until the job, or the named attempt, has ended and everything is printed.
     """
-    with open_log(location_of(options), options.job, options.attempt, follow=options.follow) as log:
+    with open_log(location_of(options), options.job, options.attempt) as log:
         printer = _open_printer(log, _log_filter(options))
         printer.print_last(options.lines)
         if options.follow:
@@ -73,10 +73,6 @@ def _open_printer(log: JobLog, log_filter: LogFilter | None) -> LogPrinter:
         if error.reason is None:
             raise
         raise SchedulerError(f"{error}: {reason_text(error.reason)}") from None
-    except SchedulerError as error:
-        if log.host is None:
-            raise
-        raise SchedulerError(f"{error}; the log was written on host {log.host}") from None
 
 
 def _follow(log: JobLog, printer: LogPrinter) -> None:

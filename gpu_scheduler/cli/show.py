@@ -35,7 +35,7 @@ _JOB_COMMAND_START = re.compile(r"exec 3>&-[^\n]*\nexec ")
 
 def show(options: Namespace) -> int:
     """Prints the job."""
-    with open_store(location_of(options), allow_other_host=True) as store:
+    with open_store(location_of(options), read_only=True) as store:
         story = read_job_detail(store, resolve_job(store, options.job))
     sys.stdout.write(to_json(story) if options.json else to_text(story))
     return 0
@@ -43,7 +43,7 @@ def show(options: Namespace) -> int:
 
 def read_job_detail(store: Store, job_id: int) -> JobDetail:
     """Returns the details of a job. Raises SchedulerError if there is no such job."""
-    is_up = scheduler_pid_of(store) is not None or store.other_host is not None
+    is_up = scheduler_pid_of(store) is not None
     with store.snapshot():
         row = job_record(store, job_id)
         attempts = store.attempts(job_id)

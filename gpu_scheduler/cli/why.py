@@ -97,7 +97,7 @@ class Diagnosis:
 
 def why(options: Namespace) -> int:
     """Prints the explanation."""
-    with open_store(location_of(options), allow_other_host=True) as store:
+    with open_store(location_of(options), read_only=True) as store:
         asked = _inspect(store, resolve_job(store, options.job))
         answer = Diagnosis(_headline(asked), tuple(_findings(asked)), _last_lines(asked))
     if options.json:
@@ -113,7 +113,7 @@ def _inspect(store: Store, job_id: int) -> JobInspection:
     with store.snapshot():
         row = job_record(store, job_id)
         unsettled = store.active_attempts()
-        context = context_of(store, unsettled, is_up=pid is not None or store.other_host is not None)
+        context = context_of(store, unsettled, is_up=pid is not None)
         newest = store.newest_attempts([job_id]).get(job_id)
         shown = job_views.job_view(row, newest, context)
         reason = job_reason_text(shown)
@@ -145,8 +145,7 @@ def _headline(inspection: JobInspection) -> str:
 
 def _findings(inspection: JobInspection) -> Iterator[Finding]:
     state = JobState(inspection.view.state)
-    host = inspection.store.other_host.name if inspection.store.other_host else None
-    yield checks.scheduler(inspection.pid, host, is_waiting=state in WAITING)
+    yield checks.scheduler(inspection.pid, is_waiting=state in WAITING)
     if state in WAITING:
         yield from _check_waiting(inspection, state)
     elif state is JobState.FINISHED:
@@ -163,11 +162,10 @@ def _check_waiting(inspection: JobInspection, state: JobState) -> Iterator[Findi
         yield checks.held(row["id"], row["held_by"], inspection.reason)
     yield from map(from_health_issue, health_issues_of(store))
     yield ok(Check.NEED, current_need(store, row)[1])
-    if store.other_host is None:  # processes, files and conda must be checked on the scheduler's host
-        yield from _check_gpus(inspection)
-        conda_sh = recorded_options(store).conda_sh
-        yield from checks.environment(spec, conda_environment(spec, conda_sh), conda_sh)
-        yield checks.script(spec)
+    yield from _check_gpus(inspection)
+    conda_sh = recorded_options(store).conda_sh
+    yield from checks.environment(spec, conda_environment(spec, conda_sh), conda_sh)
+    yield checks.script(spec)
     if state is JobState.QUEUED:
         yield checks.order(row["priority"], *store.jobs_ahead_of(row, _MAX_JOBS_NAMED))
     yield from checks.retry(row["id"], _retry_wait_s(inspection), row["launch_failures"])

@@ -169,7 +169,7 @@ class DataDir:
         return None if owner is None or owner.is_same_machine(this_host()) else owner
 
     def refusal(self, owner: Host) -> str:
-        """Returns why nothing can be written while another host owns the store, with the remedy."""
+        """Returns why the store cannot be used here while another host owns it, with the remedy."""
         there = owner.data_dir or self.folder
         return (
             f"the store of {self.state_file} belongs to host {owner.name} (there: {there}); this is host"

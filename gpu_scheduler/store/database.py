@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 
-from gpu_scheduler.errors import DamagedStoreError, SchedulerError, SchemaError, StoreNotFoundError
+from gpu_scheduler.errors import DamagedStoreError, SchemaError, StoreNotFoundError
 from gpu_scheduler.store import permissions
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
@@ -71,12 +71,10 @@ class Database:
     may take.
 
     create: create a missing database, and open one with an earlier schema, which `upgraded` upgrades. Without
-    it, SchemaError is raised unless the schema is that of this version. refusal: the message of the
-    SchedulerError that every write raises, since this is a temporary copy; None = writes are allowed.
+    it, SchemaError is raised unless the schema is that of this version.
     """
 
-    def __init__(self, path: Path, *, create: bool = False, refusal: str | None = None) -> None:
-        self._refusal = refusal
+    def __init__(self, path: Path, *, create: bool = False) -> None:
         if not create and not path.exists():
             raise no_store_error(path)
         old = os.umask(0o077)
@@ -109,8 +107,6 @@ class Database:
         if self.connection.in_transaction:
             yield self.connection
             return
-        if self._refusal is not None:
-            raise SchedulerError(self._refusal)
         # It cannot be changed inside a transaction, so it is set before each.
         self.connection.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
         self.connection.execute("BEGIN IMMEDIATE")
@@ -183,12 +179,12 @@ class Database:
             raise SchemaError(f"{_version_mismatch(path, version)}: use the newer version that wrote it")
         if not create and version == 0:
             raise no_store_error(path)  # a scheduler is about to make it
-        if not create and version < newest_schema_version() and self._refusal is None:
+        if not create and version < newest_schema_version():
             raise SchemaError(f"{_version_mismatch(path, version)}: {_upgrade_remedy(path)}")
         # temp_store: a query needs no further file, which there may be no room for.
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY"):
             self.connection.execute(f"PRAGMA {pragma}")
-        if version == 0 or self._refusal is not None:
+        if version == 0:
             self._migrate(path)
         self.connection.execute(f"PRAGMA wal_autocheckpoint = {_checkpoint_pages(path.parent)}")
 

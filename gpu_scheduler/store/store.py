@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
@@ -40,11 +39,7 @@ _LEARN_KEY = "learn"
 
 
 class Store:
-    """The store of one state file.
-
-    other_host  the host that owns it, if that is another one. The store is then read from a copy, and every
-                write raises SchedulerError; None = this host.
-    """
+    """The store of one state file. Raises SchedulerError if another host owns it."""
 
     def __init__(self, data_dir: DataDir, *, create: bool = False) -> None:
         data_dir.check_access()
@@ -52,25 +47,15 @@ class Store:
             data_dir.create()
         self.data_dir = data_dir
         self._learning: bool | None = None
-        self.other_host = None if create else data_dir.other_host()
-        if self.other_host is None:
-            if data_dir.problem is not None and not data_dir.database.exists():
-                raise SchedulerError(data_dir.problem)
-            if not create:
-                _refuse_lost_store(data_dir)
-            self.db = Database(data_dir.database, create=create)
-        else:
-            from gpu_scheduler.store.other_host import copy_database
-
-            refusal = data_dir.refusal(self.other_host)
-            if data_dir.is_fallback:
-                raise SchedulerError(refusal)  # it is on a disk of that host
-            self._copy = copy_database(data_dir.database, refusal)
-            try:
-                self.db = Database(Path(self._copy.name) / data_dir.database.name, refusal=refusal)
-            except BaseException:
-                self._copy.cleanup()
-                raise
+        owner = None if create else data_dir.other_host()
+        if owner is not None:
+            # Even a reader of SQLite takes locks that another host does not see, and may write into the file.
+            raise SchedulerError(data_dir.refusal(owner))
+        if data_dir.problem is not None and not data_dir.database.exists():
+            raise SchedulerError(data_dir.problem)
+        if not create:
+            _refuse_lost_store(data_dir)
+        self.db = Database(data_dir.database, create=create)
 
     @property
     def learning(self) -> bool:
@@ -98,8 +83,6 @@ class Store:
     def close(self) -> None:
         """Closes the database."""
         self.db.close()
-        if self.other_host is not None:
-            self._copy.cleanup()
 
     def insert_job(self, spec: JobSpec, source: str, now: float | None = None) -> int:
         """Inserts a job in the caller's transaction if there is one; returns its id.

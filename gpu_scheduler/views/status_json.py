@@ -66,7 +66,6 @@ def to_json(report: StatusReport) -> str:
         "pid": report.pid,
         "state_file": report.state_file,
         "data_dir": report.data_dir,
-        "host": report.host,
     }
     malformed = (
         {"file": m.path, "line": m.number, "text": m.text, "reason": m.reason, "accepted": m.accepted}

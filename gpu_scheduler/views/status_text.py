@@ -176,10 +176,7 @@ def _summary_cells(report: StatusReport) -> Iterator[Cell]:
 
 def _scheduler_lines(report: StatusReport) -> Iterator[StyledLine]:
     """Yields a line about the scheduler if none is running here."""
-    if report.host is not None:
-        about = "running processes cannot be checked from this host"
-        yield [Cell(f"Scheduler on host {safe_text(report.host)}; {about}", YELLOW)]
-    elif report.pid is None:
+    if report.pid is None:
         sampled = [gpu.sampled_at for gpu in report.gpus if gpu.sampled_at is not None]
         stale = f"; GPU values as of {format_age(max(sampled), report.now)}" if sampled else ""
         yield [Cell(f"Scheduler not running{stale}", YELLOW)]

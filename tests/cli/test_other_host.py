@@ -1,4 +1,4 @@
-"""Commands on the store of another host: readers name the host, writers refuse with the host and a remedy."""
+"""Commands on the store of another host refuse and name the host and the remedy."""
 
 from __future__ import annotations
 
@@ -23,51 +23,22 @@ def there(desk: Desk) -> Desk:
     """Provides a store of another host with the waiting job 1 and, as recorded, the running job 2."""
     desk.job("echo waits")
     row = desk.attempt(desk.job("sleep 100"))
-    log = desk.path / "job_2.log"
-    log.write_text("seen from afar\n")
-    desk.writer.record_log(row["id"], str(log), "1.gpujob_0_sleep_2")
     desk.record(act.Transition(2, row["id"], JobState.RUNNING))
     write_host(desk.data_dir.host_file, ELSEWHERE)
     return desk
-
-
-def test_status_shows_another_host_without_judging_its_attempts(there: Desk) -> None:
-    code, out, _ = there.run("status")
-    assert code == 0
-    assert "Scheduler on host gpu-other; running processes cannot be checked from this host" in out
-    assert str(there.data_dir.folder) in there.run("status", "-v")[1]
-    shown = json.loads(there.run("status", "--json")[1])
-    assert (shown["scheduler"]["host"], shown["scheduler"]["pid"]) == ("gpu-other", None)
-    assert {job["id"]: (job["state"], job["recorded"]) for job in shown["jobs"]} == {
-        1: ("queued", True),
-        2: ("running", True),  # its folder, looked at from here, would tell that it is gone
-    }
-    assert "no scheduler" not in out
-
-
-def test_status_names_no_host_for_its_own_store(desk: Desk) -> None:
-    desk.job("echo waits")
-    assert json.loads(desk.run("status", "--json")[1])["scheduler"]["host"] is None
-
-
-def test_logs_of_another_host_are_printed_if_readable(there: Desk) -> None:
-    assert there.run("logs", "2") == (0, "seen from afar\n", "")
-    (there.path / "job_2.log").unlink()
-    code, _, err = there.run("logs", "2")
-    assert code == 1
-    assert "the log was written on host gpu-other" in err
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ["cancel", "1"], ["cancel", "--all"], ["retry", "1"], ["hold", "1"], ["release", "1"], ["pause", "0"],
-        ["resume", "all"], ["stop"], ["stop", "--jobs"], ["attach", "2"], ["logs", "2", "-f"],
-        ["events", "-f"], ["calibrate", "--write"],
+        ["resume", "all"], ["stop"], ["stop", "--jobs"], ["attach", "2"], ["logs", "2"], ["logs", "2", "-f"],
+        ["events"], ["events", "-f"], ["calibrate"], ["calibrate", "--write"], ["status"],
+        ["status", "--json"], ["show", "1"], ["why", "1"], ["screens"],
         ["start", "--simulate", "1", "--drain", "--jobs-file", ""],
     ],
 )  # fmt: skip
-def test_commands_that_write_or_check_processes_are_refused(there: Desk, words: list[str]) -> None:
+def test_every_command_that_opens_the_store_is_refused(there: Desk, words: list[str]) -> None:
     code, out, err = there.run(*words)
     assert (code, out) == (1, "")
     assert f"the store of {there.data_dir.state_file} belongs to host gpu-other" in err
@@ -78,19 +49,10 @@ def test_commands_that_write_or_check_processes_are_refused(there: Desk, words: 
     assert read_host(there.data_dir.host_file) == ELSEWHERE
 
 
-def test_events_and_measurements_of_another_host_can_be_read(there: Desk) -> None:
-    code, out, _ = there.run("events")
-    assert code == 0
-    assert "job 1 queued: echo waits" in out
-    assert there.run("calibrate")[0] == 0
-
-
-def test_add_works_with_the_store_of_another_host(there: Desk) -> None:
+def test_add_and_lint_work_without_the_store_of_another_host(there: Desk) -> None:
     (there.path / "t.py").touch()
-    assert there.run("add", "t.py", "--gpus", "1")[0] == 0
-    code, _, err = there.run("add", "t.py", "--gpus", "9")
-    assert code == 2
-    assert "no GPU 9" in err
+    assert there.run("add", "t.py", "--gpus", "9")[0] == 0
+    assert there.run("lint")[0] == 0
 
 
 def start(desk: Desk, *options: str, before: str = "") -> subprocess.CompletedProcess[str]:

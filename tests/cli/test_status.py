@@ -49,10 +49,10 @@ def test_status_shows_the_scheduler_and_the_data_dir(desk: Desk) -> None:
     assert desk.store
     where = {"state_file": f"{desk.path}/gpu_scheduler_state.json",
              "data_dir": f"{desk.path}/gpu_scheduler_state.d"}  # fmt: skip
-    assert report(desk)["scheduler"] == {"pid": None, "host": None, **where}
+    assert report(desk)["scheduler"] == {"pid": None, **where}
     assert "Scheduler not running" in desk.run("status")[1]
     with desk.scheduler("deaf") as pid:
-        assert report(desk)["scheduler"] == {"pid": pid, "host": None, **where}
+        assert report(desk)["scheduler"] == {"pid": pid, **where}
         out = desk.run("status")[1]
         assert f"scheduler pid {pid}" in out
         assert not any(place in out for place in where.values())

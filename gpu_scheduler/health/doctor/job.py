@@ -15,11 +15,8 @@ from gpu_scheduler.core.text.formatting import count_noun, pid_text
 _MAX_NEARBY = 5
 
 
-def scheduler(pid: int | None, host: str | None, *, is_waiting: bool) -> Finding:
+def scheduler(pid: int | None, *, is_waiting: bool) -> Finding:
     """Returns whether a scheduler can start the job. is_waiting: the job waits to be started."""
-    if host is not None:
-        says = f"on host {host}; unknown from here whether it runs"
-        return warn(Check.SCHEDULER, says, f"run this on {host}")
     if pid is None and not is_waiting:
         return ok(Check.SCHEDULER, "not running")
     if pid is None:
