@@ -118,29 +118,10 @@ def to_json(detail: JobDetail) -> str:
 
 
 def _attempt_object(attempt: AttemptView) -> dict[str, Any]:
-    return {
-        "number": attempt.number,
-        "gpus": attempt.gpus,
-        "outcome": attempt.outcome,
-        "reason": _reason_text(attempt),
-        "exit_code": attempt.exit_code,
-        "signal": attempt.signal,
-        "created_at": attempt.created_at,
-        "started_at": attempt.started_at,
-        "ended_at": attempt.ended_at,
-        "log": attempt.log,
-        "session": attempt.session,
-        "folder": attempt.folder,
-        "command": attempt.command,
-        "survivors": attempt.survivors,
-        "launches": attempt.launches,
-        "warnings": attempt.warnings,
-        "vram_declared": attempt.vram_declared,
-        "share_declared": attempt.share_declared,
-        "peaks": attempt.peaks,
-        "load_percent": attempt.load_percent,
-        "declaration_accuracy": attempt.declaration_accuracy,
-    }
+    # The fields of a view are the keys that docs/json.md describes.
+    values = {**vars(attempt), "reason": _reason_text(attempt)}
+    del values["launch_error"]
+    return values
 
 
 def _reason_text(attempt: AttemptView) -> str | None:

@@ -16,22 +16,10 @@ from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.attempt_end import format_seconds
 from gpu_scheduler.views.event_messages import detail, log_line, to_json
+from tests.views.event_data import end, start
 
 INFO, WARNING, DEBUG = logging.INFO, logging.WARNING, logging.DEBUG
 NEVER = WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(9, 1000, alone=True), gpus=2, managed=2)
-
-
-def start(**values: Any) -> dict[str, Any]:
-    return {"attempt": 1, "gpus": [0], "share": 0, "vram": None, "exclusive": False, **values}
-
-
-def end(**values: Any) -> dict[str, Any]:
-    budgets = [values.get("declared", 18432)] * len(values.get("gpus", [0]))
-    return {
-        "attempt": 1, "outcome": "completed", "exit_code": 0, "signal": None, "seconds": 1774.2, "gpus": [0],
-        "peaks": [17910], "declared": 18432, "share": 0, "load": 96.4, "log": "/logs/1.log", "survivors": [],
-        "min_vram": None, "budgets": budgets if budgets[0] else None, **values,
-    }  # fmt: skip
 
 
 OVER_SHARE = {"attempt": 1, "gpu": 0, "observed": 16_000, "declared": 6144, "share": 250}
@@ -295,7 +283,7 @@ def test_json_has_all_data_in_ascii() -> None:
     assert at.timestamp() == pytest.approx(1000.123, abs=0.0011)
     assert said == {
         "id": 9, "event": "starting", "job": 1, "command": "echo é", "attempt": 1, "gpus": [0], "share": 0,
-        "vram": 9000, "exclusive": False,
+        "vram": 9000, "exclusive": False, "learned": False, "assumed": False,
     }  # fmt: skip
     said = json.loads(to_json(Event(10, 0.0, "paused", 0, None, {"gpus": [2]}, "")))
     assert (said["event"], said["job"], said["gpus"]) == ("paused", None, [2])

@@ -15,17 +15,14 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.event_messages import message_of
 from gpu_scheduler.views.terminal_lines import Terminal, format_event, format_message
 from gpu_scheduler.views.text_width import display_width
+from tests.views.event_data import end, start
 
 AT = time.mktime((2026, 11, 22, 7, 5, 9, 0, 0, -1))
 SPEC = JobSpec(
     "csv", "0,/a/train.py,,--lr 1,", "/", script="/a/train.py", arguments=("--lr", "1", "two words")
 )
-START = {"attempt": 1, "gpus": [0], "share": 500, "vram": None, "exclusive": False}
-END = {
-    "attempt": 1, "outcome": "completed", "exit_code": 0, "signal": None, "seconds": 3.2, "gpus": [0],
-    "peaks": [700], "declared": None, "budgets": None, "share": 500, "load": None,
-    "log": "/logs/1.log", "survivors": [], "min_vram": None,
-}  # fmt: skip
+START = start(share=500)
+END = end(seconds=3.2, peaks=[700], declared=None, share=500, load=None)
 FAILED, TIMED_OUT, INTERRUPTED = ({**END, "outcome": one} for one in ("failed", "timed_out", "interrupted"))
 USED = " — peak vram gpu0:700 MiB | "
 NEVER = WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(9, 1000, alone=True), gpus=2, managed=2)
