@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from gpu_scheduler.core.model.request_answer import RequestAnswer
+
 
 class AnswerKind(Enum):
     """How far a request has come."""
@@ -38,13 +40,13 @@ class StopResult(Enum):
 class Answer:
     """The answer to one request. target: job id or GPU index.
 
-    text: of the scheduler, or why the request was refused; stop_result: for `STOPPED`; scheduler_pid: for
-    `UNANSWERED`.
+    reply: of the scheduler, or why the request was refused before it was recorded; stop_result: for
+    `STOPPED`; scheduler_pid: for `UNANSWERED`.
     """
 
     target: int
     kind: AnswerKind
-    text: str = ""
+    reply: RequestAnswer | None = None
     stop_result: StopResult | None = None
     scheduler_pid: int | None = None
 

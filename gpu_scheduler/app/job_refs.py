@@ -86,4 +86,4 @@ def _job_named(store: Store, name: str) -> int:
 def _has_ended(store: Store, row: JobRecord) -> bool:
     if row.state not in ACTIVE:
         return False
-    return without_scheduler.unrecorded_outcome(store, row) is not None
+    return without_scheduler.unrecorded_end(store, row) is not None

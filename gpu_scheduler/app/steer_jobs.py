@@ -12,9 +12,11 @@ from gpu_scheduler.app import without_scheduler
 from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
 from gpu_scheduler.app.job_refs import JobRef, resolve_jobs
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.predicted_state import COMMAND_NAMES, RETRYABLE, predicted_state, refusal
+from gpu_scheduler.app.predicted_state import RETRYABLE, predicted_state
+from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, requested_verbs, scheduler_pid_of, wake_and_wait
-from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
+from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
@@ -90,7 +92,7 @@ def _record_requests(
     with store.db.transaction():
         pending = requested_verbs(store)
         for job_id in jobs:
-            why = _rejection_reason(store, verb, job_id, pending.get(job_id, ()), up)
+            why = _early_refusal(store, verb, job_id, pending.get(job_id, ()), up)
             if why is None:
                 made[store.add_request(verb, str(job_id), by, **args)] = job_id
             else:
@@ -98,39 +100,43 @@ def _record_requests(
     return made, refused
 
 
-def _rejection_reason(
+def _early_refusal(
     store: Store, verb: str, job_id: int, pending: Iterable[str], is_up: bool
-) -> str | None:
+) -> RequestAnswer | None:
+    """Returns why a request is refused without recording it; None if it is recorded."""
     row = store.job(job_id)
     if row is None:
-        return f"there is no job {job_id} in {store.data_dir.folder}; `status --all` lists them"
+        return RequestAnswer(AnswerCode.NO_SUCH_JOB)
     if is_up:
         return None  # the scheduler judges by the job's state at that moment
-    state = row.state
-    ended = _unrecorded_outcome(store, row)
-    if ended is not None and verb == "cancel":
-        return f"job {job_id} is already finished ({ended}, not recorded yet)"
+    ended = _unrecorded_end(store, row)
     if ended is not None:
-        return (
-            f"job {job_id} has ended ({ended}), but this is not recorded yet\n"
-            f"start the scheduler, then run `{COMMAND_NAMES.get(verb, verb)} {job_id}`"
+        code = AnswerCode.ALREADY_FINISHED if verb == "cancel" else AnswerCode.ENDED_UNRECORDED
+        outcome = Outcome(ended.outcome) if ended.outcome else Outcome.ENDED
+        return RequestAnswer(
+            code,
+            verb=verb,
+            outcome=outcome,
+            exit_code=ended.exit_code,
+            signal=ended.signal,
+            is_recorded=False,
         )
-    after = predicted_state(state, pending)
+    after = predicted_state(row.state, pending)
     if verb == "cancel":
-        finished = state is after is JobState.FINISHED
-        return f"job {job_id} is already finished ({row['outcome']})" if finished else None
-    return refusal(verb, job_id, after)
+        finished = row.state is after is JobState.FINISHED
+        return RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=row.outcome) if finished else None
+    return None if after in ACCEPTED_STATES[verb] else wrong_state(verb, after)
 
 
-def _unrecorded_outcome(store: Store, row: JobRecord) -> str | None:
-    return without_scheduler.unrecorded_outcome(store, row) if row.state in ACTIVE else None
+def _unrecorded_end(store: Store, row: JobRecord) -> JobView | None:
+    return without_scheduler.unrecorded_end(store, row) if row.state in ACTIVE else None
 
 
 def _open_jobs(store: Store) -> list[int]:
     """Returns the open jobs that have not ended, oldest first."""
     open_states = [state for state in JobState if state is not JobState.FINISHED]
     rows = sorted(store.open_jobs(open_states), key=lambda row: row.id)
-    return [row.id for row in rows if _unrecorded_outcome(store, row) is None]
+    return [row.id for row in rows if _unrecorded_end(store, row) is None]
 
 
 def _failed_jobs(store: Store) -> list[int]:
@@ -148,17 +154,17 @@ def _failed_jobs(store: Store) -> list[int]:
 def _answers(
     store: Store,
     requests: Mapping[int, int],
-    answers: Mapping[int, str | None],
+    answers: Mapping[int, RequestAnswer | None],
     stopped: Mapping[int, StopResult],
 ) -> list[Answer]:
     """Returns the answer to each request. stopped: jobs that were ended here instead."""
     pid = scheduler_pid_of(store)
     made = []
-    for request, text in answers.items():
+    for request, reply in answers.items():
         job_id = requests[request]
-        if text is not None:
-            kind = AnswerKind.REFUSED if _is_refusal(text) else AnswerKind.CARRIED_OUT
-            made.append(Answer(job_id, kind, text))
+        if reply is not None:
+            kind = AnswerKind.REFUSED if reply.is_refusal else AnswerKind.CARRIED_OUT
+            made.append(Answer(job_id, kind, reply))
         elif job_id in stopped:
             made.append(Answer(job_id, AnswerKind.STOPPED, stop_result=stopped[job_id]))
         else:
@@ -170,8 +176,3 @@ def unanswered(target: int, scheduler_pid: int | None) -> Answer:
     """Returns the answer to a request that is recorded but not carried out yet."""
     kind = AnswerKind.RECORDED if scheduler_pid is None else AnswerKind.UNANSWERED
     return Answer(target, kind, scheduler_pid=scheduler_pid)
-
-
-def _is_refusal(answer: str) -> bool:
-    """Returns whether an answer of the scheduler refuses the request: only those begin with the job."""
-    return answer.startswith(("job ", "no job "))

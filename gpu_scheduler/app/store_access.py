@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.core.model.request_answer import RequestAnswer
 from gpu_scheduler.core.scheduling.facts import Request
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.database import damaged_error, is_damage
@@ -51,13 +52,13 @@ def scheduler_pid_of(store: Store) -> int | None:
 
 def wake_and_wait(
     store: Store, requests: Iterable[int], timeout_s: float = ANSWER_TIMEOUT_S
-) -> dict[int, str | None]:
+) -> dict[int, RequestAnswer | None]:
     """Wakes the scheduler and waits until it has answered these requests.
 
     Returns request -> answer; None if it is not carried out yet: no scheduler runs, or it took too long.
     """
     store.data_dir.ring_doorbell()
-    answers: dict[int, str | None] = {request: None for request in requests}
+    answers: dict[int, RequestAnswer | None] = {request: None for request in requests}
     end = time.monotonic() + timeout_s
     while True:
         for request in [request for request, answer in answers.items() if answer is None]:

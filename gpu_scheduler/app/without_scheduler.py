@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gpu_scheduler.app.answers import StopResult
 from gpu_scheduler.app.job_views import ViewContext, job_view
+from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.attempts.observe import (
     attempts_without_processes,
     observe_attempt,
@@ -19,7 +20,6 @@ from gpu_scheduler.attempts.observe import (
 )
 from gpu_scheduler.attempts.runner_control import request_stop
 from gpu_scheduler.attempts.sweep import sweep
-from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.errors import SchedulerError
@@ -34,8 +34,8 @@ STOP_MARGIN_S = 10.0
 _POLL_INTERVAL_S = 0.02
 
 
-def unrecorded_outcome(store: Store, job: JobRecord) -> str | None:
-    """Returns the outcome of an open job whose attempt folder has a result; None without a result."""
+def unrecorded_end(store: Store, job: JobRecord) -> JobView | None:
+    """Returns the end of an open job whose attempt folder has a result; None without a result."""
     from gpu_scheduler.clock import Clock
 
     open_ones = (one for one in store.active_attempts() if one.job_id == job.id and one.outcome is None)
@@ -45,8 +45,7 @@ def unrecorded_outcome(store: Store, job: JobRecord) -> str | None:
     fact = observe_attempt(store, attempt)
     if fact.status.result is None:
         return None
-    said = job_view(job, attempt, ViewContext(Clock().now(), open_attempts={attempt.id: fact}))
-    return outcome_text(said.outcome or "ended", said.exit_code, said.signal)
+    return job_view(job, attempt, ViewContext(Clock().now(), open_attempts={attempt.id: fact}))
 
 
 def open_attempts(store: Store) -> list[ActiveAttemptRecord]:

@@ -14,6 +14,7 @@ from gpu_scheduler.attempts.launch import Launcher
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import Action, AnswerRequest
 from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Facts
@@ -199,7 +200,7 @@ class Daemon:
             )
         late = [request for request in self._store.open_requests() if request["verb"] == "stop"]
         recorder.record(
-            [AnswerRequest(request["id"], "the scheduler had already ended") for request in late],
+            [AnswerRequest(request["id"], RequestAnswer(AnswerCode.SCHEDULER_ENDED)) for request in late],
             self._clock.now(),
         )
         recorder.forget_wait_reasons()

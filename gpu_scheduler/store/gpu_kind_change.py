@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from gpu_scheduler.core.model.gpu import is_simulated
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.store import Store
 
@@ -31,10 +32,11 @@ def change_gpu_kind(store: Store, uuids: Iterable[str], now: Now) -> None:
             store.db.set_meta(_NEWEST_REAL_MEASUREMENT, str(row[0]))
             return
         db.executemany("UPDATE gpu SET paused = 0, held = '[]' WHERE uuid = ?", [(uuid,) for uuid in leaving])
+        answer = RequestAnswer(AnswerCode.GPU_NOT_MANAGED).to_json()
         db.executemany(
-            "UPDATE wish SET done_at = ?, answer = 'this GPU is no longer managed'"
+            "UPDATE wish SET done_at = ?, answer = ?"
             " WHERE done_at IS NULL AND verb IN ('pause', 'resume') AND target = ?",
-            [(now.wall, uuid) for uuid in leaving],
+            [(now.wall, answer, uuid) for uuid in leaving],
         )
         db.execute("DELETE FROM measured WHERE id > ?", (int(store.db.meta(_NEWEST_REAL_MEASUREMENT) or 0),))
         _reset_min_vram(store, db)

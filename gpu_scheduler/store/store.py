@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -125,10 +126,10 @@ class Store:
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
-    def request_answer(self, request_id: int) -> str | None:
+    def request_answer(self, request_id: int) -> RequestAnswer | None:
         """Returns the answer to a request; None = not answered yet."""
         row = self.db.row("SELECT answer FROM wish WHERE id = ?", request_id)
-        return row["answer"] if row else None
+        return RequestAnswer.from_json(row["answer"]) if row and row["answer"] else None
 
     def open_requests(self) -> list[Request]:
         """Returns the requests that are not answered yet, oldest first."""
@@ -253,8 +254,8 @@ class Store:
         """Withdraws a request that is not answered yet; returns False if it was."""
         with self.db.transaction() as db:
             cursor = db.execute(
-                "UPDATE wish SET done_at = ?, answer = 'withdrawn' WHERE id = ? AND done_at IS NULL",
-                (time.time(), request_id),
+                "UPDATE wish SET done_at = ?, answer = ? WHERE id = ? AND done_at IS NULL",
+                (time.time(), RequestAnswer(AnswerCode.WITHDRAWN).to_json(), request_id),
             )
         return cursor.rowcount == 1
 

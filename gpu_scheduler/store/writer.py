@@ -410,7 +410,7 @@ class StoreWriter:
     def _answer_request(self, db: sqlite3.Connection, action: act.AnswerRequest, now: Now) -> None:
         db.execute(
             "UPDATE wish SET done_at = ?, answer = ? WHERE id = ?",
-            (now.wall, action.answer, action.request_id),
+            (now.wall, action.answer.to_json(), action.request_id),
         )
 
     def _record_nothing(self, db: sqlite3.Connection, action: act.Action, now: Now) -> None:

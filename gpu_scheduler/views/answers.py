@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
+from gpu_scheduler.core.failure.outcome_text import outcome_text
+from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.text.formatting import pid_text, safe_text
 
 _STOP_TEXTS = {
@@ -22,7 +24,42 @@ def answer_text(answer: Answer) -> str:
         return f"recorded; the scheduler ({pid_text(answer.scheduler_pid or 0)}) has not answered yet"
     if answer.stop_result is not None:
         return stop_result_text(answer.stop_result)
-    return safe_text(answer.text, keep_line_breaks=True)
+    return (
+        ""
+        if answer.reply is None
+        else safe_text(_reply_text(answer.reply, answer.target), keep_line_breaks=True)
+    )
+
+
+#: Code -> words, where they are not the code itself.
+_REPLY_TEXTS = {
+    AnswerCode.STOPPING: "being stopped",
+    AnswerCode.QUEUED: "queued again",
+    AnswerCode.GPU_NOT_MANAGED: "this GPU is no longer managed",
+    AnswerCode.SCHEDULER_ENDED: "the scheduler had already ended",
+}
+#: Verbs of requests that differ from the name of their command.
+_COMMAND_NAMES = {"set": "priority"}
+
+
+def _reply_text(reply: RequestAnswer, job_id: int) -> str:
+    job, command = f"job {job_id}", _COMMAND_NAMES.get(reply.verb, reply.verb)
+    if reply.code is AnswerCode.NO_SUCH_JOB:
+        return f"there is no {job}; `status --all` lists them"
+    if reply.code is AnswerCode.WRONG_STATE:
+        wanted = " or ".join(map(str, reply.accepted))
+        return f"{job} is {reply.state}; {command} needs a job that is {wanted}"
+    if reply.code is AnswerCode.ATTRIBUTE_SET:
+        return f"{reply.attribute} set"
+    if reply.outcome is None:
+        return _REPLY_TEXTS.get(reply.code) or str(reply.code.value)
+    end = outcome_text(reply.outcome.value, reply.exit_code, reply.signal)
+    if reply.code is AnswerCode.ALREADY_FINISHED:
+        return f"{job} is already finished ({end}{'' if reply.is_recorded else ', not recorded yet'})"
+    return (
+        f"{job} has ended ({end}), but this is not recorded yet\n"
+        f"start the scheduler, then run `{command} {job_id}`"
+    )
 
 
 def stop_result_text(result: StopResult) -> str:

@@ -11,6 +11,7 @@ import time
 
 from gpu_scheduler.attempts.executor import Executors, LaunchError
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import AnswerRequest
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.executors.direct import DirectExecutor
@@ -38,7 +39,7 @@ def main() -> None:
         while not (found := [wish["id"] for wish in store.open_requests()]):
             time.sleep(0.005)
         loop.recorder.record(
-            [AnswerRequest(wish, "the scheduler had already ended") for wish in found], Clock().now()
+            [AnswerRequest(wish, RequestAnswer(AnswerCode.SCHEDULER_ENDED)) for wish in found], Clock().now()
         )
     while not loop.stop_requested:
         if "deaf" not in sys.argv:

@@ -195,9 +195,10 @@ def test_a_request_is_carried_out_or_refused_with_an_answer(
     assert isinstance(actions[-1], act.AnswerRequest)
     if expected is None:
         assert len(actions) == 1
-        assert "7" in actions[-1].answer
+        assert actions[-1].answer.is_refusal
     else:
         assert isinstance(actions[0], expected)
+        assert not actions[-1].answer.is_refusal
 
 
 def test_a_second_request_for_a_job_waits_for_the_first() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.core.model.request_answer import wrong_state
+from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, parse_llm_config
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
@@ -310,7 +312,7 @@ def test_a_priority_can_be_set_only_for_waiting_jobs(desk: Desk) -> None:
     desk.rig.tick_until_ended(1)
     wish = desk.rig.store.add_request("set", "1", name="priority", value=3)
     desk.rig.tick()
-    assert desk.rig.store.request_answer(wish) == "job 1 is finished; its attributes cannot be changed"
+    assert desk.rig.store.request_answer(wish) == wrong_state("set", JobState.FINISHED)
 
 
 def test_adding_the_cancel_attribute_ends_a_running_job(desk: Desk) -> None:

@@ -18,6 +18,7 @@ import pytest
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
@@ -111,7 +112,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 def test_start_lines_count_dispatched_jobs(harness: ReporterHarness, logged: Callable[[], list[str]]) -> None:
     jobs = [harness.job(f"echo {n}") for n in range(3)]
     harness.record(act.Start(jobs[0], ("U0",), 0, vram=18432), act.Start(jobs[1], ("U1",), 500))
-    harness.reporter.action_recorded(act.AnswerRequest(1, ""))
+    harness.reporter.action_recorded(act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD)))
     assert logged() == [
         "job 1 starts on gpu [0] (1/3 dispatched, declared 18432 MiB/gpu) — echo 0",
         "job 2 starts on gpu [1] (2/3 dispatched, share 0.5) — echo 1",
@@ -422,9 +423,9 @@ def test_logs_events_with_the_next_action_after_a_failed_read(
     harness.record(act.HoldJob(job, "user", worded("held by the user")))
     with monkeypatch.context() as patch:
         patch.setattr("gpu_scheduler.reporting.reporter.events.newest_event_id", fail)
-        harness.reporter.action_recorded(act.AnswerRequest(1, ""))
+        harness.reporter.action_recorded(act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD)))
     assert logged() == []
-    harness.reporter.action_recorded(act.AnswerRequest(1, ""))
+    harness.reporter.action_recorded(act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD)))
     assert logged() == ["job 1 held: held by the user"]
 
 

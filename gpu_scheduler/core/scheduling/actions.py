@@ -12,6 +12,7 @@ from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.request_answer import RequestAnswer
     from gpu_scheduler.core.model.wait_reason import WaitReason
 
 
@@ -304,7 +305,7 @@ class AnswerRequest:
     """Answers a request: it was carried out, or why it was not."""
 
     request_id: int
-    answer: str
+    answer: RequestAnswer
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute
 from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
@@ -24,7 +25,7 @@ from gpu_scheduler.core.scheduling.actions import (
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Request
 from gpu_scheduler.core.scheduling.settings import Settings
 
-ActionsAndAnswer = tuple[list[Action], str]
+ActionsAndAnswer = tuple[list[Action], RequestAnswer]
 
 
 def answer_requests(facts: Facts) -> list[Action]:
@@ -64,18 +65,17 @@ def _cancel_all(facts: Facts, args: Any) -> list[Action]:
 
 def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
     if request.verb == "stop":
-        return [EndScheduler()], "ending"
+        return _done(AnswerCode.ENDING, EndScheduler())
     if request.verb in ("pause", "resume"):
-        return [
-            SetPaused(request.target, request.verb == "pause", request.args.get("reason"))
-        ], f"{request.verb}d"
+        paused = request.verb == "pause"
+        change = SetPaused(request.target, paused, request.args.get("reason"))
+        return _done(AnswerCode.PAUSED if paused else AnswerCode.RESUMED, change)
     if request.verb == "places":
-        return [
-            SetQueuePositions(tuple((job, position) for job, position in request.args["places"]))
-        ], "ordered"
+        positions = tuple((job, position) for job, position in request.args["places"])
+        return _done(AnswerCode.POSITIONS_SET, SetQueuePositions(positions))
     job = facts.jobs.get(int(request.target))
     if job is None:
-        return [], f"no job {request.target}"
+        return _done(AnswerCode.NO_SUCH_JOB)
     return _JOB_REQUESTS[request.verb](job, request.args, facts.settings)
 
 
@@ -83,37 +83,45 @@ def _cancel(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     grace = args.get("grace_s")
     if job.state in WAITING:
         kind = ReasonKind.CANCELLED_BY_LINE if args.get("line") else ReasonKind.CANCELLED_BY_USER
-        return [FinishJob(job.job_id, Outcome.CANCELLED, StateReason(kind))], "cancelled"
+        return [FinishJob(job.job_id, Outcome.CANCELLED, StateReason(kind))], RequestAnswer(
+            AnswerCode.CANCELLED
+        )
     if job.state in ACTIVE:
         grace_s = settings.grace_s if grace is None else float(grace)
-        return [RecordCancel(job.job_id, "cancelled", grace_s)], "being stopped"
-    return [], f"job {job.job_id} is already finished ({job.outcome})"
+        return _done(AnswerCode.STOPPING, RecordCancel(job.job_id, "cancelled", grace_s))
+    return [], RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=job.outcome)
 
 
 def _retry(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state in (JobState.HELD, JobState.FINISHED):
         file = args.get("added_to")
         kind = ReasonKind.LINE_ADDED_AGAIN if file else ReasonKind.RETRIED_BY_USER
-        return [RequeueJob(job.job_id, StateReason(kind, subject=file))], "queued again"
-    return [], f"job {job.job_id} is already {job.state}"
+        return _done(AnswerCode.QUEUED, RequeueJob(job.job_id, StateReason(kind, subject=file)))
+    return _refusal("retry", job)
 
 
 def _hold(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state is JobState.QUEUED:
-        return [HoldJob(job.job_id, "user", StateReason(ReasonKind.HELD_BY_USER))], "held"
-    return [], f"job {job.job_id} is {job.state}; only a queued job can be held"
+        return [HoldJob(job.job_id, "user", StateReason(ReasonKind.HELD_BY_USER))], RequestAnswer(
+            AnswerCode.HELD
+        )
+    return _refusal("hold", job)
 
 
 def _release(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state is JobState.HELD:
-        return [RequeueJob(job.job_id, StateReason(ReasonKind.RELEASED_BY_USER))], "released"
-    return [], f"job {job.job_id} is {job.state}, not held"
+        return [RequeueJob(job.job_id, StateReason(ReasonKind.RELEASED_BY_USER))], RequestAnswer(
+            AnswerCode.RELEASED
+        )
+    return _refusal("release", job)
 
 
 def _line_removed(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state in WAITING:
-        return [FinishJob(job.job_id, Outcome.CANCELLED, StateReason(ReasonKind.LINE_REMOVED))], "cancelled"
-    return [], f"job {job.job_id} is {job.state} and continues"
+        return [
+            FinishJob(job.job_id, Outcome.CANCELLED, StateReason(ReasonKind.LINE_REMOVED))
+        ], RequestAnswer(AnswerCode.CANCELLED)
+    return _refusal("line_removed", job)
 
 
 def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
@@ -121,7 +129,7 @@ def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     # Attributes from the line of a finished job apply when it is queued again.
     later = job.state is JobState.FINISHED and args.get("line") and name not in FLAGS
     if job.state not in WAITING and not later:
-        return [], f"job {job.job_id} is {job.state}; its attributes cannot be changed"
+        return _refusal("set", job)
     actions: list[Action] = [SetAttribute(job.job_id, name, value)]
     if name == "hold" and value and job.state is JobState.QUEUED:
         actions.append(HoldJob(job.job_id, "line", StateReason(ReasonKind.HELD_BY_LINE)))
@@ -129,7 +137,15 @@ def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
         actions.append(RequeueJob(job.job_id, StateReason(ReasonKind.RELEASED_BY_LINE)))
     elif name == "cancel" and value:
         actions.append(FinishJob(job.job_id, Outcome.CANCELLED, StateReason(ReasonKind.CANCELLED_BY_LINE)))
-    return actions, f"{format_attribute(name, value)} set"
+    return actions, RequestAnswer(AnswerCode.ATTRIBUTE_SET, attribute=format_attribute(name, value))
+
+
+def _done(code: AnswerCode, *actions: Action) -> ActionsAndAnswer:
+    return list(actions), RequestAnswer(code)
+
+
+def _refusal(verb: str, job: JobFact) -> ActionsAndAnswer:
+    return [], wrong_state(verb, job.state)
 
 
 _JOB_REQUESTS: dict[str, Callable[[JobFact, Any, Settings], ActionsAndAnswer]] = {

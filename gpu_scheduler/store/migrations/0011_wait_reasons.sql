@@ -5,4 +5,5 @@ CREATE TABLE waiting (
     ask    TEXT PRIMARY KEY,
     reason TEXT NOT NULL                        -- WaitReason as JSON
 ) WITHOUT ROWID;
+UPDATE wish SET answer = NULL;                  -- RequestAnswer as JSON; NULL: none yet, or none that is read
 UPDATE job SET line_wait = NULL;                -- WaitReason as JSON; NULL: nothing about its line

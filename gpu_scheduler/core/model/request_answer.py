@@ -1,0 +1,101 @@
+"""The answer to a request of a front end: what was done, or why it was refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+from gpu_scheduler.core.model.states import JobState, Outcome
+
+
+class AnswerCode(str, Enum):
+    """What became of a request; `REFUSALS` are those that were not carried out."""
+
+    CANCELLED = "cancelled"
+    STOPPING = "stopping"
+    QUEUED = "queued"
+    HELD = "held"
+    RELEASED = "released"
+    ATTRIBUTE_SET = "attribute set"
+    POSITIONS_SET = "positions set"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    ENDING = "ending"
+    WITHDRAWN = "withdrawn"
+    NO_SUCH_JOB = "no such job"
+    WRONG_STATE = "wrong state"
+    ALREADY_FINISHED = "already finished"
+    ENDED_UNRECORDED = "ended, not recorded"
+    GPU_NOT_MANAGED = "gpu not managed"
+    SCHEDULER_ENDED = "scheduler ended"
+
+
+REFUSALS = frozenset({
+    AnswerCode.NO_SUCH_JOB, AnswerCode.WRONG_STATE, AnswerCode.ALREADY_FINISHED, AnswerCode.ENDED_UNRECORDED,
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RequestAnswer:
+    """An answer with the data of its code.
+
+    state, accepted              WRONG_STATE: the state of the job, and those in which the request is possible
+    verb                         WRONG_STATE, ENDED_UNRECORDED: the request
+    outcome, exit_code, signal   ALREADY_FINISHED, ENDED_UNRECORDED: how the job ended
+    is_recorded                  ALREADY_FINISHED: the store has that end too
+    attribute                    ATTRIBUTE_SET: as written in a jobs file
+    """
+
+    code: AnswerCode
+    state: JobState | None = None
+    accepted: tuple[JobState, ...] = ()
+    verb: str = ""
+    outcome: Outcome | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    is_recorded: bool = True
+    attribute: str = ""
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the request was not carried out."""
+        return self.code in REFUSALS
+
+    def to_json(self) -> str:
+        """Returns the value as a JSON object without the fields that its code does not use."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return json.dumps(
+            {name: value for name, value in values.items() if value != getattr(type(self), name, None)}
+        )
+
+    @staticmethod
+    def from_json(text: str) -> RequestAnswer:
+        """Returns the value that `to_json` wrote."""
+        values: dict[str, Any] = json.loads(text)
+        values["code"] = AnswerCode(values["code"])
+        values["accepted"] = tuple(map(JobState, values.get("accepted", ())))
+        if "state" in values:
+            values["state"] = JobState(values["state"])
+        if "outcome" in values:
+            values["outcome"] = Outcome(values["outcome"])
+        return RequestAnswer(**values)
+
+
+#: Verb of a request about a job -> the states in which it has an effect on the job itself.
+ACCEPTED_STATES: Mapping[str, tuple[JobState, ...]] = {
+    "cancel": (JobState.HELD, JobState.QUEUED),
+    "line_removed": (JobState.HELD, JobState.QUEUED),
+    "retry": (JobState.FINISHED, JobState.HELD),
+    "requeue": (JobState.FINISHED, JobState.HELD),
+    "hold": (JobState.QUEUED,),
+    "release": (JobState.HELD,),
+    "set": (JobState.HELD, JobState.QUEUED),
+}
+
+
+def wrong_state(verb: str, state: JobState) -> RequestAnswer:
+    """Returns the answer to a request that a job in this state does not allow."""
+    return RequestAnswer(AnswerCode.WRONG_STATE, state=state, accepted=ACCEPTED_STATES[verb], verb=verb)

@@ -1,0 +1,70 @@
+"""Answers to requests: stored without loss, and in words by their code."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.app.answers import Answer, AnswerKind
+from gpu_scheduler.core.model.request_answer import (
+    ACCEPTED_STATES,
+    REFUSALS,
+    AnswerCode,
+    RequestAnswer,
+    wrong_state,
+)
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.views.answers import answer_text
+
+ANSWERS = st.builds(
+    RequestAnswer, st.sampled_from(AnswerCode), state=st.none() | st.sampled_from(JobState),
+    accepted=st.lists(st.sampled_from(JobState), max_size=3).map(tuple), verb=st.sampled_from(("", "hold")),
+    outcome=st.none() | st.sampled_from(Outcome), exit_code=st.none() | st.integers(0, 255),
+    signal=st.none() | st.integers(1, 31), is_recorded=st.booleans(), attribute=st.text(max_size=5),
+)  # fmt: skip
+
+
+@given(ANSWERS)
+def test_a_stored_answer_is_read_as_it_was_written(answer: RequestAnswer) -> None:
+    assert RequestAnswer.from_json(answer.to_json()) == answer
+
+
+@given(ANSWERS)
+def test_the_code_alone_decides_whether_a_request_was_refused(answer: RequestAnswer) -> None:
+    assert answer.is_refusal is (answer.code in REFUSALS)
+    assert answer_text(Answer(3, AnswerKind.CARRIED_OUT, answer))
+
+
+@pytest.mark.parametrize("verb", ACCEPTED_STATES)
+@pytest.mark.parametrize("state", JobState)
+def test_a_refusal_names_the_states_that_the_request_needs(verb: str, state: JobState) -> None:
+    refused = wrong_state(verb, state)
+    assert refused.is_refusal
+    assert all(
+        str(one) in answer_text(Answer(3, AnswerKind.REFUSED, refused)) for one in (state, *refused.accepted)
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (RequestAnswer(AnswerCode.QUEUED), "queued again"),
+        (RequestAnswer(AnswerCode.PAUSED), "paused"),
+        (RequestAnswer(AnswerCode.ATTRIBUTE_SET, attribute="priority=5"), "priority=5 set"),
+        (RequestAnswer(AnswerCode.NO_SUCH_JOB), "there is no job 3; `status --all` lists them"),
+        (wrong_state("hold", JobState.RUNNING), "job 3 is running; hold needs a job that is queued"),
+        (wrong_state("set", JobState.HELD), "job 3 is held; priority needs a job that is held or queued"),
+        (
+            RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=Outcome.TIMED_OUT),
+            "job 3 is already finished (timed out)",
+        ),
+        (
+            RequestAnswer(AnswerCode.ENDED_UNRECORDED, verb="retry", outcome=Outcome.FAILED, exit_code=7),
+            "job 3 has ended (failed, exit code 7), but this is not recorded yet\n"
+            "start the scheduler, then run `retry 3`",
+        ),
+    ],
+)  # fmt: skip
+def test_words_of_an_answer(answer: RequestAnswer, words: str) -> None:
+    assert answer_text(Answer(3, AnswerKind.CARRIED_OUT, answer)) == words
