@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _PR_SET_CHILD_SUBREAPER = 36
 #: errno -> code of the failure when the command cannot be spawned.
-_FAILURES = {
+SPAWN_FAILURES = {
     errno.ENOENT: "file_missing",
     errno.ENOTDIR: "file_missing",
     errno.EACCES: "permission",
@@ -74,7 +74,7 @@ class Child:
         """The code that command.sh reported with the message; None if none was reported."""
         if self._startup_report.startswith(b"!"):
             return self._startup_report[1:].partition(b" ")[0].decode("ascii", "replace")
-        return _FAILURES.get(self._spawn_errno)
+        return SPAWN_FAILURES.get(self._spawn_errno)
 
     def set_problem(self, problem: str) -> None:
         """Sets the reason why the command did not begin."""

@@ -42,7 +42,7 @@ def test_log_has_the_exact_output_between_header_and_trailer(make: Make) -> None
 
 def test_launch_failure_reports_its_reason(make: Make) -> None:
     attempt = make("")
-    attempt.command_sh = "printf '!no such thing: a, b' >&3; exit 1\n"
+    attempt.command_sh = "printf '!script_missing no such thing: a, b' >&3; exit 1\n"
     result = attempt.launch().result()
     assert (result.began, result.message, result.exit_code) == (False, "no such thing: a, b", 1)
     assert "--- not_started: exit code 1" in attempt.output()

@@ -46,7 +46,7 @@ def test_shortage_at_the_pipe_of_a_claimed_command_is_reported(make: Make, tmp_p
 def test_shell_that_cannot_fork_reports_the_shortage(make: Make, tmp_path: Path) -> None:
     executor = patched(tmp_path, FAILING + "failing('posix_spawn', 11, range(1, 99))")
     attempt = make("")
-    attempt.command_sh = "printf '!no environment' >&3; exit 1"
+    attempt.command_sh = "printf '!environment_missing no environment' >&3; exit 1"
     result = attempt.launch(executor).result()
     assert (result.began, result.shortage) == (False, errno.EAGAIN)
     assert result.message == f"no process could be started: {NO_FORK} (no environment)"
@@ -57,7 +57,7 @@ def test_failure_without_a_shortage_reports_none(make: Make) -> None:
     began = attempt.launch().result()
     assert (began.began, began.shortage) == (True, None)
     other = make("")
-    other.command_sh = "printf '!no environment' >&3; exit 1"
+    other.command_sh = "printf '!environment_missing no environment' >&3; exit 1"
     failed = other.launch(DirectExecutor()).result()
     assert (failed.began, failed.shortage, failed.message) == (False, None, "no environment")
 

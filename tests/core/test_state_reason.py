@@ -1,0 +1,111 @@
+"""Reasons of states: their stored form and their words."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.core.command import activation, build
+from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
+from gpu_scheduler.runner.child import SPAWN_FAILURES
+from gpu_scheduler.views.reason_text import reason_text
+
+FAILED, LAUNCH = ReasonKind.COMMAND_FAILED, ReasonKind.LAUNCH_FAILED
+NUMBERS = st.none() | st.integers(0, 10_000)
+STEPS = st.builds(NextStep, st.sampled_from(NextKind), NUMBERS, NUMBERS, st.floats(0, 600), NUMBERS, NUMBERS)
+PIDS = st.lists(st.integers(0, 9999), max_size=12).map(tuple)
+REASONS = st.builds(
+    StateReason, st.sampled_from(ReasonKind), st.none() | st.sampled_from(FailureKind),
+    NUMBERS, NUMBERS, st.none() | st.text(), st.none() | st.text(),
+    st.sampled_from([None, "command", "child"]), PIDS, st.booleans(), NUMBERS, st.none() | st.text(), PIDS,
+    st.lists(STEPS, max_size=3).map(tuple),
+)  # fmt: skip
+
+
+@given(REASONS)
+def test_stored_reason_is_read_as_it_was(reason: StateReason) -> None:
+    assert StateReason.from_json(reason.to_json()) == reason
+
+
+@given(REASONS)
+def test_every_reason_has_words(reason: StateReason) -> None:
+    assert isinstance(reason_text(reason), str)
+
+
+def test_stored_form_holds_only_what_is_known() -> None:
+    step = NextStep(NextKind.RETRY, 1, 2, 10.0)
+    reason = StateReason(FAILED, FailureKind.CRASHED, 0, next_steps=(step,))
+    assert json.loads(reason.to_json()) == {
+        "kind": "command_failed", "failure": "crashed", "exit_code": 0,
+        "next_steps": [{"kind": "retry", "number": 1, "of": 2, "wait_s": 10.0}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (StateReason(FAILED, exit_code=3), "exit code 3"),
+        (StateReason(FAILED, exit_code=1, error="E: x", message="log lost"), "exit code 1: E: x; log lost"),
+        (StateReason(LAUNCH, message="no script"), "no script"),
+        (StateReason(LAUNCH), "its command could not be started (nothing was started)"),
+        (
+            StateReason(LAUNCH, message="m", next_steps=(NextStep(NextKind.LAUNCH_RETRY, 2, 5, 5.0),)),
+            "m; try 2 of 5 in 5 s",
+        ),
+        (
+            StateReason(LAUNCH, message="m", next_steps=(NextStep(NextKind.LAUNCH_ABANDONED, 5),)),
+            "could not be started: m (tried 5 times)",
+        ),
+        (
+            StateReason(LAUNCH, message="m", next_steps=(NextStep(NextKind.LAUNCH_ABANDONED, 1),)),
+            "could not be started: m",
+        ),
+        (StateReason(ReasonKind.RUNNER_NEVER_STARTED, launches=3), "its runner did not start in 3 launches"),
+        (
+            StateReason(ReasonKind.RUNNER_DIED, survivors=(7, 8)),
+            "its runner was killed; processes 7, 8 are still running",
+        ),
+        (
+            StateReason(ReasonKind.PREEMPTED, next_steps=(NextStep(NextKind.HELD, job_id=7),)),
+            "preempted; `retry 7` runs it again",
+        ),
+        (
+            StateReason(
+                ReasonKind.IN_ORIGINAL_STORE, subject="/a.d", next_steps=(NextStep(NextKind.HELD, job_id=7),)
+            ),
+            "it belongs to /a.d, and this is a copy; `retry 7` runs it here",
+        ),
+        (StateReason(ReasonKind.LINE_ADDED_AGAIN, subject="jobs.txt"), "added to jobs.txt again"),
+    ],
+)  # fmt: skip
+def test_words_of_a_reason(reason: StateReason, words: str) -> None:
+    assert reason_text(reason) == words
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (StateReason(FAILED, exit_code=3), ""),
+        (StateReason(FAILED, exit_code=1, error="E: x"), "E: x"),
+        (StateReason(FAILED, exit_code=1, error="E: x", message="log lost"), "E: x; log lost"),
+        (StateReason(FAILED, exit_code=1, message="log lost"), "exit code 1; log lost"),
+        (StateReason(FAILED, signal=15, error="E: x"), "E: x"),
+        (StateReason(FAILED, signal=11), "killed by SIGSEGV (invalid memory access)"),
+        (StateReason(FAILED, exit_code=127, error="no"), "exit code 127 (command not found): no"),
+    ],
+)
+def test_words_without_a_bare_exit(reason: StateReason, words: str) -> None:
+    assert reason_text(reason, without_exit=True) == words
+
+
+def test_codes_of_command_sh_and_of_the_runner_are_failure_kinds() -> None:
+    texts = "".join(
+        value for module in (activation, build) for value in vars(module).values() if isinstance(value, str)
+    )
+    codes = set(re.findall(r"fail (\w+) ", texts))
+    assert {"python_missing", "environment_missing", "environment_broken"} <= codes
+    assert {*codes, *SPAWN_FAILURES.values()} <= {kind.value for kind in FailureKind}
