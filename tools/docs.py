@@ -9,13 +9,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from gpu_scheduler.cli.parser import GROUPS, build_parser
 from gpu_scheduler.cli.program import PROGRAM
-from gpu_scheduler.core.model.states import TRANSITIONS, JobState, Outcome
+from gpu_scheduler.core.model.states import ATTEMPT_TRANSITIONS, TRANSITIONS, AttemptState, JobState, Outcome
 
+State = TypeVar("State", JobState, AttemptState)
 ROOT = Path(__file__).resolve().parents[1]
 
 STATES = {
@@ -25,6 +27,15 @@ STATES = {
     JobState.RUNNING: "a runner has claimed the attempt and supervises its command",
     JobState.STOPPING: "is being stopped: SIGTERM was sent, SIGKILL follows after the grace period",
     JobState.FINISHED: "has an outcome and holds no GPU; `retry` queues it again",
+}
+ATTEMPT_STATES = {
+    AttemptState.STARTING: "has GPUs, and is being launched; no runner has claimed it yet",
+    AttemptState.RUNNING: "a runner has claimed it and supervises its command",
+    AttemptState.STOPPING: "was asked to end and has not ended yet",
+    AttemptState.ORPHANED: "its runner died without a result; its processes are being ended",
+    AttemptState.ENDED: "has an outcome, and keeps its GPUs until none of its processes is left",
+    AttemptState.RELEASED: "has given its GPUs back, whose memory is not free yet",
+    AttemptState.CLOSED: "the memory of its GPUs is free, or 60 s have passed; nothing more happens to it",
 }
 OUTCOMES = {
     Outcome.COMPLETED: "its command exited with 0, as seen by the process that waited for it",
@@ -108,34 +119,33 @@ def _command_section(name: str, parser: argparse.ArgumentParser, common: Collect
     return [*out, "", f"Example: `{example[1].strip()}`"] if example else out
 
 
+_FIRST_JOB_STATES = (JobState.QUEUED, JobState.HELD, f"{JobState.FINISHED}: a new line with [cancel]")
+ATTEMPTS = """\
+Each launch of a job is an attempt, which has states of its own. A job is `starting`, `running` or `stopping`
+while it has an attempt without an outcome; its next attempt starts once the one before is `released`."""
+
+
 def states() -> str:
     """Returns the text of docs/states.md."""
-    arrows = [f"    {old} --> {new}" for old in JobState for new in JobState if new in TRANSITIONS[old]]
     return "\n".join(
         [
             "# States and outcomes",
             "",
             _generated_note(
-                "the table in `gpu_scheduler/core/model/states.py`, which nothing else overrides"
+                "the tables in `gpu_scheduler/core/model/states.py`, which nothing else overrides"
             ),
             "",
             "A job is in one of six states. Its outcome says how it ended and is separate from its state.",
             "",
-            "```mermaid",
-            "stateDiagram-v2",
-            f"    [*] --> {JobState.QUEUED}",
-            f"    [*] --> {JobState.HELD}",
-            f"    [*] --> {JobState.FINISHED}: a new line with [cancel]",
-            *arrows,
-            "```",
+            *_diagram(_FIRST_JOB_STATES, TRANSITIONS),
             "",
-            "| state | meaning | may be followed by |",
-            "| --- | --- | --- |",
-            *(
-                f"| `{state}` | {STATES[state]} | "
-                f"{', '.join(f'`{new}`' for new in JobState if new in TRANSITIONS[state])} |"
-                for state in JobState
-            ),
+            *_state_table(STATES, TRANSITIONS),
+            "",
+            ATTEMPTS,
+            "",
+            *_diagram([AttemptState.STARTING], ATTEMPT_TRANSITIONS),
+            "",
+            *_state_table(ATTEMPT_STATES, ATTEMPT_TRANSITIONS),
             "",
             "The scheduler refuses any other change with an error that holds the history of the job.",
             "",
@@ -145,6 +155,34 @@ def states() -> str:
             "",
         ]
     )
+
+
+def _diagram(first: Sequence[object], transitions: Mapping[State, Collection[State]]) -> list[str]:
+    return [
+        "```mermaid",
+        "stateDiagram-v2",
+        *(f"    [*] --> {state}" for state in first),
+        *(
+            f"    {old} --> {new}"
+            for old, after in transitions.items()
+            for new in transitions
+            if new in after
+        ),
+        *(f"    {state} --> [*]" for state, after in transitions.items() if not after),
+        "```",
+    ]
+
+
+def _state_table(meanings: Mapping[State, str], transitions: Mapping[State, Collection[State]]) -> list[str]:
+    return [
+        "| state | meaning | may be followed by |",
+        "| --- | --- | --- |",
+        *(
+            f"| `{state}` | {meanings[state]} | "
+            f"{', '.join(f'`{new}`' for new in transitions if new in after) or 'nothing'} |"
+            for state, after in transitions.items()
+        ),
+    ]
 
 
 def _generated_note(what: str) -> str:

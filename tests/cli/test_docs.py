@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_scheduler.cli import _MODULES
-from gpu_scheduler.core.model.states import TRANSITIONS, JobState, Outcome
+from gpu_scheduler.core.model.states import ATTEMPT_TRANSITIONS, TRANSITIONS, AttemptState, JobState, Outcome
 from tools.docs import PAGES
 
 ROOT = Path(__file__).parents[2]
@@ -31,10 +33,13 @@ def test_every_command_has_a_section_with_an_example() -> None:
 
 def test_states_page_shows_every_state_outcome_and_allowed_change() -> None:
     page = PAGES["states.md"]()
-    for word in (*JobState, *Outcome):
+    for word in (*JobState, *AttemptState, *Outcome):
         assert f"| `{word}` |" in page
-    arrows = set(re.findall(r"^    (\w+) --> (\w+)$", page, re.MULTILINE))
-    assert arrows == {(str(old), str(new)) for old, after in TRANSITIONS.items() for new in after}
+    diagrams = re.findall(r"```mermaid\n(.*?)```", page, re.DOTALL)
+    tables: list[Mapping[Any, Collection[Any]]] = [TRANSITIONS, ATTEMPT_TRANSITIONS]
+    for diagram, table in zip(diagrams, tables, strict=True):
+        arrows = set(re.findall(r"^    (\w+) --> (\w+)$", diagram, re.MULTILINE))
+        assert arrows == {(str(old), str(new)) for old, after in table.items() for new in after}
 
 
 @pytest.mark.parametrize("page", BY_HAND, ids=lambda page: page.name)

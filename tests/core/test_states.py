@@ -1,4 +1,4 @@
-"""The table of allowed transitions."""
+"""Tests of the tables of allowed transitions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import pytest
 
 from gpu_scheduler.core.model.states import (
     ACTIVE,
+    ATTEMPT_TRANSITIONS,
+    OPEN,
     TRANSITIONS,
     WAITING,
+    AttemptState,
     IllegalTransitionError,
     JobState,
     check_transition,
+    states_before,
 )
 
 
@@ -37,3 +41,39 @@ def test_an_illegal_transition_raises_with_the_history(old: JobState, new: JobSt
 def test_a_running_job_cannot_start_again() -> None:
     for state in ACTIVE:
         assert JobState.STARTING not in TRANSITIONS[state]
+
+
+def test_every_attempt_ends_is_released_and_is_closed() -> None:
+    assert set(ATTEMPT_TRANSITIONS) == set(AttemptState)
+    for state in OPEN:
+        assert AttemptState.ENDED in ATTEMPT_TRANSITIONS[state]
+    assert ATTEMPT_TRANSITIONS[AttemptState.ENDED] == {AttemptState.RELEASED}
+    assert ATTEMPT_TRANSITIONS[AttemptState.RELEASED] == {AttemptState.CLOSED}
+    assert not ATTEMPT_TRANSITIONS[AttemptState.CLOSED]
+
+
+def test_an_attempt_never_starts_again_nor_reopens() -> None:
+    for state in AttemptState:
+        assert AttemptState.STARTING not in ATTEMPT_TRANSITIONS[state]
+        assert state.is_open or not ATTEMPT_TRANSITIONS[state] & OPEN
+
+
+def test_an_attempt_holds_its_gpus_until_they_are_released() -> None:
+    assert {state for state in AttemptState if not state.holds_gpus} == {
+        AttemptState.RELEASED,
+        AttemptState.CLOSED,
+    }
+
+
+@pytest.mark.parametrize("old", list(AttemptState))
+@pytest.mark.parametrize("new", list(AttemptState))
+def test_states_before_inverts_the_table(old: AttemptState, new: AttemptState) -> None:
+    assert (old in states_before(new)) == (old is new or new in ATTEMPT_TRANSITIONS[old])
+
+
+@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
+def test_a_job_and_its_supervised_attempt_share_the_name_of_their_state(state: JobState) -> None:
+    assert AttemptState(state.value) in OPEN
+    followers = {after.value for after in TRANSITIONS[state] if after in ACTIVE}
+    mirrored = {after.value for after in ATTEMPT_TRANSITIONS[AttemptState(state.value)]}
+    assert followers == mirrored - {"orphaned", "ended"}

@@ -1,4 +1,4 @@
-"""Defines the states of a job and the allowed transitions between them.
+"""Defines the states of jobs and of attempts, and the allowed transitions between them.
 
 Nothing else in the program decides which state may follow which. The *outcome* of an attempt is kept separate
 from the state, so that "timed out" or "interrupted" adds no states.
@@ -62,13 +62,60 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 }
 
 
-class IllegalTransitionError(RuntimeError):
-    """Raised for a transition that the table does not allow: a bug, reported with the history of the job."""
+class AttemptState(str, Enum):
+    """The state of an attempt in its life cycle."""
 
-    def __init__(self, job_id: int, old: JobState, new: JobState, history: tuple[str, ...] = ()) -> None:
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ORPHANED = "orphaned"
+    ENDED = "ended"
+    RELEASED = "released"
+    CLOSED = "closed"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def is_open(self) -> bool:
+        """True while the attempt has no outcome."""
+        return self in OPEN
+
+    @property
+    def holds_gpus(self) -> bool:
+        """True while the GPUs of the attempt are allocated to it."""
+        return self.is_open or self is AttemptState.ENDED
+
+
+#: States of an attempt without an outcome.
+OPEN = frozenset({AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.ORPHANED})
+
+_St, _Ru, _Sp, _Or, _En, _Re, _Cl = AttemptState
+#: State -> the states that may follow it. An orphaned attempt is supervised again if its folder, which was
+#: moved away, comes back.
+ATTEMPT_TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
+    _St: frozenset({_Ru, _Sp, _Or, _En}),
+    _Ru: frozenset({_Sp, _Or, _En}),
+    _Sp: frozenset({_Ru, _Or, _En}),
+    _Or: frozenset({_Ru, _Sp, _En}),
+    _En: frozenset({_Re}),
+    _Re: frozenset({_Cl}),
+    _Cl: frozenset(),
+}
+
+
+class IllegalTransitionError(RuntimeError):
+    """Raised for a transition that the tables do not allow: a bug, reported with the history of the job."""
+
+    def __init__(
+        self,
+        subject: str,
+        old: JobState | AttemptState,
+        new: JobState | AttemptState,
+        history: tuple[str, ...] = (),
+    ) -> None:
         story = "; ".join(history) or "none recorded"
-        super().__init__(f"job {job_id}: {old} -> {new} is not allowed (history: {story})")
-        self.job_id = job_id
+        super().__init__(f"{subject}: {old} -> {new} is not allowed (history: {story})")
         self.old = old
         self.new = new
 
@@ -76,4 +123,9 @@ class IllegalTransitionError(RuntimeError):
 def check_transition(job_id: int, old: JobState, new: JobState, history: tuple[str, ...] = ()) -> None:
     """Raises IllegalTransitionError unless `old -> new` is allowed; staying in a state always is."""
     if new is not old and new not in TRANSITIONS[old]:
-        raise IllegalTransitionError(job_id, old, new, history)
+        raise IllegalTransitionError(f"job {job_id}", old, new, history)
+
+
+def states_before(new: AttemptState) -> frozenset[AttemptState]:
+    """Returns the states in which an attempt may change to this one; staying in a state always is allowed."""
+    return frozenset(old for old, after in ATTEMPT_TRANSITIONS.items() if new in after) | {new}
