@@ -21,7 +21,8 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.copied_store import detach
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
-from gpu_scheduler.core.scheduling.reconcile import needs_process_scan, reconcile, release_allocation
+from gpu_scheduler.core.scheduling.reconcile import needs_process_scan, reconcile
+from gpu_scheduler.core.scheduling.release import release_allocation
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.runner.termination import Termination
 from tests.protocol import state as st

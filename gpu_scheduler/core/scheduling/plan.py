@@ -22,7 +22,8 @@ from gpu_scheduler.core.scheduling.misplaced import misplaced_processes
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.order import order
 from gpu_scheduler.core.scheduling.placement import GpuAvailability, could_fit, place
-from gpu_scheduler.core.scheduling.reconcile import check_memory_release, reconcile, release_allocation
+from gpu_scheduler.core.scheduling.reconcile import reconcile
+from gpu_scheduler.core.scheduling.release import check_memory_release, release_allocation
 from gpu_scheduler.core.scheduling.retry import GpuInventory
 from gpu_scheduler.core.scheduling.screen_windows import closed_windows
 from gpu_scheduler.core.scheduling.settings import Limits

@@ -1,0 +1,167 @@
+"""Decides how an attempt ended and what follows for its job: it finishes, is held, or is queued again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure
+from gpu_scheduler.core.model.attempt_status import AttemptResult
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling.actions import FinishAttempt
+from gpu_scheduler.core.scheduling.facts import Attempt
+from gpu_scheduler.core.scheduling.retry import GpuInventory, RetryDecision, decide_retry
+from gpu_scheduler.core.scheduling.settings import Settings
+
+#: Longest wait between failed launches, seconds.
+MAX_RETRY_WAIT_S = 60.0
+
+_OUTCOME_OF_CAUSE = {
+    "cancelled": Outcome.CANCELLED,
+    "preempted": Outcome.PREEMPTED,
+    "timed_out": Outcome.TIMED_OUT,
+    "machine": Outcome.INTERRUPTED,
+}
+
+
+def outcome_of(cause: str) -> Outcome:
+    """Returns the outcome of an attempt stopped for this cause; an unknown cause counts as a cancel."""
+    return _OUTCOME_OF_CAUSE.get(cause, Outcome.CANCELLED)
+
+
+def launch_failure(attempt: Attempt) -> StateReason:
+    """Returns why an attempt was never begun."""
+    if attempt.launch_error is not None:
+        return StateReason(ReasonKind.LAUNCH_FAILED, message=attempt.launch_error)
+    return StateReason(ReasonKind.RUNNER_NEVER_STARTED, launches=attempt.launch_count)
+
+
+def interruption(attempt: Attempt, now: Now) -> StateReason:
+    """Returns why an attempt ended without a result."""
+    status = attempt.status
+    if attempt.boot_id != now.boot_id:
+        return StateReason(ReasonKind.MACHINE_RESTARTED)
+    if not status.folder_exists:
+        return StateReason(ReasonKind.FOLDER_REMOVED)
+    return StateReason(ReasonKind.RUNNER_DIED, message=status.damage)
+
+
+def end_with_result(
+    attempt: Attempt, result: AttemptResult, now: Now, settings: Settings, inventory: GpuInventory
+) -> FinishAttempt:
+    """Returns the end of an attempt with this result. inventory: GPUs that a retry may use."""
+    if result.cause is not None:
+        outcome = _OUTCOME_OF_CAUSE.get(result.cause, Outcome.INTERRUPTED)
+    elif not result.began:
+        outcome = Outcome.NOT_STARTED
+    else:
+        outcome = Outcome.COMPLETED if result.exit_code == 0 else Outcome.FAILED
+    reason = StateReason(ReasonKind.RUNNER_REPORT, message=result.message) if result.message else None
+    if outcome is Outcome.NOT_STARTED:
+        reason = explain_launch_failure(result)
+    elif outcome is Outcome.FAILED:
+        reason = explain_failure(result, attempt.failure_context)
+        decision = decide_retry(attempt, reason.failure, settings, inventory)
+        reason = replace(reason, next_steps=decision.next_steps)
+        if decision.retry:
+            return _finish_and_retry(attempt, decision, now, reason, result)
+    elif result.cause == "machine":
+        reason = StateReason(ReasonKind.MACHINE_ENDED)
+    return end_attempt(attempt, outcome, now, settings, reason, result.survivors, result)
+
+
+def _finish_and_retry(
+    attempt: Attempt, decision: RetryDecision, now: Now, reason: StateReason, result: AttemptResult
+) -> FinishAttempt:
+    return FinishAttempt(
+        attempt.job_id,
+        attempt.attempt_id,
+        Outcome.FAILED,
+        JobState.QUEUED,
+        None,
+        reason=reason,
+        exit_code=result.exit_code,
+        signal=result.signal,
+        survivors=result.survivors,
+        not_before=now.boot + decision.wait_s,
+        started_at=result.started_at,
+        ended_at=result.ended_at,
+        oom_retries_used=attempt.oom_retries_used + decision.oom,
+        fail_retries_used=attempt.fail_retries_used + (not decision.oom),
+        min_vram_mib=decision.min_vram_mib,
+    )
+
+
+def end_attempt(
+    attempt: Attempt,
+    outcome: Outcome,
+    now: Now,
+    settings: Settings,
+    reason: StateReason | None = None,
+    survivors: tuple[int, ...] = (),
+    result: AttemptResult | None = None,
+) -> FinishAttempt:
+    """Returns the end of an attempt with this outcome. survivors: processes that are left."""
+    follows = _what_follows(attempt, outcome, now, settings, result)
+    if reason is None and follows.state is JobState.HELD:
+        reason = StateReason(ReasonKind(outcome.value))
+    if reason is not None and follows.step is not None:
+        reason = replace(reason, next_steps=(*reason.next_steps, follows.step))
+    return FinishAttempt(
+        attempt.job_id,
+        attempt.attempt_id,
+        outcome,
+        follows.state,
+        follows.outcome,
+        reason=reason,
+        # If the command did not begin, the exit code is that of our own checks.
+        exit_code=result.exit_code if result and result.began else None,
+        signal=result.signal if result and result.began else None,
+        survivors=survivors,
+        launch_failures=follows.launch_failures,
+        not_before=follows.not_before,
+        oom_retries_used=attempt.oom_retries_used,
+        fail_retries_used=attempt.fail_retries_used,
+        started_at=result.started_at if result else None,
+        ended_at=result.ended_at if result else None,
+        shortage=result.shortage if result else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Follows:
+    """What follows for the job of an ended attempt: its state, and its outcome if it finishes.
+
+    step: the next step as a value for the reason; None = the outcome says it.
+    """
+
+    state: JobState
+    outcome: Outcome | None = None
+    launch_failures: int = 0
+    not_before: float | None = None
+    step: NextStep | None = None
+
+
+def _what_follows(
+    attempt: Attempt, outcome: Outcome, now: Now, settings: Settings, result: AttemptResult | None
+) -> _Follows:
+    cancelled = attempt.cancel is not None and attempt.cancel.cause == "cancelled"
+    if outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED, Outcome.NOT_STARTED) and cancelled:
+        return _Follows(JobState.FINISHED, Outcome.CANCELLED)
+    if outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED):
+        return _Follows(JobState.HELD, step=NextStep(NextKind.HELD, job_id=attempt.job_id))
+    if outcome is not Outcome.NOT_STARTED:
+        return _Follows(JobState.FINISHED, outcome)
+    if result and result.shortage and not attempt.source_missing:
+        # Not a failure of the job: it is not counted, and the job is retried while the shortage lasts.
+        wait = settings.assign_retry_wait_s
+        step = NextStep(NextKind.LAUNCH_RETRY_UNCOUNTED, wait_s=wait)
+        return _Follows(JobState.QUEUED, None, attempt.launch_failures, now.boot + wait, step)
+    failures = attempt.launch_failures + 1
+    if failures < settings.max_assign_attempts and not attempt.source_missing:
+        wait = min(settings.assign_retry_wait_s * 2 ** (failures - 1), MAX_RETRY_WAIT_S)
+        step = NextStep(NextKind.LAUNCH_RETRY, failures + 1, settings.max_assign_attempts, wait)
+        return _Follows(JobState.QUEUED, None, failures, now.boot + wait, step)
+    step = NextStep(NextKind.LAUNCH_ABANDONED, failures)
+    return _Follows(JobState.FINISHED, Outcome.FAILED, failures, step=step)

@@ -1,0 +1,37 @@
+"""Decides when the processes of an attempt are signalled: SIGTERM, after the grace period SIGKILL."""
+
+from __future__ import annotations
+
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.scheduling.actions import Action, Sweep
+from gpu_scheduler.core.scheduling.facts import Attempt
+from gpu_scheduler.core.scheduling.settings import Settings
+
+#: Seconds between signals to processes that do not react.
+SIGNAL_INTERVAL_S = 1.0
+
+
+def was_sent_sigkill(attempt: Attempt, now: Now) -> bool:
+    """Returns whether a sweep has sent SIGKILL and its processes had time to exit.
+
+    The grace period may exceed the wait for survivors, and the scheduler may have been down since.
+    """
+    swept_at, signalled_at = attempt.swept_at, attempt.signalled_at
+    killed = swept_at is not None and signalled_at is not None and signalled_at > swept_at
+    return killed and may_signal(attempt, now)
+
+
+def sweep(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
+    """Returns the next signal to the processes of an attempt, if one is due."""
+    if attempt.swept_at is None:
+        return [Sweep(attempt.attempt_id, kill=False)]
+    grace = attempt.cancel.grace_s if attempt.cancel is not None else settings.grace_s
+    if now.boot - attempt.swept_at < grace or not may_signal(attempt, now):
+        return []
+    return [Sweep(attempt.attempt_id, kill=True)]
+
+
+def may_signal(attempt: Attempt, now: Now) -> bool:
+    """Returns whether the last signal to the attempt was long enough ago."""
+    # A time in the future was recorded in an earlier boot.
+    return attempt.signalled_at is None or not 0 <= now.boot - attempt.signalled_at < SIGNAL_INTERVAL_S
