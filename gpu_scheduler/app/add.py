@@ -24,7 +24,7 @@ from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.job_shell import job_shell
-from gpu_scheduler.intake.text_parser import TextParser
+from gpu_scheduler.intake.submit import parse_job_line
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,11 @@ def _compose_line(compose: Callable[[], str]) -> str:
 
 def _parse_line(line: str, cwd: str, known_gpus: frozenset[int] | None) -> tuple[JobSpec, list[str]]:
     """Returns the job of the line, read as the scheduler reads it, and the notes about a command."""
-    parser = TextParser(cwd, os.path.expanduser("~"), known_gpus)
-    (read,) = parser.parse(f"{line}\n".encode()).lines
-    if read.problem is not None:
-        raise UsageError(f"{line}: {read.problem}; nothing was added")
-    spec = parser.spec_of(read)
-    return spec, list(read.notes) if spec.kind == "command" else []
+    try:
+        spec, notes = parse_job_line(line, cwd, known_gpus)
+    except ValueError as error:
+        raise UsageError(f"{line}: {error}; nothing was added") from None
+    return spec, list(notes) if spec.kind == "command" else []
 
 
 def _warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[str]:

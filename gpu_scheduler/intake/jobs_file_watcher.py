@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gpu_scheduler.core.jobsfile import diff
-from gpu_scheduler.core.jobsfile.line_warnings import line_warnings
-from gpu_scheduler.core.jobsfile.reading import Line, Reading
+from gpu_scheduler.core.jobsfile.reading import Reading
 from gpu_scheduler.core.model.event import Event
-from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
+from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.intake.job_shell import job_shell
 from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, MalformedLine, Poll
+from gpu_scheduler.intake.submit import FrontEnd, request_attribute, submit_job
 from gpu_scheduler.store import accepted_lines
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.shortages import describe_shortage, shortage_of
@@ -65,6 +65,7 @@ class JobsFileWatcher:
         self.loading = False
         self._store = store
         self._key = str(self.path)
+        self._front_end = FrontEnd(f"file:{self._key}", self._key, self.path.name)
         self.waits: Mapping[int, WaitReason] = _lasting_waits(
             accepted_lines.line_waits(store, self._key), math.inf
         )
@@ -131,21 +132,17 @@ class JobsFileWatcher:
         shell, config = job_shell(os.environ), self._config()
         with self._store.db.transaction():
             for action in result.actions:
+                if not isinstance(action, diff.NewJob | diff.RequeueFinished):
+                    self._request(action)
+                    continue
+                spec = self._reader.spec_of(accepted.lines[action.index])
+                same = action.job if isinstance(action, diff.RequeueFinished) else None
+                job = submit_job(self._store, spec, same, self._front_end, config, shell)
                 if isinstance(action, diff.NewJob):
-                    spec = self._reader.spec_of(accepted.lines[action.index])
-                    job_id = new[action.index] = self._store.insert_job(spec, f"file:{self._key}")
-                    messages.append(
-                        (
-                            f"{action.log_message(job_id)}: {spec.text}",
-                            self._new_job_event(action, job_id, spec),
-                        )
-                    )
-                    count = resolve(ResourceSpec.of(spec), config).count
-                    warnings += [
-                        f"line {action.number}: {text}" for text in line_warnings(spec, count, shell)
-                    ]
-                else:
-                    self._request(action, accepted.lines)
+                    new[action.index] = job.job_id
+                    text = f"{action.log_message(job.job_id)}: {spec.text}"
+                    messages.append((text, self._new_job_event(action, job.job_id, spec)))
+                    warnings += [f"line {action.number}: {warning}" for warning in job.warnings]
             reading = result.to_reading(new)
             accepted_lines.save(self._store, self._key, before, reading, len(result.unchanged))
             messages += [(text, None) for text in self._infeasible_messages(new.values())]
@@ -175,27 +172,15 @@ class JobsFileWatcher:
             log.info("%s: and %d more such lines; `status --all` lists every job", self.path.name, more)
         self._logged = 0
 
-    def _request(self, action: diff.DiffAction, lines: Sequence[Line]) -> None:
+    def _request(self, action: diff.DiffAction) -> None:
         by = self._key
-        if isinstance(action, diff.RequeueFinished):
-            spec = self._reader.spec_of(lines[action.index])
-            row = self._store.job(action.job_id)
-            assert row is not None
-            self._store.add_request("requeue", str(action.job_id), by, added_to=self.path.name)
-            old = JobSpec.from_json(row["spec"])
-            for name in COMPARED_ATTRIBUTES:
-                if getattr(spec, name) != getattr(old, name):
-                    self._request_attribute(action.job_id, name, getattr(spec, name))
-        elif isinstance(action, diff.LineRemoved):
+        if isinstance(action, diff.LineRemoved):
             self._store.add_request("line_removed", str(action.job_id), by)
         elif isinstance(action, diff.AttributeChanged):
             value = False if action.new is None and action.name in ("hold", "cancel") else action.new
-            self._request_attribute(action.job_id, action.name, value)
+            request_attribute(self._store, action.job_id, action.name, value, self._front_end)
         elif isinstance(action, diff.CancelRunning):
             self._store.add_request("cancel", str(action.job_id), by, line=True)
-
-    def _request_attribute(self, job_id: int, name: str, value: object) -> None:
-        self._store.add_request("set", str(job_id), self._key, name=name, value=value, line=True)
 
     def _infeasible_messages(self, new: Iterable[int]) -> list[str]:
         """Returns the messages about new jobs that can never fit."""

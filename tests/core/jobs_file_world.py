@@ -112,10 +112,11 @@ class JobsFileWorld:
             elif isinstance(action, RequeueFinished):
                 spec = accepted.lines[action.index].spec
                 assert spec is not None
-                job = self.jobs[action.job_id]
+                job_id = action.job.job_id
+                job = self.jobs[job_id]
                 assert job.state is JobState.FINISHED
                 state, held_by = (JobState.HELD, "line") if spec.hold else (JobState.QUEUED, None)
-                self.jobs[action.job_id] = replace(
+                self.jobs[job_id] = replace(
                     job, spec=spec, state=state, held_by=held_by, outcome=None, cancelling=False
                 )
             else:

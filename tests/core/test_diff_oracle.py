@@ -98,7 +98,7 @@ def edit(user: User, kind: str, a: int, b: int) -> None:
     """Makes one edit.
 
     Only CSV lines are uncommented, because a command that returns is another job. Only saved lines get a
-    typo, because a new one would keep a line that is deleted in the same save.
+    typo: a new one would keep a line that is deleted in the same save, and a mended one would never be read.
     """
     if kind in ("append", "insert") or not user.lines:
         line = user.new(csv=bool(b % 2))
@@ -131,7 +131,7 @@ def edit(user: User, kind: str, a: int, b: int) -> None:
     elif kind == "spoil" and line.saved and not line.commented_out:
         line.has_typo = True
     elif kind == "mend":
-        line.has_typo = False
+        line.has_typo = line.saved = False
         user.apply_hold(line)
     elif kind == "noise":
         line.suffix = (" # note, with commas", "\r", "", "   ", " #")[b % 5]

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute
+from gpu_scheduler.core.jobsfile.duplicates import SubmitEffect, submit_effect
 from gpu_scheduler.core.jobsfile.line_matching import LinePairs
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.model.job_fact import JobFact
-from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
+from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class RequeueFinished:
     """Queues the finished job of line `index` again, with the attributes of the line (`hold` holds it)."""
 
     index: int
-    job_id: int
+    job: JobFact
 
 
 @dataclass(frozen=True)
@@ -229,14 +230,14 @@ class _ReadingDiff:
                 self._diff_attributes(line, self.jobs.get(job_id), old)
             return
         job = self.newest.get(line.identity) or (self.jobs.get(job_id) if job_id is not None else None)
+        effect = submit_effect("csv", job, bool(line.attributes.get("cancel")))
         if job is None:
             self.actions.append(NewJob(index, line.number))
             return
         new = new or line
         self.job_ids[index] = job.job_id
-        ended = job.state is JobState.FINISHED and job.outcome is not Outcome.COMPLETED
-        if ended and not line.attributes.get("cancel"):
-            self.actions.append(RequeueFinished(index, job.job_id))
+        if effect is SubmitEffect.REQUEUED:
+            self.actions.append(RequeueFinished(index, job))
             of = "" if new.attributes == line.attributes else f", with the attributes of line {line.number}"
             self.messages.append(f"line {new.number}: {_job_label(job)} is queued again{of}")
             return

@@ -1,0 +1,89 @@
+"""Submits jobs: the one way into the queue, for the jobs file and for every other front end.
+
+A front end validates a line with `parse_job_line`, or reads a jobs file, and passes the specification on.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from gpu_scheduler.core.jobsfile.duplicates import SubmitEffect, submit_effect
+from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
+from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
+from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
+from gpu_scheduler.intake.text_parser import TextParser
+from gpu_scheduler.store.store import Store
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The result of submitting a job. job_id: the new or existing job; warnings: about a new one."""
+
+    job_id: int
+    effect: SubmitEffect
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FrontEnd:
+    """The origin of jobs.
+
+    source: recorded in each job; name: recorded in requests; label: in messages, such as a file name.
+    """
+
+    source: str
+    name: str
+    label: str
+
+
+def parse_job_line(line: str, cwd: str, known_gpus: frozenset[int] | None) -> tuple[JobSpec, tuple[str, ...]]:
+    """Returns the job of a line of a jobs file, and notes about it. Raises ValueError if it is malformed.
+
+    cwd: the absolute working folder; known_gpus: the existing GPU indices, None accepts any.
+    """
+    parser = TextParser(cwd, os.path.expanduser("~"), known_gpus)
+    [read] = parser.parse(f"{line}\n".encode()).lines
+    if read.problem is not None:
+        raise ValueError(read.problem)
+    return parser.spec_of(read), read.notes
+
+
+def submit_job(
+    store: Store,
+    spec: JobSpec,
+    newest: JobFact | None,
+    front_end: FrontEnd,
+    config: LlmConfig,
+    shell: JobShell | None,
+) -> Submission:
+    """Inserts a job, or queues the job again that it duplicates, in the caller's transaction if there is one.
+
+    spec: validated; newest: the newest job of its identity, from any front end (`newest_job_facts`); config:
+    the needs of models; shell: the shell of the jobs, None if nothing is known about it.
+    """
+    effect = submit_effect(spec.kind, newest, spec.cancel)
+    if newest is None or effect is SubmitEffect.NEW:
+        count = resolve(ResourceSpec.of(spec), config).count
+        job_id = store.insert_job(spec, front_end.source)
+        return Submission(job_id, effect, tuple(line_warnings(spec, count, shell)))
+    if effect is SubmitEffect.REQUEUED:
+        _requeue(store, newest.job_id, spec, front_end)
+    return Submission(newest.job_id, effect)
+
+
+def _requeue(store: Store, job_id: int, spec: JobSpec, front_end: FrontEnd) -> None:
+    """Requests another run of a finished job, with the attributes of `spec`."""
+    job = store.job(job_id)
+    assert job is not None
+    store.add_request("requeue", str(job_id), front_end.name, added_to=front_end.label)
+    for name in COMPARED_ATTRIBUTES:
+        value = getattr(spec, name)
+        if value != getattr(job.spec, name):
+            request_attribute(store, job_id, name, value, front_end)
+
+
+def request_attribute(store: Store, job_id: int, name: str, value: object, front_end: FrontEnd) -> None:
+    """Requests that an attribute which a front end sets for its job takes effect."""
+    store.add_request("set", str(job_id), front_end.name, name=name, value=value, line=True)

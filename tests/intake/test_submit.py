@@ -1,0 +1,95 @@
+"""Submitting a job: validation, the rule for duplicates, and what the store records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.jobsfile.duplicates import SubmitEffect, submit_effect
+from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.job_spec import JobSpec, Kind
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.intake.submit import FrontEnd, Submission, parse_job_line, submit_job
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.store import Store
+
+NEW, REQUEUED, KEPT = SubmitEffect
+FRONT_END = FrontEnd("api", "user 7", "the API")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(DataDir.of(str(tmp_path / "s.json")), create=True)
+
+
+def spec_of(line: str) -> JobSpec:
+    return parse_job_line(line, "/w", None)[0]
+
+
+def submit(store: Store, line: str, newest: JobFact | None = None) -> Submission:
+    return submit_job(store, spec_of(line), newest, FRONT_END, LlmConfig(), None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "outcome", "cancel", "effect"),
+    [
+        ("command", None, None, False, NEW),
+        ("csv", None, None, False, NEW),
+        *(("command", state, None, False, NEW) for state in JobState),
+        *(("csv", state, None, False, KEPT) for state in JobState if state is not JobState.FINISHED),
+        ("csv", JobState.FINISHED, Outcome.COMPLETED, False, KEPT),
+        *(
+            ("csv", JobState.FINISHED, outcome, cancel, KEPT if cancel else REQUEUED)
+            for outcome in Outcome
+            if outcome is not Outcome.COMPLETED
+            for cancel in (False, True)
+        ),
+    ],
+)
+def test_a_csv_job_that_did_not_succeed_runs_again_and_a_command_is_new(
+    kind: Kind, state: JobState | None, outcome: Outcome | None, cancel: bool, effect: SubmitEffect
+) -> None:
+    newest = None if state is None else JobFact(1, state, outcome)
+    assert submit_effect(kind, newest, cancel) is effect
+
+
+def test_records_the_front_end_and_warns_about_a_new_job(store: Store) -> None:
+    done = submit(store, "[name=7] python t.py")
+    assert done.effect is NEW
+    assert [warning for warning in done.warnings if warning.startswith("name=7")]
+    job = store.job(done.job_id)
+    assert job is not None
+    assert (job.source, job.spec) == ("api", spec_of("[name=7] python t.py"))
+
+
+def test_requeues_a_failed_job_with_the_attributes_submitted_now(store: Store) -> None:
+    first = submit(store, "0,/t.py,env,--x 1")
+    failed = JobFact(first.job_id, JobState.FINISHED, Outcome.FAILED)
+    again = submit(store, "[vram=8G] 5,/t.py,env,--x 1", failed)
+    assert again == Submission(first.job_id, REQUEUED)
+    requests = store.open_requests()
+    assert [(each.verb, each.target) for each in requests] == [
+        ("requeue", str(first.job_id)),
+        ("set", str(first.job_id)),
+        ("set", str(first.job_id)),
+    ]
+    assert requests[0].args == {"added_to": "the API"}
+    assert {each.args["name"]: each.args["value"] for each in requests[1:]} == {"priority": 5, "vram": 8192}
+
+
+def test_keeps_a_job_that_is_open(store: Store) -> None:
+    first = submit(store, "0,/t.py,env,--x 1")
+    kept = submit(store, "0,/t.py,env,--x 1", JobFact(first.job_id, JobState.RUNNING))
+    assert kept == Submission(first.job_id, KEPT)
+    assert store.open_requests() == []
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [("for i in 1; do", "bash refuses it"), ("[gpus=x] a", "gpus"), ("python t.py &", "ends in `&`")],
+)
+def test_a_malformed_line_is_refused_with_its_reason(line: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_job_line(line, "/w", None)
