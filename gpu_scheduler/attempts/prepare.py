@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpu_scheduler.runner.folder import move_aside
 from gpu_scheduler.runner.spec import read_spec
+from gpu_scheduler.system.atomic_file import replace_file, sync
 
 
 def prepare(folder: Path, spec: Mapping[str, object], command_sh: str) -> None:
@@ -59,29 +60,13 @@ def _make_folder(folder: Path) -> None:
             if not path.is_dir():
                 raise
     for path in missing:
-        _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        sync(path.parent)
 
 
 def replace(folder: Path, name: str, data: bytes) -> None:
     """Writes a file of mode 0600 atomically; renames a folder that has its name. Raises OSError."""
-    temporary = folder / f".{name}.{os.getpid()}"
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with open(fd, "wb") as file:
-            file.write(data)
-        try:
-            temporary.rename(folder / name)
-        except IsADirectoryError:
-            move_aside(str(folder / name))
-            temporary.rename(folder / name)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+        replace_file(folder / name, data)
+    except IsADirectoryError:
+        move_aside(str(folder / name))
+        replace_file(folder / name, data)

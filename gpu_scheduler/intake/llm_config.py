@@ -8,7 +8,6 @@ from __future__ import annotations
 import codecs
 import logging
 import os
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
 from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.system import safe_file
+from gpu_scheduler.system.atomic_file import create_file, sync
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class LlmConfigText:
         made = [spare]
         try:
             try:
-                self._write(spare, self.bom + text.encode(), self.status)
+                create_file(spare, self.bom + text.encode(), synced=True, mode=0o666, like=self.status)
                 backup = self._write_backup() if self.status is not None else None
                 made += [backup] if backup is not None else []
                 if not self._is_unchanged():
@@ -143,7 +143,7 @@ class LlmConfigText:
                 for path in made:
                     path.unlink(missing_ok=True)
             with suppress(OSError):  # some file systems cannot sync a folder; the rename holds all the same
-                _sync_folder(self.path.parent)
+                sync(self.path.parent)
         except OSError as error:
             raise SchedulerError(
                 f"{self.path} cannot be replaced: {error.strerror}; nothing was changed"
@@ -164,39 +164,11 @@ class LlmConfigText:
         while True:
             backup = self.path.with_name(f"{self.path.name}.bak" + (f".{number}" if number else ""))
             try:
-                self._write(backup, data, self.status)
+                create_file(backup, data, synced=True, like=self.status)
                 return backup
             except FileExistsError:
                 number += 1
 
-    @staticmethod
-    def _write(path: Path, data: bytes, like: os.stat_result | None) -> None:
-        """Writes a new file durably, with the mode and owner of another."""
-        fd = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if like is None else 0o600
-        )
-        with open(fd, "wb") as file:
-            try:
-                if like is not None:
-                    made = os.fstat(fd)
-                    if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
-                        os.fchown(fd, like.st_uid, like.st_gid)
-                    os.fchmod(fd, stat.S_IMODE(like.st_mode))
-                file.write(data)
-                file.flush()
-                os.fsync(fd)
-            except BaseException:
-                path.unlink()
-                raise
-
 
 def _file_version(status: os.stat_result) -> tuple[int, ...]:
     return status.st_ino, status.st_mtime_ns, status.st_size, status.st_uid, status.st_mode
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

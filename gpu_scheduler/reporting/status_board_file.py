@@ -15,6 +15,7 @@ from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.scheduling.usage import attempt_memory
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.atomic_file import replace_file
 from gpu_scheduler.views import status_board as board
 
 #: Minimum number of seconds between two writes.
@@ -90,14 +91,7 @@ class StatusBoardFile:
         )
 
     def _replace_file(self, report: StatusReport) -> None:
-        path = self._folder() / self.name
-        spare = path.with_name(f".{self.name}.new")
-        # Whatever is there, such as a link, is removed and never written through.
-        spare.unlink(missing_ok=True)
-        fd = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(board.to_text(report))
-        os.replace(spare, path)
+        replace_file(self._folder() / self.name, board.to_text(report).encode("utf-8", "backslashreplace"))
 
 
 def _memory_used(facts: Facts) -> dict[int, dict[int, int]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.system.atomic_file import sync
 
 #: Number of backups kept.
 KEPT = 3
@@ -146,16 +147,8 @@ def highest_ids_of_backup(backup: Backup) -> HighestIds:
 
 
 def _publish(temporary: Path, path: Path) -> Backup:
-    fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync(temporary)
     temporary.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)
     match = _NAME.fullmatch(path.name)
     return Backup(path, int(match[1]) if match else 0, path.stat().st_mtime)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,44 +86,28 @@ def read_host(path: Path) -> Host | None:
 
 def write_host(path: Path, host: Host) -> None:
     """Makes the file name this host, atomically, whatever it named before. Raises OSError."""
-    fresh = _write_temporary(path, host)
-    try:
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
+    from gpu_scheduler.system.atomic_file import replace_file  # only `start` writes
+
+    replace_file(path, _file_text(host), synced=True)
 
 
 def claim_host(path: Path, host: Host) -> None:
     """Creates the file for this host unless it exists; read it to learn who succeeded. Raises OSError."""
-    fresh = _write_temporary(path, host)
-    try:
-        os.link(fresh, path)
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without links
-        _create_file(path, host)
-    finally:
-        fresh.unlink(missing_ok=True)
+    from gpu_scheduler.system.atomic_file import create_file
 
-
-def _write_temporary(path: Path, host: Host) -> Path:
     # Hosts that share the folder may have the same pids.
     fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    _create_file(fresh, host)
-    return fresh
+    create_file(fresh, _file_text(host), synced=True)
+    with suppress(FileExistsError):
+        try:
+            os.link(fresh, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            create_file(path, _file_text(host), synced=True)
+        finally:
+            fresh.unlink(missing_ok=True)
 
 
-def _create_file(path: Path, host: Host) -> None:
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return
-    try:
-        with open(fd, "w", encoding="utf-8") as file:
-            file.write(json.dumps(host.to_object()) + "\n")
-            file.flush()
-            os.fsync(fd)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
+def _file_text(host: Host) -> bytes:
+    return f"{json.dumps(host.to_object())}\n".encode()

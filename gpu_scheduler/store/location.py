@@ -78,6 +78,8 @@ def adopt_folder(store: Store, *, new_id: bool = False) -> None:
     new_id: give the store a new id, since it is a copy. Only the scheduler that holds the locks may call it.
     Raises SchedulerError.
     """
+    from gpu_scheduler.system.atomic_file import replace_file  # only `start` writes
+
     before = recorded_location(store)
     if before is not None and not new_id and location_verdict(store) == "moved":
         log.warning("this store was moved here from %s, which no longer exists", before.path)
@@ -87,7 +89,7 @@ def adopt_folder(store: Store, *, new_id: bool = False) -> None:
         known = before if before is not None and not new_id else RecordedFolder(os.urandom(16).hex(), "", 0)
         known = replace(known, path=here.path, inode=here.inode)
         if here.id != known.id:
-            _write_id(store.data_dir.folder / _ID_FILE, known.id)
+            replace_file(store.data_dir.folder / _ID_FILE, f"{known.id}\n".encode("ascii"), synced=True)
     except OSError as error:
         raise SchedulerError(f"{error.filename or store.data_dir.folder}: {error.strerror}") from None
     if known != before:
@@ -168,17 +170,3 @@ def _read_id(path: Path) -> str | None:
         return None
     finally:
         os.close(fd)
-
-
-def _write_id(path: Path, identity: str) -> None:
-    fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        with open(fd, "w", encoding="ascii") as file:
-            file.write(f"{identity}\n")
-            file.flush()
-            os.fsync(fd)
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise

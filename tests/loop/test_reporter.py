@@ -648,13 +648,6 @@ def test_board_is_written_at_most_twice_a_second(harness: ReporterHarness) -> No
     assert harness.reporter.next_write_at is None
 
 
-def test_replaces_a_partial_board_left_by_a_crash(harness: ReporterHarness) -> None:
-    harness.board.with_name(".status.txt.new").write_text("half")
-    harness.update()
-    assert "0 running" in harness.board.read_text()
-    assert not harness.board.with_name(".status.txt.new").exists()
-
-
 def test_board_uses_the_limits_of_the_scheduler(harness: ReporterHarness) -> None:
     attempt = harness.start(job := harness.job())
     harness.record(act.RecordUsage(job, attempt, 101.0, (("U0", 20000, 50.0),)))

@@ -23,6 +23,7 @@ from gpu_scheduler.health.storage import describe_store_error, find_issues
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.reporting.main_log import MainLog
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.system import atomic_file
 from tests.loop.rig import Rig
 
 
@@ -324,18 +325,25 @@ def test_a_launch_failure_of_the_job_itself_counts(tmp_path: Path) -> None:
     assert (row["outcome"], row["launch_failures"]) == ("failed", 3)
 
 
-def test_an_action_that_fails_does_not_block_others(tmp_path: Path) -> None:
+def test_an_action_that_fails_does_not_block_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path)
     jobs = [rig.add_job("sleep 60", share=500) for _ in range(2)]
     assert len({rig.runner_pid(job) for job in jobs}) == 2
-    (rig.attempt_folder(jobs[0]) / f".stop.{os.getpid()}").mkdir()
+    bad, write = rig.attempt_folder(jobs[0]), atomic_file.replace_file
+
+    def replace_file(path: Path, data: bytes) -> None:
+        if path.parent == bad:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        write(path, data)
+
+    monkeypatch.setattr("gpu_scheduler.attempts.prepare.replace_file", replace_file)
     for job in jobs:
         rig.store.add_request("cancel", str(job), grace_s=0.0)
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(PermissionError):
         rig.tick()
     stops = [(rig.attempt_folder(job) / "stop").exists() for job in jobs]
     assert stops == [False, True]
-    (rig.attempt_folder(jobs[0]) / f".stop.{os.getpid()}").rmdir()
+    monkeypatch.undo()
     assert [rig.tick_until_ended(job)["outcome"] for job in jobs] == ["cancelled", "cancelled"]
 
 

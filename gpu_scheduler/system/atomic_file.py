@@ -1,0 +1,60 @@
+"""Writes files so that no reader ever sees half of one: a new file beside the path, then a rename.
+
+Files that need more than this are written elsewhere: those of a runner (`runner/publish.py`, with reserved
+space), the state file (exchanged, to notice an edit), and backups (SQLite writes them).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+
+def replace_file(path: Path, data: bytes, *, synced: bool = False) -> None:
+    """Makes the path a file of mode 0600 with this data; what was there, also a link, is replaced.
+
+    synced: the data is on the disk before it appears. Raises OSError; the path is then unchanged.
+    """
+    # Hosts that share the folder may have the same pids.
+    fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    create_file(fresh, data, synced=synced)
+    try:
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def create_file(
+    path: Path, data: bytes, *, synced: bool = False, mode: int = 0o600, like: os.stat_result | None = None
+) -> None:
+    """Creates a file, which disappears again if it cannot be written whole.
+
+    synced: the data is on the disk on return; like: the status of a file whose mode and owner it gets. Raises
+    FileExistsError if there is a file, and OSError.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode if like is None else 0o600)
+    try:
+        with open(fd, "wb") as file:
+            if like is not None:
+                made = os.fstat(fd)
+                if (made.st_uid, made.st_gid) != (like.st_uid, like.st_gid):
+                    os.fchown(fd, like.st_uid, like.st_gid)
+                os.fchmod(fd, stat.S_IMODE(like.st_mode))
+            file.write(data)
+            file.flush()
+            if synced:
+                os.fsync(fd)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,61 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.system.atomic_file import create_file, replace_file
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_a_file_replaces_what_was_there(tmp_path: Path, synced: bool) -> None:
+    path, target = tmp_path / "a", tmp_path / "target"
+    target.write_text("kept")
+    for made in (lambda: None, lambda: path.write_text("old"), lambda: path.symlink_to(target)):
+        path.unlink(missing_ok=True)
+        made()
+        replace_file(path, b"new", synced=synced)
+        assert path.read_bytes() == b"new"
+        assert stat.S_IMODE(path.lstat().st_mode) == 0o600
+    assert (names(tmp_path), target.read_text()) == (["a", "target"], "kept")
+
+
+def test_a_failed_write_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        replace_file(path, b"new", synced=True)
+    with pytest.raises(OSError, match="No space"):
+        create_file(tmp_path / "b", b"new", synced=True)
+    assert (names(tmp_path), path.read_text()) == (["a"], "old")
+
+
+def test_a_folder_in_the_way_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(IsADirectoryError):
+        replace_file(tmp_path / "a", b"new")
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_new_file_takes_mode_and_owner_of_another(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    (tmp_path / "a").chmod(0o640)
+    create_file(tmp_path / "b", b"x", like=os.stat(tmp_path / "a"))
+    assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o640
+    with pytest.raises(FileExistsError):
+        create_file(tmp_path / "b", b"y")
+    assert (tmp_path / "b").read_bytes() == b"x"
