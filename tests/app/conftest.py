@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.core.command import environment
+from tests.cli.desk import Desk
+
+
+@pytest.fixture
+def desk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Desk]:
+    """Provides a folder for a store. Use cases must neither read the command line nor print."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["pytest", "--no-such-option"])
+    monkeypatch.setattr(environment, "_INSTALLATIONS", ())
+    made = Desk(tmp_path, capfd)
+    yield made
+    made.close()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def location(desk: Desk) -> Location:
+    """Provides the location of the store of `desk`, which has two GPUs."""
+    assert desk.store
+    return Location(str(desk.data_dir.state_file))

@@ -1,0 +1,128 @@
+"""Queries as function calls: status, sessions, logs, events, lint and calibrate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.app.add import NewLine, add, compose
+from gpu_scheduler.app.calibrate import calibrate
+from gpu_scheduler.app.events import open_events
+from gpu_scheduler.app.lint import lint
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.logs import LogProgress, attach_target, open_log
+from gpu_scheduler.app.screens import screens
+from gpu_scheduler.app.status import StatusQuery, empty_status, status
+from gpu_scheduler.app.stop import stop
+from gpu_scheduler.core.model.event import EventKind
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
+from tests.cli.desk import Desk
+from tests.waiting import wait_for
+
+
+def test_status_reports_what_the_query_asks_for(desk: Desk, location: Location) -> None:
+    jobs = [desk.job(f"echo {number}") for number in range(3)]
+    desk.record(act.FinishJob(jobs[0], Outcome.FAILED, ""))
+    report = status(location, StatusQuery())
+    assert [job.id for job in report.jobs] == [jobs[1], jobs[2], jobs[0]]
+    assert (report.pid, len(report.gpus), report.counts) == (None, 2, {"queued": 2, "finished": 1})
+    assert [job.id for job in status(location, StatusQuery(max_queued=1, max_finished=0)).jobs] == [jobs[1]]
+    assert [job.id for job in status(location, StatusQuery(only_failed=True)).jobs] == [jobs[0]]
+
+
+def test_last_lines_are_read_only_if_asked_for(desk: Desk, location: Location) -> None:
+    job = desk.run_job("echo up; while :; do sleep 0.02; done")
+    wait_for(lambda: "up" in (desk.path / f"job_{job}.log").read_text(), "output")
+    assert [one.last_line for one in status(location, StatusQuery()).jobs] == [None]
+    assert [one.last_line for one in status(location, StatusQuery(last_lines=True)).jobs] == ["up"]
+
+
+def test_a_location_without_a_store_raises_and_creates_nothing(desk: Desk, tmp_path: Path) -> None:
+    location = Location(str(tmp_path / "none.json"))
+    for query in (lambda: status(location, StatusQuery()), lambda: screens(location)):
+        with pytest.raises(StoreNotFoundError):
+            query()
+    assert empty_status(location).data_dir == str(tmp_path / "none.d")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_screens_lists_no_session_of_a_job_without_one(desk: Desk, location: Location) -> None:
+    desk.run_job("while :; do sleep 0.02; done")
+    sessions = screens(location)
+    assert (sessions.sessions, sessions.without_session) == ((), 1)
+
+
+def test_events_are_read_once_each(desk: Desk, location: Location) -> None:
+    job = desk.job()
+    desk.record(act.FinishJob(job, Outcome.CANCELLED, ""))
+    with open_events(location, None, follow=True) as reader:
+        assert [event.kind for event in reader.new_events()] == [EventKind.QUEUED, EventKind.FINISHED]
+        assert list(reader.new_events()) == []
+        desk.job("echo b")
+        assert [event.kind for event in reader.new_events()] == [EventKind.QUEUED]
+    with open_events(location, 1, follow=False) as reader:
+        assert [event.command for event in reader.new_events()] == ["echo b"]
+
+
+def test_a_log_is_followed_to_its_end(desk: Desk, location: Location) -> None:
+    job = desk.run_job("echo up; while [ ! -e go ]; do sleep 0.02; done")
+    with open_log(location, job, None, follow=True) as log:
+        assert log.advance() is LogProgress.RUNNING
+        (desk.path / "go").touch()
+        wait_for(lambda: log.advance() is LogProgress.LEFT_OPEN, "the end of the job")
+        assert "up" in Path(log.path).read_text()
+    with (
+        pytest.raises(SchedulerError, match=f"job {job} has no attempt 2"),
+        open_log(location, job, 2, follow=False),
+    ):
+        pass
+
+
+def test_only_a_job_with_a_session_can_be_attached_to(desk: Desk, location: Location) -> None:
+    queued = desk.job()
+    with pytest.raises(SchedulerError, match=f"job {queued} is not running but queued"):
+        attach_target(location, queued)
+    running = desk.run_job("while :; do sleep 0.02; done")
+    with pytest.raises(SchedulerError, match=f"job {running} has no Screen session"):
+        attach_target(location, running)
+
+
+def test_lint_previews_lines_and_lists_malformed_ones(desk: Desk, location: Location) -> None:
+    view = lint(location, "jobs.txt", b"[share=0.5] echo a\n[share=x] echo b\n")
+    assert [(line.number, str(line.need)) for line in view.lines] == [(1, "0.5 of a GPU")]
+    assert [line.number for line in view.malformed] == [2]
+    assert view.cwd == str(desk.path)
+
+
+def test_add_composes_checks_and_appends(desk: Desk, location: Location) -> None:
+    new = NewLine(command=["echo", "a b"], attributes={"share": "0.5", "hold": True, "env": ["A=1"]})
+    composed = compose(location, new)
+    assert not (desk.path / "jobs.txt").exists()
+    assert add(location, new, "jobs.txt") == composed
+    assert (desk.path / "jobs.txt").read_text() == f"{composed.line}\n"
+    view = lint(location, "jobs.txt", composed.line.encode())
+    spec = view.lines[0].spec
+    assert (spec.words(), spec.share, spec.hold, spec.env) == (("echo", "a b"), 500, True, (("A", "1"),))
+    with pytest.raises(UsageError, match="nothing was added"):
+        add(location, NewLine(script="none.py"), "jobs.txt")
+    with pytest.raises(UsageError, match="nothing was added"):
+        add(location, NewLine(command=["true"], gpus="7"), "jobs.txt")
+    assert (desk.path / "jobs.txt").read_text() == f"{composed.line}\n"
+
+
+def test_calibrate_without_measurements_suggests_nothing(desk: Desk, location: Location) -> None:
+    view = calibrate(location, None, write=True)
+    assert (view.suggestions, view.entries, view.written) == ([], {}, False)
+
+
+def test_stop_reports_the_jobs_that_continue(desk: Desk, location: Location) -> None:
+    job = desk.run_job("while :; do sleep 0.02; done")
+    with desk.scheduler() as pid:
+        report = stop(location, end_jobs=False, grace_s=1.0)
+        assert (report.scheduler_pid, report.running, report.ended) == (pid, (job,), {})
+    report = stop(location, end_jobs=True, grace_s=5.0)
+    assert (report.scheduler_pid, list(report.ended), report.has_failed) == (None, [job], False)
+    assert desk.state(job) == JobState.RUNNING  # the next scheduler records the end

@@ -1,0 +1,94 @@
+"""Requests about jobs and GPUs as function calls: the answer to each is a value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.app import steer_gpus, steer_jobs
+from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.errors import SchedulerError
+from tests.cli.desk import Desk
+
+SLEEP = "while :; do sleep 0.02; done"
+
+
+def kinds(answers: tuple[Answer, ...]) -> list[tuple[int, AnswerKind]]:
+    return [(answer.target, answer.kind) for answer in answers]
+
+
+def test_requests_without_a_scheduler_are_recorded(desk: Desk, location: Location) -> None:
+    first, second = desk.job(), desk.job("echo b", name="b")
+    assert kinds(steer_jobs.hold(location, [first, "b"])) == [
+        (first, AnswerKind.RECORDED),
+        (second, AnswerKind.RECORDED),
+    ]
+    assert desk.requests() == [("hold", str(first)), ("hold", str(second))]
+
+
+def test_requests_name_who_made_them(desk: Desk, location: Location) -> None:
+    job = desk.job()
+    steer_jobs.set_priority(location, [job], 5, by="rest")
+    steer_gpus.pause(location, [0], by="rest")
+    rows = desk.store.db.rows("SELECT verb, by FROM wish ORDER BY id")
+    assert [tuple(row) for row in rows] == [("set", "rest"), ("pause", "rest")]
+
+
+def test_a_running_scheduler_answers(desk: Desk, location: Location) -> None:
+    job = desk.job()
+    with desk.scheduler():
+        (answer,) = steer_jobs.cancel(location, [job], 1.0)
+        assert (answer.kind, answer.has_failed) == (AnswerKind.CARRIED_OUT, False)
+        (answer,) = steer_jobs.cancel(location, [job], 1.0)
+        assert (answer.kind, answer.has_failed) == (AnswerKind.REFUSED, True)
+        assert [one.kind for one in steer_gpus.pause(location, None)] == [AnswerKind.CARRIED_OUT] * 2
+
+
+def test_refusals_come_first(desk: Desk, location: Location) -> None:
+    queued, finished = desk.job(), desk.job("echo done")
+    desk.record(act.FinishJob(finished, Outcome.COMPLETED, ""))
+    assert kinds(steer_jobs.hold(location, [queued, finished, 99])) == [
+        (finished, AnswerKind.REFUSED),
+        (99, AnswerKind.REFUSED),
+        (queued, AnswerKind.RECORDED),
+    ]
+
+
+def test_none_means_every_job(desk: Desk, location: Location) -> None:
+    assert steer_jobs.cancel(location, None, 1.0) == ()
+    assert steer_jobs.retry(location, None) == ()
+    failed, queued = desk.job(), desk.job("echo b")
+    desk.record(act.FinishJob(failed, Outcome.FAILED, ""))
+    assert kinds(steer_jobs.retry(location, None)) == [(failed, AnswerKind.RECORDED)]
+    assert steer_jobs.retry(location, None) == ()  # it is requested already
+    assert kinds(steer_jobs.cancel(location, None, 1.0)) == [(queued, AnswerKind.RECORDED)]
+
+
+def test_a_running_job_is_ended_without_a_scheduler(desk: Desk, location: Location) -> None:
+    job = desk.run_job(SLEEP)
+    (answer,) = steer_jobs.cancel(location, [job], 5.0)
+    assert (answer.kind, answer.stop_result) == (AnswerKind.STOPPED, StopResult.CANCELLED)
+    desk.wait_until_processes_end()
+
+
+def test_unknown_names_and_gpus_raise(desk: Desk, location: Location) -> None:
+    with pytest.raises(SchedulerError, match="has no job named bert"):
+        steer_jobs.release(location, ["bert"])
+    with pytest.raises(SchedulerError, match="GPU 7 is not managed"):
+        steer_gpus.resume(location, [7])
+    assert desk.requests() == []
+
+
+def test_gpus_are_paused_in_the_state_file_before_the_first_start(desk: Desk, tmp_path: Path) -> None:
+    location = Location(str(tmp_path / "new.json"))
+    assert kinds(steer_gpus.resume(location, [1])) == [(1, AnswerKind.NOTHING_TO_DO)]
+    assert kinds(steer_gpus.pause(location, [1, 0, 1])) == [
+        (0, AnswerKind.IN_STATE_FILE),
+        (1, AnswerKind.IN_STATE_FILE),
+    ]
+    with pytest.raises(SchedulerError, match="not known before the first"):
+        steer_gpus.pause(location, None)
