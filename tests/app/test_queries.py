@@ -25,7 +25,7 @@ from tests.waiting import wait_for
 
 def test_status_reports_what_the_query_asks_for(desk: Desk, location: Location) -> None:
     jobs = [desk.job(f"echo {number}") for number in range(3)]
-    desk.record(act.FinishJob(jobs[0], Outcome.FAILED, ""))
+    desk.record(act.FinishJob(jobs[0], Outcome.FAILED, None))
     report = status(location, StatusQuery())
     assert [job.id for job in report.jobs] == [jobs[1], jobs[2], jobs[0]]
     assert (report.pid, len(report.gpus), report.counts) == (None, 2, {"queued": 2, "finished": 1})
@@ -57,7 +57,7 @@ def test_screens_lists_no_session_of_a_job_without_one(desk: Desk, location: Loc
 
 def test_events_are_read_once_each(desk: Desk, location: Location) -> None:
     job = desk.job()
-    desk.record(act.FinishJob(job, Outcome.CANCELLED, ""))
+    desk.record(act.FinishJob(job, Outcome.CANCELLED, None))
     with open_events(location, None, follow=True) as reader:
         assert [event.kind for event in reader.new_events()] == [EventKind.QUEUED, EventKind.FINISHED]
         assert list(reader.new_events()) == []

@@ -50,7 +50,7 @@ def test_a_running_scheduler_answers(desk: Desk, location: Location) -> None:
 
 def test_refusals_come_first(desk: Desk, location: Location) -> None:
     queued, finished = desk.job(), desk.job("echo done")
-    desk.record(act.FinishJob(finished, Outcome.COMPLETED, ""))
+    desk.record(act.FinishJob(finished, Outcome.COMPLETED, None))
     assert kinds(steer_jobs.hold(location, [queued, finished, 99])) == [
         (finished, AnswerKind.REFUSED),
         (99, AnswerKind.REFUSED),
@@ -62,7 +62,7 @@ def test_none_means_every_job(desk: Desk, location: Location) -> None:
     assert steer_jobs.cancel(location, None, 1.0) == ()
     assert steer_jobs.retry(location, None) == ()
     failed, queued = desk.job(), desk.job("echo b")
-    desk.record(act.FinishJob(failed, Outcome.FAILED, ""))
+    desk.record(act.FinishJob(failed, Outcome.FAILED, None))
     assert kinds(steer_jobs.retry(location, None)) == [(failed, AnswerKind.RECORDED)]
     assert steer_jobs.retry(location, None) == ()  # it is requested already
     assert kinds(steer_jobs.cancel(location, None, 1.0)) == [(queued, AnswerKind.RECORDED)]
