@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.model.units import human_mib
 from gpu_scheduler.core.scheduling.facts import Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.plan import need_of
@@ -23,6 +24,27 @@ from gpu_scheduler.store.measurements import LearnedNeeds
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import GpuRecord, JobRecord
 from gpu_scheduler.store.store import Store
+
+
+class NeedSource(Enum):
+    """Where the need of a job comes from."""
+
+    OUT_OF_MEMORY = "raised after it ran out of memory"
+    TORCHRUN = "torchrun"
+    ATTRIBUTES = "its attributes"
+    LEARNED = "measured use of finished jobs of its kind"
+    MODEL = "the model on its line"
+    COMMAND = "a command that declares nothing"
+    DEFAULT = "default_requirement"
+
+
+@dataclass(frozen=True)
+class CurrentNeed:
+    """The present need of a job, where it comes from, and what the line says."""
+
+    need: Need
+    source: NeedSource
+    spec: JobSpec
 
 
 def current_llm_config(options: StartOptions) -> LlmConfig:
@@ -43,39 +65,42 @@ def learned_needs(store: Store) -> Mapping[str, int]:
     return LearnedNeeds(store, recorded_options(store).spike_buffer).needs() if store.learning else {}
 
 
-def current_need(store: Store, job: JobRecord) -> tuple[Need, str]:
-    """Returns what a job needs now, and a description such as "0.5 of a GPU (model qwen2.5-3b-inst)"."""
+def current_need(store: Store, job: JobRecord) -> CurrentNeed:
+    """Returns what a job needs now, as the scheduler would decide."""
     started = recorded_options(store)
     config, learned = current_llm_config(started), learned_needs(store)
     facts = Facts(
         Clock().now(),
         started,
         config,
-        tuple(_empty_gpu(row) for row in store.gpus()),
+        tuple(_empty_gpu(gpu) for gpu in store.gpus()),
         learned_mib=learned,
     )
-    ask = ResourceSpec.from_key(job["ask"])
-    need = need_of(ask, facts)
-    is_learned = need.vram is not None and ask.workload_class in learned and ask.llm not in config.models
-    return need, f"{need} ({_need_source(JobSpec.from_json(job['spec']), job['raised_mib'], is_learned)})"
+    resources = ResourceSpec.from_key(job.spec_key)
+    need = need_of(resources, facts)
+    is_learned = (
+        need.vram is not None and resources.workload_class in learned and resources.llm not in config.models
+    )
+    return CurrentNeed(need, _source(job, is_learned), job.spec)
 
 
-def _empty_gpu(row: GpuRecord) -> Gpu:
-    """Returns the GPU of the row with its size only, as if nothing ran on it."""
-    sample = GpuSample(row["uuid"], row["idx"], row["name"], row["total_mib"], None, None)
-    return Gpu(row["uuid"], row["idx"], sample=sample)
+def _empty_gpu(gpu: GpuRecord) -> Gpu:
+    """Returns a GPU with its size only, as if nothing ran on it."""
+    return Gpu(
+        gpu.uuid, gpu.index, sample=GpuSample(gpu.uuid, gpu.index, gpu.name, gpu.total_mib, None, None)
+    )
 
 
-def _need_source(spec: JobSpec, min_vram_mib: int | None, is_learned: bool) -> str:
-    if min_vram_mib is not None:
-        said = "no memory" if spec.vram is None else human_mib(spec.vram)
-        return f"raised after it ran out of memory; its line declares {said}"
+def _source(job: JobRecord, is_learned: bool) -> NeedSource:
+    spec = job.spec
+    if job.min_vram_mib is not None:
+        return NeedSource.OUT_OF_MEMORY
     if spec.torchrun is not None:
-        return f"torchrun, {spec.torchrun} GPU{'' if spec.torchrun == 1 else 's'}"
+        return NeedSource.TORCHRUN
     if spec.share is not None or spec.gpus is not None or spec.vram is not None:
-        return "its attributes"
+        return NeedSource.ATTRIBUTES
     if is_learned:
-        return "learned from finished jobs of the same kind"
+        return NeedSource.LEARNED
     if spec.llm is not None:
-        return f"model {spec.llm}"
-    return "a command without declared need" if spec.kind == "command" else "default_requirement"
+        return NeedSource.MODEL
+    return NeedSource.COMMAND if spec.kind == "command" else NeedSource.DEFAULT

@@ -53,6 +53,7 @@ from gpu_scheduler.views import placement_findings
 from gpu_scheduler.views.event_messages import dated_line
 from gpu_scheduler.views.findings import finding_object
 from gpu_scheduler.views.findings import format_finding as finding_line
+from gpu_scheduler.views.need_text import current_need_text
 from gpu_scheduler.views.reason_text import reason_text
 from gpu_scheduler.views.remedies import failure_remedy, oom_remedy
 from gpu_scheduler.views.text_width import wrap_words
@@ -161,7 +162,7 @@ def _check_waiting(inspection: JobInspection, state: JobState) -> Iterator[Findi
     if state is JobState.HELD:
         yield checks.held(row["id"], row["held_by"], inspection.reason)
     yield from map(from_health_issue, health_issues_of(store))
-    yield ok(Check.NEED, current_need(store, row)[1])
+    yield ok(Check.NEED, current_need_text(current_need(store, row)))
     yield from _check_gpus(inspection)
     conda_sh = recorded_options(store).conda_sh
     yield from checks.environment(spec, conda_environment(spec, conda_sh), conda_sh)
@@ -191,7 +192,7 @@ def _check_gpus(inspection: JobInspection) -> Iterator[Finding]:
 
     limits = recorded_options(store)
     views = gpu_views.gpu_views(rows, requested_pauses(store), inspection.attempts, limits, inspection.now)
-    need, _ = current_need(store, inspection.row)
+    need = current_need(store, inspection.row).need
     yield placement_findings.placement(need, spec.allowed, views, limits)
     yield from checks.unmanaged(spec.allowed, [view.index for view in views])
     for view in views:

@@ -4,86 +4,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.failure.outcome_text import outcome_text
-from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
 from gpu_scheduler.core.text.secrets import masked_values
+from gpu_scheduler.views.event_messages import detail as event_detail
+from gpu_scheduler.views.need_text import current_need_text
 from gpu_scheduler.views.reason_text import reason_text
 from gpu_scheduler.views.status_json import job_object
 from gpu_scheduler.views.wait_reasons import job_reason_text
 
+if TYPE_CHECKING:
+    from gpu_scheduler.app.job_detail import AttemptView, JobDetail
+
 _LABEL_WIDTH = 14
-
-
-@dataclass(frozen=True)
-class AttemptView:
-    """One attempt. Times in wall seconds; command: as its command.sh runs it, None = there is no command.sh.
-
-    vram_declared: MiB on each GPU; share_declared: of each GPU, 1 = all of it; peaks: GPU index -> MiB;
-    load_percent: mean over its GPUs and all samples; declaration_accuracy: as text.
-    """
-
-    number: int
-    gpus: tuple[int, ...]
-    outcome: str | None
-    reason: StateReason | None
-    launch_error: str | None
-    exit_code: int | None
-    signal: int | None
-    created_at: float
-    started_at: float | None
-    ended_at: float | None
-    log: str | None
-    session: str | None
-    folder: str
-    command: str | None
-    survivors: tuple[int, ...]
-    launches: int
-    warnings: tuple[str, ...]
-    vram_declared: int | None
-    share_declared: float | None
-    peaks: Mapping[int, int]
-    load_percent: float | None
-    declaration_accuracy: str | None
-
-
-@dataclass(frozen=True)
-class JobDetail:
-    """Details of one job at `now`. line: (file, number) of its line now; origin and need: as text.
-
-    arguments, env: without secrets; history: (time, state, reason).
-    min_vram_mib: memory per GPU that it needs since it ran out of memory; *_used: retries used;
-    *_retries: how many its line allows, None = the default.
-    """
-
-    now: float
-    job: JobView
-    kind: str
-    identity: str
-    origin: str
-    line: tuple[str, int] | None
-    script: str | None
-    arguments: tuple[str, ...]
-    need: str
-    min_vram_mib: int | None
-    oom_used: int
-    oom_retries: int | None
-    fail_used: int
-    fail_retries: int | None
-    timeout_s: float | None
-    allowed: tuple[int, ...] | None
-    conda: str | None
-    venv: str | None
-    cwd: str
-    env: Mapping[str, str]
-    attempts: tuple[AttemptView, ...]
-    history: tuple[tuple[float, str, str | None], ...]
 
 
 def to_json(detail: JobDetail) -> str:
@@ -97,7 +34,7 @@ def to_json(detail: JobDetail) -> str:
             "line": None if detail.line is None else {"file": detail.line[0], "line": detail.line[1]},
             "script": detail.script,
             "arguments": list(detail.arguments),
-            "need": detail.need,
+            "need": current_need_text(detail.need),
             "min_vram_mib": detail.min_vram_mib,
             "oom_retries_used": detail.oom_used,
             "oom_retries": detail.oom_retries,
@@ -108,18 +45,19 @@ def to_json(detail: JobDetail) -> str:
             "environment": {
                 "conda": detail.conda, "venv": detail.venv, "cwd": detail.cwd, "env": dict(detail.env),
             },
-            "attempts": masked_values([_attempt_object(attempt) for attempt in detail.attempts]),
+            "attempts": masked_values([_attempt_object(one, detail.tolerance) for one in detail.attempts]),
             "history": masked_values(
-                [{"at": at, "state": state, "reason": why} for at, state, why in detail.history]
+                [{"at": one.at, "state": one.kind, "reason": event_detail(one)} for one in detail.history]
             ),
         },
         indent=1,
     ) + "\n"  # fmt: skip
 
 
-def _attempt_object(attempt: AttemptView) -> dict[str, Any]:
+def _attempt_object(attempt: AttemptView, tolerance: float) -> dict[str, Any]:
     # The fields of a view are the keys that docs/json.md describes.
-    values = {**vars(attempt), "reason": _reason_text(attempt)}
+    accuracy = accuracy_text(attempt.declaration_accuracy, tolerance)
+    values = {**vars(attempt), "reason": _reason_text(attempt), "declaration_accuracy": accuracy}
     del values["launch_error"]
     return values
 
@@ -131,7 +69,7 @@ def _reason_text(attempt: AttemptView) -> str | None:
 def to_text(detail: JobDetail) -> str:
     """Formats a job as text, one fact per line."""
     blocks = ["\n".join(_fact_lines(detail))]
-    blocks += ["\n".join(_attempt_lines(attempt, detail.now)) for attempt in detail.attempts]
+    blocks += ["\n".join(_attempt_lines(attempt, detail)) for attempt in detail.attempts]
     blocks.append("\n".join(["History", *_history_lines(detail)]))
     return "\n\n".join(blocks) + "\n"
 
@@ -149,12 +87,12 @@ def _fact_lines(detail: JobDetail) -> Iterator[str]:
     if reason:
         yield _row("Reason", reason)
     yield from (_row("Warning", warning) for warning in job.warnings)
-    yield _row("From", detail.origin)
+    yield _row("From", _origin(detail))
     yield _row("Kind", f"{detail.kind}, identity {detail.identity}")
     if detail.script is not None:
         yield _row("Script", detail.script)
         yield _row("Arguments", " ".join(detail.arguments) or "none")
-    yield _row("Need", detail.need)
+    yield _row("Need", current_need_text(detail.need))
     yield from _retry_lines(detail)
     if detail.timeout_s is not None:
         yield _row("Time limit", format_duration(detail.timeout_s))
@@ -164,6 +102,14 @@ def _fact_lines(detail: JobDetail) -> Iterator[str]:
     yield _row("Folder", detail.cwd)
     yield from (_row("Variable", f"{name}={value}") for name, value in detail.env.items())
     yield _row("Submitted", _time_and_age(job.created_at, detail.now))
+
+
+def _origin(detail: JobDetail) -> str:
+    """Formats the jobs file and the line of a job, or the front end that added it."""
+    if detail.line is not None:
+        return f"{detail.line[0]}:{detail.line[1]}"
+    kind, _, path = detail.job.source.partition(":")
+    return f"{path}, from which its line was removed" if kind == "file" else f"`{kind}`"
 
 
 def _retry_lines(detail: JobDetail) -> Iterator[str]:
@@ -185,7 +131,7 @@ def accuracy_text(accuracy: DeclarationAccuracy | None, tolerance: float) -> str
     return f"{accuracy.kind}-declared ({accuracy.percent:+d}%)"
 
 
-def _memory_lines(attempt: AttemptView) -> Iterator[str]:
+def _memory_lines(attempt: AttemptView, tolerance: float) -> Iterator[str]:
     """Yields the declaration, peaks and load of an attempt."""
     if attempt.vram_declared is not None:
         yield _row("  Declared", f"{attempt.vram_declared} MiB per GPU")
@@ -193,9 +139,8 @@ def _memory_lines(attempt: AttemptView) -> Iterator[str]:
         yield _row("  Declared", f"share {attempt.share_declared:g} of each GPU")
     if attempt.peaks:
         peaks = ", ".join(f"GPU {gpu}: {mib} MiB" for gpu, mib in sorted(attempt.peaks.items()))
-        yield _row(
-            "  Peak", f"{peaks}; {attempt.declaration_accuracy}" if attempt.declaration_accuracy else peaks
-        )
+        accuracy = accuracy_text(attempt.declaration_accuracy, tolerance)
+        yield _row("  Peak", f"{peaks}; {accuracy}" if accuracy else peaks)
     if attempt.load_percent is not None:
         yield _row("  Load", f"{attempt.load_percent:.0f} % on average")
 
@@ -208,7 +153,8 @@ def _environment_text(detail: JobDetail) -> str:
     return "conda base, if conda is installed" if detail.kind == "csv" else "none specified"
 
 
-def _attempt_lines(attempt: AttemptView, now: float) -> Iterator[str]:
+def _attempt_lines(attempt: AttemptView, detail: JobDetail) -> Iterator[str]:
+    now = detail.now
     gpus = ", ".join(map(str, attempt.gpus)) or "none"
     yield f"Attempt {attempt.number}"
     yield _row("  GPUs", gpus)
@@ -225,7 +171,7 @@ def _attempt_lines(attempt: AttemptView, now: float) -> Iterator[str]:
     reason = _reason_text(attempt)
     if reason:
         yield _row("  Reason", reason)
-    yield from _memory_lines(attempt)
+    yield from _memory_lines(attempt, detail.tolerance)
     yield from (_row("  Warning", warning) for warning in attempt.warnings)
     if attempt.launches > 1:
         yield _row("  Launches", str(attempt.launches))
@@ -240,9 +186,10 @@ def _attempt_lines(attempt: AttemptView, now: float) -> Iterator[str]:
 
 
 def _history_lines(detail: JobDetail) -> Iterator[str]:
-    for at, state, reason in detail.history:
+    for event in detail.history:
+        reason = event_detail(event)
         suffix = f": {safe_text(reason)}" if reason else ""
-        yield f"  {_local_time(at)}  {state}{suffix}"
+        yield f"  {_local_time(event.at)}  {event.kind}{suffix}"
 
 
 def _time_and_age(at: float | None, now: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.cli.show import job_command
+from gpu_scheduler.app.job_detail import job_command
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command.build import build_command
 from gpu_scheduler.core.model.job_spec import JobSpec
