@@ -58,25 +58,25 @@ def test_screens_lists_no_session_of_a_job_without_one(desk: Desk, location: Loc
 def test_events_are_read_once_each(desk: Desk, location: Location) -> None:
     job = desk.job()
     desk.record(act.FinishJob(job, Outcome.CANCELLED, None))
-    with open_events(location, None, follow=True) as reader:
+    with open_events(location, None) as reader:
         assert [event.kind for event in reader.new_events()] == [EventKind.QUEUED, EventKind.FINISHED]
         assert list(reader.new_events()) == []
         desk.job("echo b")
         assert [event.kind for event in reader.new_events()] == [EventKind.QUEUED]
-    with open_events(location, 1, follow=False) as reader:
+    with open_events(location, 1) as reader:
         assert [event.command for event in reader.new_events()] == ["echo b"]
 
 
 def test_a_log_is_followed_to_its_end(desk: Desk, location: Location) -> None:
     job = desk.run_job("echo up; while [ ! -e go ]; do sleep 0.02; done")
-    with open_log(location, job, None, follow=True) as log:
+    with open_log(location, job, None) as log:
         assert log.advance() is LogProgress.RUNNING
         (desk.path / "go").touch()
         wait_for(lambda: log.advance() is LogProgress.LEFT_OPEN, "the end of the job")
         assert "up" in Path(log.path).read_text()
     with (
         pytest.raises(SchedulerError, match=f"job {job} has no attempt 2"),
-        open_log(location, job, 2, follow=False),
+        open_log(location, job, 2),
     ):
         pass
 
