@@ -126,14 +126,16 @@ def render_table(columns: Sequence[Column], entries: Sequence[TableRow], width: 
 
 def render_line(line: StyledLine, viewport: Viewport) -> str:
     """Renders a line, never wider than the screen."""
+    if viewport.width is None or display_width("".join(cell.text for cell in line)) <= viewport.width:
+        return "".join([coloured(one.text, one.colour) if viewport.has_colours else one.text for one in line])
     parts, room = [], viewport.width
     for cell in line:
         text = cell.text
-        if room is not None and not (cell.is_path and viewport.rows is None):
+        if not (cell.is_path and viewport.rows is None):
             text = truncate_middle(text, room) if cell.keep_end else truncate_end(text, room)
             room -= display_width(text)
         parts.append(coloured(text, cell.colour) if viewport.has_colours else text)
-        if room is not None and room <= 0:
+        if room <= 0:
             break
     return "".join(parts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from itertools import zip_longest
 
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.core.model.share import format_share
@@ -17,9 +17,9 @@ from gpu_scheduler.views.wait_reasons import job_reason_text
 
 #: Maximum numbers of waiting and of finished jobs on the board.
 MAX_WAITING, MAX_FINISHED = 50, 20
-#: Width of the board, for reading it in a wide window or in an editor.
+#: Width of the tables, for reading them in a wide window or in an editor.
 _WIDTH = 200
-_COLUMNS = (Column(""), *COLUMNS[:-1], Column("Memory now/peak, or reason"))
+_COLUMNS = (*COLUMNS[:-1], Column("Memory now/peak, or reason"))
 
 
 def to_text(report: StatusReport) -> str:
@@ -28,8 +28,10 @@ def to_text(report: StatusReport) -> str:
     if report.gpus:
         columns, rows = gpu_rows(report.gpus, with_allocated=True)
         blocks.append(render_table(columns, rows, _WIDTH))
-    if jobs := list(_job_rows(report)):
-        blocks.append(render_table(_COLUMNS, jobs, _WIDTH))
+    if jobs := list(_marked_rows(report)):
+        head, *lines = render_table(_COLUMNS, [row for _, row in jobs], _WIDTH)
+        marked = [f"{mark}  {line}" for (mark, _), line in zip(jobs, lines, strict=True)]
+        blocks.append([f"{marks.NONE}  {head}", *marked])
     return "\n\n".join(map("\n".join, blocks)) + "\n"
 
 
@@ -40,11 +42,12 @@ def _header(report: StatusReport) -> str:
     return f"{now}  {scheduler}  {counts}"
 
 
-def _job_rows(report: StatusReport) -> Iterator[TableRow]:
+def _marked_rows(report: StatusReport) -> Iterator[tuple[str, TableRow]]:
+    """Yields the mark and the row of each job, and a row that counts the omitted ones of a list."""
     for noun, states in _LISTS:
-        rows = [_row(job, report.now) for job in report.jobs if JobState(job.state) in states]
-        capped = CappedList(noun, rows, _count(report, states))
-        yield from capped.capped(capped.line_count)
+        jobs = [job for job in report.jobs if JobState(job.state) in states]
+        capped = CappedList(noun, [_row(job, report.now) for job in jobs], _count(report, states))
+        yield from zip_longest(map(_mark, jobs), capped.capped(capped.line_count), fillvalue=marks.NONE)
 
 
 _LISTS = (
@@ -60,11 +63,10 @@ def _count(report: StatusReport, states: Iterable[JobState]) -> int:
 
 
 def _row(job: JobView, now: float) -> TableRow:
-    entry = ROW_BUILDERS[JobState(job.state)](job, now)
-    cells = entry.cells
+    row = ROW_BUILDERS[JobState(job.state)](job, now)
     if JobState(job.state) in ACTIVE and not job_reason_text(job):
-        cells = (*cells[:-1], Cell(_memory_text(job)))
-    return replace(entry, cells=(Cell(_mark(job)), *cells))
+        return TableRow((*row.cells[:-1], Cell(_memory_text(job))))
+    return row
 
 
 def _mark(job: JobView) -> str:

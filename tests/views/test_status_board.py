@@ -54,7 +54,7 @@ GPU  State  Share  Allocated          Memory  Load  Jobs  Name
 ▶    3  starting   1           bert          GPU 1: ?/70 MiB; declared share 0.5, 900 MiB
 ·    4  queued                 evil \\x1b[2J  needs 1 free GPU, 0 free
 ↻    5  queued                 python e.py   exit code 1; OOM retry 1 of 3 with 6.6 GiB per GPU
-   … and 1,000 more queued (status --all)
+        … and 1,000 more queued (status --all)
 ·    6  held                   python f.py   interrupted; `retry 6` runs it again
 ·    7  held                   python g.py   held by its line
 ✓    8  done             0:20  python h.py   1 min ago
@@ -74,4 +74,4 @@ def test_truncates_long_lines() -> None:
     waits = JobView(4, "queued", reason=worded("x" * 5000), text="y" * 5000)
     text = to_text(StatusReport(NOW, 1, "s", "d", jobs=(waits,), counts={"queued": 1}))
     [row] = re.findall(r"^·    4  queued .*$", text, re.MULTILINE)
-    assert len(row) == 200
+    assert len(row) == 203
