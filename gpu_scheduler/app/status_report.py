@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from gpu_scheduler.core.model.gpu_fault import GpuFault
 from gpu_scheduler.core.model.health_issue import HealthIssue
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import FAILED, JobState
@@ -28,7 +29,7 @@ class GpuStatusView:
     used_mib: int | None
     total_mib: int | None
     load_percent: float | None
-    fault: str | None
+    fault: GpuFault | None
     sampled_at: float | None
     jobs: tuple[int, ...] = ()
     allocated_mib: int | None = 0

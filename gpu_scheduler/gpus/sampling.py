@@ -10,10 +10,8 @@ from dataclasses import replace
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuSample, Snapshot, is_simulated
+from gpu_scheduler.core.model.gpu_fault import GOOD_SAMPLES_NEEDED, UNLISTED, FaultKind, GpuFault
 from gpu_scheduler.core.scheduling.gpu_recovery import (
-    GOOD_SAMPLES_NEEDED,
-    UNLISTED_FAULT,
-    UNREADABLE_PREFIX,
     GpuChange,
     KnownGpu,
     update_faults,
@@ -137,7 +135,10 @@ class Sampler:
                 # interval.
                 self._next_query_at = min(self._next_query_at, now.boot + RETRY_S)
                 if self._watch.failure is None:
-                    log.warning("%s%s; running jobs continue, no job starts", UNREADABLE_PREFIX, answer.text)
+                    log.warning(
+                        "%s; running jobs continue, no job starts",
+                        GpuFault(FaultKind.UNREADABLE, answer.text),
+                    )
                     recorder.record_probe_failure(answer.text)
                 self._watch.record_failure(answer.text)
 
@@ -155,7 +156,7 @@ class Sampler:
             for gpu in _with_uuid(snapshot.gpus)
             if gpu.uuid not in managed and gpu.index in self._without_uuid
         ]
-        known += [KnownGpu(gpu.uuid, gpu.index, gpu.name, UNLISTED_FAULT) for gpu in found]
+        known += [KnownGpu(gpu.uuid, gpu.index, gpu.name, UNLISTED) for gpu in found]
         settled, changes = update_faults(snapshot.gpus, known)
         if self._watch.failure is not None:
             log.info("the GPUs respond again")
@@ -185,7 +186,7 @@ class Sampler:
 
 
 def _stored_gpus(store: Store) -> list[KnownGpu]:
-    return [KnownGpu(row["uuid"], row["idx"], row["name"], row["fault"]) for row in store.gpus()]
+    return [KnownGpu(row.uuid, row.index, row.name, row.fault) for row in store.gpus()]
 
 
 def _still_managed(known: Sequence[KnownGpu], samples: Sequence[GpuSample]) -> list[KnownGpu]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpu_scheduler.core.model.attempt_status import RunnerIdentity
 from gpu_scheduler.core.model.gpu import GpuProcess
+from gpu_scheduler.core.model.gpu_fault import GpuFault
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -144,7 +145,7 @@ def gpu_record(row: sqlite3.Row) -> GpuRecord:
         paused=bool(row["paused"]),
         used_mib=row["used_mib"],
         load_percent=row["load_percent"],
-        fault=row["fault"],
+        fault=None if row["fault"] is None else GpuFault.from_json(row["fault"]),
         sampled_at=row["sampled_at"],
         processes=_processes(row["processes"]),
         loads=tuple(json.loads(row["loads"])),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from gpu_scheduler.core.model.attempt_status import RunnerIdentity
     from gpu_scheduler.core.model.gpu import GpuProcess
+    from gpu_scheduler.core.model.gpu_fault import GpuFault
     from gpu_scheduler.core.model.job_spec import JobSpec
     from gpu_scheduler.core.model.state_reason import StateReason
     from gpu_scheduler.core.model.states import JobState, Outcome
@@ -273,7 +274,7 @@ class GpuRecord(_OldColumns):
     paused: bool
     used_mib: int | None
     load_percent: float | None
-    fault: str | None
+    fault: GpuFault | None
     sampled_at: float | None
     processes: tuple[GpuProcess, ...] | None
     loads: tuple[float | None, ...]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import StateReason
@@ -16,7 +17,6 @@ from gpu_scheduler.core.model.states import TRANSITIONS, JobState, check_transit
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
-from gpu_scheduler.core.scheduling.gpu_recovery import UNREADABLE_PREFIX
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.order import NORMAL_PRIORITY
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -82,20 +82,22 @@ class StoreWriter:
                 db.execute(
                     "UPDATE gpu SET total_mib = coalesce(?, total_mib), used_mib = ?, load_percent = ?,"
                     " fault = ?, sampled_at = ?, processes = ?, loads = ? WHERE uuid = ?",
-                    (gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.fault, now.wall,
-                     _processes_json(gpu), _recent_loads_json(db, gpu), gpu.uuid),
+                    (gpu.total_mib, gpu.used_mib, gpu.load_percent,
+                     gpu.fault and gpu.fault.to_json(), now.wall, _processes_json(gpu),
+                     _recent_loads_json(db, gpu), gpu.uuid),
                 )  # fmt: skip
             if managed is not None:
                 db.execute("UPDATE gpu SET managed = 0, foreign_loads = '[]', foreign_load_at = NULL")
                 db.executemany("UPDATE gpu SET managed = 1 WHERE uuid = ?", [(uuid,) for uuid in managed])
 
-    def record_probe_failure(self, reason: str) -> None:
+    def record_probe_failure(self, cause: str) -> None:
         """Records that the GPUs cannot be read: their values become unknown, but a lost GPU stays lost."""
         with self._store.db.transaction(synced=False) as db:
             db.execute(
                 "UPDATE gpu SET used_mib = NULL, load_percent = NULL,"
-                " fault = CASE WHEN fault IS NULL OR fault LIKE ? THEN ? ELSE fault END WHERE managed",
-                (f"{UNREADABLE_PREFIX}%", UNREADABLE_PREFIX + reason),
+                " fault = CASE WHEN fault IS NULL OR json_extract(fault, '$.kind') = ? THEN ? ELSE fault END"
+                " WHERE managed",
+                (FaultKind.UNREADABLE.value, GpuFault(FaultKind.UNREADABLE, cause).to_json()),
             )
 
     def forget_wait_reasons(self) -> None:

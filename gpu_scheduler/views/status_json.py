@@ -24,7 +24,7 @@ def gpu_object(gpu: GpuStatusView) -> dict[str, Any]:
         "memory_total_mib": gpu.total_mib,
         "memory_allocated_mib": gpu.allocated_mib,
         "load_percent": gpu.load_percent,
-        "fault": gpu.fault,
+        "fault": None if gpu.fault is None else str(gpu.fault),
         "sampled_at": gpu.sampled_at,
         "jobs": list(gpu.jobs),
     }

@@ -113,7 +113,7 @@ def _line_wait_text(reason: WaitReason, source: str, due_in_s: float | None) -> 
 def obstacle_text(found: GpuObstacle) -> str:
     """Formats why a GPU does not accept a job, as a phrase that follows its name."""
     if found.kind is ObstacleKind.FAULT:
-        return found.fault or ""
+        return str(found.fault)
     if found.kind is ObstacleKind.QUARANTINED:
         return f"quarantined: job {found.job_id} left process {', '.join(map(str, found.pids))}"
     if found.kind is ObstacleKind.SHARE:

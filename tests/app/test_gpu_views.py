@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app.gpu_views import gpu_views
+from gpu_scheduler.core.model.gpu_fault import LOST
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.records import AttemptRecord
 from tests.records import attempt_record, gpu_record
@@ -22,7 +23,7 @@ def held(share: int, job_id: int = 3, **values: Any) -> AttemptRecord:
         ({}, [held(500), held(500, 4)], False, "busy", 1000),
         ({}, [held(1000, released_boot=7.0)], False, "available", 0),
         ({}, [held(1000)], True, "paused", 1000),
-        ({"fault": "lost"}, [], True, "lost", 0),
+        ({"fault": LOST}, [], True, "lost", 0),
         ({"used_mib": 800}, [], False, "busy", 0),
         ({"used_mib": 800}, [held(500)], False, "available", 500),
         ({"load_percent": 90.0}, [], False, "busy", 0),

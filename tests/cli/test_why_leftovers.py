@@ -9,6 +9,7 @@ from dataclasses import replace
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.gpu_fault import LOST
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
@@ -45,7 +46,7 @@ def test_wait_for_a_retry_ends_with_the_boot(desk: Desk) -> None:
 
 def test_gpu_lost_in_the_last_sample_is_shown(desk: Desk) -> None:
     job = desk.job(share=500)
-    lost = GpuSample("SIM-0", 0, "card", None, None, None, fault="lost")
+    lost = GpuSample("SIM-0", 0, "card", None, None, None, fault=LOST)
     desk.writer.record_gpus([lost, replace(lost, uuid="SIM-1", index=1, fault=None)], None, Clock().now())
     grade, says, _ = checks(desk, job)["GPU 0"]
     assert grade == "warn"

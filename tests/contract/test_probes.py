@@ -13,6 +13,7 @@ import pytest
 
 from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.gpu_fault import LOST, MIG_MODE
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes import ProbeError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
@@ -94,14 +95,14 @@ def test_lost_gpu_does_not_affect_others(machine: FakeMachine, where: str) -> No
         FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, lost=True), FakeGpu("GPU-c", 3, used=7, compute=((ME, 7),))
     )
     gpus = sample(machine, where)
-    assert [(g.index, g.used_mib, g.fault) for g in gpus] == [(0, 0, None), (1, None, "lost"), (2, 7, None)]
+    assert [(g.index, g.used_mib, g.fault) for g in gpus] == [(0, 0, None), (1, None, LOST), (2, 7, None)]
 
 
 def test_mig_mode_is_a_fault_but_the_memory_is_known(real: FakeMachine, where: str) -> None:
     real.plant(FakeGpu("GPU-a", 1, used=7, load=None, mig=1), FakeGpu("GPU-b", 2, mig=0))
     gpus = sample(real, where)
-    assert [(g.used_mib, g.load_percent, g.fault and g.fault[:11]) for g in gpus] == [
-        (7, None, "in MIG mode"),
+    assert [(g.used_mib, g.load_percent, g.fault) for g in gpus] == [
+        (7, None, MIG_MODE),
         (0, 0.0, None),
     ]
 

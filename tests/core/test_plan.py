@@ -8,6 +8,7 @@ import pytest
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.gpu_fault import LOST
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
@@ -295,7 +296,7 @@ def test_a_start_records_unattributed_memory_as_its_baseline() -> None:
 def test_a_gpu_without_a_sample_or_with_a_fault_accepts_no_jobs() -> None:
     unseen = Gpu("U0", 0)
     assert "GPU 0 not reported by the probe" in wait_reason_on(unseen)
-    lost = replace(gpu(0), sample=GpuSample("U0", 0, "GPU", 24576, None, None, None, "lost"))
+    lost = replace(gpu(0), sample=GpuSample("U0", 0, "GPU", 24576, None, None, None, LOST))
     assert "GPU 0 lost" in wait_reason_on(lost)
     assert "GPU 0 paused" in wait_reason_on(gpu(0, paused=True))
 

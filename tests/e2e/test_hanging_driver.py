@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpu_scheduler.core.scheduling.gpu_recovery import UNREADABLE_PREFIX
 from gpu_scheduler.gpus.probes.simulated_usage import start_ticks
 from tests import warm
 from tests.e2e.world import World
 from tests.waiting import wait_for
 
 FAKES = Path(__file__).resolve().parents[1] / "fakes"
+
+_UNREADABLE = "the GPUs cannot be read: "
 
 
 def start(world: World) -> Path:
@@ -41,7 +42,7 @@ def test_a_hanging_driver_stops_only_placement_until_it_answers(world: World) ->
     def fault() -> str:
         return world.status()["gpus"][0]["fault"] or ""
 
-    wait_for(lambda: fault().startswith(UNREADABLE_PREFIX), "the GPU is reported as unreadable")
+    wait_for(lambda: fault().startswith(_UNREADABLE), "the GPU is reported as unreadable")
     world.append("exit 0", "exit 1")
     world.wait_until(lambda jobs: len(jobs) == 3, "the lines are read all the same")
     (world.folder / "go").write_text("\n")
@@ -49,13 +50,13 @@ def test_a_hanging_driver_stops_only_placement_until_it_answers(world: World) ->
     world.run_ok("cancel", "3")
     jobs = world.wait_finished(3)
     assert (jobs[3]["outcome"], jobs[2]["state"]) == ("cancelled", "queued")
-    assert jobs[2]["reason"].startswith(UNREADABLE_PREFIX)
+    assert jobs[2]["reason"].startswith(_UNREADABLE)
     wait_for(lambda: start_ticks(first) is None, "the end of the query that was given up")
     assert (driver / "hang").exists()
 
     (driver / "hang").unlink()
     assert world.wait_finished(2)[2]["outcome"] == "completed"
     assert world.status()["gpus"][0]["fault"] is None
-    assert world.output().count(UNREADABLE_PREFIX) == 1
+    assert world.output().count(_UNREADABLE) == 1
     assert world.output().count("the GPUs respond again") == 1
     assert world.end_scheduler() == 0

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_scheduler.core.model.gpu_fault import GpuFault
 from gpu_scheduler.gpus.probes import ProbeError
 from gpu_scheduler.gpus.probes.gputil import GputilProbe
 from gpu_scheduler.gpus.probes.nvidia_smi import parse
@@ -31,9 +32,13 @@ def plant(machine: FakeMachine, case: Case) -> None:
 
 def observed(machine: FakeMachine) -> list[Observed]:
     return [
-        (gpu.index, gpu.uuid, gpu.total_mib, gpu.used_mib, gpu.load_percent, gpu.fault)
+        (gpu.index, gpu.uuid, gpu.total_mib, gpu.used_mib, gpu.load_percent, _words(gpu.fault))
         for gpu in machine.probe().sample()
     ]
+
+
+def _words(fault: GpuFault | None) -> str | None:
+    return None if fault is None else str(fault)
 
 
 def begun(found: list[Observed], expected: tuple[Observed, ...]) -> list[Observed]:

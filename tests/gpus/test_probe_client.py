@@ -16,6 +16,7 @@ import pytest
 
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes import simulated_usage
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient, UnreadableError
@@ -270,7 +271,16 @@ def test_no_process_survives_a_killed_client(hang: bool, hanging: FakeMachine) -
 
 
 def test_answer_survives_encoding() -> None:
-    gpu = GpuSample("GPU-a", 0, "Fake", 24576, None, None, (GpuProcess(7, None, True, 5.5),), "lost: é\n")
+    gpu = GpuSample(
+        "GPU-a",
+        0,
+        "Fake",
+        24576,
+        None,
+        None,
+        (GpuProcess(7, None, True, 5.5),),
+        GpuFault(FaultKind.QUERY_FAILED, "é\n"),
+    )
     for reply in (Snapshot(12.5, (gpu,)), Snapshot(1.0, ()), ProbeFailure("broken", "mend it")):
         line = encode(3, reply)
         assert line.count(b"\n") == 1

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler import simjob
+from gpu_scheduler.core.model.gpu_fault import LOST
 from gpu_scheduler.gpus.probes import simulated_usage
 from gpu_scheduler.gpus.probes.simulated import SimulatedProbe, parse_simulate
 from tests.gpus.wait import until
@@ -117,7 +118,7 @@ def test_missing_folder_means_no_usage(tmp_path: Path) -> None:
 def test_fault_file_sets_the_fault(tmp_path: Path) -> None:
     (tmp_path / "faults.json").write_text('{"1": "lost"}')
     first, second = SimulatedProbe([24576, 24576], str(tmp_path)).sample()
-    assert (first.fault, second.fault, second.used_mib, second.processes) == (None, "lost", None, None)
+    assert (first.fault, second.fault, second.used_mib, second.processes) == (None, LOST, None, None)
 
 
 def test_simjob_uses_memory_while_it_runs_and_none_afterwards(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
-from gpu_scheduler.core.scheduling.gpu_recovery import UNLISTED_FAULT, UNREADABLE_PREFIX
+from gpu_scheduler.core.model.gpu_fault import LOST, UNLISTED, FaultKind, GpuFault
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import GpuStateError, UsageError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient, ProbeFailure, UnreadableError
@@ -24,10 +24,10 @@ from gpu_scheduler.store.writer import StoreWriter
 from gpu_scheduler.views.wait_reasons import wait_text
 from tests.loop.rig import Rig
 
-ONE, TWO = "recovering: 1 of 3 good samples", "recovering: 2 of 3 good samples"
+ONE, TWO = (GpuFault(FaultKind.RECOVERING, good_samples=count) for count in (1, 2))
 
 
-def gpu_sample(index: int, uuid: str, fault: str | None = None) -> GpuSample:
+def gpu_sample(index: int, uuid: str, fault: GpuFault | None = None) -> GpuSample:
     return GpuSample(uuid, index, f"Fake {uuid[-1]}", 24576, 0, 0.0, (), fault)
 
 
@@ -90,7 +90,7 @@ class SamplerBench:
         self.set_gpus(samples)
         self.sampler.read(self.recorder)
 
-    def faults(self) -> list[str | None]:
+    def faults(self) -> list[GpuFault | None]:
         """Returns the stored faults by index, which placement sees too."""
         rows = self.store.gpus()
         seen = self.watch.gpus({row["uuid"]: (row["idx"], False) for row in rows}, {})
@@ -109,7 +109,7 @@ def bench(tmp_path: Path) -> Iterator[SamplerBench]:
 
 
 def lost(*uuids: str) -> list[GpuSample]:
-    return [gpu_sample(g.index, g.uuid, "lost") if g.uuid in uuids else g for g in FOUR]
+    return [gpu_sample(g.index, g.uuid, LOST) if g.uuid in uuids else g for g in FOUR]
 
 
 def test_lost_gpu_recovers_after_three_good_samples(
@@ -119,7 +119,7 @@ def test_lost_gpu_recovers_after_three_good_samples(
     with caplog.at_level(logging.INFO, "gpu_scheduler"):
         for _ in range(3):
             bench.take(lost("GPU-b"))
-        assert bench.faults() == [None, "lost", None, None]
+        assert bench.faults() == [None, LOST, None, None]
         seen = []
         for _ in range(4):
             bench.take(FOUR)
@@ -139,11 +139,11 @@ def test_unlisted_gpu_is_lost_and_a_restart_skips_no_sample(bench: SamplerBench)
         ("GPU-a", 0, None),
         ("GPU-c", 1, None),
         ("GPU-d", 2, None),
-        ("GPU-b", 3, UNLISTED_FAULT),
+        ("GPU-b", 3, UNLISTED),
     ]
     bench.restart()
     bench.begin(left)
-    assert bench.faults() == [None, None, None, UNLISTED_FAULT]
+    assert bench.faults() == [None, None, None, UNLISTED]
     bench.take(FOUR)
     assert bench.faults() == [None, ONE, None, None]
     bench.restart()
@@ -157,14 +157,14 @@ def test_failed_sample_changes_the_state_of_no_gpu(bench: SamplerBench) -> None:
     bench.begin(FOUR)
     bench.take(lost("GPU-b"))
     bench.take("no answer within 10 s")
-    blind = f"{UNREADABLE_PREFIX}no answer within 10 s"
+    blind = GpuFault(FaultKind.UNREADABLE, "no answer within 10 s")
     assert bench.watch.failure == "no answer within 10 s"
-    assert bench.faults() == [blind, "lost", blind, blind]
+    assert bench.faults() == [blind, LOST, blind, blind]
     bench.restart()
     bench.begin("still none")
-    blind = f"{UNREADABLE_PREFIX}still none"
+    blind = GpuFault(FaultKind.UNREADABLE, "still none")
     assert bench.watch.failure == "still none"
-    assert bench.faults() == [blind, "lost", blind, blind]
+    assert bench.faults() == [blind, LOST, blind, blind]
     bench.take(FOUR)
     assert bench.faults() == [None, ONE, None, None]
     assert [gpu.sample is not None for gpu in bench.watch.gpus({"GPU-a": (0, False)}, {})] == [True]
@@ -207,7 +207,7 @@ def test_start_keeps_managing_a_lost_gpu(bench: SamplerBench) -> None:
     bench.begin(FOUR)
     bench.restart()
     bench.begin(FOUR[:3], option="4")
-    assert bench.faults() == [None, None, None, UNLISTED_FAULT]
+    assert bench.faults() == [None, None, None, UNLISTED]
     # Excluded by the option, it is forgotten.
     bench.restart()
     bench.begin(FOUR[:3], option="0-2")
@@ -234,7 +234,7 @@ def test_simulated_gpus_follow_the_current_option(bench: SamplerBench) -> None:
 
 
 def test_gpu_whose_uuid_was_unknown_recovers_as_managed(bench: SamplerBench) -> None:
-    bench.begin([FOUR[0], gpu_sample(1, "unknown-1", "lost"), FOUR[2]])
+    bench.begin([FOUR[0], gpu_sample(1, "unknown-1", LOST), FOUR[2]])
     assert [row["uuid"] for row in bench.store.gpus()] == ["GPU-a", "GPU-c"]
     seen = []
     for _ in range(3):
@@ -260,7 +260,7 @@ class Sampled(Rig):
         if self.bench is None:
             super().take_sample()
             return
-        cards = [gpu_sample(i, f"U{i}", "lost" if i in self.lost else None) for i in range(self.gpus)]
+        cards = [gpu_sample(i, f"U{i}", LOST if i in self.lost else None) for i in range(self.gpus)]
         now = self.clock.now().boot
         self.bench.probe.answer = Snapshot(now, tuple(cards))
         self.bench.sampler.read(self.bench.recorder)
@@ -313,7 +313,7 @@ def test_start_on_a_slow_driver_continues_and_keeps_its_query(
     bench.begin(FOUR)
     bench.restart()
     bench.begin(None)
-    assert bench.faults() == [UNREADABLE_PREFIX + "no answer yet"] * 4
+    assert bench.faults() == [GpuFault(FaultKind.UNREADABLE, "no answer yet")] * 4
     assert not bench.sampler.query(at_once=True)
     assert bench.sampler.due_at == bench.probe.deadline
     bench.take(FOUR)

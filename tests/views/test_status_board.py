@@ -6,6 +6,7 @@ import re
 import time
 
 from gpu_scheduler.app.status_report import GpuStatusView, JobView, StatusReport
+from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.status_board import to_text
 from tests.reasons import worded
@@ -13,8 +14,8 @@ from tests.reasons import worded
 NOW = 1_000_000.0
 GPUS = (
     GpuStatusView(0, "A", "NVIDIA H200", "busy", 375, 9000, 24576, 97.0, None, NOW, (1,), 9216),
-    GpuStatusView(1, "B", "NVIDIA H200", "lost", 0, None, None, None, "query failed: \x1b15", NOW,
-                  allocated_mib=None),
+    GpuStatusView(1, "B", "NVIDIA H200", "lost", 0, None, None, None,
+                  GpuFault(FaultKind.QUERY_FAILED, "\x1b15"), NOW, allocated_mib=None),
 )  # fmt: skip
 JOBS = (
     JobView(1, "running", text="python a.py", gpus=(0,), started_at=NOW - 12, vram_declared=9216,

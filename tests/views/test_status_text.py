@@ -19,6 +19,7 @@ from gpu_scheduler.app.status_report import (
     MalformedLineView,
     StatusReport,
 )
+from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.need import Need
@@ -30,6 +31,7 @@ from tests.reasons import worded
 
 GOLDEN = Path(__file__).with_name("golden")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
+FAILED = GpuFault(FaultKind.QUERY_FAILED, "15")
 NOW = 1_700_000_000.0
 
 REPORT = StatusReport(
@@ -43,7 +45,7 @@ REPORT = StatusReport(
             has_declared_memory=True,
         ),
         GpuStatusView(1, "GPU-b", "NVIDIA H200", "available", 500, 512, 143_771, 0.0, None, NOW - 2, (5,)),
-        GpuStatusView(2, "GPU-c", "NVIDIA H200", "lost", 0, None, None, None, "query failed: 15", NOW - 2),
+        GpuStatusView(2, "GPU-c", "NVIDIA H200", "lost", 0, None, None, None, FAILED, NOW - 2),
     ),
     jobs=(
         JobView(

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.core.model.gpu_fault import LOST, UNLISTED, FaultKind, GpuFault
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.units import human_mib, round_mib
@@ -28,6 +29,7 @@ OBSTACLES = st.builds(
     GpuObstacle, st.integers(0, 9), st.sampled_from(ObstacleKind),
     job_id=st.none() | st.integers(1, 9), pids=st.lists(st.integers(1, 9), max_size=4).map(tuple),
     free=st.none() | st.integers(0, 9000), foreign_mib=st.none() | st.integers(0, 9000),
+    fault=st.none() | st.sampled_from((LOST, GpuFault(FaultKind.RECOVERING, good_samples=2))),
     foreign_pid=st.none() | st.integers(1, 9), processes_listed=st.none() | st.booleans(),
 )  # fmt: skip
 REASONS = st.builds(
@@ -87,7 +89,7 @@ def closed(kind: ObstacleKind, **values: object) -> GpuAvailability:
     ("gpu", "need", "part"),
     [
         (closed(ObstacleKind.PAUSED), ONE, "`resume 3`"),
-        (closed(ObstacleKind.FAULT, fault="lost: the driver no longer lists it"), ONE, "`nvidia-smi -i 3`"),
+        (closed(ObstacleKind.FAULT, fault=UNLISTED), ONE, "`nvidia-smi -i 3`"),
         (closed(ObstacleKind.NOT_SAMPLED), ONE, "`doctor`"),
         (closed(ObstacleKind.QUARANTINED, job_id=1, pids=(7,)), ONE, "kill -9"),
         (closed(ObstacleKind.AWAITING_MEMORY), ONE, "in a few seconds"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gpu_scheduler.core.model.gpu_fault import GpuFault
+
 #: Prefix of the identity of a GPU whose UUID was never read; the rest is its index.
 UNKNOWN_UUID_PREFIX = "unknown-"
 #: Prefix of the identity of a simulated GPU; the rest is its index.
@@ -33,8 +35,8 @@ class GpuProcess:
 class GpuSample:
     """The state of one GPU at one moment.
 
-    `fault` is None for a GPU that answered; otherwise it says why not ("lost", "query failed: …"), and the
-    other values may be incomplete. `processes` is None if the probe cannot list processes (GPUtil).
+    `fault` is None for a GPU that answered; otherwise the other values may be incomplete. `processes` is None
+    if the probe cannot list processes (GPUtil).
     """
 
     uuid: str
@@ -44,7 +46,7 @@ class GpuSample:
     used_mib: int | None
     load_percent: float | None
     processes: tuple[GpuProcess, ...] | None = None
-    fault: str | None = None
+    fault: GpuFault | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from gpu_scheduler.core.model.gpu_fault import GpuFault
+
 
 class ObstacleKind(str, Enum):
     """The kind of an obstacle. The FOREIGN_* kinds are use by other processes than those of our jobs."""
@@ -42,7 +44,7 @@ class GpuObstacle:
     kind: ObstacleKind
     job_id: int | None = None
     pids: tuple[int, ...] = ()
-    fault: str | None = None
+    fault: GpuFault | None = None
     free: int | None = None
     foreign_mib: int | None = None
     foreign_pid: int | None = None

@@ -8,6 +8,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
+from gpu_scheduler.core.model.gpu_fault import GpuFault
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.need import Need
 
@@ -94,8 +95,9 @@ class WaitReason:
 
 
 def _obstacle(values: dict[str, Any]) -> GpuObstacle:
-    kind = ObstacleKind(values.pop("kind"))
-    return GpuObstacle(kind=kind, pids=tuple(values.pop("pids", ())), **values)
+    kind, fault = ObstacleKind(values.pop("kind")), values.pop("fault", None)
+    pids = tuple(values.pop("pids", ()))
+    return GpuObstacle(kind=kind, pids=pids, fault=fault and GpuFault.of(fault), **values)
 
 
 def _given_fields(value: Any) -> dict[str, Any]:

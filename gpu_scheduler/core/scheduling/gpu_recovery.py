@@ -7,20 +7,11 @@ it neither loses a GPU nor brings one back.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuSample
-
-#: Number of consecutive good samples after which a lost GPU is used again.
-GOOD_SAMPLES_NEEDED = 3
-#: Fault of a GPU that the driver no longer lists.
-UNLISTED_FAULT = "lost: the driver no longer lists it"
-#: Prefix of the fault of every GPU while none of them can be read.
-UNREADABLE_PREFIX = "the GPUs cannot be read: "
-
-_RECOVERING = re.compile(r"recovering: ([0-9]+) of [0-9]+ good samples")
+from gpu_scheduler.core.model.gpu_fault import GOOD_SAMPLES_NEEDED, UNLISTED, FaultKind, GpuFault
 
 
 @dataclass(frozen=True)
@@ -30,7 +21,7 @@ class KnownGpu:
     uuid: str
     index: int
     name: str
-    fault: str | None = None
+    fault: GpuFault | None = None
 
 
 @dataclass(frozen=True)
@@ -63,19 +54,16 @@ def update_faults(
     return tuple(sorted(settled, key=lambda sample: sample.index)), tuple(changes)
 
 
-def was_usable(fault: str | None) -> bool:
+def was_usable(fault: GpuFault | None) -> bool:
     """Returns whether a GPU with this stored fault did not count as lost."""
-    return fault is None or fault.startswith(UNREADABLE_PREFIX)
+    return fault is None or fault.kind is FaultKind.UNREADABLE
 
 
-def _next_fault(before: str | None, now: str | None) -> str | None:
+def _next_fault(before: GpuFault | None, now: GpuFault | None) -> GpuFault | None:
     if now is not None or before is None or was_usable(before):
         return now
-    match = _RECOVERING.fullmatch(before)
-    good = 1 + (int(match[1]) if match else 0)
-    return (
-        None if good >= GOOD_SAMPLES_NEEDED else f"recovering: {good} of {GOOD_SAMPLES_NEEDED} good samples"
-    )
+    good = before.good_samples + 1
+    return None if good >= GOOD_SAMPLES_NEEDED else GpuFault(FaultKind.RECOVERING, good_samples=good)
 
 
 def _with_known_uuids(samples: Sequence[GpuSample], known: dict[str, KnownGpu]) -> list[GpuSample]:
@@ -100,5 +88,5 @@ def _as_unlisted(missing: Sequence[KnownGpu], taken: set[int]) -> list[GpuSample
     for gpu in missing:
         last += gpu.index in taken
         index = last if gpu.index in taken else gpu.index
-        lost.append(GpuSample(gpu.uuid, index, gpu.name, None, None, None, fault=UNLISTED_FAULT))
+        lost.append(GpuSample(gpu.uuid, index, gpu.name, None, None, None, fault=UNLISTED))
     return lost

@@ -19,10 +19,6 @@ DRIVER_REMEDY = (
 )
 REBOOT_REMEDY = "the driver was updated, but its old kernel module is still loaded: reboot"
 
-#: Faults of a GPU. In MIG mode a job would get one slice of the GPU instead of its share.
-LOST = "lost"
-MIG_FAULT = "in MIG mode, which is not supported (`sudo nvidia-smi -i GPU -mig 0` turns it off)"
-
 
 class ProbeError(GpuStateError):
     """No GPU can be read. remedy: what the user can do about it; "" if unknown."""

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuSample, without_impossible_values
-from gpu_scheduler.gpus.probes import LOST, MIG_FAULT
+from gpu_scheduler.core.model.gpu_fault import LOST, MIG_MODE, FaultKind, GpuFault
 
 #: The columns that GPUtil queries, in its order, and the MIG mode, which explains a missing load.
 FIELDS = (
@@ -94,7 +94,7 @@ def _parse_gpu(values: list[str]) -> GpuSample | None:
     if not values[UUID].startswith("GPU-"):
         return None
     padded = values + [""] * (MIG + 1 - len(values))
-    fault = _fault(padded) or (MIG_FAULT if padded[MIG] == "Enabled" else None)
+    fault = _fault(padded) or (MIG_MODE if padded[MIG] == "Enabled" else None)
     total, used, load = (_number(padded[column]) for column in (TOTAL, USED, LOAD))
     sample = GpuSample(
         uuid=values[UUID],
@@ -108,17 +108,17 @@ def _parse_gpu(values: list[str]) -> GpuSample | None:
     return without_impossible_values(sample)
 
 
-def _fault(values: list[str]) -> str | None:
+def _fault(values: list[str]) -> GpuFault | None:
     """Returns the fault of the GPU with these values; None if the relevant ones are valid or unknown."""
     bare = [value.strip("[]") for value in values]
     for value in bare:
         if "GPU is lost" in value:
             return LOST
         if "requires re" in value:
-            return f"query failed: {value}"
+            return GpuFault(FaultKind.QUERY_FAILED, value)
     for column in (LOAD, TOTAL, USED):
         if bare[column].lower() not in _NOT_KNOWN and _number(bare[column]) is None:
-            return f"query failed: {bare[column]}"
+            return GpuFault(FaultKind.QUERY_FAILED, bare[column])
     return None
 
 
@@ -135,7 +135,8 @@ def _number(text: str) -> float | None:
 
 
 def _without_handle(why: str, index: int | None) -> GpuSample:
-    fault = LOST if "GPU is lost" in why else f"query failed: no device handle, {why.strip('[]. ')}"
+    cause = f"no device handle, {why.strip('[]. ')}"
+    fault = LOST if "GPU is lost" in why else GpuFault(FaultKind.QUERY_FAILED, cause)
     return GpuSample(
         UNKNOWN_UUID_PREFIX, -1 if index is None else index, "unknown", None, None, None, fault=fault
     )

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuProcess, GpuSample, without_impossible_values
-from gpu_scheduler.gpus.probes import DRIVER_REMEDY, LOST, MIG_FAULT, REBOOT_REMEDY, ProbeError
+from gpu_scheduler.core.model.gpu_fault import LOST, MIG_MODE, FaultKind, GpuFault
+from gpu_scheduler.gpus.probes import DRIVER_REMEDY, REBOOT_REMEDY, ProbeError
 
 MIB = 1 << 20
 #: Window in microseconds over which the load of processes is requested. It always contains the newest
@@ -61,7 +62,7 @@ class NvmlProbe:
         answers = [answer for answer in found if answer is not None]
         if found and not answers:
             raise ProbeError(f"NVML: none of {len(found)} GPUs may be used by this user", _NOT_ALLOWED)
-        self._has_fault = any(values.fault not in (None, MIG_FAULT) for _, values in answers)
+        self._has_fault = any(values.fault not in (None, MIG_MODE) for _, values in answers)
         return tuple(_sample(card, index, values) for index, (card, values) in enumerate(_ordered(answers)))
 
     def _open(self) -> Any:
@@ -124,7 +125,7 @@ class _Values:
     used_mib: int | None = None
     load: float | None = None
     processes: tuple[GpuProcess, ...] | None = None
-    fault: str | None = None
+    fault: GpuFault | None = None
 
 
 def _values(nvml: Any, handle: Any) -> _Values:
@@ -141,7 +142,7 @@ def _values(nvml: Any, handle: Any) -> _Values:
         if compute is not None:
             values.processes = _processes(compute, graphics or (), _process_loads(nvml, handle))
         if _in_mig_mode(nvml, handle):
-            values.fault = MIG_FAULT
+            values.fault = MIG_MODE
     except nvml.NVMLError as error:
         values.fault = _fault(nvml, error)
     return values
@@ -239,7 +240,7 @@ def _sample(identity: _GpuIdentity, index: int, values: _Values) -> GpuSample:
     return without_impossible_values(sample)
 
 
-def _fault(nvml: Any, error: Any) -> str:
+def _fault(nvml: Any, error: Any) -> GpuFault:
     """Returns the fault of one GPU. Raises the error again if it concerns the whole library."""
     whole = (
         nvml.NVML_ERROR_UNINITIALIZED,
@@ -249,7 +250,8 @@ def _fault(nvml: Any, error: Any) -> str:
     )
     if error.value in whole:
         raise error
-    return LOST if error.value == nvml.NVML_ERROR_GPU_IS_LOST else f"query failed: {error}"
+    is_lost = error.value == nvml.NVML_ERROR_GPU_IS_LOST
+    return LOST if is_lost else GpuFault(FaultKind.QUERY_FAILED, str(error))
 
 
 def _remedy(nvml: Any, error: Any) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from gpu_scheduler.core.model.gpu import SIMULATED_UUID_PREFIX, GpuProcess, GpuSample
+from gpu_scheduler.core.model.gpu_fault import LOST, FaultKind, GpuFault
 from gpu_scheduler.gpus.probes import simulated_usage
 
 #: Default memory of a simulated GPU in MiB, and largest number of simulated GPUs.
@@ -71,7 +72,7 @@ class SimulatedProbe:
         name = f"Simulated {total // 1024} GiB" if total >= 1024 else f"Simulated {total} MiB"
         if fault is not None:
             return GpuSample(
-                f"{SIMULATED_UUID_PREFIX}{index}", index, name, None, None, None, fault=str(fault)
+                f"{SIMULATED_UUID_PREFIX}{index}", index, name, None, None, None, fault=_fault(str(fault))
             )
         here = [use for use in uses if index in use.gpus]
         return GpuSample(
@@ -86,3 +87,8 @@ class SimulatedProbe:
                 for use in here
             ),
         )
+
+
+def _fault(text: str) -> GpuFault:
+    """Returns the fault that a test wrote: "lost", or the message of a failed query."""
+    return LOST if text == LOST.kind.value else GpuFault(FaultKind.QUERY_FAILED, text)

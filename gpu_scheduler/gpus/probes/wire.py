@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu_fault import GpuFault
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ def decode(line: bytes) -> tuple[int, Snapshot | ProbeFailure]:
 
 
 def _gpu(raw: dict[str, Any]) -> GpuSample:
-    processes = raw.pop("processes")
+    processes, fault = raw.pop("processes"), raw.pop("fault")
     return GpuSample(
-        **raw, processes=None if processes is None else tuple(GpuProcess(**process) for process in processes)
+        **raw,
+        processes=None if processes is None else tuple(GpuProcess(**process) for process in processes),
+        fault=None if fault is None else GpuFault.of(fault),
     )

@@ -7,3 +7,4 @@ CREATE TABLE waiting (
 ) WITHOUT ROWID;
 UPDATE wish SET answer = NULL;                  -- RequestAnswer as JSON; NULL: none yet, or none that is read
 UPDATE job SET line_wait = NULL;                -- WaitReason as JSON; NULL: nothing about its line
+UPDATE gpu SET fault = NULL;                    -- GpuFault as JSON; NULL: none

@@ -1,0 +1,67 @@
+"""The fault of a GPU, for which it accepts no new jobs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+#: Number of consecutive good samples after which a lost GPU is used again.
+GOOD_SAMPLES_NEEDED = 3
+
+
+class FaultKind(str, Enum):
+    """The kind of a fault. UNREADABLE: no GPU can be read now, which says nothing about this one."""
+
+    LOST = "lost"
+    UNLISTED = "unlisted"
+    QUERY_FAILED = "query failed"
+    MIG_MODE = "mig mode"
+    RECOVERING = "recovering"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True)
+class GpuFault:
+    """A fault. cause: of QUERY_FAILED and UNREADABLE, as reported; good_samples: of RECOVERING, in a row."""
+
+    kind: FaultKind
+    cause: str = ""
+    good_samples: int = 0
+
+    def __str__(self) -> str:
+        """Returns the fault as a phrase that follows the name of the GPU."""
+        if self.kind is FaultKind.QUERY_FAILED:
+            return f"query failed: {self.cause}"
+        if self.kind is FaultKind.RECOVERING:
+            return f"recovering: {self.good_samples} of {GOOD_SAMPLES_NEEDED} good samples"
+        if self.kind is FaultKind.UNREADABLE:
+            return f"the GPUs cannot be read: {self.cause}"
+        return _PHRASES[self.kind]
+
+    def to_json(self) -> str:
+        """Returns the value as a JSON object without the fields that its kind does not use."""
+        values = ((one, getattr(self, one.name)) for one in fields(self))
+        return json.dumps({one.name: value for one, value in values if value != one.default})
+
+    @staticmethod
+    def from_json(text: str) -> GpuFault:
+        """Returns the value that `to_json` wrote."""
+        return GpuFault.of(json.loads(text))
+
+    @staticmethod
+    def of(values: dict[str, Any]) -> GpuFault:
+        """Returns the fault with these fields; `kind` may be the value of a FaultKind."""
+        return GpuFault(**{**values, "kind": FaultKind(values["kind"])})
+
+
+LOST = GpuFault(FaultKind.LOST)
+UNLISTED = GpuFault(FaultKind.UNLISTED)
+#: In MIG mode a job would get one slice of the GPU instead of its share.
+MIG_MODE = GpuFault(FaultKind.MIG_MODE)
+_PHRASES = {
+    FaultKind.LOST: "lost",
+    FaultKind.UNLISTED: "lost: the driver no longer lists it",
+    FaultKind.MIG_MODE: "in MIG mode, which is not supported (`sudo nvidia-smi -i GPU -mig 0` turns it off)",
+}
