@@ -196,7 +196,7 @@ def _check_gpus(inspection: JobInspection) -> Iterator[Finding]:
     yield placement_findings.placement(need, spec.allowed, views, limits)
     yield from checks.unmanaged(spec.allowed, [view.index for view in views])
     for view in views:
-        holders = {a.job_id for a in inspection.attempts if view.uuid in a.gpus and a.released_at is None}
+        holders = {a.job_id for a in inspection.attempts if view.uuid in a.gpus and a.state.holds_gpus}
         yield placement_findings.gpu(view, need, spec.allowed, limits, holders)
     sampled = max((row["sampled_at"] for row in rows if row["sampled_at"] is not None), default=None)
     if inspection.pid is None and sampled is not None:

@@ -100,7 +100,7 @@ def _memory_used(facts: Facts) -> dict[int, dict[int, int]]:
     found: dict[int, dict[int, int]] = {}
     for attempt in facts.attempts:
         for gpu in (known[uuid] for uuid in attempt.gpus if uuid in known):
-            mib = attempt_memory(attempt, gpu) if attempt.outcome is None else None
+            mib = attempt_memory(attempt, gpu) if attempt.state.is_open else None
             if mib is not None:
                 found.setdefault(attempt.job_id, {})[gpu.index] = mib
     return found

@@ -321,7 +321,7 @@ class Daemon:
             if a.status.claim in ("live", "unlocked", "unclaimed")
             else None
             for a in facts.attempts
-            if a.outcome is None
+            if a.state.is_open
         }
 
     def _is_drained(self, facts: Facts) -> bool:

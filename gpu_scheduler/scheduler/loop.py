@@ -18,6 +18,7 @@ from gpu_scheduler.attempts.observe import attempt_ref
 from gpu_scheduler.attempts.sweep import sweep_once
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.attempt_status import StopRequest
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
@@ -230,7 +231,7 @@ def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
     for attempt in facts.attempts:
         if attempt.released_at is not None:
             times.append(attempt.released_at + settings.memory_release_s)
-        elif attempt.outcome is not None or attempt.status.claim == "dead":
+        elif attempt.state is AttemptState.ENDED or attempt.status.claim == "dead":
             times.append(now + _retry_delay(attempt.runner_died_at or attempt.swept_at, now))
         elif attempt.status.claim in ("none", "invalid"):
             # An overdue action that did not succeed is tried again every second.

@@ -92,13 +92,13 @@ def _attempts(
     local = {token: folders[token] for token in wanted} if executors.default.is_local else {}
     # A runner publishes its result after the end of all its processes; a killed one could not wait for that.
     unsupervised = [
-        token for token in local if wanted[token].outcome is None and wanted[token].status.result is None
+        token for token in local if wanted[token].state.is_open and wanted[token].status.result is None
     ]
     alive = processes_of(local, unsupervised) if local else {}
 
     def with_survivors(record: ActiveAttemptRecord, attempt: Attempt) -> Attempt:
         survivors = alive.get(attempt.token, ())
-        if not survivors and attempt.outcome is None and attempt.status.claim != "dead":
+        if not survivors and attempt.state.is_open and attempt.status.claim != "dead":
             # The runner may have published the result between the first observation and the scan.
             attempt = observe(record)
         return replace(attempt, survivors=survivors)

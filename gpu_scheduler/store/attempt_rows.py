@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.accounting import allocated_share
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
@@ -39,7 +40,7 @@ def attempt_from_record(
         job_id=record.job_id,
         token=record.token,
         boot_id=record.boot_id,
-        job_state=record.job_state,
+        state=_state(record),
         number=record.number,
         gpus=record.gpus,
         share=record.share,
@@ -53,7 +54,6 @@ def attempt_from_record(
         oom_retries_used=record.oom_retries_used,
         fail_retries_used=record.fail_retries_used,
         baseline_mib=record.baseline_mib,
-        outcome=record.outcome,
         status=status,
         failure_context=failure_context,
         launch_count=record.launch_count,
@@ -71,6 +71,14 @@ def attempt_from_record(
         window_closed_recorded=record.window_closed,
         runner=record.runner,
     )
+
+
+def _state(record: ActiveAttemptRecord) -> AttemptState:
+    if record.memory_released:
+        return AttemptState.CLOSED
+    if record.released_boot is not None:
+        return AttemptState.RELEASED
+    return AttemptState(record.job_state.value) if record.outcome is None else AttemptState.ENDED
 
 
 def _pending_cancel(record: ActiveAttemptRecord) -> Cancel | None:

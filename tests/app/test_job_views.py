@@ -12,7 +12,7 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext, StopRequest
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.views import job_table
@@ -29,7 +29,7 @@ def context(**values: Any) -> ViewContext:
 
 
 def seen_as(recorded: str, sighting: AttemptStatus, evidence: FailureContext | None = None) -> JobView:
-    fact = Attempt(11, 3, "t", "boot", JobState(recorded), status=sighting, failure_context=evidence)
+    fact = Attempt(11, 3, "t", "boot", AttemptState(recorded), status=sighting, failure_context=evidence)
     fact = replace(fact, launch_deadline=NOW.boot + 100)
     return job_view(job_record(state=recorded), attempt_record(), context(open_attempts={11: fact}))
 
@@ -133,7 +133,7 @@ def test_reason_why_a_job_waits(
 )
 def test_starting_job_gives_the_reason_for_its_delay(launches: int, reason: str | None) -> None:
     last = attempt_record(launch_count=launches)
-    fact = Attempt(11, 3, "t", "boot", JobState.STARTING, launch_deadline=NOW.boot + 100)
+    fact = Attempt(11, 3, "t", "boot", AttemptState.STARTING, launch_deadline=NOW.boot + 100)
     seen = job_view(job_record(state="starting"), last, context(open_attempts={11: fact}))
     assert (seen.state, job_reason_text(seen), job_table.running_row(seen, NOW.wall).cells[-1].text) == (
         "starting",

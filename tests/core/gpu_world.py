@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import declared_mib
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob
@@ -47,7 +47,7 @@ def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
         10 * attempt_id,
         f"t{attempt_id}",
         "boot",
-        JobState.RUNNING,
+        AttemptState.RUNNING,
         uuids or ("U0",),
         status=AttemptStatus(claim="live", pid=5),
         measured_at=999.0,

@@ -15,7 +15,7 @@ from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
@@ -113,9 +113,9 @@ class Machine:
             self.tick = tick
             self.queued |= {n: job for n, job in enumerate(self.scene.jobs, 1) if job.comes == self.tick}
             for one in self.running.values():
-                if one.attempt.outcome is None and self.tick >= one.since + one.job.runs:
+                if one.attempt.state.is_open and self.tick >= one.since + one.job.runs:
                     one.attempt = replace(
-                        one.attempt, outcome=Outcome.COMPLETED, survivors=(), released_at=self.now.boot
+                        one.attempt, state=AttemptState.RELEASED, survivors=(), released_at=self.now.boot
                     )
             if sampled or not self.tick:
                 self.sample()
@@ -134,7 +134,7 @@ class Machine:
     def usage(self, one: Running, index: int) -> int | None:
         """Returns the MiB of a job on a GPU; None before its process has started, and after its end."""
         age = self.tick - one.since
-        if f"U{index}" not in one.attempt.gpus or one.attempt.outcome is not None or age < 1:
+        if f"U{index}" not in one.attempt.gpus or not one.attempt.state.is_open or age < 1:
             return None
         total, need = self.scene.totals[index], self.need(one.job)
         base = need.vram if need.vram is not None else need.share * total // 1000
@@ -238,7 +238,7 @@ class Machine:
             action.job_id,
             f"t{self.starts}",
             "boot",
-            JobState.RUNNING,
+            AttemptState.RUNNING,
             action.gpus,
             action.share,
             action.vram,
@@ -354,7 +354,7 @@ class Machine:
             assert self.reasons[job.resources.key()]
         for one in self.running.values():
             attempt = one.attempt
-            for uuid in attempt.gpus if attempt.outcome is None else ():
+            for uuid in attempt.gpus if attempt.state.is_open else ():
                 peak = self.peaks.get((attempt.attempt_id, int(uuid[1:])), 0)
                 assert attempt.peaks.get(uuid, 0) == peak
                 declared = self.declared_on(attempt, int(uuid[1:]))

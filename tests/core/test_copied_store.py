@@ -9,7 +9,8 @@ import pytest
 
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, ClaimState, StopRequest
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import OPEN as OPEN_STATES
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.copied_store import detach
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
@@ -17,7 +18,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from tests.reasons import words
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
-OPEN = Attempt(1, 7, "t" * 32, "boot", JobState.RUNNING, ("U0",), 500, launch_deadline=1010.0)
+OPEN = Attempt(1, 7, "t" * 32, "boot", AttemptState.RUNNING, ("U0",), 500, launch_deadline=1010.0)
 RESULT = AttemptResult(None, 0, None, True, None, (), 1.0, 2.0)
 
 
@@ -26,11 +27,11 @@ def detached(attempt: Attempt) -> list[act.Action]:
 
 
 @pytest.mark.parametrize("claim", list(get_args(ClaimState)))
-@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
+@pytest.mark.parametrize("state", sorted(OPEN_STATES))
 @pytest.mark.parametrize("cancel", [None, Cancel("cancelled", 3.0)])
-def test_holds_the_job_of_an_open_attempt(claim: str, state: JobState, cancel: Cancel | None) -> None:
+def test_holds_the_job_of_an_open_attempt(claim: str, state: AttemptState, cancel: Cancel | None) -> None:
     status = AttemptStatus(claim=claim, stop=StopRequest("cancelled", 1.0))  # type: ignore[arg-type]
-    close, *rest = detached(replace(OPEN, job_state=state, cancel=cancel, status=status, survivors=(77,)))
+    close, *rest = detached(replace(OPEN, state=state, cancel=cancel, status=status, survivors=(77,)))
     assert isinstance(close, act.FinishAttempt)
     assert (close.outcome, close.state, close.survivors) == (Outcome.INTERRUPTED, JobState.HELD, ())
     assert words(close.reason) == "it belongs to /old/X.d, and this is a copy; `retry 7` runs it here"
@@ -45,6 +46,8 @@ def test_an_attempt_with_a_result_keeps_it() -> None:
 
 
 def test_releases_an_ended_attempt_without_a_process_scan() -> None:
-    ended = replace(OPEN, outcome=Outcome.FAILED, survivors=(77,))
+    ended = replace(OPEN, state=AttemptState.ENDED, survivors=(77,))
     assert detached(ended) == [act.ReleaseAllocation(1), act.RecordMemoryReleased(1)]
-    assert detached(replace(ended, released_at=900.0)) == [act.RecordMemoryReleased(1)]
+    assert detached(replace(ended, state=AttemptState.RELEASED, released_at=900.0)) == [
+        act.RecordMemoryReleased(1)
+    ]

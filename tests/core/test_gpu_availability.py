@@ -10,7 +10,7 @@ import pytest
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
 from gpu_scheduler.core.scheduling.gpu_availability import (
@@ -81,7 +81,7 @@ def test_a_peak_counts_on_its_own_gpu_only() -> None:
 
 
 def test_a_released_attempt_makes_its_gpu_unavailable_until_its_memory_is_free() -> None:
-    released = running(1, vram=5000, outcome=Outcome.COMPLETED, released_at=999.5)
+    released = running(1, vram=5000, state=AttemptState.RELEASED, released_at=999.5)
     found = available(gpu(0), released)
     assert (found.allocated_share, found.committed_mib, found.occupied, found.unavailable) == (
         0,
@@ -174,7 +174,7 @@ def test_uses_totals_without_a_process_list(one: Gpu) -> None:
     assert available(one, ours).committed_mib == 6000 + 3300
     assert foreign_memory(one, (replace(ours, vram=8500),), LIMITS) == 1000
     assert available(one, replace(ours, vram=8500)).committed_mib == 8500 + 1100
-    assert foreign_memory(one, (replace(ours, released_at=5.0),), LIMITS) == 9000
+    assert foreign_memory(one, (replace(ours, state=AttemptState.RELEASED, released_at=5.0),), LIMITS) == 9000
 
 
 def test_our_own_load_does_not_block_the_other_half_without_a_process_list() -> None:
@@ -302,7 +302,7 @@ def test_the_load_of_foreign_processes_in_one_sample(
     one, ours = loaded_gpu(95.0, 5600 if processes is None else None, processes, owners={7: 1}), running(1)
     assert foreign_load(one, (ours,), LIMITS) == with_ours
     assert foreign_load(replace(one, owners={}), (), LIMITS) == without_ours
-    released = replace(ours, outcome=Outcome.COMPLETED, released_at=999.5)
+    released = replace(ours, state=AttemptState.RELEASED, released_at=999.5)
     assert foreign_load(one, (released,), LIMITS) == with_ours
     # A job on another GPU does not count here; its process is foreign.
     assert foreign_load(one, (replace(ours, gpus=("U1",)),), LIMITS) == without_ours

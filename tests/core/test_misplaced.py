@@ -9,7 +9,7 @@ import pytest
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.actions import RecordForeignPeaks, RecordMisplacedProcess
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.misplaced import misplaced_process_message, misplaced_processes
@@ -18,7 +18,7 @@ from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
 
 RUNNING = Attempt(
-    1, 7, "t", "boot", JobState.RUNNING, ("U0",), 1000, status=AttemptStatus("live", 5), measured_at=1.0
+    1, 7, "t", "boot", AttemptState.RUNNING, ("U0",), 1000, status=AttemptStatus("live", 5), measured_at=1.0
 )
 
 
@@ -62,7 +62,7 @@ def test_reports_every_gpu_including_unmanaged_ones() -> None:
         (gpu(2, GpuProcess(71, 300, graphics_only=True), owners={71: 1}), RUNNING),
         (replace(HERE, sample=GpuSample("U2", 2, "GPU", 24576, 300, 0.0, None)), RUNNING),
         (replace(HERE, sample=None), RUNNING),
-        (HERE, replace(RUNNING, outcome=Outcome.COMPLETED, released_at=1.0)),
+        (HERE, replace(RUNNING, state=AttemptState.RELEASED, released_at=1.0)),
     ],
     ids=["its own", "foreign", "unknown", "a display", "no list", "no sample", "ended"],
 )

@@ -117,7 +117,7 @@ class WatchedMachine(Machine):
             here = [
                 one
                 for one in self.running.values()
-                if f"U{index}" in one.attempt.gpus and one.attempt.outcome is None
+                if f"U{index}" in one.attempt.gpus and one.attempt.state.is_open
             ]
             used = self.scene.unattributed_mib + sum(
                 stranger.use(self.tick) or 0

@@ -13,7 +13,7 @@ from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import JobEnd, exit_code, is_drained
@@ -80,7 +80,7 @@ def test_a_job_that_fits_bypasses_a_blocked_one() -> None:
 
 def running(*uuids: str, **values: object) -> Attempt:
     live = AttemptStatus(claim="live", pid=5)
-    base = Attempt(9, 99, "t", "boot", JobState.RUNNING, uuids, 1000, status=live, measured_at=999.0)
+    base = Attempt(9, 99, "t", "boot", AttemptState.RUNNING, uuids, 1000, status=live, measured_at=999.0)
     return replace(base, **values)  # type: ignore[arg-type]
 
 
@@ -104,7 +104,7 @@ def test_every_job_waits_for_unreadable_gpus_with_that_reason() -> None:
 
 
 def test_does_not_wait_for_memory_of_an_unmanaged_gpu() -> None:
-    ended = running("gone", outcome=Outcome.COMPLETED, released_at=999.5)
+    ended = running("gone", state=AttemptState.RELEASED, released_at=999.5)
     assert plan(facts(1, attempts=(ended,))) == [act.RecordMemoryReleased(9)]
 
 
@@ -122,12 +122,12 @@ def test_records_a_wait_reason_only_when_it_changes() -> None:
 
 
 def test_a_gpu_accepts_no_jobs_until_its_ended_attempt_has_released_it() -> None:
-    ended = running("U0", outcome=Outcome.COMPLETED, survivors=(77,), swept_at=999.5, signalled_at=999.5)
+    ended = running("U0", state=AttemptState.ENDED, survivors=(77,), swept_at=999.5, signalled_at=999.5)
     wait = next(
         a for a in plan(facts(1, group(HALF, (1, 0)), attempts=(ended,))) if isinstance(a, act.SetWaitReason)
     )
     assert "quarantined: job 99 left process 77" in wait_text(wait.reason)
-    released = replace(ended, released_at=999.5)  # the sample is older
+    released = replace(ended, state=AttemptState.RELEASED, released_at=999.5)  # the sample is older
     wait = next(
         a
         for a in plan(facts(1, group(HALF, (1, 0)), attempts=(released,)))
@@ -208,7 +208,7 @@ def test_a_second_request_for_a_job_waits_for_the_first() -> None:
 
 
 def test_a_cancel_is_recorded_before_its_attempt_is_reconciled() -> None:
-    late = running("U0", job_state=JobState.STARTING, status=AttemptStatus(), launch_deadline=0.0)
+    late = running("U0", state=AttemptState.STARTING, status=AttemptStatus(), launch_deadline=0.0)
     assert plan(facts(1, attempts=(late,))) == [act.Relaunch(9)]
     wish = (Request(1, "cancel", "99"),)
     actions = plan(facts(1, attempts=(late,), requests=wish, jobs={99: JobFact(99, JobState.STARTING)}))
@@ -219,10 +219,10 @@ def test_stop_with_jobs_cancels_them_and_starts_none() -> None:
     stop = (Request(1, "stop", args={"jobs": True, "grace_s": 2}),)
     asked = facts(2, group(HALF, (1, 0)), attempts=(running("U0"),), requests=stop)
     assert plan(asked) == [act.RecordCancel(99, "cancelled", 2.0)]
-    dying = running("U0", cancel=Cancel("cancelled", 2.0), signalled_at=999.9, job_state=JobState.STOPPING)
+    dying = running("U0", cancel=Cancel("cancelled", 2.0), signalled_at=999.9, state=AttemptState.STOPPING)
     told = replace(dying, status=AttemptStatus(claim="live", stop=StopRequest("cancelled", 2.0)))
     assert plan(replace(asked, attempts=(told,))) == []
-    gone = running("U0", outcome=Outcome.CANCELLED, released_at=998.0)
+    gone = running("U0", state=AttemptState.RELEASED, released_at=998.0)
     assert [type(a).__name__ for a in plan(replace(asked, attempts=(gone,)))] == [
         "EndScheduler",
         "AnswerRequest",
@@ -272,7 +272,7 @@ def test_exit_codes(ending: JobEnd, code: int) -> None:
 
 
 def test_places_nothing_in_a_round_that_finishes_an_attempt() -> None:
-    starting = running("U0", job_state=JobState.STARTING)
+    starting = running("U0", state=AttemptState.STARTING)
     actions = plan(facts(2, group(HALF, (1, 0)), attempts=(starting,)))
     assert actions == [act.Transition(99, 9, JobState.RUNNING)]
 
@@ -309,7 +309,7 @@ def wait_reason_on(one: Gpu) -> str:
 
 def test_a_released_attempt_has_no_allocation() -> None:
     shown = availability(
-        gpu(0), facts(1, attempts=(running("U0", outcome=Outcome.COMPLETED, released_at=990.0),))
+        gpu(0), facts(1, attempts=(running("U0", state=AttemptState.RELEASED, released_at=990.0),))
     )
     assert shown.allocated_share == 0
 

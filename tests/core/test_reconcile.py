@@ -8,7 +8,7 @@ import pytest
 
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, RunnerIdentity, StopRequest
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
 from gpu_scheduler.core.scheduling.reconcile import needs_process_scan, reconcile
@@ -18,8 +18,8 @@ from tests.reasons import words
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 SETTINGS = Settings()
-OPEN = Attempt(1, 7, "t" * 32, "boot", JobState.RUNNING, ("U0",), 500, launch_deadline=1010.0)
-STARTING = replace(OPEN, job_state=JobState.STARTING)
+OPEN = Attempt(1, 7, "t" * 32, "boot", AttemptState.RUNNING, ("U0",), 500, launch_deadline=1010.0)
+STARTING = replace(OPEN, state=AttemptState.STARTING)
 RESULT = AttemptResult(None, 0, None, True, None, (), 1.0, 2.0)
 CANCEL = Cancel("cancelled", 3.0)
 
@@ -71,11 +71,13 @@ def test_an_unreadable_folder_changes_nothing() -> None:
     assert not needs_process_scan(blind, NOW)
 
 
-@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
+@pytest.mark.parametrize("state", [AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING])
 @pytest.mark.parametrize("cancel", [None, CANCEL])
-def test_rule_5_a_live_runner_without_its_lock_is_not_dead(state: JobState, cancel: Cancel | None) -> None:
+def test_rule_5_a_live_runner_without_its_lock_is_not_dead(
+    state: AttemptState, cancel: Cancel | None
+) -> None:
     sighting = status(claim="unlocked", pid=5, stop=StopRequest("cancelled", 0.0))
-    attempt = replace(OPEN, job_state=state, cancel=cancel, status=sighting, launch_deadline=0.0)
+    attempt = replace(OPEN, state=state, cancel=cancel, status=sighting, launch_deadline=0.0)
     assert reconcile(attempt, NOW, SETTINGS) == []
     assert not needs_process_scan(attempt, NOW)
     assert finished(replace(attempt, status=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
@@ -101,7 +103,7 @@ def test_rule_1_releases_the_gpus_with_the_end_only_if_no_process_is_left() -> N
 
 
 def test_rule_2_an_attempt_with_a_void_claim_is_not_started() -> None:
-    end = finished(replace(OPEN, job_state=JobState.STARTING, status=status(claim="void")))
+    end = finished(replace(OPEN, state=AttemptState.STARTING, status=status(claim="void")))
     assert (end.outcome, end.state) == (Outcome.NOT_STARTED, JobState.QUEUED)
     end = finished(replace(OPEN, cancel=CANCEL, status=status(claim="void")))
     assert end.job_outcome is Outcome.CANCELLED
@@ -129,9 +131,9 @@ def test_voiding_a_claim_is_retried_once_a_second() -> None:
 
 
 def test_rule_4_a_live_claim_makes_the_job_running_once() -> None:
-    starting = replace(OPEN, job_state=JobState.STARTING, status=status(claim="live", pid=5))
+    starting = replace(OPEN, state=AttemptState.STARTING, status=status(claim="live", pid=5))
     assert only_action(reconcile(starting, NOW, SETTINGS)) == act.Transition(7, 1, JobState.RUNNING)
-    assert reconcile(replace(starting, job_state=JobState.RUNNING), NOW, SETTINGS) == []
+    assert reconcile(replace(starting, state=AttemptState.RUNNING), NOW, SETTINGS) == []
 
 
 def test_rule_4_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> None:
@@ -140,7 +142,7 @@ def test_rule_4_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> Non
         act.Transition(7, 1, JobState.STOPPING),
         act.RequestStop(1, "cancelled", 3.0),
     ]
-    stopping = replace(live, job_state=JobState.STOPPING, stopping_at=995.0)
+    stopping = replace(live, state=AttemptState.STOPPING, stopping_at=995.0)
     assert reconcile(stopping, NOW, SETTINGS) == [act.RequestStop(1, "cancelled", 3.0)]
     notified = replace(
         stopping, status=status(claim="live", stop=StopRequest("cancelled", 3.0)), signalled_at=999.5
@@ -154,7 +156,7 @@ def test_rule_4_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> Non
 def test_rule_4_stop_makes_the_job_stopping_and_its_withdrawal_running() -> None:
     stopped = replace(OPEN, status=status(claim="live", stop=StopRequest("cancelled", 3.0)))
     assert reconcile(stopped, NOW, SETTINGS) == [act.Transition(7, 1, JobState.STOPPING)]
-    withdrawn = replace(OPEN, job_state=JobState.STOPPING, status=status(claim="live", withdrawn=True))
+    withdrawn = replace(OPEN, state=AttemptState.STOPPING, status=status(claim="live", withdrawn=True))
     assert reconcile(withdrawn, NOW, SETTINGS) == [act.Transition(7, 1, JobState.RUNNING)]
 
 
@@ -200,10 +202,10 @@ def test_rule_5_a_dead_runner_keeps_the_cause_of_its_stop() -> None:
         assert (end.outcome, end.job_outcome) == (Outcome.CANCELLED, Outcome.CANCELLED)
 
 
-@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STOPPING])
-def test_an_attempt_whose_folder_was_removed_is_not_relaunched(state: JobState) -> None:
+@pytest.mark.parametrize("state", [AttemptState.RUNNING, AttemptState.STOPPING])
+def test_an_attempt_whose_folder_was_removed_is_not_relaunched(state: AttemptState) -> None:
     removed = status(folder_exists=False, folder_complete=False)
-    lost = replace(OPEN, job_state=state, launch_deadline=0.0, status=removed)
+    lost = replace(OPEN, state=state, launch_deadline=0.0, status=removed)
     assert needs_process_scan(lost, NOW)
     assert reconcile(replace(lost, survivors=(44,)), NOW, SETTINGS) == [
         act.RecordRunnerDeath(1),
@@ -224,7 +226,7 @@ def test_records_the_runner_that_holds_the_claim_once() -> None:
         act.RecordRunner(1, 44, 5),
         act.Transition(7, 1, JobState.RUNNING),
     ]
-    known = replace(live, job_state=JobState.RUNNING, runner=RUNNER)
+    known = replace(live, state=AttemptState.RUNNING, runner=RUNNER)
     assert reconcile(known, NOW, SETTINGS) == []
     assert reconcile(replace(known, runner=RunnerIdentity(44, 4, "boot")), NOW, SETTINGS) == [
         act.RecordRunner(1, 44, 5)
@@ -241,7 +243,7 @@ def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None
         act.Transition(7, 1, JobState.STOPPING),
         act.RequestStop(1, "cancelled", 3.0),
     ]
-    late = replace(running, job_state=JobState.STOPPING, cancel=CANCEL, stopping_at=900.0)
+    late = replace(running, state=AttemptState.STOPPING, cancel=CANCEL, stopping_at=900.0)
     late = replace(late, status=replace(running.status, stop=StopRequest("cancelled", 3.0)))
     assert reconcile(late, NOW, SETTINGS) == [act.KillRunner(1)]
 
@@ -266,11 +268,11 @@ INVALID = status(claim="invalid", damage="the file claim is a folder")
 
 
 @pytest.mark.parametrize("sighting", [INVALID, status(claim="none")])
-@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STOPPING])
+@pytest.mark.parametrize("state", [AttemptState.RUNNING, AttemptState.STOPPING])
 def test_an_attempt_with_an_unknown_runner_is_open_while_it_has_processes(
-    sighting: AttemptStatus, state: JobState
+    sighting: AttemptStatus, state: AttemptState
 ) -> None:
-    attempt = replace(OPEN, job_state=state, status=sighting, launch_deadline=0.0)
+    attempt = replace(OPEN, state=state, status=sighting, launch_deadline=0.0)
     assert needs_process_scan(attempt, NOW)
     assert reconcile(attempt, NOW, SETTINGS) == []
     assert reconcile(replace(attempt, survivors=(44,)), NOW, SETTINGS) == [], (
@@ -288,7 +290,7 @@ def test_cancelling_an_attempt_with_an_unknown_runner_sweeps_its_processes() -> 
     assert reconcile(attempt, NOW, SETTINGS) == [moved, act.RequestStop(1, "cancelled", 3.0)]
     assert reconcile(replace(attempt, signalled_at=999.9), NOW, SETTINGS) == [moved]
     notified = replace(
-        attempt, job_state=JobState.STOPPING, status=replace(INVALID, stop=StopRequest("cancelled", 3.0))
+        attempt, state=AttemptState.STOPPING, status=replace(INVALID, stop=StopRequest("cancelled", 3.0))
     )
     assert reconcile(notified, NOW, SETTINGS) == [act.Sweep(1, kill=False)]
     assert reconcile(replace(notified, swept_at=990.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
@@ -315,7 +317,7 @@ def test_does_not_relaunch_while_the_attempt_has_a_process() -> None:
 
 def test_a_second_cancel_with_a_shorter_grace_rewrites_stop() -> None:
     slow = StopRequest("cancelled", 60.0)
-    live = replace(OPEN, job_state=JobState.STOPPING, stopping_at=999.0, cancel=CANCEL)
+    live = replace(OPEN, state=AttemptState.STOPPING, stopping_at=999.0, cancel=CANCEL)
     notified = replace(live, status=status(claim="live", stop=slow), signalled_at=998.0)
     assert reconcile(notified, NOW, SETTINGS) == [act.RequestStop(1, "cancelled", 3.0)]
     longer = replace(notified, cancel=Cancel("cancelled", 90.0))
@@ -328,7 +330,7 @@ def test_rule_6_an_attempt_of_an_earlier_boot_is_not_relaunched() -> None:
 
 
 def test_rule_7_relaunches_an_unclaimed_attempt_at_most_twice() -> None:
-    early = replace(OPEN, job_state=JobState.STARTING)
+    early = replace(OPEN, state=AttemptState.STARTING)
     assert reconcile(early, NOW, SETTINGS) == []
     assert reconcile(replace(early, status=INCOMPLETE), NOW, SETTINGS) == [act.Relaunch(1)]
     late = replace(early, launch_deadline=999.0)
@@ -383,12 +385,12 @@ def test_does_not_retry_a_job_whose_line_was_removed() -> None:
 
 
 def test_releases_an_allocation_only_when_no_process_is_left() -> None:
-    ended = replace(OPEN, outcome=Outcome.COMPLETED)
+    ended = replace(OPEN, state=AttemptState.ENDED)
     assert needs_process_scan(ended, NOW)
     assert release_allocation(ended, NOW, SETTINGS) == []
     assert release_allocation(replace(ended, survivors=(9,)), NOW, SETTINGS) == [act.Sweep(1, kill=False)]
     assert release_allocation(replace(ended, survivors=()), NOW, SETTINGS) == [act.ReleaseAllocation(1)]
-    assert not needs_process_scan(replace(ended, released_at=990.0), NOW)
+    assert not needs_process_scan(replace(ended, state=AttemptState.RELEASED, released_at=990.0), NOW)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +407,7 @@ def test_releases_an_allocation_only_when_no_process_is_left() -> None:
 def test_a_released_gpu_waits_until_its_memory_is_free(
     sampled_at: float | None, mib: int | None, cool: bool
 ) -> None:
-    attempt = replace(OPEN, outcome=Outcome.COMPLETED, released_at=990.0, baseline_mib={"U0": 100})
+    attempt = replace(OPEN, state=AttemptState.RELEASED, released_at=990.0, baseline_mib={"U0": 100})
     assert bool(check_memory_release(attempt, [(sampled_at, mib)], NOW, SETTINGS)) == cool
     late = replace(attempt, released_at=930.0)
     assert check_memory_release(late, [(sampled_at, mib)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
@@ -414,13 +416,13 @@ def test_a_released_gpu_waits_until_its_memory_is_free(
 def test_a_late_runner_that_may_withdraw_is_not_killed() -> None:
     stop = StopRequest("preempted", 1.0, "withdraw")
     late = replace(
-        OPEN, job_state=JobState.STOPPING, stopping_at=900.0, status=status(claim="live", stop=stop)
+        OPEN, state=AttemptState.STOPPING, stopping_at=900.0, status=status(claim="live", stop=stop)
     )
     assert reconcile(late, NOW, SETTINGS) == [act.WakeRunner(1)]
 
 
 def test_a_sweep_waits_for_the_grace_period_before_sigkill() -> None:
-    left = replace(OPEN, outcome=Outcome.CANCELLED, survivors=(9,), swept_at=995.0, signalled_at=995.0)
+    left = replace(OPEN, state=AttemptState.ENDED, survivors=(9,), swept_at=995.0, signalled_at=995.0)
     assert release_allocation(left, NOW, SETTINGS) == []  # 10 s have not passed
     assert release_allocation(replace(left, cancel=CANCEL), NOW, SETTINGS) == [
         act.Sweep(1, kill=True)
@@ -462,12 +464,12 @@ def test_a_shutdown_is_reported_with_the_survivors() -> None:
 
 
 def test_does_not_wait_for_memory_of_an_earlier_boot() -> None:
-    ended = replace(OPEN, outcome=Outcome.COMPLETED, released_at=999.0, boot_id="another")
+    ended = replace(OPEN, state=AttemptState.RELEASED, released_at=999.0, boot_id="another")
     assert check_memory_release(ended, [(None, None)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
 
 
 def test_memory_release_ignores_what_a_driver_may_keep() -> None:
-    ended = replace(OPEN, outcome=Outcome.COMPLETED, released_at=990.0, baseline_mib={"U0": 100})
+    ended = replace(OPEN, state=AttemptState.RELEASED, released_at=990.0, baseline_mib={"U0": 100})
     assert check_memory_release(ended, [(991.0, 612)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
     assert check_memory_release(ended, [(991.0, 613)], NOW, SETTINGS) == []
 
@@ -495,7 +497,7 @@ def test_does_not_relaunch_while_starts_are_blocked() -> None:
 def test_does_not_relaunch_a_command_that_began() -> None:
     begun = replace(
         OPEN,
-        job_state=JobState.STARTING,
+        state=AttemptState.STARTING,
         status=status(claim="none", command_began=True),
         launch_deadline=0.0,
     )

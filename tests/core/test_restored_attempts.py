@@ -8,7 +8,7 @@ import pytest
 
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
     FinishAttempt,
     RecordMemoryReleased,
@@ -21,7 +21,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from tests.reasons import words
 
 NOW = Now(1.8e9, 1000.0, "boot")
-OPEN = Attempt(7, 3, "t" * 32, "boot", JobState.STARTING, survivors=())
+OPEN = Attempt(7, 3, "t" * 32, "boot", AttemptState.STARTING, survivors=())
 
 
 def result(**values: object) -> AttemptResult:

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.actions import RecordWindowClosed
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.needs import LlmConfig
@@ -16,7 +16,7 @@ from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
 
 CLOSED = Attempt(
-    1, 7, "t", "boot", JobState.RUNNING, ("U0",), 1000,
+    1, 7, "t", "boot", AttemptState.RUNNING, ("U0",), 1000,
     status=AttemptStatus("live", 5, "5.gpujob_0_x_7", window_open=False), measured_at=1.0,
 )  # fmt: skip
 OPEN, UNKNOWN = (
@@ -31,7 +31,7 @@ OPEN, UNKNOWN = (
         (replace(CLOSED, window_closed_recorded=True), []),
         (OPEN, []),
         (UNKNOWN, []),
-        (replace(CLOSED, outcome=Outcome.COMPLETED, released_at=1.0, job_state=JobState.FINISHED), []),
+        (replace(CLOSED, state=AttemptState.RELEASED, released_at=1.0), []),
     ],
 )
 def test_a_closed_window_is_recorded_once(attempt: Attempt, noted: list[RecordWindowClosed]) -> None:

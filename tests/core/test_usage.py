@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     FinishAttempt,
@@ -59,9 +59,9 @@ def test_ignores_a_sample_older_than_the_launch() -> None:
     ("attempt", "noted"),
     [
         (NEW, True),
-        (replace(NEW, job_state=JobState.STOPPING), True),
-        (replace(NEW, job_state=JobState.STARTING), False),
-        (replace(NEW, outcome=Outcome.COMPLETED), False),
+        (replace(NEW, state=AttemptState.STOPPING), True),
+        (replace(NEW, state=AttemptState.STARTING), False),
+        (replace(NEW, state=AttemptState.ENDED), False),
         (replace(NEW, gpus=("gone",)), False),
     ],
 )

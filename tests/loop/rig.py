@@ -120,6 +120,6 @@ class Rig:
     def runner_pid(self, job_id: int) -> int:
         """Waits until the job runs; returns the pid of its runner."""
         self.tick_until(lambda: self.job(job_id)["state"] == "running", f"job {job_id} running")
-        [pid] = [a.status.pid for a in self.tick().attempts if a.job_id == job_id and a.outcome is None]
+        [pid] = [a.status.pid for a in self.tick().attempts if a.job_id == job_id and a.state.is_open]
         assert pid is not None
         return pid

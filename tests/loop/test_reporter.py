@@ -19,7 +19,7 @@ from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import LlmConfig
@@ -600,7 +600,7 @@ def test_board_follows_events_and_samples(harness: ReporterHarness) -> None:
     sample = GpuSample("U0", 0, "card", 24576, 7000, 50.0, (GpuProcess(77, 7000),))
     harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_at=102.0, owners={77: attempt})
     fact = Attempt(
-        attempt, job, "token", "boot", JobState.RUNNING, gpus=("U0",), vram=9000, budgets={"U0": 9000},
+        attempt, job, "token", "boot", AttemptState.RUNNING, gpus=("U0",), vram=9000, budgets={"U0": 9000},
         peaks={"U0": 8000},
     )  # fmt: skip
     harness.clock.boot += 7

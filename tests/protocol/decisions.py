@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, ClaimState, StopRequest
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.copied_store import detach
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
@@ -29,8 +29,10 @@ from tests.protocol import state as st
 
 _NOW = Now(1e9, 1000.0, "boot")
 _SETTINGS = Settings(max_assign_attempts=2, max_launches=2)
-_JOBS = (
-    JobState.QUEUED, JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.HELD, JobState.FINISHED,
+#: The state of the newest attempt of a job in each state of the model.
+_STATES = (
+    AttemptState.ENDED, AttemptState.STARTING, AttemptState.RUNNING,
+    AttemptState.STOPPING, AttemptState.ENDED, AttemptState.ENDED,
 )  # fmt: skip
 _CLAIMS: dict[int, ClaimState] = {
     st.CLAIM_NONE: "none", st.CLAIM_VOID: "void", st.CLAIM_LIVE: "live", st.CLAIM_UNLOCKED: "unlocked",
@@ -105,7 +107,7 @@ def _attempt(view: ObservedAttempt, deadline_passed: bool, late: bool) -> Attemp
         1,
         "t" * 32,
         "another boot" if view.old_boot else "boot",
-        _JOBS[view.job],
+        AttemptState.ORPHANED if view.swept and view.claim == st.CLAIM_DEAD else _STATES[view.job],
         status=AttemptStatus(
             claim=_CLAIMS[view.claim],
             stop=_STOPS[view.stop],
@@ -135,7 +137,7 @@ def release_answers(found: bool, swept: int) -> tuple[tuple[act.Action, ...], ..
     answers: dict[tuple[act.Action, ...], None] = {}
     for over in (False, True):
         fact = _attempt(ObservedAttempt(1, st.QUEUED, st.CLAIM_NONE, swept=swept), over, late=False)
-        fact = replace(fact, outcome=Outcome.FAILED, survivors=(77,) if found else ())
+        fact = replace(fact, state=AttemptState.ENDED, survivors=(77,) if found else ())
         answers[tuple(release_allocation(fact, _NOW, _SETTINGS))] = None
     return tuple(answers)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     FinishAttempt,
@@ -27,9 +27,9 @@ def detach(attempt: Attempt, now: Now, settings: Settings, original: str) -> lis
     An attempt with a result ended before the copy was made; the job of any other attempt is held.
     """
     this = attempt.attempt_id
-    if attempt.outcome is not None:
+    if not attempt.state.is_open:
         return [
-            *([] if attempt.released_at is not None else [ReleaseAllocation(this)]),
+            *([ReleaseAllocation(this)] if attempt.state is AttemptState.ENDED else []),
             RecordMemoryReleased(this),
         ]
     if attempt.status.result is not None:

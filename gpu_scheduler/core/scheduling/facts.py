@@ -10,7 +10,7 @@ from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContex
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
@@ -65,7 +65,7 @@ class Attempt:
     job_id: int
     token: str
     boot_id: str
-    job_state: JobState
+    state: AttemptState
     gpus: tuple[str, ...] = ()
     share: int = 0
     vram: int | None = None
@@ -78,7 +78,6 @@ class Attempt:
     oom_retries_used: int = 0
     fail_retries_used: int = 0
     baseline_mib: Mapping[str, int] = field(default_factory=dict)
-    outcome: Outcome | None = None
     status: AttemptStatus = field(default_factory=AttemptStatus)
     survivors: tuple[int, ...] | None = None
     launch_count: int = 1

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from gpu_scheduler.core.model.gpu import GpuProcess
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.accounting import (
     DRIVER_MIB,
     allocated_mib,
@@ -186,7 +187,7 @@ def _unattributed_foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: 
 
 
 def _holders(gpu: Gpu, attempts: Sequence[Attempt]) -> list[Attempt]:
-    return [a for a in attempts if gpu.uuid in a.gpus and a.released_at is None]
+    return [a for a in attempts if gpu.uuid in a.gpus and a.state.holds_gpus]
 
 
 def _baseline(gpu: Gpu, ours: Sequence[Attempt]) -> int:
@@ -229,10 +230,10 @@ def _unavailable(gpu: Gpu, here: Sequence[Attempt]) -> GpuObstacle | None:
     if gpu.sample.fault is not None:
         return GpuObstacle(gpu.index, ObstacleKind.FAULT, fault=gpu.sample.fault)
     for attempt in here:
-        if attempt.outcome is not None and attempt.released_at is None:
+        if attempt.state is AttemptState.ENDED:
             pids = (attempt.survivors or ())[:_MAX_PIDS]
             kind = ObstacleKind.QUARANTINED if pids else ObstacleKind.RELEASING
             return GpuObstacle(gpu.index, kind, job_id=attempt.job_id, pids=pids)
-    if any(attempt.released_at is not None for attempt in here):
+    if any(attempt.state is AttemptState.RELEASED for attempt in here):
         return GpuObstacle(gpu.index, ObstacleKind.AWAITING_MEMORY)
     return None

@@ -14,7 +14,7 @@ from gpu_scheduler.core.scheduling.facts import Facts
 
 def misplaced_processes(facts: Facts) -> list[RecordMisplacedProcess]:
     """Returns the misplaced processes of open attempts; of several on one GPU, the largest in memory."""
-    running = {attempt.attempt_id: attempt for attempt in facts.attempts if attempt.outcome is None}
+    running = {attempt.attempt_id: attempt for attempt in facts.attempts if attempt.state.is_open}
     found: dict[tuple[int, str], RecordMisplacedProcess] = {}
     for gpu in (*facts.gpus, *facts.unmanaged_gpus) if running else ():
         processes = (gpu.sample.processes if gpu.sample else None) or ()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import requests
 from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib, allocated_share
@@ -44,12 +45,12 @@ def plan(facts: Facts) -> list[Action]:
     measurements = record_measurements(facts)
     actions += measurements
     for attempt in with_recorded_peaks(facts.attempts, measurements):
-        if attempt.outcome is None:
+        if attempt.state.is_open:
             inventory = _gpu_inventory(attempt, facts)
             actions += reconcile(
                 attempt, facts.now, facts.settings, inventory, starts_blocked=facts.storage_issue is not None
             )
-        elif attempt.released_at is None:
+        elif attempt.state is AttemptState.ENDED:
             actions += release_allocation(attempt, facts.now, facts.settings)
         else:
             actions += check_memory_release(

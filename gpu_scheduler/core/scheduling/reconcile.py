@@ -10,7 +10,7 @@ from dataclasses import replace
 from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     KillRunner,
@@ -44,8 +44,8 @@ _UNKNOWN_INVENTORY = GpuInventory()
 def needs_process_scan(attempt: Attempt, now: Now) -> bool:
     """Returns whether the round must scan for remaining processes of this attempt."""
     status = attempt.status
-    if attempt.outcome is not None:
-        return attempt.released_at is None
+    if not attempt.state.is_open:
+        return attempt.state is AttemptState.ENDED
     if status.claim == "dead" or status.result is not None:
         return status.claim == "dead"
     return _is_folder_removed(attempt) or has_unknown_runner(attempt) or _is_launch_overdue(attempt, now)
@@ -65,7 +65,7 @@ def has_unknown_runner(attempt: Attempt) -> bool:
 
 
 def _was_claimed(attempt: Attempt) -> bool:
-    return attempt.status.command_began or attempt.job_state in (JobState.RUNNING, JobState.STOPPING)
+    return attempt.status.command_began or attempt.state is not AttemptState.STARTING
 
 
 def _is_launch_overdue(attempt: Attempt, now: Now) -> bool:
@@ -140,11 +140,11 @@ def _reconcile_live(attempt: Attempt, now: Now, settings: Settings) -> list[Acti
     stop, cancel = attempt.status.stop, attempt.cancel
     job, this = attempt.job_id, attempt.attempt_id
     if stop is None and cancel is None:
-        if attempt.job_state is JobState.RUNNING:
+        if attempt.state is AttemptState.RUNNING:
             return []
         return [Transition(job, this, JobState.RUNNING)]
     actions: list[Action] = []
-    if attempt.job_state is not JobState.STOPPING:
+    if attempt.state is not AttemptState.STOPPING:
         actions.append(Transition(job, this, JobState.STOPPING))
     if cancel is not None and (stop is None or (_is_stricter(cancel, stop) and may_signal(attempt, now))):
         return [*actions, RequestStop(this, cancel.cause, cancel.grace_s)]
@@ -179,7 +179,7 @@ def _reconcile_unknown_runner(attempt: Attempt, now: Now, settings: Settings) ->
         return []
     this, stop, cancel = attempt.attempt_id, attempt.status.stop, attempt.cancel
     actions: list[Action] = []
-    if attempt.job_state is not JobState.STOPPING:
+    if attempt.state is not AttemptState.STOPPING:
         actions.append(Transition(attempt.job_id, this, JobState.STOPPING))
     if cancel is not None and (stop is None or _is_stricter(cancel, stop)):
         # If one of the processes is a runner, it reads `stop` at the SIGTERM that follows.

@@ -14,7 +14,7 @@ from gpu_scheduler.core.scheduling.sweeping import sweep
 
 def release_allocation(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     """Releases the allocation of an ended attempt, or ends the processes that are left first."""
-    if attempt.survivors is None or attempt.released_at is not None:
+    if attempt.survivors is None:
         return []
     if not attempt.survivors:
         return [ReleaseAllocation(attempt.attempt_id)]

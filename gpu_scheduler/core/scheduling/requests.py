@@ -53,13 +53,13 @@ def is_ending(facts: Facts) -> bool:
 
 
 def _live_attempts(facts: Facts) -> list[Attempt]:
-    return [attempt for attempt in facts.attempts if attempt.released_at is None]
+    return [attempt for attempt in facts.attempts if attempt.state.holds_gpus]
 
 
 def _cancel_all(facts: Facts, args: Any) -> list[Action]:
     grace = args.get("grace_s")
     grace_s = facts.settings.grace_s if grace is None else float(grace)
-    waiting = [a for a in _live_attempts(facts) if a.outcome is None and a.cancel is None]
+    waiting = [a for a in _live_attempts(facts) if a.state.is_open and a.cancel is None]
     return [RecordCancel(attempt.job_id, "cancelled", grace_s) for attempt in waiting]
 
 

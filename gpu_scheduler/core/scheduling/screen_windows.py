@@ -11,7 +11,7 @@ def closed_windows(facts: Facts) -> list[RecordWindowClosed]:
     return [
         RecordWindowClosed(attempt.job_id, attempt.attempt_id)
         for attempt in facts.attempts
-        if attempt.outcome is None
+        if attempt.state.is_open
         and attempt.status.window_open is False
         and not attempt.window_closed_recorded
     ]

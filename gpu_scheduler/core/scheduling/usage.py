@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES
-from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     RecordForeignLoad,
@@ -28,7 +28,7 @@ def record_measurements(facts: Facts) -> list[Action]:
     actions: list[Action] = []
     gpus = {gpu.uuid: gpu for gpu in facts.gpus}
     for attempt in facts.attempts:
-        if attempt.outcome is None and attempt.job_state in (JobState.RUNNING, JobState.STOPPING):
+        if attempt.state.is_open and attempt.state is not AttemptState.STARTING:
             actions += _measure_attempt(attempt, gpus, facts.settings)
     for gpu in facts.gpus:
         peaks = foreign_peaks(gpu, facts.attempts)
