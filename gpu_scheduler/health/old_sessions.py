@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,8 +29,9 @@ class OldSession:
     gpus: str
     started_at: float
 
-    def __str__(self) -> str:
-        age = format_duration(time.time() - self.started_at)
+    def describe(self, now: float) -> str:
+        """Returns its name, GPUs, age, and the command that opens it. now: wall seconds."""
+        age = format_duration(now - self.started_at)
         return f"{self.name}, GPU {self.gpus}, for {age}: `screen -r {self.name}` opens it"
 
 

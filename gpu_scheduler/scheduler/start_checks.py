@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,9 +66,10 @@ def check_old_sessions(options: StartOptions, data_dir: DataDir) -> list[str]:
 
     Raises SchedulerError if there are any and this start would take over the older scheduler's state file.
     """
-    sessions = old_sessions()
+    now = time.time()
+    sessions = [session.describe(now) for session in old_sessions()]
     if sessions and not options.ignore_old_sessions and imports_old_state_file(data_dir):
-        raise SchedulerError("\n  ".join([REFUSAL, *map(str, sessions)]) + f"\n{REMEDY}")
+        raise SchedulerError("\n  ".join([REFUSAL, *sessions]) + f"\n{REMEDY}")
     return [f"a job of the older scheduler still runs: {session}" for session in sessions]
 
 

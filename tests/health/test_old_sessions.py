@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.health.doctor import old_sessions as older
+from gpu_scheduler.health.doctor import screen as older
 from gpu_scheduler.health.old_sessions import OldSession, old_sessions
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.system.procfs import Proc
@@ -36,8 +37,8 @@ def test_finds_a_session_whose_process_is_not_ours(machine: FakeProc) -> None:
     machine.add_process(31, parent=30, command_line=("bash", "-c", "python train.py"))
     [found] = old_sessions(Proc(str(machine.root)))
     assert (found.name, found.gpus, found.started_at) == ("30.gpujob_0,1_train_8c1d", "0,1", 1000002.0)
-    assert "GPU 0,1, for " in str(found)
-    assert str(found).endswith("`screen -r 30.gpujob_0,1_train_8c1d` opens it")
+    assert "GPU 0,1, for 1 min: " in found.describe(1000062.0)
+    assert found.describe(1000062.0).endswith("`screen -r 30.gpujob_0,1_train_8c1d` opens it")
 
 
 def test_ignores_sessions_that_run_no_job_of_the_older_scheduler(machine: FakeProc) -> None:
@@ -91,10 +92,10 @@ def session(tmp_path: Path) -> Iterator[str]:
 
 def test_doctor_names_a_real_session_and_whether_start_is_refused(session: str, tmp_path: Path) -> None:
     home = DataDir.of(str(tmp_path / "state.json"))
-    finding = older.sessions(home)
+    finding = older.older_sessions(home, time.time())
     assert (finding.grade, f".{session}, GPU 0, for " in finding.message) == ("warn", True)
     home.state_file.write_text(OLDER)
-    finding = older.sessions(home)
+    finding = older.older_sessions(home, time.time())
     assert (finding.grade, f".{session}, GPU 0, for " in finding.message) == ("bad", True)
     assert "--ignore-old-sessions" in finding.remedy
 
@@ -104,4 +105,4 @@ def test_doctor_reports_no_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return []
 
     monkeypatch.setattr(older, "old_sessions", none)
-    assert older.sessions(DataDir.of(str(tmp_path / "state.json"))).grade == "ok"
+    assert older.older_sessions(DataDir.of(str(tmp_path / "state.json")), 0.0).grade == "ok"

@@ -11,8 +11,8 @@ from gpu_scheduler.attempts.log_folder import LogFolder, user_name
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.model.finding import Finding
-from gpu_scheduler.health.doctor import files, gpus, logind, machine, old_sessions, software
-from gpu_scheduler.health.doctor.screen import screen
+from gpu_scheduler.health.doctor import files, gpus, logind, machine, software
+from gpu_scheduler.health.doctor.screen import older_sessions, screen
 from gpu_scheduler.store.data_dir import DataDir
 
 
@@ -25,7 +25,7 @@ def run_checks(
     yield software.packages()
     yield software.user(uid)
     yield from screen()
-    yield old_sessions.sessions(home)
+    yield older_sessions(home, time.time())
     on_wait("running conda")
     yield from software.conda(
         options.conda_sh or find_conda_sh(os.environ, os.path.exists), options.conda_sh is not None

@@ -1,4 +1,4 @@
-"""Checks GNU Screen, which only `--screen` needs; no scheduling decision depends on it."""
+"""Checks GNU Screen, which only `--screen` needs, and whether jobs of the older scheduler run in it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from gpu_scheduler.core.command.screen_list import parse_session_list
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.executors.screen import screen_problem
+from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
+from gpu_scheduler.intake.pauses import imports_old_state_file
+from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.system.run_program import run_program
 
 #: Versions that let a local user become root if Screen is set-uid root (CVE-2017-5618, CVE-2025-23395).
@@ -74,3 +77,19 @@ def sockets(folder: str | None) -> Finding:
         mode = f"{stat.S_IMODE(status.st_mode):o}"
         return bad(Check.SCREEN_SOCKETS, f"{folder} has mode {mode}", f"chmod 700 {folder}")
     return ok(Check.SCREEN_SOCKETS, folder)
+
+
+def older_sessions(data_dir: DataDir, now: float) -> Finding:
+    """Returns the finding about live sessions of the older scheduler; bad if `start` would be refused.
+
+    now: wall seconds.
+    """
+    found = old_sessions()
+    if not found:
+        return ok(Check.OLDER_SESSIONS, "none: no job of the older scheduler runs in Screen")
+    named = "; ".join(session.describe(now) for session in found)
+    if imports_old_state_file(data_dir):
+        return bad(Check.OLDER_SESSIONS, f"{REFUSAL}: {named}", REMEDY)
+    return warn(
+        Check.OLDER_SESSIONS, named, "these jobs of the older scheduler use GPUs, and no store knows them"
+    )
