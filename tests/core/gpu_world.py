@@ -65,6 +65,18 @@ def facts(*gpus: Gpu, attempts: tuple[Attempt, ...] = (), **values: object) -> F
     return replace(Facts(NOW, Settings(), LlmConfig(), gpus, attempts=attempts), **values)  # type: ignore[arg-type]
 
 
-def group(resources: ResourceSpec, *jobs: int, reason: WaitReason | None = None) -> PendingGroup:
-    """Returns waiting jobs with the same resources, in the order of their ids."""
-    return PendingGroup(resources, tuple(QueuedJob(job, 200, job) for job in jobs), False, reason)
+def round_of(gpus: int, *groups: PendingGroup, **values: object) -> Facts:
+    """Returns the facts of a round with so many idle GPUs and these waiting jobs."""
+    base = facts(*map(gpu, range(gpus)), pending_groups=groups)
+    return replace(base, **values)  # type: ignore[arg-type]
+
+
+def group(
+    resources: ResourceSpec,
+    *jobs: int | tuple[int, int],
+    more: bool = False,
+    reason: WaitReason | None = None,
+) -> PendingGroup:
+    """Returns waiting jobs with the same resources, by id or by id and priority, in this order."""
+    pairs = (job if isinstance(job, tuple) else (job, 200) for job in jobs)
+    return PendingGroup(resources, tuple(QueuedJob(job, at, job) for job, at in pairs), more, reason)

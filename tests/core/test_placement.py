@@ -22,7 +22,7 @@ LIMITS = Limits()
 PAUSED = GpuObstacle(0, ObstacleKind.PAUSED)
 
 
-def gpu(index: int, **values: object) -> GpuAvailability:
+def available(index: int, **values: object) -> GpuAvailability:
     return GpuAvailability(f"U{index}", index, 24576, **values)  # type: ignore[arg-type]
 
 
@@ -39,15 +39,19 @@ def obstacle_words(view: GpuAvailability, need: Need, limits: Limits) -> str | N
 @pytest.mark.parametrize(
     ("gpus", "need", "chosen"),
     [
-        ([gpu(0), gpu(1)], Need(1, 1000), ("U0",)),
-        ([gpu(0, allocated_share=500), gpu(1)], Need(1, 500), ("U0",)),
-        ([gpu(0), gpu(1, allocated_share=500)], Need(1, 500), ("U1",)),
-        ([gpu(0, allocated_share=500), gpu(1)], Need(1, 1000), ("U1",)),
-        ([gpu(0, mean_load=50.0), gpu(1, mean_load=5.0)], Need(1, 1000), ("U1",)),
-        ([gpu(0, allocated_share=250), gpu(1, allocated_share=500), gpu(2)], Need(2, 500), ("U0", "U1")),
-        ([gpu(0), gpu(1), gpu(2, allocated_share=1000)], Need(2, 1000), ("U0", "U1")),
+        ([available(0), available(1)], Need(1, 1000), ("U0",)),
+        ([available(0, allocated_share=500), available(1)], Need(1, 500), ("U0",)),
+        ([available(0), available(1, allocated_share=500)], Need(1, 500), ("U1",)),
+        ([available(0, allocated_share=500), available(1)], Need(1, 1000), ("U1",)),
+        ([available(0, mean_load=50.0), available(1, mean_load=5.0)], Need(1, 1000), ("U1",)),
         (
-            [gpu(0, foreign_mib=60), gpu(1, allocated_share=1, occupied=True)],
+            [available(0, allocated_share=250), available(1, allocated_share=500), available(2)],
+            Need(2, 500),
+            ("U0", "U1"),
+        ),
+        ([available(0), available(1), available(2, allocated_share=1000)], Need(2, 1000), ("U0", "U1")),
+        (
+            [available(0, foreign_mib=60), available(1, allocated_share=1, occupied=True)],
             Need(1, 1000, alone=True),
             ("U0",),
         ),
@@ -62,26 +66,26 @@ def test_best_fit_then_least_load_then_lowest_index(
 @pytest.mark.parametrize(
     ("view", "need", "words"),
     [
-        (gpu(0, unavailable=PAUSED), Need(1, 500), "GPU 0 paused"),
-        (gpu(0, allocated_share=1000), Need(1, 500), "needs 0.5 of a GPU, 0 free"),
-        (gpu(0, allocated_share=700), Need(1, 500), "GPU 0 0.3 free"),
+        (available(0, unavailable=PAUSED), Need(1, 500), "GPU 0 paused"),
+        (available(0, allocated_share=1000), Need(1, 500), "needs 0.5 of a GPU, 0 free"),
+        (available(0, allocated_share=700), Need(1, 500), "GPU 0 0.3 free"),
         (
-            gpu(0, foreign_mib=22_000, foreign_pid=8123),
+            available(0, foreign_mib=22_000, foreign_pid=8123),
             Need(1, 500),
             "foreign process 8123 holds 21.5 GiB",
         ),
         (
-            gpu(0, foreign_mib=500, foreign_pid=8, mean_foreign_load=97.0),
+            available(0, foreign_mib=500, foreign_pid=8, mean_foreign_load=97.0),
             Need(1, 500),
             "process 8, load 97 %",
         ),
         (
-            gpu(0, foreign_mib=300, foreign_pid=8),
+            available(0, foreign_mib=300, foreign_pid=8),
             Need(1, 1000, alone=True),
             "process 8 holds 300 MiB",
         ),
-        (gpu(0, foreign_mib=None), Need(1, 500), "memory unknown"),
-        (gpu(0, occupied=True), Need(1, 999, alone=True), "needs 1 idle GPU, 0 free"),
+        (available(0, foreign_mib=None), Need(1, 500), "memory unknown"),
+        (available(0, occupied=True), Need(1, 999, alone=True), "needs 1 idle GPU, 0 free"),
     ],
 )
 def test_the_wait_reason_names_the_obstacle_of_a_gpu(view: GpuAvailability, need: Need, words: str) -> None:
@@ -89,7 +93,7 @@ def test_the_wait_reason_names_the_obstacle_of_a_gpu(view: GpuAvailability, need
 
 
 def test_load_of_our_own_jobs_does_not_block_placement() -> None:
-    beside = gpu(
+    beside = available(
         0,
         allocated_share=500,
         mean_load=97.0,
@@ -102,7 +106,7 @@ def test_load_of_our_own_jobs_does_not_block_placement() -> None:
 
 
 def test_a_need_is_infeasible_by_size_not_by_pauses() -> None:
-    two = [gpu(0, unavailable=PAUSED), gpu(1, allocated_share=1000)]
+    two = [available(0, unavailable=PAUSED), available(1, allocated_share=1000)]
     answer = place(Need(3, 1000), None, two, LIMITS)
     assert answer == WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(3, 1000), gpus=2, managed=2)
     assert wait_words(answer) == "infeasible: needs 3 free GPUs, 2 managed"
@@ -185,24 +189,26 @@ def test_thresholds_include_equality() -> None:
         [GpuAvailability("U0", 0, 1000, foreign_mib=799, foreign_pid=8)],
         LIMITS,
     ) == ("U0",)
-    busy = gpu(0, foreign_mib=201, foreign_pid=8, mean_foreign_load=80.0)
+    busy = available(0, foreign_mib=201, foreign_pid=8, mean_foreign_load=80.0)
     assert "load 80 %" in wait_words(place(Need(1, 500), None, [busy], LIMITS))
-    less = gpu(0, foreign_mib=201, foreign_pid=8, mean_foreign_load=79.9)
+    less = available(0, foreign_mib=201, foreign_pid=8, mean_foreign_load=79.9)
     assert place(Need(1, 500), None, [less], LIMITS) == ("U0",)
 
 
 def test_a_gpu_with_unknown_load_is_chosen_last() -> None:
-    assert place(Need(1, 1000), None, [gpu(0, mean_load=None), gpu(1, mean_load=99.0)], LIMITS) == ("U1",)
-    unknown = gpu(0, mean_load=None, foreign_mib=900, foreign_pid=8, mean_foreign_load=None)
+    assert place(
+        Need(1, 1000), None, [available(0, mean_load=None), available(1, mean_load=99.0)], LIMITS
+    ) == ("U1",)
+    unknown = available(0, mean_load=None, foreign_mib=900, foreign_pid=8, mean_foreign_load=None)
     assert place(Need(1, 1000), None, [unknown], LIMITS) == ("U0",)
 
 
 def test_equal_gpus_are_chosen_by_lowest_index() -> None:
-    assert place(Need(1, 1000), None, [gpu(2), gpu(1), gpu(0)], LIMITS) == ("U0",)
+    assert place(Need(1, 1000), None, [available(2), available(1), available(0)], LIMITS) == ("U0",)
 
 
 def test_names_foreign_memory_without_a_process() -> None:
-    held = gpu(0, foreign_mib=24_000, foreign_pid=None)
+    held = available(0, foreign_mib=24_000, foreign_pid=None)
     assert "memory of unknown owner holds 23.4 GiB" in wait_words(place(Need(1, 500), None, [held], LIMITS))
 
 
@@ -211,7 +217,7 @@ def test_lists_four_unavailable_gpus_and_counts_the_rest() -> None:
         place(
             Need(1, 500),
             None,
-            [gpu(i, unavailable=GpuObstacle(i, ObstacleKind.PAUSED)) for i in range(7)],
+            [available(i, unavailable=GpuObstacle(i, ObstacleKind.PAUSED)) for i in range(7)],
             LIMITS,
         )
     )
@@ -219,9 +225,9 @@ def test_lists_four_unavailable_gpus_and_counts_the_rest() -> None:
 
 
 def test_placement_by_share_ignores_memory() -> None:
-    full = gpu(0, allocated_share=500, committed_mib=24_576, occupied=True)
+    full = available(0, allocated_share=500, committed_mib=24_576, occupied=True)
     assert place(Need(1, 500), None, [full], LIMITS) == ("U0",)
-    assert place(Need(1, 500), None, [gpu(0, committed_mib=None)], LIMITS) == ("U0",)
+    assert place(Need(1, 500), None, [available(0, committed_mib=None)], LIMITS) == ("U0",)
     assert (
         wait_words(place(Need(1, 501), None, [full], LIMITS))
         == "needs 0.501 of a GPU, 0 free, GPU 0 0.5 free"
@@ -229,7 +235,7 @@ def test_placement_by_share_ignores_memory() -> None:
 
 
 def test_placement_by_memory_ignores_shares() -> None:
-    booked = gpu(0, allocated_share=1000, committed_mib=10_000, occupied=True)
+    booked = available(0, allocated_share=1000, committed_mib=10_000, occupied=True)
     assert place(Need(1, vram=14_064), None, [booked], LIMITS) == ("U0",)
     assert wait_words(place(Need(1, vram=14_065), None, [booked], LIMITS)) == (
         "needs 13.7 GiB of a GPU, 0 free, GPU 0 room for 13.7 GiB"
@@ -240,10 +246,10 @@ def test_placement_by_memory_ignores_shares() -> None:
 @pytest.mark.parametrize(
     ("view", "words"),
     [
-        (gpu(0, allocated_share=800, committed_mib=0), "0.2 free"),
-        (gpu(0, allocated_share=0, committed_mib=20_000), "room for 4.0 GiB"),
-        (gpu(0, allocated_share=800, committed_mib=20_000), "0.2 free"),
-        (gpu(0, allocated_share=500, committed_mib=15_000), None),
+        (available(0, allocated_share=800, committed_mib=0), "0.2 free"),
+        (available(0, allocated_share=0, committed_mib=20_000), "room for 4.0 GiB"),
+        (available(0, allocated_share=800, committed_mib=20_000), "0.2 free"),
+        (available(0, allocated_share=500, committed_mib=15_000), None),
     ],
 )
 def test_a_job_with_share_and_memory_must_fit_both(view: GpuAvailability, words: str | None) -> None:
@@ -256,20 +262,20 @@ def test_a_job_with_share_and_memory_must_fit_both(view: GpuAvailability, words:
     ids=["alone", "exclusive share", "exclusive memory"],
 )
 def test_an_exclusive_job_waits_for_all_other_jobs_to_end(need: Need) -> None:
-    assert obstacle_words(gpu(0, occupied=True), need, LIMITS) == "busy"
-    assert obstacle(gpu(0), need, LIMITS) is None
+    assert obstacle_words(available(0, occupied=True), need, LIMITS) == "busy"
+    assert obstacle(available(0), need, LIMITS) is None
 
 
 @pytest.mark.parametrize(
     "need", [Need(1, 1), Need(1, vram=1), Need(1, 1, vram=1), Need(1, 1, exclusive=True)]
 )
 def test_no_job_is_placed_beside_an_exclusive_one(need: Need) -> None:
-    held = gpu(0, allocated_share=1000, committed_mib=24_576, occupied=True)
+    held = available(0, allocated_share=1000, committed_mib=24_576, occupied=True)
     assert obstacle(held, need, LIMITS) is not None
 
 
 def test_an_exclusive_job_tolerates_foreign_processes_an_alone_job_does_not() -> None:
-    beside = gpu(0, committed_mib=5500, foreign_mib=5000, foreign_pid=8)
+    beside = available(0, committed_mib=5500, foreign_mib=5000, foreign_pid=8)
     assert obstacle(beside, Need(1, vram=9000, exclusive=True), LIMITS) is None
     assert obstacle(beside, Need(1, 1000, exclusive=True), LIMITS) is None
     assert obstacle_words(beside, Need(1, 1000, alone=True), LIMITS) == "foreign process 8 holds 4.9 GiB"
@@ -277,7 +283,7 @@ def test_an_exclusive_job_tolerates_foreign_processes_an_alone_job_does_not() ->
 
 @pytest.mark.parametrize(("mib", "idle"), [(0, True), (60, True), (200, True), (201, False)])
 def test_a_gpu_is_idle_up_to_the_idle_threshold(mib: int, idle: bool) -> None:
-    view = gpu(0, foreign_mib=mib, foreign_pid=8)
+    view = available(0, foreign_mib=mib, foreign_pid=8)
     assert (obstacle(view, Need(1, 1000, alone=True), LIMITS) is None) == idle
     assert obstacle(view, Need(1, 1000, alone=True), Limits(idle_threshold_mib=201)) is None
     assert obstacle(view, Need(1, 1000), LIMITS) is None
@@ -291,7 +297,7 @@ ALONE, EXCLUSIVE = Need(1, 1000, alone=True), Need(1, 1, exclusive=True)
 @pytest.mark.parametrize("mib", [0, 5, 200, 201, 19_660, 19_661, 23_000])
 @pytest.mark.parametrize("need", [SHARE, MEMORY, BOTH, ALONE, EXCLUSIVE], ids=str)
 def test_foreign_use_blocks_a_job_by_its_kind_of_need(need: Need, mib: int, load: float | None) -> None:
-    view = gpu(
+    view = available(
         0,
         foreign_mib=mib,
         foreign_pid=8,
@@ -320,23 +326,23 @@ def test_foreign_use_blocks_a_job_by_its_kind_of_need(need: Need, mib: int, load
 @pytest.mark.parametrize("need", [SHARE, MEMORY, ALONE], ids=str)
 def test_foreign_use_below_the_idle_threshold_never_blocks(need: Need) -> None:
     limits = Limits(mem_threshold=0.001, load_threshold=0.01, idle_threshold_mib=5000)
-    view = gpu(0, foreign_mib=5000, foreign_pid=8, mean_foreign_load=100.0, committed_mib=5500)
+    view = available(0, foreign_mib=5000, foreign_pid=8, mean_foreign_load=100.0, committed_mib=5500)
     assert obstacle(view, need, limits) is None
-    over = gpu(0, foreign_mib=5001, foreign_pid=8, mean_foreign_load=100.0)
+    over = available(0, foreign_mib=5001, foreign_pid=8, mean_foreign_load=100.0)
     assert "process 8" in (obstacle_words(over, need, limits) or "")
 
 
 def test_a_full_gpu_does_not_name_an_idle_foreign_process() -> None:
-    view = gpu(0, foreign_mib=5, foreign_pid=8, committed_mib=20_000)
+    view = available(0, foreign_mib=5, foreign_pid=8, committed_mib=20_000)
     assert obstacle_words(view, Need(1, vram=9000), LIMITS) == "room for 4.0 GiB"
 
 
 def test_a_memory_shortfall_names_the_foreign_process() -> None:
-    view = gpu(0, foreign_mib=11_000, foreign_pid=8123, committed_mib=12_100)
+    view = available(0, foreign_mib=11_000, foreign_pid=8123, committed_mib=12_100)
     assert obstacle_words(view, Need(1, vram=20_000), LIMITS) == (
         "room for 11.7 GiB, foreign process 8123 holds 10.7 GiB"
     )
-    over = gpu(0, committed_mib=30_000, occupied=True)
+    over = available(0, committed_mib=30_000, occupied=True)
     assert obstacle_words(over, Need(1, vram=1), LIMITS) == "full"
 
 
@@ -344,7 +350,7 @@ def test_a_memory_shortfall_names_the_foreign_process() -> None:
     "view",
     [
         GpuAvailability("U0", 0, None, committed_mib=None),
-        gpu(0, committed_mib=None),
+        available(0, committed_mib=None),
         GpuAvailability("U0", 0, None, committed_mib=0),
     ],
 )
@@ -363,9 +369,9 @@ def gpu_of_size(index: int, total: int, **values: object) -> GpuAvailability:
     ("gpus", "need", "chosen"),
     [
         # The fuller GPU has less left; the empty one stays free for a large job.
-        ([gpu(0), gpu(1, committed_mib=9000)], Need(1, vram=9000), ("U1",)),
-        ([gpu(0, committed_mib=9000), gpu(1, committed_mib=12_000)], Need(1, vram=9000), ("U1",)),
-        ([gpu(0, committed_mib=9000), gpu(1, committed_mib=20_000)], Need(1, vram=9000), ("U0",)),
+        ([available(0), available(1, committed_mib=9000)], Need(1, vram=9000), ("U1",)),
+        ([available(0, committed_mib=9000), available(1, committed_mib=12_000)], Need(1, vram=9000), ("U1",)),
+        ([available(0, committed_mib=9000), available(1, committed_mib=20_000)], Need(1, vram=9000), ("U0",)),
         # A small GPU precedes a large one with more memory left, whatever is in use.
         ([gpu_of_size(0, 81_920), gpu_of_size(1, 24_576)], Need(1, vram=20_000), ("U1",)),
         (
@@ -379,15 +385,19 @@ def gpu_of_size(index: int, total: int, **values: object) -> GpuAvailability:
             Need(2, vram=30_000),
             ("U0", "U2"),
         ),
-        ([gpu(0), gpu(1, committed_mib=5000), gpu(2, committed_mib=9000)], Need(2, vram=9000), ("U1", "U2")),
-        # With equal memory: the larger allocated share, then the lower load, then the lower index.
-        ([gpu(0), gpu(1, allocated_share=100)], Need(1, vram=9000), ("U1",)),
-        ([gpu(0, mean_load=9.0), gpu(1, mean_load=1.0)], Need(1, vram=9000), ("U1",)),
-        ([gpu(1), gpu(0)], Need(1, vram=9000), ("U0",)),
-        # Placement by share ignores memory.
-        ([gpu(0, committed_mib=0), gpu(1, committed_mib=20_000)], Need(1, 500), ("U0",)),
         (
-            [gpu(0, allocated_share=1, committed_mib=0), gpu(1, committed_mib=20_000)],
+            [available(0), available(1, committed_mib=5000), available(2, committed_mib=9000)],
+            Need(2, vram=9000),
+            ("U1", "U2"),
+        ),
+        # With equal memory: the larger allocated share, then the lower load, then the lower index.
+        ([available(0), available(1, allocated_share=100)], Need(1, vram=9000), ("U1",)),
+        ([available(0, mean_load=9.0), available(1, mean_load=1.0)], Need(1, vram=9000), ("U1",)),
+        ([available(1), available(0)], Need(1, vram=9000), ("U0",)),
+        # Placement by share ignores memory.
+        ([available(0, committed_mib=0), available(1, committed_mib=20_000)], Need(1, 500), ("U0",)),
+        (
+            [available(0, allocated_share=1, committed_mib=0), available(1, committed_mib=20_000)],
             Need(1, 500, vram=4000),
             ("U1",),
         ),
@@ -435,8 +445,8 @@ def test_a_need_above_every_gpu_is_infeasible_with_numbers(
 
 
 def test_a_need_is_feasible_up_to_the_last_mib_of_an_empty_gpu() -> None:
-    assert place(Need(1, vram=24_064), None, [gpu(0)], LIMITS) == ("U0",)
-    waits = place(Need(1, vram=24_064), None, [gpu(0, committed_mib=1)], LIMITS)
+    assert place(Need(1, vram=24_064), None, [available(0)], LIMITS) == ("U0",)
+    waits = place(Need(1, vram=24_064), None, [available(0, committed_mib=1)], LIMITS)
     assert isinstance(waits, WaitReason)
     assert not waits.is_infeasible
 
@@ -454,7 +464,10 @@ def test_a_gpu_of_unknown_size_counts_as_large_enough() -> None:
 
 def test_describes_gpus_of_one_size_together() -> None:
     answer = place(
-        Need(2, vram=30_720), None, [gpu(0), gpu(1), gpu_of_size(2, 8192)], Limits(margin_mib=1024)
+        Need(2, vram=30_720),
+        None,
+        [available(0), available(1), gpu_of_size(2, 8192)],
+        Limits(margin_mib=1024),
     )
     assert wait_words(answer) == (
         "infeasible: needs 30.0 GiB of each of 2 GPUs, but the largest managed GPUs have 24.0 GiB, of which"
@@ -465,6 +478,8 @@ def test_describes_gpus_of_one_size_together() -> None:
 def test_declared_memory_alone_ignores_allocated_shares() -> None:
     """A third job fits by memory beside a whole share with little memory and another job by memory."""
     assert (
-        obstacle(gpu(0, allocated_share=1037, committed_mib=600, occupied=True), Need(1, vram=300), LIMITS)
+        obstacle(
+            available(0, allocated_share=1037, committed_mib=600, occupied=True), Need(1, vram=300), LIMITS
+        )
         is None
     )

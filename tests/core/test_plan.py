@@ -11,48 +11,26 @@ from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.gpu_fault import LOST
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import JobEnd, exit_code, is_drained
-from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Facts, Gpu, PendingGroup, QueuedJob, Request
+from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Gpu, PendingGroup, QueuedJob, Request
 from gpu_scheduler.core.scheduling.gpu_availability import availability, foreign_memory
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.order import order
 from gpu_scheduler.core.scheduling.plan import need_of, plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.wait_reasons import wait_text
+from tests.core.gpu_world import gpu, group, round_of, running
 
-NOW = Now(1_700_000_000.0, 1000.0, "boot")
 LIMITS = Limits()
 HALF, WHOLE, TWO = ResourceSpec(share=500), ResourceSpec(share=1000), ResourceSpec(gpus=2, share=1000)
 
 
-def gpu(index: int, used: int = 0, processes: tuple[GpuProcess, ...] | None = (), **values: object) -> Gpu:
-    sample = GpuSample(f"U{index}", index, "GPU", 24576, used, 0.0, processes)
-    base = Gpu(f"U{index}", index, sample=sample, sampled_at=999.0, mean_load=0.0, foreign_load_at=999.0)
-    return replace(base, **values)  # type: ignore[arg-type]
-
-
-def group(
-    resources: ResourceSpec, *jobs: tuple[int, int], more: bool = False, reason: WaitReason | None = None
-) -> PendingGroup:
-    return PendingGroup(
-        resources, tuple(QueuedJob(job, priority, job) for job, priority in jobs), more, reason
-    )
-
-
-def facts(gpus: int, *groups: PendingGroup, **values: object) -> Facts:
-    return Facts(
-        NOW,
-        Settings(),
-        LlmConfig(),
-        tuple(gpu(i) for i in range(gpus)),
-        pending_groups=groups,
-        **values,  # type: ignore[arg-type]
-    )
+def whole(uuid: str, **values: object) -> Attempt:
+    return running(9, uuid, **{"share": 1000, **values})
 
 
 def starts(actions: list[act.Action]) -> dict[int, tuple[str, ...]]:
@@ -60,43 +38,37 @@ def starts(actions: list[act.Action]) -> dict[int, tuple[str, ...]]:
 
 
 def test_two_half_shares_use_one_gpu_and_a_whole_share_another() -> None:
-    found = starts(plan(facts(2, group(HALF, (1, 0), (2, 0)), group(WHOLE, (3, 0)))))
+    found = starts(plan(round_of(2, group(HALF, (1, 0), (2, 0)), group(WHOLE, (3, 0)))))
     assert found == {1: ("U0",), 2: ("U0",), 3: ("U1",)}
 
 
 def test_priority_precedes_queue_position() -> None:
-    assert starts(plan(facts(1, group(WHOLE, (2, 0), (1, 200))))) == {2: ("U0",)}
-    assert starts(plan(facts(1, group(WHOLE, (1, 200)), group(HALF, (2, 0))))) == {2: ("U0",)}
+    assert starts(plan(round_of(1, group(WHOLE, (2, 0), (1, 200))))) == {2: ("U0",)}
+    assert starts(plan(round_of(1, group(WHOLE, (1, 200)), group(HALF, (2, 0))))) == {2: ("U0",)}
 
 
 def test_a_job_that_fits_bypasses_a_blocked_one() -> None:
-    actions = plan(facts(1, group(TWO, (1, 0)), group(HALF, (2, 1))))
+    actions = plan(round_of(1, group(TWO, (1, 0)), group(HALF, (2, 1))))
     assert starts(actions) == {2: ("U0",)}
-    two_gpus = facts(2, group(TWO, (1, 0)), group(HALF, (2, 1)), attempts=(running("U0"),))
+    two_gpus = round_of(2, group(TWO, (1, 0)), group(HALF, (2, 1)), attempts=(whole("U0"),))
     actions = plan(two_gpus)
     assert starts(actions) == {2: ("U1",)}
     assert act.RecordBypassed(1) in actions
 
 
-def running(*uuids: str, **values: object) -> Attempt:
-    live = AttemptStatus(claim="live", pid=5)
-    base = Attempt(9, 99, "t", "boot", AttemptState.RUNNING, uuids, 1000, status=live, measured_at=999.0)
-    return replace(base, **values)  # type: ignore[arg-type]
-
-
 def test_jobs_behind_an_unknown_job_wait_for_the_next_round() -> None:
     lines = (group(HALF, (1, 0), (2, 0), more=True), group(WHOLE, (3, 5)))
-    assert starts(plan(facts(3, *lines))) == {1: ("U0",), 2: ("U0",)}
+    assert starts(plan(round_of(3, *lines))) == {1: ("U0",), 2: ("U0",)}
     assert [job.job_id for job, _ in order(lines)] == [1, 2, 3]
 
 
 def test_starts_jobs_behind_a_blocked_group() -> None:
     lines = (group(TWO, (1, 0), (2, 0), more=True), group(WHOLE, (3, 5)))
-    assert starts(plan(facts(2, *lines, attempts=(running("U0"),)))) == {3: ("U1",)}
+    assert starts(plan(round_of(2, *lines, attempts=(whole("U0"),)))) == {3: ("U1",)}
 
 
 def test_every_job_waits_for_unreadable_gpus_with_that_reason() -> None:
-    blind = facts(2, group(WHOLE, (1, 0)), all_sampled=False, probe_error="gone")
+    blind = round_of(2, group(WHOLE, (1, 0)), all_sampled=False, probe_error="gone")
     [wait] = plan(blind)
     assert isinstance(wait, act.SetWaitReason)
     assert wait.reason == WaitReason(WaitKind.GPUS_UNREADABLE, "gone")
@@ -104,38 +76,40 @@ def test_every_job_waits_for_unreadable_gpus_with_that_reason() -> None:
 
 
 def test_does_not_wait_for_memory_of_an_unmanaged_gpu() -> None:
-    ended = running("gone", state=AttemptState.RELEASED, released_at=999.5)
-    assert plan(facts(1, attempts=(ended,))) == [act.RecordMemoryReleased(9)]
+    ended = whole("gone", state=AttemptState.RELEASED, released_at=999.5)
+    assert plan(round_of(1, attempts=(ended,))) == [act.RecordMemoryReleased(9)]
 
 
 def test_places_nothing_before_the_first_complete_sample() -> None:
-    assert plan(facts(2, group(HALF, (1, 0)), all_sampled=False)) == []
+    assert plan(round_of(2, group(HALF, (1, 0)), all_sampled=False)) == []
 
 
 def test_records_a_wait_reason_only_when_it_changes() -> None:
-    blocked = facts(1, group(WHOLE, (1, 0)), attempts=(running("U0"),))
+    blocked = round_of(1, group(WHOLE, (1, 0)), attempts=(whole("U0"),))
     wait = next(a for a in plan(blocked) if isinstance(a, act.SetWaitReason))
     assert wait.reason == WaitReason(WaitKind.NO_FREE_GPU, need=Need(1, 1000))
     assert wait_text(wait.reason) == "needs 1 free GPU, 0 free"
-    again = facts(1, group(WHOLE, (1, 0), reason=wait.reason), attempts=(running("U0"),))
+    again = round_of(1, group(WHOLE, (1, 0), reason=wait.reason), attempts=(whole("U0"),))
     assert plan(again) == []
 
 
 def test_a_gpu_accepts_no_jobs_until_its_ended_attempt_has_released_it() -> None:
-    ended = running("U0", state=AttemptState.ENDED, survivors=(77,), swept_at=999.5, signalled_at=999.5)
+    ended = whole("U0", state=AttemptState.ENDED, survivors=(77,), swept_at=999.5, signalled_at=999.5)
     wait = next(
-        a for a in plan(facts(1, group(HALF, (1, 0)), attempts=(ended,))) if isinstance(a, act.SetWaitReason)
+        a
+        for a in plan(round_of(1, group(HALF, (1, 0)), attempts=(ended,)))
+        if isinstance(a, act.SetWaitReason)
     )
-    assert "quarantined: job 99 left process 77" in wait_text(wait.reason)
+    assert "quarantined: job 90 left process 77" in wait_text(wait.reason)
     released = replace(ended, state=AttemptState.RELEASED, released_at=999.5)  # the sample is older
     wait = next(
         a
-        for a in plan(facts(1, group(HALF, (1, 0)), attempts=(released,)))
+        for a in plan(round_of(1, group(HALF, (1, 0)), attempts=(released,)))
         if isinstance(a, act.SetWaitReason)
     )
     assert "awaiting memory release" in wait_text(wait.reason)
     cool = replace(released, released_at=998.0)
-    actions = plan(facts(1, group(HALF, (1, 0)), attempts=(cool,)))
+    actions = plan(round_of(1, group(HALF, (1, 0)), attempts=(cool,)))
     assert actions[0] == act.RecordMemoryReleased(9)
     assert starts(actions) == {1: ("U0",)}
 
@@ -143,28 +117,28 @@ def test_a_gpu_accepts_no_jobs_until_its_ended_attempt_has_released_it() -> None
 def test_foreign_memory_counts_processes_without_an_attempt() -> None:
     listed = (GpuProcess(1, 5000), GpuProcess(2, 3000), GpuProcess(3, 400, graphics_only=True))
     ours = gpu(0, 8500, listed, owners={1: 9, 2: None, 3: None})
-    assert foreign_memory(ours, (running("U0"),), LIMITS) == 3000
-    shown = availability(ours, replace(facts(0), gpus=(ours,), attempts=(running("U0", share=500),)))
+    assert foreign_memory(ours, (whole("U0"),), LIMITS) == 3000
+    shown = availability(ours, replace(round_of(0), gpus=(ours,), attempts=(whole("U0", share=500),)))
     assert (shown.allocated_share, shown.foreign_mib, shown.foreign_pid) == (500, 3000, 2)
 
 
 def test_a_misplaced_process_counts_as_foreign() -> None:
     stray = gpu(1, 5000, (GpuProcess(1, 5000),), owners={1: 9})
-    shown = availability(stray, replace(facts(0), gpus=(stray,), attempts=(running("U0"),)))
+    shown = availability(stray, replace(round_of(0), gpus=(stray,), attempts=(whole("U0"),)))
     assert (shown.allocated_share, shown.foreign_mib, shown.foreign_pid) == (0, 5000, 1)
 
 
 def test_foreign_memory_falls_back_to_totals_without_a_process_list() -> None:
     blind = gpu(0, 20_000, None)
     assert foreign_memory(blind, (), LIMITS) == 20_000
-    half = running("U0", share=500, baseline_mib={"U0": 1000})
+    half = whole("U0", share=500, baseline_mib={"U0": 1000})
     assert foreign_memory(blind, (half,), LIMITS) == 20_000 - 12_288
     assert foreign_memory(gpu(0, 9000, None), (half,), LIMITS) == 1000
 
 
 def answered(*requests: tuple[str, str], **values: object) -> list[act.Action]:
     made = tuple(Request(n, verb, target) for n, (verb, target) in enumerate(requests, 1))
-    return plan(facts(1, requests=made, **values))
+    return plan(round_of(1, requests=made, **values))
 
 
 QUEUED = {7: JobFact(7, JobState.QUEUED)}
@@ -208,21 +182,21 @@ def test_a_second_request_for_a_job_waits_for_the_first() -> None:
 
 
 def test_a_cancel_is_recorded_before_its_attempt_is_reconciled() -> None:
-    late = running("U0", state=AttemptState.STARTING, status=AttemptStatus(), launch_deadline=0.0)
-    assert plan(facts(1, attempts=(late,))) == [act.Relaunch(9)]
-    wish = (Request(1, "cancel", "99"),)
-    actions = plan(facts(1, attempts=(late,), requests=wish, jobs={99: JobFact(99, JobState.STARTING)}))
+    late = whole("U0", state=AttemptState.STARTING, status=AttemptStatus(), launch_deadline=0.0)
+    assert plan(round_of(1, attempts=(late,))) == [act.Relaunch(9)]
+    wish = (Request(1, "cancel", "90"),)
+    actions = plan(round_of(1, attempts=(late,), requests=wish, jobs={90: JobFact(90, JobState.STARTING)}))
     assert [type(action).__name__ for action in actions] == ["RecordCancel", "AnswerRequest"]
 
 
 def test_stop_with_jobs_cancels_them_and_starts_none() -> None:
     stop = (Request(1, "stop", args={"jobs": True, "grace_s": 2}),)
-    asked = facts(2, group(HALF, (1, 0)), attempts=(running("U0"),), requests=stop)
-    assert plan(asked) == [act.RecordCancel(99, "cancelled", 2.0)]
-    dying = running("U0", cancel=Cancel("cancelled", 2.0), signalled_at=999.9, state=AttemptState.STOPPING)
+    asked = round_of(2, group(HALF, (1, 0)), attempts=(whole("U0"),), requests=stop)
+    assert plan(asked) == [act.RecordCancel(90, "cancelled", 2.0)]
+    dying = whole("U0", cancel=Cancel("cancelled", 2.0), signalled_at=999.9, state=AttemptState.STOPPING)
     told = replace(dying, status=AttemptStatus(claim="live", stop=StopRequest("cancelled", 2.0)))
     assert plan(replace(asked, attempts=(told,))) == []
-    gone = running("U0", state=AttemptState.RELEASED, released_at=998.0)
+    gone = whole("U0", state=AttemptState.RELEASED, released_at=998.0)
     assert [type(a).__name__ for a in plan(replace(asked, attempts=(gone,)))] == [
         "EndScheduler",
         "AnswerRequest",
@@ -231,19 +205,19 @@ def test_stop_with_jobs_cancels_them_and_starts_none() -> None:
 
 def test_removing_hold_from_a_line_releases_only_jobs_held_by_it() -> None:
     drop = (Request(1, "set", "7", {"name": "hold", "value": False}),)
-    by_line = plan(facts(1, requests=drop, jobs={7: JobFact(7, JobState.HELD, held_by="line")}))
+    by_line = plan(round_of(1, requests=drop, jobs={7: JobFact(7, JobState.HELD, held_by="line")}))
     assert act.RequeueJob(7, StateReason(ReasonKind.RELEASED_BY_LINE)) in by_line
-    by_user = plan(facts(1, requests=drop, jobs={7: JobFact(7, JobState.HELD, held_by="user")}))
+    by_user = plan(round_of(1, requests=drop, jobs={7: JobFact(7, JobState.HELD, held_by="user")}))
     assert not any(isinstance(a, act.RequeueJob) for a in by_user)
 
 
 def test_a_drain_ends_when_every_waiting_job_needs_the_user() -> None:
-    idle = facts(2)
+    idle = round_of(2)
     assert is_drained(idle, [], False)
     assert not is_drained(idle, [HALF], False)
     assert not is_drained(idle, [], True)
     assert is_drained(idle, [ResourceSpec(gpus=3)], False)
-    assert not is_drained(replace(idle, attempts=(running("U0"),)), [], False)
+    assert not is_drained(replace(idle, attempts=(whole("U0"),)), [], False)
     paused = replace(idle, gpus=tuple(replace(g, paused=True) for g in idle.gpus))
     assert is_drained(paused, [HALF], False)
     assert is_drained(replace(idle, all_sampled=False), [], False)
@@ -272,24 +246,24 @@ def test_exit_codes(ending: JobEnd, code: int) -> None:
 
 
 def test_places_nothing_in_a_round_that_finishes_an_attempt() -> None:
-    starting = running("U0", state=AttemptState.STARTING)
-    actions = plan(facts(2, group(HALF, (1, 0)), attempts=(starting,)))
-    assert actions == [act.Transition(99, 9, JobState.RUNNING)]
+    starting = whole("U0", state=AttemptState.STARTING)
+    actions = plan(round_of(2, group(HALF, (1, 0)), attempts=(starting,)))
+    assert actions == [act.Transition(90, 9, JobState.RUNNING)]
 
 
 def test_records_a_bypassed_job_once_and_no_infeasible_one() -> None:
     far = ResourceSpec(gpus=9)
-    assert act.RecordBypassed(1) not in plan(facts(1, group(far, (1, 0)), group(HALF, (2, 1))))
-    waiting = PendingGroup(TWO, (QueuedJob(1, 0, 1, bypassed=True),))
-    found = plan(facts(2, waiting, group(HALF, (2, 1), (3, 1)), attempts=(running("U0"),)))
+    assert act.RecordBypassed(1) not in plan(round_of(1, group(far, (1, 0)), group(HALF, (2, 1))))
+    bypassed = PendingGroup(TWO, (QueuedJob(1, 0, 1, bypassed=True),))
+    found = plan(round_of(2, bypassed, group(HALF, (2, 1), (3, 1)), attempts=(whole("U0"),)))
     assert not any(isinstance(a, act.RecordBypassed) for a in found)
-    found = plan(facts(2, group(TWO, (1, 0)), group(HALF, (2, 1), (3, 1)), attempts=(running("U0"),)))
+    found = plan(round_of(2, group(TWO, (1, 0)), group(HALF, (2, 1), (3, 1)), attempts=(whole("U0"),)))
     assert [a for a in found if isinstance(a, act.RecordBypassed)] == [act.RecordBypassed(1)]
 
 
 def test_a_start_records_unattributed_memory_as_its_baseline() -> None:
     left = gpu(0, 900, (GpuProcess(1, 300),), owners={1: None}, foreign_peaks={(1, 0.0): 300})
-    [start] = plan(replace(facts(0, group(HALF, (1, 0))), gpus=(left,)))
+    [start] = plan(replace(round_of(0, group(HALF, (1, 0))), gpus=(left,)))
     assert start == act.Start(1, ("U0",), 500, (("U0", 600),))
 
 
@@ -302,14 +276,14 @@ def test_a_gpu_without_a_sample_or_with_a_fault_accepts_no_jobs() -> None:
 
 
 def wait_reason_on(one: Gpu) -> str:
-    [wait] = plan(replace(facts(0, group(HALF, (1, 0))), gpus=(one,)))
+    [wait] = plan(replace(round_of(0, group(HALF, (1, 0))), gpus=(one,)))
     assert isinstance(wait, act.SetWaitReason)
     return wait_text(wait.reason)
 
 
 def test_a_released_attempt_has_no_allocation() -> None:
     shown = availability(
-        gpu(0), facts(1, attempts=(running("U0", state=AttemptState.RELEASED, released_at=990.0),))
+        gpu(0), round_of(1, attempts=(whole("U0", state=AttemptState.RELEASED, released_at=990.0),))
     )
     assert shown.allocated_share == 0
 
@@ -318,31 +292,31 @@ def test_names_the_largest_foreign_process_and_falls_back_to_totals() -> None:
     vague = gpu(0, 7000, (GpuProcess(1, None), GpuProcess(2, 50)))
     assert foreign_memory(vague, (), LIMITS) == 7000
     crowd = gpu(0, 7000, (GpuProcess(1, 10), GpuProcess(2, 5000), GpuProcess(3, 60)))
-    assert availability(crowd, facts(1)).foreign_pid == 2
+    assert availability(crowd, round_of(1)).foreign_pid == 2
 
 
 def test_a_drain_considers_the_allowed_gpus_of_a_line() -> None:
-    paused = tuple(replace(g, paused=g.index == 0) for g in facts(2).gpus)
-    assert is_drained(replace(facts(2), gpus=paused), [ResourceSpec(share=500, allowed=(0,))], False)
-    assert not is_drained(replace(facts(2), gpus=paused), [ResourceSpec(share=500, allowed=(0, 1))], False)
+    paused = tuple(replace(g, paused=g.index == 0) for g in round_of(2).gpus)
+    assert is_drained(replace(round_of(2), gpus=paused), [ResourceSpec(share=500, allowed=(0,))], False)
+    assert not is_drained(replace(round_of(2), gpus=paused), [ResourceSpec(share=500, allowed=(0, 1))], False)
 
 
 def test_resume_and_requeue_carry_their_reasons() -> None:
     assert answered(("resume", "U0"))[0] == act.SetPaused("U0", False)
     wish = (Request(1, "requeue", "7", {"added_to": "jobs.txt"}),)
     done = {7: JobFact(7, JobState.FINISHED, Outcome.FAILED)}
-    assert plan(facts(1, requests=wish, jobs=done))[0] == act.RequeueJob(
+    assert plan(round_of(1, requests=wish, jobs=done))[0] == act.RequeueJob(
         7, StateReason(ReasonKind.LINE_ADDED_AGAIN, subject="jobs.txt")
     )
     cancel = (Request(1, "set", "7", {"name": "cancel", "value": True}),)
     assert act.FinishJob(7, Outcome.CANCELLED, StateReason(ReasonKind.CANCELLED_BY_LINE)) in plan(
-        facts(1, requests=cancel, jobs=QUEUED)
+        round_of(1, requests=cancel, jobs=QUEUED)
     )
 
 
 def test_every_job_waits_for_a_storage_issue_with_that_reason() -> None:
     disk = WaitReason(WaitKind.STORAGE, "disk")
-    full = facts(
+    full = round_of(
         2, group(HALF, (1, 0)), group(TWO, (2, 0), reason=disk), storage_issue="disk", probe_error="hangs"
     )
     assert plan(full) == [act.SetWaitReason(HALF.key(), disk)]
@@ -358,7 +332,7 @@ def gpu_of_size(index: int, total: int | None, **values: object) -> Gpu:
 
 def test_a_drain_does_not_wait_for_a_job_larger_than_every_gpu() -> None:
     small, large = gpu_of_size(0, 8192), gpu_of_size(1, 24_576)
-    both = replace(facts(0), gpus=(small, large))
+    both = replace(round_of(0), gpus=(small, large))
     nine = ResourceSpec(vram=9000)
     assert not is_drained(both, [nine], False)
     assert is_drained(both, [nine, ResourceSpec(vram=9000, gpus=2)], False) is False
@@ -389,7 +363,7 @@ FAMILY = '["train.py", null]'
 def test_learned_memory_applies_if_it_leaves_room_on_a_gpu(learned: int | None, alone: bool) -> None:
     ask = ResourceSpec(is_command=True, workload_class=FAMILY)
     known = {} if learned is None else {FAMILY: learned}
-    world = facts(1, group(ask, (1, 0), (2, 0)), learned_mib=known)
+    world = round_of(1, group(ask, (1, 0), (2, 0)), learned_mib=known)
     [start] = [a for a in plan(world) if isinstance(a, act.Start) and a.job_id == 1]
     assert (start.whole, start.vram) == ((True, None) if alone else (False, learned))
     need = need_of(ask, replace(world, settings=Settings(exclusive=True)))
@@ -398,7 +372,9 @@ def test_learned_memory_applies_if_it_leaves_room_on_a_gpu(learned: int | None, 
 
 
 def test_learned_memory_is_compared_with_the_allowed_gpus() -> None:
-    world = replace(facts(0), gpus=(gpu_of_size(0, 8192), gpu_of_size(1, 24_576)), learned_mib={FAMILY: 9000})
+    world = replace(
+        round_of(0), gpus=(gpu_of_size(0, 8192), gpu_of_size(1, 24_576)), learned_mib={FAMILY: 9000}
+    )
     assert need_of(ResourceSpec(is_command=True, workload_class=FAMILY), world).vram == 9000
     assert need_of(ResourceSpec(is_command=True, workload_class=FAMILY, allowed=(0,)), world).alone
     assert need_of(ResourceSpec(is_command=True, workload_class="another"), world).alone
@@ -407,16 +383,18 @@ def test_learned_memory_is_compared_with_the_allowed_gpus() -> None:
 
 def test_reports_an_infeasible_need_with_numbers_until_the_gpus_change() -> None:
     ask = ResourceSpec(vram=30_000)
-    [wait] = plan(facts(2, group(ask, (1, 0))))
+    [wait] = plan(round_of(2, group(ask, (1, 0))))
     assert isinstance(wait, act.SetWaitReason)
     assert wait.reason.is_infeasible
     assert wait_text(wait.reason) == (
         "infeasible: needs 29.3 GiB of a GPU, but the largest managed GPU has 24.0 GiB, of which 23.5 GiB"
         " can be given to jobs (margin 512 MiB)"
     )
-    larger = replace(facts(0, group(ask, (1, 0), reason=wait.reason)), gpus=(gpu(0), gpu_of_size(1, 81_920)))
+    larger = replace(
+        round_of(0, group(ask, (1, 0), reason=wait.reason)), gpus=(gpu(0), gpu_of_size(1, 81_920))
+    )
     assert starts(plan(larger)) == {1: ("U1",)}
-    busy = replace(larger, attempts=(running("U1", whole=True),))
+    busy = replace(larger, attempts=(whole("U1", whole=True),))
     [wait] = plan(busy)
     assert isinstance(wait, act.SetWaitReason)
     assert (wait.reason.is_infeasible, wait_text(wait.reason)) == (
@@ -434,7 +412,7 @@ def test_a_start_allocates_what_was_declared() -> None:
         ResourceSpec(),
         ResourceSpec(llm="qwen"),
     )
-    world = facts(7, *(group(ask, (n, 0)) for n, ask in enumerate(asks, 1)))
+    world = round_of(7, *(group(ask, (n, 0)) for n, ask in enumerate(asks, 1)))
     world = replace(world, config=LlmConfig(models={"qwen": Requirement(1000)}))
     found = [
         (a.job_id, len(a.gpus), a.share, a.vram, a.whole, a.assumed)
