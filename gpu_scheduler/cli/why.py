@@ -25,7 +25,7 @@ from gpu_scheduler.attempts.observe import observe_attempt
 from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.terminal import stdout_screen
 from gpu_scheduler.core.command.build import conda_environment
-from gpu_scheduler.core.failure.last_error import rendered_lines
+from gpu_scheduler.core.failure.log_lines import rendered_lines
 from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.failure.last_error import last_error, rendered_lines
+from gpu_scheduler.core.failure.log_end import LogEnd
+from gpu_scheduler.core.failure.log_lines import rendered_lines
+
+
+def last_error(tail: str, max_lines_after: int | None = None) -> str | None:
+    return LogEnd(tail).error(max_lines_after)
+
 
 PLAIN = """\
 epoch 1

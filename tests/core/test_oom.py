@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.failure.oom import cuda_oom
-from gpu_scheduler.core.failure.oom_signatures import KEYWORDS, PRINTED_ERROR, SIGNATURES, Signature
+from gpu_scheduler.core.failure.log_end import LogEnd
+from gpu_scheduler.core.failure.log_patterns import PRINTED_ERROR
+from gpu_scheduler.core.failure.oom_signatures import KEYWORDS, SIGNATURES, Signature
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "oom"
 
@@ -26,6 +27,10 @@ class Case(NamedTuple):
     name: str
     tail: str
     expected: str | None
+
+
+def cuda_oom(tail: str) -> str | None:
+    return LogEnd(tail).cuda_oom()
 
 
 def read_case(path: Path) -> Case:

@@ -5,6 +5,15 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from gpu_scheduler.core.failure.log_patterns import (
+    ADVICE,
+    CLAUSE_END,
+    CLAUSE_START,
+    HANDLED,
+    MENTION,
+    PRINTED_ERROR,
+)
+
 
 class Signature(NamedTuple):
     """One library's message about exhausted GPU memory, with an example that only this signature matches.
@@ -172,35 +181,35 @@ KEYWORDS = (
     *("no executable batch size", "pool size exceeded"),
 )
 
-#: Text that a program prints after it caught the error. The same words occur in help, settings and
-#: statistics: they report exhausted memory only between CLAUSE_START and CLAUSE_END.
-PRINTED_ERROR = re.compile(
-    r"(?i:\b(?:CUDA|HIP) out of memory\b)"
-    r"|(?<![\w.])(?:(?:CUDA |torch\.(?:cuda\.)?)?OutOfMemoryError)\b(?!: (?!.{0,200}(?:CUDA|HIP|GPU)\b))"
-)
-#: Start of a clause: a line start, a log's time or level, punctuation, some verbs, a JSON log's message.
-CLAUSE_START = re.compile(
-    r"(?i)(?:^\W*|[:\]>|!*)]\s*|[^\w\s\x00-\x7f]\s*|[.-]\s+|\d\d:\d\d(?::[\d.,]+)?\s+|<class '"
-    r"|\b(?:error|exception|fatal|critical|warning|info|caught|got|hit|encountered|raised|due to|because of"
-    r"|caused by|(?:failed|crashed|died|ended|exit(?:ed|ing)|abort(?:ed|ing)|stopp(?:ed|ing)|terminated)"
-    r" (?:with|on|by|from))\s+(?:an? |the )?|\"(?:message|msg|error|exception|event|reason)\": ?\")$"
-)
-#: End of a clause, or words that go on with the time or place of the error.
-CLAUSE_END = re.compile(
-    r"(?i)(?:'>|\(\))?(?:\s+(?:error|exception))?"
-    r"(?:\s*$|[.!]+(?:[\s\"')*]|$)|\s*[;)*\"]|,\s|\s+\(|\s+[^\w\s|]+\s|:\s+(?![\d.]+\b)\S+\s+\S"
-    r"|\s+(?:encountered|occurred|detected|raised|caught|during|while|at|in|on|for|with)\b)"
-)
-#: Words before an error name that only mention it: a setting, a list item, advice, another run.
-MENTION = re.compile(
-    r"(?i)(?:^\s*-\s+|^\W*(?:if|when|in case|note|hint|tip|to avoid)\b.*|[=(\[{,/`]\s*(?:<class )?['\"]?"
-    r"|\b(?:previous|earlier|prior|last (?:run|try|attempt|time)|of a run|expected|known|simulat\w+)\b.*"
-    r"|(?:^|[\W_])(?:on|catch(?:es|ing)?|except|handl\w*|retry\w*|retries|ignor\w*|skip\w*|notes?|hints?"
-    r"|tips?|see|faq|examples?|patterns?|match\w*|expect\w*|avoid\w*|prevent\w*|recover\w*|common|possible"
-    r"|oom_\w+)\W*|\w_oom\W*)$"
-)
-#: Words in a line of a program that went on, or that counts such errors.
-HANDLED = re.compile(
-    r"(?i)\b(?:handl(?:ed|ers?|ing)|recover(?:ed|ing|y)|ignor(?:ed|ing)|continuing|resum(?:ed|ing)|survived"
-    r"|counte?r?|events?|policy|hook|callback|enabled|disabled|supported)\b|\w=(?:True|False|None)\b"
-)
+#: Characters that are searched on each side of a report.
+_CONTEXT_CHARS = 200
+
+
+def has_keyword(text: str) -> bool:
+    """Returns whether the text may match a signature."""
+    lower = text.lower()
+    return any(word in lower for word in KEYWORDS)
+
+
+def is_signature(text: str) -> bool:
+    """Returns whether the line is a library's report that GPU memory is exhausted."""
+    for row in SIGNATURES:
+        found = row.pattern.search(text)
+        if found is not None:
+            before = text[: found.start()]
+            return not ADVICE.search(before) and not (
+                row.is_error_name and MENTION.search(before[-_CONTEXT_CHARS:])
+            )
+    return False
+
+
+def is_printed_oom(text: str) -> bool:
+    """Returns whether the line is a program's own message that it ran out of GPU memory."""
+    if HANDLED.search(text):
+        return False
+    for found in PRINTED_ERROR.finditer(text):
+        before = text[max(0, found.start() - _CONTEXT_CHARS) : found.start()]
+        behind = text[found.end() : found.end() + _CONTEXT_CHARS]
+        if CLAUSE_START.search(before) and CLAUSE_END.match(behind):
+            return not MENTION.search(before) and not ADVICE.search(before)
+    return False
