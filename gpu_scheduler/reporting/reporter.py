@@ -31,7 +31,7 @@ from gpu_scheduler.views.event_messages import message_of
 log = logging.getLogger(__name__)
 
 #: Key of the last reported event ids in the store: [in the log, in the journal].
-_POSITIONS_KEY = "told"
+_POSITIONS_KEY = "reported_events"
 #: Its name in the message that it cannot be written.
 _POSITIONS = "log position"
 #: Seconds after which a failed write is retried.

@@ -45,13 +45,13 @@ def gpu(
     if need.vram is not None:
         measured += _headroom(view, limits)
     if allowed is not None and view.index not in allowed:
-        says = f"not allowed for this job, which may use {format_gpu_list(allowed)}"
-        return ok(Check.GPU, f"{says}; {measured}", view.index)
+        message = f"not allowed for this job, which may use {format_gpu_list(allowed)}"
+        return ok(Check.GPU, f"{message}; {measured}", view.index)
     why = obstacle(view, need, limits)
     if why is None:
         return ok(Check.GPU, f"takes it; {measured}", view.index)
-    says = f"does not take it: {obstacle_text(why)}; {measured}"
-    return warn(Check.GPU, says, obstacle_remedy(why), view.index)
+    message = f"does not take it: {obstacle_text(why)}; {measured}"
+    return warn(Check.GPU, message, obstacle_remedy(why), view.index)
 
 
 def _measurements(view: GpuAvailability, need: Need, limits: Limits, holders: Collection[int]) -> str:

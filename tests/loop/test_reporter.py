@@ -326,7 +326,7 @@ def test_journal_has_every_event_once(harness: ReporterHarness) -> None:
 
 def _behind(harness: ReporterHarness) -> None:
     """Killed after the lines were appended and before the position was saved."""
-    harness.store.db.set_meta("told", "[3, 1]")
+    harness.store.db.set_meta("reported_events", "[3, 1]")
 
 
 def _torn(harness: ReporterHarness) -> None:
@@ -338,7 +338,7 @@ def _torn(harness: ReporterHarness) -> None:
 def _torn_at_once(harness: ReporterHarness) -> None:
     """Killed while writing the first line."""
     harness.journal.write_bytes(b'{"id": 1, "at": "2026-')
-    harness.store.db.set_meta("told", "[0, 0]")
+    harness.store.db.set_meta("reported_events", "[0, 0]")
 
 
 def _lost(harness: ReporterHarness) -> None:
@@ -405,7 +405,7 @@ def test_reports_again_if_a_power_cut_lost_reported_events(
 ) -> None:
     job = harness.job()
     harness.update()
-    harness.store.db.set_meta("told", "[100, 100]")
+    harness.store.db.set_meta("reported_events", "[100, 100]")
     harness.restart()
     harness.record(act.HoldJob(job, "user", worded("held by the user")))
     harness.update()

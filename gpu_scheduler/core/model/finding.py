@@ -88,19 +88,19 @@ class Finding:
         return str(self.check) if self.gpu is None else f"{self.check} {self.gpu}"
 
 
-def ok(check: Check, says: str, gpu: int | None = None) -> Finding:
+def ok(check: Check, message: str, gpu: int | None = None) -> Finding:
     """Returns a finding that needs no action."""
-    return Finding(check, "ok", says, gpu=gpu)
+    return Finding(check, "ok", message, gpu=gpu)
 
 
-def warn(check: Check, says: str, remedy: str, gpu: int | None = None) -> Finding:
+def warn(check: Check, message: str, remedy: str, gpu: int | None = None) -> Finding:
     """Returns a finding of something that may go wrong."""
-    return Finding(check, "warn", says, remedy, gpu)
+    return Finding(check, "warn", message, remedy, gpu)
 
 
-def bad(check: Check, says: str, remedy: str, gpu: int | None = None) -> Finding:
+def bad(check: Check, message: str, remedy: str, gpu: int | None = None) -> Finding:
     """Returns a finding of something that will not work."""
-    return Finding(check, "bad", says, remedy, gpu)
+    return Finding(check, "bad", message, remedy, gpu)
 
 
 def from_health_issue(issue: HealthIssue) -> Finding:

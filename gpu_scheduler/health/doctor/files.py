@@ -62,18 +62,18 @@ def _free_space(check: Check, path: Path) -> Finding:
     while not there.exists():
         there = there.parent
     free = shutil.disk_usage(there).free
-    says = f"{path}{'' if there == path else ' (not created yet)'}, {free / 1024**3:.1f} GiB free"
+    message = f"{path}{'' if there == path else ' (not created yet)'}, {free / 1024**3:.1f} GiB free"
     if there == path and (open_to := _other_writers(path)) is not None:
-        return warn(check, f"{says}; {open_to}", f"chmod go-w {path}")
-    return warn(check, says, "free space there") if free < _LOW_SPACE_BYTES else ok(check, says)
+        return warn(check, f"{message}; {open_to}", f"chmod go-w {path}")
+    return warn(check, message, "free space there") if free < _LOW_SPACE_BYTES else ok(check, message)
 
 
 def store_findings(data_dir: DataDir) -> Iterator[Finding]:
     """Yields the findings about the store: its file system, its database, its backups and attempt folders."""
     kind = kind_of(data_dir.folder)
     if is_shared(kind):
-        says = f"{data_dir.folder} is on {kind}, whose locks and files several hosts share"
-        yield bad(Check.FILE_SYSTEM, says, "name a folder on a local disk with --data-dir")
+        message = f"{data_dir.folder} is on {kind}, whose locks and files several hosts share"
+        yield bad(Check.FILE_SYSTEM, message, "name a folder on a local disk with --data-dir")
     else:
         yield ok(Check.FILE_SYSTEM, f"{kind or 'unknown'}, under {data_dir.folder}")
     try:
@@ -81,13 +81,13 @@ def store_findings(data_dir: DataDir) -> Iterator[Finding]:
         if data_dir.folder.is_dir():
             check_entries(data_dir.folder)
     except SchedulerError as error:
-        says, _, remedy = str(error).partition("\n")
-        yield bad(Check.DATABASE, says, remedy or "name a state file that you own with --state-file")
+        message, _, remedy = str(error).partition("\n")
+        yield bad(Check.DATABASE, message, remedy or "name a state file that you own with --state-file")
         return
     owner = data_dir.other_host()
     if owner is not None:  # the other host would not see even a reader's locks
-        says = f"{data_dir.database} belongs to host {owner.name}, and is not read from here"
-        yield warn(Check.DATABASE, says, f"run `doctor` on {owner.name}")
+        message = f"{data_dir.database} belongs to host {owner.name}, and is not read from here"
+        yield warn(Check.DATABASE, message, f"run `doctor` on {owner.name}")
         return
     if is_missing_or_empty(data_dir.database):
         yield _missing_database(data_dir)
@@ -116,13 +116,15 @@ def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
     if there:
         age_s = time.time() - there[0].made_at
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(there[0].made_at))
-        says = f"{len(there)} in {data_dir.backups}, the newest from {when}"
+        message = f"{len(there)} in {data_dir.backups}, the newest from {when}"
         if age_s > _MAX_BACKUP_AGE_S and scheduler_pid(data_dir.lock) is not None:
             yield warn(
-                Check.BACKUPS, f"{says}, though a scheduler runs", f"see {data_dir.main_log} for the reason"
+                Check.BACKUPS,
+                f"{message}, though a scheduler runs",
+                f"see {data_dir.main_log} for the reason",
             )
         else:
-            yield ok(Check.BACKUPS, says)
+            yield ok(Check.BACKUPS, message)
     else:
         yield ok(Check.BACKUPS, "none yet: a scheduler makes one soon after its start, then one a day")
     try:
@@ -135,8 +137,10 @@ def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
         return  # reported above
     if unknown_folders:
         jobs = format_ranges(sorted({one.job_id for one in unknown_folders}))
-        says = f"{len(unknown_folders)} in {data_dir.runs} of job {jobs} are not in the store, which is older"
-        yield bad(Check.ATTEMPTS, says, _RESTORE_REMEDY)
+        message = (
+            f"{len(unknown_folders)} in {data_dir.runs} of job {jobs} are not in the store, which is older"
+        )
+        yield bad(Check.ATTEMPTS, message, _RESTORE_REMEDY)
 
 
 def _integrity(path: Path) -> Finding:
@@ -214,27 +218,27 @@ def scheduler(data_dir: DataDir) -> Finding:
     owner = data_dir.other_host()
     if owner is not None:
         here = this_host().name
-        says = f"the store of {data_dir.state_file} belongs to host {owner.name}, this is host {here}"
+        message = f"the store of {data_dir.state_file} belongs to host {owner.name}, this is host {here}"
         remedy = f"start it on {owner.name}; if that host is gone or was renamed to this: `start --take-over`"
-        return bad(Check.SCHEDULER, f"{says}: no scheduler can start here", remedy)
+        return bad(Check.SCHEDULER, f"{message}: no scheduler can start here", remedy)
     pid = scheduler_pid(data_dir.lock)
     return ok(Check.SCHEDULER, "not running" if pid is None else f"running, {pid_text(pid)}")
 
 
-def _check_permissions(check: Check, path: Path, says: str, *, trust: bool) -> Finding:
+def _check_permissions(check: Check, path: Path, message: str, *, trust: bool) -> Finding:
     """Returns the finding about a usable file: ok unless other users could change or replace it."""
     allowed = safe_file.trusted_owners(path)
     for place in (path, path.parent):
         status = place.stat()
         if status.st_uid not in allowed:
-            says = f"{place} belongs to uid {status.st_uid}, who can change what runs here"
+            message = f"{place} belongs to uid {status.st_uid}, who can change what runs here"
             judge = warn if trust else bad
-            return judge(check, says, f"sudo chown {os.geteuid()} {place}, or use a folder that you own")
+            return judge(check, message, f"sudo chown {os.geteuid()} {place}, or use a folder that you own")
         who = _other_writers(place)
         if who is not None:
             judge = bad if status.st_mode & stat.S_IWOTH and not trust else warn
             return judge(check, f"{place} {who}, who can change what runs here", f"chmod go-w {place}")
-    return ok(check, f"{path}; {says}")
+    return ok(check, f"{path}; {message}")
 
 
 def _other_writers(path: Path) -> str | None:

@@ -33,8 +33,8 @@ def probe(kind: ProbeKind, simulate: str | None, visible: str | None) -> Iterato
         try:
             snapshot = asked.first_sample(PROBE_TIMEOUT_S)
         except GpuStateError as error:
-            says, _, remedy = str(error).partition("\n")
-            yield bad(Check.PROBE, says, remedy or "check whether `nvidia-smi` answers")
+            message, _, remedy = str(error).partition("\n")
+            yield bad(Check.PROBE, message, remedy or "check whether `nvidia-smi` answers")
             return
     managed, note = restrict_to_visible(snapshot.gpus, visible)
     if note is not None:
@@ -52,7 +52,7 @@ def _gpu(gpu: GpuSample) -> Finding:
         name for name, value in (("memory", gpu.used_mib), ("load", gpu.load_percent)) if value is None
     ]
     if unknown:
-        says = f"{gpu.name}: {' and '.join(unknown)} cannot be read"
-        return warn(Check.GPU, says, f"check it with `nvidia-smi -q -i {gpu.index}`", gpu.index)
+        message = f"{gpu.name}: {' and '.join(unknown)} cannot be read"
+        return warn(Check.GPU, message, f"check it with `nvidia-smi -q -i {gpu.index}`", gpu.index)
     memory = f"{gpu.used_mib} of {gpu.total_mib} MiB in use"
     return ok(Check.GPU, f"{gpu.name}, {memory}, load {gpu.load_percent:.0f} %", gpu.index)

@@ -34,8 +34,8 @@ def unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iter
     """Yields a finding if the job's line allows GPUs that the scheduler does not manage."""
     missing = [index for index in allowed or () if index not in managed]
     if missing:
-        says = f"{format_gpu_list(missing)}: not managed; managed: {format_gpu_list(managed) or 'none'}"
-        yield warn(Check.ALLOWED_GPUS, says, "correct its line, or use `start --gpus`")
+        message = f"{format_gpu_list(missing)}: not managed; managed: {format_gpu_list(managed) or 'none'}"
+        yield warn(Check.ALLOWED_GPUS, message, "correct its line, or use `start --gpus`")
 
 
 def environment(spec: JobSpec, conda: str | None, conda_sh: str | None) -> Iterator[Finding]:
@@ -43,17 +43,17 @@ def environment(spec: JobSpec, conda: str | None, conda_sh: str | None) -> Itera
     if not os.path.isdir(spec.cwd):
         yield bad(Check.FOLDER, f"{spec.cwd} does not exist", "create it, or name another with [cwd=DIR]")
     if spec.venv is not None:
-        says = f"virtual environment {spec.venv}"
+        message = f"virtual environment {spec.venv}"
         if os.path.isfile(os.path.join(spec.venv, "bin", "activate")):
-            yield ok(Check.ENVIRONMENT, says)
+            yield ok(Check.ENVIRONMENT, message)
         else:
-            missing = f"{says} does not exist (no bin/activate in it)"
+            missing = f"{message} does not exist (no bin/activate in it)"
             yield bad(Check.ENVIRONMENT, missing, "create it, or correct venv=")
     elif conda is None:
         yield ok(Check.ENVIRONMENT, "none named")
     elif conda_sh is None or not os.path.isfile(conda_sh):
-        says = f"conda {conda}: no conda was found"
-        yield bad(Check.ENVIRONMENT, says, "start --conda-sh PATH/profile.d/conda.sh")
+        message = f"conda {conda}: no conda was found"
+        yield bad(Check.ENVIRONMENT, message, "start --conda-sh PATH/profile.d/conda.sh")
     else:
         yield _conda(conda, conda_sh)
 

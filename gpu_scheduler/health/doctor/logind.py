@@ -122,9 +122,9 @@ def check(settings: LogindSettings | None, user: str, uid: int) -> Iterator[Find
     if kills and settings.scope == "manager":
         yield _linger_finding(settings, linger)
     elif kills:
-        says = "KillUserProcesses=yes: when you log out, the scheduler and its jobs are killed"
+        message = "KillUserProcesses=yes: when you log out, the scheduler and its jobs are killed"
         start = "start it with `systemd-run --user --scope gpu-scheduler start …`"
-        yield warn(Check.LOGIND, says, start if settings.lingers else f"{linger}, and {start}")
+        yield warn(Check.LOGIND, message, start if settings.lingers else f"{linger}, and {start}")
     elif settings.scope == "manager":
         yield _linger_finding(settings, linger)
     else:
@@ -132,8 +132,8 @@ def check(settings: LogindSettings | None, user: str, uid: int) -> Iterator[Find
         yield ok(Check.LOGIND, f"KillUserProcesses{value}: processes survive the session")
     if uid >= _FIRST_USER_UID and settings.removes_ipc is not False and not settings.lingers:
         # An unknown value counts as yes, systemd's default.
-        says = "RemoveIPC=yes: when you log out, your jobs' shared memory is deleted (data loaders fail)"
-        yield warn(Check.REMOVE_IPC, says, linger)
+        message = "RemoveIPC=yes: when you log out, your jobs' shared memory is deleted (data loaders fail)"
+        yield warn(Check.REMOVE_IPC, message, linger)
     else:
         yield ok(Check.REMOVE_IPC, "your shared memory is kept when you log out")
 

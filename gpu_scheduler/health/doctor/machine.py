@@ -23,12 +23,12 @@ def inotify(limits: Path = Path("/proc/sys/fs/inotify")) -> Finding:
     try:
         INotify().close()
     except OSError as error:
-        says = f"no instance is available ({error.strerror}): changes are polled every few seconds"
+        message = f"no instance is available ({error.strerror}): changes are polled every few seconds"
         remedy = f"sudo sysctl fs.inotify.max_user_instances={4 * (instances or 128)}"
-        return warn(Check.INOTIFY, says, remedy)
+        return warn(Check.INOTIFY, message, remedy)
     if watches is not None and watches < _MIN_WATCHES:
-        says = f"{watches} watches at most: with many jobs, changes are polled every few seconds"
-        return warn(Check.INOTIFY, says, "sudo sysctl fs.inotify.max_user_watches=65536")
+        message = f"{watches} watches at most: with many jobs, changes are polled every few seconds"
+        return warn(Check.INOTIFY, message, "sudo sysctl fs.inotify.max_user_watches=65536")
     return ok(Check.INOTIFY, f"{_or_unknown(instances)} instances, {_or_unknown(watches)} watches at most")
 
 
@@ -36,8 +36,8 @@ def ptys(limits: Path = Path("/proc/sys/kernel/pty")) -> Finding:
     """Returns how many ptys are free; each job in Screen takes two."""
     most, used = _read_number(limits / "max"), _read_number(limits / "nr")
     if most is not None and used is not None and most - used < _MIN_FREE_PTYS:
-        says = f"{most - used} of {most} are free; each job in Screen takes two"
-        return warn(Check.PTYS, says, f"sudo sysctl kernel.pty.max={2 * most}")
+        message = f"{most - used} of {most} are free; each job in Screen takes two"
+        return warn(Check.PTYS, message, f"sudo sysctl kernel.pty.max={2 * most}")
     return ok(Check.PTYS, f"{_or_unknown(used)} of {_or_unknown(most)} in use")
 
 
@@ -50,8 +50,8 @@ def clock(now: float, files: Iterable[Path]) -> Finding:
         )
     ahead = [path for path in files if _modified_at(path) > now + _MAX_AHEAD_S]
     if ahead:
-        says = f"{shown}: {ahead[0]} is newer than that"
-        return warn(Check.CLOCK, says, "set it (timedatectl); recorded times stay as they are")
+        message = f"{shown}: {ahead[0]} is newer than that"
+        return warn(Check.CLOCK, message, "set it (timedatectl); recorded times stay as they are")
     return ok(Check.CLOCK, shown)
 
 

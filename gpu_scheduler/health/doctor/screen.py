@@ -30,8 +30,8 @@ def screen(problem: Callable[[], str | None] = screen_problem) -> Iterator[Findi
     yield _version(program)
     why = problem()
     if why is not None:
-        says, _, remedy = why.partition("\n")
-        yield bad(Check.SCREEN_SOCKETS, says, remedy or "repair Screen, or leave out --screen")
+        message, _, remedy = why.partition("\n")
+        yield bad(Check.SCREEN_SOCKETS, message, remedy or "repair Screen, or leave out --screen")
     else:
         yield sockets(
             parse_session_list(run_program([program, "-ls"]).output).folder or os.environ.get("SCREENDIR")

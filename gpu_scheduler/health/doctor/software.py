@@ -53,8 +53,8 @@ def _version(package: str) -> str:
 def user(uid: int) -> Finding:
     """Returns the finding about the user that jobs run as."""
     if uid == 0:
-        says = "root: whoever can write the jobs file runs commands as root"
-        return warn(Check.USER, says, "run it as a dedicated user")
+        message = "root: whoever can write the jobs file runs commands as root"
+        return warn(Check.USER, message, "run it as a dedicated user")
     return ok(Check.USER, f"uid {uid}")
 
 
