@@ -193,7 +193,7 @@ class JobsFileWatcher:
 
     def _update_positions(self, reading: Reading) -> None:
         order = diff.job_order(reading)
-        moved = diff.redistribute_positions(order, accepted_lines.queued_places(self._store, order))
+        moved = diff.redistribute_positions(order, accepted_lines.queue_positions(self._store, order))
         if moved:
             self._store.add_request("places", "", self._key, places=moved)
 

@@ -24,7 +24,7 @@ from gpu_scheduler.store.attempt_folders import (
     unknown_to_store,
 )
 from gpu_scheduler.store.forget import forgetting_jobs
-from gpu_scheduler.store.inspection import highest_known_ids
+from gpu_scheduler.store.inspection import StoreCondition, highest_known_ids
 from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 RUNNER_EXIT_S = 2.0
 _POLL_S = 0.02
 _UNRECORDED_REMEDY = "`start --restore` adds what runs to the store again; then `stop --jobs` ends it"
+_DEVELOPMENT_REMEDY = "end them with the version that started them"
 
 
 @contextmanager
@@ -62,10 +63,11 @@ def refuse_active(store: Store, *, void_claims: bool = False) -> None:
     )
 
 
-def refuse_unrecorded(folders: Iterable[AttemptFolder]) -> None:
-    """Raises SchedulerError while one of these attempts, which the store does not know, is active."""
-    attempts = _unknown_attempts(folders)
-    _wait_then_refuse(lambda: _active_jobs_of(attempts, void_claims=False), _UNRECORDED_REMEDY)
+def refuse_unrecorded(condition: StoreCondition) -> None:
+    """Raises SchedulerError while an attempt of a store that cannot be read is active."""
+    attempts = _unknown_attempts(condition.folders)
+    remedy = _DEVELOPMENT_REMEDY if condition.state == "development" else _UNRECORDED_REMEDY
+    _wait_then_refuse(lambda: _active_jobs_of(attempts, void_claims=False), remedy)
 
 
 def _wait_then_refuse(find_active: Callable[[], dict[int, bool]], remedy: str) -> None:

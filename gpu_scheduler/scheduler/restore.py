@@ -28,6 +28,7 @@ from gpu_scheduler.store import attempt_folders, attempt_import, location
 from gpu_scheduler.store.attempt_folders import AttemptFolder, Origin, may_have_launched, token_of
 from gpu_scheduler.store.backups import Backup, DamagedDatabaseError, HighestIds, highest_ids, restore_backup
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.database import development_schema_error
 from gpu_scheduler.store.inspection import StoreCondition, inspect_store
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -42,6 +43,8 @@ def open_store(data_dir: DataDir, options: StartOptions) -> Store:
     """
     try:
         found = inspect_store(data_dir, thorough=options.restore or options.fresh)
+        if found.state == "development" and not options.fresh:
+            raise development_schema_error(data_dir.database)
         if options.restore:
             return _restore(data_dir, found, options)
         if options.fresh:
@@ -62,6 +65,7 @@ def refusal_message(data_dir: DataDir, condition: StoreCondition) -> str:
         "missing": f"{data_dir.database} is missing",
         "empty": f"{data_dir.database} is empty",
         "damaged": condition.damage,
+        "development": "",  # refused before
         "whole": f"{data_dir.database} is the store of {condition.owner}"
         if condition.owner
         else f"{data_dir.database} is older than "
@@ -120,8 +124,8 @@ def _open_for_fresh(data_dir: DataDir, condition: StoreCondition) -> Store:
 
     Until then, an empty database beside attempt folders still counts as a lost store.
     """
-    if condition.state == "damaged":
-        refuse_unrecorded(condition.unknown_folders)
+    if condition.state in ("damaged", "development"):
+        refuse_unrecorded(condition)
         _set_database_aside(data_dir)
     return Store(data_dir, create=True)
 

@@ -121,8 +121,8 @@ def count_jobs_to_forget(home: DataDir, *, take_over: bool = False) -> int:
     try:
         found = inspect_store(home)
         if found.state != "whole":
-            refuse_unrecorded(found.unknown_folders)
-            return len({one.job_id for one in found.unknown_folders})
+            refuse_unrecorded(found)
+            return len({one.job_id for one in found.folders})
         with closing(Store(home, create=True)) as store:
             if store.db.schema_version != newest_schema_version():
                 # `start` decides whether they may be forgotten, after the upgrade of the schema.

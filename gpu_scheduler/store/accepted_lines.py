@@ -15,7 +15,7 @@ from gpu_scheduler.store.store import Store
 #: The distance between the positions of adjacent lines, and a position after all lines.
 _POSITION_STEP = 1 << 20
 _MAX_POSITION = 1 << 62
-_COLUMNS = "number, raw, text, kind, identity, attributes, problem, accepted, fresh, job_id"
+_COLUMNS = "number, raw, text, kind, identity, attributes, problem, accepted_form, is_typo, job_id"
 
 
 def working_folder(store: Store, path: str, cwd: str) -> str:
@@ -94,7 +94,7 @@ def set_problem(store: Store, path: str, problem: str | None) -> None:
 
 def line_waits(store: Store, path: str) -> dict[int, WaitReason]:
     """Returns job id -> why it waits for its line, for the jobs of a file, as last recorded."""
-    sql = "SELECT id, line_wait FROM job WHERE gone AND line_wait IS NOT NULL AND source = ?"
+    sql = "SELECT id, line_wait FROM job WHERE source_missing AND line_wait IS NOT NULL AND source = ?"
     return {row["id"]: WaitReason.from_json(row["line_wait"]) for row in store.db.rows(sql, f"file:{path}")}
 
 
@@ -132,10 +132,10 @@ def _job_fact(row: sqlite3.Row) -> JobFact:
     return JobFact(row["id"], JobState(row["state"]), outcome, row["held_by"])
 
 
-def queued_places(store: Store, job_ids: tuple[int, ...]) -> dict[int, int]:
-    """The places of those of these jobs that are queued."""
+def queue_positions(store: Store, job_ids: tuple[int, ...]) -> dict[int, int]:
+    """Returns job id -> queue position, for those of these jobs that are queued."""
     wanted = set(job_ids)
     rows = store.db.rows(
-        "SELECT id, place FROM job WHERE state = 'queued' AND state <> 'finished'"
+        "SELECT id, position FROM job WHERE state = 'queued' AND state <> 'finished'"
     )  # see job_open
-    return {row["id"]: row["place"] for row in rows if row["id"] in wanted}
+    return {row["id"]: row["position"] for row in rows if row["id"] in wanted}

@@ -12,14 +12,14 @@ import os
 import re
 import sqlite3
 from collections.abc import Collection, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.records import AttemptRecord, JobRecord
+from gpu_scheduler.store.records import AllocationRecord, AttemptRecord, JobRecord
 from gpu_scheduler.system.safe_file import read_json_bytes
 
 #: The key of the origin in spec.json. The runner does not read it.
@@ -28,10 +28,10 @@ ORIGIN_KEY = "origin"
 _LAUNCH_FILES = ("spec.json", "claim", "command.pid", "result")
 _JOB_FOLDER = re.compile(r"[1-9][0-9]{0,17}")
 _ATTEMPT_FOLDER = re.compile(r"([1-9][0-9]{0,8})-([0-9a-f]{8})")
-#: Columns of an attempt and of its job that are written as they are in the store.
-_ATTEMPT_COLUMNS = ("share", "vram", "whole", "learned", "created_at")
-_ATTEMPT_JSON = ("gpus", "baseline", "budgets")
-_JOB_COLUMNS = ("source", "priority", "raised_mib", "oom_used", "fail_used")
+#: Fields of an attempt, of each of its allocations, and of its job that the origin has.
+_ATTEMPT_FIELDS = ("learned", "assumed", "created_at")
+_ALLOCATION_FIELDS = ("gpu", "share", "vram", "whole", "budget_mib", "baseline_mib")
+_JOB_FIELDS = ("source", "priority", "min_vram_mib", "oom_retries_used", "fail_retries_used")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class AttemptFolder:
 class Origin:
     """The origin of an attempt, as its spec.json has it.
 
-    data_dir: the data directory in which the attempt was created. attempt, job: columns of their rows.
+    data_dir: the data directory in which the attempt was created. job: columns of its row.
     source_cwd: the working directory of the lines of the job's jobs file; None = the job comes from no file.
     spec: None = written by an earlier version, which did not keep the origin.
     """
@@ -64,7 +64,9 @@ class Origin:
     spec: JobSpec | None = None
     created_at: float = 0.0
     source_cwd: str | None = None
-    attempt: Mapping[str, Any] | None = None
+    learned: bool = False
+    assumed: bool = False
+    allocations: tuple[AllocationRecord, ...] = ()
     job: Mapping[str, Any] | None = None
 
 
@@ -129,13 +131,15 @@ def origin_object(
 ) -> dict[str, Any]:
     """Returns the origin of an attempt as the JSON object in spec.json."""
     return {
-        "record": str(data_dir.folder),
+        "data_dir": str(data_dir.folder),
         "spec": json.loads(job.spec_json),
         "source_cwd": source_cwd,
-        "job": {name: job[name] for name in _JOB_COLUMNS},
+        "job": {name: getattr(job, name) for name in _JOB_FIELDS},
         "attempt": {
-            **{name: attempt[name] for name in _ATTEMPT_COLUMNS},
-            **{name: json.loads(attempt[name]) for name in _ATTEMPT_JSON},
+            **{name: getattr(attempt, name) for name in _ATTEMPT_FIELDS},
+            "allocations": [
+                {name: getattr(one, name) for name in _ALLOCATION_FIELDS} for one in attempt.allocations
+            ],
         },
     }
 
@@ -188,11 +192,17 @@ def _parse_origin(folder: AttemptFolder, content: Any) -> Origin | None:
     more = content[ORIGIN_KEY]
     spec = JobSpec.from_json(json.dumps(more["spec"]))
     attempt, job = more["attempt"], more["job"]
-    columns = {name: attempt[name] for name in _ATTEMPT_COLUMNS}
-    columns |= {name: json.dumps(attempt[name]) for name in _ATTEMPT_JSON}
-    return Origin(
-        base.token, base.boot_id, base.log, base.session, str(more["record"]), spec,
-        float(attempt["created_at"]),
-        None if more["source_cwd"] is None else str(more["source_cwd"]),
-        columns, {name: job[name] for name in _JOB_COLUMNS},
-    )  # fmt: skip
+    return replace(
+        base,
+        data_dir=str(more["data_dir"]),
+        spec=spec,
+        created_at=float(attempt["created_at"]),
+        source_cwd=None if more["source_cwd"] is None else str(more["source_cwd"]),
+        learned=bool(attempt["learned"]),
+        assumed=bool(attempt["assumed"]),
+        allocations=tuple(
+            AllocationRecord(**{name: one[name] for name in _ALLOCATION_FIELDS})
+            for one in attempt["allocations"]
+        ),
+        job={name: job[name] for name in _JOB_FIELDS},
+    )

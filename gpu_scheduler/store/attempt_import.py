@@ -13,17 +13,14 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.attempt_folders import AttemptFolder, Origin
 from gpu_scheduler.store.backups import HighestIds
+from gpu_scheduler.store.write_attempts import insert_allocations
 
-#: Columns of an attempt whose folder does not have its allocation.
-_UNKNOWN_ATTEMPT = {
-    "share": 0, "vram": None, "whole": 0, "learned": 0, "gpus": "[]", "baseline": "{}", "budgets": "{}",
-}  # fmt: skip
 _UNKNOWN_JOB: dict[str, Any] = {
     "source": "folder",
     "priority": 0,
-    "raised_mib": None,
-    "oom_used": 0,
-    "fail_used": 0,
+    "min_vram_mib": None,
+    "oom_retries_used": 0,
+    "fail_retries_used": 0,
 }
 
 
@@ -43,13 +40,13 @@ def insert_job(
     spec = origin.spec or JobSpec("command", command, str(folder.path), command=command)
     job = origin.job or _UNKNOWN_JOB
     db.execute(
-        "INSERT INTO job (id, source, kind, identity, name, text, spec, ask, priority, place, state,"
-        " raised_mib, oom_used, fail_used, created_at)"
+        "INSERT INTO job (id, source, kind, identity, name, text, spec, spec_key, priority, position,"
+        " state, min_vram_mib, oom_retries_used, fail_retries_used, created_at)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?)",
         (
             folder.job_id, job["source"], spec.kind, spec.identity, spec.name, spec.text, spec.to_json(),
-            ResourceSpec.of(spec, job["raised_mib"], learn_needs=learn).key(), job["priority"], folder.job_id,
-            job["raised_mib"], job["oom_used"], job["fail_used"], created_at,
+            ResourceSpec.of(spec, job["min_vram_mib"], learn_needs=learn).key(), job["priority"],
+            folder.job_id, job["min_vram_mib"], job["oom_retries_used"], job["fail_retries_used"], created_at,
         ),
     )  # fmt: skip
 
@@ -67,13 +64,14 @@ def insert_attempt(
 
     created_at, started_at: wall seconds at which the attempt was created and its runner began.
     """
-    values = dict(origin.attempt or _UNKNOWN_ATTEMPT) | {
-        "job_id": folder.job_id, "number": folder.number, "token": origin.token, "boot_id": origin.boot_id,
-        "log": origin.log, "session": origin.session, "created_at": created_at, "started_at": started_at,
-        "deadline_boot": 0.0,
-    }  # fmt: skip
-    names, marks = ", ".join(values), ", ".join("?" * len(values))
-    db.execute(f"INSERT INTO attempt ({names}) VALUES ({marks})", tuple(values.values()))
+    cursor = db.execute(
+        "INSERT INTO attempt (job_id, number, token, boot_id, learned, assumed, launch_deadline_boot, log,"
+        " session, created_at, started_at) VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?)",
+        (folder.job_id, folder.number, origin.token, origin.boot_id, origin.learned, origin.assumed,
+         origin.log, origin.session, created_at, started_at),
+    )  # fmt: skip
+    assert cursor.lastrowid is not None
+    insert_allocations(db, cursor.lastrowid, origin.allocations)
     # No folder has the states in between, so the table of allowed changes does not apply here.
     db.execute(
         "UPDATE job SET state = ?, outcome = NULL, exit_code = NULL, signal = NULL, reason = NULL,"
@@ -82,7 +80,7 @@ def insert_attempt(
     )
     data = json.dumps({"attempt": folder.number})
     db.execute(
-        "INSERT INTO history VALUES (?, ?, 'restored', ?, ?)",
+        "INSERT INTO event (job_id, at, kind, reason, data) VALUES (?, ?, 'restored', ?, ?)",
         (folder.job_id, time.time(), f"attempt {folder.number}, from its folder", data),
     )
 

@@ -13,6 +13,8 @@ from gpu_scheduler.errors import DamagedStoreError, SchemaError, StoreNotFoundEr
 from gpu_scheduler.store import permissions
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
+#: What every released schema has set; databases of versions under development lack it.
+_APPLICATION_ID = 1196446576
 
 
 def no_store_error(path: Path) -> StoreNotFoundError:
@@ -175,6 +177,8 @@ class Database:
     def _begin(self, path: Path, *, create: bool) -> None:
         self.connection.row_factory = sqlite3.Row
         version = self.schema_version
+        if is_development_schema(self.connection):
+            raise development_schema_error(path)
         if version > newest_schema_version():
             raise SchemaError(f"{_version_mismatch(path, version)}: use the newer version that wrote it")
         if not create and version == 0:
@@ -201,6 +205,22 @@ class Database:
                 for statement in _statements(path.read_text("utf-8")):
                     self.connection.execute(statement)
                 self.connection.execute(f"PRAGMA user_version = {number}")
+
+
+def is_development_schema(db: sqlite3.Connection) -> bool:
+    """Returns whether a version under development wrote the database. No release reads such a schema."""
+    version, application = (
+        db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")
+    )
+    return bool(version) and application != _APPLICATION_ID
+
+
+def development_schema_error(path: Path) -> SchemaError:
+    """Returns the error for a database of a version under development, with the remedies."""
+    return SchemaError(
+        f"the store in {path.parent} is of a development version and cannot be read: `start --fresh` forgets"
+        " its jobs, --state-file OTHER.json creates a separate store"
+    )
 
 
 def newest_schema_version() -> int:

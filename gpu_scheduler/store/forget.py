@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 #: Files in the data directory that are derived from the store and name forgotten jobs.
 _DERIVED_FILES = ("journal.jsonl", "journal.jsonl.1")
 #: In the order that foreign keys require.
-_TABLES = ("line", "waiting", "history", "attempt", "job", "tally")
+_TABLES = ("line", "pending_group", "event", "misplaced_process", "allocation", "attempt", "job", "job_count")
 
 
 @contextmanager
@@ -40,17 +40,16 @@ def forgetting_jobs(store: Store) -> Iterator[int]:
 
 def _delete_jobs(db: sqlite3.Connection) -> int:
     jobs: int = db.execute("SELECT count(*) FROM job").fetchone()[0]
-    newest: int = db.execute("SELECT coalesce(max(rowid), 0) FROM history").fetchone()[0]
+    newest: int = db.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0]
     for table in _TABLES:
         db.execute(f"DELETE FROM {table}")
     # A GPU that was paused while no scheduler was running stays paused.
-    db.execute("DELETE FROM wish WHERE done_at IS NOT NULL OR verb NOT IN ('pause', 'resume')")
+    db.execute("DELETE FROM request WHERE answered_at IS NOT NULL OR verb NOT IN ('pause', 'resume')")
     if newest:
         # The ids of events continue, so that `events --follow` misses none.
         reason = f"{jobs} job{'s' * (jobs != 1)} forgotten"
         db.execute(
-            "INSERT INTO history (rowid, job_id, at, state, reason, data)"
-            " VALUES (?, 0, ?, 'forgotten', ?, ?)",
+            "INSERT INTO event (id, job_id, at, kind, reason, data) VALUES (?, 0, ?, 'forgotten', ?, ?)",
             (newest + 1, time.time(), reason, json.dumps({"jobs": jobs})),
         )
     return jobs

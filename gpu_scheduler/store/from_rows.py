@@ -20,6 +20,16 @@ from gpu_scheduler.store.records import (
     JobRecord,
 )
 
+#: The columns of an attempt, with its allocations and misplaced processes as JSON lists, in one query.
+ATTEMPT_COLUMNS = """
+    attempt.*,
+    (SELECT json_group_array(json_array(gpu, share, vram, whole, peak_mib, budget_mib, baseline_mib, load_sum,
+                                        load_samples, overuse_logged))
+     FROM (SELECT * FROM allocation WHERE attempt_id = attempt.id ORDER BY ordinal)) AS allocations,
+    (SELECT json_group_array(json_array(gpu, pid)) FROM misplaced_process
+     WHERE attempt_id = attempt.id) AS misplaced
+"""
+
 
 def job_record(row: sqlite3.Row) -> JobRecord:
     """Builds a job from a row of `job`."""
@@ -31,9 +41,9 @@ def job_record(row: sqlite3.Row) -> JobRecord:
         name=row["name"],
         text=row["text"],
         spec_json=row["spec"],
-        spec_key=row["ask"],
+        spec_key=row["spec_key"],
         priority=row["priority"],
-        position=row["place"],
+        position=row["position"],
         state=JobState(row["state"]),
         outcome=_outcome(row["outcome"]),
         exit_code=row["exit_code"],
@@ -45,60 +55,59 @@ def job_record(row: sqlite3.Row) -> JobRecord:
         launch_failures=row["launch_failures"],
         not_before_boot=row["not_before_boot"],
         boot_id=row["boot_id"],
-        source_missing=bool(row["gone"]),
+        source_missing=bool(row["source_missing"]),
         line_wait=None if row["line_wait"] is None else WaitReason.from_json(row["line_wait"]),
-        bypassed_at=row["passed_at"],
-        min_vram_mib=row["raised_mib"],
-        oom_retries_used=row["oom_used"],
-        fail_retries_used=row["fail_used"],
+        bypassed_at=row["bypassed_at"],
+        min_vram_mib=row["min_vram_mib"],
+        oom_retries_used=row["oom_retries_used"],
+        fail_retries_used=row["fail_retries_used"],
         created_at=row["created_at"],
         finished_at=row["finished_at"],
     )
 
 
 def attempt_record(row: sqlite3.Row) -> AttemptRecord:
-    """Builds an attempt from a row of `attempt`."""
+    """Builds an attempt from a row with ATTEMPT_COLUMNS."""
     return AttemptRecord(**_attempt_values(row))
 
 
 def active_attempt_record(row: sqlite3.Row) -> ActiveAttemptRecord:
-    """Builds an attempt from a row of `attempt` that is joined with its job."""
+    """Builds an attempt from a row with ATTEMPT_COLUMNS that is joined with its job."""
     return ActiveAttemptRecord(
         **_attempt_values(row),
         job_state=JobState(row["job_state"]),
         cancel_cause=row["cancel_cause"],
         cancel_grace_s=row["cancel_grace_s"],
         launch_failures=row["launch_failures"],
-        spec_key=row["job_ask"],
-        oom_retries_used=row["oom_used"],
-        fail_retries_used=row["fail_used"],
+        spec_key=row["spec_key"],
+        oom_retries_used=row["oom_retries_used"],
+        fail_retries_used=row["fail_retries_used"],
         source_missing=row["job_source"].startswith("file:") and not row["has_line"],
     )
 
 
 def _attempt_values(row: sqlite3.Row) -> dict[str, Any]:
-    budgets = json.loads(row["budgets"])
     return {
         "id": row["id"],
         "job_id": row["job_id"],
         "number": row["number"],
         "token": row["token"],
         "boot_id": row["boot_id"],
-        "allocations": _allocations(row, budgets),
+        "allocations": _allocations(row["allocations"]),
         "learned": bool(row["learned"]),
-        "assumed": not budgets and bool(row["share"] or row["vram"]),
-        "launch_count": row["launches"],
-        "launch_deadline_boot": row["deadline_boot"],
+        "assumed": bool(row["assumed"]),
+        "launch_count": row["launch_count"],
+        "launch_deadline_boot": row["launch_deadline_boot"],
         "launch_error": row["launch_error"],
         "runner": _runner(row),
         "stopping_boot": row["stopping_boot"],
         "signalled_boot": row["signalled_boot"],
         "swept_boot": row["swept_boot"],
-        "runner_died_boot": row["dead_boot"],
+        "runner_died_boot": row["runner_died_boot"],
         "released_boot": row["released_boot"],
-        "memory_released": bool(row["settled"]),
+        "memory_released": bool(row["memory_released"]),
         "measured_boot": row["measured_boot"],
-        "misplaced": tuple((uuid, pid) for uuid, pid in json.loads(row["strays"])),
+        "misplaced": tuple((gpu, pid) for gpu, pid in json.loads(row["misplaced"])),
         "outcome": _outcome(row["outcome"]),
         "exit_code": row["exit_code"],
         "signal": row["signal"],
@@ -116,22 +125,16 @@ def _attempt_values(row: sqlite3.Row) -> dict[str, Any]:
 def _runner(row: sqlite3.Row) -> RunnerIdentity | None:
     if row["runner_pid"] is None:
         return None
-    return RunnerIdentity(row["runner_pid"], row["runner_ticks"], row["boot_id"])
+    return RunnerIdentity(row["runner_pid"], row["runner_start_ticks"], row["boot_id"])
 
 
-def _allocations(row: sqlite3.Row, budgets: dict[str, int | None]) -> tuple[AllocationRecord, ...]:
-    baseline, peaks, loads = (json.loads(row[name]) for name in ("baseline", "peaks", "loads"))
-    overused = json.loads(row["exceeded"])
-    found = []
-    for uuid in json.loads(row["gpus"]):
-        load_sum, load_samples = loads.get(uuid, (0.0, 0))
-        found.append(
-            AllocationRecord(
-                row["share"], row["vram"], bool(row["whole"]), peaks.get(uuid), uuid, budgets.get(uuid),
-                baseline.get(uuid), load_sum, load_samples, uuid in overused,
-            )
-        )  # fmt: skip
-    return tuple(found)
+def _allocations(listed: str) -> tuple[AllocationRecord, ...]:
+    return tuple(
+        AllocationRecord(
+            share, vram, bool(whole), peak, gpu, budget, baseline, load_sum, samples, bool(logged)
+        )
+        for gpu, share, vram, whole, peak, budget, baseline, load_sum, samples, logged in json.loads(listed)
+    )
 
 
 def gpu_record(row: sqlite3.Row) -> GpuRecord:
@@ -149,9 +152,9 @@ def gpu_record(row: sqlite3.Row) -> GpuRecord:
         sampled_at=row["sampled_at"],
         processes=_processes(row["processes"]),
         loads=tuple(json.loads(row["loads"])),
-        foreign_peaks=tuple((pid, start, mib) for pid, start, mib in json.loads(row["held"])),
+        foreign_peaks=tuple((pid, start, mib) for pid, start, mib in json.loads(row["foreign_peaks"])),
         foreign_loads=tuple(json.loads(row["foreign_loads"])),
-        foreign_load_boot=row["foreign_load_at"],
+        foreign_load_boot=row["foreign_load_boot"],
     )
 
 

@@ -26,27 +26,31 @@ def change_gpu_kind(store: Store, uuids: Iterable[str], now: Now) -> None:
     leaving = list(uuids)
     with store.db.transaction() as db:
         db.executemany("UPDATE gpu SET managed = 0 WHERE uuid = ?", [(uuid,) for uuid in leaving])
-        db.execute("DELETE FROM waiting")
+        db.execute("DELETE FROM pending_group")
         if not any(map(is_simulated, leaving)):
-            row = db.execute("SELECT coalesce(max(id), 0) FROM measured").fetchone()
+            row = db.execute("SELECT coalesce(max(id), 0) FROM measurement").fetchone()
             store.db.set_meta(_NEWEST_REAL_MEASUREMENT, str(row[0]))
             return
-        db.executemany("UPDATE gpu SET paused = 0, held = '[]' WHERE uuid = ?", [(uuid,) for uuid in leaving])
+        db.executemany(
+            "UPDATE gpu SET paused = 0, foreign_peaks = '[]' WHERE uuid = ?", [(uuid,) for uuid in leaving]
+        )
         answer = RequestAnswer(AnswerCode.GPU_NOT_MANAGED).to_json()
         db.executemany(
-            "UPDATE wish SET done_at = ?, answer = ?"
-            " WHERE done_at IS NULL AND verb IN ('pause', 'resume') AND target = ?",
+            "UPDATE request SET answered_at = ?, answer = ?"
+            " WHERE answered_at IS NULL AND verb IN ('pause', 'resume') AND target = ?",
             [(now.wall, answer, uuid) for uuid in leaving],
         )
-        db.execute("DELETE FROM measured WHERE id > ?", (int(store.db.meta(_NEWEST_REAL_MEASUREMENT) or 0),))
+        db.execute(
+            "DELETE FROM measurement WHERE id > ?", (int(store.db.meta(_NEWEST_REAL_MEASUREMENT) or 0),)
+        )
         _reset_min_vram(store, db)
 
 
 def _reset_min_vram(store: Store, db: sqlite3.Connection) -> None:
-    rows = db.execute("SELECT id, spec FROM job WHERE raised_mib IS NOT NULL").fetchall()
+    rows = db.execute("SELECT id, spec FROM job WHERE min_vram_mib IS NOT NULL").fetchall()
     for row in rows:
         resource_spec = ResourceSpec.of(JobSpec.from_json(row["spec"]), learn_needs=store.learning)
         db.execute(
-            "UPDATE job SET raised_mib = NULL, ask = ? WHERE id = ?",
+            "UPDATE job SET min_vram_mib = NULL, spec_key = ? WHERE id = ?",
             (resource_spec.key(), row["id"]),
         )

@@ -21,9 +21,10 @@ from gpu_scheduler.store.backups import (
     list_backups,
 )
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.database import is_development_schema
 
-#: "empty": the database has no jobs table.
-DatabaseState = Literal["missing", "empty", "damaged", "whole"]
+#: "empty": the database has no jobs table; "development": a version under development wrote it.
+DatabaseState = Literal["missing", "empty", "damaged", "development", "whole"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,9 @@ def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition
         extent = highest_ids(data_dir.database)
         with closing(sqlite3.connect(f"{data_dir.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
             owner = location.owner_elsewhere(db, data_dir)
+            if is_development_schema(db):
+                folders = tuple(list_attempt_folders(data_dir))
+                return StoreCondition("development", "", owner, extent, folders, (), found, backed_up)
             # The jobs of another store's database have only ids in common with the folders here.
             skip = frozenset[int]() if thorough or owner is not None else _finished_job_ids(db)
             folders = tuple(list_attempt_folders(data_dir, skip, skip_unreadable=not thorough))

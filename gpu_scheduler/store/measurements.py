@@ -8,9 +8,9 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
 from gpu_scheduler.core.scheduling.needs import workload_class_of
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
 #: The quantile of the peaks on which a learned need is based.
@@ -49,13 +49,13 @@ def quantile(values: Sequence[int], q: float = QUANTILE) -> int:
 def class_usages(store: Store) -> list[ClassUsage]:
     """Returns the usage of each workload class that completed at least once, by program and model."""
     rows = store.db.rows(
-        "SELECT family, gpus, peak_mib, declared_mib, seconds FROM measured WHERE outcome = 'completed'"
-        " ORDER BY family, id"
+        "SELECT workload_class, gpu_count, peak_mib, declared_mib, seconds FROM measurement"
+        " WHERE outcome = 'completed' ORDER BY workload_class, id"
     )
     runs_by_class: dict[str, list[tuple[int, int, int | None, float | None]]] = {}
     for row in rows:
-        runs = runs_by_class.setdefault(row["family"], [])
-        runs.append((row["gpus"], row["peak_mib"], row["declared_mib"], row["seconds"]))
+        runs = runs_by_class.setdefault(row["workload_class"], [])
+        runs.append((row["gpu_count"], row["peak_mib"], row["declared_mib"], row["seconds"]))
     found = []
     for workload_class, runs in runs_by_class.items():
         program, llm = json.loads(workload_class)
@@ -69,29 +69,23 @@ def class_usages(store: Store) -> list[ClassUsage]:
     return found
 
 
-def record_measurement(db: sqlite3.Connection, row: sqlite3.Row, time: float) -> None:
-    """Records the measured usage of an ended attempt for its workload class.
-
-    row: the attempt, with its job's `spec` and `raised_mib`; time: wall seconds.
-    """
-    peak = max(json.loads(row["peaks"]).values(), default=0)
-    if not peak:
+def record_measurement(db: sqlite3.Connection, attempt: AttemptRecord, job: JobRecord, time: float) -> None:
+    """Records the measured usage of an ended attempt for its workload class. time: wall seconds."""
+    peak = max(attempt.peaks.values(), default=0)
+    if not peak or attempt.outcome is None:
         return
-    spec = JobSpec.from_json(row["spec"])
     # Memory that was learned, or raised after an OOM, was not declared by the user.
-    judged = not row["learned"] and row["raised_mib"] is None
-    declared = spec.vram if not judged else row["vram"] if json.loads(row["budgets"]) else None
-    # The clock may have been set back in between.
-    seconds = None if row["started_at"] is None else max(0.0, row["ended_at"] - row["started_at"])
-    workload_class = workload_class_of(spec)
+    judged = not attempt.learned and job.min_vram_mib is None
+    declared = job.spec.vram if not judged else attempt.vram if attempt.has_budget else None
+    workload_class = workload_class_of(job.spec)
     db.execute(
-        "INSERT INTO measured (family, at, gpus, peak_mib, declared_mib, seconds, outcome)"
+        "INSERT INTO measurement (workload_class, at, gpu_count, peak_mib, declared_mib, seconds, outcome)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (workload_class, time, len(json.loads(row["gpus"])), peak, declared, seconds, row["outcome"]),
+        (workload_class, time, len(attempt.gpus), peak, declared, attempt.run_time_s, attempt.outcome.value),
     )
     db.execute(
-        "DELETE FROM measured WHERE family = ? AND id <= (SELECT id FROM measured WHERE family = ?"
-        " ORDER BY id DESC LIMIT 1 OFFSET ?)",
+        "DELETE FROM measurement WHERE workload_class = ? AND id <= (SELECT id FROM measurement"
+        " WHERE workload_class = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
         (workload_class, workload_class, _KEPT_PER_CLASS),
     )
 
@@ -110,7 +104,7 @@ class LearnedNeeds:
 
     def needs(self) -> dict[str, int]:
         """Returns workload class -> MiB."""
-        row = self._store.db.row("SELECT max(id) AS newest FROM measured")
+        row = self._store.db.row("SELECT max(id) AS newest FROM measurement")
         newest = row["newest"] if row else None
         if newest != self._newest:
             self._newest = newest

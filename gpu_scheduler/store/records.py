@@ -230,6 +230,13 @@ class AttemptRecord(_OldColumns):
         return tuple(one.gpu for one in self.allocations if one.overuse_logged)
 
     @property
+    def run_time_s(self) -> float | None:
+        """Seconds from its start to its end; None if it did not start or has not ended."""
+        if self.started_at is None or self.ended_at is None:
+            return None
+        return max(0.0, self.ended_at - self.started_at)  # the clock may have been set back
+
+    @property
     def mean_load(self) -> float | None:
         """The mean load of its GPUs over all samples, percent; None = no sample."""
         samples = sum(one.load_samples for one in self.allocations)

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
@@ -19,7 +19,13 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import Database, no_store_error
-from gpu_scheduler.store.from_rows import active_attempt_record, attempt_record, gpu_record, job_record
+from gpu_scheduler.store.from_rows import (
+    ATTEMPT_COLUMNS,
+    active_attempt_record,
+    attempt_record,
+    gpu_record,
+    job_record,
+)
 from gpu_scheduler.store.records import (
     ActiveAttemptRecord,
     AttemptRecord,
@@ -74,11 +80,13 @@ class Store:
 
         with self.db.transaction() as db:
             self.db.set_meta(_LEARN_KEY, "1" if learn else "0")
-            for row in self.db.rows("SELECT id, spec, raised_mib FROM job WHERE state IN ('queued', 'held')"):
+            for row in self.db.rows(
+                "SELECT id, spec, min_vram_mib FROM job WHERE state IN ('queued', 'held')"
+            ):
                 resource_spec = ResourceSpec.of(
-                    JobSpec.from_json(row["spec"]), row["raised_mib"], learn_needs=learn
+                    JobSpec.from_json(row["spec"]), row["min_vram_mib"], learn_needs=learn
                 )
-                db.execute("UPDATE job SET ask = ? WHERE id = ?", (resource_spec.key(), row["id"]))
+                db.execute("UPDATE job SET spec_key = ? WHERE id = ?", (resource_spec.key(), row["id"]))
         self._learning = learn
 
     def close(self) -> None:
@@ -102,8 +110,8 @@ class Store:
             reason = StateReason(ReasonKind.CANCELLED_BY_LINE)
         with self.db.transaction() as db:
             cursor = db.execute(
-                "INSERT INTO job (source, kind, identity, name, text, spec, ask, priority, place, state,"
-                " outcome, reason, held_by, created_at, finished_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?,"
+                "INSERT INTO job (source, kind, identity, name, text, spec, spec_key, priority, position,"
+                " state, outcome, reason, held_by, created_at, finished_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?,"
                 " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'job'), 0) + 1, ?, ?, ?, ?, ?, ?)",
                 (source, spec.kind, spec.identity, spec.name, spec.text, spec.to_json(),
                  ResourceSpec.of(spec, learn_needs=self.learning).key(),
@@ -120,7 +128,7 @@ class Store:
         """Adds a request to the loop. Returns its id, for which `request_answer` gives the answer."""
         with self.db.transaction() as db:
             cursor = db.execute(
-                "INSERT INTO wish (verb, target, args, by, made_at) VALUES (?, ?, ?, ?, ?)",
+                "INSERT INTO request (verb, target, args, by, made_at) VALUES (?, ?, ?, ?, ?)",
                 (verb, target, json.dumps(args), by, time.time()),
             )
         assert cursor.lastrowid is not None
@@ -128,12 +136,14 @@ class Store:
 
     def request_answer(self, request_id: int) -> RequestAnswer | None:
         """Returns the answer to a request; None = not answered yet."""
-        row = self.db.row("SELECT answer FROM wish WHERE id = ?", request_id)
+        row = self.db.row("SELECT answer FROM request WHERE id = ?", request_id)
         return RequestAnswer.from_json(row["answer"]) if row and row["answer"] else None
 
     def open_requests(self) -> list[Request]:
         """Returns the requests that are not answered yet, oldest first."""
-        rows = self.db.rows("SELECT id, verb, target, args FROM wish WHERE done_at IS NULL ORDER BY id")
+        rows = self.db.rows(
+            "SELECT id, verb, target, args FROM request WHERE answered_at IS NULL ORDER BY id"
+        )
         if not rows:
             return []
         from gpu_scheduler.core.scheduling.facts import Request
@@ -151,7 +161,7 @@ class Store:
 
     def attempt(self, attempt_id: int) -> AttemptRecord | None:
         """Returns an attempt, or None."""
-        row = self.db.row("SELECT * FROM attempt WHERE id = ?", attempt_id)
+        row = self.db.row(f"SELECT {ATTEMPT_COLUMNS} FROM attempt WHERE id = ?", attempt_id)
         return None if row is None else attempt_record(row)
 
     def attempt_with_job(self, attempt_id: int) -> tuple[AttemptRecord, JobRecord]:
@@ -164,17 +174,18 @@ class Store:
 
     def attempts(self, job_id: int) -> list[AttemptRecord]:
         """Returns the attempts of a job, oldest first."""
-        rows = self.db.rows("SELECT * FROM attempt WHERE job_id = ? ORDER BY number", job_id)
+        rows = self.db.rows(f"SELECT {ATTEMPT_COLUMNS} FROM attempt WHERE job_id = ? ORDER BY number", job_id)
         return [attempt_record(row) for row in rows]
 
     def active_attempts(self) -> list[ActiveAttemptRecord]:
         """Returns the attempts that are open, hold GPUs or await memory release, with their jobs' part."""
         rows = self.db.rows(
-            "SELECT attempt.*, job.state AS job_state, job.cancel_cause, job.cancel_grace_s,"
-            " job.launch_failures, job.source AS job_source, job.ask AS job_ask, job.oom_used, job.fail_used,"
+            f"SELECT {ATTEMPT_COLUMNS}, job.state AS job_state, job.cancel_cause, job.cancel_grace_s,"
+            " job.launch_failures, job.source AS job_source, job.spec_key, job.oom_retries_used,"
+            " job.fail_retries_used,"
             " EXISTS (SELECT 1 FROM line WHERE line.job_id = job.id) AS has_line"
-            " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.settled = 0"
-            " ORDER BY +attempt.id"  # "+" makes SQLite use the index on settled, not scan all attempts
+            " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.memory_released = 0"
+            " ORDER BY +attempt.id"  # "+" makes SQLite use the partial index, not scan all attempts
         )
         return [active_attempt_record(row) for row in rows]
 
@@ -188,23 +199,26 @@ class Store:
         The query is a skip scan: its cost does not grow with the queue.
         """
         rows = self.db.rows(
-            "WITH RECURSIVE asks (ask) AS (SELECT min(ask) FROM job WHERE state = 'queued' UNION ALL"
-            " SELECT (SELECT min(ask) FROM job WHERE state = 'queued' AND job.ask > asks.ask) FROM asks"
-            " WHERE asks.ask IS NOT NULL) SELECT ask, reason FROM asks LEFT JOIN waiting USING (ask)"
-            " WHERE EXISTS (SELECT 1 FROM job WHERE state = 'queued' AND job.ask = asks.ask AND gone = 0)"
+            "WITH RECURSIVE queued (spec_key) AS (SELECT min(spec_key) FROM job WHERE state = 'queued'"
+            " UNION ALL SELECT (SELECT min(spec_key) FROM job WHERE state = 'queued'"
+            " AND job.spec_key > queued.spec_key) FROM queued WHERE queued.spec_key IS NOT NULL)"
+            " SELECT spec_key, reason FROM queued LEFT JOIN pending_group USING (spec_key) WHERE EXISTS"
+            " (SELECT 1 FROM job WHERE state = 'queued' AND job.spec_key = queued.spec_key"
+            " AND source_missing = 0)"
         )
-        return {row["ask"]: row["reason"] and WaitReason.from_json(row["reason"]) for row in rows}
+        return {row["spec_key"]: row["reason"] and WaitReason.from_json(row["reason"]) for row in rows}
 
     def startable_jobs(self, spec_key: str, boot: float, boot_id: str, limit: int) -> list[QueuedJob]:
         """Returns the first queued jobs of a resource spec that wait only for GPUs, in queue order."""
         from gpu_scheduler.core.scheduling.facts import QueuedJob
 
         rows = self.db.rows(
-            "SELECT id, priority, place, passed_at FROM job WHERE state = 'queued' AND ask = ? AND gone = 0"
+            "SELECT id, priority, position, bypassed_at FROM job WHERE state = 'queued' AND spec_key = ?"
+            " AND source_missing = 0"
             " AND (not_before_boot IS NULL OR not_before_boot <= ? OR boot_id <> ?)"
-            " AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.job_id = job.id AND settled = 0"
+            " AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.job_id = job.id AND memory_released = 0"
             " AND outcome IS NOT NULL AND released_boot IS NULL)"
-            " ORDER BY priority, place, id LIMIT ?",
+            " ORDER BY priority, position, id LIMIT ?",
             spec_key, boot, boot_id, limit,
         )  # fmt: skip
         return [
@@ -223,9 +237,8 @@ class Store:
 
     def wait_reasons(self) -> Mapping[str, WaitReason]:
         """Returns spec key -> why its jobs wait."""
-        return {
-            row["ask"]: WaitReason.from_json(row["reason"]) for row in self.db.rows("SELECT * FROM waiting")
-        }
+        rows = self.db.rows("SELECT spec_key, reason FROM pending_group")
+        return {row["spec_key"]: WaitReason.from_json(row["reason"]) for row in rows}
 
     def newest_jobs(self, identities: Iterable[str]) -> dict[str, JobRecord]:
         """Returns identity -> its newest job, whatever its source."""
@@ -235,11 +248,6 @@ class Store:
             json.dumps(list(identities)),
         )
         return {row["identity"]: job_record(row) for row in rows}
-
-    def history(self, job_id: int) -> list[dict[str, Any]]:
-        """Returns the recorded states and events of a job, oldest first."""
-        rows = self.db.rows("SELECT at, state, reason FROM history WHERE job_id = ? ORDER BY rowid", job_id)
-        return [dict(row) for row in rows]
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -254,14 +262,14 @@ class Store:
         """Withdraws a request that is not answered yet; returns False if it was."""
         with self.db.transaction() as db:
             cursor = db.execute(
-                "UPDATE wish SET done_at = ?, answer = ? WHERE id = ? AND done_at IS NULL",
+                "UPDATE request SET answered_at = ?, answer = ? WHERE id = ? AND answered_at IS NULL",
                 (time.time(), RequestAnswer(AnswerCode.WITHDRAWN).to_json(), request_id),
             )
         return cursor.rowcount == 1
 
     def state_counts(self) -> dict[str, int]:
         """Returns state -> number of jobs."""
-        rows = self.db.rows("SELECT state, jobs FROM tally WHERE jobs > 0")
+        rows = self.db.rows("SELECT state, jobs FROM job_count WHERE jobs > 0")
         return {row["state"]: row["jobs"] for row in rows}
 
     def unsuccessful_counts(self) -> dict[str, int]:
@@ -276,7 +284,7 @@ class Store:
         """Returns the jobs in these states, which must not include `finished`, in queue order."""
         marks = ", ".join("?" * len(states))
         return self._jobs(
-            f"job WHERE state <> 'finished' AND state IN ({marks}) ORDER BY priority, place, id LIMIT ?",
+            f"job WHERE state <> 'finished' AND state IN ({marks}) ORDER BY priority, position, id LIMIT ?",
             *(state.value for state in states),
             -1 if limit is None else limit,
         )
@@ -326,8 +334,8 @@ class Store:
     def newest_attempts(self, job_ids: Iterable[int]) -> dict[int, AttemptRecord]:
         """Returns job id -> newest attempt, for those of these jobs that have one."""
         rows = self.db.rows(
-            "SELECT attempt.*, max(number) FROM attempt WHERE job_id IN (SELECT value FROM json_each(?))"
-            " GROUP BY job_id",
+            f"SELECT {ATTEMPT_COLUMNS} FROM attempt WHERE job_id IN (SELECT value FROM json_each(?))"
+            " AND number = (SELECT max(number) FROM attempt AS one WHERE one.job_id = attempt.job_id)",
             json.dumps(list(job_ids)),
         )
         return {row["job_id"]: attempt_record(row) for row in rows}
@@ -339,7 +347,7 @@ class Store:
     def malformed_lines(self) -> list[MalformedLineRecord]:
         """Returns the malformed lines of the last readings, by file and line."""
         rows = self.db.rows(
-            "SELECT path, number, text, raw, problem, accepted FROM line WHERE problem IS NOT NULL"
+            "SELECT path, number, text, raw, problem, accepted_form FROM line WHERE problem IS NOT NULL"
             " ORDER BY path, position"
         )
         return [MalformedLineRecord(*row) for row in rows]
@@ -351,10 +359,10 @@ class Store:
 
     def jobs_ahead_of(self, job: JobRecord, limit: int) -> tuple[int, list[int]]:
         """Returns the number of queued jobs ahead of this one, and the ids of the first `limit` of them."""
-        where = "FROM job WHERE state = 'queued' AND (priority, place, id) < (?, ?, ?)"
+        where = "FROM job WHERE state = 'queued' AND (priority, position, id) < (?, ?, ?)"
         key = (job.priority, job.position, job.id)
         count = self.db.row(f"SELECT count(*) AS n {where}", *key)
-        rows = self.db.rows(f"SELECT id {where} ORDER BY priority, place, id LIMIT ?", *key, limit)
+        rows = self.db.rows(f"SELECT id {where} ORDER BY priority, position, id LIMIT ?", *key, limit)
         return (count["n"] if count else 0), [row["id"] for row in rows]
 
     def jobs_files(self) -> list[JobsFileRecord]:
@@ -371,7 +379,8 @@ class Store:
         """Returns whether an attempt of another job held one of these GPUs in this time (wall seconds)."""
         row = self.db.row(
             "SELECT 1 FROM attempt WHERE job_id <> ? AND created_at < ? AND coalesce(ended_at, 9e99) > ?"
-            " AND EXISTS (SELECT 1 FROM json_each(gpus) WHERE value IN (SELECT value FROM json_each(?)))",
+            " AND EXISTS (SELECT 1 FROM allocation WHERE attempt_id = attempt.id"
+            " AND gpu IN (SELECT value FROM json_each(?)))",
             attempt.job_id, until, since, json.dumps(attempt.gpus),
         )  # fmt: skip
         return row is not None

@@ -34,7 +34,7 @@ def test_requests_name_who_made_them(desk: Desk, location: Location) -> None:
     job = desk.job()
     steer_jobs.set_priority(location, [job], 5, by="rest")
     steer_gpus.pause(location, [0], by="rest")
-    rows = desk.store.db.rows("SELECT verb, by FROM wish ORDER BY id")
+    rows = desk.store.db.rows("SELECT verb, by FROM request ORDER BY id")
     assert [tuple(row) for row in rows] == [("set", "rest"), ("pause", "rest")]
 
 

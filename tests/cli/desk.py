@@ -68,7 +68,7 @@ class Desk:
     def attempt(self, job_id: int, gpu: str = "SIM-0") -> Any:
         """Opens an attempt of a queued job, without its folder, and returns its row."""
         opened = self.record(act.Start(job_id, (gpu,), 500))
-        row = self.store.db.row("SELECT * FROM attempt WHERE id = ?", opened[job_id])
+        row = self.store.attempt(opened[job_id])
         assert row is not None
         self.folders[row["token"]] = self.folder(row)
         return row

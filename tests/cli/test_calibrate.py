@@ -269,7 +269,8 @@ def test_calibrate_considers_all_gpus_and_their_reserved_memory(desk: Desk, conf
     with desk.store.db.transaction() as db:
         for peak in (*[1000] * 20, 24_400):
             db.execute(
-                "INSERT INTO measured (family, at, gpus, peak_mib, outcome) VALUES (?, 0, 1, ?, 'completed')",
+                "INSERT INTO measurement (workload_class, at, gpu_count, peak_mib, outcome)"
+                " VALUES (?, 0, 1, ?, 'completed')",
                 ('["rare.py", null]', peak),
             )
     found = {one["program"]: one for one in calibrate_json(desk)["measured"]}

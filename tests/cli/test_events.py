@@ -106,7 +106,7 @@ def test_events_are_printed_once_even_with_gaps_in_the_ids(
 ) -> None:
     monkeypatch.setattr("gpu_scheduler.app.events._BATCH_SIZE", 2)
     three_jobs(desk)
-    desk.store.db.connection.execute("DELETE FROM history WHERE rowid < 4 OR rowid = 6")
+    desk.store.db.connection.execute("DELETE FROM event WHERE id < 4 OR id = 6")
     ids = [json.loads(line)["id"] for line in desk.run("events", "--jsonl")[1].splitlines()]
     assert ids == [4, 5, 7, 8, 9]
 

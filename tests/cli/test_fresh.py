@@ -57,7 +57,8 @@ def fill_store(desk: Desk) -> tuple[int, int]:
             (done,),
         )
         db.execute(
-            "INSERT INTO measured (family, at, gpus, peak_mib, outcome) VALUES ('[]', 0, 1, 9, 'completed')"
+            "INSERT INTO measurement (workload_class, at, gpu_count, peak_mib, outcome)"
+            " VALUES ('[]', 0, 1, 9, 'completed')"
         )
     never = WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(9, 1000))
     desk.record(act.SetWaitReason(store.job(waits)["ask"], never))  # type: ignore[index]
@@ -71,7 +72,7 @@ def count(store: Store, table: str) -> int:
     return int(row["n"])
 
 
-CLEARED_TABLES = ("job", "attempt", "line", "waiting", "tally")
+CLEARED_TABLES = ("job", "attempt", "allocation", "line", "pending_group", "job_count")
 
 
 def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> None:
@@ -89,7 +90,7 @@ def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> Non
     assert store.gpus() == gpus
     assert requested_pauses(store) == {"SIM-0": True, "SIM-1": True}
     assert desk.requests() == [("pause", "SIM-1")]
-    assert count(store, "measured") == 1
+    assert count(store, "measurement") == 1
     assert store.state_counts() == {}
     assert list(desk.data_dir.runs.iterdir()) == []
     assert {path.name for path in desk.data_dir.folder.iterdir()}.isdisjoint(
@@ -107,24 +108,24 @@ def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> Non
 def test_event_ids_continue_and_an_event_records_the_fresh_start(desk: Desk) -> None:
     fill_store(desk)
     store = desk.store
-    newest = store.db.row("SELECT max(rowid) AS n FROM history")
+    newest = store.db.row("SELECT max(id) AS n FROM event")
     assert newest is not None
     with forgetting_jobs(store):
         pass
-    (row,) = store.db.rows("SELECT rowid AS number, * FROM history")
-    assert (row["number"], row["state"], row["job_id"]) == (newest["n"] + 1, "forgotten", 0)
+    (row,) = store.db.rows("SELECT id AS number, * FROM event")
+    assert (row["number"], row["kind"], row["job_id"]) == (newest["n"] + 1, "forgotten", 0)
     assert (row["reason"], json.loads(row["data"])) == ("2 jobs forgotten", {"jobs": 2})
 
 
 def test_fresh_on_an_empty_store_changes_nothing(desk: Desk) -> None:
     with forgetting_jobs(desk.store) as jobs:
         assert jobs == 0
-    assert count(desk.store, "history") == 0
+    assert count(desk.store, "event") == 0
 
 
 def test_failed_transaction_forgets_nothing(desk: Desk) -> None:
     done, _ = fill_store(desk)
-    before = {table: count(desk.store, table) for table in (*CLEARED_TABLES, "history", "wish")}
+    before = {table: count(desk.store, table) for table in (*CLEARED_TABLES, "event", "request")}
     with pytest.raises(SchedulerError, match="2 jobs, 0 left"), forgetting_jobs(desk.store) as jobs:
         raise SchedulerError(f"{jobs} jobs, {count(desk.store, 'job')} left")
     assert {table: count(desk.store, table) for table in before} == before

@@ -75,7 +75,7 @@ def test_queued_jobs_are_listed_in_scheduling_order(desk: Desk) -> None:
     first = desk.job("echo first", priority=0)
     second = desk.job("echo second", priority=0)
     with desk.store.db.transaction() as db:
-        db.execute("UPDATE job SET place = 100 WHERE id = ?", (first,))
+        db.execute("UPDATE job SET position = 100 WHERE id = ?", (first,))
     assert list(jobs(desk)) == [second, first, normal, late]
 
 
@@ -143,7 +143,7 @@ def test_status_shows_malformed_lines_and_unreadable_files(desk: Desk) -> None:
     with desk.store.db.transaction() as db:
         db.execute("INSERT INTO jobs_file VALUES (?, ?, 'Permission denied')", (path, str(desk.path)))
         db.execute(
-            "INSERT INTO line (path, position, number, text, raw, problem, accepted) VALUES"
+            "INSERT INTO line (path, position, number, text, raw, problem, accepted_form) VALUES"
             " (?, 0, 3, 'x', 'high,a.py,\x1b[31menv', 'the priority is no number', 'a whole number')",
             (path,),
         )
@@ -412,9 +412,7 @@ def test_status_shows_allocated_and_used_memory(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
     this = desk.store.attempts(job)[0]["id"]
     with desk.store.db.transaction() as db:
-        db.execute(
-            """UPDATE attempt SET share = 0, vram = 18432, gpus = '["SIM-1"]', budgets = '{"SIM-1": 18432}'"""
-        )
+        db.execute("UPDATE allocation SET share = 0, vram = 18432, gpu = 'SIM-1', budget_mib = 18432")
     shown = jobs(desk)[job]
     assert (shown["vram_declared"], shown["peaks"], shown["warnings"]) == (18432, {}, [])
     desk.record(act.RecordUsage(job, this, 5.0, (("SIM-1", 17910, 96.0),)))

@@ -371,10 +371,11 @@ def test_oom_advice_for_a_job_that_shared_its_gpu_is_to_request_more(desk: Desk)
     assert advice(desk, job).startswith(shared)
     with desk.store.db.transaction() as db:
         # A neighbor must be on the same GPU at the same time.
-        db.execute("UPDATE attempt SET gpus = '[\"SIM-1\"]' WHERE id = ?", (neighbor["id"],))
+        db.execute("UPDATE allocation SET gpu = 'SIM-1' WHERE attempt_id = ?", (neighbor["id"],))
     assert advice(desk, job).startswith("it had its GPU to itself")
     with desk.store.db.transaction() as db:
-        db.execute("UPDATE attempt SET gpus = '[\"SIM-0\"]', ended_at = 5.0 WHERE id = ?", (neighbor["id"],))
+        db.execute("UPDATE allocation SET gpu = 'SIM-0' WHERE attempt_id = ?", (neighbor["id"],))
+        db.execute("UPDATE attempt SET ended_at = 5.0 WHERE id = ?", (neighbor["id"],))
     assert advice(desk, job).startswith("it had its GPU to itself")
 
 
@@ -402,7 +403,7 @@ def test_oom_advice_counts_foreign_processes(
     job = run_to_end(desk, OOM)
     with desk.store.db.transaction() as db:
         db.execute(
-            "UPDATE gpu SET held = ?, processes = ? WHERE uuid = 'SIM-0'",
+            "UPDATE gpu SET foreign_peaks = ?, processes = ? WHERE uuid = 'SIM-0'",
             (json.dumps(held), json.dumps(processes)),
         )
     assert advice(desk, job).startswith("it had its GPU to itself") is alone
@@ -413,7 +414,9 @@ def test_oom_advice_does_not_request_more_than_a_gpu_has(desk: Desk) -> None:
     job = run_to_end(desk, OOM)
     for vram, most in ((23_863, False), (23_864, True)):
         with desk.store.db.transaction() as db:
-            db.execute("UPDATE attempt SET vram = ? WHERE job_id = ?", (vram, job))
+            db.execute(
+                "UPDATE allocation SET vram = ? WHERE attempt_id = ?", (vram, desk.store.attempts(job)[0].id)
+            )
         assert advice(desk, job).startswith("it had the most memory that a GPU can give: use a") is most
 
 

@@ -113,7 +113,9 @@ def test_result_written_between_observation_and_scan_counts(
     folder = rig.attempt_folder(job)
     spoil(folder, token_of(rig, job))
     with rig.store.db.transaction() as db:
-        db.execute("UPDATE attempt SET runner_pid = NULL, runner_ticks = NULL, deadline_boot = 0")
+        db.execute(
+            "UPDATE attempt SET runner_pid = NULL, runner_start_ticks = NULL, launch_deadline_boot = 0"
+        )
         db.execute("UPDATE job SET state = ?", (state,))
 
     def scan(*words: Any) -> dict[str, tuple[int, ...]]:
@@ -152,7 +154,9 @@ def test_begun_command_is_not_launched_again_without_its_claim(rig: Rig) -> None
     remove_claim(folder, token)
     with rig.store.db.transaction() as db:
         # As if no scheduler had read the claim.
-        db.execute("UPDATE attempt SET runner_pid = NULL, runner_ticks = NULL, deadline_boot = 0")
+        db.execute(
+            "UPDATE attempt SET runner_pid = NULL, runner_start_ticks = NULL, launch_deadline_boot = 0"
+        )
         db.execute("UPDATE job SET state = 'starting'")
     rig.tick()
     assert rig.job(job)["state"] == "starting", "its processes live"
@@ -184,7 +188,7 @@ def unseen(rig: Rig) -> int:
     rig.loop._launcher.launch(started)
     wait_for((rig.folder / "starts").exists, "the start of the job")
     with rig.store.db.transaction() as db:
-        db.execute("UPDATE attempt SET deadline_boot = 0")
+        db.execute("UPDATE attempt SET launch_deadline_boot = 0")
     return job
 
 
@@ -228,5 +232,5 @@ def test_damaged_spec_is_written_again_for_the_next_launch(rig: Rig, spec: str) 
     (folder / "command.sh").touch()
     (folder / "spec.json").mkdir() if spec == "folder" else (folder / "spec.json").write_text(spec)
     with rig.store.db.transaction() as db:
-        db.execute("UPDATE attempt SET deadline_boot = 0")
+        db.execute("UPDATE attempt SET launch_deadline_boot = 0")
     assert rig.tick_until_ended(job)["outcome"] == "completed"

@@ -59,7 +59,7 @@ class Desk:
     def queued(self) -> list[str]:
         """Returns the queued commands in queue order."""
         rows = self.rig.store.db.rows(
-            "SELECT text FROM job WHERE state = 'queued' ORDER BY priority, place, id"
+            "SELECT text FROM job WHERE state = 'queued' ORDER BY priority, position, id"
         )
         return [row["text"] for row in rows]
 
@@ -121,7 +121,9 @@ def test_deleting_a_line_ends_its_queued_job_after_ten_seconds_but_not_a_running
     desk.save("[gpus=2] echo c\n", quiet_s=0)
     desk.wait(9)
     assert desk.states() == {1: "running", 2: "queued", 3: "queued"}
-    assert [row["gone"] for row in desk.rig.store.db.rows("SELECT gone FROM job ORDER BY id")] == [0, 1, 0]
+    assert [
+        row["source_missing"] for row in desk.rig.store.db.rows("SELECT source_missing FROM job ORDER BY id")
+    ] == [0, 1, 0]
     desk.wait(2)
     assert desk.states() == {1: "running", 2: "cancelled", 3: "queued"}
     assert words(desk.rig.job(2)["reason"]) == "line removed"

@@ -73,7 +73,8 @@ def test_cost_of_a_round_does_not_grow_with_the_queue(tmp_path: Path) -> None:
                 if n % 2:
                     later = (rig.clock.now().boot + 1e6, rig.clock.now().boot_id, job)
                     rig.store.db.connection.execute(
-                        "UPDATE job SET not_before_boot = ?, boot_id = ?, gone = 1 WHERE id = ?", later
+                        "UPDATE job SET not_before_boot = ?, boot_id = ?, source_missing = 1 WHERE id = ?",
+                        later,
                     )
         rig.tick()
         return {name: Steps(rig.store).of(partial(work, rig)) for name, work in WORK.items()}

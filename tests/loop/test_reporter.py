@@ -86,7 +86,7 @@ class ReporterHarness:
         return [json.loads(line)["id"] for line in text.splitlines()]
 
     def events(self) -> list[int]:
-        return [row["rowid"] for row in self.store.db.rows("SELECT rowid FROM history ORDER BY rowid")]
+        return [row["id"] for row in self.store.db.rows("SELECT id FROM event ORDER BY id")]
 
 
 @pytest.fixture

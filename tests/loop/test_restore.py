@@ -170,7 +170,7 @@ def test_refuses_a_lost_store_and_names_the_running_jobs(desk: Desk) -> None:
         assert "`start --fresh` forgets all of it, once none of them is running" in ways
         assert (database.read_bytes() if database.exists() else None) == content
         for refuse in (
-            lambda: refuse_unrecorded(inspect_store(desk.data_dir).unknown_folders),
+            lambda: refuse_unrecorded(inspect_store(desk.data_dir)),
             lambda: count_jobs_to_forget(desk.data_dir),
         ):
             with pytest.raises(SchedulerError, match=f"job {lives} is active; --fresh forgets nothing"):
@@ -199,16 +199,16 @@ def test_restores_a_store_from_the_folders_alone(desk: Desk) -> None:
     wait_for(lambda: len(desk.trace()) == 2, "both words")
     never = desk.rig.add_job("echo never >> trace")
     before = {row["id"]: row for row in desk.rig.store.db.rows("SELECT * FROM job")}
-    attempts = {row["job_id"]: row for row in desk.rig.store.db.rows("SELECT * FROM attempt")}
+    [lost] = desk.rig.store.attempts(lives)
+    token = desk.rig.store.attempts(killed)[0].token
     desk.lose()
     os.kill(runner, signal.SIGKILL)
-    token = attempts[killed]["token"]
     sweep(desk.data_dir.attempt_folder(killed, 1, token), token, 0.0)
 
     desk.restore()
     rows = {row["id"]: row for row in desk.rig.store.db.rows("SELECT * FROM job")}
     assert set(rows) == set(before) - {never}
-    for name in ("text", "spec", "identity", "ask", "priority", "name", "source"):
+    for name in ("text", "spec", "identity", "spec_key", "priority", "name", "source"):
         assert {job: row[name] for job, row in rows.items()} == {job: before[job][name] for job in rows}
     ended = [
         tuple(rows[job][name] for name in ("state", "outcome", "exit_code")) for job in (completed, failed)
@@ -217,20 +217,9 @@ def test_restores_a_store_from_the_folders_alone(desk: Desk) -> None:
     assert rows[lives]["state"] == "running"
     assert rows[killed]["state"] == "held"
     assert words(rows[killed]["reason"]) == f"its runner was killed; `retry {killed}` runs it again"
-    [row] = desk.rig.store.attempts(lives)
-    for name in (
-        "number",
-        "token",
-        "boot_id",
-        "gpus",
-        "share",
-        "vram",
-        "whole",
-        "budgets",
-        "log",
-        "created_at",
-    ):
-        assert row[name] == attempts[lives][name], name
+    [attempt] = desk.rig.store.attempts(lives)
+    for name in ("number", "token", "boot_id", "allocations", "log", "created_at"):
+        assert getattr(attempt, name) == getattr(lost, name), name
     assert {row["job_id"] for row in desk.rig.store.active_attempts()} == {lives}
     (desk.folder / "go").touch()
     assert desk.rig.tick_until_ended(lives)["outcome"] == "completed"

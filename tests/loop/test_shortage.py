@@ -38,9 +38,11 @@ from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.scheduler.daemon import Daemon
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.system import procfs, shortages
 from gpu_scheduler.system.shortages import describe_shortage
 from tests.loop.rig import SETTINGS, Rig
+from tests.reasons import words
 from tests.runner.attempt import patched
 from tests.waiting import wait_for
 
@@ -134,7 +136,11 @@ def test_command_that_cannot_start_because_of_a_shortage_runs_later(
     job = rig.add_job("exit 7")
     rig.tick_until(lambda: len(rig.store.attempts(job)) > settings.max_assign_attempts, "attempts")
     assert rig.job(job)["launch_failures"] == 0
-    messages = [row["reason"] for row in rig.store.history(job) if row["state"] == "queued" and row["reason"]]
+    messages = [
+        words(event.reason)
+        for event in events_of_job(rig.store, job)
+        if event.kind == "queued" and event.reason
+    ]
     assert "the command could not be started: bash: Resource temporarily unavailable" in messages[-1]
     (tmp_path / "room").touch()
     row = rig.tick_until_ended(job)

@@ -42,7 +42,7 @@ class Desk:
 
     def measure(self, peak: int) -> None:
         self.execute(
-            "INSERT INTO measured (family, at, gpus, peak_mib, outcome)"
+            "INSERT INTO measurement (workload_class, at, gpu_count, peak_mib, outcome)"
             f" VALUES ('[]', 0, 1, {peak}, 'completed')"
         )
 
@@ -111,18 +111,18 @@ def test_switching_to_real_gpus_removes_pauses_needs_and_measurements_of_simulat
     desk.manage(*SIMULATED)
     job = desk.job()
     raised = ResourceSpec.of(JobSpec("command", "true", "/", command="true", vram=1000), 70000).key()
-    desk.execute(f"UPDATE job SET raised_mib = 70000, ask = '{raised}'")
-    desk.execute("UPDATE gpu SET paused = 1, held = '[[1, 2, 3]]' WHERE uuid = 'SIM-0'")
-    desk.execute("INSERT INTO waiting (ask, reason) VALUES ('x', '{}')")
+    desk.execute(f"UPDATE job SET min_vram_mib = 70000, spec_key = '{raised}'")
+    desk.execute("UPDATE gpu SET paused = 1, foreign_peaks = '[[1, 2, 3]]' WHERE uuid = 'SIM-0'")
+    desk.execute("INSERT INTO pending_group (spec_key, reason) VALUES ('x', '{}')")
     desk.store.add_request("pause", "SIM-1")
     desk.measure(5000)
     change_gpu_kind(desk.store, SIMULATED, NOW)
     assert desk.store.gpus() == []
     assert desk.column("SELECT paused FROM gpu") == [0, 0]
-    assert desk.column("SELECT held FROM gpu") == ["[]", "[]"]
-    assert desk.column("SELECT reason FROM waiting") == []
+    assert desk.column("SELECT foreign_peaks FROM gpu") == ["[]", "[]"]
+    assert desk.column("SELECT reason FROM pending_group") == []
     assert desk.store.open_requests() == []
-    assert desk.column("SELECT peak_mib FROM measured") == []
+    assert desk.column("SELECT peak_mib FROM measurement") == []
     row = desk.store.job(job)
     assert row is not None
     assert (row["raised_mib"], ResourceSpec.from_key(row["ask"]).vram) == (None, 1000)
@@ -138,4 +138,4 @@ def test_switching_back_to_real_gpus_keeps_their_pauses_and_measurements(desk: D
     change_gpu_kind(desk.store, SIMULATED, NOW)
     desk.manage(*REAL)
     assert [(row["uuid"], row["paused"]) for row in desk.store.gpus()] == [("GPU-a", 1), ("GPU-b", 0)]
-    assert desk.column("SELECT peak_mib FROM measured") == [4000]
+    assert desk.column("SELECT peak_mib FROM measurement") == [4000]

@@ -24,6 +24,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.measurements import LearnedNeeds, class_usages, quantile
 from gpu_scheduler.store.recorded_options import record_options
+from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
@@ -76,13 +77,15 @@ def ran(store: Store, text: str, *peaks: int, outcome: Outcome = Outcome.COMPLET
     end(store, job, attempt, outcome, **values)
 
 
-def row_of(store: Store, attempt: int) -> Any:
-    return store.db.row("SELECT * FROM attempt WHERE id = ?", attempt)
+def attempt_of(store: Store, attempt_id: int) -> AttemptRecord:
+    attempt = store.attempt(attempt_id)
+    assert attempt is not None
+    return attempt
 
 
 def last(store: Store, job: int) -> dict[str, Any]:
     """Returns the data of the newest event of a job."""
-    row = store.db.row("SELECT data FROM history WHERE job_id = ? ORDER BY rowid DESC LIMIT 1", job)
+    row = store.db.row("SELECT data FROM event WHERE job_id = ? ORDER BY id DESC LIMIT 1", job)
     assert row is not None
     data: dict[str, Any] = json.loads(row["data"])
     return data
@@ -93,10 +96,10 @@ def test_keeps_the_peak_of_each_gpu_and_the_time_of_the_last_sample(store: Store
     attempt = start(store, job, BOTH, vram=9000)
     use(store, job, attempt, 5.0, ("U0", 4000, 40.0), ("U1", None, None))
     use(store, job, attempt, 6.5, ("U0", 3000, 20.0), ("U1", 100, 90.0))
-    row = row_of(store, attempt)
-    assert json.loads(row["peaks"]) == {"U0": 4000, "U1": 100}
-    assert json.loads(row["loads"]) == {"U0": [60.0, 2], "U1": [90.0, 1]}
-    assert row["measured_boot"] == 6.5
+    record = attempt_of(store, attempt)
+    assert record.peaks == {"U0": 4000, "U1": 100}
+    assert [(one.load_sum, one.load_samples) for one in record.allocations] == [(60.0, 2), (90.0, 1)]
+    assert record.measured_boot == 6.5
     end(store, job, attempt)
     # The mean over samples, not over GPUs.
     assert (last(store, job)["peaks"], last(store, job)["load"]) == ([4000, 100], 50.0)
@@ -107,7 +110,7 @@ def test_records_each_gpu_on_which_a_job_exceeds_its_memory(store: Store) -> Non
     attempt = start(store, job, BOTH, vram=9000)
     for uuid in BOTH:
         record(store, act.RecordOveruse(job, attempt, uuid, 12000, 9000))
-    assert json.loads(row_of(store, attempt)["exceeded"]) == list(BOTH)
+    assert attempt_of(store, attempt).overused_gpus == BOTH
 
 
 @pytest.mark.parametrize(
@@ -147,7 +150,10 @@ def test_a_share_of_a_gpu_of_unknown_size_declares_no_memory(store: Store) -> No
 
 def test_records_that_an_attempt_has_whole_gpus(store: Store) -> None:
     job, other = add(store), add(store)
-    assert [row_of(store, start(store, one, whole=one == job))["whole"] for one in (job, other)] == [1, 0]
+    assert [attempt_of(store, start(store, one, whole=one == job)).whole for one in (job, other)] == [
+        True,
+        False,
+    ]
 
 
 def test_a_clock_set_back_gives_no_negative_run_time(store: Store) -> None:
@@ -187,9 +193,9 @@ def test_reports_only_the_first_infeasible_jobs(store: Store) -> None:
     assert row is not None
     need = Need(1, vram=99999)
     never = WaitReason(WaitKind.GPUS_TOO_SMALL, need=need, size_mib=24_576, largest_mib=24_576)
-    record(store, act.SetWaitReason(row["ask"], WaitReason(WaitKind.NO_FREE_GPU, need=need)))
-    assert store.db.rows("SELECT * FROM history WHERE state = 'infeasible'") == []
-    record(store, act.SetWaitReason(row["ask"], never))
+    record(store, act.SetWaitReason(row.spec_key, WaitReason(WaitKind.NO_FREE_GPU, need=need)))
+    assert [one for one in events_after(store, 0, 100) if one.kind == "infeasible"] == []
+    record(store, act.SetWaitReason(row.spec_key, never))
     told = [(one.job_id, one.wait) for one in events_after(store, 0, 100) if one.kind == "infeasible"]
     assert told == [(job, never) for job in jobs[:5]]
 
@@ -199,7 +205,9 @@ def test_records_the_measurement_of_an_ended_attempt(store: Store) -> None:
     ran(store, "python never-seen.py")
     ran(store, "python bad.py", 100, outcome=Outcome.FAILED)
     ran(store, "python default.py", 200, vram=300, assumed=True)
-    rows = store.db.rows("SELECT gpus, peak_mib, declared_mib, seconds, outcome FROM measured ORDER BY id")
+    rows = store.db.rows(
+        "SELECT gpu_count, peak_mib, declared_mib, seconds, outcome FROM measurement ORDER BY id"
+    )
     assert [tuple(row) for row in rows] == [
         (2, 4000, 5000, 60.0, "completed"),
         (1, 100, None, None, "failed"),

@@ -1,100 +1,134 @@
-"""A store of an earlier version opens with its content."""
+"""A store of an earlier schema opens with its content; one of a development version is refused."""
 
 from __future__ import annotations
 
-import json
+import shutil
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchemaError, StoreNotFoundError
 from gpu_scheduler.store import database
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.records import AllocationRecord
 from gpu_scheduler.store.store import Store
+from tests.store.golden_store import restore_golden
 
 MIGRATIONS = Path(database.__file__).with_name("migrations")
 
 
-def columns(store: Store) -> dict[str, list[str]]:
+def schema(store: Store) -> dict[str, list[tuple[object, ...]]]:
+    """Returns the columns of each table, and the other objects of the schema."""
     tables = [row["name"] for row in store.db.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    return {table: [row["name"] for row in store.db.rows(f"PRAGMA table_info({table})")] for table in tables}
+    found = {table: [tuple(row) for row in store.db.rows(f"PRAGMA table_info({table})")] for table in tables}
+    others = store.db.rows(
+        "SELECT type, name, tbl_name FROM sqlite_master WHERE type <> 'table' ORDER BY name"
+    )
+    return found | {"": [tuple(row) for row in others]}
 
 
-def upgraded(data_dir: DataDir) -> Store:
-    """Opens the store as `start` does."""
-    store = Store(data_dir, create=True)
+def kept_store(folder: Path) -> DataDir:
+    """Creates the data directory of the kept store."""
+    data_dir = DataDir.of(str(folder / "kept.json"))
+    data_dir.create()
+    restore_golden(data_dir.database)
+    return data_dir
+
+
+@pytest.fixture
+def next_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Adds a migration to those of this version; yields its number."""
+    number = database.newest_schema_version() + 1
+    folder = tmp_path / "migrations"
+    shutil.copytree(MIGRATIONS, folder)
+    (folder / f"{number:04}_test.sql").write_text(
+        "ALTER TABLE job ADD COLUMN weight INTEGER NOT NULL DEFAULT 1; -- a column\n"
+        "UPDATE job SET weight = 2 WHERE name = 'bert';\n"
+    )
+    monkeypatch.setattr(database, "_MIGRATIONS", folder)
+    database._migration_files.cache_clear()
+    yield number
+    database._migration_files.cache_clear()
+
+
+def test_opens_the_kept_store_of_schema_1(tmp_path: Path) -> None:
+    store = Store(kept_store(tmp_path), create=True)
     with store.db.upgraded():
         pass
-    return store
-
-
-def test_upgrades_the_declared_memory_of_open_attempts(tmp_path: Path) -> None:
-    data_dir = DataDir.of(str(tmp_path / "old.json"))
-    data_dir.create()
-    old = sqlite3.connect(data_dir.database)
-    before = sorted(path for path in MIGRATIONS.glob("*.sql") if path.name < "0005")
-    old.executescript("\n".join(path.read_text() for path in before) + "\nPRAGMA user_version = 4;")
-    old.execute("INSERT INTO gpu (uuid, idx, name, total_mib) VALUES ('U0', 0, 'card', 24576)")
-    old.execute(
-        "INSERT INTO job (id, source, kind, identity, text, spec, ask, priority, place, state, created_at)"
-        " VALUES (3, 'cli', 'command', 'x', 'true', '{}', '[]', 0, 1, 'running', 1.0)"
+    done, runs, waits = (store.job(number) for number in (1, 2, 3))
+    assert done is not None
+    assert runs is not None
+    assert waits is not None
+    assert (done.state, done.outcome, done.exit_code) == (JobState.FINISHED, Outcome.FAILED, 3)
+    assert (runs.state, runs.name, runs.spec.vram) == (JobState.RUNNING, "bert", 9000)
+    assert waits.state is JobState.QUEUED
+    [attempt] = store.active_attempts()
+    assert attempt.allocations == (
+        AllocationRecord(0, 9000, False, 9500, "U1", 9000, 100, 80.0, 1, True),
+        AllocationRecord(0, 9000, False, None, "U0", 9000, None, 20.0, 1),
     )
-    for number, (share, vram, whole) in enumerate(
-        ((0, 9000, 0), (250, None, 0), (250, 9000, 0), (500, None, 1), (1000, None, 0), (1000, None, 1))
-    ):
-        old.execute(
-            "INSERT INTO attempt (job_id, number, token, boot_id, gpus, share, vram, whole, baseline,"
-            " deadline_boot, created_at) VALUES (3, ?, ?, 'b', ?, ?, ?, ?, '{}', 1.0, 1.0)",
-            (number, str(number), '["U0", "gone"]', share, vram, whole),
-        )
-    old.commit()
-    old.close()
-    store = upgraded(data_dir)
-    assert [json.loads(row["budgets"]) for row in store.attempts(3)] == [
-        {"U0": 9000, "gone": 9000},
-        {"U0": 6144, "gone": None},
-        {"U0": 9000, "gone": 9000},
-        {"U0": 24576, "gone": None},
-        {},
-        {},
+    assert (attempt.job_id, attempt.runner, attempt.misplaced) == (2, (4711, 99, "boot"), (("U2", 78),))
+    assert [(gpu.index, gpu.paused, gpu.used_mib) for gpu in store.gpus()] == [
+        (0, True, 600),
+        (1, False, 600),
     ]
+    assert [(one.verb, one.args) for one in store.open_requests()] == [("cancel", {"grace_s": 5.0})]
     store.close()
 
 
-def make_old(path: Path, version: int) -> None:
-    """Creates an empty database with this schema."""
-    steps = sorted(MIGRATIONS.glob("*.sql"))[:version]
-    with closing(sqlite3.connect(path)) as old:
-        old.executescript("".join(step.read_text() for step in steps))
-        old.execute(f"PRAGMA user_version = {version}")
+def test_an_upgraded_schema_equals_a_fresh_one(tmp_path: Path, next_schema: int) -> None:
+    fresh = Store(DataDir.of(str(tmp_path / "fresh.json")), create=True)
+    old = Store(kept_store(tmp_path), create=True)
+    assert schema(old) != schema(fresh)
+    with old.db.upgraded():
+        pass
+    assert old.db.schema_version == fresh.db.schema_version == next_schema
+    assert schema(old) == schema(fresh)
+    assert [row["weight"] for row in old.db.rows("SELECT weight FROM job ORDER BY id")] == [1, 2, 1]
+    old.close()
+    fresh.close()
 
 
-def test_an_upgrade_is_atomic(tmp_path: Path) -> None:
-    path = tmp_path / "scheduler.db"
-    make_old(path, 3)
+def test_an_upgrade_is_atomic(tmp_path: Path, next_schema: int) -> None:
+    path = kept_store(tmp_path).database
     with closing(database.Database(path, create=True)) as db:
         with pytest.raises(ZeroDivisionError), db.upgraded():
-            print(1 // (db.schema_version - database.newest_schema_version()))
-        assert db.schema_version == 3
+            print(1 // (db.schema_version - next_schema))
+        assert db.schema_version == 1
         with db.upgraded():
             pass
         with closing(database.Database(path)) as reader:
-            assert reader.schema_version == len(list(MIGRATIONS.glob("*.sql")))
+            assert reader.schema_version == next_schema
 
 
-@pytest.mark.parametrize("version", [1, 9])
-def test_a_reader_keeps_another_schema_and_names_the_remedy(tmp_path: Path, version: int) -> None:
-    path = tmp_path / "scheduler.db"
-    make_old(path, version)
+def test_a_reader_keeps_an_earlier_schema_and_names_the_remedy(tmp_path: Path, next_schema: int) -> None:
+    path = kept_store(tmp_path).database
     before = path.read_bytes()
     with pytest.raises(SchemaError) as raised:
         database.Database(path)
-    newest = database.newest_schema_version()
     assert str(raised.value) == (
-        f"the store in {tmp_path} has schema {version}; this version reads schema {newest}:"
+        f"the store in {path.parent} has schema 1; this version reads schema {next_schema}:"
         " `start` with this version upgrades it"
+    )
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("create", [False, True])
+@pytest.mark.parametrize("version", [1, 10])
+def test_refuses_a_store_of_a_development_version(tmp_path: Path, version: int, create: bool) -> None:
+    path = tmp_path / "scheduler.db"
+    with closing(sqlite3.connect(path)) as old:
+        old.executescript(f"CREATE TABLE job (id INTEGER PRIMARY KEY); PRAGMA user_version = {version};")
+    before = path.read_bytes()
+    with pytest.raises(SchemaError) as raised:
+        database.Database(path, create=create)
+    assert str(raised.value) == (
+        f"the store in {tmp_path} is of a development version and cannot be read: `start --fresh` forgets"
+        " its jobs, --state-file OTHER.json creates a separate store"
     )
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -106,28 +140,3 @@ def test_a_reader_treats_an_empty_database_as_missing(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFoundError):
         database.Database(path)
     assert path.stat().st_size == 0
-
-
-def test_upgrades_a_database_of_the_first_version(tmp_path: Path) -> None:
-    fresh = Store(DataDir.of(str(tmp_path / "fresh.json")), create=True)
-    data_dir = DataDir.of(str(tmp_path / "old.json"))
-    data_dir.create()
-    old = sqlite3.connect(data_dir.database)
-    old.executescript((MIGRATIONS / "0001_initial.sql").read_text() + "\nPRAGMA user_version = 1;")
-    old.execute("INSERT INTO gpu (uuid, idx, name) VALUES ('U0', 0, 'card')")
-    old.execute(
-        "INSERT INTO job (id, source, kind, identity, text, spec, ask, priority, place, state, created_at)"
-        " VALUES (3, 'cli', 'command', 'x', 'true', '{}', '[]', 0, 1, 'running', 1.0)"
-    )
-    old.execute(
-        "INSERT INTO attempt (job_id, number, token, boot_id, gpus, share, baseline, deadline_boot,"
-        " created_at) VALUES (3, 1, 't', 'b', '[\"U0\"]', 1000, '{}', 1.0, 1.0)"
-    )
-    old.commit()
-    old.close()
-    store = upgraded(data_dir)
-    assert columns(store) == columns(fresh)
-    [attempt], [gpu] = store.attempts(3), store.gpus()
-    assert (attempt["strays"], gpu["processes"], gpu["loads"]) == ("[]", None, "[]")
-    store.close()
-    fresh.close()

@@ -108,7 +108,7 @@ def test_examines_a_version_that_was_edited_while_it_was_replaced(machine: Machi
     with machine.store.db.transaction():
         machine.store.db.set_meta("statefile_examined", state_file.digest(before))
         machine.store.db.set_meta("statefile_edit", "null")
-        machine.store.db.connection.execute("DELETE FROM wish")
+        machine.store.db.connection.execute("DELETE FROM request")
     machine.watch._exchange(before.replace(b'"jobs"', b'"jobs" '))
     machine.round()
     assert machine.pauses() == ([0], [0])

@@ -20,6 +20,7 @@ from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 from tests.reasons import worded
@@ -65,7 +66,7 @@ def test_refuses_and_keeps_a_newer_or_damaged_store(store: Store) -> None:
 
 def test_never_reuses_ids(store: Store) -> None:
     first = store.insert_job(spec(), "cli")
-    store.db.connection.execute("DELETE FROM history")
+    store.db.connection.execute("DELETE FROM event")
     store.db.connection.execute("DELETE FROM job")
     assert store.insert_job(spec(), "cli") == first + 1
 
@@ -109,7 +110,7 @@ def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel(sto
         7,
         None,
     )
-    assert [step["state"] for step in store.history(job)] == ["queued", "starting", "finished"]
+    assert [event.kind for event in events_of_job(store, job)] == ["queued", "starting", "finished"]
     record(store, act.RequeueJob(job, worded("retried")))
     row = store.job(job)
     assert row is not None
@@ -206,7 +207,7 @@ def test_concurrent_writers_lose_nothing(store: Store) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    row = store.db.row("SELECT count(*) AS n, count(DISTINCT place) AS places FROM job")
+    row = store.db.row("SELECT count(*) AS n, count(DISTINCT position) AS places FROM job")
     assert row is not None
     assert (row["n"], row["places"]) == (100, 100)
 

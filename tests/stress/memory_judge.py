@@ -3,7 +3,6 @@ samples the store and the GPUs during the run."""
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -78,15 +77,17 @@ def spans_in_store(store: Store) -> dict[int, list[Span]]:
     boot = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
     index = store.gpu_indices()
     spans: dict[int, list[Span]] = {}
-    for row in store.db.rows("SELECT attempt.*, job.text FROM attempt JOIN job ON job.id = job_id"):
+    sql = (
+        "SELECT attempt.created_at, attempt.released_boot, allocation.gpu, allocation.vram, job.text"
+        " FROM allocation JOIN attempt ON attempt.id = attempt_id JOIN job ON job.id = job_id"
+    )
+    for row in store.db.rows(sql):
         number = number_of(row["text"])
         until = row["released_boot"]
         end = math.inf if until is None else until - boot - _CLOCKS_S
-        for uuid in json.loads(row["gpus"]):
-            begin = row["created_at"] - wall + _CLOCKS_S
-            spans.setdefault(number, []).append(
-                Span(f"job {number}", index[uuid], row["vram"] or 0, begin, end)
-            )
+        begin = row["created_at"] - wall + _CLOCKS_S
+        span = Span(f"job {number}", index[row["gpu"]], row["vram"] or 0, begin, end)
+        spans.setdefault(number, []).append(span)
     return spans
 
 
@@ -163,10 +164,12 @@ class Watcher(threading.Thread):
         index = store.gpu_indices()
         # Processes known before the store is read and alive after it were there at that instant.
         known = self._foreign_processes()
-        rows = store.db.rows("SELECT id, gpus, vram FROM attempt WHERE released_boot IS NULL")
+        rows = store.db.rows(
+            "SELECT id, gpu, vram FROM attempt JOIN allocation ON attempt_id = id WHERE released_boot IS NULL"
+        )
         alive = [other for other in known if other.lives()]
         for gpu in index.values():
-            here = [row for row in rows if gpu in [index[uuid] for uuid in json.loads(row["gpus"])]]
+            here = [row for row in rows if gpu == index[row["gpu"]]]
             ours = sum(row["vram"] or 0 for row in here)
             theirs = sum(other.mib for other in alive if other.gpu == gpu)
             self.peak_mib = max(self.peak_mib, ours + theirs)

@@ -1,0 +1,251 @@
+"""Records the actions that change attempts and their allocations."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sqlite3
+from collections.abc import Iterable
+from typing import Any
+
+from gpu_scheduler.core.model.event import (
+    AttemptDetails,
+    AttemptEnded,
+    AttemptStarted,
+    EventKind,
+    MisplacedProcess,
+    Overuse,
+)
+from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
+from gpu_scheduler.store.measurements import record_measurement
+from gpu_scheduler.store.records import AllocationRecord, AttemptRecord
+from gpu_scheduler.store.write_context import WriteContext
+from gpu_scheduler.store.write_jobs import change_job_state, reason_json, spec_key
+
+
+def start(context: WriteContext, action: act.Start) -> int:
+    """Opens an attempt with its allocations; returns its id."""
+    db, now = context.db, context.now
+    state, number = db.execute(
+        "SELECT state, (SELECT coalesce(max(number), 0) + 1 FROM attempt WHERE job_id = job.id)"
+        " FROM job WHERE id = ?",
+        (action.job_id,),
+    ).fetchone()
+    cursor = db.execute(
+        "INSERT INTO attempt (job_id, number, token, boot_id, learned, assumed, launch_deadline_boot,"
+        " created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (action.job_id, number, secrets.token_hex(16), now.boot_id, action.learned, action.assumed,
+         now.boot + context.settings.launch_deadline_s, now.wall),
+    )  # fmt: skip
+    assert cursor.lastrowid is not None
+    insert_allocations(db, cursor.lastrowid, _allocations(context, action))
+    details = AttemptStarted(
+        number, context.gpu_indices(action.gpus), action.share, action.vram, action.whole, action.learned,
+        action.assumed,
+    )  # fmt: skip
+    change_job_state(
+        context, action.job_id, JobState.STARTING, None, details, before=JobState(state),
+        not_before_boot=None, bypassed_at=None,
+    )  # fmt: skip
+    return cursor.lastrowid
+
+
+def _allocations(context: WriteContext, action: act.Start) -> Iterable[AllocationRecord]:
+    declares = not action.assumed and bool(action.share or action.vram)
+    baseline = dict(action.baseline_mib)
+    charge = Allocation(action.share, action.vram, action.whole)
+    for gpu in action.gpus:
+        budget = declared_mib(charge, context.gpu_total_mib(gpu)) if declares else None
+        yield AllocationRecord(action.share, action.vram, action.whole, None, gpu, budget, baseline.get(gpu))
+
+
+def insert_allocations(
+    db: sqlite3.Connection, attempt_id: int, allocations: Iterable[AllocationRecord]
+) -> None:
+    """Inserts the allocations of a new attempt, in this order."""
+    db.executemany(
+        "INSERT INTO allocation (attempt_id, ordinal, gpu, share, vram, whole, budget_mib, baseline_mib)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (attempt_id, n, one.gpu, one.share, one.vram, one.whole, one.budget_mib, one.baseline_mib)
+            for n, one in enumerate(allocations)
+        ],
+    )
+
+
+def relaunch(context: WriteContext, action: act.Relaunch) -> None:
+    """Counts another launch of the same attempt and sets its deadline."""
+    deadline = context.now.boot + context.settings.launch_deadline_s
+    before: int = context.db.execute(
+        "SELECT launch_count FROM attempt WHERE id = ?", (action.attempt_id,)
+    ).fetchone()[0]
+    context.db.execute(
+        "UPDATE attempt SET launch_count = launch_count + 1, launch_deadline_boot = ? WHERE id = ?",
+        (deadline, action.attempt_id),
+    )
+    if before:
+        _add_event(context, EventKind.RELAUNCHED, action.attempt_id)
+
+
+def reset_launch_count(context: WriteContext, action: act.ResetLaunchCount) -> None:
+    """Resets the launch count of an attempt."""
+    context.db.execute("UPDATE attempt SET launch_count = 0 WHERE id = ?", (action.attempt_id,))
+
+
+def record_transition(context: WriteContext, action: act.Transition) -> None:
+    """Changes the state of a job with an open attempt to running or stopping."""
+    change_job_state(context, action.job_id, action.state, None)
+    if action.state is JobState.STOPPING:
+        context.set_attempt_time("stopping_boot", action.attempt_id)
+    else:
+        context.db.execute(
+            "UPDATE attempt SET started_at = coalesce(started_at, ?), stopping_boot = NULL WHERE id = ?",
+            (context.now.wall, action.attempt_id),
+        )
+
+
+def record_signal(context: WriteContext, action: act.VoidClaim | act.WakeRunner | act.RequestStop) -> None:
+    """Records when the runner was signalled last."""
+    context.set_attempt_time("signalled_boot", action.attempt_id)
+
+
+def record_runner_kill(context: WriteContext, action: act.KillRunner) -> None:
+    """Records that the runner was killed."""
+    context.set_attempt_time("signalled_boot", action.attempt_id)
+    _add_event(context, EventKind.RUNNER_KILLED, action.attempt_id)
+
+
+def record_runner(context: WriteContext, action: act.RecordRunner) -> None:
+    """Records the runner process."""
+    context.db.execute(
+        "UPDATE attempt SET runner_pid = ?, runner_start_ticks = ? WHERE id = ?",
+        (action.pid, action.start_ticks, action.attempt_id),
+    )
+
+
+def record_runner_death(context: WriteContext, action: act.RecordRunnerDeath) -> None:
+    """Records that the runner died without a result."""
+    context.set_attempt_time("runner_died_boot", action.attempt_id)
+    _add_event(context, EventKind.RUNNER_LOST, action.attempt_id)
+
+
+def record_misplaced_process(context: WriteContext, action: act.RecordMisplacedProcess) -> None:
+    """Records a process outside the allocation of its attempt."""
+    context.db.execute(
+        "INSERT OR IGNORE INTO misplaced_process (attempt_id, gpu, pid) VALUES (?, ?, ?)",
+        (action.attempt_id, action.uuid, action.pid),
+    )
+    attempt = _attempt(context, action.attempt_id)
+    [gpu] = context.gpu_indices([action.uuid])
+    details = MisplacedProcess(attempt.number, gpu, action.pid, context.gpu_indices(attempt.gpus))
+    context.add_event(EventKind.MISPLACED_PROCESS, attempt.job_id, details=details)
+
+
+def record_window_closed(context: WriteContext, action: act.RecordWindowClosed) -> None:
+    """Records that the Screen window of an attempt was closed."""
+    context.db.execute("UPDATE attempt SET window_closed = 1 WHERE id = ?", (action.attempt_id,))
+    _add_event(context, EventKind.WINDOW_CLOSED, action.attempt_id)
+
+
+def record_usage(context: WriteContext, action: act.RecordUsage) -> None:
+    """Adds a sample to the allocations of an attempt."""
+    context.db.executemany(
+        "UPDATE allocation SET peak_mib = coalesce(max(peak_mib, ?), peak_mib, ?),"
+        " load_sum = load_sum + coalesce(?, 0), load_samples = load_samples + (? IS NOT NULL)"
+        " WHERE attempt_id = ? AND gpu = ?",
+        [(mib, mib, load, load, action.attempt_id, gpu) for gpu, mib, load in action.usage],
+    )
+    context.db.execute(
+        "UPDATE attempt SET measured_boot = ? WHERE id = ?", (action.sampled_at, action.attempt_id)
+    )
+
+
+def record_overuse(context: WriteContext, action: act.RecordOveruse) -> None:
+    """Records that overuse on a GPU was reported."""
+    context.db.execute(
+        "UPDATE allocation SET overuse_logged = 1 WHERE attempt_id = ? AND gpu = ?",
+        (action.attempt_id, action.uuid),
+    )
+    attempt = _attempt(context, action.attempt_id)
+    [gpu] = context.gpu_indices([action.uuid])
+    details = Overuse(attempt.number, gpu, action.used_mib, action.declared_mib, action.share)
+    context.add_event(EventKind.OVERUSE, attempt.job_id, details=details)
+
+
+def record_sweep(context: WriteContext, action: act.Sweep) -> None:
+    """Records when the processes of an attempt were signalled."""
+    context.set_attempt_time("signalled_boot", action.attempt_id)
+    if not action.kill:
+        context.set_attempt_time("swept_boot", action.attempt_id)
+
+
+def finish_attempt(context: WriteContext, action: act.FinishAttempt) -> None:
+    """Records the end of an attempt and what follows for its job."""
+    ended_at = action.ended_at if action.ended_at is not None else context.now.wall
+    context.db.execute(
+        "UPDATE attempt SET outcome = ?, exit_code = ?, signal = ?, reason = ?, survivors = ?,"
+        " started_at = coalesce(?, started_at), ended_at = ? WHERE id = ?",
+        (action.outcome.value, action.exit_code, action.signal, reason_json(action.reason),
+         json.dumps(action.survivors), action.started_at, ended_at, action.attempt_id),
+    )  # fmt: skip
+    attempt, job = context.store.attempt_with_job(action.attempt_id)
+    record_measurement(context.db, attempt, job, context.now.wall)
+    raised: dict[str, Any] = {}
+    if action.min_vram_mib is not None:
+        key = spec_key(context, job.spec, action.min_vram_mib)
+        raised = {"min_vram_mib": action.min_vram_mib, "spec_key": key}
+    change_job_state(
+        context, action.job_id, action.state, action.reason, _details_of_end(context, attempt, action),
+        before=job.state,
+        outcome=action.job_outcome.value if action.job_outcome else None,
+        exit_code=action.exit_code, signal=action.signal,
+        held_by=action.outcome.value if action.state is JobState.HELD else None,
+        cancel_cause=None, cancel_grace_s=None, launch_failures=action.launch_failures,
+        not_before_boot=action.not_before, boot_id=context.now.boot_id,
+        oom_retries_used=action.oom_retries_used, fail_retries_used=action.fail_retries_used,
+        finished_at=ended_at if action.state is JobState.FINISHED else None, **raised,
+    )  # fmt: skip
+
+
+def _details_of_end(context: WriteContext, attempt: AttemptRecord, action: act.FinishAttempt) -> AttemptEnded:
+    has_budget = attempt.has_budget
+    return AttemptEnded(
+        attempt.number,
+        outcome=action.outcome.value,
+        exit_code=action.exit_code,
+        signal=action.signal,
+        seconds=attempt.run_time_s,
+        gpus=context.gpu_indices(attempt.gpus),
+        peaks=[one.peak_mib for one in attempt.allocations],
+        declared=attempt.vram if has_budget else None,
+        budgets=[one.budget_mib for one in attempt.allocations] if has_budget else None,
+        share=attempt.share,
+        load=attempt.mean_load,
+        log=attempt.log,
+        survivors=list(action.survivors),
+        learned=attempt.learned,
+        min_vram=action.min_vram_mib,
+    )
+
+
+def release_allocation(context: WriteContext, action: act.ReleaseAllocation) -> None:
+    """Records when the GPUs of an attempt were released."""
+    context.set_attempt_time("released_boot", action.attempt_id)
+
+
+def record_memory_released(context: WriteContext, action: act.RecordMemoryReleased) -> None:
+    """Records that the memory of the attempt's GPUs is free again: the attempt is no longer active."""
+    context.db.execute("UPDATE attempt SET memory_released = 1 WHERE id = ?", (action.attempt_id,))
+
+
+def _attempt(context: WriteContext, attempt_id: int) -> AttemptRecord:
+    attempt = context.store.attempt(attempt_id)
+    assert attempt is not None
+    return attempt
+
+
+def _add_event(context: WriteContext, kind: EventKind, attempt_id: int) -> None:
+    row = context.db.execute("SELECT job_id, number FROM attempt WHERE id = ?", (attempt_id,)).fetchone()
+    context.add_event(kind, row["job_id"], details=AttemptDetails(row["number"]))

@@ -1,0 +1,63 @@
+"""The transaction of one round, in which the writer records actions, and the events that it adds."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from gpu_scheduler.core.model.event import EventDetails, EventKind
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.store.events import WAIT_KEY
+
+if TYPE_CHECKING:
+    from gpu_scheduler.store.store import Store
+
+
+@dataclass(frozen=True)
+class WriteContext:
+    """An open transaction. now: the time of the round."""
+
+    store: Store
+    db: sqlite3.Connection
+    settings: Settings
+    now: Now
+
+    @cached_property
+    def _gpus(self) -> dict[str, tuple[int, int | None]]:
+        rows = self.db.execute("SELECT uuid, idx, total_mib FROM gpu").fetchall()
+        return {uuid: (index, total_mib) for uuid, index, total_mib in rows}
+
+    def gpu_indices(self, gpus: Iterable[str]) -> list[int]:
+        """Returns the indices of these GPUs; -1 for an unknown one."""
+        return [self._gpus[gpu][0] if gpu in self._gpus else -1 for gpu in gpus]
+
+    def gpu_total_mib(self, gpu: str) -> int | None:
+        """Returns the memory size of a GPU; None if it is unknown."""
+        return self._gpus[gpu][1] if gpu in self._gpus else None
+
+    def set_attempt_time(self, column: str, attempt_id: int) -> None:
+        """Sets a column of an attempt to the boot time of the round."""
+        self.db.execute(f"UPDATE attempt SET {column} = ? WHERE id = ?", (self.now.boot, attempt_id))
+
+    def add_event(
+        self,
+        kind: EventKind,
+        job_id: int = 0,
+        reason: str | None = None,
+        details: EventDetails | None = None,
+        wait: WaitReason | None = None,
+    ) -> None:
+        """Adds an event. job_id: 0 = about no job; wait: why the job waits."""
+        data = {} if details is None else details.data()
+        if wait is not None:
+            data[WAIT_KEY] = wait.to_json()
+        self.db.execute(
+            "INSERT INTO event (job_id, at, kind, reason, data) VALUES (?, ?, ?, ?, ?)",
+            (job_id, self.now.wall, kind.value, reason, json.dumps(data)),
+        )

@@ -1,0 +1,148 @@
+"""Records the actions that change jobs, requests and why jobs wait."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpu_scheduler.core.model.event import EventDetails, EventKind, JobEnded
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.states import TRANSITIONS, JobState, check_transition
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.order import NORMAL_PRIORITY
+from gpu_scheduler.store.write_context import WriteContext
+
+#: Of the jobs that are infeasible for one reason, the number that get an event.
+_MAX_INFEASIBLE_EVENTS = 5
+
+
+def change_job_state(
+    context: WriteContext,
+    job_id: int,
+    state: JobState,
+    reason: StateReason | None,
+    details: EventDetails | None = None,
+    *,
+    before: JobState | None = None,
+    event_reason: StateReason | None = None,
+    **values: Any,
+) -> None:
+    """Changes the state of a job and adds the event. Raises IllegalTransitionError.
+
+    before: the state until now, None = as stored; event_reason: reason of the event, if it is not that of
+    the job; values: other columns of the job.
+    """
+    db = context.db
+    if before is None:
+        before = JobState(db.execute("SELECT state FROM job WHERE id = ?", (job_id,)).fetchone()["state"])
+    if state is not before and state not in TRANSITIONS[before]:
+        events = db.execute("SELECT kind, reason FROM event WHERE job_id = ? ORDER BY id", (job_id,))
+        history = tuple(f"{event['kind']} {event['reason'] or ''}".strip() for event in events)
+        check_transition(job_id, before, state, history)
+    values = {"state": state.value, "reason": reason_json(reason), **values}
+    names = ", ".join(f"{name} = ?" for name in values)
+    db.execute(f"UPDATE job SET {names} WHERE id = ?", (*values.values(), job_id))
+    if state is not before:
+        context.add_event(EventKind(state.value), job_id, reason_json(reason or event_reason), details)
+
+
+def reason_json(reason: StateReason | None) -> str | None:
+    """Returns the stored form of a reason."""
+    return None if reason is None else reason.to_json()
+
+
+def spec_key(context: WriteContext, spec: JobSpec, min_vram_mib: int | None) -> str:
+    """Returns the key of the resource spec of a job."""
+    return ResourceSpec.of(spec, min_vram_mib, learn_needs=context.store.learning).key()
+
+
+def finish_job(context: WriteContext, action: act.FinishJob) -> None:
+    """Ends a waiting job without an attempt."""
+    change_job_state(
+        context, action.job_id, JobState.FINISHED, action.reason, JobEnded(action.outcome.value),
+        outcome=action.outcome.value, finished_at=context.now.wall, held_by=None,
+    )  # fmt: skip
+
+
+def hold_job(context: WriteContext, action: act.HoldJob) -> None:
+    """Holds a queued job."""
+    change_job_state(context, action.job_id, JobState.HELD, action.reason, held_by=action.by)
+
+
+def requeue_job(context: WriteContext, action: act.RequeueJob) -> None:
+    """Queues a held or finished job again."""
+    row = context.db.execute("SELECT * FROM job WHERE id = ?", (action.job_id,)).fetchone()
+    # A job that was held while it waited for a retry gets no additional retries.
+    kept = row["held_by"] in ("user", "line")
+    change_job_state(
+        context, action.job_id, JobState.QUEUED, None, event_reason=action.reason,
+        outcome=None, exit_code=None, signal=None, held_by=None, launch_failures=0, not_before_boot=None,
+        finished_at=None, cancel_cause=None,
+        oom_retries_used=row["oom_retries_used"] if kept else 0,
+        fail_retries_used=row["fail_retries_used"] if kept else 0,
+        spec_key=spec_key(context, JobSpec.from_json(row["spec"]), row["min_vram_mib"]),
+    )  # fmt: skip
+
+
+def record_cancel(context: WriteContext, action: act.RecordCancel) -> None:
+    """Records a cancel that is pending until the job's attempt has ended."""
+    context.db.execute(
+        "UPDATE job SET cancel_cause = ?, cancel_grace_s = ? WHERE id = ?",
+        (action.cause, action.grace_s, action.job_id),
+    )
+
+
+def set_attribute(context: WriteContext, action: act.SetAttribute) -> None:
+    """Changes an attribute of a job."""
+    db = context.db
+    row = db.execute("SELECT spec, min_vram_mib FROM job WHERE id = ?", (action.job_id,)).fetchone()
+    # Memory that the user sets overrides the memory that an earlier attempt needed.
+    min_vram_mib = None if action.name == "vram" else row["min_vram_mib"]
+    spec = JobSpec.from_json(json.dumps({**json.loads(row["spec"]), action.name: action.value}))
+    db.execute(
+        "UPDATE job SET spec = ?, spec_key = ?, name = ?, priority = ?, min_vram_mib = ? WHERE id = ?",
+        (spec.to_json(), spec_key(context, spec, min_vram_mib), spec.name,
+         NORMAL_PRIORITY if spec.priority is None else spec.priority, min_vram_mib, action.job_id),
+    )  # fmt: skip
+
+
+def set_queue_positions(context: WriteContext, action: act.SetQueuePositions) -> None:
+    """Sets the queue positions of jobs."""
+    context.db.executemany(
+        "UPDATE job SET position = ? WHERE id = ?",
+        [(position, job_id) for job_id, position in action.positions],
+    )
+
+
+def set_wait_reason(context: WriteContext, action: act.SetWaitReason) -> None:
+    """Sets why the jobs of a pending group wait; an infeasible group gets an event for its first jobs."""
+    db = context.db
+    db.execute(
+        "INSERT OR REPLACE INTO pending_group (spec_key, reason) VALUES (?, ?)",
+        (action.spec_key, action.reason.to_json()),
+    )
+    if action.reason.is_infeasible:
+        rows = db.execute(
+            "SELECT id FROM job WHERE state = 'queued' AND spec_key = ? ORDER BY id LIMIT ?",
+            (action.spec_key, _MAX_INFEASIBLE_EVENTS),
+        ).fetchall()
+        for row in rows:
+            context.add_event(EventKind.INFEASIBLE, row["id"], wait=action.reason)
+
+
+def record_bypassed(context: WriteContext, action: act.RecordBypassed) -> None:
+    """Records since when jobs behind this one start before it."""
+    context.db.execute(
+        "UPDATE job SET bypassed_at = coalesce(bypassed_at, ?) WHERE id = ?",
+        (context.now.wall, action.job_id),
+    )
+
+
+def answer_request(context: WriteContext, action: act.AnswerRequest) -> None:
+    """Answers a request."""
+    context.db.execute(
+        "UPDATE request SET answered_at = ?, answer = ? WHERE id = ?",
+        (context.now.wall, action.answer.to_json(), action.request_id),
+    )

@@ -1,0 +1,217 @@
+PRAGMA application_id = 1196446576;
+PRAGMA user_version = 1;
+BEGIN TRANSACTION;
+CREATE TABLE allocation (                            -- what an attempt holds of each of its GPUs, and used there
+    attempt_id     INTEGER NOT NULL REFERENCES attempt (id),
+    ordinal        INTEGER NOT NULL,                 -- 0, 1, … in the order of its GPUs
+    gpu            TEXT NOT NULL,
+    share          INTEGER NOT NULL,                 -- thousandths; 0: none
+    vram           INTEGER,                          -- MiB; NULL: none
+    whole          INTEGER NOT NULL,                 -- no other job of ours beside it
+    budget_mib     INTEGER,                          -- declared or learned; NULL: neither, or GPU of unknown size
+    baseline_mib   INTEGER,                          -- memory that nobody accounted for at its start
+    peak_mib       INTEGER,
+    load_sum       REAL NOT NULL DEFAULT 0,          -- percent, over load_samples samples
+    load_samples   INTEGER NOT NULL DEFAULT 0,
+    overuse_logged INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (attempt_id, ordinal)
+) WITHOUT ROWID;
+INSERT INTO "allocation" VALUES(1,0,'U0',500,NULL,0,12288,NULL,NULL,0.0,0,0);
+INSERT INTO "allocation" VALUES(2,0,'U1',0,9000,0,9000,100,9500,80.0,1,1);
+INSERT INTO "allocation" VALUES(2,1,'U0',0,9000,0,9000,NULL,NULL,20.0,1,0);
+CREATE TABLE attempt (
+    id                   INTEGER PRIMARY KEY AUTOINCREMENT,
+    job_id               INTEGER NOT NULL REFERENCES job (id),
+    number               INTEGER NOT NULL,           -- 1, 2, … of its job
+    token                TEXT NOT NULL UNIQUE,
+    boot_id              TEXT NOT NULL,
+    learned              INTEGER NOT NULL DEFAULT 0, -- its vram was learned from its workload class
+    assumed              INTEGER NOT NULL DEFAULT 0, -- nothing declared its share and vram
+    launch_count         INTEGER NOT NULL DEFAULT 1,
+    launch_deadline_boot REAL NOT NULL,
+    launch_error         TEXT,
+    runner_pid           INTEGER,                    -- the runner, known once its claim was observed
+    runner_start_ticks   INTEGER,                    -- its start, kernel ticks since boot
+    stopping_boot        REAL,
+    signalled_boot       REAL,
+    swept_boot           REAL,
+    runner_died_boot     REAL,
+    released_boot        REAL,                       -- NULL: it still holds its GPUs
+    memory_released      INTEGER NOT NULL DEFAULT 0, -- ended, released, and the memory of its GPUs is back
+    measured_boot        REAL,                       -- the newest sample in its allocations
+    outcome              TEXT,                       -- NULL: open
+    exit_code            INTEGER,
+    signal               INTEGER,
+    reason               TEXT,                       -- StateReason as JSON
+    survivors            TEXT NOT NULL DEFAULT '[]', -- JSON list of pids
+    log                  TEXT,
+    session              TEXT,
+    window_closed        INTEGER NOT NULL DEFAULT 0, -- that its Screen window was closed has been reported
+    created_at           REAL NOT NULL,
+    started_at           REAL,
+    ended_at             REAL,
+    UNIQUE (job_id, number)
+);
+INSERT INTO "attempt" VALUES(1,1,1,'10f93f0d847634b168601eacaba5a426','boot',0,0,1,1010.0,NULL,NULL,NULL,NULL,NULL,NULL,NULL,1000.0,1,NULL,'failed',3,NULL,'{"kind": "command_failed"}','[]',NULL,NULL,0,1700000000.0,NULL,1700000000.0);
+INSERT INTO "attempt" VALUES(2,2,1,'b11fc780cea9e7a301cbbf2aa9360198','boot',0,0,1,1010.0,NULL,4711,99,NULL,NULL,NULL,NULL,NULL,0,1000.0,NULL,NULL,NULL,NULL,'[]',NULL,NULL,0,1700000000.0,1700000000.0,NULL);
+CREATE TABLE event (                                 -- a state that a job came to, or something else that happened
+    id     INTEGER PRIMARY KEY,
+    job_id INTEGER NOT NULL,                         -- 0: it is about no job
+    at     REAL NOT NULL,
+    kind   TEXT NOT NULL,
+    reason TEXT,                                     -- StateReason as JSON, for a state of a job
+    data   TEXT NOT NULL DEFAULT '{}'                -- EventDetails as JSON
+);
+INSERT INTO "event" VALUES(1,1,1700000000.0,'queued',NULL,'{}');
+INSERT INTO "event" VALUES(2,2,1700000000.0,'queued',NULL,'{}');
+INSERT INTO "event" VALUES(3,3,1700000000.0,'queued',NULL,'{}');
+INSERT INTO "event" VALUES(4,1,1700000000.0,'starting',NULL,'{"attempt": 1, "gpus": [0], "share": 500, "vram": null, "exclusive": false, "learned": false, "assumed": false}');
+INSERT INTO "event" VALUES(5,1,1700000000.0,'finished','{"kind": "command_failed"}','{"attempt": 1, "outcome": "failed", "exit_code": 3, "signal": null, "seconds": null, "gpus": [0], "peaks": [null], "declared": null, "budgets": [12288], "share": 500, "load": null, "log": null, "survivors": [], "learned": false, "min_vram": null}');
+INSERT INTO "event" VALUES(6,2,1700000000.0,'starting',NULL,'{"attempt": 1, "gpus": [1, 0], "share": 0, "vram": 9000, "exclusive": false, "learned": false, "assumed": false}');
+INSERT INTO "event" VALUES(7,2,1700000000.0,'running',NULL,'{}');
+INSERT INTO "event" VALUES(8,2,1700000000.0,'exceeded',NULL,'{"attempt": 1, "gpu": 1, "observed": 9500, "declared": 9000, "share": null}');
+INSERT INTO "event" VALUES(9,2,1700000000.0,'misplaced process',NULL,'{"attempt": 1, "gpu": -1, "pid": 78, "allocated": [1, 0]}');
+INSERT INTO "event" VALUES(10,0,1700000000.0,'paused','by hand','{"gpus": [0]}');
+CREATE TABLE gpu (
+    uuid              TEXT PRIMARY KEY,
+    idx               INTEGER NOT NULL,
+    name              TEXT NOT NULL,
+    total_mib         INTEGER,
+    managed           INTEGER NOT NULL DEFAULT 1,
+    paused            INTEGER NOT NULL DEFAULT 0,
+    used_mib          INTEGER,
+    load_percent      REAL,
+    fault             TEXT,                          -- GpuFault as JSON
+    sampled_at        REAL,
+    processes         TEXT,                          -- JSON list of [pid, MiB, graphics only]; NULL: not listed
+    loads             TEXT NOT NULL DEFAULT '[]',    -- JSON list of the last loads, percent, the newest last
+    foreign_peaks     TEXT NOT NULL DEFAULT '[]',    -- JSON list of [pid, start, peak MiB] of foreign processes
+    foreign_loads     TEXT NOT NULL DEFAULT '[]',    -- JSON list of the last loads of foreign processes, percent or null
+    foreign_load_boot REAL                           -- time of the newest sample in it
+) WITHOUT ROWID;
+INSERT INTO "gpu" VALUES('U0',0,'card',24576,1,1,600,50.0,NULL,1700000000.0,'[[77, 500, false]]','[50.0]','[]','[]',NULL);
+INSERT INTO "gpu" VALUES('U1',1,'card',24576,1,0,600,50.0,NULL,1700000000.0,'[[77, 500, false]]','[50.0]','[]','[]',NULL);
+CREATE TABLE job (
+    id                  INTEGER PRIMARY KEY AUTOINCREMENT,
+    source              TEXT NOT NULL,              -- 'file:PATH' or the front end's name
+    kind                TEXT NOT NULL,
+    identity            TEXT NOT NULL,
+    name                TEXT,
+    text                TEXT NOT NULL,
+    spec                TEXT NOT NULL,              -- JobSpec as JSON
+    spec_key            TEXT NOT NULL,              -- ResourceSpec.key(): jobs with the same one wait for the same thing
+    priority            INTEGER NOT NULL,
+    position            INTEGER NOT NULL,           -- in the queue, among jobs of its priority
+    state               TEXT NOT NULL,
+    outcome             TEXT,
+    exit_code           INTEGER,
+    signal              INTEGER,
+    reason              TEXT,                       -- StateReason as JSON
+    held_by             TEXT,                       -- 'user', 'line', or the outcome that holds it
+    cancel_cause        TEXT,                       -- a pending cancel or preempt
+    cancel_grace_s      REAL,
+    launch_failures     INTEGER NOT NULL DEFAULT 0,
+    not_before_boot     REAL,
+    boot_id             TEXT,                       -- of not_before_boot
+    source_missing      INTEGER NOT NULL DEFAULT 0, -- its line is not in the jobs file as it stands: no start
+    line_wait           TEXT,                       -- WaitReason as JSON, why source_missing is set
+    bypassed_at         REAL,                       -- since when jobs behind it start before it
+    min_vram_mib        INTEGER,                    -- its need after an OOM
+    oom_retries_used    INTEGER NOT NULL DEFAULT 0,
+    fail_retries_used   INTEGER NOT NULL DEFAULT 0,
+    created_at          REAL NOT NULL,
+    finished_at         REAL
+);
+INSERT INTO "job" VALUES(1,'cli','command','8343d9dd9069b2736d48849db1c5b95c',NULL,'exit 3','{"kind": "command", "text": "exit 3", "cwd": "/", "command": "exit 3"}','[null, null, null, true, null]',200,1,'finished','failed',3,NULL,'{"kind": "command_failed"}',NULL,NULL,NULL,0,NULL,'boot',0,NULL,NULL,NULL,0,0,1700000000.0,1700000000.0);
+INSERT INTO "job" VALUES(2,'cli','command','9711e5a1b3f27d55e37afe71f7d8b450','bert','python a.py','{"kind": "command", "text": "python a.py", "cwd": "/", "command": "python a.py", "name": "bert", "vram": 9000}','[null, null, null, true, null, 9000, false, null]',200,2,'running',NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,NULL,NULL,NULL,0,0,1700000000.0,NULL);
+INSERT INTO "job" VALUES(3,'cli','command','dfa52aa3ca40002b638aee5eb8efdd04',NULL,'true','{"kind": "command", "text": "true", "cwd": "/", "command": "true"}','[null, null, null, true, null]',200,3,'queued',NULL,NULL,NULL,NULL,NULL,NULL,NULL,0,NULL,NULL,0,NULL,NULL,NULL,0,0,1700000000.0,NULL);
+CREATE TABLE job_count (                            -- how many jobs are in each state
+    state TEXT PRIMARY KEY,
+    jobs  INTEGER NOT NULL
+) WITHOUT ROWID;
+INSERT INTO "job_count" VALUES('finished',1);
+INSERT INTO "job_count" VALUES('queued',1);
+INSERT INTO "job_count" VALUES('running',1);
+INSERT INTO "job_count" VALUES('starting',0);
+CREATE TABLE jobs_file (
+    path     TEXT PRIMARY KEY,
+    cwd      TEXT NOT NULL,                          -- working directory of its lines, recorded when first read
+    problem  TEXT                                    -- why it cannot be read now
+) WITHOUT ROWID;
+CREATE TABLE line (                                  -- the last reading of each jobs file
+    path          TEXT NOT NULL REFERENCES jobs_file (path),
+    position      INTEGER NOT NULL,                  -- increases with the lines, with gaps
+    number        INTEGER NOT NULL,                  -- line number in the file
+    identity      TEXT,
+    kind          TEXT,
+    text          TEXT NOT NULL,
+    raw           TEXT NOT NULL DEFAULT '',
+    attributes    TEXT NOT NULL DEFAULT '{}',
+    job_id        INTEGER,
+    problem       TEXT,                              -- why it is malformed
+    accepted_form TEXT,                              -- and what would be accepted
+    is_typo       INTEGER NOT NULL DEFAULT 0,        -- malformed since other lines went: delays their removal
+    PRIMARY KEY (path, position)
+) WITHOUT ROWID;
+CREATE TABLE measurement (                           -- one row for each attempt that was measured
+    id             INTEGER PRIMARY KEY,
+    workload_class TEXT NOT NULL,                    -- needs.workload_class_of: [program, llm]
+    at             REAL NOT NULL,
+    gpu_count      INTEGER NOT NULL,
+    peak_mib       INTEGER NOT NULL,                 -- the largest of its GPUs'
+    declared_mib   INTEGER,
+    seconds        REAL,
+    outcome        TEXT NOT NULL
+);
+CREATE TABLE meta (
+    key   TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE misplaced_process (                     -- reported ones, outside the allocation of their attempt
+    attempt_id INTEGER NOT NULL REFERENCES attempt (id),
+    gpu        TEXT NOT NULL,
+    pid        INTEGER NOT NULL,
+    PRIMARY KEY (attempt_id, gpu)
+) WITHOUT ROWID;
+INSERT INTO "misplaced_process" VALUES(2,'U2',78);
+CREATE TABLE pending_group (                         -- why the queued jobs with one spec_key wait
+    spec_key TEXT PRIMARY KEY,
+    reason   TEXT NOT NULL                           -- WaitReason as JSON
+) WITHOUT ROWID;
+CREATE TABLE request (
+    id          INTEGER PRIMARY KEY AUTOINCREMENT,
+    verb        TEXT NOT NULL,
+    target      TEXT NOT NULL,
+    args        TEXT NOT NULL DEFAULT '{}',
+    by          TEXT NOT NULL,
+    made_at     REAL NOT NULL,
+    answered_at REAL,
+    answer      TEXT                                 -- RequestAnswer as JSON
+);
+INSERT INTO "request" VALUES(1,'cancel','2','{"grace_s": 5.0}','cli',1.79535804931777691838e+09,NULL,NULL);
+CREATE INDEX job_queue ON job (spec_key, source_missing, priority, position, id) WHERE state = 'queued';
+CREATE INDEX job_open ON job (state, priority, position, id) WHERE state <> 'finished';
+CREATE INDEX job_identity ON job (identity, id);
+CREATE INDEX job_finished ON job (finished_at) WHERE state = 'finished';
+CREATE INDEX job_source_missing ON job (id) WHERE source_missing;
+CREATE INDEX job_retry ON job (not_before_boot) WHERE state = 'queued' AND not_before_boot IS NOT NULL;
+CREATE INDEX job_unsuccessful ON job (outcome) WHERE state = 'finished' AND outcome <> 'completed';
+CREATE INDEX attempt_active ON attempt (job_id) WHERE memory_released = 0;
+CREATE INDEX request_open ON request (id) WHERE answered_at IS NULL;
+CREATE INDEX line_job ON line (job_id) WHERE job_id IS NOT NULL;
+CREATE INDEX line_malformed ON line (path, position) WHERE problem IS NOT NULL;
+CREATE INDEX event_job ON event (job_id);
+CREATE INDEX measurement_class ON measurement (workload_class, id);
+CREATE TRIGGER job_inserted AFTER INSERT ON job BEGIN
+    INSERT INTO job_count VALUES (new.state, 1) ON CONFLICT (state) DO UPDATE SET jobs = jobs + 1;
+    INSERT INTO event (job_id, at, kind, reason) VALUES (new.id, new.created_at, new.state, new.reason);
+END;
+CREATE TRIGGER job_moved AFTER UPDATE OF state ON job WHEN new.state <> old.state BEGIN
+    UPDATE job_count SET jobs = jobs - 1 WHERE state = old.state;
+    INSERT INTO job_count VALUES (new.state, 1) ON CONFLICT (state) DO UPDATE SET jobs = jobs + 1;
+END;
+DELETE FROM "sqlite_sequence";
+INSERT INTO "sqlite_sequence" VALUES('job',3);
+INSERT INTO "sqlite_sequence" VALUES('attempt',2);
+INSERT INTO "sqlite_sequence" VALUES('request',1);
+COMMIT;
