@@ -150,7 +150,6 @@ def test_json_before_the_first_start_has_the_usual_keys(desk: Desk) -> None:
             "pid": None,
             "state_file": f"{desk.path}/other.json",
             "data_dir": f"{desk.path}/other.d",
-            "host": None,
         }
     }
     code, out, err = desk.run("screens", "--json", "--state-file", "other.json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_scheduler.health.doctor import job
+from gpu_scheduler.views import job_findings
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,4 @@ from gpu_scheduler.health.doctor import job
     ],
 )
 def test_names_the_command_that_queues_a_held_job(by: str, remedy: str) -> None:
-    assert (job.held(7, by, None).grade, job.held(7, by, None).remedy) == ("bad", remedy)
+    assert (job_findings.held(7, by, None).grade, job_findings.held(7, by, None).remedy) == ("bad", remedy)

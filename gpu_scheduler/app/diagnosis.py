@@ -1,0 +1,233 @@
+"""Collects the facts that explain why a job does not start, or why it failed.
+
+It works without a running scheduler and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gpu_scheduler.app import job_views
+from gpu_scheduler.app.current_need import CurrentNeed, current_need
+from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.oom_case import OomCase, oom_case
+from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.app.view_context import context_of, health_issues_of
+from gpu_scheduler.attempts.log_tail import read_tail
+from gpu_scheduler.attempts.observe import observe_attempt
+from gpu_scheduler.core.command.build import conda_environment
+from gpu_scheduler.core.failure.log_lines import rendered_lines
+from gpu_scheduler.core.model.event import Event, EventKind
+from gpu_scheduler.core.model.finding import Finding
+from gpu_scheduler.core.model.health_issue import HealthIssue
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.state_reason import FailureKind
+from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.core.scheduling.facts import Attempt
+from gpu_scheduler.core.scheduling.placement import GpuAvailability
+from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.core.text.secrets import masked
+from gpu_scheduler.health.doctor import job as checks
+from gpu_scheduler.intake.pauses import requested_pauses
+from gpu_scheduler.store.events import events_of_job
+from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
+from gpu_scheduler.store.store import Store
+
+#: Maximum lines of a failed job's log, and events of a job, that are shown.
+MAX_LOG_LINES = 10
+_MAX_EVENTS = 3
+#: Maximum number of jobs ahead that are named, and distance in lines within which a malformed line is near.
+_MAX_JOBS_NAMED = 5
+_NEARBY_LINES = 3
+
+
+@dataclass(frozen=True)
+class PlacementFacts:
+    """The GPUs as placement sees them now.
+
+    allowed: indices that the job may use, None = any; holders: UUID -> ids of our jobs on the GPU;
+    sampled_at: wall seconds of the newest sample, None = no sample.
+    """
+
+    allowed: tuple[int, ...] | None
+    gpus: Sequence[GpuAvailability]
+    holders: Mapping[str, frozenset[int]]
+    limits: Limits
+    sampled_at: float | None
+
+
+@dataclass(frozen=True)
+class LineFacts:
+    """The line of a job. where: (file, number), None = it is gone; wait: why the job waits for it.
+
+    nearby: (number, problem) of malformed lines around it; malformed: how many malformed lines the file has.
+    """
+
+    where: tuple[str, int] | None
+    wait: WaitReason | None
+    nearby: Sequence[tuple[int, str]]
+    malformed: int
+
+
+@dataclass(frozen=True)
+class WaitingFacts:
+    """The facts about a job that waits.
+
+    environment: findings about its folder, environment and script; ahead: number of queued jobs before it and
+    the first of them, None = it is held; retry_in_s: until its next launch, None = that may come at any time.
+    """
+
+    health_issues: tuple[HealthIssue, ...]
+    need: CurrentNeed
+    placement: PlacementFacts
+    environment: tuple[Finding, ...]
+    ahead: tuple[int, Sequence[int]] | None
+    launch_failures: int
+    retry_in_s: float | None
+    line: LineFacts
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The facts that explain the state of a job at `now` (wall seconds).
+
+    scheduler_pid: None = none is running; waiting: only for a job that waits; oom: only for one that ran out
+    of GPU memory; attempt_folder: of the newest attempt; events: the last ones; log_end: the last lines of
+    its log if it failed, without secrets; tolerance: error of a declaration that is still accurate.
+    """
+
+    now: float
+    job: JobView
+    scheduler_pid: int | None
+    held_by: str | None
+    waiting: WaitingFacts | None
+    oom: OomCase | None
+    attempt_folder: str | None
+    log_exists: bool
+    log_end: tuple[str, ...]
+    events: tuple[Event, ...]
+    tolerance: float
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the job failed, or is held because it was interrupted."""
+        return self.job.outcome in FAILED or self.held_by == Outcome.INTERRUPTED.value
+
+
+@dataclass(frozen=True)
+class _Inspection:
+    """One job with its records. attempts: all active ones, as they are now."""
+
+    store: Store
+    record: JobRecord
+    attempt: AttemptRecord | None
+    view: JobView
+    attempts: tuple[Attempt, ...]
+    now: Now
+
+
+def diagnose(location: Location, job: JobRef) -> Diagnosis:
+    """Returns the explanation. Raises SchedulerError if there is no such job."""
+    with open_store(location, read_only=True) as store:
+        pid = scheduler_pid_of(store)
+        inspected = _inspect(store, resolve_job(store, job), is_up=pid is not None)
+        record, view, attempt = inspected.record, inspected.view, inspected.attempt
+        folder = None
+        if attempt is not None:
+            folder = str(store.data_dir.attempt_folder(view.id, attempt.number, attempt.token))
+        failed = view.outcome in FAILED or record.held_by == Outcome.INTERRUPTED.value
+        events = [one for one in events_of_job(store, view.id) if one.kind != EventKind.RUNNING]
+        return Diagnosis(
+            now=inspected.now.wall,
+            job=view,
+            scheduler_pid=pid,
+            held_by=record.held_by,
+            waiting=_waiting_facts(inspected) if JobState(view.state) in WAITING else None,
+            oom=_oom_case(inspected),
+            attempt_folder=folder,
+            log_exists=view.log is not None and os.path.exists(view.log),
+            log_end=_last_lines(view.log) if failed else (),
+            events=tuple(events[-_MAX_EVENTS:]),
+            tolerance=recorded_options(store).tolerance,
+        )
+
+
+def _inspect(store: Store, job_id: int, *, is_up: bool) -> _Inspection:
+    with store.snapshot():
+        record = job_record(store, job_id)
+        active = store.active_attempts()
+        context = context_of(store, active, is_up=is_up)
+        newest = store.newest_attempts([job_id]).get(job_id)
+        view = job_views.job_view(record, newest, context)
+        attempts = tuple(context.open_attempts.get(one.id) or observe_attempt(store, one) for one in active)
+    return _Inspection(store, record, newest, view, attempts, context.now)
+
+
+def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
+    store, record = inspected.store, inspected.record
+    conda_sh = recorded_options(store).conda_sh
+    conda = conda_environment(record.spec, conda_sh)
+    is_queued = inspected.view.state == JobState.QUEUED.value
+    return WaitingFacts(
+        health_issues=health_issues_of(store),
+        need=current_need(store, record),
+        placement=_placement_facts(inspected),
+        environment=(*checks.environment(record.spec, conda, conda_sh), checks.script(record.spec)),
+        ahead=store.jobs_ahead_of(record, _MAX_JOBS_NAMED) if is_queued else None,
+        launch_failures=record.launch_failures,
+        retry_in_s=_retry_in_s(record, inspected.now),
+        line=_line_facts(store, record),
+    )
+
+
+def _retry_in_s(record: JobRecord, now: Now) -> float | None:
+    at = record.not_before_boot
+    return None if at is None or record.boot_id != now.boot_id else at - now.boot
+
+
+def _placement_facts(inspected: _Inspection) -> PlacementFacts:
+    store, attempts = inspected.store, inspected.attempts
+    records, options = store.gpus(), recorded_options(store)
+    gpus: Sequence[GpuAvailability] = ()
+    if records:
+        from gpu_scheduler.health.doctor import gpu_views
+
+        gpus = gpu_views.gpu_views(records, requested_pauses(store), attempts, options, inspected.now)
+    holders = {
+        gpu.uuid: frozenset(
+            one.job_id for one in attempts if gpu.uuid in one.gpus and one.state.holds_gpus
+        )
+        for gpu in gpus
+    }
+    sampled = max((gpu.sampled_at for gpu in records if gpu.sampled_at is not None), default=None)
+    return PlacementFacts(inspected.record.spec.allowed, gpus, holders, options, sampled)
+
+
+def _line_facts(store: Store, record: JobRecord) -> LineFacts:
+    line = store.line_of(record.id)
+    path = record.source.partition(":")[2]
+    malformed = [(one.number, one.problem) for one in store.malformed_lines() if one.path == path]
+    near = [one for one in malformed if line is not None and abs(one[0] - line.number) <= _NEARBY_LINES]
+    where = None if line is None else (line.path, line.number)
+    return LineFacts(where, record.line_wait, near, len(malformed))
+
+
+def _oom_case(inspected: _Inspection) -> OomCase | None:
+    """Returns the facts about a job that ran out of GPU memory; None for any other."""
+    view, attempt = inspected.view, inspected.attempt
+    if view.outcome not in FAILED or view.reason is None or attempt is None:
+        return None
+    if view.reason.failure is not FailureKind.CUDA_OOM:
+        return None
+    ended_at = view.finished_at or inspected.now.wall
+    return oom_case(inspected.store, attempt, inspected.record.spec, ended_at)
+
+
+def _last_lines(log: str | None) -> tuple[str, ...]:
+    return tuple(map(masked, rendered_lines(read_tail(log))[-MAX_LOG_LINES:]))

@@ -1,0 +1,101 @@
+"""Words the checks of one job that follow from values alone."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+
+from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
+from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.text.formatting import count_noun, pid_text
+
+_MAX_NEARBY = 5
+
+
+def scheduler(pid: int | None, *, is_waiting: bool) -> Finding:
+    """Returns whether a scheduler can start the job. is_waiting: the job waits to be started."""
+    if pid is None and not is_waiting:
+        return ok(Check.SCHEDULER, "not running")
+    if pid is None:
+        return bad(Check.SCHEDULER, "not running: no job starts", "run `start`")
+    return ok(Check.SCHEDULER, f"running, {pid_text(pid)}")
+
+
+def held(job_id: int, by: str | None, reason: str | None) -> Finding:
+    """Returns why a job is held, and the command that queues it."""
+    verb = "release" if by in ("user", "line") else "retry"
+    return bad(Check.HELD, reason or "the job is held", f"`{verb} {job_id}` queues it")
+
+
+def unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iterator[Finding]:
+    """Yields a finding if the job's line allows GPUs that the scheduler does not manage."""
+    missing = [index for index in allowed or () if index not in managed]
+    if missing:
+        message = f"{format_gpu_list(missing)}: not managed; managed: {format_gpu_list(managed) or 'none'}"
+        yield warn(Check.ALLOWED_GPUS, message, "correct its line, or use `start --gpus`")
+
+
+def order(priority: int, count: int, first_ids: Sequence[int]) -> Finding:
+    """Returns how many queued jobs come before the job, and the first of them."""
+    if not count:
+        return ok(Check.ORDER, f"first in the queue (priority {priority})")
+    more = f" and {count - len(first_ids):,} more" if count > len(first_ids) else ""
+    listed = ", ".join(map(str, first_ids))
+    return ok(
+        Check.ORDER,
+        f"priority {priority}; {count_noun(count, 'queued job')} before it: {listed}{more};"
+        " it waits for none of them: every job that fits starts, in that order",
+    )
+
+
+def retry(job_id: int, wait_s: float | None, failures: int) -> Iterator[Finding]:
+    """Yields the number of failed launches, and the wait before the next one."""
+    if wait_s is not None and wait_s > 0:
+        failed = f"{count_noun(failures, 'failed start')}; " if failures else ""
+        yield warn(Check.RETRY, f"{failed}next try in {wait_s:.0f} s", "")
+    elif failures:
+        yield ok(Check.RETRY, f"{count_noun(failures, 'failed start')}; the next try is due")
+
+
+def line(
+    source: str,
+    where: tuple[str, int] | None,
+    wait: WaitReason | None,
+    nearby: Sequence[tuple[int, str]],
+    malformed: int,
+) -> Iterator[Finding]:
+    """Yields findings about the job's line in its jobs file.
+
+    nearby: malformed lines around it, with their problems; malformed: how many malformed lines the file has.
+    """
+    kind, _, path = source.partition(":")
+    if kind != "file":
+        yield ok(Check.LINE, f"none: submitted by `{kind}`")
+        return
+    if wait is not None and wait.kind is WaitKind.LINE_MALFORMED:
+        yield bad(
+            Check.LINE,
+            f"{path}:{wait.line_number} is malformed now; the job waits until it is corrected",
+            "correct it",
+        )
+    elif where is None or (wait is not None and wait.kind is WaitKind.LINE_REMOVED):
+        yield warn(Check.LINE, f"no longer in {path}", "write it there again, or `cancel` the job")
+    else:
+        yield ok(Check.LINE, f"{where[0]}:{where[1]}")
+    for number, problem in nearby[:_MAX_NEARBY]:
+        yield warn(
+            Check.NEAR_IT,
+            f"{path}:{number} is malformed: {problem}",
+            "correct it; `status` shows the accepted form",
+        )
+    rest = malformed - len(nearby[:_MAX_NEARBY])
+    if rest > 0:
+        yield warn(
+            Check.JOBS_FILE, f"{count_noun(rest, 'malformed line')} elsewhere in it", "`status` lists them"
+        )
+
+
+def manual_rerun(folder: str) -> Finding:
+    """Returns the command that runs a failed attempt again by hand."""
+    return ok(Check.BY_HAND, f"bash {shlex.quote(folder)}/command.sh")

@@ -1,0 +1,181 @@
+"""Explains check by check why a job does not start, or why it failed and what to do, as text and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import dropwhile
+
+from gpu_scheduler.app.diagnosis import Diagnosis, PlacementFacts, WaitingFacts
+from gpu_scheduler.core.failure.outcome_text import outcome_text
+from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
+from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
+from gpu_scheduler.core.text.formatting import (
+    format_age,
+    limit_length,
+    memory_text,
+    safe_text,
+    without_repetition,
+)
+from gpu_scheduler.core.text.secrets import masked, masked_values
+from gpu_scheduler.views import job_findings, placement_findings
+from gpu_scheduler.views.event_messages import dated_line
+from gpu_scheduler.views.findings import finding_object, format_finding
+from gpu_scheduler.views.need_text import current_need_text
+from gpu_scheduler.views.reason_text import reason_text
+from gpu_scheduler.views.remedies import failure_remedy, oom_remedy
+from gpu_scheduler.views.text_width import wrap_words
+from gpu_scheduler.views.wait_reasons import job_reason_text
+
+#: Checks that say how a job ended, and checks that may say what else was wrong.
+_END_CHECKS, _OTHER_CHECKS = (Check.END, Check.HELD), (Check.SCHEDULER, Check.SEEN, Check.LOG)
+
+
+def to_text(diagnosis: Diagnosis, width: int | None, *, verbose: bool) -> str:
+    """Formats the explanation, wrapped to `width` (None: not wrapped).
+
+    Of a failed job it shows the remedies and the problems apart from the end itself; verbose: all checks.
+    """
+    brief = diagnosis.has_failed and not verbose
+    log = diagnosis.log_end
+    lines = [*_wrapped(safe_text(limit_length(without_repetition(_headline(diagnosis), log))), width), ""]
+    repeated = [*log, _reason(diagnosis) or ""]
+    found = [replace(one, message=without_repetition(one.message, repeated)) for one in findings(diagnosis)]
+    if brief:
+        remedies = [one.remedy for one in found if one.check in _END_CHECKS and one.remedy]
+        lines += [row for remedy in remedies for row in _wrapped(f"What to do: {safe_text(remedy)}", width)]
+        found = [one for one in found if one.check in _OTHER_CHECKS and one.grade != "ok"]
+    lines += [format_finding(finding, width) for finding in found]
+    if log:
+        output = dropwhile(lambda line: line.startswith("# "), log)  # without the runner's header
+        end = [f"  {safe_text(limit_length(line))}" for line in output]
+        lines += ["", "End of its log:", *end] if end else ["", "It printed nothing."]
+    if brief:
+        lines += ["", f"`why {diagnosis.job.id} -v` shows every check."]
+    return "\n".join(lines) + "\n"
+
+
+def to_json(diagnosis: Diagnosis) -> str:
+    """Formats the explanation as JSON, as docs/json.md describes."""
+    job = diagnosis.job
+    value = {
+        "now": diagnosis.now,
+        "job": job.id,
+        "state": job.state,
+        "outcome": job.outcome,
+        "reason": _reason(diagnosis),
+        "recorded": job.is_recorded,
+        "scheduler": diagnosis.scheduler_pid,
+        "checks": masked_values([finding_object(finding) for finding in findings(diagnosis)]),
+        "log_end": list(diagnosis.log_end),
+    }
+    return json.dumps(value, indent=1) + "\n"
+
+
+def findings(diagnosis: Diagnosis) -> Iterator[Finding]:
+    """Yields the checks in order."""
+    state = JobState(diagnosis.job.state)
+    yield job_findings.scheduler(diagnosis.scheduler_pid, is_waiting=state in WAITING)
+    if diagnosis.waiting is not None:
+        yield from _waiting(diagnosis, diagnosis.waiting)
+    elif state is JobState.FINISHED:
+        yield from _end(diagnosis)
+    else:
+        yield from _running(diagnosis)
+    yield from (warn(Check.SEEN, warning, "") for warning in diagnosis.job.warnings)
+    yield from _logs(diagnosis)
+
+
+def _reason(diagnosis: Diagnosis) -> str | None:
+    """Formats why the job waits or ended, without secrets."""
+    reason = job_reason_text(diagnosis.job)
+    return reason and masked(reason)
+
+
+def _headline(diagnosis: Diagnosis) -> str:
+    job = diagnosis.job
+    state = outcome_text(job.outcome, job.exit_code, job.signal) if job.outcome else job.state
+    more = _reason(diagnosis)
+    if job.wait is None and job.reason is not None:
+        more = masked(reason_text(job.reason, without_exit=True))
+    reason = f": {more}" if more else ""
+    return f"job {job.id} {'' if job.outcome else 'is '}{state}{reason}"
+
+
+def _waiting(diagnosis: Diagnosis, waiting: WaitingFacts) -> Iterator[Finding]:
+    job = diagnosis.job
+    if job.state == JobState.HELD.value:
+        yield job_findings.held(job.id, diagnosis.held_by, _reason(diagnosis))
+    yield from map(from_health_issue, waiting.health_issues)
+    yield ok(Check.NEED, current_need_text(waiting.need))
+    yield from _placement(diagnosis, waiting.need.need, waiting.placement)
+    yield from waiting.environment
+    if waiting.ahead is not None:
+        yield job_findings.order(job.priority, *waiting.ahead)
+    yield from job_findings.retry(job.id, waiting.retry_in_s, waiting.launch_failures)
+    line = waiting.line
+    yield from job_findings.line(job.source, line.where, line.wait, line.nearby, line.malformed)
+
+
+def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Iterator[Finding]:
+    if not facts.gpus:
+        yield bad(Check.GPUS, "none is known yet", "`start` detects them; `doctor` shows what it would find")
+        return
+    yield placement_findings.placement(need, facts.allowed, facts.gpus, facts.limits)
+    yield from job_findings.unmanaged(facts.allowed, [gpu.index for gpu in facts.gpus])
+    for gpu in facts.gpus:
+        yield placement_findings.gpu(gpu, need, facts.allowed, facts.limits, facts.holders[gpu.uuid])
+    if diagnosis.scheduler_pid is None and facts.sampled_at is not None:
+        age = format_age(facts.sampled_at, diagnosis.now)
+        yield warn(Check.VALUES, f"the GPUs were last sampled {age}", "")
+
+
+def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
+    job = diagnosis.job
+    gpus = ", ".join(map(str, job.gpus))
+    since = "" if job.started_at is None else f", started {format_age(job.started_at, diagnosis.now)}"
+    follow = f"`logs {job.id} -f` follows its output"
+    if job.session:
+        follow = f"`attach {job.id}` opens its session, {follow}"
+    yield ok(Check.RUNS, f"on GPU {gpus}{since}; {follow}")
+    memory = memory_text(job.peaks, job.vram_declared)
+    if memory:
+        yield ok(Check.MEMORY, f"peak so far {memory}")
+
+
+def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
+    job = diagnosis.job
+    again = f"`retry {job.id}` runs it again"
+    if job.outcome == Outcome.COMPLETED.value:
+        yield ok(Check.END, f"it exited with 0; {again}")
+        return
+    end = _reason(diagnosis) or outcome_text(job.outcome or "ended", job.exit_code, job.signal)
+    if job.outcome not in FAILED:
+        yield warn(Check.END, end, again)
+        return
+    remedy = _remedy(diagnosis)
+    yield bad(Check.END, end, f"{remedy}; then {again}" if remedy else again)
+    if diagnosis.attempt_folder is not None:
+        yield job_findings.manual_rerun(diagnosis.attempt_folder)
+
+
+def _remedy(diagnosis: Diagnosis) -> str | None:
+    """Returns the remedy for the failure of a job; None if none is known."""
+    if diagnosis.oom is not None:
+        return oom_remedy(diagnosis.oom)
+    return None if diagnosis.job.reason is None else failure_remedy(diagnosis.job.reason.failure)
+
+
+def _logs(diagnosis: Diagnosis) -> Iterator[Finding]:
+    log = diagnosis.job.log
+    if log is None:
+        yield ok(Check.LOG, "none: the job was never started")
+    else:
+        yield ok(Check.LOG, log) if diagnosis.log_exists else warn(Check.LOG, f"{log} no longer exists", "")
+    yield from (ok(Check.EVENTS, dated_line(event, diagnosis.tolerance)) for event in diagnosis.events)
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    return [text] if width is None else wrap_words(text, width)
