@@ -200,9 +200,7 @@ def _placement_facts(inspected: _Inspection) -> PlacementFacts:
 
         gpus = gpu_views.gpu_views(records, requested_pauses(store), attempts, options, inspected.now)
     holders = {
-        gpu.uuid: frozenset(
-            one.job_id for one in attempts if gpu.uuid in one.gpus and one.state.holds_gpus
-        )
+        gpu.uuid: frozenset(one.job_id for one in attempts if gpu.uuid in one.gpus and one.state.holds_gpus)
         for gpu in gpus
     }
     sampled = max((gpu.sampled_at for gpu in records if gpu.sampled_at is not None), default=None)
