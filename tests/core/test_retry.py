@@ -22,7 +22,6 @@ from gpu_scheduler.core.scheduling.retry import (
     FIRST_WAIT_S,
     MAX_WAIT_S,
     GpuInventory,
-    RetryDecision,
     decide_retry,
 )
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
@@ -44,17 +43,27 @@ def failed(tail: str = OOM, oom: int | None = 3, fail: int | None = None, **valu
     return replace(base, **values)  # type: ignore[arg-type]
 
 
-def decide(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> RetryDecision:
-    """Returns the decision on a command that exited with 1."""
+def decide(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> tuple[NextStep, ...]:
+    """Returns what follows a command that exited with 1."""
     result = AttemptResult(None, 1, None, True, None, (), 1.0, 2.0)
     failure = explain_failure(result, attempt.failure_context).failure
     return decide_retry(attempt, failure, settings, inventory)
 
 
+def retry(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> NextStep | None:
+    """Returns the retry of a command that exited with 1; None if there is none."""
+    return next((step for step in decide(attempt, settings, inventory) if step.is_retry), None)
+
+
+def raised_to(attempt: Attempt, inventory: GpuInventory) -> int | None:
+    """Returns the memory with which an OOM is retried."""
+    [step] = decide(attempt, SETTINGS, inventory)
+    assert step.kind is NextKind.OOM_RETRY
+    return step.vram_mib
+
+
 def test_an_oom_is_retried_with_more_memory_than_declared_and_observed() -> None:
-    assert decide(failed(), SETTINGS, INVENTORY) == RetryDecision(
-        True, (NextStep(NextKind.OOM_RETRY, 1, 3, vram_mib=5120),), 0.0, 5120, oom=True
-    )
+    assert decide(failed(), SETTINGS, INVENTORY) == (NextStep(NextKind.OOM_RETRY, 1, 3, vram_mib=5120),)
 
 
 @pytest.mark.parametrize(
@@ -75,85 +84,77 @@ def test_an_oom_is_retried_with_more_memory_than_declared_and_observed() -> None
     ],
 )
 def test_raises_the_larger_of_peak_and_declaration(values: dict[str, object], raised: int) -> None:
-    decision = decide(replace(failed(), **values), SETTINGS, INVENTORY)  # type: ignore[arg-type]
-    assert (decision.retry, decision.min_vram_mib, decision.oom) == (True, raised, True)
+    assert raised_to(replace(failed(), **values), INVENTORY) == raised  # type: ignore[arg-type]
 
 
 def test_retries_an_oom_unchanged_without_any_known_memory() -> None:
     blind = failed(vram=None, share=500)
-    assert decide(replace(blind, vram=None, share=500), SETTINGS, GpuInventory()) == RetryDecision(
-        True, (NextStep(NextKind.OOM_RETRY, 1, 3),), 0.0, None, oom=True
+    assert decide(replace(blind, vram=None, share=500), SETTINGS, GpuInventory()) == (
+        NextStep(NextKind.OOM_RETRY, 1, 3),
     )
     known = replace(blind, vram=None, share=500, peaks={"U0": 1000})
-    assert decide(known, SETTINGS, GpuInventory()).min_vram_mib == 1250
-    assert decide(replace(failed(), peaks={"U0": 40_000}), SETTINGS, GpuInventory()).min_vram_mib == 50_000
+    assert raised_to(known, GpuInventory()) == 1250
+    assert raised_to(replace(failed(), peaks={"U0": 40_000}), GpuInventory()) == 50_000
 
 
 def test_does_not_retry_an_oom_at_the_largest_available_memory() -> None:
     most = replace(failed(), vram=TOTAL - 512)
-    assert decide(most, SETTINGS, INVENTORY) == RetryDecision(
-        False, (NextStep(NextKind.NO_LARGER_GPU, vram_mib=TOTAL - 512),)
-    )
-    assert decide(replace(most, vram=TOTAL - 513), SETTINGS, INVENTORY).min_vram_mib == TOTAL - 512
-    assert not decide(replace(most, vram=TOTAL - 511), SETTINGS, INVENTORY).retry
+    assert decide(most, SETTINGS, INVENTORY) == (NextStep(NextKind.NO_LARGER_GPU, vram_mib=TOTAL - 512),)
+    assert raised_to(replace(most, vram=TOTAL - 513), INVENTORY) == TOTAL - 512
+    assert retry(replace(most, vram=TOTAL - 511), SETTINGS, INVENTORY) is None
     # It had the largest GPU to itself.
     alone = replace(most, vram=None, whole=True)
-    assert decide(alone, SETTINGS, INVENTORY) == RetryDecision(
-        False, (NextStep(NextKind.NO_LARGER_GPU, vram_mib=TOTAL),)
-    )
+    assert decide(alone, SETTINGS, INVENTORY) == (NextStep(NextKind.NO_LARGER_GPU, vram_mib=TOTAL),)
     larger = GpuInventory({"U0": TOTAL, "U1": 2 * TOTAL}, 2 * TOTAL - 512)
-    assert decide(alone, SETTINGS, larger).min_vram_mib == 30_720
+    assert raised_to(alone, larger) == 30_720
 
 
 def test_oom_retries_are_limited() -> None:
-    assert decide(failed(oom_retries_used=2), SETTINGS, INVENTORY).next_steps == (
+    assert decide(failed(oom_retries_used=2), SETTINGS, INVENTORY) == (
         NextStep(NextKind.OOM_RETRY, 3, 3, vram_mib=5120),
     )
-    assert decide(failed(oom_retries_used=3), SETTINGS, INVENTORY) == RetryDecision(
-        False, (NextStep(NextKind.OOM_RETRIES_USED_UP, of=3),)
+    assert decide(failed(oom_retries_used=3), SETTINGS, INVENTORY) == (
+        NextStep(NextKind.OOM_RETRIES_USED_UP, of=3),
     )
-    assert decide(failed(oom_retries_used=4), SETTINGS, INVENTORY).retry is False
-    assert decide(failed(oom=0), SETTINGS, INVENTORY) == RetryDecision(False)
+    assert retry(failed(oom_retries_used=4), SETTINGS, INVENTORY) is None
+    assert decide(failed(oom=0), SETTINGS, INVENTORY) == ()
 
 
 def test_the_option_applies_if_the_line_sets_no_retries() -> None:
     option = Settings(oom_retries=1, fail_retries=1)
-    assert decide(failed(oom=None), option, INVENTORY).next_steps == (
-        NextStep(NextKind.OOM_RETRY, 1, 1, vram_mib=5120),
-    )
-    assert not decide(failed(oom=0, fail=0), option, INVENTORY).retry
-    assert decide(failed(FAULT, oom=None), option, INVENTORY).next_steps == (
+    assert decide(failed(oom=None), option, INVENTORY) == (NextStep(NextKind.OOM_RETRY, 1, 1, vram_mib=5120),)
+    assert retry(failed(oom=0, fail=0), option, INVENTORY) is None
+    assert decide(failed(FAULT, oom=None), option, INVENTORY) == (
         NextStep(NextKind.RETRY, 1, 1, FIRST_WAIT_S),
     )
-    assert not decide(failed(FAULT, fail=0), option, INVENTORY).retry
+    assert retry(failed(FAULT, fail=0), option, INVENTORY) is None
 
 
 def test_a_failure_without_oom_uses_no_oom_retry() -> None:
-    assert decide(failed(FAULT), SETTINGS, INVENTORY) == RetryDecision(False)
-    assert decide(failed(""), SETTINGS, INVENTORY) == RetryDecision(False)
+    assert decide(failed(FAULT), SETTINGS, INVENTORY) == ()
+    assert decide(failed(""), SETTINGS, INVENTORY) == ()
 
 
 def test_retries_of_failures_back_off_up_to_a_limit() -> None:
     waits = [
-        decide(failed(FAULT, fail=20, fail_retries_used=n), SETTINGS, INVENTORY).wait_s for n in range(20)
+        step.wait_s or 0.0
+        for n in range(20)
+        for step in decide(failed(FAULT, fail=20, fail_retries_used=n), SETTINGS, INVENTORY)
     ]
     assert waits[0] == FIRST_WAIT_S
     assert waits == sorted(waits)
     doubled = [wait for wait in waits if wait < MAX_WAIT_S]
     assert doubled == [FIRST_WAIT_S * 2**n for n in range(len(doubled))]
     assert waits[-1] == MAX_WAIT_S
-    assert not decide(failed(FAULT, fail=20, fail_retries_used=20), SETTINGS, INVENTORY).retry
+    assert retry(failed(FAULT, fail=20, fail_retries_used=20), SETTINGS, INVENTORY) is None
 
 
 def test_an_oom_without_oom_retries_left_uses_other_retries() -> None:
     decision = decide(failed(oom=3, oom_retries_used=3, fail=2, fail_retries_used=1), SETTINGS, INVENTORY)
-    assert decision == RetryDecision(
-        True, (NextStep(NextKind.OOM_RETRIES_USED_UP, of=3), NextStep(NextKind.RETRY, 2, 2, 20.0)), 20.0
-    )
+    assert decision == (NextStep(NextKind.OOM_RETRIES_USED_UP, of=3), NextStep(NextKind.RETRY, 2, 2, 20.0))
     none = decide(failed(oom=0, fail=1), SETTINGS, INVENTORY)
-    assert none == RetryDecision(True, (NextStep(NextKind.RETRY, 1, 1, 10.0),), 10.0)
-    first = decide(failed(oom=3, fail=2), SETTINGS, INVENTORY)
-    assert (first.oom, first.min_vram_mib) == (True, 5120)
+    assert none == (NextStep(NextKind.RETRY, 1, 1, 10.0),)
+    assert raised_to(failed(oom=3, fail=2), INVENTORY) == 5120
 
 
 @pytest.mark.parametrize(
@@ -168,8 +169,8 @@ def test_an_oom_without_oom_retries_left_uses_other_retries() -> None:
 @pytest.mark.parametrize("tail", [OOM, FAULT])
 def test_does_not_retry_a_cancelled_job_or_one_without_its_line(values: dict[str, object], tail: str) -> None:
     attempt = failed(tail, fail=5)
-    assert decide(attempt, SETTINGS, INVENTORY).retry
-    assert decide(replace(attempt, **values), SETTINGS, INVENTORY) == RetryDecision(False)  # type: ignore[arg-type]
+    assert retry(attempt, SETTINGS, INVENTORY)
+    assert decide(replace(attempt, **values), SETTINGS, INVENTORY) == ()  # type: ignore[arg-type]
 
 
 def finish_of(attempt: Attempt, *gpus: Gpu, code: int = 1, **values: object) -> FinishAttempt:
@@ -325,13 +326,13 @@ def test_repeated_oom_retries_raise_memory_until_nothing_larger_fits(
     attempt = replace(failed(oom=retries), vram=declared, peaks=peaks)
     inventory = GpuInventory({"U0": total}, total - limits.margin_mib)
     for used in range(retries + 2):
-        decision = decide(attempt, SETTINGS, inventory)
-        if not decision.retry:
+        step = retry(attempt, SETTINGS, inventory)
+        if step is None:
             assert used == retries or (attempt.vram or 0) >= total - limits.margin_mib
             return
-        assert decision.min_vram_mib is not None
-        assert (attempt.vram or 0) < decision.min_vram_mib
+        assert step.vram_mib is not None
+        assert (attempt.vram or 0) < step.vram_mib
         world: Facts = facts(gpu_of_size(0, total))
-        assert could_fit(need_of(ResourceSpec(vram=decision.min_vram_mib), world), total, limits)
-        attempt = replace(attempt, vram=decision.min_vram_mib, oom_retries_used=used + 1)
+        assert could_fit(need_of(ResourceSpec(vram=step.vram_mib), world), total, limits)
+        attempt = replace(attempt, vram=step.vram_mib, oom_retries_used=used + 1)
     pytest.fail("it never gives up")

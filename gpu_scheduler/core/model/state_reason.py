@@ -103,6 +103,11 @@ class NextStep:
     vram_mib: int | None = None
     job_id: int | None = None
 
+    @property
+    def is_retry(self) -> bool:
+        """True if the job is queued again although its command began."""
+        return self.kind in (NextKind.OOM_RETRY, NextKind.RETRY)
+
 
 @dataclass(frozen=True)
 class StateReason:

@@ -11,7 +11,7 @@ from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import FinishAttempt
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.core.scheduling.retry import GpuInventory, RetryDecision, decide_retry
+from gpu_scheduler.core.scheduling.retry import GpuInventory, decide_retry
 from gpu_scheduler.core.scheduling.settings import Settings
 
 #: Longest wait between failed launches, seconds.
@@ -62,34 +62,26 @@ def end_with_result(
         reason = explain_launch_failure(result)
     elif outcome is Outcome.FAILED:
         reason = explain_failure(result, attempt.failure_context)
-        decision = decide_retry(attempt, reason.failure, settings, inventory)
-        reason = replace(reason, next_steps=decision.next_steps)
-        if decision.retry:
-            return _finish_and_retry(attempt, decision, now, reason, result)
+        steps = decide_retry(attempt, reason.failure, settings, inventory)
+        reason = replace(reason, next_steps=steps)
+        end = end_attempt(attempt, outcome, now, settings, reason, result.survivors, result)
+        return _with_retry(end, steps[-1], now) if steps and steps[-1].is_retry else end
     elif result.cause == "machine":
         reason = StateReason(ReasonKind.MACHINE_ENDED)
     return end_attempt(attempt, outcome, now, settings, reason, result.survivors, result)
 
 
-def _finish_and_retry(
-    attempt: Attempt, decision: RetryDecision, now: Now, reason: StateReason, result: AttemptResult
-) -> FinishAttempt:
-    return FinishAttempt(
-        attempt.job_id,
-        attempt.attempt_id,
-        Outcome.FAILED,
-        JobState.QUEUED,
-        None,
-        reason=reason,
-        exit_code=result.exit_code,
-        signal=result.signal,
-        survivors=result.survivors,
-        not_before=now.boot + decision.wait_s,
-        started_at=result.started_at,
-        ended_at=result.ended_at,
-        oom_retries_used=attempt.oom_retries_used + decision.oom,
-        fail_retries_used=attempt.fail_retries_used + (not decision.oom),
-        min_vram_mib=decision.min_vram_mib,
+def _with_retry(end: FinishAttempt, retry: NextStep, now: Now) -> FinishAttempt:
+    """Returns the end of an attempt whose job is queued again."""
+    is_oom = retry.kind is NextKind.OOM_RETRY
+    return replace(
+        end,
+        state=JobState.QUEUED,
+        job_outcome=None,
+        not_before=now.boot + (retry.wait_s or 0.0),
+        oom_retries_used=end.oom_retries_used + is_oom,
+        fail_retries_used=end.fail_retries_used + (not is_oom),
+        min_vram_mib=retry.vram_mib,
     )
 
 

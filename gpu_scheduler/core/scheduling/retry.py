@@ -33,42 +33,36 @@ class GpuInventory:
     available_mib: int | None = None
 
 
-@dataclass(frozen=True)
-class RetryDecision:
-    """The decision on a failed job. retry: queue it again after `wait_s` seconds, as `next_steps` explain."""
-
-    retry: bool
-    next_steps: tuple[NextStep, ...] = ()
-    wait_s: float = 0.0
-    min_vram_mib: int | None = None
-    oom: bool = False
-
-
 def decide_retry(
     attempt: Attempt, failure: FailureKind | None, settings: Settings, inventory: GpuInventory
-) -> RetryDecision:
-    """Decides whether a job is retried after its command began and failed."""
+) -> tuple[NextStep, ...]:
+    """Returns what follows for a job whose command began and failed; a retry comes last."""
     context = attempt.failure_context
     if context is None or attempt.source_missing or attempt.cancel is not None:
-        return RetryDecision(False)
-    oom = failure is FailureKind.CUDA_OOM
-    allowed = settings.oom_retries if context.oom_retries is None else context.oom_retries
+        return ()
     steps: tuple[NextStep, ...] = ()
-    if oom and attempt.oom_retries_used < allowed:
-        if not _had_maximum(attempt, inventory):
-            raised = _raised_mib(attempt, settings, inventory)
-            step = NextStep(NextKind.OOM_RETRY, attempt.oom_retries_used + 1, allowed, vram_mib=raised)
-            return RetryDecision(True, (step,), 0.0, raised, oom=True)
-        had = attempt.vram or max(map(inventory.totals_mib.__getitem__, attempt.gpus))
-        steps = (NextStep(NextKind.NO_LARGER_GPU, vram_mib=had),)
-    elif oom and allowed:
-        steps = (NextStep(NextKind.OOM_RETRIES_USED_UP, of=allowed),)
+    allowed = settings.oom_retries if context.oom_retries is None else context.oom_retries
+    if failure is FailureKind.CUDA_OOM and allowed:
+        step = _oom_step(attempt, allowed, settings, inventory)
+        if step.is_retry:
+            return (step,)
+        steps = (step,)
     times = settings.fail_retries if context.fail_retries is None else context.fail_retries
     if attempt.fail_retries_used < times:
-        wait = min(FIRST_WAIT_S * 2**attempt.fail_retries_used, MAX_WAIT_S)
-        step = NextStep(NextKind.RETRY, attempt.fail_retries_used + 1, times, wait)
-        return RetryDecision(True, (*steps, step), wait)
-    return RetryDecision(False, steps)
+        wait_s = min(FIRST_WAIT_S * 2**attempt.fail_retries_used, MAX_WAIT_S)
+        steps += (NextStep(NextKind.RETRY, attempt.fail_retries_used + 1, times, wait_s),)
+    return steps
+
+
+def _oom_step(attempt: Attempt, allowed: int, settings: Settings, inventory: GpuInventory) -> NextStep:
+    """Returns the OOM retry, or why there is none. allowed: number of OOM retries."""
+    if attempt.oom_retries_used >= allowed:
+        return NextStep(NextKind.OOM_RETRIES_USED_UP, of=allowed)
+    if _had_maximum(attempt, inventory):
+        had = attempt.vram or max(map(inventory.totals_mib.__getitem__, attempt.gpus))
+        return NextStep(NextKind.NO_LARGER_GPU, vram_mib=had)
+    raised = _raised_mib(attempt, settings, inventory)
+    return NextStep(NextKind.OOM_RETRY, attempt.oom_retries_used + 1, allowed, vram_mib=raised)
 
 
 def _had_maximum(attempt: Attempt, inventory: GpuInventory) -> bool:
