@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.core.model.share import format_share
-from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
+from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
 from gpu_scheduler.views import marks
 from gpu_scheduler.views.gpu_table import gpu_rows
 from gpu_scheduler.views.job_table import COLUMNS, ROW_BUILDERS
@@ -75,8 +75,7 @@ def _mark(job: JobView) -> str:
         return marks.RUNNING
     if state in WAITING:
         return marks.RETRY if job.oom_retries_used else marks.WAITING
-    has_succeeded = job.outcome in (Outcome.COMPLETED.value, Outcome.ENDED.value)
-    return marks.SUCCESS if has_succeeded else marks.FAILURE
+    return marks.of_outcome(job.outcome)
 
 
 def _memory_text(job: JobView) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind, JobEnded
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.views import marks
-from gpu_scheduler.views.colours import CYAN, FAINT, GREEN, RED, YELLOW, coloured, of_outcome
+from gpu_scheduler.views.colours import CYAN, FAINT, RED, YELLOW, coloured, of_outcome
 from gpu_scheduler.views.event_messages import EventMessage
 from gpu_scheduler.views.text_width import display_width, truncate_end, truncate_middle, wrap_words
 from gpu_scheduler.views.titles import title_of
@@ -106,7 +106,8 @@ def _mark(event: Event, level: int) -> tuple[str, str]:
         return marks.RETRY, YELLOW
     if outcome is not None:
         colour = of_outcome(outcome)
-        return (marks.SUCCESS, warning or colour) if colour == GREEN else (marks.FAILURE, colour)
+        mark = marks.of_outcome(outcome)
+        return mark, warning or colour if mark == marks.SUCCESS else colour
     if event.kind in (EventKind.QUEUED, EventKind.HELD, EventKind.INFEASIBLE):
         return marks.WAITING, warning
     return (marks.WARNING, warning) if warning else (marks.NONE, "")

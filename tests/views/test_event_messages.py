@@ -277,18 +277,18 @@ def test_json_has_all_data_in_ascii() -> None:
     text = to_json(event)
     assert text.isascii()
     assert "\n" not in text
-    said = json.loads(text)
-    at = datetime.fromisoformat(said.pop("at"))
+    value = json.loads(text)
+    at = datetime.fromisoformat(value.pop("at"))
     assert at.utcoffset() is not None
     assert at.timestamp() == pytest.approx(1000.123, abs=0.0011)
-    assert said == {
+    assert value == {
         "id": 9, "event": "starting", "job": 1, "command": "echo é", "attempt": 1, "gpus": [0], "share": 0,
         "vram": 9000, "exclusive": False, "learned": False, "assumed": False,
     }  # fmt: skip
-    said = json.loads(to_json(Event(10, 0.0, "paused", 0, None, {"gpus": [2]}, "")))
-    assert (said["event"], said["job"], said["gpus"]) == ("paused", None, [2])
-    assert "command" not in said
-    assert "reason" not in said
+    value = json.loads(to_json(Event(10, 0.0, "paused", 0, None, {"gpus": [2]}, "")))
+    assert (value["event"], value["job"], value["gpus"]) == ("paused", None, [2])
+    assert "command" not in value
+    assert "reason" not in value
 
 
 @pytest.mark.parametrize(
