@@ -33,9 +33,9 @@ def held(share: int, job_id: int = 3, **values: Any) -> AttemptRecord:
 def test_state_of_a_gpu(
     row: dict[str, Any], holders: list[AttemptRecord], paused: bool, state: str, share: int
 ) -> None:
-    (seen,) = gpu_views([gpu_record(**row)], holders, {"A": paused})
-    assert (seen.state, seen.share) == (state, share)
-    assert seen.jobs == tuple(sorted(h.job_id for h in holders if h.released_boot is None))
+    (view,) = gpu_views([gpu_record(**row)], holders, {"A": paused})
+    assert (view.state, view.share) == (state, share)
+    assert view.jobs == tuple(sorted(h.job_id for h in holders if h.released_boot is None))
 
 
 @pytest.mark.parametrize(
@@ -54,12 +54,12 @@ def test_state_of_a_gpu(
 def test_memory_allocated_to_jobs(
     row: dict[str, Any], holders: list[AttemptRecord], allocated: int | None, by_memory: bool, share: int
 ) -> None:
-    (seen,) = gpu_views([gpu_record(**row)], holders, {})
-    assert (seen.allocated_mib, seen.has_declared_memory, seen.share) == (allocated, by_memory, share)
+    (view,) = gpu_views([gpu_record(**row)], holders, {})
+    assert (view.allocated_mib, view.has_declared_memory, view.share) == (allocated, by_memory, share)
 
 
 def test_uses_the_given_limits() -> None:
     strict = Limits(mem_threshold=0.5, spike_buffer=0.0)
     peak = held(500, peaks={"A": 600})
-    assert [seen.allocated_mib for seen in gpu_views([gpu_record()], [peak], {}, strict)] == [600]
-    assert [seen.state for seen in gpu_views([gpu_record(used_mib=600)], [], {}, strict)] == ["busy"]
+    assert [view.allocated_mib for view in gpu_views([gpu_record()], [peak], {}, strict)] == [600]
+    assert [view.state for view in gpu_views([gpu_record(used_mib=600)], [], {}, strict)] == ["busy"]

@@ -28,8 +28,8 @@ def context(**values: Any) -> ViewContext:
     return ViewContext(NOW, indices={"A": 0, "B": 1}, **values)
 
 
-def seen_as(recorded: str, sighting: AttemptStatus, evidence: FailureContext | None = None) -> JobView:
-    fact = Attempt(11, 3, "t", "boot", AttemptState(recorded), status=sighting, failure_context=evidence)
+def view_as(recorded: str, status: AttemptStatus, failure_context: FailureContext | None = None) -> JobView:
+    fact = Attempt(11, 3, "t", "boot", AttemptState(recorded), status=status, failure_context=failure_context)
     fact = replace(fact, launch_deadline=NOW.boot + 100)
     return job_view(job_record(state=recorded), attempt_record(), context(open_attempts={11: fact}))
 
@@ -119,8 +119,8 @@ def seen_as(recorded: str, sighting: AttemptStatus, evidence: FailureContext | N
 def test_reason_why_a_job_waits(
     row: dict[str, Any], last: dict[str, Any] | None, values: dict[str, Any], reason: str | None
 ) -> None:
-    seen = job_view(job_record(**row), None if last is None else attempt_record(**last), context(**values))
-    assert job_reason_text(seen) == reason
+    view = job_view(job_record(**row), None if last is None else attempt_record(**last), context(**values))
+    assert job_reason_text(view) == reason
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_reason_why_a_job_waits(
 def test_starting_job_gives_the_reason_for_its_delay(launches: int, reason: str | None) -> None:
     last = attempt_record(launch_count=launches)
     fact = Attempt(11, 3, "t", "boot", AttemptState.STARTING, launch_deadline=NOW.boot + 100)
-    seen = job_view(job_record(state="starting"), last, context(open_attempts={11: fact}))
-    assert (seen.state, job_reason_text(seen), job_table.running_row(seen, NOW.wall).cells[-1].text) == (
+    view = job_view(job_record(state="starting"), last, context(open_attempts={11: fact}))
+    assert (view.state, job_reason_text(view), job_table.running_row(view, NOW.wall).cells[-1].text) == (
         "starting",
         reason,
         reason or "",
@@ -155,7 +155,7 @@ def ended(cause: str | None, exit_code: int | None, signal: int | None = None) -
 
 
 @pytest.mark.parametrize(
-    ("recorded", "sighting", "state", "outcome", "is_recorded"),
+    ("recorded", "status", "state", "outcome", "is_recorded"),
     [
         ("running", AttemptStatus("live", 12, "12.gpujob"), "running", None, True),
         ("starting", AttemptStatus("live", 12), "running", None, False),
@@ -177,54 +177,54 @@ def ended(cause: str | None, exit_code: int | None, signal: int | None = None) -
     ],
 )
 def test_folder_overrides_the_recorded_state(
-    recorded: str, sighting: AttemptStatus, state: str, outcome: str | None, is_recorded: bool
+    recorded: str, status: AttemptStatus, state: str, outcome: str | None, is_recorded: bool
 ) -> None:
-    seen = seen_as(recorded, sighting)
-    assert (seen.state, seen.outcome, seen.is_recorded) == (state, outcome, is_recorded)
+    view = view_as(recorded, status)
+    assert (view.state, view.outcome, view.is_recorded) == (state, outcome, is_recorded)
 
 
 def test_unrecorded_end_has_reason_exit_code_and_times() -> None:
-    seen = seen_as("running", ended(None, 7), FailureContext("ValueError: x\n"))
-    assert words(seen.reason) == "exit code 7: ValueError: x"
-    assert (seen.exit_code, seen.signal, seen.started_at, seen.finished_at) == (7, None, 960.0, 990.0)
-    assert (seen.gpus, seen.attempts, seen.log, seen.session) == ((0, 1), 1, "/logs/3.log", None)
+    view = view_as("running", ended(None, 7), FailureContext("ValueError: x\n"))
+    assert words(view.reason) == "exit code 7: ValueError: x"
+    assert (view.exit_code, view.signal, view.started_at, view.finished_at) == (7, None, 960.0, 990.0)
+    assert (view.gpus, view.attempts, view.log, view.session) == ((0, 1), 1, "/logs/3.log", None)
 
 
 def test_live_session_is_shown_by_its_full_name() -> None:
     live = AttemptStatus("live", 12, "12.gpujob_0_echo_3")
-    assert seen_as("running", live).session == live.session
+    assert view_as("running", live).session == live.session
 
 
 def test_closed_window_hides_the_session() -> None:
-    seen = seen_as("running", AttemptStatus("live", 12, "12.gpujob_0_echo_3", window_open=False))
-    assert (seen.state, seen.session, seen.window_closed) == ("running", None, True)
-    seen = seen_as("running", AttemptStatus("live", 12, "12.gpujob_0_echo_3", window_open=True))
-    assert (seen.session, seen.window_closed) == ("12.gpujob_0_echo_3", False)
+    view = view_as("running", AttemptStatus("live", 12, "12.gpujob_0_echo_3", window_open=False))
+    assert (view.state, view.session, view.window_closed) == ("running", None, True)
+    view = view_as("running", AttemptStatus("live", 12, "12.gpujob_0_echo_3", window_open=True))
+    assert (view.session, view.window_closed) == ("12.gpujob_0_echo_3", False)
     noted = attempt_record(window_closed=True)
-    seen = job_view(job_record(state="running"), noted, context())
-    assert (seen.session, seen.window_closed) == (None, True)
-    seen = job_view(job_record(state="finished"), noted, context())
-    assert (seen.session, seen.window_closed) == (None, False)
+    view = job_view(job_record(state="running"), noted, context())
+    assert (view.session, view.window_closed) == (None, True)
+    view = job_view(job_record(state="finished"), noted, context())
+    assert (view.session, view.window_closed) == (None, False)
 
 
 def test_warns_of_a_process_on_another_gpu() -> None:
     row = attempt_record(["A"], misplaced=(("B", 71),))
-    seen = job_view(job_record(state="running"), row, context())
-    [warning] = seen.warnings
+    view = job_view(job_record(state="running"), row, context())
+    [warning] = view.warnings
     assert warning.startswith("job 3 was given GPU 0 but uses GPU 1 (process 71): ")
 
 
 def test_shows_peaks_and_declared_memory() -> None:
     row = attempt_record(vram=900, budgets={"A": 900, "B": 900}, peaks={"A": 700, "B": 800})
-    seen = job_view(job_record(state="running"), row, context())
-    assert (seen.vram_declared, seen.peaks, seen.warnings) == (900, {0: 700, 1: 800}, ())
+    view = job_view(job_record(state="running"), row, context())
+    assert (view.vram_declared, view.peaks, view.warnings) == (900, {0: 700, 1: 800}, ())
     # The job declares nothing; the 900 MiB are from default_requirement.
-    seen = job_view(
+    view = job_view(
         job_record(state="running"), attempt_record(vram=900, peaks={"A": 700, "B": 800}), context()
     )
-    assert seen.vram_declared is None
-    seen = job_view(job_record(), None, context())
-    assert (seen.vram_declared, seen.peaks) == (None, {})
+    assert view.vram_declared is None
+    view = job_view(job_record(), None, context())
+    assert (view.vram_declared, view.peaks) == (None, {})
 
 
 def test_warns_of_use_above_the_declared_memory() -> None:
@@ -232,8 +232,8 @@ def test_warns_of_use_above_the_declared_memory() -> None:
         vram=500, budgets={"A": 500, "B": 500}, peaks={"A": 400, "B": 800}, overused=["B"],
         misplaced=(("C", 71),),
     )  # fmt: skip
-    seen = job_view(job_record(state="running"), row, context())
-    first, second = seen.warnings
+    view = job_view(job_record(state="running"), row, context())
+    first, second = view.warnings
     assert first.startswith("job 3 declared 500 MiB but used 800 MiB on GPU 1: its neighbors ")
     assert "process 71" in second
     ended = replace(row, misplaced=(), outcome=Outcome.COMPLETED)
@@ -244,8 +244,8 @@ def test_warns_of_use_above_the_declared_memory() -> None:
 def test_warns_of_use_above_the_memory_of_a_share() -> None:
     row = attempt_record(share=250, budgets={"A": 6144, "B": 20480}, peaks={"A": 16000}, overused=["A"])
     expected = "job 3 declared share 0.25 (6144 MiB) but used 16000 MiB on GPU 0"
-    seen = job_view(job_record(state="running"), row, context())
-    assert seen.warnings == (f"{expected}: its neighbors may run out of memory",)
-    assert seen.vram_declared is None
+    view = job_view(job_record(state="running"), row, context())
+    assert view.warnings == (f"{expected}: its neighbors may run out of memory",)
+    assert view.vram_declared is None
     over = job_view(job_record(state="finished"), replace(row, outcome=Outcome.COMPLETED), context())
     assert over.warnings == (expected,)

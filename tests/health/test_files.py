@@ -59,9 +59,9 @@ def test_warns_of_a_store_with_the_other_kind_of_gpus(home: DataDir) -> None:
     with store.db.transaction() as db:
         db.execute("INSERT INTO gpu (uuid, idx, name) VALUES ('SIM-0', 0, 'Simulated 24 GiB')")
     assert list(files.gpu_kind(home, True)) == []
-    [told] = files.gpu_kind(home, False)
-    assert (told.grade, "1 job of a run on simulated GPUs" in told.message) == ("warn", True)
-    assert "--keep-history" in told.remedy
+    [finding] = files.gpu_kind(home, False)
+    assert (finding.grade, "1 job of a run on simulated GPUs" in finding.message) == ("warn", True)
+    assert "--keep-history" in finding.remedy
 
 
 def test_reports_a_damaged_store(home: DataDir) -> None:
@@ -179,7 +179,7 @@ def test_reports_the_age_of_the_newest_backup(home: DataDir, monkeypatch: pytest
     at = time.mktime((2026, 11, 20, 10, 15, 0, 0, 0, -1))
     os.utime(made.path, (at, at))
     says = f"1 in {home.backups}, the newest from 2026-11-20 10:15"
-    for days, is_up, grade, told in (
+    for days, is_up, grade, expected in (
         (1, True, "ok", says),
         (3, False, "ok", says),
         (3, True, "warn", f"{says}, though a scheduler runs"),
@@ -188,7 +188,7 @@ def test_reports_the_age_of_the_newest_backup(home: DataDir, monkeypatch: pytest
             patch.setattr(time, "time", lambda days=days: at + days * 86_400)
             patch.setattr(files, "scheduler_pid", lambda path, is_up=is_up: 1 if is_up else None)
             found = findings_by_check(list(files.store_findings(home)))["backups"]
-        assert (found.grade, found.message) == (grade, told)
+        assert (found.grade, found.message) == (grade, expected)
 
 
 def test_reports_attempts_missing_from_the_store_and_a_lost_store(home: DataDir) -> None:

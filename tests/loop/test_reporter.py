@@ -129,8 +129,8 @@ def test_dispatched_count_never_decreases(harness: ReporterHarness, logged: Call
     harness.start(other)
     harness.start(job)
     harness.update()
-    told = [line for line in logged() if "dispatched" in line]
-    assert ["1/2" in told[0], "2/2" in told[1], "2/2" in told[2]] == [True, True, True]
+    lines = [line for line in logged() if "dispatched" in line]
+    assert ["1/2" in lines[0], "2/2" in lines[1], "2/2" in lines[2]] == [True, True, True]
 
 
 def test_jobs_running_at_startup_stay_dispatched(
@@ -198,20 +198,20 @@ def _retried(harness: ReporterHarness, job: int, attempt: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("then", "told"), [(_again, ["1/2", "2/2"]), (_finished, ["1/3", "3/3"]), (_retried, ["1/2", "2/2"])]
+    ("then", "expected"), [(_again, ["1/2", "2/2"]), (_finished, ["1/3", "3/3"]), (_retried, ["1/2", "2/2"])]
 )
 def test_events_logged_together_have_the_count_of_their_moment(
     harness: ReporterHarness,
     logged: Callable[[], list[str]],
     then: Callable[[ReporterHarness, int, int], None],
-    told: list[str],
+    expected: list[str],
 ) -> None:
     job, last = harness.job("echo a"), harness.job("echo last")
     then(harness, job, harness.start(job))
     harness.start(last)
     harness.update()
     lines = [line for line in logged() if "dispatched" in line]
-    assert [line.partition("(")[2].partition(" ")[0] for line in lines] == told
+    assert [line.partition("(")[2].partition(" ")[0] for line in lines] == expected
 
 
 def test_jobs_finished_before_startup_do_not_count(
@@ -233,9 +233,9 @@ def test_jobs_finished_before_startup_do_not_count(
     harness.end(new, 3)
     harness.start(old)
     harness.update()
-    told = logged()
-    assert told[0] == "job 1 queued: asked for"
-    assert "(2/2 dispatched" in told[-1]
+    lines = logged()
+    assert lines[0] == "job 1 queued: asked for"
+    assert "(2/2 dispatched" in lines[-1]
     # A job of this run is retried.
     harness.record(act.RequeueJob(new, worded("asked for")))
     harness.start(new)
@@ -469,9 +469,9 @@ def test_logs_a_write_error_once_and_retries(
     harness.job()
     harness.update()
     harness.update()
-    [told] = logged()
-    assert told.startswith("journal.jsonl cannot be written: ")
-    assert told.endswith("; jobs continue, retrying")
+    [line] = logged()
+    assert line.startswith("journal.jsonl cannot be written: ")
+    assert line.endswith("; jobs continue, retrying")
     assert harness.reporter.next_write_at == harness.clock.boot + RETRY_S
     assert "1 queued" in harness.board.read_text()
     harness.clock.boot += RETRY_S
@@ -483,8 +483,8 @@ def test_logs_a_write_error_once_and_retries(
     harness.journal.symlink_to("nowhere")
     harness.clock.boot += RETRY_S
     harness.update()
-    [told] = logged()
-    assert "Too many levels of symbolic links" in told
+    [line] = logged()
+    assert "Too many levels of symbolic links" in line
     harness.journal.unlink()
     harness.update()
     assert not harness.journal.exists()
@@ -615,7 +615,7 @@ def test_board_follows_events_and_samples(harness: ReporterHarness) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "vram", "is_declared", "told"),
+    ("share", "vram", "is_declared", "expected"),
     [
         (250, None, True, "declared share 0.25"),
         (1000, None, True, "declared share 1"),
@@ -626,13 +626,13 @@ def test_board_follows_events_and_samples(harness: ReporterHarness) -> None:
     ],
 )
 def test_board_shows_declarations(
-    harness: ReporterHarness, share: int, vram: int | None, is_declared: bool, told: str
+    harness: ReporterHarness, share: int, vram: int | None, is_declared: bool, expected: str
 ) -> None:
     job = harness.job("python train.py")
     attempt = harness.start(job, share=share, vram=vram, assumed=not is_declared)
     harness.record(act.Transition(job, attempt, JobState.RUNNING))
     harness.reporter.update(harness.facts())
-    assert f"python train.py  GPU 0: ?/? MiB; {told}\n" in harness.board.read_text()
+    assert f"python train.py  GPU 0: ?/? MiB; {expected}\n" in harness.board.read_text()
 
 
 def test_board_is_written_at_most_twice_a_second(harness: ReporterHarness) -> None:

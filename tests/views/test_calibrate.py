@@ -12,8 +12,8 @@ def test_table_fits_the_terminal() -> None:
         "/home/me/" + "long/" * 20 + "t.py", "qwen2.5-vl-32b-inst", 2, 8300, 8300, None, 1, 60.0
     )
     entry = {"share": 0.5, "vram": 20000, "gpus": 2}
-    seen = CalibrationView("llm_config.json", [Advice(family, 0.5, entry)], {"qwen2.5-vl-32b-inst": entry})
-    whole, cut = to_text(seen).splitlines(), to_text(seen, 80).splitlines()
+    view = CalibrationView("llm_config.json", [Advice(family, 0.5, entry)], {"qwen2.5-vl-32b-inst": entry})
+    whole, cut = to_text(view).splitlines(), to_text(view, 80).splitlines()
     assert max(map(len, cut[:2])) <= 80 < len(whole[1])
     assert cut[2].strip() == f"{family.program}; current entry 0.5"
     # Text truncated in the table follows below it in full.
