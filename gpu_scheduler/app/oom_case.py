@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import AttemptRecord, GpuRecord
 from gpu_scheduler.store.store import Store
@@ -31,24 +32,26 @@ class OomCase:
 
 def oom_case(store: Store, attempt: AttemptRecord, spec: JobSpec, ended_at: float) -> OomCase:
     """Returns the facts about the attempt that ran out of memory; ended_at is in wall seconds."""
-    uuids = json.loads(attempt["gpus"])
-    limits = recorded_options(store)
-    rows = [row for row in store.gpus() if spec.allowed is None or row["idx"] in spec.allowed]
-    totals = {row["uuid"]: row["total_mib"] for row in store.gpus() if row["total_mib"]}
-    own = max((totals[uuid] for uuid in uuids if uuid in totals), default=0)
-    sizes = sorted((row["total_mib"] for row in rows if row["total_mib"]), reverse=True)
-    room = (
-        sizes[len(uuids) - 1] - limits.margin_mib - limits.idle_threshold_mib
-        if len(sizes) >= len(uuids)
-        else None
-    )
-    foreign = max((_foreign_mib(row) for row in rows if row["uuid"] in uuids), default=0)
+    limits, managed = recorded_options(store), store.gpus()
+    allowed = [gpu for gpu in managed if spec.allowed is None or gpu.index in spec.allowed]
+    own_mib = max((gpu.total_mib or 0 for gpu in managed if gpu.uuid in attempt.gpus), default=0)
+    foreign_mib = max((_foreign_mib(gpu) for gpu in allowed if gpu.uuid in attempt.gpus), default=0)
+    is_idle = foreign_mib <= limits.idle_threshold_mib
     return OomCase(
-        gpu_count=len(uuids),
-        had_gpus_alone=foreign <= limits.idle_threshold_mib and not _has_neighbors(store, attempt, ended_at),
-        at_limit=attempt["vram"] is not None and room is not None and attempt["vram"] >= room,
-        larger_gpus=tuple(row["idx"] for row in rows if own and (row["total_mib"] or 0) > own),
+        gpu_count=len(attempt.gpus),
+        had_gpus_alone=is_idle and not _has_neighbors(store, attempt, ended_at),
+        at_limit=_is_at_limit(attempt, allowed, limits),
+        larger_gpus=tuple(gpu.index for gpu in allowed if own_mib and (gpu.total_mib or 0) > own_mib),
     )
+
+
+def _is_at_limit(attempt: AttemptRecord, allowed: Sequence[GpuRecord], limits: Limits) -> bool:
+    """Returns whether the attempt declared as much memory as it can have on as many GPUs as it had."""
+    sizes = sorted((gpu.total_mib for gpu in allowed if gpu.total_mib), reverse=True)
+    count = len(attempt.gpus)
+    if attempt.vram is None or len(sizes) < count:
+        return False
+    return attempt.vram >= sizes[count - 1] - limits.margin_mib - limits.idle_threshold_mib
 
 
 def _has_neighbors(store: Store, attempt: AttemptRecord, ended_at: float) -> bool:
@@ -56,11 +59,11 @@ def _has_neighbors(store: Store, attempt: AttemptRecord, ended_at: float) -> boo
 
     A job that had ended before the attempt began does not count.
     """
-    since = max(ended_at - _RECENT_S, attempt["created_at"])
+    since = max(ended_at - _RECENT_S, attempt.created_at)
     return store.was_gpu_shared(attempt, since, ended_at)
 
 
 def _foreign_mib(gpu: GpuRecord) -> int:
     """Returns the MiB of foreign processes on the GPU in the last sample, without displays."""
-    displays = {pid for pid, _, graphics_only in json.loads(gpu["processes"] or "[]") if graphics_only}
-    return sum(mib for pid, _, mib in json.loads(gpu["held"]) if pid not in displays)
+    displays = {process.pid for process in gpu.processes or () if process.graphics_only}
+    return sum(mib for pid, _, mib in gpu.foreign_peaks if pid not in displays)

@@ -9,13 +9,13 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
+from gpu_scheduler.app.location import Location
 from gpu_scheduler.cli import standard_streams
 from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.program import print_error
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.store.data_dir import DataDir
 
 #: Seconds to wait for an answer of logind.
 _LOGIND_TIMEOUT_S = 1.0
@@ -58,7 +58,7 @@ def _confirm_fresh(chosen: StartOptions, *, ask: bool) -> None:
     """Asks on a terminal whether to forget the jobs. Raises SchedulerError if the answer is not yes."""
     from gpu_scheduler.scheduler.service import count_jobs_to_forget
 
-    home = DataDir.of(chosen.state_file, chosen.data_dir)
+    home = Location(chosen.state_file, chosen.data_dir).resolve()
     jobs = count_jobs_to_forget(home, take_over=chosen.take_over)
     if not jobs or not ask or not os.isatty(0):
         return

@@ -1,0 +1,69 @@
+"""The details of a job and the facts that explain its state, as values."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_scheduler.app.current_need import NeedSource
+from gpu_scheduler.app.diagnosis import diagnose
+from gpu_scheduler.app.job_detail import job_detail
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.core.model.event import EventKind
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.errors import SchedulerError
+from tests.cli.desk import Desk
+
+
+@pytest.mark.parametrize(
+    ("values", "source"),
+    [
+        ({"share": 500}, NeedSource.ATTRIBUTES),
+        ({"torchrun": 2}, NeedSource.TORCHRUN),
+        ({"kind": "csv", "script": "/t.py", "arguments": ("--llm", "qwen")}, NeedSource.MODEL),
+        ({}, NeedSource.COMMAND),
+    ],
+)
+def test_need_has_a_source(
+    desk: Desk, location: Location, values: dict[str, object], source: NeedSource
+) -> None:
+    current = job_detail(location, desk.job(**values)).need
+    assert current.source is source
+
+
+def test_detail_has_the_attempts_and_the_history(desk: Desk, location: Location) -> None:
+    job = desk.job("echo a b", name="one")
+    attempt = desk.attempt(job)
+    detail = job_detail(location, "one")
+    assert (detail.job.id, detail.kind, detail.cwd) == (job, "command", str(desk.path))
+    assert [(one.number, one.gpus, one.outcome) for one in detail.attempts] == [(1, (0,), None)]
+    assert detail.attempts[0].folder == str(desk.folder(attempt))
+    assert [event.kind for event in detail.history] == [EventKind.QUEUED, EventKind.STARTING]
+
+
+def test_a_waiting_job_is_explained_by_its_need_its_gpus_and_its_place(
+    desk: Desk, location: Location
+) -> None:
+    first, second = desk.job("echo a", share=500), desk.job("echo b", allowed=(1,))
+    diagnosis = diagnose(location, second)
+    assert diagnosis.scheduler_pid is None
+    assert not diagnosis.has_failed
+    waiting = diagnosis.waiting
+    assert waiting is not None
+    assert waiting.ahead == (1, [first])
+    assert ([gpu.index for gpu in waiting.placement.gpus], waiting.placement.allowed) == ([0, 1], (1,))
+    assert (waiting.line.where, waiting.line.malformed) == (None, 0)
+
+
+def test_a_failed_job_is_explained_by_the_end_of_its_log(desk: Desk, location: Location) -> None:
+    job = desk.job()
+    desk.record(act.FinishJob(job, Outcome.FAILED, None))
+    diagnosis = diagnose(location, job)
+    assert (diagnosis.has_failed, diagnosis.waiting, diagnosis.log_end) == (True, None, ())
+    assert [event.kind for event in diagnosis.events] == [EventKind.QUEUED, EventKind.FINISHED]
+
+
+def test_an_unknown_job_raises(desk: Desk, location: Location) -> None:
+    for explain in (job_detail, diagnose):
+        with pytest.raises(SchedulerError, match="there is no job 9"):
+            explain(location, 9)
