@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gpu_scheduler.app.current_need import NeedSource
@@ -25,7 +27,7 @@ from tests.cli.desk import Desk
     ],
 )
 def test_need_has_a_source(
-    desk: Desk, location: Location, values: dict[str, object], source: NeedSource
+    desk: Desk, location: Location, values: dict[str, Any], source: NeedSource
 ) -> None:
     current = job_detail(location, desk.job(**values)).need
     assert current.source is source
