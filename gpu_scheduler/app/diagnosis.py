@@ -196,9 +196,9 @@ def _placement_facts(inspected: _Inspection) -> PlacementFacts:
     records, options = store.gpus(), recorded_options(store)
     gpus: Sequence[GpuAvailability] = ()
     if records:
-        from gpu_scheduler.health.doctor import gpu_views
+        from gpu_scheduler.app.stored_gpus import stored_gpus
 
-        gpus = gpu_views.gpu_views(records, requested_pauses(store), attempts, options, inspected.now)
+        gpus = stored_gpus(records, requested_pauses(store), attempts, options, inspected.now)
     holders = {
         gpu.uuid: frozenset(one.job_id for one in attempts if gpu.uuid in one.gpus and one.state.holds_gpus)
         for gpu in gpus

@@ -15,7 +15,7 @@ from gpu_scheduler.gpus.watch import GpuWatch, with_stored_values
 from gpu_scheduler.store.records import GpuRecord
 
 
-def gpu_views(
+def stored_gpus(
     records: Sequence[GpuRecord],
     paused: Mapping[str, bool],
     attempts: Sequence[Attempt],
