@@ -48,16 +48,22 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "intake": (*CORE, *TOP, "system", *STORE),
     "health": (
-        *CORE, *TOP, "system", "runner.folder", "runner.shortage", *STORE, "attempts.log_folder",
+        "core.model", "core.text", "clock", "system", "runner.folder", "runner.shortage", "store.data_dir",
+        "store.state_file", "attempts.log_folder",
     ),
     "health.doctor": (
-        *CORE, *TOP, "system", "health", *STORE, "store.filesystem", "store.host", "store.attempt_folders",
-        "store.backups", "store.inspection", "gpus", "gpus.probes", "attempts.log_folder", "executors.screen",
-        "intake",
+        "core.model", "core.text", "core.command", "errors", "config", "system", "health",
+        "store.attempt_folders",
+        "store.backups", "store.data_dir", "store.filesystem", "store.gpu_kind", "store.host",
+        "store.inspection", "store.lock", "store.permissions", "store.state_file", "gpus.probes",
+        "attempts.log_folder", "executors.screen", "intake",
     ),
     "app": (*CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health"),
-    "views": (*CORE, "errors", "app"),
-    "reporting": (*CORE, *TOP, "system", *STORE, "health", "attempts", "app", "views"),
+    "views": ("core.model", "core.text", "core.failure", "core.scheduling", "app"),
+    "reporting": (
+        "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "store.events",
+        "store.records", "store.store", "health.storage", "attempts.log_folder", "app", "views",
+    ),
     "scheduler": (
         *CORE, *TOP, "system", "runner", "store", "attempts", "gpus", "gpus.probes", "executors", "intake",
         "health", "reporting",
