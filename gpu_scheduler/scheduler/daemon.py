@@ -8,6 +8,7 @@ import signal
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from gpu_scheduler.attempts.executor import Executors
 from gpu_scheduler.attempts.launch import Launcher
@@ -25,18 +26,15 @@ from gpu_scheduler.gpus.sampling import Sampler
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.health.storage import LOG_FOLDER_KEY, STORAGE_ERRORS
 from gpu_scheduler.health.storage_monitor import StorageMonitor
-from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.intake.llm_config import LlmConfigFile
-from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
 from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.reporting.drain_report import DrainReport
-from gpu_scheduler.reporting.log_text import wait_text
 from gpu_scheduler.reporting.reporter import EventReporter
 from gpu_scheduler.scheduler.backup_timer import BackupTimer
+from gpu_scheduler.scheduler.file_inputs import FileInputs
 from gpu_scheduler.scheduler.loop import Loop, next_deadline
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.scheduler.wiring import launch_options_of, options_to_record
-from gpu_scheduler.store import state_file
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.ownership import Ownership
@@ -48,8 +46,20 @@ log = logging.getLogger(__name__)
 
 #: Seconds before a round that could not be recorded is tried again.
 RETRY_S = 1.0
-_WRITABLE_AGAIN = "writing to the data directory works again"
-_SHORTAGE_OVER = "the shortage is over; scheduling continues"
+
+
+class _Failure(NamedTuple):
+    """The reason why a round could not be recorded, and the message when it is over."""
+
+    problem: str
+    over: str
+
+
+def _failure_of(error: BaseException) -> _Failure:
+    number = shortage_of(error)
+    if number is None:
+        return _Failure(str(error), "writing to the data directory works again")
+    return _Failure(describe_shortage(number), "the shortage is over; scheduling continues")
 
 
 class Daemon:
@@ -106,21 +116,11 @@ class Daemon:
         self._signal: int | None = None
         self._wake_keys: set[str] = set()
         self._wakeups = Wakeups()
-        self._state_due_at = self._files_due_at = 0.0
         self._backups = BackupTimer(store, self._clock)
         self._sampler.begin(options.gpus, self._store, self._loop.recorder, simulated=options.simulated)
-        self._state = StateFileWatcher(self._store, trust=options.trust_files)
-        self._jobs = self._jobs_watch(options.jobs_file)
-
-    def _jobs_watch(self, path: str) -> JobsFileWatcher | None:
-        if not path:
-            return None
         snapshot = self._watch.snapshot
         known = frozenset(gpu.index for gpu in snapshot.gpus) if snapshot is not None else None
-        return JobsFileWatcher(
-            self._store, path, known, lambda: self._config.current, trust=self._options.trust_files,
-            wait_text=wait_text,
-        )  # fmt: skip
+        self._inputs = FileInputs(options, store, self._loop, self._config, known)
 
     def launch(self, attempt_id: int) -> None:
         """Launches an attempt for the loop; see Launcher.launch."""
@@ -133,7 +133,7 @@ class Daemon:
         """Closes everything but the store; running jobs are not affected."""
         try:
             if self._ownership.loss() is None:
-                self._state.write(self._clock.now().boot, at_once=True)
+                self._inputs.write_state(self._clock.now().boot, at_once=True)
                 self._reporter.close()
         except STORAGE_ERRORS as error:
             log.error("%s; the state file may be out of date", error)
@@ -149,13 +149,12 @@ class Daemon:
         self._set_up()
         on_ready()
         code: int | None = None
-        failing: str | None = None
-        over = ""
+        failing: _Failure | None = None
         while code is None:
             try:
                 code = self._cycle()
                 if failing is not None:
-                    log.info("%s", over)
+                    log.info("%s", failing.over)
                 failing = None
             except NotOwnerError as error:
                 log.error("%s\nno more jobs are started; running jobs continue", error)
@@ -163,14 +162,11 @@ class Daemon:
             except (*STORAGE_ERRORS, MemoryError) as error:
                 self._storage.issue()
                 self._store.db.shrink()
-                number = shortage_of(error)
-                problem = str(error) if number is None else describe_shortage(number)
-                over = _WRITABLE_AGAIN if number is None else _SHORTAGE_OVER
-                if problem != failing:
-                    log.error("%s; retrying every second, running jobs continue", problem)
-                failing = problem
-                self._wake_keys |= self._wakeups.wait(RETRY_S)
-                code = self._shut_down() if self._signal is not None or self._loop.stop_requested else None
+                failure = _failure_of(error)
+                if failure != failing:
+                    log.error("%s; retrying every second, running jobs continue", failure.problem)
+                failing = failure
+                code = self._wait_to_retry()
             except sqlite3.DatabaseError as error:
                 if not is_damage(error):
                     raise
@@ -179,6 +175,11 @@ class Daemon:
                 log.error("%s\nno more jobs are started", problem)
                 return 1
         return code
+
+    def _wait_to_retry(self) -> int | None:
+        """Waits after a round that failed; returns the exit code if the scheduler is to end."""
+        self._wake_keys |= self._wakeups.wait(RETRY_S)
+        return self._shut_down() if self._signal is not None or self._loop.stop_requested else None
 
     def _set_up(self) -> None:
         self._loop.on_action = self._report
@@ -205,8 +206,9 @@ class Daemon:
         )
         recorder.forget_wait_reasons()
         self._loop.set_line_waits({})
-        self._watch_files()
-        self._state.start(self._clock.now().boot)
+        self._wakeups.watch_fd(self._sampler.fd, "probe")
+        self._wakeups.watch(home.doorbell, "doorbell")
+        self._inputs.start(self._wakeups, self._clock.now().boot)
         self._wake_keys = {"config", "jobs"}
 
     def _cycle(self) -> int | None:
@@ -214,13 +216,16 @@ class Daemon:
 
         Returns the exit code when the scheduler is to end, else None.
         """
-        self._ownership.check(check_host=self._is_state_due())
-        self._read_inputs()
+        now = self._clock.now().boot
+        self._ownership.check(check_host=self._inputs.is_state_due(self._wake_keys, now))
+        self._executors.reap()
+        self._sampler.read(self._loop.recorder)
+        self._inputs.read(self._wake_keys, now)
         self._wake_keys = set()
         facts = self._run_rounds()
         if facts is not None and facts.storage_issue is not None:
             self._store.db.shrink()
-        self._state.write(self._clock.now().boot)
+        self._inputs.write_state(self._clock.now().boot)
         self._reporter.update(facts)
         if facts is None or self._loop.stop_requested or self._signal is not None:
             return self._shut_down()
@@ -232,21 +237,13 @@ class Daemon:
         self._wait(self._next_deadline(facts))
         return None
 
-    def _is_state_due(self) -> bool:
-        again_at, now = self._state.due_at, self._clock.now().boot
-        return (
-            "state" in self._wake_keys
-            or now >= self._state_due_at
-            or (again_at is not None and now >= again_at)
-        )
-
     def _wait(self, due_at: float) -> None:
         """Waits until an event or the deadline; polls for events at least once even if it has passed."""
         while True:
             left = max(0.0, due_at - self._clock.now().boot)
             self._wake_keys = self._wakeups.wait(left)
-            if self._wake_keys == {"state"} and self._state.is_unchanged():
-                self._wake_keys = set()  # written by this scheduler
+            if self._inputs.is_own_write(self._wake_keys):
+                self._wake_keys = set()
             if self._wake_keys or left == 0.0:
                 return
 
@@ -269,45 +266,11 @@ class Daemon:
     def _on_signal(self, number: int, frame: object) -> None:
         self._signal = number
 
-    def _watch_files(self) -> None:
-        home = self._store.data_dir
-        self._wakeups.watch_fd(self._sampler.fd, "probe")
-        self._wakeups.watch(home.doorbell, "doorbell")
-        self._wakeups.watch(home.state_file, "state")
-        self._wakeups.watch(state_file.link_target(home.state_file), "state")
-        self._wakeups.watch(self._config.path, "config")
-        if self._jobs is not None:
-            self._wakeups.watch(self._jobs.path, "jobs")
-
-    def _read_inputs(self) -> None:
-        woken, now = self._wake_keys, self._clock.now().boot
-        self._executors.reap()
-        self._sampler.read(self._loop.recorder)
-        if self._is_state_due():
-            self._state_due_at = now + self._options.state_interval_s
-            self._state.check(now)
-        if "config" in woken or "jobs" in woken or now >= self._files_due_at:
-            self._files_due_at = now + self._options.monitor_interval_s
-            if self._config.refresh():
-                self._loop.config = self._config.current
-            self._read_jobs_file(now)
-        elif self._jobs is not None and self._jobs.recheck_at is not None and now >= self._jobs.recheck_at:
-            self._read_jobs_file(now)
-
-    def _read_jobs_file(self, now: float) -> None:
-        if self._jobs is not None:
-            self._jobs.check(now)
-            self._loop.set_line_waits(self._jobs.waits)
-            self._loop.placing = not self._jobs.loading
-
     def _next_deadline(self, facts: Facts) -> float:
         """Returns the boot time of the next deadline, according to the last round."""
         times = [
             self._sampler.due_at,
-            self._state_due_at,
-            self._files_due_at,
-            self._state.due_at,
-            self._jobs.recheck_at if self._jobs else None,
+            *self._inputs.due_times(),
             self._reporter.next_write_at,
             self._backups.again_at,
             next_deadline(facts, self._store.next_retry(facts.now)),
@@ -325,7 +288,7 @@ class Daemon:
         }
 
     def _is_drained(self, facts: Facts) -> bool:
-        if self._jobs is not None and self._jobs.pending:
+        if self._inputs.has_pending_lines:
             return False
         asks = [ResourceSpec.from_key(key) for key in self._store.wait_reason_by_spec()]
         return is_drained(facts, asks, self._store.next_retry(facts.now) is not None)

@@ -262,3 +262,4 @@ def test_starts_nothing_after_another_host_takes_over_the_data_directory(world: 
     (world.folder / "go").touch()
     wait_for((world.folder / "ran").exists, "the end of job 1")
     assert (world.folder / "ran").read_text() == "ran\n"
+    home.host_file.unlink()  # for the clean-up, which reads the store

@@ -1,0 +1,95 @@
+"""Watches and reads the files that a scheduler works from: llm_config.json, jobs file, state file."""
+
+from __future__ import annotations
+
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
+from gpu_scheduler.intake.llm_config import LlmConfigFile
+from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
+from gpu_scheduler.reporting.log_text import wait_text
+from gpu_scheduler.scheduler.loop import Loop
+from gpu_scheduler.scheduler.wakeups import Wakeups
+from gpu_scheduler.store import state_file
+from gpu_scheduler.store.store import Store
+
+
+class FileInputs:
+    """The files of one scheduler; what they say reaches the loop. Times are in boot seconds.
+
+    Each file is read when an event names it (`woken`: "config", "jobs", "state"), and at intervals in case an
+    event was missed. known_gpus: indices of the GPUs that lines may name; None = unknown.
+    """
+
+    def __init__(
+        self,
+        options: StartOptions,
+        store: Store,
+        loop: Loop,
+        config: LlmConfigFile,
+        known_gpus: frozenset[int] | None,
+    ) -> None:
+        self._options = options
+        self._data_dir = store.data_dir
+        self._loop = loop
+        self._config = config
+        self._state = StateFileWatcher(store, trust=options.trust_files)
+        self._jobs = (
+            JobsFileWatcher(
+                store, options.jobs_file, known_gpus, lambda: config.current, trust=options.trust_files,
+                wait_text=wait_text,
+            )
+            if options.jobs_file
+            else None
+        )  # fmt: skip
+        self._state_due_at = self._files_due_at = 0.0
+
+    @property
+    def has_pending_lines(self) -> bool:
+        """Returns whether a change of the jobs file does not count yet."""
+        return self._jobs is not None and self._jobs.pending
+
+    def start(self, wakeups: Wakeups, now: float) -> None:
+        """Watches the files, and reads the state file for the first time."""
+        wakeups.watch(self._data_dir.state_file, "state")
+        wakeups.watch(state_file.link_target(self._data_dir.state_file), "state")
+        wakeups.watch(self._config.path, "config")
+        if self._jobs is not None:
+            wakeups.watch(self._jobs.path, "jobs")
+        self._state.start(now)
+
+    def is_state_due(self, woken: set[str], now: float) -> bool:
+        """Returns whether the state file is to be read now."""
+        again_at = self._state.due_at
+        return "state" in woken or now >= self._state_due_at or (again_at is not None and now >= again_at)
+
+    def read(self, woken: set[str], now: float) -> None:
+        """Reads the files that are due."""
+        if self.is_state_due(woken, now):
+            self._state_due_at = now + self._options.state_interval_s
+            self._state.check(now)
+        if "config" in woken or "jobs" in woken or now >= self._files_due_at:
+            self._files_due_at = now + self._options.monitor_interval_s
+            if self._config.refresh():
+                self._loop.config = self._config.current
+            self._read_jobs_file(now)
+        elif self._jobs is not None and self._jobs.recheck_at is not None and now >= self._jobs.recheck_at:
+            self._read_jobs_file(now)
+
+    def write_state(self, now: float, *, at_once: bool = False) -> None:
+        """Writes the state file if it has changed, soon or at once."""
+        self._state.write(now, at_once=at_once)
+
+    def is_own_write(self, woken: set[str]) -> bool:
+        """Returns whether the only event is that this scheduler wrote the state file."""
+        return woken == {"state"} and self._state.is_unchanged()
+
+    def due_times(self) -> list[float | None]:
+        """Returns when each file is due next."""
+        recheck_at = self._jobs.recheck_at if self._jobs is not None else None
+        return [self._state_due_at, self._files_due_at, self._state.due_at, recheck_at]
+
+    def _read_jobs_file(self, now: float) -> None:
+        if self._jobs is not None:
+            self._jobs.check(now)
+            self._loop.set_line_waits(self._jobs.waits)
+            self._loop.placing = not self._jobs.loading
