@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.model.gpu_fault import GpuFault
 from gpu_scheduler.core.model.health_issue import HealthIssue
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import FAILED, JobState
 from gpu_scheduler.core.model.wait_reason import WaitReason
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.gpu_fault import GpuFault
 
 #: States of a GPU, in order of precedence.
 LOST, PAUSED, BUSY, AVAILABLE = "lost", "paused", "busy", "available"

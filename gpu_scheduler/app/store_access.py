@@ -6,14 +6,17 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.core.model.request_answer import RequestAnswer
 from gpu_scheduler.core.scheduling.facts import Request
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.lock import scheduler_pid
 from gpu_scheduler.store.store import Store
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.request_answer import RequestAnswer
 
 #: Seconds that a command waits for the scheduler's answer, and between two polls.
 ANSWER_TIMEOUT_S = 2.0

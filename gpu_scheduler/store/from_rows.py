@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.model.attempt_status import RunnerIdentity
 from gpu_scheduler.core.model.gpu import GpuProcess
-from gpu_scheduler.core.model.gpu_fault import GpuFault
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -19,6 +18,9 @@ from gpu_scheduler.store.records import (
     GpuRecord,
     JobRecord,
 )
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.gpu_fault import GpuFault
 
 #: The columns of an attempt, with its allocations and misplaced processes as JSON lists, in one query.
 ATTEMPT_COLUMNS = """
@@ -148,7 +150,7 @@ def gpu_record(row: sqlite3.Row) -> GpuRecord:
         paused=bool(row["paused"]),
         used_mib=row["used_mib"],
         load_percent=row["load_percent"],
-        fault=None if row["fault"] is None else GpuFault.from_json(row["fault"]),
+        fault=None if row["fault"] is None else _fault(row["fault"]),
         sampled_at=row["sampled_at"],
         processes=_processes(row["processes"]),
         loads=tuple(json.loads(row["loads"])),
@@ -172,3 +174,9 @@ def _outcome(value: str | None) -> Outcome | None:
 
 def _reason(row: sqlite3.Row) -> StateReason | None:
     return None if row["reason"] is None else StateReason.from_json(row["reason"])
+
+
+def _fault(text: str) -> GpuFault:
+    from gpu_scheduler.core.model.gpu_fault import GpuFault
+
+    return GpuFault.from_json(text)

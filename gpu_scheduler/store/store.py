@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -39,6 +38,7 @@ from gpu_scheduler.store.records import (
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job_spec import JobSpec
     from gpu_scheduler.core.model.now import Now
+    from gpu_scheduler.core.model.request_answer import RequestAnswer
     from gpu_scheduler.core.scheduling.facts import QueuedJob, Request
 
 #: Key in `meta`: whether needs are learned.
@@ -137,7 +137,11 @@ class Store:
     def request_answer(self, request_id: int) -> RequestAnswer | None:
         """Returns the answer to a request; None = not answered yet."""
         row = self.db.row("SELECT answer FROM request WHERE id = ?", request_id)
-        return RequestAnswer.from_json(row["answer"]) if row and row["answer"] else None
+        if row is None or row["answer"] is None:
+            return None
+        from gpu_scheduler.core.model.request_answer import RequestAnswer
+
+        return RequestAnswer.from_json(row["answer"])
 
     def open_requests(self) -> list[Request]:
         """Returns the requests that are not answered yet, oldest first."""
@@ -260,6 +264,8 @@ class Store:
 
     def withdraw_request(self, request_id: int) -> bool:
         """Withdraws a request that is not answered yet; returns False if it was."""
+        from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
+
         with self.db.transaction() as db:
             cursor = db.execute(
                 "UPDATE request SET answered_at = ?, answer = ? WHERE id = ? AND answered_at IS NULL",

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from gpu_scheduler.app import status_report
 from gpu_scheduler.app.status_report import GpuStatusView
-from gpu_scheduler.core.model.gpu_fault import FaultKind
 from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.core.model.share import format_share
 from gpu_scheduler.core.text.formatting import format_memory, safe_text
@@ -34,7 +33,7 @@ def _row(gpu: GpuStatusView, by_memory: bool) -> TableRow:
     load = "?" if gpu.load_percent is None else f"{gpu.load_percent:.0f} %"
     allocated = [Cell(format_memory(gpu.allocated_mib))] if by_memory else []
     name = safe_text(gpu.name)
-    if gpu.fault is not None and gpu.fault.kind is not FaultKind.LOST:
+    if gpu.fault is not None and not gpu.fault.is_lost:
         name = f"{safe_text(str(gpu.fault))} ({name})"
     return TableRow(
         [

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.model.gpu_list import format_ranges
-from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.text.formatting import (
     format_age,
@@ -20,6 +21,9 @@ from gpu_scheduler.views.colours import CYAN, FAINT, OF_STATE, RED, YELLOW, of_o
 from gpu_scheduler.views.layout import Cell, Column, TableRow
 from gpu_scheduler.views.titles import common_prefix, title
 from gpu_scheduler.views.wait_reasons import job_reason_text
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.need import Need
 
 COLUMNS = (
     Column("Job", is_right=True), Column("State"), Column("GPUs"), Column("Time", is_right=True),
@@ -116,7 +120,7 @@ def _group_row(jobs: Sequence[JobView]) -> TableRow:
 
 
 def _need_text(need: Need) -> str:
-    half = Need(1, 500, assumed=need.assumed)
+    half = replace(need, count=1, share=500, alone=False, vram=None, exclusive=False, learned=False)
     return "half a GPU" if need == half else str(need)
 
 

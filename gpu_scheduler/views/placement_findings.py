@@ -12,7 +12,8 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle, place
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.formatting import format_memory
-from gpu_scheduler.views.wait_reasons import obstacle_remedy, obstacle_text, wait_text
+from gpu_scheduler.views.gpu_obstacles import obstacle_remedy, obstacle_text
+from gpu_scheduler.views.wait_reasons import wait_text
 
 
 def placement(

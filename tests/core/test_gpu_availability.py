@@ -26,7 +26,8 @@ from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
-from gpu_scheduler.views.wait_reasons import obstacle_text, wait_text
+from gpu_scheduler.views.gpu_obstacles import obstacle_text
+from gpu_scheduler.views.wait_reasons import wait_text
 from tests.core.gpu_world import TOTAL, facts, gpu, group, running
 
 LIMITS = Limits()

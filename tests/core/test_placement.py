@@ -16,7 +16,8 @@ from gpu_scheduler.core.scheduling.placement import (
     place,
 )
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.views.wait_reasons import obstacle_text, wait_text
+from gpu_scheduler.views.gpu_obstacles import obstacle_text
+from gpu_scheduler.views.wait_reasons import wait_text
 
 LIMITS = Limits()
 PAUSED = GpuObstacle(0, ObstacleKind.PAUSED)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.model.gpu_fault import GpuFault
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.gpu_fault import GpuFault
 
 #: Prefix of the identity of a GPU whose UUID was never read; the rest is its index.
 UNKNOWN_UUID_PREFIX = "unknown-"

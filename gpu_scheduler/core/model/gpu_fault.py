@@ -40,6 +40,11 @@ class GpuFault:
             return f"the GPUs cannot be read: {self.cause}"
         return _PHRASES[self.kind]
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the state "lost" says all of it."""
+        return self.kind is FaultKind.LOST
+
     def to_json(self) -> str:
         """Returns the value as a JSON object without the fields that its kind does not use."""
         values = ((one, getattr(self, one.name)) for one in fields(self))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.model.gpu_fault import GpuFault
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.gpu_fault import GpuFault
 
 
 class ObstacleKind(str, Enum):
@@ -51,3 +54,13 @@ class GpuObstacle:
     processes_listed: bool | None = None
     foreign_load: int | None = None
     foreign_peak_mib: int | None = None
+
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> GpuObstacle:
+        """Returns the obstacle with these fields, as they are in JSON."""
+        given = {**values, "kind": ObstacleKind(values["kind"]), "pids": tuple(values.get("pids", ()))}
+        if "fault" in given:
+            from gpu_scheduler.core.model.gpu_fault import GpuFault
+
+            given["fault"] = GpuFault.of(given["fault"])
+        return GpuObstacle(**given)

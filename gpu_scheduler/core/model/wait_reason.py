@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass, fields
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.model.gpu_fault import GpuFault
-from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
-from gpu_scheduler.core.model.need import Need
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle
+    from gpu_scheduler.core.model.need import Need
 
 
 class WaitKind(str, Enum):
@@ -88,16 +88,17 @@ class WaitReason:
     def from_json(text: str) -> WaitReason:
         """Returns the value that `to_json` wrote."""
         values = json.loads(text)
-        need = values.pop("need", None)
-        obstacles = tuple(_obstacle(one) for one in values.pop("obstacles", ()))
-        kind = WaitKind(values.pop("kind"))
-        return WaitReason(kind, need=need and Need(**need), obstacles=obstacles, **values)
+        values["kind"] = WaitKind(values["kind"])
+        # Imported here to keep commands fast when no such reason is shown.
+        if "need" in values:
+            from gpu_scheduler.core.model.need import Need
 
+            values["need"] = Need(**values["need"])
+        if "obstacles" in values:
+            from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle
 
-def _obstacle(values: dict[str, Any]) -> GpuObstacle:
-    kind, fault = ObstacleKind(values.pop("kind")), values.pop("fault", None)
-    pids = tuple(values.pop("pids", ()))
-    return GpuObstacle(kind=kind, pids=pids, fault=fault and GpuFault.of(fault), **values)
+            values["obstacles"] = tuple(map(GpuObstacle.of, values["obstacles"]))
+        return WaitReason(**values)
 
 
 def _given_fields(value: Any) -> dict[str, Any]:

@@ -83,9 +83,7 @@ def _cancel(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     grace = args.get("grace_s")
     if job.state in WAITING:
         kind = ReasonKind.CANCELLED_BY_LINE if args.get("line") else ReasonKind.CANCELLED_BY_USER
-        return [FinishJob(job.job_id, Outcome.CANCELLED, StateReason(kind))], RequestAnswer(
-            AnswerCode.CANCELLED
-        )
+        return _done(AnswerCode.CANCELLED, FinishJob(job.job_id, Outcome.CANCELLED, StateReason(kind)))
     if job.state in ACTIVE:
         grace_s = settings.grace_s if grace is None else float(grace)
         return _done(AnswerCode.STOPPING, RecordCancel(job.job_id, "cancelled", grace_s))
@@ -102,25 +100,20 @@ def _retry(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
 
 def _hold(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state is JobState.QUEUED:
-        return [HoldJob(job.job_id, "user", StateReason(ReasonKind.HELD_BY_USER))], RequestAnswer(
-            AnswerCode.HELD
-        )
+        return _done(AnswerCode.HELD, HoldJob(job.job_id, "user", StateReason(ReasonKind.HELD_BY_USER)))
     return _refusal("hold", job)
 
 
 def _release(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state is JobState.HELD:
-        return [RequeueJob(job.job_id, StateReason(ReasonKind.RELEASED_BY_USER))], RequestAnswer(
-            AnswerCode.RELEASED
-        )
+        return _done(AnswerCode.RELEASED, RequeueJob(job.job_id, StateReason(ReasonKind.RELEASED_BY_USER)))
     return _refusal("release", job)
 
 
 def _line_removed(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state in WAITING:
-        return [
-            FinishJob(job.job_id, Outcome.CANCELLED, StateReason(ReasonKind.LINE_REMOVED))
-        ], RequestAnswer(AnswerCode.CANCELLED)
+        reason = StateReason(ReasonKind.LINE_REMOVED)
+        return _done(AnswerCode.CANCELLED, FinishJob(job.job_id, Outcome.CANCELLED, reason))
     return _refusal("line_removed", job)
 
 

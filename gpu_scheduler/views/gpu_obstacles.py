@@ -1,0 +1,74 @@
+"""Formats why a GPU does not accept a job, and the remedies."""
+
+from __future__ import annotations
+
+from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.share import format_share
+from gpu_scheduler.core.model.units import human_mib
+
+
+def obstacle_text(found: GpuObstacle) -> str:
+    """Formats why a GPU does not accept a job, as a phrase that follows its name."""
+    if found.kind is ObstacleKind.FAULT:
+        return str(found.fault)
+    if found.kind is ObstacleKind.QUARANTINED:
+        return f"quarantined: job {found.job_id} left process {', '.join(map(str, found.pids))}"
+    if found.kind is ObstacleKind.SHARE:
+        return f"{format_share(found.free or 0)} free"
+    if found.kind is ObstacleKind.MEMORY:
+        return _shortfall_text(found)
+    if found.kind is ObstacleKind.FOREIGN_LOAD:
+        return f"foreign {_holder(found)}, load {found.foreign_load} %"
+    if found.kind in (ObstacleKind.FOREIGN_MEMORY, ObstacleKind.FOREIGN_PROCESS):
+        return _foreign_memory_text(found)
+    return _OBSTACLE_TEXTS[found.kind]
+
+
+_OBSTACLE_TEXTS = {
+    ObstacleKind.PAUSED: "paused",
+    ObstacleKind.NOT_SAMPLED: "not reported by the probe",
+    ObstacleKind.RELEASING: "being released",
+    ObstacleKind.AWAITING_MEMORY: "awaiting memory release",
+    ObstacleKind.BUSY: "busy",
+    ObstacleKind.MEMORY_UNKNOWN: "memory unknown",
+}
+
+
+def _shortfall_text(found: GpuObstacle) -> str:
+    head = f"room for {human_mib(found.free)}" if found.free else "full"
+    if found.foreign_peak_mib is not None:
+        return f"{head}, running foreign processes have used up to {human_mib(found.foreign_peak_mib)}"
+    return head if found.foreign_mib is None else f"{head}, {_foreign_memory_text(found)}"
+
+
+def _foreign_memory_text(found: GpuObstacle) -> str:
+    return f"foreign {_holder(found)} holds {human_mib(found.foreign_mib or 0)}"
+
+
+def _holder(found: GpuObstacle) -> str:
+    if found.foreign_pid is not None:
+        return f"process {found.foreign_pid}"
+    return "memory of unknown owner" if found.processes_listed else "memory"
+
+
+def obstacle_remedy(found: GpuObstacle) -> str:
+    """Returns a remedy for the obstacle on a GPU; "" if it is only our own jobs."""
+    return _OBSTACLE_REMEDIES.get(found.kind, "").format(gpu=found.gpu)
+
+
+_SOON = "it takes jobs again in a few seconds"
+_CHECK = "check it with `nvidia-smi -i {gpu}` and `doctor`"
+_WAIT = "wait for the process to end, or end it; or "
+_OBSTACLE_REMEDIES = {
+    ObstacleKind.PAUSED: "`resume {gpu}` makes it available again",
+    ObstacleKind.NOT_SAMPLED: _CHECK,
+    ObstacleKind.FAULT: _CHECK,
+    ObstacleKind.QUARANTINED: "end that process (kill -9)",
+    ObstacleKind.RELEASING: _SOON,
+    ObstacleKind.AWAITING_MEMORY: _SOON,
+    ObstacleKind.MEMORY_UNKNOWN: "check its memory with `nvidia-smi -q -i {gpu}`",
+    ObstacleKind.FOREIGN_MEMORY: f"{_WAIT}declare memory ([vram=8G]); or start the scheduler with a higher"
+    " --mem-threshold",
+    ObstacleKind.FOREIGN_LOAD: f"{_WAIT}start the scheduler with a higher --load-threshold",
+    ObstacleKind.FOREIGN_PROCESS: f"{_WAIT}request only part of a GPU, such as [vram=8G] or [share=0.5]",
+}
