@@ -12,13 +12,12 @@ from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.core.scheduling.calibration import (
     Advice,
     CalibrationRules,
-    WorkloadClass,
     advise,
     suggested_entries,
-    with_model_entries,
 )
+from gpu_scheduler.core.text.json_edit import with_model_entries
 from gpu_scheduler.intake.llm_config import LlmConfigText
-from gpu_scheduler.store.measurements import ClassUsage, class_usages
+from gpu_scheduler.store.measurements import workload_classes
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
 
@@ -28,13 +27,15 @@ _EMPTY_CONFIG = "{\n}\n"
 @dataclass(frozen=True)
 class CalibrationView:
     """Result of `calibrate`. path: of llm_config.json; entries: model -> its new entry, if there is enough
-    data; written: whether the file has them now; backup: path of the previous version."""
+    data; written: whether the file has them now; backup: path of the previous version; tolerance: fraction
+    by which a declaration may be off."""
 
     path: str
     suggestions: Sequence[Advice]
     entries: Mapping[str, Mapping[str, Any]]
     written: bool = False
     backup: str | None = None
+    tolerance: float = 0.10
 
 
 def calibrate(location: Location, llm_config: str | None, *, write: bool) -> CalibrationView:
@@ -43,7 +44,7 @@ def calibrate(location: Location, llm_config: str | None, *, write: bool) -> Cal
     llm_config: the file, which must exist; None = that of the scheduler.
     """
     with open_store(location, read_only=True) as store:
-        measured = [_workload_class(one) for one in class_usages(store)]
+        measured = workload_classes(store)
         rules = _rules(store)
         known = recorded_options(store).llm_config
     file = LlmConfigText.read(llm_config or known or config.LLM_CONFIG, must_exist=llm_config is not None)
@@ -54,15 +55,7 @@ def calibrate(location: Location, llm_config: str | None, *, write: bool) -> Cal
         backup = file.replace(with_model_entries(_EMPTY_CONFIG if file.text is None else file.text, entries))
         written = True
     kept = None if backup is None else str(backup)
-    return CalibrationView(str(file.path), suggestions, entries, written, kept)
-
-
-def _workload_class(measured: ClassUsage) -> WorkloadClass:
-    mean_s = sum(measured.seconds) / len(measured.seconds) if measured.seconds else None
-    return WorkloadClass(
-        measured.program, measured.llm, len(measured.peaks), max(measured.peaks), measured.p95,
-        measured.declared, measured.gpus, mean_s, max(measured.seconds, default=None),
-    )  # fmt: skip
+    return CalibrationView(str(file.path), suggestions, entries, written, kept, rules.tolerance)
 
 
 def _rules(store: Store) -> CalibrationRules:

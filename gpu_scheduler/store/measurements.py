@@ -6,9 +6,9 @@ import json
 import math
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
+from gpu_scheduler.core.scheduling.calibration import WorkloadClass
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
@@ -19,35 +19,13 @@ QUANTILE = 0.95
 _KEPT_PER_CLASS = 200
 
 
-@dataclass(frozen=True)
-class ClassUsage:
-    """Usage of the completed runs of a workload class.
-
-    workload_class: its key, as workload_class_of makes it; peaks: MiB; declared: MiB declared by the newest
-    run, None = none; gpus: the fewest that a run had; seconds: run times, where known.
-    """
-
-    workload_class: str
-    program: str
-    llm: str | None
-    peaks: tuple[int, ...]
-    declared: int | None
-    gpus: int
-    seconds: tuple[float, ...]
-
-    @property
-    def p95(self) -> int:
-        """The peak in MiB that 95 % of the runs do not exceed (nearest rank)."""
-        return quantile(self.peaks)
-
-
 def quantile(values: Sequence[int], q: float = QUANTILE) -> int:
     """Returns the smallest value that at least the fraction q of the values do not exceed (nearest rank)."""
     return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
 
 
-def class_usages(store: Store) -> list[ClassUsage]:
-    """Returns the usage of each workload class that completed at least once, by program and model."""
+def workload_classes(store: Store) -> list[WorkloadClass]:
+    """Returns the workload classes that completed at least once, by program and model."""
     rows = store.db.rows(
         "SELECT workload_class, gpu_count, peak_mib, declared_mib, seconds FROM measurement"
         " WHERE outcome = 'completed' ORDER BY workload_class, id"
@@ -57,13 +35,21 @@ def class_usages(store: Store) -> list[ClassUsage]:
         runs = runs_by_class.setdefault(row["workload_class"], [])
         runs.append((row["gpu_count"], row["peak_mib"], row["declared_mib"], row["seconds"]))
     found = []
-    for workload_class, runs in runs_by_class.items():
-        program, llm = json.loads(workload_class)
-        peaks = tuple(peak for _, peak, _, _ in runs)
-        seconds = tuple(took for _, _, _, took in runs if took is not None)
+    for key, runs in runs_by_class.items():
+        program, llm = json.loads(key)
+        peaks = [peak for _, peak, _, _ in runs]
+        seconds = [took for _, _, _, took in runs if took is not None]
         found.append(
-            ClassUsage(
-                workload_class, program, llm, peaks, runs[-1][2], min(gpus for gpus, *_ in runs), seconds
+            WorkloadClass(
+                program,
+                llm,
+                runs=len(runs),
+                max_mib=max(peaks),
+                p95_mib=quantile(peaks),
+                declared_mib=runs[-1][2],
+                gpus=min(gpus for gpus, *_ in runs),
+                mean_s=sum(seconds) / len(seconds) if seconds else None,
+                longest_s=max(seconds, default=None),
             )
         )
     return found
@@ -109,7 +95,7 @@ class LearnedNeeds:
         if newest != self._newest:
             self._newest = newest
             self._needs = {
-                one.workload_class: with_spike_buffer(one.p95, self._spike_buffer)
-                for one in class_usages(self._store)
+                one.key: with_spike_buffer(one.p95_mib, self._spike_buffer)
+                for one in workload_classes(self._store)
             }
         return self._needs

@@ -6,7 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.scheduling.calibration import MIN_RUN_S, MIN_RUNS, Advice, suggested_entries
+from gpu_scheduler.core.scheduling.calibration import (
+    MIN_RUN_S,
+    MIN_RUNS,
+    Advice,
+    NoSuggestion,
+    suggested_entries,
+)
 from gpu_scheduler.core.text.formatting import format_duration, safe_text
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
@@ -19,6 +25,10 @@ _COLUMNS = (
     *(Column(title, is_right=True) for title in ("Runs", "Peak max", "Peak p95", "Took", "Declared")),
     Column("Suggested"),
 )
+_WHY_NOT = {
+    NoSuggestion.NEEDS_WHOLE_GPU: "needs a GPU to itself",
+    NoSuggestion.AS_SUGGESTED: "already as suggested",
+}
 #: Applies to every suggested entry, since each one is an object.
 _OLDER_SCHEDULER_NOTE = "The older scheduler cannot read entries in braces."
 
@@ -30,17 +40,17 @@ def to_text(view: CalibrationView, width: int | None = None) -> str:
             "No measurements yet: no completed job was observed using GPU memory.\n"
             "Jobs are measured at each sample of the GPUs (`start --poll`).\n"
         )
-    rows = render_table(_COLUMNS, [_row(one) for one in view.suggestions], width)
+    rows = render_table(_COLUMNS, [_row(one, view.tolerance) for one in view.suggestions], width)
     blocks = ["\n".join([*rows, "Memory in MiB per GPU."]), "\n".join(_model_lines(view))]
     blocks += ["\n".join(lines) for lines in (_attribute_lines(view),) if lines]
     return "\n\n".join(blocks) + "\n"
 
 
-def _row(advice: Advice) -> TableRow:
+def _row(advice: Advice, tolerance: float) -> TableRow:
     family = advice.workload_class
     suggested = (
         advice.attributes
-        or (_json(advice.suggested_entry) if advice.suggested_entry else advice.why_not)
+        or (_json(advice.suggested_entry) if advice.suggested_entry else _why_not(advice, tolerance))
         or "-"
     )
     cells = [
@@ -54,6 +64,12 @@ def _row(advice: Advice) -> TableRow:
     ]
     now = "" if advice.current_entry is None else f"; current entry {safe_text(_json(advice.current_entry))}"
     return TableRow([*map(Cell, cells)], detail_lines=[safe_text(family.program) + now])
+
+
+def _why_not(advice: Advice, tolerance: float) -> str | None:
+    if advice.why_not is NoSuggestion.WITHIN_TOLERANCE:
+        return f"within ±{100 * tolerance:g}%"
+    return None if advice.why_not is None else _WHY_NOT[advice.why_not]
 
 
 def _json(value: object) -> str:
@@ -103,7 +119,7 @@ def to_json(view: CalibrationView) -> str:
     """Formats the result as JSON, as docs/json.md describes."""
     value = {
         "llm_config": view.path,
-        "measured": [_suggestion_object(one) for one in view.suggestions],
+        "measured": [_suggestion_object(one, view.tolerance) for one in view.suggestions],
         "models": dict(view.entries),
         "written": view.written,
         "backup": view.backup,
@@ -111,7 +127,7 @@ def to_json(view: CalibrationView) -> str:
     return json.dumps(value, indent=1) + "\n"
 
 
-def _suggestion_object(advice: Advice) -> dict[str, Any]:
+def _suggestion_object(advice: Advice, tolerance: float) -> dict[str, Any]:
     family = advice.workload_class
     return {
         "model": family.llm,
@@ -127,5 +143,5 @@ def _suggestion_object(advice: Advice) -> dict[str, Any]:
         "suggested": advice.suggested_entry,
         "sufficient_data": advice.has_enough_runs,
         "attributes": advice.attributes,
-        "reason": advice.why_not,
+        "reason": _why_not(advice, tolerance),
     }

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from gpu_scheduler.core.scheduling.calibration import (
     Advice,
     CalibrationRules,
+    NoSuggestion,
     WorkloadClass,
     advise,
     suggested_entries,
-    with_model_entries,
 )
 from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
+from gpu_scheduler.core.text.json_edit import with_model_entries
 
 RULES = CalibrationRules(spike_buffer=0.10, tolerance=0.10, margin_mib=512, totals_mib=(24576, 24576))
 QWEN = WorkloadClass("/x/t.py", "qwen", 3, 8300, 8300, None, 1, 10.0)
@@ -84,22 +85,22 @@ def test_counts_the_runs_of_a_model_across_programs() -> None:
         (8378, 9000, "[vram=9G]", None),
         (1, 1, "[vram=64]", None),
         (22000, 24000, "[vram=24064]", None),
-        (22000, 24100, None, "needs a GPU to itself"),
+        (22000, 24100, None, NoSuggestion.NEEDS_WHOLE_GPU),
     ],
 )
 def test_suggests_an_attribute_for_lines_without_a_model(
-    p95: int, most: int, attributes: str | None, why: str | None
+    p95: int, most: int, attributes: str | None, why: NoSuggestion | None
 ) -> None:
     advice = advice_for(replace(PLAIN, p95_mib=p95, max_mib=most))
     assert (advice.suggested_entry, advice.attributes, advice.why_not) == (None, attributes, why)
 
 
 @pytest.mark.parametrize(
-    ("declared", "why"),
-    [(8300, "within ±10%"), (7546, "within ±10%"), (9222, "within ±10%"), (9210, "within ±10%"),
-     (7500, None), (9230, None), (18432, None)],
-)  # fmt: skip
-def test_suggests_nothing_within_the_tolerance(declared: int, why: str | None) -> None:
+    ("declared", "is_within"),
+    [(8300, True), (7546, True), (9222, True), (9210, True), (7500, False), (9230, False), (18432, False)],
+)
+def test_suggests_nothing_within_the_tolerance(declared: int, is_within: bool) -> None:
+    why = NoSuggestion.WITHIN_TOLERANCE if is_within else None
     assert advice_for(replace(PLAIN, declared_mib=declared)).why_not == why
     assert advice_for(replace(QWEN, declared_mib=declared)).why_not == why
 
@@ -107,13 +108,13 @@ def test_suggests_nothing_within_the_tolerance(declared: int, why: str | None) -
 def test_does_not_repeat_a_suggestion_with_a_large_buffer() -> None:
     rules = replace(RULES, spike_buffer=0.5)
     assert advice_for(PLAIN, rules=rules).attributes == "[vram=12480]"
-    assert advice_for(replace(PLAIN, declared_mib=12480), rules=rules).why_not == "already as suggested"
+    assert advice_for(replace(PLAIN, declared_mib=12480), rules=rules).why_not == NoSuggestion.AS_SUGGESTED
 
 
 def test_limits_the_suggestion_by_the_smaller_of_several_gpus() -> None:
     rules = replace(RULES, totals_mib=(8000, 24576, 81920))
     assert advice_for(replace(PLAIN, gpus=2), rules=rules).attributes == "[vram=9152 gpus=2]"
-    assert advice_for(replace(PLAIN, gpus=3), rules=rules).why_not == "needs a GPU to itself"
+    assert advice_for(replace(PLAIN, gpus=3), rules=rules).why_not == NoSuggestion.NEEDS_WHOLE_GPU
     assert advice_for(replace(PLAIN, gpus=4), rules=rules).attributes == "[vram=9152 gpus=4]"
 
 
@@ -126,7 +127,7 @@ def test_a_model_gets_the_largest_need_of_its_programs() -> None:
 
 def test_compares_an_unknown_model_with_the_default_requirement() -> None:
     config = parse_llm_config('{"default_requirement": {"vram": 9152}}')
-    assert [advice.why_not for advice in advise([QWEN], {}, config, RULES)] == ["within ±10%"]
+    assert [advice.why_not for advice in advise([QWEN], {}, config, RULES)] == [NoSuggestion.WITHIN_TOLERANCE]
 
 
 @settings(deadline=None)

@@ -22,7 +22,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.attempt_rows import allocated_shares, attempt_from_record
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
-from gpu_scheduler.store.measurements import LearnedNeeds, class_usages, quantile
+from gpu_scheduler.store.measurements import LearnedNeeds, quantile, workload_classes
 from gpu_scheduler.store.recorded_options import record_options
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
@@ -222,8 +222,13 @@ def test_keeps_the_newest_measurements_of_each_workload_class(
     for peak in (1000, 2000, 3000):
         ran(store, "python a.py", peak)
         ran(store, "python b.py", peak + 1)
-    assert [(one.program, one.peaks) for one in class_usages(store)] == [
-        ("a.py", (2000, 3000)), ("b.py", (2001, 3001)),
+    rows = store.db.rows("SELECT workload_class, peak_mib FROM measurement ORDER BY workload_class, id")
+    assert [tuple(row) for row in rows] == [
+        ('["a.py", null]', 2000), ('["a.py", null]', 3000),
+        ('["b.py", null]', 2001), ('["b.py", null]', 3001),
+    ]  # fmt: skip
+    assert [(one.program, one.runs, one.max_mib) for one in workload_classes(store)] == [
+        ("a.py", 2, 3000), ("b.py", 2, 3001),
     ]  # fmt: skip
 
 
@@ -231,9 +236,9 @@ def test_summarises_the_usage_of_a_workload_class(store: Store) -> None:
     ran(store, "python a.py --llm qwen", 1000, 900, vram=3000, started_at=100.0, ended_at=100.0)
     ran(store, "python a.py --llm qwen", 9999, outcome=Outcome.FAILED)
     ran(store, "python a.py --llm qwen", 2000, vram=4000)
-    [one] = class_usages(store)
-    assert (one.program, one.llm, one.peaks, one.p95) == ("a.py", "qwen", (1000, 2000), 2000)
-    assert (one.declared, one.gpus, one.seconds) == (4000, 1, (0.0,))
+    [one] = workload_classes(store)
+    assert (one.program, one.llm, one.runs, one.max_mib, one.p95_mib) == ("a.py", "qwen", 2, 2000, 2000)
+    assert (one.declared_mib, one.gpus, one.mean_s, one.longest_s) == (4000, 1, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +262,7 @@ def test_learned_needs_are_updated_after_a_measurement(store: Store, monkeypatch
     ran(store, "python ä.py", 2000)
     ran(store, "python b.py", 10)
     assert learned.needs() == {family: 2200, '["b.py", null]': 11}
-    monkeypatch.setattr("gpu_scheduler.store.measurements.class_usages", None)
+    monkeypatch.setattr("gpu_scheduler.store.measurements.workload_classes", None)
     assert learned.needs()[family] == 2200
 
 

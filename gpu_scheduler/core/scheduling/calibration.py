@@ -1,29 +1,24 @@
 """Suggests declarations from the memory peaks of finished jobs.
 
-For each model an entry of llm_config.json, for programs without a model an attribute; and edits the text of
-that file, changing nothing but the entries.
+For each model an entry of llm_config.json, for programs without a model an attribute.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from gpu_scheduler.core.model.share import WHOLE, parse_share
 from gpu_scheduler.core.model.units import format_mib
 from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
-from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.needs import LlmConfig, workload_class_key
 
 #: The evidence required to write an entry: this many runs, or one run of this many seconds.
 MIN_RUNS, MIN_RUN_S = 3, 600.0
 #: Suggestions are rounded up to multiples of this, MiB.
 STEP_MIB = 64
-
-_BLANK = re.compile(r"[ \t\r\n]*")
-_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
@@ -43,6 +38,19 @@ class WorkloadClass:
     gpus: int
     mean_s: float | None
     longest_s: float | None = None
+
+    @property
+    def key(self) -> str:
+        """The key of the class, as of each of its jobs."""
+        return workload_class_key(self.program, self.llm)
+
+
+class NoSuggestion(str, Enum):
+    """Why nothing is suggested."""
+
+    NEEDS_WHOLE_GPU = "needs_whole_gpu"
+    WITHIN_TOLERANCE = "within_tolerance"
+    AS_SUGGESTED = "as_suggested"
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class Advice:
     suggested_entry: dict[str, Any] | None = None
     has_enough_runs: bool = False
     attributes: str | None = None
-    why_not: str | None = None
+    why_not: NoSuggestion | None = None
 
 
 def advise(
@@ -118,20 +126,20 @@ def _advise_lines(workload_class: WorkloadClass, rules: CalibrationRules) -> Adv
 
 def _suggested_mib(
     p95: int, max_mib: int, gpus: int, declared: int | None, rules: CalibrationRules
-) -> tuple[int | None, str | None]:
+) -> tuple[int | None, NoSuggestion | None]:
     """Returns the suggested MiB on each GPU, or why none is suggested."""
     steps = -(-with_spike_buffer(p95, rules.spike_buffer) // STEP_MIB)
     wanted = steps * STEP_MIB
     if len(rules.totals_mib) >= gpus:
         room = sorted(rules.totals_mib, reverse=True)[gpus - 1] - rules.margin_mib
         if max_mib > room:
-            return None, "needs a GPU to itself"
+            return None, NoSuggestion.NEEDS_WHOLE_GPU
         wanted = min(wanted, room)  # a larger need could never be placed
     if declared is not None:
         if abs(p95 - declared) <= rules.tolerance * declared:
-            return None, f"within ±{100 * rules.tolerance:g}%"
+            return None, NoSuggestion.WITHIN_TOLERANCE
         if abs(wanted - declared) <= STEP_MIB:
-            return None, "already as suggested"
+            return None, NoSuggestion.AS_SUGGESTED
     return wanted, None
 
 
@@ -145,63 +153,6 @@ def _suggested_entry(current_entry: Any, vram_mib: int, gpus: int) -> dict[str, 
     if gpus > 1:
         entry.setdefault("gpus", gpus)
     return entry
-
-
-def with_model_entries(text: str, entries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the text of llm_config.json with these entries in its "models" and everything else unchanged.
-
-    The text must be well-formed.
-    """
-    for name, entry in entries.items():
-        text = _with_entry(text, name, json.dumps(entry, ensure_ascii=False))
-    return text
-
-
-def _with_entry(text: str, name: str, value: str) -> str:
-    top = _skip_blanks(text, 0)
-    models = [start for key, start, _ in _members(text, top) if key == "models"]
-    if not models:
-        return _with_member(text, top, "models", "{\n    " + f"{_quoted(name)}: {value}" + "\n  }")
-    spans = [(start, end) for key, start, end in _members(text, models[-1]) if key == name]
-    if not spans:
-        return _with_member(text, models[-1], name, value)
-    start, end = spans[-1]  # the last of two members with the same name counts
-    return text[:start] + value + text[end:]
-
-
-def _with_member(text: str, at: int, name: str, value: str) -> str:
-    """Adds a member at the end of the object that begins at `at`."""
-    ends = [end for _, _, end in _members(text, at)]
-    first = _skip_blanks(text, at + 1)
-    between = text[at + 1 : first]
-    if not ends:
-        return f"{text[: at + 1]}\n  {_quoted(name)}: {value}\n{text[first:]}"
-    blank = between if "\n" in between else " "
-    return f"{text[: ends[-1]]},{blank}{_quoted(name)}: {value}{text[ends[-1] :]}"
-
-
-def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
-    """Yields (key, start of its value, end of its value) for the object that begins at `at`."""
-    at = _skip_blanks(text, at + 1)
-    while text[at] != "}":
-        key, after = _DECODER.raw_decode(text, at)
-        start = _skip_blanks(text, _skip_blanks(text, after) + 1)
-        _, end = _DECODER.raw_decode(text, start)
-        yield key, start, end
-        at = _skip_blanks(text, end)
-        if text[at] == ",":
-            at = _skip_blanks(text, at + 1)
-
-
-def _skip_blanks(text: str, at: int) -> int:
-    """Returns the first position from `at` on that is not blank."""
-    found = _BLANK.match(text, at)
-    assert found is not None
-    return found.end()
-
-
-def _quoted(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)
 
 
 def suggested_entries(

@@ -74,7 +74,12 @@ class ResourceSpec:
 
 def workload_class_of(spec: JobSpec) -> str:
     """Returns the workload class: program (or script) and `--llm`. Its jobs are expected to need the same."""
-    return json.dumps([spec.program, spec.llm], ensure_ascii=False)
+    return workload_class_key(spec.program, spec.llm)
+
+
+def workload_class_key(program: str, llm: str | None) -> str:
+    """Returns the key of the workload class of this program and model."""
+    return json.dumps([program, llm], ensure_ascii=False)
 
 
 @dataclass(frozen=True)
