@@ -6,11 +6,13 @@ A job is called "out of memory" only if the kernel's own counter agrees.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gpu_scheduler.core.model.attempt_status import AttemptResult, FailureContext
 from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, StateReason
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.failure.log_end import LogEnd
 
 #: Most characters of the error that are kept.
 _MAX_ERROR_CHARS = 300
@@ -40,7 +42,6 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
     # store yet.
     from gpu_scheduler.core.failure.classification import failure_kinds, most_specific
     from gpu_scheduler.core.failure.log_end import LogEnd
-    from gpu_scheduler.core.failure.log_lines import rendered_lines
 
     tail = context.log_tail if context is not None else ""
     end = LogEnd(tail)
@@ -48,7 +49,7 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
     error = end.error(None if result.exit_code == 1 else _MAX_LINES_AFTER) or oom
     error = None if error is None else _one_line(error)
     gpu_ids = context.cuda_ids if context is not None and _INVALID_GPU_ID.search(tail) else ()
-    oom_kill = _oom_kill(result, rendered_lines(tail)[-_MAX_LINES_AFTER:])
+    oom_kill = _oom_kill(result, end)
     kinds = failure_kinds(result.exit_code, result.signal, error or "")
     for is_kind, kind in (
         (oom is not None, FailureKind.CUDA_OOM),
@@ -82,7 +83,7 @@ def explain_launch_failure(result: AttemptResult) -> StateReason:
     )
 
 
-def _oom_kill(result: AttemptResult, lines: Sequence[str]) -> Literal["command", "child"] | None:
+def _oom_kill(result: AttemptResult, end: LogEnd) -> Literal["command", "child"] | None:
     """Returns which process the kernel probably killed because host memory ran out; None if none.
 
     Other processes share the counter, so a child counts only if the log mentions a kill.
@@ -91,6 +92,7 @@ def _oom_kill(result: AttemptResult, lines: Sequence[str]) -> Literal["command",
         return None
     if result.signal == _SIGKILL or result.exit_code == 128 + _SIGKILL:
         return "command"
+    lines = end.last_lines(_MAX_LINES_AFTER)
     return "child" if any(_WAS_KILLED.search(line) for line in lines) else None
 
 

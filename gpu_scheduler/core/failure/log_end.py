@@ -83,6 +83,10 @@ class LogEnd:
             return None if index is None else self._lines[index].text.strip()
         return final.text
 
+    def last_lines(self, count: int) -> list[str]:
+        """Returns the last lines without their prefixes."""
+        return [line.text for line in self._lines[-count:]]
+
     def cuda_oom(self) -> str | None:
         """Returns the line that reports GPU memory exhaustion as the end of the program, else None."""
         if not has_keyword(_COLOUR.sub("", self._tail)):
