@@ -1,1 +1,16 @@
-"""Queries and commands that every front end uses, with typed arguments and results."""
+"""The use cases. Every front end calls these functions: the command line, and whatever comes beside it.
+
+    status.status, status.empty_status        the GPUs and jobs
+    job_detail.job_detail                     everything known about one job
+    diagnosis.diagnose                        why a job does not start, or why it failed
+    screens.screens                           the Screen sessions of running jobs
+    events.open_events, logs.open_log         what happened, and the output of a job
+    logs.attach_target                        the session to attach to
+    add.add, add.compose, lint.lint           a new line, and what the lines of a jobs file will do
+    steer_jobs.cancel, retry, hold, release, set_priority
+    steer_gpus.pause, resume
+    stop.stop, calibrate.calibrate, doctor.doctor
+
+A function takes a `Location` and typed arguments and returns frozen values. It raises the errors of
+`gpu_scheduler.errors`. None parses the words of a command, reads standard streams or prints.
+"""

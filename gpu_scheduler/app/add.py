@@ -177,10 +177,9 @@ def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
     """
     if name == "base" or (Path(conda_sh).parents[2] / "envs" / name).is_dir():
         return [name]
-    from gpu_scheduler.health.doctor.conda import list_environments, parse_environments
+    from gpu_scheduler.health.doctor.conda import known_environments
 
-    said = list_environments(conda_sh)
-    return parse_environments(said.output) if said.succeeded else None
+    return known_environments(conda_sh)
 
 
 def _duplicate_notes(location: Location, spec: JobSpec) -> list[str]:

@@ -64,7 +64,7 @@ class PlacementFacts:
 
 @dataclass(frozen=True)
 class LineFacts:
-    """The line of a job. where: (file, number), None = it is gone; wait: why the job waits for it.
+    """The line of a job. where: (file, number), None = it was removed; wait: why the job waits for it.
 
     nearby: (number, problem) of malformed lines around it; malformed: how many malformed lines the file has.
     """

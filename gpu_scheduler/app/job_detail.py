@@ -108,13 +108,13 @@ def _read(store: Store, job_id: int) -> JobDetail:
         attempts = store.attempts(job_id)
         open_now = [one for one in store.active_attempts() if one.job_id == job_id]
         context = context_of(store, open_now, is_up=is_up)
-        shown = job_views.job_view(job, attempts[-1] if attempts else None, context)
+        view = job_views.job_view(job, attempts[-1] if attempts else None, context)
         spec = job.spec
         tolerance = recorded_options(store).tolerance
         line = store.line_of(job_id)
         return JobDetail(
             now=context.now.wall,
-            job=shown,
+            job=view,
             kind=spec.kind,
             identity=job.identity,
             line=None if line is None else (line.path, line.number),
@@ -132,7 +132,7 @@ def _read(store: Store, job_id: int) -> JobDetail:
             venv=spec.venv,
             cwd=spec.cwd,
             env=hide_secrets(spec.env),
-            attempts=tuple(_attempt_view(store, one, shown, context.indices, tolerance) for one in attempts),
+            attempts=tuple(_attempt_view(store, one, view, context.indices, tolerance) for one in attempts),
             history=tuple(events_of_job(store, job_id)),
             tolerance=tolerance,
         )
@@ -143,19 +143,19 @@ def _attempt_view(
 ) -> AttemptView:
     folder = store.data_dir.attempt_folder(attempt.job_id, attempt.number, attempt.token)
     # An end that is not recorded yet belongs to the latest attempt and is shown with the job.
-    seen = attempt.outcome is None and not job.is_recorded and job.outcome is not None
+    is_unrecorded = attempt.outcome is None and not job.is_recorded and job.outcome is not None
     share = job_views.share_declared(attempt)
     return AttemptView(
         number=attempt.number,
         gpus=job_views.gpu_indices(attempt, indices),
-        outcome=job.outcome if seen else attempt.outcome,
-        reason=job.reason if seen else attempt.reason,
+        outcome=job.outcome if is_unrecorded else attempt.outcome,
+        reason=job.reason if is_unrecorded else attempt.reason,
         launch_error=attempt.launch_error,
-        exit_code=job.exit_code if seen else attempt.exit_code,
-        signal=job.signal if seen else attempt.signal,
+        exit_code=job.exit_code if is_unrecorded else attempt.exit_code,
+        signal=job.signal if is_unrecorded else attempt.signal,
         created_at=attempt.created_at,
-        started_at=job.started_at if seen else attempt.started_at,
-        ended_at=job.finished_at if seen else attempt.ended_at,
+        started_at=job.started_at if is_unrecorded else attempt.started_at,
+        ended_at=job.finished_at if is_unrecorded else attempt.ended_at,
         log=attempt.log,
         session=job.session if attempt.outcome is None else attempt.session,
         folder=str(folder),

@@ -92,10 +92,9 @@ def _conda_environments(parser: TextParser, lines: Sequence[Line], conda_sh: str
     """
     if conda_sh is None or not any(parser.spec_of(line).conda for line in lines if not line.malformed):
         return None
-    from gpu_scheduler.health.doctor.conda import list_environments, parse_environments
+    from gpu_scheduler.health.doctor.conda import known_environments
 
-    said = list_environments(conda_sh)
-    return parse_environments(said.output) if said.succeeded else None
+    return known_environments(conda_sh)
 
 
 def _gpu_indices(option: str) -> frozenset[int] | None:

@@ -118,7 +118,7 @@ def attach_target(location: Location, job: JobRef) -> AttachTarget:
 
 def _open_session(job_id: int, status: AttemptStatus) -> str:
     follow = f"`logs {job_id} -f` follows its output"
-    if status.result is not None or status.claim in ("dead", "void"):
+    if status.is_over:
         raise SchedulerError(f"job {job_id} is no longer running; `logs {job_id}` shows its output")
     if status.claim in ("unclaimed", "invalid"):
         raise SchedulerError(f"job {job_id}: {'; '.join(status.anomalies)}\n{follow}")
@@ -147,11 +147,8 @@ def _selected_attempt(store: Store, job_id: int, number: int | None) -> AttemptR
 
 
 def _is_over(store: Store, attempt: AttemptRecord) -> bool:
-    row = store.newest_attempts([attempt.job_id])[attempt.job_id]
-    if row.id != attempt.id or row.outcome is not None:
-        return True
-    seen = _observe(store, attempt)
-    return seen.result is not None or seen.claim in ("dead", "void")
+    newest = store.newest_attempts([attempt.job_id])[attempt.job_id]
+    return newest.id != attempt.id or newest.outcome is not None or _observe(store, attempt).is_over
 
 
 def _observe(store: Store, attempt: AttemptRecord) -> AttemptStatus:

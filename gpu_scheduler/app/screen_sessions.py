@@ -40,9 +40,9 @@ def list_sessions(folder: str | None) -> SessionList | str:
     program = shutil.which("screen")
     if program is None:
         return "GNU Screen is not installed; install it (sudo apt-get install screen)"
-    said = run_program([program, "-ls"], screen_environment(folder))
+    result = run_program([program, "-ls"], screen_environment(folder))
     # The exit code is useless: some versions return 1 with sessions, others 0 without any.
-    return parse_session_list(said.output) if said.exit_code is not None else said.problem
+    return parse_session_list(result.output) if result.exit_code is not None else result.problem
 
 
 def _session_pid(session: str) -> str:

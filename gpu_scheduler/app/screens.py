@@ -65,17 +65,20 @@ def screens(location: Location) -> SessionsView:
 
 def _read_sessions(store: Store) -> SessionsView:
     with store.snapshot():
-        jobs = {row.id: row for row in store.open_jobs(tuple(ACTIVE))}
+        jobs = {job.id: job for job in store.open_jobs(tuple(ACTIVE))}
         attempts = store.newest_attempts(jobs)
         indices = store.gpu_indices()
-    running = [(row, seen) for row in attempts.values() if (seen := _observe_running(store, row)) is not None]
+    statuses = ((attempt, _observe_running(store, attempt)) for attempt in attempts.values())
+    running = [(attempt, status) for attempt, status in statuses if status is not None]
     ours = sorted((job for job in running if _session_name(*job) is not None), key=lambda job: job[0].job_id)
     lists = _session_lists(
-        seen.session for _, seen in ours if seen.session is not None and seen.window_open is not False
+        status.session for _, status in ours if status.session is not None and status.window_open is not False
     )
-    shown = tuple(_session_view(jobs[row.job_id], row, seen, indices, lists) for row, seen in ours)
-    notes = tuple(sorted({said for said in lists.values() if isinstance(said, str)}))
-    return SessionsView(time.time(), shown, len(running) - len(ours), notes)
+    sessions = tuple(
+        _session_view(jobs[attempt.job_id], attempt, status, indices, lists) for attempt, status in ours
+    )
+    problems = {answer for answer in lists.values() if isinstance(answer, str)}
+    return SessionsView(time.time(), sessions, len(running) - len(ours), tuple(sorted(problems)))
 
 
 def _observe_running(store: Store, attempt: AttemptRecord) -> AttemptStatus | None:
@@ -83,10 +86,10 @@ def _observe_running(store: Store, attempt: AttemptRecord) -> AttemptStatus | No
     if attempt.outcome is not None:
         return None
     try:
-        seen = read_status(store, attempt)
+        status = read_status(store, attempt)
     except OSError:
         return AttemptStatus("unknown")
-    return None if seen.result is not None or seen.claim in ("dead", "void") else seen
+    return None if status.is_over else status
 
 
 def _session_name(attempt: AttemptRecord, status: AttemptStatus) -> str | None:

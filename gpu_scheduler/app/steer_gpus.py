@@ -82,6 +82,6 @@ def _selected_gpus(store: Store, gpus: Collection[int] | None) -> dict[int, str]
     named = sorted(set(gpus))
     unknown = [gpu for gpu in named if gpu not in managed]
     if unknown:
-        said = f"GPU {unknown[0]} is" if len(unknown) == 1 else f"GPUs {format_gpu_list(unknown)} are"
-        raise SchedulerError(f"{said} not managed; the managed GPUs are {format_gpu_list(managed)}")
+        which = f"GPU {unknown[0]} is" if len(unknown) == 1 else f"GPUs {format_gpu_list(unknown)} are"
+        raise SchedulerError(f"{which} not managed; the managed GPUs are {format_gpu_list(managed)}")
     return {gpu: managed[gpu] for gpu in named}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import Namespace
 
 from gpu_scheduler.app import doctor as app
 from gpu_scheduler.cli.terminal import stdout_screen
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.text.formatting import count_noun
-from gpu_scheduler.core.text.secrets import masked_values
-from gpu_scheduler.views.findings import finding_object, format_finding
+from gpu_scheduler.views.findings import findings_to_json, format_finding, summary_text
 
 
 def doctor(options: Namespace) -> int:
@@ -21,17 +18,8 @@ def doctor(options: Namespace) -> int:
         found.append(finding)
         if not options.json:
             print(format_finding(finding, stdout_screen().width), flush=True)
-    grades = [finding.grade for finding in found]
-    if options.json:
-        print(
-            json.dumps(
-                {"ok": "bad" not in grades, "checks": masked_values([finding_object(one) for one in found])},
-                indent=2,
-            )
-        )
-    else:
-        print(f"\n{count_noun(grades.count('warn'), 'warning')}, {grades.count('bad')} bad")
-    return 1 if "bad" in grades else 0
+    print(findings_to_json(found) if options.json else f"\n{summary_text(found)}")
+    return int(any(finding.grade == "bad" for finding in found))
 
 
 def _print_progress(text: str) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 from gpu_scheduler.core.model.finding import Finding
-from gpu_scheduler.core.text.formatting import limit_length, safe_text
+from gpu_scheduler.core.text.formatting import count_noun, limit_length, safe_text
+from gpu_scheduler.core.text.secrets import masked_values
 from gpu_scheduler.views.text_width import wrap_words
 
 
@@ -27,3 +31,16 @@ def format_finding(finding: Finding, width: int | None = None) -> str:
     if width is not None:
         texts = [row for text in texts for row in wrap_words(text, max(20, width - len(head)))]
     return head + f"\n{' ' * len(head)}".join(texts)
+
+
+def summary_text(findings: Sequence[Finding]) -> str:
+    """Formats the number of warnings and problems."""
+    grades = [finding.grade for finding in findings]
+    return f"{count_noun(grades.count('warn'), 'warning')}, {grades.count('bad')} bad"
+
+
+def findings_to_json(findings: Sequence[Finding]) -> str:
+    """Formats the findings of `doctor` as JSON, as docs/json.md describes."""
+    is_ok = all(finding.grade != "bad" for finding in findings)
+    value = {"ok": is_ok, "checks": masked_values([finding_object(one) for one in findings])}
+    return json.dumps(value, indent=2)

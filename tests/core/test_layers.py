@@ -80,6 +80,8 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "__main__": ("cli",),
 }  # fmt: skip
 
+STREAMS = [("sys", name) for name in ("argv", "stdin", "stdout", "stderr")]
+
 #: Of the attempts room, use cases may not use what only the loop does.
 NOT_FOR_USE_CASES = ("void_claim", "prepare", "kill_runner", "Launcher")
 
@@ -182,6 +184,16 @@ def test_every_room_is_in_the_table() -> None:
     rooms = {path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")}
     modules = {path.stem for path in (ROOT / PACKAGE).glob("*.py")} - {"__init__"}
     assert rooms | modules == {entry.split(".")[0] for entry in MAY}
+
+
+def test_use_cases_know_no_command_line_and_no_terminal() -> None:
+    root = ROOT / PACKAGE / "app"
+    for path in sorted(root.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert (node.value.id, node.attr) not in STREAMS, f"{path.name}, line {node.lineno}"
+            if isinstance(node, ast.Name):
+                assert node.id not in ("print", "input", "Namespace"), f"{path.name}, line {node.lineno}"
 
 
 def test_the_runner_needs_the_standard_library_only() -> None:

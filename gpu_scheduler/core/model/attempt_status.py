@@ -101,3 +101,8 @@ class AttemptStatus:
     folder_exists: bool = True
     folder_complete: bool = True
     command_began: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its runner has published a result or is gone, as far as the folder shows."""
+        return self.result is not None or self.claim in ("dead", "void")

@@ -17,3 +17,9 @@ def parse_environments(text: str) -> list[str]:
     """Returns the environments in the output of `conda env list`; unnamed ones by their folder."""
     rows = (line.split() for line in text.splitlines())
     return [words[0] for words in rows if words and not words[0].startswith("#")]
+
+
+def known_environments(conda_sh: str) -> list[str] | None:
+    """Returns the environments that conda lists; None if it fails. This takes about a second."""
+    result = list_environments(conda_sh)
+    return parse_environments(result.output) if result.succeeded else None
