@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.app.status_report import JobView
@@ -111,3 +111,25 @@ def test_remedy_for_a_gpu_that_takes_no_job(gpu: GpuAvailability, need: Need, pa
     text = obstacle_remedy(why)
     assert part in text
     assert bool(text) is bool(part)
+
+
+AVAILABILITIES = st.builds(
+    GpuAvailability, st.just("U"), st.just(3), st.sampled_from((None, 1000, 24_576)),
+    allocated_share=st.sampled_from((0, 300, 1000)), committed_mib=st.none() | st.integers(0, 26_000),
+    occupied=st.booleans(), foreign_mib=st.none() | st.integers(0, 26_000),
+    foreign_pid=st.none() | st.just(7), foreign_peak_mib=st.just(0) | st.integers(0, 26_000),
+    mean_foreign_load=st.none() | st.floats(0, 100), processes_listed=st.booleans(),
+)  # fmt: skip
+NEEDS = st.sampled_from(
+    (ONE, ALONE, Need(1, 1000), Need(1, vram=8000), Need(1, 500, vram=8000, exclusive=True))
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(AVAILABILITIES, AVAILABILITIES, NEEDS)
+def test_a_stored_obstacle_changes_only_when_its_words_do(
+    one: GpuAvailability, other: GpuAvailability, need: Need
+) -> None:
+    found = [obstacle(view, need, Limits()) for view in (one, other)]
+    words = [why and obstacle_text(why) for why in found]
+    assert (found[0] == found[1]) is (words[0] == words[1])

@@ -88,14 +88,11 @@ def obstacle(gpu: GpuAvailability, need: Need, limits: Limits) -> GpuObstacle | 
 
 def _with_foreign_use(found: GpuObstacle, gpu: GpuAvailability) -> GpuObstacle:
     """Returns the obstacle with the foreign use of the GPU, as precise as it is shown."""
-    load = gpu.mean_foreign_load
-    return replace(
-        found,
-        foreign_mib=round_mib(gpu.foreign_mib or 0),
-        foreign_pid=gpu.foreign_pid,
-        processes_listed=gpu.processes_listed,
-        foreign_load=round(load) if load is not None and found.kind is ObstacleKind.FOREIGN_LOAD else None,
-    )
+    listed = gpu.processes_listed if gpu.foreign_pid is None else None
+    found = replace(found, foreign_pid=gpu.foreign_pid, processes_listed=listed)
+    if found.kind is ObstacleKind.FOREIGN_LOAD:
+        return replace(found, foreign_load=round(gpu.mean_foreign_load or 0))
+    return replace(found, foreign_mib=round_mib(gpu.foreign_mib or 0))
 
 
 def _memory_shortfall(gpu: GpuAvailability, vram_mib: int, limits: Limits) -> GpuObstacle | None:
