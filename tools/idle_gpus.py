@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.probes.simulated import parse_simulate
-from gpu_scheduler.gpus.probes.visible_devices import restrict_to_visible
+from gpu_scheduler.gpus.selection import restrict_to_visible
 
 #: MiB that a driver and a display may hold on an idle GPU.
 IDLE_MIB = 200

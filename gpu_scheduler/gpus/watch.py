@@ -3,60 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, GpuSample, Snapshot
-from gpu_scheduler.core.model.gpu_list import parse_gpu_list
+from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, Snapshot
 from gpu_scheduler.core.scheduling.facts import Gpu
-from gpu_scheduler.errors import UsageError
 from gpu_scheduler.gpus.attribution import Ownership, ProcessOwners, is_alive
 from gpu_scheduler.runner.membership import RecordedCommand
 from gpu_scheduler.store.records import GpuRecord
-
-
-def select_gpus(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
-    """Returns the GPUs that `--gpus` selects: a count ("4"), a list ("0,2,3" or "3,"), or all (None).
-
-    Raises UsageError, with the number of GPUs found, for an invalid option.
-    """
-    found = f"{len(samples)} GPU{'' if len(samples) == 1 else 's'} found"
-    if option is None:
-        return list(samples)
-    count = _count(option)
-    if count is not None:
-        if not 1 <= count <= len(samples):
-            raise UsageError(
-                f"--gpus {option}: {found}; give a count from 1 to {len(samples)}, or leave it out"
-            )
-        return list(samples[:count])
-    try:
-        indices = parse_gpu_list(option.strip().removesuffix(","), frozenset(s.index for s in samples))
-    except ValueError as error:
-        raise UsageError(f"--gpus {option}: {error}; {found}") from None
-    return list(samples) if indices is None else [s for s in samples if s.index in indices]
-
-
-def count_note(samples: Sequence[GpuSample], option: str | None) -> str | None:
-    """Explains a count in `--gpus` that could be mistaken for a GPU index; returns None if all GPUs are used.
-
-    samples: all GPUs, of which `select_gpus` returns the first ones.
-    """
-    count = None if option is None else _count(option)
-    if count is None or count >= len(samples):
-        return None
-    chosen = [str(sample.index) for sample in samples[:count]]
-    note = f"--gpus {count} is a count: GPU{'s' * (count > 1)} {', '.join(chosen)}"
-    if count in [sample.index for sample in samples]:
-        note += f"; for GPU {count} alone write --gpus {count},"
-    return note
-
-
-def _count(option: str) -> int | None:
-    """Returns the number of a `--gpus` that is a count; None for a list."""
-    return int(option) if re.fullmatch(r"[0-9]+", option.strip()) else None
 
 
 class GpuWatch:

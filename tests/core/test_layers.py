@@ -55,7 +55,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "core.model", "core.text", "core.command", "errors", "config", "system", "health",
         "store.attempt_folders",
         "store.backups", "store.data_dir", "store.filesystem", "store.gpu_kind", "store.host",
-        "store.inspection", "store.lock", "store.permissions", "store.state_file", "gpus.probes",
+        "store.inspection", "store.lock", "store.permissions", "store.state_file", "gpus.probes", "gpus.selection",
         "attempts.log_folder", "executors.screen", "intake",
     ),
     "app": (*CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health"),

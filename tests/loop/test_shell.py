@@ -16,7 +16,8 @@ from gpu_scheduler.attempts import log_folder
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.gpus.watch import GpuWatch, count_note, select_gpus
+from gpu_scheduler.gpus.selection import count_note, select_gpus
+from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.reporting.console import Console
 from gpu_scheduler.reporting.log_setup import configure_logging
 from gpu_scheduler.scheduler.start_checks import check_paths
@@ -81,7 +82,7 @@ def test_a_failed_sample_prevents_placement() -> None:
     watch.record_failure("hangs")
     [gpu] = watch.gpus({"U0": (0, False)}, {})
     assert (gpu.sample, watch.snapshot) == (None, None)
-    assert watch.failure == "the GPUs cannot be read: hangs"
+    assert watch.failure == "hangs"
 
 
 def test_a_process_belongs_to_an_attempt_by_its_own_or_a_parents_token() -> None:

@@ -11,7 +11,7 @@ from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
-from gpu_scheduler.gpus.probes.visible_devices import restrict_to_visible
+from gpu_scheduler.gpus.selection import restrict_to_visible
 
 #: Seconds that the first sample may take.
 PROBE_TIMEOUT_S = 5.0

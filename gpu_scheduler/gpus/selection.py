@@ -1,0 +1,88 @@
+"""Selects the GPUs that a scheduler manages, by `--gpus` and its own CUDA_VISIBLE_DEVICES. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.gpu_list import parse_gpu_list
+from gpu_scheduler.errors import UsageError
+
+
+def restrict_to_visible(
+    samples: Sequence[GpuSample], cuda_visible_devices: str | None
+) -> tuple[tuple[GpuSample, ...], str | None]:
+    """Returns the GPUs that the variable allows, in PCI order, and a note for the user (None = none).
+
+    Its items are indices in PCI order or prefixes of UUIDs. If an item matches no GPU or several, no GPU is
+    managed, because none may be used that the user excluded; the note gives the reason. Empty or -1 hides
+    every GPU, as in CUDA.
+    """
+    everything = tuple(samples)
+    if cuda_visible_devices is None:
+        return everything, None
+    text = cuda_visible_devices.strip()
+    setting = f"CUDA_VISIBLE_DEVICES={text}"
+    if text in ("", "-1", "NoDevFiles"):
+        return (), f"{setting} hides every GPU from this scheduler: unset it, or name the GPUs to manage"
+    chosen: set[str] = set()
+    for item in (part.strip() for part in text.split(",")):
+        matches = [gpu.uuid for gpu in everything if _names(item, gpu)]
+        if len(matches) != 1:
+            found = "no GPU" if not matches else f"{len(matches)} GPUs"
+            return (), f"{setting}: {item!r} matches {found}; correct it, or unset it to manage every GPU"
+        chosen.add(matches[0])
+    kept = tuple(gpu for gpu in everything if gpu.uuid in chosen)
+    if len(kept) == len(everything):
+        return kept, None
+    numbers = ", ".join(str(gpu.index) for gpu in kept)
+    return kept, f"{setting}: this scheduler manages GPU {numbers} of {len(everything)} only"
+
+
+def _names(item: str, gpu: GpuSample) -> bool:
+    if item.isascii() and item.isdigit():
+        return int(item) == gpu.index
+    return item != "" and gpu.uuid.startswith(item)
+
+
+def select_gpus(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
+    """Returns the GPUs that `--gpus` selects: a count ("4"), a list ("0,2,3" or "3,"), or all (None).
+
+    Raises UsageError, with the number of GPUs found, for an invalid option.
+    """
+    found = f"{len(samples)} GPU{'' if len(samples) == 1 else 's'} found"
+    if option is None:
+        return list(samples)
+    count = _count(option)
+    if count is not None:
+        if not 1 <= count <= len(samples):
+            raise UsageError(
+                f"--gpus {option}: {found}; give a count from 1 to {len(samples)}, or leave it out"
+            )
+        return list(samples[:count])
+    try:
+        indices = parse_gpu_list(option.strip().removesuffix(","), frozenset(s.index for s in samples))
+    except ValueError as error:
+        raise UsageError(f"--gpus {option}: {error}; {found}") from None
+    return list(samples) if indices is None else [s for s in samples if s.index in indices]
+
+
+def count_note(samples: Sequence[GpuSample], option: str | None) -> str | None:
+    """Explains a count in `--gpus` that could be mistaken for a GPU index; returns None if all GPUs are used.
+
+    samples: all GPUs, of which `select_gpus` returns the first ones.
+    """
+    count = None if option is None else _count(option)
+    if count is None or count >= len(samples):
+        return None
+    chosen = [str(sample.index) for sample in samples[:count]]
+    note = f"--gpus {count} is a count: GPU{'s' * (count > 1)} {', '.join(chosen)}"
+    if count in [sample.index for sample in samples]:
+        note += f"; for GPU {count} alone write --gpus {count},"
+    return note
+
+
+def _count(option: str) -> int | None:
+    """Returns the number of a `--gpus` that is a count; None for a list."""
+    return int(option) if re.fullmatch(r"[0-9]+", option.strip()) else None
