@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 
-from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -18,8 +18,6 @@ _EVENT_QUERY = (
     " FROM event LEFT JOIN job ON job.id = event.job_id"
 )
 _JOB_STATES = frozenset(state.value for state in JobState)
-#: Key in the data of an event: why the job waits, as JSON.
-WAIT_KEY = "wait"
 #: Events that `notable_events` omits: a new job was queued, or a job runs after its launch.
 _ROUTINE = "event.kind = 'running' OR (event.kind = 'queued' AND event.reason IS NULL)"
 
@@ -33,7 +31,7 @@ def newest_event_id(store: Store) -> int:
 def events_after(store: Store, after: int, limit: int) -> list[Event]:
     """Returns the first events after this id, at most `limit`."""
     rows = store.db.rows(f"{_EVENT_QUERY} WHERE event.id > ? ORDER BY event.id LIMIT ?", after, limit)
-    return [_event(store, row) for row in rows]
+    return [_event(row) for row in rows]
 
 
 def notable_events(store: Store, after: int, until: int) -> list[Event]:
@@ -43,13 +41,13 @@ def notable_events(store: Store, after: int, until: int) -> list[Event]:
         after,
         until,
     )
-    return [_event(store, row) for row in rows]
+    return [_event(row) for row in rows]
 
 
 def events_of_job(store: Store, job_id: int) -> list[Event]:
     """Returns all events of a job."""
     rows = store.db.rows(f"{_EVENT_QUERY} WHERE event.job_id = ? ORDER BY event.id", job_id)
-    return [_event(store, row) for row in rows]
+    return [_event(row) for row in rows]
 
 
 def id_before_last(store: Store, count: int) -> int:
@@ -89,27 +87,20 @@ def has_changed_since(store: Store, event: Event, after: int) -> bool:
     return row is not None
 
 
-def _event(store: Store, row: sqlite3.Row) -> Event:
-    data = json.loads(row["data"])
-    wait = data.pop(WAIT_KEY, None)
-    if row["kind"] == "finished" and not data:
-        data |= _outcome_without_attempt(store, row["job_id"], row["id"])
-    reason = row["reason"]
-    if reason is not None and row["kind"] in _JOB_STATES:
-        reason = StateReason.from_json(reason)
+def _event(row: sqlite3.Row) -> Event:
     return Event(
-        id=row["id"], at=row["at"], kind=row["kind"], job_id=row["job_id"], reason=reason,
-        data=data, command=row["text"] or "", name=row["name"], spec=row["spec"] or "{}",
-        is_new_job=bool(row["new"]), wait=wait and WaitReason.from_json(wait),
+        id=row["id"], at=row["at"], kind=row["kind"], job_id=row["job_id"],
+        reason=_reason(row["kind"], row["reason"]), data=json.loads(row["data"]), command=row["text"] or "",
+        name=row["name"], spec=row["spec"] or "{}", is_new_job=bool(row["new"]),
     )  # fmt: skip
 
 
-def _outcome_without_attempt(store: Store, job_id: int, event_id: int) -> dict[str, str]:
-    """Returns the outcome of a job that this event ended without an attempt; empty once the job ran again."""
-    row = store.db.row(
-        "SELECT outcome FROM job WHERE id = ? AND state = 'finished' AND NOT EXISTS"
-        " (SELECT 1 FROM event WHERE job_id = job.id AND id > ? AND event.kind = 'finished')",
-        job_id,
-        event_id,
-    )
-    return {"outcome": row["outcome"]} if row else {}
+def _reason(kind: str, reason: str | None) -> StateReason | WaitReason | str | None:
+    """Returns the value of a stored reason; the stored text if it is none, or unknown to this version."""
+    if reason is None or not (kind in _JOB_STATES or kind == EventKind.INFEASIBLE):
+        return reason
+    try:
+        value = WaitReason if kind == EventKind.INFEASIBLE else StateReason
+        return value.from_json(reason)
+    except (ValueError, TypeError, KeyError):
+        return reason

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.model.event import EventDetails, EventKind
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.store.events import WAIT_KEY
 
 if TYPE_CHECKING:
     from gpu_scheduler.store.store import Store
@@ -51,12 +49,9 @@ class WriteContext:
         job_id: int = 0,
         reason: str | None = None,
         details: EventDetails | None = None,
-        wait: WaitReason | None = None,
     ) -> None:
-        """Adds an event. job_id: 0 = about no job; wait: why the job waits."""
+        """Adds an event. job_id: 0 = about no job; reason: as text, or as JSON of its value."""
         data = {} if details is None else details.data()
-        if wait is not None:
-            data[WAIT_KEY] = wait.to_json()
         self.db.execute(
             "INSERT INTO event (job_id, at, kind, reason, data) VALUES (?, ?, ?, ?, ?)",
             (job_id, self.now.wall, kind.value, reason, json.dumps(data)),

@@ -129,7 +129,7 @@ def set_wait_reason(context: WriteContext, action: act.SetWaitReason) -> None:
             (action.spec_key, _MAX_INFEASIBLE_EVENTS),
         ).fetchall()
         for row in rows:
-            context.add_event(EventKind.INFEASIBLE, row["id"], wait=action.reason)
+            context.add_event(EventKind.INFEASIBLE, row["id"], action.reason.to_json())
 
 
 def record_bypassed(context: WriteContext, action: act.RecordBypassed) -> None:

@@ -24,6 +24,7 @@ from gpu_scheduler.core.model.event import (
 )
 from gpu_scheduler.core.model.share import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.misplaced import misplaced_process_message
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.core.text.secrets import masked
@@ -108,12 +109,12 @@ def detail(event: Event) -> str | None:
         return f"pid {details.pid} on GPU {details.gpu}"
     if type(details) is AttemptDetails:
         return f"attempt {details.attempt}"
-    return _reason(event) if event.wait is None else infeasibility_text(event.wait)
+    return infeasibility_text(event.reason) if isinstance(event.reason, WaitReason) else _reason(event)
 
 
 def _reason(event: Event) -> str | None:
-    if event.wait is not None:
-        return wait_text(event.wait)
+    if isinstance(event.reason, WaitReason):
+        return wait_text(event.reason)
     return reason_text(event.reason) if isinstance(event.reason, StateReason) else event.reason
 
 

@@ -697,3 +697,17 @@ def test_board_marks_an_oom_retry(harness: ReporterHarness) -> None:
     )  # fmt: skip
     harness.update()
     assert "↻    1  queued  0           python big.py  OOM retry 1 of 3\n" in harness.board.read_text()
+
+
+@pytest.mark.parametrize("kind", ["queued", "infeasible", "dreamt"])
+def test_logs_an_event_whose_reason_this_version_cannot_read(
+    harness: ReporterHarness, logged: Callable[[], list[str]], kind: str
+) -> None:
+    job = harness.job()
+    with harness.store.db.transaction() as db:
+        values = (job, 1.0, kind, '{"kind": "sheep"}', "{}")
+        db.execute("INSERT INTO event (job_id, at, kind, reason, data) VALUES (?, ?, ?, ?, ?)", values)
+    harness.update()
+    [line] = logged()
+    assert f"job {job} " in line
+    assert '{"kind": "sheep"}' in line

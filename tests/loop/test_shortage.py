@@ -21,6 +21,7 @@ from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.health_issue import HealthSubject
+from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.executors import forking
@@ -139,7 +140,7 @@ def test_command_that_cannot_start_because_of_a_shortage_runs_later(
     messages = [
         words(event.reason)
         for event in events_of_job(rig.store, job)
-        if event.kind == "queued" and event.reason
+        if event.kind == "queued" and isinstance(event.reason, StateReason)
     ]
     assert "the command could not be started: bash: Resource temporarily unavailable" in messages[-1]
     (tmp_path / "room").touch()

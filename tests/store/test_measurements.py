@@ -196,8 +196,8 @@ def test_reports_only_the_first_infeasible_jobs(store: Store) -> None:
     record(store, act.SetWaitReason(row.spec_key, WaitReason(WaitKind.NO_FREE_GPU, need=need)))
     assert [one for one in events_after(store, 0, 100) if one.kind == "infeasible"] == []
     record(store, act.SetWaitReason(row.spec_key, never))
-    told = [(one.job_id, one.wait) for one in events_after(store, 0, 100) if one.kind == "infeasible"]
-    assert told == [(job, never) for job in jobs[:5]]
+    found = [(one.job_id, one.reason) for one in events_after(store, 0, 100) if one.kind == "infeasible"]
+    assert found == [(job, never) for job in jobs[:5]]
 
 
 def test_records_the_measurement_of_an_ended_attempt(store: Store) -> None:

@@ -193,7 +193,7 @@ def test_end_of_an_attempt_shows_outcome_reason_and_log(
             (WARNING, "job 3 did not end in time; killing the runner of attempt 2"),
         ),
         (
-            Event(9, 0.0, "infeasible", 3, wait=NEVER),
+            Event(9, 0.0, "infeasible", 3, reason=NEVER),
             (WARNING, "job 3 waits, infeasible: needs 9 idle GPUs, 2 managed"),
         ),
         (Event(9, 0.0, "paused", data={"gpus": [2]}), (INFO, "GPU 2 paused")),
@@ -303,7 +303,7 @@ def test_json_has_all_data_in_ascii() -> None:
         (Event(1, 0.0, "runner lost", 3, None, {"attempt": 1}), "attempt 1"),
         (Event(1, 0.0, "window closed", 3, None, {"attempt": 1}), "attempt 1"),
         (
-            Event(1, 0.0, "infeasible", 3, wait=NEVER),
+            Event(1, 0.0, "infeasible", 3, reason=NEVER),
             "needs 9 idle GPUs, 2 managed",
         ),
         (

@@ -140,24 +140,23 @@ class Event:
     """One event.
 
     id: increases with every event; at: wall seconds; kind: value of an EventKind, or a kind that only another
-    version knows; job_id: 0 = not about a job; reason: of a job's new state, or as text; data: the details by
-    key, as stored.
+    version knows; job_id: 0 = not about a job; reason: of a job's new state, why an
+    infeasible job waits, or as text; data: the details by key, as stored.
 
     command: the line of the job; name: of the job; spec: of the job, as JSON; is_new_job: the event
-    introduced the job; wait: why an infeasible job waits.
+    introduced the job.
     """
 
     id: int
     at: float
     kind: str
     job_id: int = 0
-    reason: StateReason | str | None = None
+    reason: StateReason | WaitReason | str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
     name: str | None = None
     spec: str = "{}"
     is_new_job: bool = False
-    wait: WaitReason | None = None
 
     _TYPES: ClassVar[Mapping[str, type[EventDetails]]] = {
         EventKind.STARTING: AttemptStarted,
