@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.core.command.build import display_command
 from gpu_scheduler.core.command.cuda import format_ids
@@ -16,23 +14,23 @@ from gpu_scheduler.store.store import Store
 _GPU_IDS_PLACEHOLDER = "THE-GPU-IDS"
 
 
-def failure_context_of(store: Store, row: AttemptRecord, attempt_status: AttemptStatus) -> FailureContext:
+def failure_context_of(store: Store, attempt: AttemptRecord, status: AttemptStatus) -> FailureContext:
     """Returns the failure context of an attempt whose result reports a failure."""
-    job = store.job(row["job_id"])
+    job = store.job(attempt.job_id)
     assert job is not None
-    spec = JobSpec.from_json(job["spec"])
+    spec = job.spec
     return FailureContext(
-        read_tail(row["log"] or attempt_status.log),
-        _misleading_gpu_ids(store, row, spec),
+        read_tail(attempt.log or status.log),
+        _misleading_gpu_ids(store, attempt, spec),
         spec.oom_retries,
         spec.fail_retries,
     )
 
 
-def _misleading_gpu_ids(store: Store, row: AttemptRecord, spec: JobSpec) -> tuple[int, ...]:
+def _misleading_gpu_ids(store: Store, attempt: AttemptRecord, spec: JobSpec) -> tuple[int, ...]:
     """Returns the physical GPU ids given to the command, unless they equal its visible numbering."""
     index = store.gpu_indices()
-    gpus = tuple(index[uuid] for uuid in json.loads(row["gpus"]) if uuid in index)
+    gpus = tuple(index[uuid] for uuid in attempt.gpus if uuid in index)
     mode = spec.cuda_ids or recorded_options(store).cuda_ids
     same = format_ids(gpus, mode) == format_ids(gpus, "visible")
     return () if same or _GPU_IDS_PLACEHOLDER not in display_command(spec, _GPU_IDS_PLACEHOLDER) else gpus
