@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.store.records import AllocationRecord, AttemptRecord, GpuRecord, JobRecord
 
 
@@ -47,15 +47,22 @@ def attempt_record(
         for gpu in gpus
     )
     fields: dict[str, Any] = {
-        "id": 11, "job_id": 3, "number": 1, "token": "t", "boot_id": "boot", "allocations": allocations,
+        "id": 11, "job_id": 3, "number": 1, "token": "t", "boot_id": "boot", "state": _attempt_state(values),
+        "executor": "direct", "allocations": allocations,
         "learned": False, "assumed": not budgets, "launch_count": 1, "launch_deadline_boot": 600.0,
         "launch_error": None, "runner": None, "stopping_boot": None, "signalled_boot": None,
-        "swept_boot": None, "runner_died_boot": None, "released_boot": None, "memory_released": False,
+        "swept_boot": None, "runner_died_boot": None, "released_boot": None,
         "measured_boot": None, "misplaced": (), "outcome": None, "exit_code": None, "signal": None,
         "reason": None, "survivors": (), "log": "/logs/3.log", "session": "gpujob_0_echo_3",
         "window_closed": False, "created_at": 940.0, "started_at": 950.0, "ended_at": None, **values,
     }  # fmt: skip
     return AttemptRecord(**{**fields, "outcome": fields["outcome"] and Outcome(fields["outcome"])})
+
+
+def _attempt_state(values: Mapping[str, Any]) -> AttemptState:
+    if values.get("released_boot") is not None:
+        return AttemptState.RELEASED
+    return AttemptState.ENDED if values.get("outcome") else AttemptState.RUNNING
 
 
 def gpu_record(**values: Any) -> GpuRecord:

@@ -27,7 +27,7 @@ def gpu_views(
     """
     holders: dict[str, list[AttemptRecord]] = {}
     for attempt in attempts:
-        if attempt.released_boot is None:
+        if attempt.state.holds_gpus:
             for uuid in attempt.gpus:
                 holders.setdefault(uuid, []).append(attempt)
     return tuple(

@@ -111,7 +111,7 @@ def _overuse_warning(attempt: AttemptRecord, uuid: str, indices: Mapping[str, in
     peak, mib = attempt.peaks.get(uuid), attempt.budgets.get(uuid)
     declared = f"{mib} MiB" if attempt.vram is not None else share_text(attempt.share, mib)
     where = f"GPU {indices.get(uuid, -1)}"
-    runs = attempt.outcome is None
+    runs = attempt.state.is_open
     return (
         f"job {attempt.job_id} declared {declared} but used {peak} MiB on {where}"
         f"{': its neighbors may run out of memory' if runs else ''}"
@@ -171,7 +171,7 @@ def _due_in_s(wait: WaitReason | None, context: ViewContext) -> float | None:
 
 
 def _released(attempt: AttemptRecord) -> bool:
-    return attempt.memory_released or attempt.released_boot is not None
+    return not attempt.state.holds_gpus
 
 
 def _with_observed_status(values: JobView, attempt: Attempt, context: ViewContext) -> JobView:

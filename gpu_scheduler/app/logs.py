@@ -102,7 +102,7 @@ def attach_target(location: Location, job: JobRef) -> AttachTarget:
         job_id = resolve_job(store, job)
         state = job_record(store, job_id).state
         attempt = store.newest_attempts([job_id]).get(job_id)
-        if attempt is None or attempt.outcome is not None:
+        if attempt is None or not attempt.state.is_open:
             hint = "" if attempt is None else f"; `logs {job_id}` shows its output"
             raise SchedulerError(f"job {job_id} is not running but {state}{hint}")
         status = _observe(store, attempt)
@@ -148,7 +148,7 @@ def _selected_attempt(store: Store, job_id: int, number: int | None) -> AttemptR
 
 def _is_over(store: Store, attempt: AttemptRecord) -> bool:
     newest = store.newest_attempts([attempt.job_id])[attempt.job_id]
-    return newest.id != attempt.id or newest.outcome is not None or _observe(store, attempt).is_over
+    return newest.id != attempt.id or not newest.state.is_open or _observe(store, attempt).is_over
 
 
 def _observe(store: Store, attempt: AttemptRecord) -> AttemptStatus:

@@ -83,7 +83,7 @@ def _read_sessions(store: Store) -> SessionsView:
 
 def _observe_running(store: Store, attempt: AttemptRecord) -> AttemptStatus | None:
     """Returns the status of an attempt that is not over; None if it is over."""
-    if attempt.outcome is not None:
+    if not attempt.state.is_open:
         return None
     try:
         status = read_status(store, attempt)

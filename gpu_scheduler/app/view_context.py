@@ -56,7 +56,7 @@ def context_of(store: Store, active: Iterable[ActiveAttemptRecord], *, is_up: bo
         default_wait=WaitKind.NOT_TRIED if is_up else WaitKind.NO_SCHEDULER,
         indices=store.gpu_indices(),
         open_requests={job_id: verbs[-1] for job_id, verbs in requested_verbs(store).items()},
-        open_attempts=_observe_open(store, [row for row in active if row.outcome is None]),
+        open_attempts=_observe_open(store, [row for row in active if row.state.is_open]),
         oom_retries=started.oom_retries,
         fail_retries=started.fail_retries,
         is_scheduler_up=is_up,

@@ -21,7 +21,7 @@ from gpu_scheduler.attempts.observe import (
 from gpu_scheduler.attempts.runner_control import request_stop
 from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
-from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.location import refuse_copy
@@ -38,7 +38,7 @@ def unrecorded_end(store: Store, job: JobRecord) -> JobView | None:
     """Returns the end of an open job whose attempt folder has a result; None without a result."""
     from gpu_scheduler.clock import Clock
 
-    open_ones = (one for one in store.active_attempts() if one.job_id == job.id and one.outcome is None)
+    open_ones = (one for one in store.active_attempts() if one.job_id == job.id and one.state.is_open)
     attempt = next(open_ones, None)
     if attempt is None:
         return None
@@ -50,7 +50,7 @@ def unrecorded_end(store: Store, job: JobRecord) -> JobView | None:
 
 def open_attempts(store: Store) -> list[ActiveAttemptRecord]:
     """Returns the attempts that are open in the store and have no result in their folder either."""
-    rows = [row for row in store.active_attempts() if row.outcome is None]
+    rows = [row for row in store.active_attempts() if row.state.is_open]
     return [row for row in rows if _observe(store, row).result is None]
 
 
@@ -61,7 +61,7 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, S
     store is a copy, whose attempts belong to the original.
     """
     refuse_copy(store)
-    attempts = [row for row in store.active_attempts() if row.outcome is None and row.job_id in jobs]
+    attempts = [row for row in store.active_attempts() if row.state.is_open and row.job_id in jobs]
     for row in attempts:
         folder = _attempt_folder(store, row)
         try:
@@ -125,7 +125,7 @@ def _wait_until_over(
         return StopResult.CANCELLED if status.result.cause == "cancelled" else StopResult.HAD_ENDED
     if status.claim == "unlocked":
         return StopResult.RUNNER_UNLOCKED
-    never_began = status.claim == "none" and attempt.job_state is JobState.STARTING
+    never_began = status.claim == "none" and attempt.state is AttemptState.STARTING
     if status.claim == "void" or never_began:
         return StopResult.NEVER_BEGAN
     if sweep(_attempt_folder(store, attempt), attempt.token, grace_s, grace_s + STOP_MARGIN_S):

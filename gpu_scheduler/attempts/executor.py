@@ -8,6 +8,9 @@ from typing import Protocol
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, RunnerIdentity, StopRequest
 
+#: The executors whose attempts are followed through their folders, also by front ends.
+LOCAL_EXECUTORS = ("direct", "screen")
+
 
 class LaunchError(Exception):
     """A failure to launch an attempt. The text names the reason and the remedy."""
@@ -19,7 +22,7 @@ class AttemptRef:
 
     token: the random mark by which an executor recognises the attempt. folder: its attempt folder, which
     holds spec.json and command.sh when it is launched; an executor need not use it. runner: its runner
-    process, None = not known.
+    process, None = not known. executor: the name of its executor.
     """
 
     job_id: int
@@ -27,6 +30,7 @@ class AttemptRef:
     token: str
     folder: Path
     runner: RunnerIdentity | None = None
+    executor: str = "direct"
 
 
 class Executor(Protocol):
@@ -84,9 +88,23 @@ class Executors:
         self.default = default
         self._by_name = {one.name: one for one in (*others, default)}
 
-    def of(self, name: str) -> Executor | None:
-        """Returns the executor with this name; None if this scheduler does not have it."""
-        return self._by_name.get(name)
+    def of(self, attempt: AttemptRef) -> Executor:
+        """Returns the executor of an attempt. Raises LaunchError if this scheduler does not have it."""
+        try:
+            return self._by_name[attempt.executor]
+        except KeyError:
+            raise LaunchError(f"this scheduler has no executor {attempt.executor!r}") from None
+
+    def observe(self, attempt: AttemptRef) -> AttemptStatus:
+        """Returns the present status of an attempt, "unknown" if its executor is missing. Raises OSError."""
+        try:
+            return self.of(attempt).observe(attempt)
+        except LaunchError as error:
+            return AttemptStatus(claim="unknown", anomalies=(str(error),))
+
+    def is_local(self, attempt: AttemptRef) -> bool:
+        """Returns whether the processes of an attempt are on this machine."""
+        return attempt.executor in self._by_name and self.of(attempt).is_local
 
     def reap(self) -> None:
         """Collects the ended processes of all executors."""

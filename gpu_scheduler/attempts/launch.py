@@ -66,7 +66,8 @@ class Launcher:
         ours.
         """
         attempt, job = self._store.attempt_with_job(attempt_id)
-        ref, executor = attempt_ref(self._store, attempt), self._executors.default
+        ref = attempt_ref(self._store, attempt)
+        executor = self._executors.of(ref)
         try:
             if not is_usable(ref.folder, ref.token):
                 self._prepare(attempt, job, executor)

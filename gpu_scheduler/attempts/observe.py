@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from gpu_scheduler.attempts.executor import AttemptRef
+from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, AttemptRef
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
@@ -17,13 +17,15 @@ from gpu_scheduler.store.store import Store
 
 
 def _observe_folder(attempt: AttemptRef) -> AttemptStatus:
+    if attempt.executor not in LOCAL_EXECUTORS:
+        return AttemptStatus(claim="unknown")  # only a scheduler can ask its executor
     return observe(attempt.folder, attempt.token, attempt.runner)
 
 
 def attempt_ref(store: Store, attempt: AttemptRecord | Attempt) -> AttemptRef:
     """Returns the reference by which an executor knows an attempt."""
     folder = store.data_dir.attempt_folder(attempt.job_id, attempt.number, attempt.token)
-    return AttemptRef(attempt.job_id, attempt.number, attempt.token, folder, attempt.runner)
+    return AttemptRef(attempt.job_id, attempt.number, attempt.token, folder, attempt.runner, attempt.executor)
 
 
 def observe_attempt(
@@ -35,7 +37,7 @@ def observe_attempt(
 
     observe_one: `observe` of its executor.
     """
-    if record.outcome is not None:
+    if not record.state.is_open:
         return attempt_from_record(record, AttemptStatus())
     try:
         status = observe_one(attempt_ref(store, record))
@@ -56,7 +58,7 @@ def attempts_without_processes(store: Store) -> frozenset[int]:
 
     A runner that has published its result is about to end and does not count as a process.
     """
-    held = [record for record in store.active_attempts() if record.released_boot is None]
+    held = [record for record in store.active_attempts() if record.state.holds_gpus]
     boot_id = Clock().boot_id
     folders = {
         record.token: attempt_ref(store, record).folder for record in held if record.boot_id == boot_id
@@ -67,7 +69,7 @@ def attempts_without_processes(store: Store) -> frozenset[int]:
 
 def _processes(store: Store, record: ActiveAttemptRecord, alive: Mapping[str, Collection[int]]) -> set[int]:
     pids = set(alive.get(record.token, ()))
-    if pids and record.outcome is None:
+    if pids and record.state.is_open:
         try:
             status = read_status(store, record)
         except OSError:

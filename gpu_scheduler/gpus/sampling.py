@@ -181,7 +181,7 @@ class Sampler:
 
     def _jobs_on(self, uuid: str) -> list[str]:
         assert self._store is not None
-        allocated = [row for row in self._store.active_attempts() if row["released_boot"] is None]
+        allocated = [row for row in self._store.active_attempts() if row.state.holds_gpus]
         return [str(row["job_id"]) for row in allocated if uuid in json.loads(row["gpus"])]
 
 

@@ -101,7 +101,7 @@ def _active_jobs(store: Store, void_claims: bool) -> dict[int, bool]:
         _OpenAttempt(
             row["job_id"], row["token"],
             store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"]),
-            row.runner, row["outcome"] is not None,
+            row.runner, not row.state.is_open,
         )
         for row in store.active_attempts()
         if row["boot_id"] == boot_id

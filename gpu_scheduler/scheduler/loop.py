@@ -84,7 +84,7 @@ class Loop:
         self.settings = settings
         self.clock = clock
         self.config = LlmConfig()
-        self.recorder = StoreWriter(store, settings)
+        self.recorder = StoreWriter(store, settings, executors.default.name)
         self.on_action: Callable[[act.Action], None] = lambda action: None
         self.storage: StorageHealth | None = None
         self.check_owner: Callable[[], None] = lambda: None
@@ -199,7 +199,8 @@ class Loop:
 
     def _perform_on_attempt(self, action: AttemptAction, facts: Facts) -> None:
         attempt = next(one for one in facts.attempts if one.attempt_id == action.attempt_id)
-        ref, executor = attempt_ref(self.store, attempt), self._executors.default
+        ref = attempt_ref(self.store, attempt)
+        executor = self._executors.of(ref)
         if isinstance(action, act.VoidClaim):
             self._cancel_launch(ref, executor)
         elif isinstance(action, act.RequestStop):

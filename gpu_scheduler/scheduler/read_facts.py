@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from gpu_scheduler.attempts.executor import Executors
+from gpu_scheduler.attempts.executor import AttemptRef, Executors
 from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt
 from gpu_scheduler.attempts.sweep import processes_of, recorded_command
 from gpu_scheduler.core.model.job_fact import JobFact
@@ -43,12 +42,12 @@ def read_facts(
     placing: whether jobs may be started; learned: None = needs are not learned.
     """
     records = store.active_attempts()
-    folders = {record.token: attempt_ref(store, record).folder for record in records}
-    attempts = _attempts(store, executors, records, folders, now)
+    refs = {record.token: attempt_ref(store, record) for record in records}
+    attempts = _attempts(store, executors, records, refs, now)
     tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
 
     def command_of(token: str) -> RecordedCommand | None:
-        return recorded_command(folders[token], token)
+        return recorded_command(refs[token].folder, token)
 
     managed = store.gpus()
     paused = {row["uuid"]: (row["idx"], bool(row["paused"])) for row in managed}
@@ -79,17 +78,17 @@ def _attempts(
     store: Store,
     executors: Executors,
     records: Sequence[ActiveAttemptRecord],
-    folders: Mapping[str, Path],
+    refs: Mapping[str, AttemptRef],
     now: Now,
 ) -> tuple[Attempt, ...]:
     def observe(record: ActiveAttemptRecord) -> Attempt:
-        return observe_attempt(store, record, executors.default.observe)
+        return observe_attempt(store, record, executors.observe)
 
     attempts = [observe(record) for record in records]
     wanted = {attempt.token: attempt for attempt in attempts if needs_process_scan(attempt, now)}
     if not wanted:
         return tuple(attempts)
-    local = {token: folders[token] for token in wanted} if executors.default.is_local else {}
+    local = {token: refs[token].folder for token in wanted if executors.is_local(refs[token])}
     # A runner publishes its result after the end of all its processes; a killed one could not wait for that.
     unsupervised = [
         token for token in local if wanted[token].state.is_open and wanted[token].status.result is None

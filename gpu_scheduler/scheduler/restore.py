@@ -218,7 +218,8 @@ class _AttemptImport:
                     " run, and move the folder away; then use `start --restore` again"
                 )
             if token is not None:
-                origin = attempt_folders.read_origin(folder) or Origin(token, self._now.boot_id, None, None)
+                unknown = Origin(token, self._now.boot_id, None, None, "direct")
+                origin = attempt_folders.read_origin(folder) or unknown
                 self._jobs.setdefault(folder.job_id, []).append((folder, origin))
         here = {
             origin.token: folder.path

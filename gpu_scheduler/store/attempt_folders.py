@@ -29,7 +29,7 @@ _LAUNCH_FILES = ("spec.json", "claim", "command.pid", "result")
 _JOB_FOLDER = re.compile(r"[1-9][0-9]{0,17}")
 _ATTEMPT_FOLDER = re.compile(r"([1-9][0-9]{0,8})-([0-9a-f]{8})")
 #: Fields of an attempt, of each of its allocations, and of its job that the origin has.
-_ATTEMPT_FIELDS = ("learned", "assumed", "created_at")
+_ATTEMPT_FIELDS = ("executor", "learned", "assumed", "created_at")
 _ALLOCATION_FIELDS = ("gpu", "share", "vram", "whole", "budget_mib", "baseline_mib")
 _JOB_FIELDS = ("source", "priority", "min_vram_mib", "oom_retries_used", "fail_retries_used")
 
@@ -60,6 +60,7 @@ class Origin:
     boot_id: str
     log: str | None
     session: str | None
+    executor: str
     data_dir: str | None = None
     spec: JobSpec | None = None
     created_at: float = 0.0
@@ -185,7 +186,7 @@ def _parse_origin(folder: AttemptFolder, content: Any) -> Origin | None:
     log, session = content["log"], content["session"]
     base = Origin(
         token, str(content["boot_id"]), log if isinstance(log, str) else None,
-        session if isinstance(session, str) else None,
+        session if isinstance(session, str) else None, "direct" if session is None else "screen",
     )  # fmt: skip
     if ORIGIN_KEY not in content:
         return base
@@ -196,6 +197,7 @@ def _parse_origin(folder: AttemptFolder, content: Any) -> Origin | None:
         base,
         data_dir=str(more["data_dir"]),
         spec=spec,
+        executor=str(attempt["executor"]),
         created_at=float(attempt["created_at"]),
         source_cwd=None if more["source_cwd"] is None else str(more["source_cwd"]),
         learned=bool(attempt["learned"]),

@@ -64,11 +64,13 @@ def insert_attempt(
 
     created_at, started_at: wall seconds at which the attempt was created and its runner began.
     """
+    state = "running" if running else "starting"
     cursor = db.execute(
-        "INSERT INTO attempt (job_id, number, token, boot_id, learned, assumed, launch_deadline_boot, log,"
-        " session, created_at, started_at) VALUES (?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?)",
-        (folder.job_id, folder.number, origin.token, origin.boot_id, origin.learned, origin.assumed,
-         origin.log, origin.session, created_at, started_at),
+        "INSERT INTO attempt (job_id, number, token, boot_id, state, executor, learned, assumed,"
+        " launch_deadline_boot, log, session, created_at, started_at)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?)",
+        (folder.job_id, folder.number, origin.token, origin.boot_id, state, origin.executor, origin.learned,
+         origin.assumed, origin.log, origin.session, created_at, started_at),
     )  # fmt: skip
     assert cursor.lastrowid is not None
     insert_allocations(db, cursor.lastrowid, origin.allocations)
@@ -76,7 +78,7 @@ def insert_attempt(
     db.execute(
         "UPDATE job SET state = ?, outcome = NULL, exit_code = NULL, signal = NULL, reason = NULL,"
         " held_by = NULL, finished_at = NULL, cancel_cause = NULL, cancel_grace_s = NULL WHERE id = ?",
-        ("running" if running else "starting", folder.job_id),
+        (state, folder.job_id),
     )
     data = json.dumps({"attempt": folder.number})
     db.execute(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
-from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.accounting import allocated_share
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
@@ -23,7 +22,7 @@ def allocated_shares(store: Store, ended: Collection[int] = ()) -> dict[str, int
     totals = {gpu.uuid: gpu.total_mib for gpu in store.gpus()}
     shares = dict.fromkeys(totals, 0)
     for attempt in store.active_attempts():
-        if attempt.released_boot is not None or attempt.id in ended:
+        if not attempt.state.holds_gpus or attempt.id in ended:
             continue
         for allocation in attempt.allocations:
             share = allocated_share(allocation, totals.get(allocation.gpu), spike_buffer)
@@ -40,7 +39,8 @@ def attempt_from_record(
         job_id=record.job_id,
         token=record.token,
         boot_id=record.boot_id,
-        state=_state(record),
+        state=record.state,
+        executor=record.executor,
         number=record.number,
         gpus=record.gpus,
         share=record.share,
@@ -71,14 +71,6 @@ def attempt_from_record(
         window_closed_recorded=record.window_closed,
         runner=record.runner,
     )
-
-
-def _state(record: ActiveAttemptRecord) -> AttemptState:
-    if record.memory_released:
-        return AttemptState.CLOSED
-    if record.released_boot is not None:
-        return AttemptState.RELEASED
-    return AttemptState(record.job_state.value) if record.outcome is None else AttemptState.ENDED
 
 
 def _pending_cancel(record: ActiveAttemptRecord) -> Cancel | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_scheduler.core.model.attempt_status import RunnerIdentity
 from gpu_scheduler.core.model.gpu import GpuProcess
 from gpu_scheduler.core.model.state_reason import StateReason
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.records import (
     ActiveAttemptRecord,
@@ -77,7 +77,6 @@ def active_attempt_record(row: sqlite3.Row) -> ActiveAttemptRecord:
     """Builds an attempt from a row with ATTEMPT_COLUMNS that is joined with its job."""
     return ActiveAttemptRecord(
         **_attempt_values(row),
-        job_state=JobState(row["job_state"]),
         cancel_cause=row["cancel_cause"],
         cancel_grace_s=row["cancel_grace_s"],
         launch_failures=row["launch_failures"],
@@ -95,6 +94,8 @@ def _attempt_values(row: sqlite3.Row) -> dict[str, Any]:
         "number": row["number"],
         "token": row["token"],
         "boot_id": row["boot_id"],
+        "state": AttemptState(row["state"]),
+        "executor": row["executor"],
         "allocations": _allocations(row["allocations"]),
         "learned": bool(row["learned"]),
         "assumed": bool(row["assumed"]),
@@ -107,7 +108,6 @@ def _attempt_values(row: sqlite3.Row) -> dict[str, Any]:
         "swept_boot": row["swept_boot"],
         "runner_died_boot": row["runner_died_boot"],
         "released_boot": row["released_boot"],
-        "memory_released": bool(row["memory_released"]),
         "measured_boot": row["measured_boot"],
         "misplaced": tuple((gpu, pid) for gpu, pid in json.loads(row["misplaced"])),
         "outcome": _outcome(row["outcome"]),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.gpu_fault import GpuFault
     from gpu_scheduler.core.model.job_spec import JobSpec
     from gpu_scheduler.core.model.state_reason import StateReason
-    from gpu_scheduler.core.model.states import JobState, Outcome
+    from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
     from gpu_scheduler.core.model.wait_reason import WaitReason
 
 
@@ -125,8 +125,8 @@ class AttemptRecord(_OldColumns):
     measured_boot: time of the newest sample in its allocations.
 
     launch_count: launches that count; launch_deadline_boot: a runner claims it by then, or it is launched
-    again. runner: the process that its claim names. memory_released: it has ended and
-    the memory of its GPUs is free again. outcome: None = open. window_closed: its Screen window was closed,
+    again. executor: the name of the one that launches it. runner: the process that its claim names. outcome:
+    None = open. window_closed: its Screen window was closed,
     which has been reported.
     """
 
@@ -135,6 +135,8 @@ class AttemptRecord(_OldColumns):
     number: int
     token: str
     boot_id: str
+    state: AttemptState
+    executor: str
     allocations: tuple[AllocationRecord, ...]
     learned: bool
     assumed: bool
@@ -147,7 +149,6 @@ class AttemptRecord(_OldColumns):
     swept_boot: float | None
     runner_died_boot: float | None
     released_boot: float | None
-    memory_released: bool
     measured_boot: float | None
     misplaced: tuple[tuple[str, int], ...]
     outcome: Outcome | None
@@ -177,7 +178,6 @@ class AttemptRecord(_OldColumns):
         "deadline_boot": "launch_deadline_boot",
         "dead_boot": "runner_died_boot",
         "runner_pid": lambda attempt: attempt.runner and attempt.runner.pid,
-        "settled": "memory_released",
         "job_ask": "spec_key",
         "oom_used": "oom_retries_used",
         "fail_used": "fail_retries_used",
@@ -254,7 +254,6 @@ class ActiveAttemptRecord(AttemptRecord):
     source_missing: its job came from a jobs file that has no line of it any more.
     """
 
-    job_state: JobState
     cancel_cause: str | None
     cancel_grace_s: float | None
     launch_failures: int

@@ -184,11 +184,11 @@ class Store:
     def active_attempts(self) -> list[ActiveAttemptRecord]:
         """Returns the attempts that are open, hold GPUs or await memory release, with their jobs' part."""
         rows = self.db.rows(
-            f"SELECT {ATTEMPT_COLUMNS}, job.state AS job_state, job.cancel_cause, job.cancel_grace_s,"
+            f"SELECT {ATTEMPT_COLUMNS}, job.cancel_cause, job.cancel_grace_s,"
             " job.launch_failures, job.source AS job_source, job.spec_key, job.oom_retries_used,"
             " job.fail_retries_used,"
             " EXISTS (SELECT 1 FROM line WHERE line.job_id = job.id) AS has_line"
-            " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.memory_released = 0"
+            " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.state <> 'closed'"
             " ORDER BY +attempt.id"  # "+" makes SQLite use the partial index, not scan all attempts
         )
         return [active_attempt_record(row) for row in rows]
@@ -220,8 +220,8 @@ class Store:
             "SELECT id, priority, position, bypassed_at FROM job WHERE state = 'queued' AND spec_key = ?"
             " AND source_missing = 0"
             " AND (not_before_boot IS NULL OR not_before_boot <= ? OR boot_id <> ?)"
-            " AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.job_id = job.id AND memory_released = 0"
-            " AND outcome IS NOT NULL AND released_boot IS NULL)"
+            " AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.job_id = job.id"
+            " AND attempt.state = 'ended' AND attempt.state <> 'closed')"
             " ORDER BY priority, position, id LIMIT ?",
             spec_key, boot, boot_id, limit,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from gpu_scheduler.core.model.event import (
     MisplacedProcess,
     Overuse,
 )
-from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.model.states import AttemptState, IllegalTransitionError, JobState, states_before
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
 from gpu_scheduler.store.measurements import record_measurement
@@ -34,10 +34,11 @@ def start(context: WriteContext, action: act.Start) -> int:
         (action.job_id,),
     ).fetchone()
     cursor = db.execute(
-        "INSERT INTO attempt (job_id, number, token, boot_id, learned, assumed, launch_deadline_boot,"
-        " created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (action.job_id, number, secrets.token_hex(16), now.boot_id, action.learned, action.assumed,
-         now.boot + context.settings.launch_deadline_s, now.wall),
+        "INSERT INTO attempt (job_id, number, token, boot_id, state, executor, learned, assumed,"
+        " launch_deadline_boot, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (action.job_id, number, secrets.token_hex(16), now.boot_id, AttemptState.STARTING.value,
+         context.executor, action.learned, action.assumed, now.boot + context.settings.launch_deadline_s,
+         now.wall),
     )  # fmt: skip
     assert cursor.lastrowid is not None
     insert_allocations(db, cursor.lastrowid, _allocations(context, action))
@@ -98,12 +99,10 @@ def record_transition(context: WriteContext, action: act.Transition) -> None:
     """Changes the state of a job with an open attempt to running or stopping."""
     change_job_state(context, action.job_id, action.state, None)
     if action.state is JobState.STOPPING:
-        context.set_attempt_time("stopping_boot", action.attempt_id)
+        columns, time = "stopping_boot = ?", context.now.boot
     else:
-        context.db.execute(
-            "UPDATE attempt SET started_at = coalesce(started_at, ?), stopping_boot = NULL WHERE id = ?",
-            (context.now.wall, action.attempt_id),
-        )
+        columns, time = "stopping_boot = NULL, started_at = coalesce(started_at, ?)", context.now.wall
+    _change_state(context, action.attempt_id, AttemptState(action.state.value), columns, time)
 
 
 def record_signal(context: WriteContext, action: act.VoidClaim | act.WakeRunner | act.RequestStop) -> None:
@@ -127,7 +126,7 @@ def record_runner(context: WriteContext, action: act.RecordRunner) -> None:
 
 def record_runner_death(context: WriteContext, action: act.RecordRunnerDeath) -> None:
     """Records that the runner died without a result."""
-    context.set_attempt_time("runner_died_boot", action.attempt_id)
+    _change_state(context, action.attempt_id, AttemptState.ORPHANED, "runner_died_boot = ?", context.now.boot)
     _add_event(context, EventKind.RUNNER_LOST, action.attempt_id)
 
 
@@ -184,11 +183,12 @@ def record_sweep(context: WriteContext, action: act.Sweep) -> None:
 def finish_attempt(context: WriteContext, action: act.FinishAttempt) -> None:
     """Records the end of an attempt and what follows for its job."""
     ended_at = action.ended_at if action.ended_at is not None else context.now.wall
-    context.db.execute(
-        "UPDATE attempt SET outcome = ?, exit_code = ?, signal = ?, reason = ?, survivors = ?,"
-        " started_at = coalesce(?, started_at), ended_at = ? WHERE id = ?",
-        (action.outcome.value, action.exit_code, action.signal, reason_json(action.reason),
-         json.dumps(action.survivors), action.started_at, ended_at, action.attempt_id),
+    _change_state(
+        context, action.attempt_id, AttemptState.ENDED,
+        "outcome = ?, exit_code = ?, signal = ?, reason = ?, survivors = ?,"
+        " started_at = coalesce(?, started_at), ended_at = ?",
+        action.outcome.value, action.exit_code, action.signal, reason_json(action.reason),
+        json.dumps(action.survivors), action.started_at, ended_at,
     )  # fmt: skip
     attempt, job = context.store.attempt_with_job(action.attempt_id)
     record_measurement(context.db, attempt, job, context.now.wall)
@@ -232,12 +232,31 @@ def _details_of_end(context: WriteContext, attempt: AttemptRecord, action: act.F
 
 def release_allocation(context: WriteContext, action: act.ReleaseAllocation) -> None:
     """Records when the GPUs of an attempt were released."""
-    context.set_attempt_time("released_boot", action.attempt_id)
+    _change_state(context, action.attempt_id, AttemptState.RELEASED, "released_boot = ?", context.now.boot)
 
 
 def record_memory_released(context: WriteContext, action: act.RecordMemoryReleased) -> None:
     """Records that the memory of the attempt's GPUs is free again: the attempt is no longer active."""
-    context.db.execute("UPDATE attempt SET memory_released = 1 WHERE id = ?", (action.attempt_id,))
+    _change_state(context, action.attempt_id, AttemptState.CLOSED)
+
+
+def _change_state(
+    context: WriteContext, attempt_id: int, state: AttemptState, columns: str = "", *values: object
+) -> None:
+    """Changes the state of an attempt. columns: assignments to other columns, with their values.
+
+    Raises IllegalTransitionError.
+    """
+    assignments = f"state = ?, {columns}" if columns else "state = ?"
+    before = sorted(one.value for one in states_before(state))
+    cursor = context.db.execute(
+        f"UPDATE attempt SET {assignments} WHERE id = ? AND state IN ({', '.join('?' * len(before))})",
+        (state.value, *values, attempt_id, *before),
+    )
+    if cursor.rowcount != 1:
+        attempt = _attempt(context, attempt_id)
+        subject = f"attempt {attempt.number} of job {attempt.job_id}"
+        raise IllegalTransitionError(subject, attempt.state, state, context.job_history(attempt.job_id))
 
 
 def _attempt(context: WriteContext, attempt_id: int) -> AttemptRecord:

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WriteContext:
-    """An open transaction. now: the time of the round."""
+    """An open transaction. now: the time of the round; executor: the name of the one for new attempts."""
 
     store: Store
     db: sqlite3.Connection
     settings: Settings
     now: Now
+    executor: str
 
     @cached_property
     def _gpus(self) -> dict[str, tuple[int, int | None]]:
@@ -42,6 +43,11 @@ class WriteContext:
     def set_attempt_time(self, column: str, attempt_id: int) -> None:
         """Sets a column of an attempt to the boot time of the round."""
         self.db.execute(f"UPDATE attempt SET {column} = ? WHERE id = ?", (self.now.boot, attempt_id))
+
+    def job_history(self, job_id: int) -> tuple[str, ...]:
+        """Returns the events of a job as texts, oldest first."""
+        events = self.db.execute("SELECT kind, reason FROM event WHERE job_id = ? ORDER BY id", (job_id,))
+        return tuple(f"{event['kind']} {event['reason'] or ''}".strip() for event in events)
 
     def add_event(
         self,

@@ -38,9 +38,7 @@ def change_job_state(
     if before is None:
         before = JobState(db.execute("SELECT state FROM job WHERE id = ?", (job_id,)).fetchone()["state"])
     if state is not before and state not in TRANSITIONS[before]:
-        events = db.execute("SELECT kind, reason FROM event WHERE job_id = ? ORDER BY id", (job_id,))
-        history = tuple(f"{event['kind']} {event['reason'] or ''}".strip() for event in events)
-        check_transition(job_id, before, state, history)
+        check_transition(job_id, before, state, context.job_history(job_id))
     values = {"state": state.value, "reason": reason_json(reason), **values}
     names = ", ".join(f"{name} = ?" for name in values)
     db.execute(f"UPDATE job SET {names} WHERE id = ?", (*values.values(), job_id))

@@ -62,11 +62,15 @@ _REPEATABLE = (
 
 
 class StoreWriter:
-    """Changes jobs, attempts, GPUs and requests. Only the scheduler's loop has one."""
+    """Changes jobs, attempts, GPUs and requests. Only the scheduler's loop has one.
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    executor: the name of the one that launches new attempts.
+    """
+
+    def __init__(self, store: Store, settings: Settings, executor: str = "direct") -> None:
         self._store = store
         self._settings = settings
+        self._executor = executor
 
     def record(self, actions: Iterable[act.Action], now: Now) -> dict[int, int]:
         """Records a whole round. Returns job id -> attempt id for each attempt that a Start opened."""
@@ -74,7 +78,7 @@ class StoreWriter:
         actions = list(actions)
         synced = not all(isinstance(action, _REPEATABLE) for action in actions)
         with self._store.db.transaction(synced=synced) as db:
-            context = WriteContext(self._store, db, self._settings, now)
+            context = WriteContext(self._store, db, self._settings, now, self._executor)
             for action in actions:
                 attempt_id = _RECORD[type(action)](context, action)
                 if isinstance(action, act.Start) and attempt_id is not None:

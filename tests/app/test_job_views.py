@@ -12,7 +12,7 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext, StopRequest
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.states import AttemptState, Outcome
+from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.views import job_table
@@ -236,7 +236,7 @@ def test_warns_of_use_above_the_declared_memory() -> None:
     first, second = view.warnings
     assert first.startswith("job 3 declared 500 MiB but used 800 MiB on GPU 1: its neighbors ")
     assert "process 71" in second
-    ended = replace(row, misplaced=(), outcome=Outcome.COMPLETED)
+    ended = replace(row, misplaced=(), state=AttemptState.ENDED)
     over = job_view(job_record(state="finished"), ended, context())
     assert over.warnings == ("job 3 declared 500 MiB but used 800 MiB on GPU 1",)
 
@@ -247,5 +247,5 @@ def test_warns_of_use_above_the_memory_of_a_share() -> None:
     view = job_view(job_record(state="running"), row, context())
     assert view.warnings == (f"{expected}: its neighbors may run out of memory",)
     assert view.vram_declared is None
-    over = job_view(job_record(state="finished"), replace(row, outcome=Outcome.COMPLETED), context())
+    over = job_view(job_record(state="finished"), replace(row, state=AttemptState.ENDED), context())
     assert over.warnings == (expected,)

@@ -166,7 +166,9 @@ def test_rule_5_a_dead_runner_is_swept_and_its_job_interrupted() -> None:
     assert reconcile(dead, NOW, SETTINGS) == []  # its processes have not been scanned yet
     left = replace(dead, survivors=(44,))
     assert reconcile(left, NOW, SETTINGS) == [act.RecordRunnerDeath(1), act.Sweep(1, kill=False)]
-    swept = replace(left, runner_died_at=985.0, swept_at=985.0, signalled_at=998.0)
+    swept = replace(
+        left, state=AttemptState.ORPHANED, runner_died_at=985.0, swept_at=985.0, signalled_at=998.0
+    )
     assert reconcile(swept, NOW, SETTINGS) == [act.Sweep(1, kill=True)]
     assert reconcile(replace(swept, signalled_at=999.5), NOW, SETTINGS) == []
     end = finished(replace(swept, runner_died_at=939.0))
@@ -180,7 +182,9 @@ def test_rule_5_a_dead_runner_is_swept_and_its_job_interrupted() -> None:
 
 
 def test_rule_5_records_survivors_only_after_sigkill() -> None:
-    late = replace(OPEN, status=status(claim="dead"), survivors=(44,), runner_died_at=900.0)
+    late = replace(
+        OPEN, status=status(claim="dead"), survivors=(44,), state=AttemptState.ORPHANED, runner_died_at=900.0
+    )
     # The scheduler was down after its SIGTERM.
     assert reconcile(replace(late, swept_at=900.0, signalled_at=900.0), NOW, SETTINGS) == [
         act.Sweep(1, kill=True)

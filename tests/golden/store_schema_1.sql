@@ -25,6 +25,8 @@ CREATE TABLE attempt (
     number               INTEGER NOT NULL,           -- 1, 2, … of its job
     token                TEXT NOT NULL UNIQUE,
     boot_id              TEXT NOT NULL,
+    state                TEXT NOT NULL,              -- AttemptState
+    executor             TEXT NOT NULL,              -- name of the one that launches it
     learned              INTEGER NOT NULL DEFAULT 0, -- its vram was learned from its workload class
     assumed              INTEGER NOT NULL DEFAULT 0, -- nothing declared its share and vram
     launch_count         INTEGER NOT NULL DEFAULT 1,
@@ -36,8 +38,7 @@ CREATE TABLE attempt (
     signalled_boot       REAL,
     swept_boot           REAL,
     runner_died_boot     REAL,
-    released_boot        REAL,                       -- NULL: it still holds its GPUs
-    memory_released      INTEGER NOT NULL DEFAULT 0, -- ended, released, and the memory of its GPUs is back
+    released_boot        REAL,
     measured_boot        REAL,                       -- the newest sample in its allocations
     outcome              TEXT,                       -- NULL: open
     exit_code            INTEGER,
@@ -52,8 +53,8 @@ CREATE TABLE attempt (
     ended_at             REAL,
     UNIQUE (job_id, number)
 );
-INSERT INTO "attempt" VALUES(1,1,1,'10f93f0d847634b168601eacaba5a426','boot',0,0,1,1010.0,NULL,NULL,NULL,NULL,NULL,NULL,NULL,1000.0,1,NULL,'failed',3,NULL,'{"kind": "command_failed"}','[]',NULL,NULL,0,1700000000.0,NULL,1700000000.0);
-INSERT INTO "attempt" VALUES(2,2,1,'b11fc780cea9e7a301cbbf2aa9360198','boot',0,0,1,1010.0,NULL,4711,99,NULL,NULL,NULL,NULL,NULL,0,1000.0,NULL,NULL,NULL,NULL,'[]',NULL,NULL,0,1700000000.0,1700000000.0,NULL);
+INSERT INTO "attempt" VALUES(1,1,1,'b5c36e9738c2dd1ef4780f4bc41ab3d3','boot','closed','direct',0,0,1,1010.0,NULL,NULL,NULL,NULL,NULL,NULL,NULL,1000.0,NULL,'failed',3,NULL,'{"kind": "command_failed"}','[]',NULL,NULL,0,1700000000.0,NULL,1700000000.0);
+INSERT INTO "attempt" VALUES(2,2,1,'27c86e4844ebf46020a9d723d2c71437','boot','running','direct',0,0,1,1010.0,NULL,4711,99,NULL,NULL,NULL,NULL,NULL,1000.0,NULL,NULL,NULL,NULL,'[]',NULL,NULL,0,1700000000.0,1700000000.0,NULL);
 CREATE TABLE event (                                 -- a state that a job came to, or something else that happened
     id     INTEGER PRIMARY KEY,
     job_id INTEGER NOT NULL,                         -- 0: it is about no job
@@ -188,7 +189,7 @@ CREATE TABLE request (
     answered_at REAL,
     answer      TEXT                                 -- RequestAnswer as JSON
 );
-INSERT INTO "request" VALUES(1,'cancel','2','{"grace_s": 5.0}','cli',1.79535804931777691838e+09,NULL,NULL);
+INSERT INTO "request" VALUES(1,'cancel','2','{"grace_s": 5.0}','cli',1.7953583805628428459e+09,NULL,NULL);
 CREATE INDEX job_queue ON job (spec_key, source_missing, priority, position, id) WHERE state = 'queued';
 CREATE INDEX job_open ON job (state, priority, position, id) WHERE state <> 'finished';
 CREATE INDEX job_identity ON job (identity, id);
@@ -196,7 +197,7 @@ CREATE INDEX job_finished ON job (finished_at) WHERE state = 'finished';
 CREATE INDEX job_source_missing ON job (id) WHERE source_missing;
 CREATE INDEX job_retry ON job (not_before_boot) WHERE state = 'queued' AND not_before_boot IS NOT NULL;
 CREATE INDEX job_unsuccessful ON job (outcome) WHERE state = 'finished' AND outcome <> 'completed';
-CREATE INDEX attempt_active ON attempt (job_id) WHERE memory_released = 0;
+CREATE INDEX attempt_active ON attempt (job_id) WHERE state <> 'closed';
 CREATE INDEX request_open ON request (id) WHERE answered_at IS NULL;
 CREATE INDEX line_job ON line (job_id) WHERE job_id IS NOT NULL;
 CREATE INDEX line_malformed ON line (path, position) WHERE problem IS NOT NULL;

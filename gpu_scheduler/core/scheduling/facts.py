@@ -96,6 +96,7 @@ class Attempt:
     misplaced_gpus: tuple[str, ...] = ()
     window_closed_recorded: bool = False
     runner: RunnerIdentity | None = None
+    executor: str = "direct"
 
     def allocation(self, uuid: str) -> Allocation:
         """Returns its allocation on one of its GPUs."""

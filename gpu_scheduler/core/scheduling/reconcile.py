@@ -205,9 +205,10 @@ def _reconcile_dead(attempt: Attempt, now: Now, settings: Settings) -> list[Acti
         return []
     if attempt.survivors:
         actions: list[Action] = (
-            [] if attempt.runner_died_at is not None else [RecordRunnerDeath(attempt.attempt_id)]
+            [] if attempt.state is AttemptState.ORPHANED else [RecordRunnerDeath(attempt.attempt_id)]
         )
-        since = now.boot - (attempt.runner_died_at if attempt.runner_died_at is not None else now.boot)
+        died_at = attempt.runner_died_at if attempt.state is AttemptState.ORPHANED else None
+        since = 0.0 if died_at is None else now.boot - died_at
         if since < settings.survivor_wait_s or not was_sent_sigkill(attempt, now):
             return actions + sweep(attempt, now, settings)
     cause = _stop_cause(attempt)

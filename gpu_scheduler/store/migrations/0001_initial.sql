@@ -60,6 +60,8 @@ CREATE TABLE attempt (
     number               INTEGER NOT NULL,           -- 1, 2, … of its job
     token                TEXT NOT NULL UNIQUE,
     boot_id              TEXT NOT NULL,
+    state                TEXT NOT NULL,              -- AttemptState
+    executor             TEXT NOT NULL,              -- name of the one that launches it
     learned              INTEGER NOT NULL DEFAULT 0, -- its vram was learned from its workload class
     assumed              INTEGER NOT NULL DEFAULT 0, -- nothing declared its share and vram
     launch_count         INTEGER NOT NULL DEFAULT 1,
@@ -71,8 +73,7 @@ CREATE TABLE attempt (
     signalled_boot       REAL,
     swept_boot           REAL,
     runner_died_boot     REAL,
-    released_boot        REAL,                       -- NULL: it still holds its GPUs
-    memory_released      INTEGER NOT NULL DEFAULT 0, -- ended, released, and the memory of its GPUs is back
+    released_boot        REAL,
     measured_boot        REAL,                       -- the newest sample in its allocations
     outcome              TEXT,                       -- NULL: open
     exit_code            INTEGER,
@@ -87,7 +88,7 @@ CREATE TABLE attempt (
     ended_at             REAL,
     UNIQUE (job_id, number)
 );
-CREATE INDEX attempt_active ON attempt (job_id) WHERE memory_released = 0;
+CREATE INDEX attempt_active ON attempt (job_id) WHERE state <> 'closed';
 
 CREATE TABLE allocation (                            -- what an attempt holds of each of its GPUs, and used there
     attempt_id     INTEGER NOT NULL REFERENCES attempt (id),
