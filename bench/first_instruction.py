@@ -10,15 +10,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
-from bench.scheduler import COMPLETED, Scheduler, parse_arguments, read_timestamp
+from bench.scheduler import COMPLETED, Scheduler, measure_in_turn, parse_arguments, read_timestamp
 from bench.table import Row, format_table
 
 GOALS = {"direct": "<= 30", "screen": "<= 40"}
-#: Both kinds of round begin with an idle scheduler.
-IDLE_S = 0.15
 
 
 def main() -> None:
@@ -32,18 +29,15 @@ def main() -> None:
 
 def measure(kind: str, trees: list[Path], rounds: int) -> Row:
     """Returns the milliseconds of each round in each checkout."""
-    options = ["--simulate=4", *(["--screen"] if kind == "screen" else [])]
-    values: list[list[float]] = [[] for _ in trees]
-    with ExitStack() as stack:
-        schedulers = [stack.enter_context(Scheduler(tree, *options)) for tree in trees]
-        for number in range(rounds):
-            for scheduler, found in zip(schedulers, values, strict=True):
-                time.sleep(IDLE_S)
-                path = scheduler.folder / f"first{number}"
-                began = scheduler.append([f"[share=0.25] echo $EPOCHREALTIME > {path}"])
-                scheduler.wait_until_printed(COMPLETED, number + 1)
-                found.append((read_timestamp(path) - began) * 1000)
+    values = measure_in_turn(trees, rounds, kind, 4, _round)
     return Row(f"append to first instruction, {kind}", "ms", GOALS[kind], values)
+
+
+def _round(scheduler: Scheduler, number: int) -> list[float]:
+    path = scheduler.folder / f"first{number}"
+    began = scheduler.append([f"[share=0.25] echo $EPOCHREALTIME > {path}"])
+    scheduler.wait_until_printed(COMPLETED, number + 1)
+    return [(read_timestamp(path) - began) * 1000]
 
 
 def measure_bare_chain() -> float:

@@ -6,12 +6,9 @@ checkouts alternate.
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack
 from pathlib import Path
 
-from bench.first_instruction import IDLE_S
-from bench.scheduler import COMPLETED, Scheduler, parse_arguments, read_timestamp
+from bench.scheduler import COMPLETED, Scheduler, measure_in_turn, parse_arguments, read_timestamp
 from bench.table import Row, format_table
 
 GOALS = {"direct": "<= 25", "screen": "<= 35"}
@@ -27,14 +24,7 @@ def main() -> None:
 
 def measure(kind: str, trees: list[Path], rounds: int) -> Row:
     """Returns the milliseconds of each transition in each checkout."""
-    options = ["--simulate=1", *(["--screen"] if kind == "screen" else [])]
-    values: list[list[float]] = [[] for _ in trees]
-    with ExitStack() as stack:
-        schedulers = [stack.enter_context(Scheduler(tree, *options)) for tree in trees]
-        for number in range(rounds):
-            for scheduler, found in zip(schedulers, values, strict=True):
-                time.sleep(IDLE_S)
-                found += _round(scheduler, number)
+    values = measure_in_turn(trees, rounds, kind, 1, _round)
     return Row(f"end to next start, {kind}", "ms", GOALS[kind], values)
 
 

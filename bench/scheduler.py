@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,8 @@ from types import TracebackType
 HERE = Path(__file__).resolve().parents[1]
 #: Printed for a completed job, by this scheduler or by one before jobs were placed by memory.
 COMPLETED = r"finished \[OK\]|completed after"
+#: Seconds before a round in which the scheduler becomes idle.
+_IDLE_S = 0.15
 
 
 class Scheduler:
@@ -88,6 +90,28 @@ def parse_arguments(module: str, about: str | None, rounds: int | None = None) -
     parsed = parser.parse_args()
     parsed.trees = [path.resolve() for path in parsed.tree or [HERE]]
     return parsed
+
+
+def measure_in_turn(
+    trees: Sequence[Path],
+    rounds: int,
+    kind: str,
+    gpus: int,
+    measure: Callable[[Scheduler, int], Iterable[float]],
+) -> list[list[float]]:
+    """Returns the values of each checkout; kind: "direct" or "screen". Rounds of several checkouts alternate.
+
+    Each round begins with an idle scheduler; measure: gets the scheduler and the number of the round.
+    """
+    options = [f"--simulate={gpus}", *(["--screen"] if kind == "screen" else [])]
+    values: list[list[float]] = [[] for _ in trees]
+    with ExitStack() as stack:
+        schedulers = [stack.enter_context(Scheduler(tree, *options)) for tree in trees]
+        for number in range(rounds):
+            for scheduler, found in zip(schedulers, values, strict=True):
+                time.sleep(_IDLE_S)
+                found += measure(scheduler, number)
+    return values
 
 
 def read_timestamp(path: Path) -> float:

@@ -97,15 +97,19 @@ def test_logs_prints_the_last_lines_byte_by_byte(
     assert capfdbinary.readouterr().out == b"more\nnew\n"
 
 
-def test_logs_prints_the_latest_attempt(desk: Desk) -> None:
-    job = desk.job()
-    for number in (1, 2):
+def logged_attempts(desk: Desk, job: int, *states: JobState) -> None:
+    """Records an ended attempt, with a log, for each of these states in which it leaves the job."""
+    for number, state in enumerate(states, 1):
         row = desk.attempt(job)
         log = desk.path / f"{number}.log"
         log.write_text(f"attempt {number}\n")
         desk.writer.record_log(row["id"], str(log), None)
-        state = JobState.QUEUED if number == 1 else JobState.FINISHED
         desk.record(act.FinishAttempt(job, row["id"], Outcome.NOT_STARTED, state, None))
+
+
+def test_logs_prints_the_latest_attempt(desk: Desk) -> None:
+    job = desk.job()
+    logged_attempts(desk, job, JobState.QUEUED, JobState.FINISHED)
     assert desk.run("logs", job) == (0, "attempt 2\n", "")
     assert desk.run("logs", job, "-f") == (0, "attempt 2\n", "")
     assert desk.run("logs", job, "-n", 0) == (0, "", "")
@@ -127,12 +131,7 @@ def test_logs_reports_a_missing_log(desk: Desk) -> None:
 
 def test_logs_prints_an_earlier_attempt(desk: Desk) -> None:
     job = desk.job()
-    for number in (1, 2):
-        row = desk.attempt(job)
-        log = desk.path / f"{number}.log"
-        log.write_text(f"attempt {number}\n")
-        desk.writer.record_log(row["id"], str(log), None)
-        desk.record(act.FinishAttempt(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None))
+    logged_attempts(desk, job, JobState.QUEUED, JobState.QUEUED)
     assert desk.run("logs", job, "--attempt", 1) == (0, "attempt 1\n", "")
     assert desk.run("logs", job, "--attempt", 1, "-f") == (0, "attempt 1\n", "")
     assert desk.run("logs", job, "--attempt", 2) == desk.run("logs", job)
