@@ -1,4 +1,4 @@
-"""Creates test databases by copying an empty one, instead of ten migrations with a sync after each."""
+"""Creates test databases by copying an empty one, instead of migrations with a sync after each."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.store.database import Database
+from gpu_scheduler.store.database import Database, newest_schema_version
 
 _original_migrate = Database._migrate
 _lock = threading.Lock()
-_templates: list[sqlite3.Connection] = []
+#: Schema version -> an empty database.
+_templates: dict[int, sqlite3.Connection] = {}
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def copied_schema() -> Iterator[None]:
         patch.setattr(Database, "_migrate", _migrate)
         yield
     while _templates:
-        _templates.pop().close()
+        _templates.popitem()[1].close()
 
 
 def _migrate(self: Database, path: Path) -> None:
@@ -38,9 +39,10 @@ def _migrate(self: Database, path: Path) -> None:
 
 
 def _template() -> sqlite3.Connection:
-    if not _templates:
+    version = newest_schema_version()
+    if version not in _templates:
         empty = object.__new__(Database)
         empty.connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         _original_migrate(empty, Path(":memory:"))
-        _templates.append(empty.connection)
-    return _templates[0]
+        _templates[version] = empty.connection
+    return _templates[version]

@@ -143,7 +143,7 @@ def _attempt_view(
 ) -> AttemptView:
     folder = store.data_dir.attempt_folder(attempt.job_id, attempt.number, attempt.token)
     # An end that is not recorded yet belongs to the latest attempt and is shown with the job.
-    is_unrecorded = attempt.outcome is None and not job.is_recorded and job.outcome is not None
+    is_unrecorded = attempt.state.is_open and not job.is_recorded and job.outcome is not None
     share = job_views.share_declared(attempt)
     return AttemptView(
         number=attempt.number,
@@ -157,7 +157,7 @@ def _attempt_view(
         started_at=job.started_at if is_unrecorded else attempt.started_at,
         ended_at=job.finished_at if is_unrecorded else attempt.ended_at,
         log=attempt.log,
-        session=job.session if attempt.outcome is None else attempt.session,
+        session=job.session if attempt.state.is_open else attempt.session,
         folder=str(folder),
         command=job_command(folder),
         survivors=attempt.survivors,
@@ -173,7 +173,7 @@ def _attempt_view(
 
 def _declaration_accuracy(attempt: AttemptRecord, tolerance: float) -> DeclarationAccuracy | None:
     """Returns how accurate the declaration of an attempt was; None until its end is recorded."""
-    if attempt.outcome is None:
+    if attempt.state.is_open:
         return None
     return judge_declaration(
         [attempt.peaks.get(uuid) for uuid in attempt.gpus],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.share import share_text
-from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
+from gpu_scheduler.core.model.states import ACTIVE, WAITING, AttemptState, JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _wait_reason(job: JobRecord, attempt: AttemptRecord | None, context: ViewCon
         return WaitReason(WaitKind.RETRY_DELAY, due_at=job.not_before_boot)
     if job.line_wait is not None:
         return job.line_wait
-    if attempt is not None and attempt.outcome is not None and not _released(attempt):
+    if attempt is not None and attempt.state is AttemptState.ENDED:
         return WaitReason(WaitKind.PROCESSES_LEFT)
     return context.wait_reasons.get(job.spec_key) or WaitReason(context.default_wait)
 
@@ -168,10 +168,6 @@ def _due_in_s(wait: WaitReason | None, context: ViewContext) -> float | None:
     if wait is None or wait.due_at is None or not context.is_scheduler_up:
         return None
     return wait.due_at - context.now.boot
-
-
-def _released(attempt: AttemptRecord) -> bool:
-    return not attempt.state.holds_gpus
 
 
 def _with_observed_status(values: JobView, attempt: Attempt, context: ViewContext) -> JobView:

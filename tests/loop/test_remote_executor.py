@@ -97,3 +97,20 @@ def test_retries_a_refused_remote_launch(tmp_path: Path) -> None:
     rig.tick_until(lambda: "the site is closed" in words(rig.job(job).reason))
     executor.refuses = None
     assert str(rig.tick_until_ended(job).outcome) == "completed"
+
+
+def test_only_the_executor_of_an_attempt_is_asked_about_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = RemoteExecutor()
+    job = rig_with(tmp_path, executor).add_job("x")
+    rig_with(tmp_path, executor).tick()
+    without = Rig(tmp_path, gpus=1)
+    without.tick()
+    assert str(without.job(job).state) == "running"
+    assert f"job {job}: this scheduler has no executor 'remote'" in caplog.text
+    [token] = executor.attempts
+    executor.end(token, 0)
+    again = rig_with(tmp_path, executor)
+    assert str(again.tick_until_ended(job).outcome) == "completed"
+    assert [attempt.executor for attempt in again.store.attempts(job)] == ["remote"]

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.states import IllegalTransitionError, JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, IllegalTransitionError, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
@@ -69,6 +69,17 @@ def test_never_reuses_ids(store: Store) -> None:
     store.db.connection.execute("DELETE FROM event")
     store.db.connection.execute("DELETE FROM job")
     assert store.insert_job(spec(), "cli") == first + 1
+
+
+def test_an_illegal_change_of_an_attempt_raises_with_the_history_of_its_job(store: Store) -> None:
+    job = store.insert_job(spec(), "cli")
+    record(store, act.Start(job, ("U0",), 1000))
+    [attempt] = store.active_attempts()
+    assert (attempt.state, attempt.executor) == (AttemptState.STARTING, "direct")
+    story = rf"attempt 1 of job {job}: starting -> released is not allowed \(history: queued; starting\)"
+    with pytest.raises(IllegalTransitionError, match=story):
+        record(store, act.ReleaseAllocation(attempt.id))
+    assert store.active_attempts() == [attempt]
 
 
 def test_records_a_round_atomically(store: Store) -> None:
