@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpu_scheduler.core.jobsfile.reading import attributes_to_json
+from gpu_scheduler.core.model.event import AttemptDetails, EventKind
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.attempt_folders import AttemptFolder, Origin
@@ -80,10 +81,11 @@ def insert_attempt(
         " held_by = NULL, finished_at = NULL, cancel_cause = NULL, cancel_grace_s = NULL WHERE id = ?",
         (state, folder.job_id),
     )
-    data = json.dumps({"attempt": folder.number})
+    data = json.dumps(AttemptDetails(folder.number).data())
+    reason = f"attempt {folder.number}, from its folder"
     db.execute(
-        "INSERT INTO event (job_id, at, kind, reason, data) VALUES (?, ?, 'restored', ?, ?)",
-        (folder.job_id, time.time(), f"attempt {folder.number}, from its folder", data),
+        "INSERT INTO event (job_id, at, kind, reason, data) VALUES (?, ?, ?, ?, ?)",
+        (folder.job_id, time.time(), EventKind.RESTORED.value, reason, data),
     )
 
 

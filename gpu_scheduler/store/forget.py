@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gpu_scheduler.core.model.event import EventKind, JobsForgotten
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 
@@ -47,10 +48,11 @@ def _delete_jobs(db: sqlite3.Connection) -> int:
     db.execute("DELETE FROM request WHERE answered_at IS NOT NULL OR verb NOT IN ('pause', 'resume')")
     if newest:
         # The ids of events continue, so that `events --follow` misses none.
+        data = json.dumps(JobsForgotten(jobs).data())
         reason = f"{jobs} job{'s' * (jobs != 1)} forgotten"
         db.execute(
-            "INSERT INTO event (id, job_id, at, kind, reason, data) VALUES (?, 0, ?, 'forgotten', ?, ?)",
-            (newest + 1, time.time(), reason, json.dumps({"jobs": jobs})),
+            "INSERT INTO event (id, job_id, at, kind, reason, data) VALUES (?, 0, ?, ?, ?, ?)",
+            (newest + 1, time.time(), EventKind.FORGOTTEN.value, reason, data),
         )
     return jobs
 
