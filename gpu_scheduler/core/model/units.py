@@ -42,7 +42,11 @@ def human_mib(mib: int) -> str:
 
 def round_mib(mib: int) -> int:
     """Rounds MiB to what `human_mib` shows, so that a stored value changes only when its text does."""
-    return round(float(f"{mib / 1024:.1f}") * 1024) if mib >= 1024 else mib
+    if mib < 1024:
+        return mib
+    tenths, rest = divmod(10 * mib, 1024)
+    tenths += rest > 512 or (rest == 512 and tenths % 2)  # rounds half to even, as formatting does
+    return (1024 * tenths + 5) // 10
 
 
 def parse_seconds(text: str) -> float:

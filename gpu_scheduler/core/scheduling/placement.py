@@ -6,7 +6,7 @@ The rationale is in docs/design.md, Placement.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
@@ -69,46 +69,60 @@ def foreign_use(gpu: GpuAvailability, need: Need, limits: Limits) -> ObstacleKin
 
 def obstacle(gpu: GpuAvailability, need: Need, limits: Limits) -> GpuObstacle | None:
     """Returns why one GPU cannot accept a job with this need; None if it can."""
+    kind = _obstacle_kind(gpu, need, limits)
+    return None if kind is None else _describe(gpu, kind, limits)
+
+
+def _obstacle_kind(gpu: GpuAvailability, need: Need, limits: Limits) -> ObstacleKind | None:
     if gpu.unavailable is not None:
-        return gpu.unavailable
+        return gpu.unavailable.kind
     if need.whole and gpu.occupied:
-        return GpuObstacle(gpu.index, ObstacleKind.BUSY)
+        return ObstacleKind.BUSY
     if need.share and gpu.allocated_share + need.share > WHOLE:
         # The remaining share matters only to a job that asks for part of a GPU.
-        if gpu.allocated_share >= WHOLE or need.share == WHOLE:
-            return GpuObstacle(gpu.index, ObstacleKind.BUSY)
-        return GpuObstacle(gpu.index, ObstacleKind.SHARE, free=WHOLE - gpu.allocated_share)
+        is_full = gpu.allocated_share >= WHOLE or need.share == WHOLE
+        return ObstacleKind.BUSY if is_full else ObstacleKind.SHARE
     if gpu.foreign_mib is None:
-        return GpuObstacle(gpu.index, ObstacleKind.MEMORY_UNKNOWN)
+        return ObstacleKind.MEMORY_UNKNOWN
     use = foreign_use(gpu, need, limits)
-    if use is not None:
-        return _with_foreign_use(GpuObstacle(gpu.index, use), gpu)
-    return None if need.vram is None else _memory_shortfall(gpu, need.vram, limits)
+    if use is not None or need.vram is None:
+        return use
+    headroom = _headroom(gpu, limits)
+    if headroom is None:
+        return ObstacleKind.MEMORY_UNKNOWN
+    return None if need.vram <= headroom else ObstacleKind.MEMORY
 
 
-def _with_foreign_use(found: GpuObstacle, gpu: GpuAvailability) -> GpuObstacle:
-    """Returns the obstacle with the foreign use of the GPU, as precise as it is shown."""
-    listed = gpu.processes_listed if gpu.foreign_pid is None else None
-    found = replace(found, foreign_pid=gpu.foreign_pid, processes_listed=listed)
-    if found.kind is ObstacleKind.FOREIGN_LOAD:
-        return replace(found, foreign_load=round(gpu.mean_foreign_load or 0))
-    return replace(found, foreign_mib=round_mib(gpu.foreign_mib or 0))
-
-
-def _memory_shortfall(gpu: GpuAvailability, vram_mib: int, limits: Limits) -> GpuObstacle | None:
-    """Returns the obstacle of a GPU without the memory for one more declaration; None if it has enough."""
+def _headroom(gpu: GpuAvailability, limits: Limits) -> int | None:
+    """Returns the MiB that are left for one more declaration; None = unknown."""
     if gpu.total_mib is None or gpu.committed_mib is None:
-        return GpuObstacle(gpu.index, ObstacleKind.MEMORY_UNKNOWN)
-    headroom = max(0, gpu.total_mib - gpu.committed_mib - limits.margin_mib)
-    if vram_mib <= headroom:
         return None
-    short = GpuObstacle(gpu.index, ObstacleKind.MEMORY, free=round_mib(headroom))
+    return max(0, gpu.total_mib - gpu.committed_mib - limits.margin_mib)
+
+
+def _describe(gpu: GpuAvailability, kind: ObstacleKind, limits: Limits) -> GpuObstacle:
+    """Returns the obstacle of this kind with its values, which are as precise as they are shown."""
+    if gpu.unavailable is not None:
+        return gpu.unavailable
+    index, pid = gpu.index, gpu.foreign_pid
+    if kind is ObstacleKind.SHARE:
+        return GpuObstacle(index, kind, free=WHOLE - gpu.allocated_share)
+    if kind in (ObstacleKind.BUSY, ObstacleKind.MEMORY_UNKNOWN):
+        return GpuObstacle(index, kind)
+    listed = gpu.processes_listed if pid is None else None
+    if kind is ObstacleKind.FOREIGN_LOAD:
+        load = round(gpu.mean_foreign_load or 0)
+        return GpuObstacle(index, kind, foreign_pid=pid, processes_listed=listed, foreign_load=load)
+    mib = round_mib(gpu.foreign_mib or 0)
+    if kind is not ObstacleKind.MEMORY:
+        return GpuObstacle(index, kind, foreign_mib=mib, foreign_pid=pid, processes_listed=listed)
+    free = round_mib(_headroom(gpu, limits) or 0)
     if gpu.foreign_peak_mib:
-        return replace(short, foreign_peak_mib=round_mib(gpu.foreign_peak_mib))
+        return GpuObstacle(index, kind, free=free, foreign_peak_mib=round_mib(gpu.foreign_peak_mib))
     # Memory that no known process holds is part of what is not free.
-    is_known = gpu.foreign_pid is not None or not gpu.processes_listed
-    has_foreign_use = is_known and (gpu.foreign_mib or 0) > limits.idle_threshold_mib
-    return _with_foreign_use(short, gpu) if has_foreign_use else short
+    if listed or (gpu.foreign_mib or 0) <= limits.idle_threshold_mib:
+        return GpuObstacle(index, kind, free=free)
+    return GpuObstacle(index, kind, free=free, foreign_mib=mib, foreign_pid=pid, processes_listed=listed)
 
 
 def place(
@@ -122,12 +136,16 @@ def place(
     candidates = [g for g in gpus if allowed is None or g.index in allowed]
     if need.count > sum(could_fit(need, gpu.total_mib, limits) for gpu in candidates):
         return _infeasible(need, allowed, gpus, candidates, limits)
-    obstacles = [(gpu, obstacle(gpu, need, limits)) for gpu in candidates]
-    fits = [gpu for gpu, why in obstacles if why is None]
+    obstacles = [(gpu, _obstacle_kind(gpu, need, limits)) for gpu in candidates]
+    fits = [gpu for gpu, kind in obstacles if kind is None]
     if len(fits) < need.count:
         # The number of free GPUs already covers the busy ones.
-        named = (why for _, why in obstacles if why is not None and why.kind is not ObstacleKind.BUSY)
-        return WaitReason(WaitKind.NO_FREE_GPU, need=need, gpus=len(fits), obstacles=tuple(named))
+        named = tuple(
+            _describe(gpu, kind, limits)
+            for gpu, kind in obstacles
+            if kind is not None and kind is not ObstacleKind.BUSY
+        )
+        return WaitReason(WaitKind.NO_FREE_GPU, need=need, gpus=len(fits), obstacles=named)
     fits.sort(
         key=lambda g: (
             _memory_left(g, need),
