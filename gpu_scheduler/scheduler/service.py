@@ -6,8 +6,8 @@ import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 
 from gpu_scheduler.attempts.executor import Executors
 from gpu_scheduler.config import STATE_FILE, StartOptions
@@ -57,12 +57,7 @@ def run(
     """
     umask = os.umask(0o077)
     home = DataDir.of(options.state_file, options.data_dir)
-    check_proc()
-    home.check_access()
-    check_store(options, home)
-    warnings = check_old_sessions(options, home)
-    check_paths(options)
-    warnings += check_files(options, home)
+    warnings = _check_start(options, home)
     is_new = not home.folder.exists()
     home.check_owner(take_over=options.take_over)
     warnings += map(str, home.create())
@@ -76,18 +71,13 @@ def run(
         for warning in warnings:
             log.warning("%s", warning)
         with ExitStack() as at_end:
-            try:
+            with _removed_if_new(home, is_new=is_new):
                 store = at_end.enter_context(closing(open_store(home, options)))
-                tenure = Ownership(home, lock)
+                ownership = Ownership(home, lock)
                 executors = _make_executors(options.screen)
                 # A failed start deletes nothing, and leaves the schema as the older version wrote it.
                 with store.db.upgraded(), in_own_folder(store, options):
-                    daemon = Daemon(options, store, tenure, umask, console, failpoint, executors)
-            except (SchedulerError, sqlite3.OperationalError):
-                if is_new:
-                    shutil.rmtree(home.folder, ignore_errors=True)  # it has never held a job
-                    home.drop_ownership()
-                raise
+                    daemon = Daemon(options, store, ownership, umask, console, failpoint, executors)
             at_end.callback(daemon.close)
 
             def is_up() -> None:
@@ -104,6 +94,28 @@ def run(
     finally:
         console.close()
         lock.release()
+
+
+def _check_start(options: StartOptions, home: DataDir) -> list[str]:
+    """Returns warnings about a start, before anything is created. Raises SchedulerError if it is refused."""
+    check_proc()
+    home.check_access()
+    check_store(options, home)
+    warnings = check_old_sessions(options, home)
+    check_paths(options)
+    return warnings + check_files(options, home)
+
+
+@contextmanager
+def _removed_if_new(home: DataDir, *, is_new: bool) -> Iterator[None]:
+    """Removes a data directory that this start created if the block fails: it has never held a job."""
+    try:
+        yield
+    except (SchedulerError, sqlite3.OperationalError):
+        if is_new:
+            shutil.rmtree(home.folder, ignore_errors=True)
+            home.drop_ownership()
+        raise
 
 
 def count_jobs_to_forget(home: DataDir, *, take_over: bool = False) -> int:
