@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,72 +13,21 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, parse_llm_config
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from tests.loop.rig import Rig
+from tests.loop.watched_file import WatchedFile
 from tests.reasons import words
 
 
-class Desk:
-    """A jobs file with a scheduler that the test runs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.rig = Rig(folder)
-        self.path = folder / "jobs.txt"
-        self.now = 1000.0
-        os.chdir(folder)
-        self.watch = self._watch()
-
-    def _watch(self) -> JobsFileWatcher:
-        return JobsFileWatcher(self.rig.store, str(self.path), frozenset(range(self.rig.gpus)))
-
-    def restart(self) -> None:
-        """Replaces the scheduler by a new one."""
-        self.rig = Rig(self.rig.folder)
-        self.watch = self._watch()
-
-    def save(self, text: str | bytes, quiet_s: float = 30.0) -> None:
-        """Saves the file, reads it at once, and again after it has been unchanged for quiet_s seconds."""
-        data = text.encode() if isinstance(text, str) else text
-        spare = self.path.with_suffix(".new")
-        spare.write_bytes(data)
-        os.replace(spare, self.path)
-        self.wait(quiet_s)
-
-    def wait(self, seconds: float) -> None:
-        """Reads the file, runs rounds, and reads it again after some seconds."""
-        for step in (0.0, seconds):
-            self.now += step
-            self.watch.check(self.now)
-            self.rig.loop.set_line_waits(self.watch.waits)
-            self.rig.tick()
-
-    def states(self) -> dict[int, str]:
-        """Returns the state or outcome of each job, by id."""
-        rows = self.rig.store.db.rows("SELECT id, state, outcome FROM job ORDER BY id")
-        return {row["id"]: row["outcome"] or row["state"] for row in rows}
-
-    def queued(self) -> list[str]:
-        """Returns the queued commands in queue order."""
-        rows = self.rig.store.db.rows(
-            "SELECT text FROM job WHERE state = 'queued' ORDER BY priority, position, id"
-        )
-        return [row["text"] for row in rows]
-
-    def problems(self) -> list[tuple[int, str]]:
-        """Returns the malformed lines as `status` shows them."""
-        rows = self.rig.store.db.rows("SELECT number, problem FROM line WHERE problem IS NOT NULL")
-        return [(row["number"], row["problem"]) for row in rows]
-
-
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedFile]:
     monkeypatch.chdir(tmp_path)
-    yield Desk(tmp_path)
+    yield WatchedFile(Rig(tmp_path))
     (tmp_path / "go").touch()  # so that a failed test leaves no waiting process
 
 
 WAIT = "[gpus=2 hold] "
 
 
-def test_every_line_runs_once_with_any_line_endings(desk: Desk) -> None:
+def test_every_line_runs_once_with_any_line_endings(desk: WatchedFile) -> None:
     desk.save(
         b"\xef\xbb\xbf[share=0.2] echo a >> ran\r\n\r\n# c\r\n"
         b"[share=0.2] echo b >> ran # d\r\n[share=0.2] echo c >> ran"
@@ -92,7 +40,7 @@ def test_every_line_runs_once_with_any_line_endings(desk: Desk) -> None:
     assert desk.states() == {1: "completed", 2: "completed", 3: "completed"}
 
 
-def test_reports_a_malformed_line_and_runs_the_others(desk: Desk) -> None:
+def test_reports_a_malformed_line_and_runs_the_others(desk: WatchedFile) -> None:
     desk.save(
         "[share=0.2] echo a >> ran\n[shar=1] echo b >> ran\ntrain.py &\n"
         "[ -f x ] && train.py\n[share=0.2] echo c >> ran\n"
@@ -105,7 +53,7 @@ def test_reports_a_malformed_line_and_runs_the_others(desk: Desk) -> None:
 
 
 def test_lists_the_accepted_forms_once_for_all_mistakes_of_a_reading(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    desk: WatchedFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.save("[gpu=1] echo\nhigh,a.py,env\nhigh,b.py,env\n0,a.py,,--x a,b,\n[gpu=2] echo\n")
     messages = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
@@ -115,7 +63,9 @@ def test_lists_the_accepted_forms_once_for_all_mistakes_of_a_reading(
     assert forms[3] == '0,a.py,,"--x a,b",'
 
 
-def test_deleting_a_line_ends_its_queued_job_after_ten_seconds_but_not_a_running_one(desk: Desk) -> None:
+def test_deleting_a_line_ends_its_queued_job_after_ten_seconds_but_not_a_running_one(
+    desk: WatchedFile,
+) -> None:
     desk.save("[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n[gpus=2] echo b\n[gpus=2] echo c\n")
     desk.rig.runner_pid(1)
     desk.save("[gpus=2] echo c\n", quiet_s=0)
@@ -131,7 +81,7 @@ def test_deleting_a_line_ends_its_queued_job_after_ten_seconds_but_not_a_running
     assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
 
 
-def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk: Desk) -> None:
+def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk: WatchedFile) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
@@ -151,7 +101,7 @@ def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk:
     assert (desk.rig.folder / "ran").read_text() == "b\n"
 
 
-def test_no_job_of_a_malformed_line_starts_while_an_editor_has_the_file_moved_away(desk: Desk) -> None:
+def test_no_job_of_a_malformed_line_starts_while_an_editor_has_the_file_moved_away(desk: WatchedFile) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
@@ -168,7 +118,7 @@ def test_no_job_of_a_malformed_line_starts_while_an_editor_has_the_file_moved_aw
     assert desk.rig.tick_until_ended(2)["outcome"] == "completed"
 
 
-def test_no_job_of_a_removed_line_starts_while_an_editor_has_the_file_moved_away(desk: Desk) -> None:
+def test_no_job_of_a_removed_line_starts_while_an_editor_has_the_file_moved_away(desk: WatchedFile) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
@@ -184,7 +134,7 @@ def test_no_job_of_a_removed_line_starts_while_an_editor_has_the_file_moved_away
     assert desk.states() == {1: "completed", 2: "cancelled"}
 
 
-def test_a_missing_jobs_file_removes_no_line(desk: Desk) -> None:
+def test_a_missing_jobs_file_removes_no_line(desk: WatchedFile) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
@@ -199,7 +149,7 @@ def test_a_missing_jobs_file_removes_no_line(desk: Desk) -> None:
     assert desk.rig.tick_until_ended(2)["outcome"] == "completed"
 
 
-def test_a_retry_does_not_start_a_job_whose_line_became_a_typo(desk: Desk) -> None:
+def test_a_retry_does_not_start_a_job_whose_line_became_a_typo(desk: WatchedFile) -> None:
     desk.save("[gpus=2] test -e good\n")
     assert desk.rig.tick_until_ended(1)["exit_code"] == 1
     desk.save("[gpus=two] test -e good\n")
@@ -211,7 +161,7 @@ def test_a_retry_does_not_start_a_job_whose_line_became_a_typo(desk: Desk) -> No
     assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
 
 
-def test_a_file_emptied_and_rewritten_keeps_its_jobs(desk: Desk) -> None:
+def test_a_file_emptied_and_rewritten_keeps_its_jobs(desk: WatchedFile) -> None:
     text = f"{WAIT}echo a\n{WAIT}echo b\n"
     desk.save(text)
     before = desk.states()
@@ -225,7 +175,7 @@ def test_a_file_emptied_and_rewritten_keeps_its_jobs(desk: Desk) -> None:
     assert desk.states() == before
 
 
-def test_reruns_a_failed_csv_line_but_not_a_completed_one(desk: Desk) -> None:
+def test_reruns_a_failed_csv_line_but_not_a_completed_one(desk: WatchedFile) -> None:
     (desk.rig.folder / "s.py").write_text(
         "import sys; open('ran', 'a').write(sys.argv[1] + '\\n'); sys.exit(int(sys.argv[2]))"
     )
@@ -243,7 +193,7 @@ def test_reruns_a_failed_csv_line_but_not_a_completed_one(desk: Desk) -> None:
     assert len(desk.rig.store.attempts(2)) == 2
 
 
-def test_reordered_lines_change_only_their_own_queue_positions(desk: Desk) -> None:
+def test_reordered_lines_change_only_their_own_queue_positions(desk: WatchedFile) -> None:
     # All GPUs are allocated, so that everything waits.
     blocker = desk.rig.add_job("while [ ! -e go ]; do sleep 0.02; done", gpus=2)
     desk.rig.runner_pid(blocker)
@@ -258,7 +208,7 @@ def test_reordered_lines_change_only_their_own_queue_positions(desk: Desk) -> No
     desk.rig.tick_until_ended(blocker)
 
 
-def test_a_changed_attribute_leaves_other_requested_values(desk: Desk) -> None:
+def test_a_changed_attribute_leaves_other_requested_values(desk: WatchedFile) -> None:
     desk.save("[gpus=2 hold] echo a >> ran\n[hold name=x] echo b >> ran\n")
     assert desk.states() == {1: "held", 2: "held"}
     desk.save("[gpus=2] echo a >> ran\n[hold name=y] echo b >> ran\n")
@@ -271,7 +221,7 @@ def test_a_changed_attribute_leaves_other_requested_values(desk: Desk) -> None:
 
 
 def test_the_remedy_shown_for_a_failed_job_works_on_its_line(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    desk: WatchedFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Follows the remedy literally: puts the attribute before the line and calls `retry`."""
     (desk.rig.folder / "s.py").write_text(
@@ -296,7 +246,7 @@ def test_the_remedy_shown_for_a_failed_job_works_on_its_line(
     assert desk.rig.job(1)["ask"] == ResourceSpec(share=500, allowed=(1,)).key()
 
 
-def test_a_retry_right_after_a_save_uses_the_saved_line(desk: Desk) -> None:
+def test_a_retry_right_after_a_save_uses_the_saved_line(desk: WatchedFile) -> None:
     (desk.rig.folder / "s.py").write_text("import sys; sys.exit(int(sys.argv[-1]))")
     desk.save("0,s.py,,,1\n")
     assert desk.rig.tick_until_ended(1)["exit_code"] == 1
@@ -309,7 +259,7 @@ def test_a_retry_right_after_a_save_uses_the_saved_line(desk: Desk) -> None:
     assert len(desk.rig.store.attempts(1)) == 2
 
 
-def test_a_priority_can_be_set_only_for_waiting_jobs(desk: Desk) -> None:
+def test_a_priority_can_be_set_only_for_waiting_jobs(desk: WatchedFile) -> None:
     desk.save("[share=0.1] true\n")
     desk.rig.tick_until_ended(1)
     wish = desk.rig.store.add_request("set", "1", name="priority", value=3)
@@ -317,14 +267,14 @@ def test_a_priority_can_be_set_only_for_waiting_jobs(desk: Desk) -> None:
     assert desk.rig.store.request_answer(wish) == wrong_state("set", JobState.FINISHED)
 
 
-def test_adding_the_cancel_attribute_ends_a_running_job(desk: Desk) -> None:
+def test_adding_the_cancel_attribute_ends_a_running_job(desk: WatchedFile) -> None:
     desk.save("[gpus=2] sleep 60\n")
     desk.rig.runner_pid(1)
     desk.save("[gpus=2 cancel] sleep 60\n")
     assert desk.rig.tick_until_ended(1)["outcome"] == "cancelled"
 
 
-def test_a_requeued_line_with_hold_is_held(desk: Desk) -> None:
+def test_a_requeued_line_with_hold_is_held(desk: WatchedFile) -> None:
     (desk.rig.folder / "s.py").write_text("raise SystemExit(3)")
     desk.save("0,s.py,,--llm x,\n")
     assert desk.rig.tick_until_ended(1)["exit_code"] == 3
@@ -335,7 +285,9 @@ def test_a_requeued_line_with_hold_is_held(desk: Desk) -> None:
     assert len(desk.rig.store.attempts(1)) == 1
 
 
-def test_the_working_folder_is_that_of_the_first_reading(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_folder_is_that_of_the_first_reading(
+    desk: WatchedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk.save("[share=0.2] pwd >> ran\n")
     desk.rig.tick_until_ended(1)
     elsewhere = desk.rig.folder / "elsewhere"
@@ -347,7 +299,9 @@ def test_the_working_folder_is_that_of_the_first_reading(desk: Desk, monkeypatch
     assert (desk.rig.folder / "ran").read_text().split() == [str(desk.rig.folder)] * 2
 
 
-def test_a_reading_is_recorded_completely_or_not_at_all(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_is_recorded_completely_or_not_at_all(
+    desk: WatchedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk.save(f"{WAIT}echo a\n")
     real = type(desk.rig.store).insert_job
     calls = []
@@ -368,7 +322,7 @@ def test_a_reading_is_recorded_completely_or_not_at_all(desk: Desk, monkeypatch:
 
 
 def test_warns_once_of_lines_that_will_not_work_as_intended(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    desk: WatchedFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = parse_llm_config('{"models": {"big": {"gpus": 2}}}')
     desk.watch = JobsFileWatcher(desk.rig.store, str(desk.path), None, lambda: config)
@@ -383,7 +337,7 @@ def test_warns_once_of_lines_that_will_not_work_as_intended(
     assert len(desk.states()) == 3
 
 
-def test_reports_an_unreadable_file_once(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_reports_an_unreadable_file_once(desk: WatchedFile, caplog: pytest.LogCaptureFixture) -> None:
     desk.save("true\n")
     desk.path.unlink()
     with caplog.at_level("WARNING"):

@@ -4,7 +4,6 @@ steps."""
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,10 +14,10 @@ from gpu_scheduler.app.status import StatusQuery, read_report
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.intake import jobs_file_watcher
-from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.intake.pauses import summarize
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import Rig
+from tests.loop.watched_file import WatchedFile
 
 #: Both larger than the part of the queue that a round reads (looking.HEADS of each resource spec).
 FEW, MANY = 800, 4000
@@ -98,97 +97,77 @@ def test_kept_counts_equal_counting_the_rows(tmp_path: Path) -> None:
     assert rig.store.state_counts() == {"finished": 4, "held": 1, "queued": 1}
 
 
-class Desk:
-    """A jobs file with many lines, and its watcher."""
-
-    def __init__(self, rig: Rig) -> None:
-        self.rig, self.now = rig, 1000.0
-        self.path = rig.folder / "jobs.txt"
-        self.lines: list[str] = []
-        self.watch = JobsFileWatcher(rig.store, str(self.path), frozenset(range(rig.gpus)))
-
-    def save(self) -> None:
-        spare = self.path.with_suffix(".new")
-        spare.write_text("".join(self.lines))
-        os.replace(spare, self.path)
-
-    def look(self, later: float = 0.0) -> None:
-        """Reads the file, repeatedly as long as more is ready at once."""
-        self.now += later
-        self.watch.check(self.now)
-        while self.watch.loading:
-            self.watch.check(self.now)
-
-    def cost(self, later: float = 0.0) -> tuple[int, int]:
-        before = self.rig.store.db.connection.total_changes
-        statements, _ = Steps(self.rig.store).of(lambda: self.look(later))
-        return statements, self.rig.store.db.connection.total_changes - before
+def cost_of_reading(desk: WatchedFile, later: float = 0.0) -> tuple[int, int]:
+    """Returns the statements and the changed rows of a read."""
+    before = desk.rig.store.db.connection.total_changes
+    statements, _ = Steps(desk.rig.store).of(lambda: desk.read(later))
+    return statements, desk.rig.store.db.connection.total_changes - before
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WatchedFile:
     monkeypatch.chdir(tmp_path)
-    return Desk(Rig(tmp_path))
+    return WatchedFile(Rig(tmp_path))
 
 
-def test_appending_a_line_costs_the_same_in_a_short_and_a_long_file(desk: Desk) -> None:
+def test_appending_a_line_costs_the_same_in_a_short_and_a_long_file(desk: WatchedFile) -> None:
     costs = []
     for lines in (10, 1000):
         desk.lines = [f"[gpus=3] python train.py --seed {n}\n" for n in range(lines)]
-        desk.save()
-        desk.look()
-        desk.look(30)
+        desk.save_lines()
+        desk.read()
+        desk.read(30)
         desk.lines.append(f"[gpus=3] python appended.py {lines}\n")
-        desk.save()
-        costs.append(desk.cost())
+        desk.save_lines()
+        costs.append(cost_of_reading(desk))
     assert costs[0] == costs[1]
     assert costs[0][1] <= 5
 
 
-def test_an_edit_writes_only_the_changed_lines(desk: Desk) -> None:
+def test_an_edit_writes_only_the_changed_lines(desk: WatchedFile) -> None:
     desk.lines = [f"[gpus=3 hold] python train.py --seed {n}\n" for n in range(500)]
-    desk.save()
-    desk.look()
-    assert desk.cost(30)[1] == 0
+    desk.save_lines()
+    desk.read()
+    assert cost_of_reading(desk, 30)[1] == 0
     desk.lines[250] = desk.lines[250].replace("hold", "hold name=it")
-    desk.save()
-    desk.look()
-    assert desk.cost(3)[1] == 3  # the line, twice, and a request
+    desk.save_lines()
+    desk.read()
+    assert cost_of_reading(desk, 3)[1] == 3  # the line, twice, and a request
     desk.lines.insert(250, "[gpus=3 hold] python inserted.py\n")
-    desk.save()
-    desk.look()
-    statements, changes = desk.cost(3)
+    desk.save_lines()
+    desk.read()
+    statements, changes = cost_of_reading(desk, 3)
     assert statements < 40
     assert changes <= 250 + 10  # the numbers of the following lines, in one statement
     rows = desk.rig.store.db.rows("SELECT number, raw FROM line ORDER BY position")
     assert [(row["number"], row["raw"]) for row in rows] == list(enumerate(desk.lines, 1))
 
 
-def test_makes_room_when_queue_positions_run_out(desk: Desk) -> None:
+def test_makes_room_when_queue_positions_run_out(desk: WatchedFile) -> None:
     desk.lines = ["[hold] echo a\n", "[hold] echo z\n"]
-    desk.save()
-    desk.look()
+    desk.save_lines()
+    desk.read()
     for n in range(60):
         desk.lines.insert(1, f"[hold] echo {n}\n")
-        desk.save()
-        desk.look()
-        desk.look(3)
+        desk.save_lines()
+        desk.read()
+        desk.read(3)
     rows = desk.rig.store.db.rows("SELECT number, raw FROM line ORDER BY position")
     assert [(row["number"], row["raw"]) for row in rows] == list(enumerate(desk.lines, 1))
 
 
 def test_reads_a_long_file_in_portions_and_starts_its_jobs_in_order(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    desk: WatchedFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gpu_scheduler.intake.jobs_file_watcher")
     monkeypatch.setattr(jobs_file_watcher, "BATCH_LINES", 50)
     monkeypatch.setattr(jobs_file_watcher, "MAX_LOGGED", 5)
     rig = desk.rig
-    desk = Desk(rig)
+    desk = WatchedFile(rig)
     desk.lines = [f"[gpus=2] echo {n} >> ran\n" for n in range(119)] + [
         "[gpus=2 priority=1] echo first >> ran\n"
     ]
-    desk.save()
+    desk.save_lines()
     portions: list[int] = []
     while not portions or desk.watch.loading:
         desk.watch.check(desk.now)
@@ -209,17 +188,17 @@ def test_reads_a_long_file_in_portions_and_starts_its_jobs_in_order(
 
 
 def test_a_restart_between_two_portions_continues_with_the_next(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: WatchedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs_file_watcher, "BATCH_LINES", 50)
-    first = Desk(desk.rig)
+    first = WatchedFile(desk.rig)
     first.lines = [f"[hold] 0,train.py,,--seed {n % 60}\n" for n in range(130)]
-    first.save()
+    first.save_lines()
     first.watch.check(first.now)
     assert first.rig.store.state_counts() == {"held": 50}
-    second = Desk(first.rig)
-    second.look()
-    second.look(30)
+    second = WatchedFile(first.rig)
+    second.read()
+    second.read(30)
     assert second.rig.store.state_counts() == {"held": 60}
     rows = second.rig.store.db.rows("SELECT raw, job_id FROM line ORDER BY position")
     assert [row["raw"] for row in rows] == first.lines

@@ -73,7 +73,7 @@ class Quick(DirectExecutor):
         (folder / "result").write_text(json.dumps({**end, **claim, "started_at": at - 1, "ended_at": at}))
 
 
-class Desk:
+class RestoredStore:
     """A folder with the parts of a scheduler, whose store is lost and opened again."""
 
     def __init__(self, folder: Path) -> None:
@@ -127,9 +127,9 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RestoredStore]:
     monkeypatch.setattr(logging.getLogger("gpu_scheduler"), "propagate", True)
-    one = Desk(tmp_path)
+    one = RestoredStore(tmp_path)
     yield one
     (tmp_path / "go").touch()
     one.close()
@@ -142,7 +142,7 @@ def tables(store: Store) -> dict[str, list[tuple[Any, ...]]]:
     return {name: [tuple(row) for row in store.db.rows(f"SELECT * FROM {name}")] for name in names}
 
 
-def test_refuses_a_lost_store_and_names_the_running_jobs(desk: Desk) -> None:
+def test_refuses_a_lost_store_and_names_the_running_jobs(desk: RestoredStore) -> None:
     desk.ended("exit 3")
     lives = desk.running()
     wait_for(desk.trace, "the job's word")
@@ -179,7 +179,7 @@ def test_refuses_a_lost_store_and_names_the_running_jobs(desk: Desk) -> None:
     os.kill(int(desk.trace()[0]), 0)
 
 
-def test_readers_report_a_lost_store(desk: Desk) -> None:
+def test_readers_report_a_lost_store(desk: RestoredStore) -> None:
     desk.ended("true")
     desk.lose()
     for content in (None, b""):
@@ -192,7 +192,7 @@ def test_readers_report_a_lost_store(desk: Desk) -> None:
     assert not desk.data_dir.database.read_bytes(), "a reader creates no store"
 
 
-def test_restores_a_store_from_the_folders_alone(desk: Desk) -> None:
+def test_restores_a_store_from_the_folders_alone(desk: RestoredStore) -> None:
     completed, failed = desk.ended("true"), desk.ended("exit 3", name="bert", share=500, priority=7)
     killed, lives = desk.running(), desk.running()
     runner = desk.rig.runner_pid(killed)
@@ -228,7 +228,7 @@ def test_restores_a_store_from_the_folders_alone(desk: Desk) -> None:
 
 
 def test_holds_an_attempt_that_had_not_begun_so_that_it_never_begins(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: RestoredStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(desk.rig.executor, "launch", lambda folder: None)
     job = desk.rig.add_job(LONG)
@@ -246,7 +246,7 @@ def test_holds_an_attempt_that_had_not_begun_so_that_it_never_begins(
     assert [row["number"] for row in desk.rig.store.attempts(job)] == [1, 2]
 
 
-def test_completes_a_backup_from_the_folders(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_completes_a_backup_from_the_folders(desk: RestoredStore, caplog: pytest.LogCaptureFixture) -> None:
     desk.ended("true")
     waits = desk.rig.add_job("echo waited >> trace")
     desk.backup()
@@ -268,7 +268,7 @@ def test_completes_a_backup_from_the_folders(desk: Desk, caplog: pytest.LogCaptu
     assert location.location_verdict(desk.rig.store) == "same"
 
 
-def test_refuses_an_older_database_and_replaces_it_by_the_newest_backup(desk: Desk) -> None:
+def test_refuses_an_older_database_and_replaces_it_by_the_newest_backup(desk: RestoredStore) -> None:
     first = desk.ended("true")
     desk.backup()
     desk.ended("true")
@@ -290,7 +290,7 @@ def test_refuses_an_older_database_and_replaces_it_by_the_newest_backup(desk: De
 
 
 def test_skips_a_damaged_backup_and_keeps_a_damaged_database(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    desk: RestoredStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = desk.ended("true")
     for _ in range(2):
@@ -307,7 +307,7 @@ def test_skips_a_damaged_backup_and_keeps_a_damaged_database(
     assert aside.read_bytes() == damage
 
 
-def test_refuses_a_missing_store_that_has_only_a_backup(desk: Desk) -> None:
+def test_refuses_a_missing_store_that_has_only_a_backup(desk: RestoredStore) -> None:
     desk.rig.add_job("true", hold=True)
     desk.backup()
     desk.lose()
@@ -319,7 +319,9 @@ def test_refuses_a_missing_store_that_has_only_a_backup(desk: Desk) -> None:
     assert desk.rig.store.state_counts() == {"held": 1}
 
 
-def test_restoring_an_intact_store_changes_nothing(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_restoring_an_intact_store_changes_nothing(
+    desk: RestoredStore, caplog: pytest.LogCaptureFixture
+) -> None:
     desk.ended("true")
     desk.backup()
     desk.rig.add_job("true", hold=True)
@@ -331,7 +333,7 @@ def test_restoring_an_intact_store_changes_nothing(desk: Desk, caplog: pytest.Lo
     assert "the store is intact and contains every attempt; nothing is restored" in caplog.text
 
 
-def test_only_the_last_attempt_decides_about_its_job(desk: Desk) -> None:
+def test_only_the_last_attempt_decides_about_its_job(desk: RestoredStore) -> None:
     desk.backup()
     job = desk.ended("[ -e again ] || exit 3")
     (desk.folder / "again").touch()
@@ -343,7 +345,7 @@ def test_only_the_last_attempt_decides_about_its_job(desk: Desk) -> None:
     assert [row["outcome"] for row in desk.rig.store.attempts(job)] == ["failed", "completed"]
 
 
-def test_finishes_an_open_attempt_of_the_backup_that_was_superseded(desk: Desk) -> None:
+def test_finishes_an_open_attempt_of_the_backup_that_was_superseded(desk: RestoredStore) -> None:
     job = desk.running("while [ ! -e go ]; do sleep 0.02; done; [ -e again ] || exit 3")
     desk.backup()
     (desk.folder / "go").touch()
@@ -358,7 +360,7 @@ def test_finishes_an_open_attempt_of_the_backup_that_was_superseded(desk: Desk) 
     assert desk.rig.store.active_attempts() == []
 
 
-def test_a_restore_does_not_retry_a_failed_job(desk: Desk) -> None:
+def test_a_restore_does_not_retry_a_failed_job(desk: RestoredStore) -> None:
     job = desk.rig.add_job("exit 3", fail_retries=0)
     desk.rig.tick_until_ended(job)
     [folder] = attempt_folders.list_attempt_folders(desk.data_dir)
@@ -370,7 +372,7 @@ def test_a_restore_does_not_retry_a_failed_job(desk: Desk) -> None:
     assert (desk.rig.job(job)["state"], desk.rig.job(job)["outcome"]) == ("finished", "failed")
 
 
-def lines_of(desk: Desk, *, ends: bool = True) -> Callable[[float], JobsFileWatcher]:
+def lines_of(desk: RestoredStore, *, ends: bool = True) -> Callable[[float], JobsFileWatcher]:
     """Returns a function that lets a watcher read jobs.txt at a given time."""
 
     def look(now: float) -> JobsFileWatcher:
@@ -384,7 +386,7 @@ def lines_of(desk: Desk, *, ends: bool = True) -> Callable[[float], JobsFileWatc
 
 @pytest.mark.parametrize("backed_up", [0, 2, 3])
 def test_lines_of_restored_attempts_do_not_run_again(
-    desk: Desk, backed_up: int, monkeypatch: pytest.MonkeyPatch
+    desk: RestoredStore, backed_up: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(desk.folder)
     (desk.folder / "s.py").write_text("import sys; sys.exit(int(sys.argv[1]))")
@@ -419,7 +421,7 @@ def test_lines_of_restored_attempts_do_not_run_again(
     desk.rig.tick_until(lambda: desk.trace() == ["a", "a", "a"], "a line that is appended afterwards")
 
 
-def test_refuses_folders_of_an_earlier_version_without_their_lines(desk: Desk) -> None:
+def test_refuses_folders_of_an_earlier_version_without_their_lines(desk: RestoredStore) -> None:
     job = desk.ended("true")
     [folder] = attempt_folders.list_attempt_folders(desk.data_dir)
     spec = json.loads((folder.path / "spec.json").read_text())
@@ -435,7 +437,7 @@ def test_refuses_folders_of_an_earlier_version_without_their_lines(desk: Desk) -
     assert desk.rig.job(job)["text"] == f"bash {folder.path}/command.sh"
 
 
-def test_a_fresh_start_reuses_no_id(desk: Desk) -> None:
+def test_a_fresh_start_reuses_no_id(desk: RestoredStore) -> None:
     job = desk.ended("true")
     desk.lose()
     store = desk.start(fresh=True)
@@ -447,7 +449,7 @@ def test_a_fresh_start_reuses_no_id(desk: Desk) -> None:
     assert desk.rig.add_job("true") == job + 1
 
 
-def test_a_failed_fresh_start_leaves_a_lost_store_lost(desk: Desk) -> None:
+def test_a_failed_fresh_start_leaves_a_lost_store_lost(desk: RestoredStore) -> None:
     job = desk.ended("true")
     desk.lose()
     store = desk.start(fresh=True)
@@ -460,7 +462,7 @@ def test_a_failed_fresh_start_leaves_a_lost_store_lost(desk: Desk) -> None:
     assert desk.rig.job(job)["outcome"] == "completed"
 
 
-def test_a_running_job_without_a_claim_continues_after_a_restore(desk: Desk) -> None:
+def test_a_running_job_without_a_claim_continues_after_a_restore(desk: RestoredStore) -> None:
     job, killed = desk.running(), desk.running()
     wait_for(lambda: len(desk.trace()) == 2, "both words")
     runner, folder = desk.rig.runner_pid(killed), desk.folder_of(killed)
@@ -483,7 +485,7 @@ def test_a_running_job_without_a_claim_continues_after_a_restore(desk: Desk) -> 
     assert desk.trace().count("end") == 1
 
 
-def test_an_empty_attempt_folder_does_not_prevent_the_next_start(desk: Desk) -> None:
+def test_an_empty_attempt_folder_does_not_prevent_the_next_start(desk: RestoredStore) -> None:
     held = desk.rig.add_job("true", hold=True)
     desk.backup()
     (desk.data_dir.runs / str(held) / "1-0123abcd").mkdir(parents=True)
@@ -495,7 +497,7 @@ def test_an_empty_attempt_folder_does_not_prevent_the_next_start(desk: Desk) -> 
     assert desk.rig.job(held)["state"] == "held"
 
 
-def test_a_restore_names_a_folder_whose_attempt_is_unknown(desk: Desk) -> None:
+def test_a_restore_names_a_folder_whose_attempt_is_unknown(desk: RestoredStore) -> None:
     desk.ended("true")
     [folder] = attempt_folders.list_attempt_folders(desk.data_dir)
     desk.lose()
@@ -511,7 +513,7 @@ def test_a_restore_names_a_folder_whose_attempt_is_unknown(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("backed_up", [False, True])
-def test_replaces_the_database_of_another_folder(desk: Desk, backed_up: bool) -> None:
+def test_replaces_the_database_of_another_folder(desk: RestoredStore, backed_up: bool) -> None:
     location.adopt_folder(desk.rig.store)
     ended = desk.ended("true")
     if backed_up:
@@ -537,7 +539,7 @@ def test_replaces_the_database_of_another_folder(desk: Desk, backed_up: bool) ->
     assert desk.rig.job(lives)["state"] == "running"
 
 
-def test_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: Desk) -> None:
+def test_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: RestoredStore) -> None:
     desk.ended("true")
     shutil.copytree(desk.data_dir.runs, desk.folder / "kept")
     with forgetting_jobs(desk.rig.store):
@@ -550,7 +552,7 @@ def test_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: Desk) -> Non
     desk.rig = Rig(desk.folder, executor=Quick())
 
 
-def test_a_copy_without_its_database_is_still_a_copy(desk: Desk) -> None:
+def test_a_copy_without_its_database_is_still_a_copy(desk: RestoredStore) -> None:
     location.adopt_folder(desk.rig.store)
     job = desk.running()
     desk.close()
@@ -569,7 +571,7 @@ def test_a_copy_without_its_database_is_still_a_copy(desk: Desk) -> None:
 
 
 def test_unreadable_folders_do_not_prevent_a_start_on_an_intact_store(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: RestoredStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = desk.rig.add_job("true", hold=True)
     desk.backup()
@@ -596,7 +598,7 @@ def test_unreadable_folders_do_not_prevent_a_start_on_an_intact_store(
     desk.rig = Rig(desk.folder, executor=Quick())
 
 
-def test_a_start_does_not_list_the_folders_of_finished_jobs(desk: Desk) -> None:
+def test_a_start_does_not_list_the_folders_of_finished_jobs(desk: RestoredStore) -> None:
     finished = desk.ended("true")
     held = desk.rig.add_job("true", hold=True)
     desk.close()

@@ -22,7 +22,7 @@ NOW = Clock().now()
 SIMULATED, REAL = ("SIM-0", "SIM-1"), ("GPU-a", "GPU-b")
 
 
-class Desk:
+class KindStore:
     """A store with GPUs of one kind."""
 
     def __init__(self, folder: Path) -> None:
@@ -51,8 +51,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
+def desk(tmp_path: Path) -> Iterator[KindStore]:
+    made = KindStore(tmp_path)
     yield made
     made.store.close()
 
@@ -61,7 +61,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     ("uuids", "simulated"), [(SIMULATED, True), (REAL, False), (("MIG-x",), False), ((), None)]
 )
 def test_reads_the_kind_from_the_managed_gpus(
-    desk: Desk, uuids: tuple[str, ...], simulated: bool | None
+    desk: KindStore, uuids: tuple[str, ...], simulated: bool | None
 ) -> None:
     desk.job()
     desk.manage("GPU-earlier")
@@ -107,7 +107,9 @@ def test_reads_a_store_of_an_earlier_version_without_upgrading_it(tmp_path: Path
     assert (tmp_path / "old.db").read_bytes() == before
 
 
-def test_switching_to_real_gpus_removes_pauses_needs_and_measurements_of_simulated_ones(desk: Desk) -> None:
+def test_switching_to_real_gpus_removes_pauses_needs_and_measurements_of_simulated_ones(
+    desk: KindStore,
+) -> None:
     desk.manage(*SIMULATED)
     job = desk.job()
     raised = ResourceSpec.of(JobSpec("command", "true", "/", command="true", vram=1000), 70000).key()
@@ -128,7 +130,7 @@ def test_switching_to_real_gpus_removes_pauses_needs_and_measurements_of_simulat
     assert (row["raised_mib"], ResourceSpec.from_key(row["ask"]).vram) == (None, 1000)
 
 
-def test_switching_back_to_real_gpus_keeps_their_pauses_and_measurements(desk: Desk) -> None:
+def test_switching_back_to_real_gpus_keeps_their_pauses_and_measurements(desk: KindStore) -> None:
     desk.manage(*REAL)
     desk.execute("UPDATE gpu SET paused = 1 WHERE uuid = 'GPU-a'")
     desk.measure(4000)

@@ -1,0 +1,73 @@
+"""A jobs file that a watcher reads, and the scheduler that runs its jobs, for tests."""
+
+from __future__ import annotations
+
+import os
+
+from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
+from tests.loop.rig import Rig
+
+
+class WatchedFile:
+    """A jobs file with a scheduler that the test runs."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.path = rig.folder / "jobs.txt"
+        self.lines: list[str] = []
+        self.now = 1000.0
+        self.watch = self._watch()
+
+    def _watch(self) -> JobsFileWatcher:
+        return JobsFileWatcher(self.rig.store, str(self.path), frozenset(range(self.rig.gpus)))
+
+    def restart(self) -> None:
+        """Replaces the scheduler by a new one."""
+        self.rig = Rig(self.rig.folder)
+        self.watch = self._watch()
+
+    def save(self, text: str | bytes, quiet_s: float = 30.0) -> None:
+        """Saves the file, reads it at once, and again after it has been unchanged for quiet_s seconds."""
+        self._replace(text.encode() if isinstance(text, str) else text)
+        self.wait(quiet_s)
+
+    def save_lines(self) -> None:
+        """Saves `lines`, without reading the file."""
+        self._replace("".join(self.lines).encode())
+
+    def _replace(self, data: bytes) -> None:
+        spare = self.path.with_suffix(".new")
+        spare.write_bytes(data)
+        os.replace(spare, self.path)
+
+    def read(self, later: float = 0.0) -> None:
+        """Reads the file some seconds later, repeatedly as long as more is ready at once."""
+        self.now += later
+        self.watch.check(self.now)
+        while self.watch.loading:
+            self.watch.check(self.now)
+
+    def wait(self, seconds: float) -> None:
+        """Reads the file, runs rounds, and reads it again after some seconds."""
+        for step in (0.0, seconds):
+            self.now += step
+            self.watch.check(self.now)
+            self.rig.loop.set_line_waits(self.watch.waits)
+            self.rig.tick()
+
+    def states(self) -> dict[int, str]:
+        """Returns the state or outcome of each job, by id."""
+        rows = self.rig.store.db.rows("SELECT id, state, outcome FROM job ORDER BY id")
+        return {row["id"]: row["outcome"] or row["state"] for row in rows}
+
+    def queued(self) -> list[str]:
+        """Returns the queued commands in queue order."""
+        rows = self.rig.store.db.rows(
+            "SELECT text FROM job WHERE state = 'queued' ORDER BY priority, position, id"
+        )
+        return [row["text"] for row in rows]
+
+    def problems(self) -> list[tuple[int, str]]:
+        """Returns the malformed lines as `status` shows them."""
+        rows = self.rig.store.db.rows("SELECT number, problem FROM line WHERE problem IS NOT NULL")
+        return [(row["number"], row["problem"]) for row in rows]
