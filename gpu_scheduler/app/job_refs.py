@@ -74,7 +74,7 @@ def _job_named(store: Store, name: str) -> int:
         # Without a running scheduler, the end of some may not be recorded yet.
         open_rows = [row for row in open_rows if not _has_ended(store, row)]
     if len(open_rows) > 1:
-        listed = ", ".join(f"job {row['id']} ({row['state']})" for row in open_rows[:_MAX_LISTED])
+        listed = ", ".join(f"job {row.id} ({row.state})" for row in open_rows[:_MAX_LISTED])
         more = f" and {len(open_rows) - _MAX_LISTED:,} more" if len(open_rows) > _MAX_LISTED else ""
         raise SchedulerError(
             f"{count_noun(len(open_rows), 'open job')} are named {name}: {listed}{more}\n"

@@ -67,9 +67,7 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, S
         try:
             request_stop(folder, row.token, "cancelled", grace_s, "kill", row.runner)
         except OSError as error:
-            raise SchedulerError(
-                f"job {row['job_id']} cannot be stopped: {folder}: {error.strerror}"
-            ) from None
+            raise SchedulerError(f"job {row.job_id} cannot be stopped: {folder}: {error.strerror}") from None
     end = time.monotonic() + grace_s + STOP_MARGIN_S
     return {row.job_id: _wait_until_over(store, row, grace_s, end) for row in attempts}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -181,8 +180,8 @@ class Sampler:
 
     def _jobs_on(self, uuid: str) -> list[str]:
         assert self._store is not None
-        allocated = [row for row in self._store.active_attempts() if row.state.holds_gpus]
-        return [str(row["job_id"]) for row in allocated if uuid in json.loads(row["gpus"])]
+        allocated = [attempt for attempt in self._store.active_attempts() if attempt.state.holds_gpus]
+        return [str(attempt.job_id) for attempt in allocated if uuid in attempt.gpus]
 
 
 def _stored_gpus(store: Store) -> list[KnownGpu]:

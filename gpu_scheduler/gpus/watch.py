@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, Snapshot
@@ -69,26 +68,21 @@ class GpuWatch:
         return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 
-def with_stored_values(gpu: Gpu, row: GpuRecord) -> Gpu:
-    """Returns the GPU with the values that its row in the store adds to the newest sample."""
+def with_stored_values(gpu: Gpu, record: GpuRecord) -> Gpu:
+    """Returns the GPU with the values that the store adds to the newest sample."""
     return replace(
-        with_foreign_peaks(gpu, row["held"]),
-        total_mib=row["total_mib"],
-        foreign_loads=tuple(json.loads(row["foreign_loads"])),
-        foreign_load_at=row["foreign_load_at"],
+        with_foreign_peaks(gpu, record.foreign_peaks),
+        total_mib=record.total_mib,
+        foreign_loads=record.foreign_loads,
+        foreign_load_at=record.foreign_load_boot,
     )
 
 
-def with_foreign_peaks(gpu: Gpu, stored_peaks: str) -> Gpu:
-    """Returns the GPU with the stored memory peaks of foreign processes that are alive or in its sample.
-
-    stored_peaks: the column `held` of its row, in which the store keeps these peaks.
-    """
+def with_foreign_peaks(gpu: Gpu, stored_peaks: Iterable[tuple[int, float, int]]) -> Gpu:
+    """Returns the GPU with the stored memory peaks of foreign processes that are alive or in its sample."""
     processes = (gpu.sample.processes if gpu.sample else None) or ()
     here = {(process.pid, gpu.process_starts.get(process.pid, 0.0)) for process in processes}
     peaks = {
-        (pid, start): mib
-        for pid, start, mib in json.loads(stored_peaks)
-        if (pid, start) in here or is_alive(pid, start)
+        (pid, start): mib for pid, start, mib in stored_peaks if (pid, start) in here or is_alive(pid, start)
     }
     return replace(gpu, foreign_peaks=peaks)

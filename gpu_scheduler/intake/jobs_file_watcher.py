@@ -188,7 +188,7 @@ class JobsFileWatcher:
         if not reasons:
             return []
         rows = (row for job in new if (row := self._store.job(job)) is not None)
-        found = ((row["id"], reasons.get(row["ask"])) for row in rows)
+        found = ((row.id, reasons.get(row.spec_key)) for row in rows)
         return [f"job {job_id} waits, {self._wait_text(why)}" for job_id, why in found if why is not None]
 
     def _update_positions(self, reading: Reading) -> None:

@@ -25,10 +25,10 @@ SAME_EDIT_S = 5.0
 
 def requested_pauses(store: Store) -> dict[str, bool]:
     """Returns UUID -> paused, as it will be once every open request is carried out."""
-    paused = {row["uuid"]: bool(row["paused"]) for row in store.gpus()}
+    paused = {row.uuid: row.paused for row in store.gpus()}
     for request in store.open_requests():
-        if request["verb"] in ("pause", "resume") and request["target"] in paused:
-            paused[request["target"]] = request["verb"] == "pause"
+        if request.verb in ("pause", "resume") and request.target in paused:
+            paused[request.target] = request.verb == "pause"
     return paused
 
 
@@ -91,7 +91,7 @@ def apply_edit(store: Store, content: bytes) -> list[str]:
     if older:
         messages.append("a state file of the older scheduler: its pauses are kept, its shares are recomputed")
     with store.db.transaction():
-        by_index = {row["idx"]: row["uuid"] for row in store.gpus()}
+        by_index = {row.index: row.uuid for row in store.gpus()}
         requested = requested_pauses(store)
         recorded = [index for index, uuid in by_index.items() if requested[uuid]]
         for index, paused in state_file.pause_edits(_rebased_on_last_edit(store, state), recorded).items():
@@ -169,16 +169,14 @@ def summarize(
     from gpu_scheduler.store.attempt_rows import allocated_shares
 
     shares = allocated_shares(store, ended_attempts)
-    listed = [0.0] * (max((row["idx"] for row in rows), default=-1) + 1)
+    listed = [0.0] * (max((row.index for row in rows), default=-1) + 1)
     for row in rows:
-        listed[row["idx"]] = shares[row["uuid"]] / 1000
+        listed[row.index] = shares[row.uuid] / 1000
     counts = dict(store.state_counts())
     ended = {
-        row["job_id"]
-        for row in store.active_attempts()
-        if row["id"] in ended_attempts and row["outcome"] is None
+        row.job_id for row in store.active_attempts() if row.id in ended_attempts and row.outcome is None
     }
-    running = {row["id"]: row["state"] for row in store.open_jobs(tuple(ACTIVE))}
+    running = {row.id: row.state for row in store.open_jobs(tuple(ACTIVE))}
     for job_id in ended & running.keys():
         counts[running.pop(job_id)] -= 1
     jobs: dict[str, object] = {
@@ -186,4 +184,4 @@ def summarize(
     }
     jobs["running_ids"] = sorted(running)
     requested = requested_pauses(store)
-    return listed, [row["idx"] for row in rows if requested[row["uuid"]]], jobs
+    return listed, [row.index for row in rows if requested[row.uuid]], jobs

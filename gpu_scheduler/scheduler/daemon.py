@@ -199,9 +199,12 @@ class Daemon:
             log.warning(
                 "%s is on %s, where the database is not safe; choose another --data-dir", home.folder, kind
             )
-        late = [request for request in self._store.open_requests() if request["verb"] == "stop"]
+        late = [request for request in self._store.open_requests() if request.verb == "stop"]
         recorder.record(
-            [AnswerRequest(request["id"], RequestAnswer(AnswerCode.SCHEDULER_ENDED)) for request in late],
+            [
+                AnswerRequest(request.request_id, RequestAnswer(AnswerCode.SCHEDULER_ENDED))
+                for request in late
+            ],
             self._clock.now(),
         )
         recorder.forget_wait_reasons()
@@ -295,11 +298,11 @@ class Daemon:
 
     def _shut_down(self) -> int:
         log.info("scheduler ends (%s)", signal.Signals(self._signal).name if self._signal else "requested")
-        running = [row for row in self._store.active_attempts() if row["outcome"] is None]
+        running = [row for row in self._store.active_attempts() if row.outcome is None]
         for row in running:
-            has_window = row["session"] and not row["window_closed"]
-            where = f"`attach {row['job_id']}`" if has_window else f"log {row['log']}"
-            log.info("job %d keeps running: %s", row["job_id"], where)
+            has_window = row.session and not row.window_closed
+            where = f"`attach {row.job_id}`" if has_window else f"log {row.log}"
+            log.info("job %d keeps running: %s", row.job_id, where)
         if running:
             log.info("`status` shows the running jobs; run the same command again to continue")
         if not self._options.drain:

@@ -99,12 +99,12 @@ def _active_jobs(store: Store, void_claims: bool) -> dict[int, bool]:
     boot_id = Clock().boot_id
     attempts = [
         _OpenAttempt(
-            row["job_id"], row["token"],
-            store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"]),
+            row.job_id, row.token,
+            store.data_dir.attempt_folder(row.job_id, row.number, row.token),
             row.runner, not row.state.is_open,
         )
         for row in store.active_attempts()
-        if row["boot_id"] == boot_id
+        if row.boot_id == boot_id
     ]  # fmt: skip
     attempts += _unknown_attempts(unknown_to_store(list_attempt_folders(store.data_dir), store.db.connection))
     return _active_jobs_of(attempts, void_claims=void_claims)

@@ -50,8 +50,8 @@ def read_facts(
         return recorded_command(refs[token].folder, token)
 
     managed = store.gpus()
-    paused = {row["uuid"]: (row["idx"], bool(row["paused"])) for row in managed}
-    recorded = {row["uuid"]: row for row in managed}
+    paused = {row.uuid: (row.index, row.paused) for row in managed}
+    recorded = {row.uuid: row for row in managed}
     sampled = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
     unmanaged = {gpu.uuid: (gpu.index, False) for gpu in sampled if gpu.uuid not in paused}
     requests = tuple(store.open_requests())

@@ -285,16 +285,12 @@ class _AttemptImport:
 
     def _close_superseded(self) -> None:
         """Finishes the open attempts of these jobs in the store, which a later attempt has superseded."""
-        rows = [
-            row for row in self._store.active_attempts() if row["job_id"] in self._jobs and not row["outcome"]
-        ]
+        rows = [row for row in self._store.active_attempts() if row.job_id in self._jobs and not row.outcome]
         data_dir = self._store.data_dir
-        folders = {
-            row["token"]: data_dir.attempt_folder(row["job_id"], row["number"], row["token"]) for row in rows
-        }
+        folders = {row.token: data_dir.attempt_folder(row.job_id, row.number, row.token) for row in rows}
         alive = processes_of(folders, folders) if folders else {}
         for row in rows:
-            attempt = replace(observe_attempt(self._store, row), survivors=alive.get(row["token"], ()))
+            attempt = replace(observe_attempt(self._store, row), survivors=alive.get(row.token, ()))
             self._writer.record(supersede(attempt, self._now, self._settings), self._now)
 
     def _import_turn(self, turn: int) -> None:
@@ -310,11 +306,9 @@ class _AttemptImport:
                 )  # fmt: skip
                 tokens[origin.token] = turn == len(found) - 1
         for row in self._store.active_attempts():
-            if row["token"] in tokens:
-                attempt = replace(
-                    observe_attempt(self._store, row), survivors=self._alive.get(row["token"], ())
-                )
-                decide = restore if tokens[row["token"]] else supersede
+            if row.token in tokens:
+                attempt = replace(observe_attempt(self._store, row), survivors=self._alive.get(row.token, ()))
+                decide = restore if tokens[row.token] else supersede
                 self._writer.record(decide(attempt, self._now, self._settings), self._now)
 
     def _assume_location(self, new: Iterable[tuple[AttemptFolder, Origin]]) -> None:

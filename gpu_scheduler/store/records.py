@@ -6,16 +6,13 @@ named by UUID.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.scheduling.accounting import Allocation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from gpu_scheduler.core.model.attempt_status import RunnerIdentity
     from gpu_scheduler.core.model.gpu import GpuProcess
     from gpu_scheduler.core.model.gpu_fault import GpuFault
@@ -25,18 +22,8 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.wait_reason import WaitReason
 
 
-class _OldColumns:
-    """Gives access by the name of the database column, until every reader uses the fields."""
-
-    _OLD: ClassVar[Mapping[str, str | Callable[[Any], Any]]] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        field = self._OLD.get(name, name)
-        return getattr(self, field) if isinstance(field, str) else field(self)
-
-
 @dataclass(frozen=True)
-class JobRecord(_OldColumns):
+class JobRecord:
     """A job.
 
     source: "file:PATH" or the front end that added it; text: its line or command as written; spec_json: its
@@ -79,18 +66,6 @@ class JobRecord(_OldColumns):
     created_at: float
     finished_at: float | None
 
-    _OLD: ClassVar[Mapping[str, str | Callable[[Any], Any]]] = {
-        "spec": "spec_json",
-        "ask": "spec_key",
-        "place": "position",
-        "gone": "source_missing",
-        "passed_at": "bypassed_at",
-        "raised_mib": "min_vram_mib",
-        "oom_used": "oom_retries_used",
-        "fail_used": "fail_retries_used",
-        "line_wait": lambda job: job.line_wait and job.line_wait.to_json(),
-    }
-
     @cached_property
     def spec(self) -> JobSpec:
         """Its parsed spec."""
@@ -117,7 +92,7 @@ class AllocationRecord(Allocation):
 
 
 @dataclass(frozen=True)
-class AttemptRecord(_OldColumns):
+class AttemptRecord:
     """An attempt of a job.
 
     number: 1, 2, … within its job; learned: its vram was learned; assumed: its share and vram are defaults
@@ -162,27 +137,6 @@ class AttemptRecord(_OldColumns):
     created_at: float
     started_at: float | None
     ended_at: float | None
-
-    _OLD: ClassVar[Mapping[str, str | Callable[[Any], Any]]] = {
-        "gpus": lambda attempt: json.dumps(attempt.gpus),
-        "baseline": lambda attempt: json.dumps(attempt.baseline_mib),
-        "budgets": lambda attempt: json.dumps(attempt.budgets),
-        "peaks": lambda attempt: json.dumps(attempt.peaks),
-        "loads": lambda attempt: json.dumps(
-            {one.gpu: (one.load_sum, one.load_samples) for one in attempt.allocations if one.load_samples}
-        ),
-        "exceeded": lambda attempt: json.dumps(attempt.overused_gpus),
-        "strays": lambda attempt: json.dumps(attempt.misplaced),
-        "survivors": lambda attempt: json.dumps(attempt.survivors),
-        "launches": "launch_count",
-        "deadline_boot": "launch_deadline_boot",
-        "dead_boot": "runner_died_boot",
-        "runner_pid": lambda attempt: attempt.runner and attempt.runner.pid,
-        "job_ask": "spec_key",
-        "oom_used": "oom_retries_used",
-        "fail_used": "fail_retries_used",
-        "raised_mib": "min_vram_mib",
-    }
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -264,7 +218,7 @@ class ActiveAttemptRecord(AttemptRecord):
 
 
 @dataclass(frozen=True)
-class GpuRecord(_OldColumns):
+class GpuRecord:
     """A GPU with the values of its newest sample.
 
     processes: None = not listed. loads: of the last samples, percent, newest last; foreign_loads: those that
@@ -288,22 +242,9 @@ class GpuRecord(_OldColumns):
     foreign_loads: tuple[float | None, ...]
     foreign_load_boot: float | None
 
-    _OLD: ClassVar[Mapping[str, str | Callable[[Any], Any]]] = {
-        "idx": "index",
-        "processes": lambda gpu: (
-            None
-            if gpu.processes is None
-            else json.dumps([[one.pid, one.used_mib, one.graphics_only] for one in gpu.processes])
-        ),
-        "loads": lambda gpu: json.dumps(gpu.loads),
-        "held": lambda gpu: json.dumps(gpu.foreign_peaks),
-        "foreign_loads": lambda gpu: json.dumps(gpu.foreign_loads),
-        "foreign_load_at": "foreign_load_boot",
-    }
-
 
 @dataclass(frozen=True)
-class JobsFileRecord(_OldColumns):
+class JobsFileRecord:
     """A jobs file. cwd: working directory of its lines; problem: why it cannot be read, None = it can."""
 
     path: str
@@ -312,7 +253,7 @@ class JobsFileRecord(_OldColumns):
 
 
 @dataclass(frozen=True)
-class LineLocation(_OldColumns):
+class LineLocation:
     """The jobs file and the line number of a job."""
 
     path: str
@@ -320,7 +261,7 @@ class LineLocation(_OldColumns):
 
 
 @dataclass(frozen=True)
-class MalformedLineRecord(_OldColumns):
+class MalformedLineRecord:
     """A malformed line of a jobs file. raw: as written; problem: the fault; accepted_form: a valid form."""
 
     path: str
@@ -329,5 +270,3 @@ class MalformedLineRecord(_OldColumns):
     raw: str
     problem: str
     accepted_form: str | None
-
-    _OLD: ClassVar[Mapping[str, str | Callable[[Any], Any]]] = {"accepted": "accepted_form"}

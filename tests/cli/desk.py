@@ -26,6 +26,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.lock import scheduler_pid
+from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 from tests.waiting import wait_for
@@ -65,17 +66,17 @@ class Desk:
         spec = {"kind": "command", "text": text, "cwd": str(self.path), "command": text, **values}
         return self.store.insert_job(JobSpec(**spec), "cli")
 
-    def attempt(self, job_id: int, gpu: str = "SIM-0") -> Any:
-        """Opens an attempt of a queued job, without its folder, and returns its row."""
+    def attempt(self, job_id: int, gpu: str = "SIM-0") -> AttemptRecord:
+        """Opens an attempt of a queued job, without its folder, and returns it."""
         opened = self.record(act.Start(job_id, (gpu,), 500))
         row = self.store.attempt(opened[job_id])
         assert row is not None
-        self.folders[row["token"]] = self.folder(row)
+        self.folders[row.token] = self.folder(row)
         return row
 
-    def folder(self, row: Any) -> Path:
+    def folder(self, row: AttemptRecord) -> Path:
         """Returns the folder of an attempt."""
-        return self.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
+        return self.data_dir.attempt_folder(row.job_id, row.number, row.token)
 
     def run_job(self, script: str) -> int:
         """Runs a bash script as a job whose real runner has claimed it; returns its id."""
@@ -86,18 +87,18 @@ class Desk:
         prepare(
             self.folder(row),
             {
-                "job": job_id, "attempt": 1, "token": row["token"], "boot_id": row["boot_id"],
+                "job": job_id, "attempt": 1, "token": row.token, "boot_id": row.boot_id,
                 "cwd": str(self.path), "umask": 0o022,
-                "env": {"PATH": os.environ["PATH"], "GPU_SCHEDULER_TOKEN": row["token"]},
+                "env": {"PATH": os.environ["PATH"], "GPU_SCHEDULER_TOKEN": row.token},
                 "terminal": False, "session": None, "log": str(log), "header": "",
                 "timeout_s": None, "term_grace_s": 5.0,
             },
             REPORT_START + script,
         )  # fmt: skip
-        self.writer.record_log(row["id"], str(log), None)
-        DirectExecutor().launch(AttemptRef(job_id, 1, row["token"], self.folder(row)))
-        wait_for(lambda: observe(self.folder(row), row["token"]).claim != "none", f"claim of job {job_id}")
-        self.record(act.Transition(job_id, row["id"], JobState.RUNNING))
+        self.writer.record_log(row.id, str(log), None)
+        DirectExecutor().launch(AttemptRef(job_id, 1, row.token, self.folder(row)))
+        wait_for(lambda: observe(self.folder(row), row.token).claim != "none", f"claim of job {job_id}")
+        self.record(act.Transition(job_id, row.id, JobState.RUNNING))
         return job_id
 
     def run(self, *argv: object) -> tuple[int, str, str]:
@@ -109,13 +110,13 @@ class Desk:
 
     def requests(self) -> list[tuple[str, str]]:
         """Returns verb and target of the open requests."""
-        return [(row["verb"], row["target"]) for row in self.store.open_requests()]
+        return [(row.verb, row.target) for row in self.store.open_requests()]
 
     def state(self, job_id: int) -> str:
         """Returns the recorded state of a job."""
         row = self.store.job(job_id)
         assert row is not None
-        return str(row["state"])
+        return str(row.state)
 
     def wait_until_processes_end(self) -> None:
         """Waits until no process of any attempt is left; a runner ends shortly after writing its result."""

@@ -36,7 +36,7 @@ def main() -> None:
     store = Store(home)
     loop = Loop(store, GpuWatch(), _NoLauncher(), Executors(DirectExecutor()), Settings(), Clock())
     if "rising" in sys.argv:
-        while not (found := [wish["id"] for wish in store.open_requests()]):
+        while not (found := [wish.request_id for wish in store.open_requests()]):
             time.sleep(0.005)
         loop.recorder.record(
             [AnswerRequest(wish, RequestAnswer(AnswerCode.SCHEDULER_ENDED)) for wish in found], Clock().now()

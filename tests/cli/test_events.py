@@ -27,7 +27,7 @@ def three_jobs(desk: Desk) -> list[int]:
     """Inserts a job cancelled while waiting, one that ran, and one that waits."""
     jobs = [desk.job("echo first"), desk.job("echo second"), desk.job("echo third")]
     desk.record(act.FinishJob(jobs[0], Outcome.CANCELLED, worded("line removed")))
-    attempt = desk.attempt(jobs[1])["id"]
+    attempt = desk.attempt(jobs[1]).id
     desk.record(act.Transition(jobs[1], attempt, JobState.RUNNING))
     desk.record(act.RecordMisplacedProcess(jobs[1], attempt, "SIM-1", 77))
     desk.record(

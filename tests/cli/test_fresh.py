@@ -48,7 +48,7 @@ def fill_store(desk: Desk) -> tuple[int, int]:
     row = desk.attempt(done)
     desk.folder(row).mkdir(parents=True)
     (desk.folder(row) / "spec.json").write_text("{}")
-    finish_attempt(desk, done, row["id"])
+    finish_attempt(desk, done, row.id)
     store = desk.store
     accepted_lines.working_folder(store, "/x/jobs.txt", "/x")
     with store.db.transaction() as db:
@@ -61,7 +61,9 @@ def fill_store(desk: Desk) -> tuple[int, int]:
             " VALUES ('[]', 0, 1, 9, 'completed')"
         )
     never = WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(9, 1000))
-    desk.record(act.SetWaitReason(store.job(waits)["ask"], never))  # type: ignore[index]
+    job = store.job(waits)
+    assert job is not None
+    desk.record(act.SetWaitReason(job.spec_key, never))
     store.add_request("retry", str(done))
     return done, waits
 
@@ -232,9 +234,9 @@ def test_fresh_is_refused_while_a_process_of_an_ended_job_is_left(
     monkeypatch.setattr(fresh_start, "RUNNER_EXIT_S", 0.1)
     job = desk.job()
     row = desk.attempt(job)
-    desk.record(act.FinishAttempt(job, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
+    desk.record(act.FinishAttempt(job, row.id, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
     fresh_start.refuse_active(desk.store)
-    left = subprocess.Popen(["sleep", "60"], env={**os.environ, "GPU_SCHEDULER_TOKEN": row["token"]})
+    left = subprocess.Popen(["sleep", "60"], env={**os.environ, "GPU_SCHEDULER_TOKEN": row.token})
     try:
         with pytest.raises(SchedulerError, match=f"job {job} is active"):
             fresh_start.refuse_active(desk.store)
@@ -250,9 +252,9 @@ def test_fresh_voids_the_claim_of_an_unclaimed_attempt(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     assert count_jobs_to_forget(desk.data_dir) == 1
-    assert observe(desk.folder(row), row["token"]).claim == "none"
+    assert observe(desk.folder(row), row.token).claim == "none"
     fresh_start.refuse_active(desk.store, void_claims=True)
-    assert observe(desk.folder(row), row["token"]).claim == "void"
+    assert observe(desk.folder(row), row.token).claim == "void"
     assert desk.state(job) == "starting"
 
 
@@ -273,7 +275,7 @@ def test_killed_runner_does_not_block_fresh_once_its_command_is_gone(desk: Desk)
 def test_fresh_does_not_claim_an_ended_attempt(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
-    desk.record(act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED))
+    desk.record(act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED))
     fresh_start.refuse_active(desk.store, void_claims=True)
     assert not desk.folder(row).exists()
 

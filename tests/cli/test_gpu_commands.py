@@ -25,9 +25,9 @@ def test_pause_without_a_scheduler_is_recorded_and_shown_by_status(desk: Desk) -
 def test_pause_prints_the_answer_of_a_running_scheduler(desk: Desk) -> None:
     with desk.scheduler():
         assert desk.run("pause", "all") == (0, "GPU 0: paused\nGPU 1: paused\n", "")
-        assert [row["paused"] for row in desk.store.gpus()] == [1, 1]
+        assert [row.paused for row in desk.store.gpus()] == [1, 1]
         assert desk.run("resume", "0-1") == (0, "GPU 0: resumed\nGPU 1: resumed\n", "")
-        assert [row["paused"] for row in desk.store.gpus()] == [0, 0]
+        assert [row.paused for row in desk.store.gpus()] == [0, 0]
 
 
 def test_pause_names_a_scheduler_that_does_not_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

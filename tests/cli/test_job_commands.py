@@ -112,7 +112,7 @@ def test_cancel_ends_a_running_job_without_a_scheduler(desk: Desk) -> None:
     assert "bye" in log.read_text()
     assert desk.requests() == [("cancel", str(job))]
     attempt = desk.store.attempts(job)[0]
-    result = observe(desk.folder(attempt), attempt["token"]).result
+    result = observe(desk.folder(attempt), attempt.token).result
     assert result is not None
     assert (result.cause, result.exit_code) == ("cancelled", 3)
     code, _, err = desk.run("cancel", job)
@@ -124,7 +124,7 @@ def test_cancel_ends_a_running_job_without_a_scheduler(desk: Desk) -> None:
         wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
     row = desk.store.job(job)
     assert row is not None
-    assert row["outcome"] == "cancelled"
+    assert row.outcome == "cancelled"
 
 
 def test_cancel_kills_a_job_that_ignores_sigterm_after_the_grace(desk: Desk) -> None:
@@ -145,8 +145,8 @@ def test_cancel_sweeps_a_job_whose_runner_died(
     job = desk.run_job(f"exec {environment} sh -c {shlex.quote(script)}")
     pid = int(wait_for(lambda: _read(desk.path / "pid"), "the job's pid") or 0)
     attempt = desk.store.attempts(job)[0]
-    kill_runner(desk.folder(attempt), attempt["token"])
-    wait_for(lambda: observe(desk.folder(attempt), attempt["token"]).claim == "dead", "the runner's end")
+    kill_runner(desk.folder(attempt), attempt.token)
+    wait_for(lambda: observe(desk.folder(attempt), attempt.token).claim == "dead", "the runner's end")
     os.kill(pid, 0)
     with pytest.raises(SchedulerError, match=f"job {job} is active"):
         fresh_start.refuse_active(desk.store)
@@ -157,7 +157,7 @@ def test_cancel_sweeps_a_job_whose_runner_died(
         wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
     row = desk.store.job(job)
     assert row is not None
-    assert row["outcome"] == "cancelled"
+    assert row.outcome == "cancelled"
 
 
 def test_cancel_stops_an_unclaimed_attempt_before_it_begins(desk: Desk) -> None:
@@ -166,7 +166,7 @@ def test_cancel_stops_an_unclaimed_attempt_before_it_begins(desk: Desk) -> None:
     desk.folder(attempt).mkdir(parents=True)
     code, out, err = desk.run("cancel", job)
     assert (code, out, err) == (0, f"job {job}: cancelled before it began\n", "")
-    stop = observe(desk.folder(attempt), attempt["token"]).stop
+    stop = observe(desk.folder(attempt), attempt.token).stop
     assert stop is not None
     assert (stop.cause, stop.grace_s, stop.on_timeout) == ("cancelled", 10.0, "kill")
 

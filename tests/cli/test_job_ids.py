@@ -79,7 +79,7 @@ def test_empty_range_and_ambiguous_name_are_rejected(desk: Desk) -> None:
 def test_ended_job_that_is_not_recorded_yet_does_not_make_a_name_ambiguous(desk: Desk) -> None:
     job = desk.run_job("exit 7")
     row = desk.store.attempts(job)[0]
-    wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
+    wait_for(lambda: observe(desk.folder(row), row.token).result, "the result")
     with desk.store.db.transaction() as db:
         db.execute("UPDATE job SET name = 'bert' WHERE id = ?", (job,))
     assert resolve_job(desk.store, "bert") == job
@@ -112,7 +112,7 @@ def test_commands_that_show_a_job_accept_its_name(desk: Desk) -> None:
     with desk.store.db.transaction() as db:
         db.execute("UPDATE job SET name = 'bert' WHERE id = ?", (job,))
     row = desk.store.attempts(job)[0]
-    wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
+    wait_for(lambda: observe(desk.folder(row), row.token).result, "the result")
     assert json.loads(desk.run("show", "bert", "--json")[1])["job"]["id"] == job
     assert json.loads(desk.run("why", "bert", "--json")[1])["job"] == job
     assert "hello" in desk.run("logs", "bert")[1]
@@ -172,7 +172,7 @@ def test_status_failed_lists_only_failed_jobs(desk: Desk) -> None:
 def test_unrecorded_failure_counts_as_failed(desk: Desk) -> None:
     job = desk.run_job("exit 7")
     row = desk.store.attempts(job)[0]
-    wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
+    wait_for(lambda: observe(desk.folder(row), row.token).result, "the result")
     assert [one["id"] for one in json.loads(desk.run("status", "--failed", "--json")[1])["jobs"]] == [job]
     code, _, err = desk.run("retry", "--failed")
     assert code == 1
@@ -195,10 +195,10 @@ def test_job_that_waits_for_a_retry_has_not_failed(desk: Desk) -> None:
     row = desk.attempt(job)
     desk.record(
         act.FinishAttempt(
-            job, row["id"], Outcome.FAILED, JobState.QUEUED, None, worded("exit code 1"), exit_code=1
+            job, row.id, Outcome.FAILED, JobState.QUEUED, None, worded("exit code 1"), exit_code=1
         )
     )
     found: JobRecord | None = desk.store.job(job)
     assert found is not None
-    assert found["state"] == "queued"
+    assert found.state == "queued"
     assert json.loads(desk.run("status", "--failed", "--json")[1])["jobs"] == []

@@ -103,8 +103,8 @@ def logged_attempts(desk: Desk, job: int, *states: JobState) -> None:
         row = desk.attempt(job)
         log = desk.path / f"{number}.log"
         log.write_text(f"attempt {number}\n")
-        desk.writer.record_log(row["id"], str(log), None)
-        desk.record(act.FinishAttempt(job, row["id"], Outcome.NOT_STARTED, state, None))
+        desk.writer.record_log(row.id, str(log), None)
+        desk.record(act.FinishAttempt(job, row.id, Outcome.NOT_STARTED, state, None))
 
 
 def test_logs_prints_the_latest_attempt(desk: Desk) -> None:
@@ -122,7 +122,7 @@ def test_logs_reports_a_missing_log(desk: Desk) -> None:
     assert err == f"gpu-scheduler: job {job} has no log: it is queued and was never started\n"
     row = desk.attempt(job)
     assert f"attempt 1 of job {job} has no log yet" in desk.run("logs", job)[2]
-    desk.writer.record_log(row["id"], "/nowhere/3.log", None)
+    desk.writer.record_log(row.id, "/nowhere/3.log", None)
     assert desk.run("logs", job)[::2] == (
         1, "gpu-scheduler: the log /nowhere/3.log cannot be read: No such file or directory\n"
     )  # fmt: skip
@@ -163,15 +163,15 @@ def test_follow_continues_with_the_next_attempt(desk: Desk) -> None:
             rows.append(row)
             log = desk.path / f"{number}.log"
             log.write_text(f"attempt {number}\n")
-            desk.writer.record_log(row["id"], str(log), None)
+            desk.writer.record_log(row.id, str(log), None)
             if number == 1:
                 process = start("logs", job, "-f")
                 read = read_until(process.stdout, b"attempt 1\n")
-                desk.record(act.FinishAttempt(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None))
+                desk.record(act.FinishAttempt(job, row.id, Outcome.NOT_STARTED, JobState.QUEUED, None))
         read += read_until(process.stdout, b"attempt 2\n")
         assert process.poll() is None
         desk.record(
-            act.FinishAttempt(job, rows[-1]["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
+            act.FinishAttempt(job, rows[-1].id, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
         )
         out, err = process.communicate(timeout=60)
     assert (process.returncode, read + out, err) == (0, b"attempt 1\nattempt 2\n", b"")
@@ -206,7 +206,7 @@ def test_pipe_gets_the_last_frame_of_a_progress_bar_and_a_terminal_every_frame(d
     row = desk.attempt(job)
     log = desk.path / "bar.log"
     log.write_bytes(BAR)
-    desk.writer.record_log(row["id"], str(log), None)
+    desk.writer.record_log(row.id, str(log), None)
     assert desk.run("logs", job)[1].encode() == b"start\n100%|####| 2/2\nend without a newline"
     assert desk.run("logs", job, "-n", 2)[1].encode() == b"100%|####| 2/2\nend without a newline"
     done = start("logs", job, "--raw")
@@ -226,7 +226,7 @@ def test_only_colours_and_progress_bars_reach_the_terminal(desk: Desk) -> None:
     row = desk.attempt(job)
     log = desk.path / "hostile.log"
     log.write_bytes(HOSTILE)
-    desk.writer.record_log(row["id"], str(log), None)
+    desk.writer.record_log(row.id, str(log), None)
     text = b"one\n\x1b[31mtwo\x1b[0m\n"
     assert on_terminal("logs", job) == text + b" 1%\r 2%\x1b[K\n"
     assert desk.run("logs", job)[1].encode() == text + b" 2%\x1b[K\n"
@@ -241,7 +241,7 @@ def test_follow_into_a_pipe_prints_a_progress_bar_at_most_once_a_second(desk: De
     row = desk.attempt(job)
     log = desk.path / "bar.log"
     log.write_bytes(b"start\n")
-    desk.writer.record_log(row["id"], str(log), None)
+    desk.writer.record_log(row.id, str(log), None)
     process, raw = start("logs", job, "-f"), start("logs", job, "-f", "--raw")
     began = time.monotonic()
     read = bytearray(read_until(process.stdout, b"start\n"))
@@ -260,7 +260,7 @@ def test_follow_into_a_pipe_prints_a_progress_bar_at_most_once_a_second(desk: De
 
         wait_for(draw, "two updates", every_s=0.02)
         file.write(b"\r100%\nlast")
-    desk.record(act.FinishAttempt(job, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
+    desk.record(act.FinishAttempt(job, row.id, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
     read += process.communicate(timeout=60)[0]
     assert read.endswith(b"\n100%\nlast")
     assert read.count(b"%") <= time.monotonic() - began + 2
@@ -288,11 +288,11 @@ class ClaimedAttempt:
     def __init__(self, desk: Desk, session: str | None) -> None:
         self.job = desk.job()
         row = desk.attempt(self.job)
-        self.attempt_id = row["id"]
+        self.attempt_id = row.id
         path = desk.folder(row)
         path.mkdir(parents=True)
         self._window, slave = pty.openpty()
-        identity = json.dumps({"token": row["token"], "session": session, "log": None})
+        identity = json.dumps({"token": row.token, "session": session, "log": None})
         self._process = subprocess.Popen(
             [sys.executable, "-c", HOLDER, path, identity, os.ttyname(slave)],
             env=ENV, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -456,7 +456,7 @@ def test_attach_rejects_a_job_that_is_not_running(desk: Desk) -> None:
     row = desk.attempt(job)
     assert "is starting; try again" in desk.run("attach", job)[2]
     desk.record(
-        act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1)
+        act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1)
     )
     code, out, err = desk.run("attach", job)
     assert (code, out) == (1, "")
@@ -469,6 +469,6 @@ def test_log_path_is_read_from_the_claim_before_it_is_recorded(desk: Desk) -> No
     log = desk.path / f"job_{job}.log"
     wait_for(lambda: "early" in log.read_text(), "output")
     row = desk.store.attempts(job)[0]
-    assert observe(desk.folder(row), row["token"]).log == str(log)
-    desk.writer.record_log(row["id"], None, None)
+    assert observe(desk.folder(row), row.token).log == str(log)
+    desk.writer.record_log(row.id, None, None)
     assert desk.run("logs", job) == (0, log.read_text(), "")

@@ -23,7 +23,7 @@ def there(desk: Desk) -> Desk:
     """Provides a store of another host with the waiting job 1 and, as recorded, the running job 2."""
     desk.job("echo waits")
     row = desk.attempt(desk.job("sleep 100"))
-    desk.record(act.Transition(2, row["id"], JobState.RUNNING))
+    desk.record(act.Transition(2, row.id, JobState.RUNNING))
     write_host(desk.data_dir.host_file, ELSEWHERE)
     return desk
 

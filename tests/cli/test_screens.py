@@ -24,7 +24,7 @@ def screens_json(desk: Desk) -> dict[str, Any]:
 
 def test_session_that_is_being_created_has_no_attach_command(desk: Desk) -> None:
     job = desk.job()
-    desk.writer.record_log(desk.attempt(job)["id"], "/logs/1.log", "gpujob_0_echo_1")
+    desk.writer.record_log(desk.attempt(job).id, "/logs/1.log", "gpujob_0_echo_1")
     [shown] = screens_json(desk)["sessions"]
     assert (shown["session"], shown["state"], shown["command"]) == ("gpujob_0_echo_1", "starting", None)
     assert "gpujob_0_echo_1 is being created" in desk.run("screens")[1]
@@ -34,10 +34,10 @@ def test_attempt_with_a_dead_runner_has_no_session(desk: Desk) -> None:
     job = desk.run_job("exec sleep 60")
     row = desk.store.attempts(job)[0]
     assert screens_json(desk)["without_session"] == 1
-    pid = observe(desk.folder(row), row["token"]).pid
+    pid = observe(desk.folder(row), row.token).pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: observe(desk.folder(row), row["token"]).claim == "dead", "the runner's end")
+    wait_for(lambda: observe(desk.folder(row), row.token).claim == "dead", "the runner's end")
     assert (screens_json(desk)["sessions"], screens_json(desk)["without_session"]) == ([], 0)
 
 

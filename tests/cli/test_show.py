@@ -56,13 +56,13 @@ def test_show_waiting_job(desk: Desk) -> None:
 def test_show_attempts_and_history(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
-    desk.writer.record_log(row["id"], "/logs/1.log", "gpujob_0_echo_1")
+    desk.writer.record_log(row.id, "/logs/1.log", "gpujob_0_echo_1")
     desk.record(
-        act.Transition(job, row["id"], JobState.RUNNING),
-        act.RecordMisplacedProcess(job, row["id"], "SIM-1", 71),
+        act.Transition(job, row.id, JobState.RUNNING),
+        act.RecordMisplacedProcess(job, row.id, "SIM-1", 71),
     )
     desk.record(
-        act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED,
+        act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED,
                   reason=worded("exit code 1: ValueError: x"), exit_code=1, survivors=(9,), started_at=1000.0,
                   ended_at=1060.0)
     )  # fmt: skip
@@ -228,7 +228,7 @@ def test_show_end_that_is_not_recorded_yet(desk: Desk) -> None:
 def test_show_failed_launch_before_its_end(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
-    desk.writer.record_launch_error(row["id"], "fork failed")
+    desk.writer.record_launch_error(row.id, "fork failed")
     assert show_json(desk, job)["attempts"][0]["reason"] == "fork failed"
     assert "  Reason      fork failed\n" in desk.run("show", job)[1]
 

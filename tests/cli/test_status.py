@@ -106,7 +106,7 @@ def test_status_shows_an_end_that_is_not_recorded_yet(desk: Desk) -> None:
     assert seen["log"] == f"{desk.path}/job_{job}.log"
     (desk.path / "go").touch()
     row = desk.store.attempts(job)[0]
-    wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
+    wait_for(lambda: observe(desk.folder(row), row.token).result, "the result")
     seen = jobs(desk)[job]
     assert (seen["state"], seen["outcome"], seen["exit_code"]) == ("finished", "failed", 7)
     assert seen["recorded"] is False
@@ -337,7 +337,7 @@ def test_jobs_waiting_for_the_same_thing_share_a_row(desk: Desk) -> None:
         ids = [desk.job(f"echo {n}", share=500) for n in range(3)]
         row = desk.store.job(ids[0])
         assert row is not None
-        desk.record(act.SetWaitReason(row["ask"], WaitReason(WaitKind.NO_FREE_GPU, need=Need(1, 500))))
+        desk.record(act.SetWaitReason(row.spec_key, WaitReason(WaitKind.NO_FREE_GPU, need=Need(1, 500))))
         out = desk.run("status")[1]
         assert f"     3 jobs wait for half a GPU: {ids[0]}-{ids[-1]} (echo …)\n" in out
         assert desk.run("status", "--all")[1].count("needs 0.5 of a GPU, 0 free") == 3
@@ -410,7 +410,7 @@ def test_watch_refuses_a_dumb_terminal(desk: Desk) -> None:
 
 def test_status_shows_allocated_and_used_memory(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
-    this = desk.store.attempts(job)[0]["id"]
+    this = desk.store.attempts(job)[0].id
     with desk.store.db.transaction() as db:
         db.execute("UPDATE allocation SET share = 0, vram = 18432, gpu = 'SIM-1', budget_mib = 18432")
     shown = jobs(desk)[job]

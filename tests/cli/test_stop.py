@@ -119,7 +119,7 @@ def test_stop_without_a_scheduler_frees_the_shares_of_ended_jobs(desk: Desk) -> 
     assert state_of(desk)["jobs"] == {"running": 2, "running_ids": [ends, stays]}
     (desk.path / "go").touch()
     [row] = desk.store.attempts(ends)
-    wait_for(lambda: observe(desk.folder(row), row["token"]).result, "the result")
+    wait_for(lambda: observe(desk.folder(row), row.token).result, "the result")
     assert desk.run("stop") == (
         0,
         f"no scheduler is running on {file}\nrunning jobs continue: job {stays}; `cancel JOB` ends one; the"
@@ -158,13 +158,13 @@ def test_job_keeps_its_share_while_its_command_outlives_the_runner(desk: Desk) -
     wait_for((desk.path / "pid").exists, "the start of the command")
     with_state_file(desk)
     [row] = desk.store.attempts(job)
-    runner = observe(desk.folder(row), row["token"]).pid
+    runner = observe(desk.folder(row), row.token).pid
     assert runner
     os.kill(runner, signal.SIGKILL)
-    wait_for(lambda: observe(desk.folder(row), row["token"]).claim == "dead", "the runner's end")
+    wait_for(lambda: observe(desk.folder(row), row.token).claim == "dead", "the runner's end")
     desk.run("stop")
     assert state_of(desk)["gpu_status"] == [0.5, 0.0]
-    assert not sweep(desk.folder(row), row["token"], 0.0)
+    assert not sweep(desk.folder(row), row.token, 0.0)
     desk.run("stop")
     assert state_of(desk)["gpu_status"] == [0.0, 0.0]
 
@@ -182,7 +182,7 @@ def test_stop_with_jobs_cancels_them_and_records_them_as_cancelled(desk: Desk) -
         wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
         row = desk.store.job(job)
         assert row is not None
-        assert row["outcome"] == "cancelled"
+        assert row.outcome == "cancelled"
         assert scheduler_pid(desk.data_dir.lock) is not None
     assert desk.state(waiting) == "queued"
 

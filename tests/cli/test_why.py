@@ -159,7 +159,7 @@ def test_why_says_that_a_job_needs_more_memory_than_any_gpu_has(desk: Desk) -> N
 def test_why_shows_the_memory_of_a_running_job(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
     assert "memory" not in checks(desk, job)
-    this = desk.store.attempts(job)[0]["id"]
+    this = desk.store.attempts(job)[0].id
     desk.record(act.RecordUsage(job, this, 5.0, (("SIM-0", 1000, 5.0),)))
     assert checks(desk, job)["memory"][:2] == ("ok", "peak so far 1000 MiB")
     (desk.path / "go").touch()
@@ -199,7 +199,7 @@ def test_why_shows_the_queue_order_and_the_next_retry(desk: Desk) -> None:
     assert f"8 queued jobs before it: {listed} and 3 more;" in checks(desk, job)["order"][1]
     row = desk.attempt(job)
     desk.record(
-        act.FinishAttempt(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=2,
+        act.FinishAttempt(job, row.id, Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=2,
                   not_before=Clock().now().boot + 100)
     )  # fmt: skip
     grade, says, _ = checks(desk, job)["retry"]
@@ -299,7 +299,7 @@ def test_long_error_is_shown_only_once(desk: Desk) -> None:
     error = told["reason"].removeprefix("exit code 1: ")
     reason = StateReason(ReasonKind.COMMAND_FAILED, FailureKind.CUDA_OOM, 1, error=error)
     desk.record(
-        act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1,
+        act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=1,
                   reason=reason)
     )  # fmt: skip
     assert any(one["message"].count("total capacity") for one in told["checks"] if one["check"] == "end")
@@ -371,21 +371,21 @@ def test_oom_advice_for_a_job_that_shared_its_gpu_is_to_request_more(desk: Desk)
     assert advice(desk, job).startswith(shared)
     with desk.store.db.transaction() as db:
         # A neighbor must be on the same GPU at the same time.
-        db.execute("UPDATE allocation SET gpu = 'SIM-1' WHERE attempt_id = ?", (neighbor["id"],))
+        db.execute("UPDATE allocation SET gpu = 'SIM-1' WHERE attempt_id = ?", (neighbor.id,))
     assert advice(desk, job).startswith("it had its GPU to itself")
     with desk.store.db.transaction() as db:
-        db.execute("UPDATE allocation SET gpu = 'SIM-0' WHERE attempt_id = ?", (neighbor["id"],))
-        db.execute("UPDATE attempt SET ended_at = 5.0 WHERE id = ?", (neighbor["id"],))
+        db.execute("UPDATE allocation SET gpu = 'SIM-0' WHERE attempt_id = ?", (neighbor.id,))
+        db.execute("UPDATE attempt SET ended_at = 5.0 WHERE id = ?", (neighbor.id,))
     assert advice(desk, job).startswith("it had its GPU to itself")
 
 
 def test_oom_advice_ignores_the_previous_job_on_the_gpu(desk: Desk) -> None:
     before = desk.attempt(desk.job())
     job = run_to_end(desk, OOM)
-    began = desk.store.attempts(job)[0]["created_at"]
+    began = desk.store.attempts(job)[0].created_at
     for ended_at, alone in ((began - 0.1, True), (began + 0.001, False)):
         with desk.store.db.transaction() as db:
-            db.execute("UPDATE attempt SET ended_at = ? WHERE id = ?", (ended_at, before["id"]))
+            db.execute("UPDATE attempt SET ended_at = ? WHERE id = ?", (ended_at, before.id))
         assert advice(desk, job).startswith("it had its GPU to itself") is alone
 
 
@@ -423,8 +423,8 @@ def test_oom_advice_does_not_request_more_than_a_gpu_has(desk: Desk) -> None:
 def test_why_shows_warnings_of_a_failed_job_beside_its_end(desk: Desk) -> None:
     job = desk.job(vram=8192)
     row = desk.attempt(job)
-    desk.record(act.RecordOveruse(job, row["id"], "SIM-0", 12034, 8192))
-    end = act.FinishAttempt(job, row["id"], Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=7)
+    desk.record(act.RecordOveruse(job, row.id, "SIM-0", 12034, 8192))
+    end = act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=7)
     desk.record(end)
     out = desk.run("why", job)[1]
     assert out.startswith(f"job {job} failed, exit code 7\n")
@@ -450,7 +450,7 @@ def test_why_of_a_job_whose_script_does_not_exist(desk: Desk) -> None:
     job = desk.store.insert_job(spec, "cli")
     row = desk.attempt(job)
     desk.record(
-        act.FinishAttempt(job, row["id"], Outcome.NOT_STARTED, JobState.FINISHED, Outcome.FAILED,
+        act.FinishAttempt(job, row.id, Outcome.NOT_STARTED, JobState.FINISHED, Outcome.FAILED,
                   reason=StateReason(ReasonKind.LAUNCH_FAILED, FailureKind.SCRIPT_MISSING))
     )  # fmt: skip
     assert checks(desk, job)["end"][2] == (

@@ -22,10 +22,10 @@ from tests.waiting import wait_for
 def test_job_whose_gpu_was_released_does_not_hold_it(desk: Desk) -> None:
     over, job = desk.job(share=600), desk.job(share=500)
     row = desk.attempt(over)
-    end = act.FinishAttempt(over, row["id"], Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
+    end = act.FinishAttempt(over, row.id, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
     desk.record(end)
     assert f"allocated to job {over}" in checks(desk, job)["GPU 0"][1]
-    desk.record(act.ReleaseAllocation(row["id"]))
+    desk.record(act.ReleaseAllocation(row.id))
     assert "no job of ours" in checks(desk, job)["GPU 0"][1]
     assert len(desk.store.active_attempts()) == 1  # its memory may not be back yet
 
@@ -35,7 +35,7 @@ def test_wait_for_a_retry_ends_with_the_boot(desk: Desk) -> None:
     row = desk.attempt(job)
     later = clock.now().boot + 100
     desk.record(
-        act.FinishAttempt(job, row["id"], Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=1,
+        act.FinishAttempt(job, row.id, Outcome.NOT_STARTED, JobState.QUEUED, None, launch_failures=1,
                   not_before=later)
     )  # fmt: skip
     assert checks(desk, job)["retry"][0] == "warn"
@@ -57,13 +57,13 @@ def test_interrupted_job_shows_the_end_of_its_log_or_that_it_is_gone(desk: Desk)
     job = desk.run_job("echo step 1; echo step 2; exec sleep 60")
     row, log = desk.store.attempts(job)[0], desk.path / f"job_{job}.log"
     wait_for(lambda: "step 2" in log.read_text(), "its output")
-    pid = observe(desk.folder(row), row["token"]).pid
+    pid = observe(desk.folder(row), row.token).pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: observe(desk.folder(row), row["token"]).claim == "dead", "the runner's end")
+    wait_for(lambda: observe(desk.folder(row), row.token).claim == "dead", "the runner's end")
     desk.record(
         act.FinishAttempt(
-            job, row["id"], Outcome.INTERRUPTED, JobState.HELD, None, reason=worded("its runner was killed")
+            job, row.id, Outcome.INTERRUPTED, JobState.HELD, None, reason=worded("its runner was killed")
         )
     )
     assert why_json(desk, job)["log_end"][-2:] == ["step 1", "step 2"]

@@ -213,7 +213,7 @@ def test_starts_empty_after_the_state_was_deleted(world: World) -> None:
     world.append("[share=1] echo old >> ran; sleep 60")
     world.wait_for_lines("ran")
     store = Store(DataDir.of(str(world.folder / world.state)))
-    token = store.active_attempts()[0]["token"]
+    token = store.active_attempts()[0].token
     store.close()
     world.end_scheduler()
     (world.folder / world.state).unlink()

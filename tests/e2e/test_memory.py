@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -78,9 +77,9 @@ def loaded(world: World, percent: float) -> None:
 
     def is_loaded() -> bool:
         store = Store(DataDir.of(str(world.folder / world.state)))
-        loads = json.loads(store.gpus()[0]["loads"])[-LOAD_SAMPLES:]
+        loads = store.gpus()[0].loads[-LOAD_SAMPLES:]
         store.close()
-        return bool(loads == [percent] * LOAD_SAMPLES)
+        return loads == (percent,) * LOAD_SAMPLES
 
     wait_for(is_loaded, f"load {percent} %")
 

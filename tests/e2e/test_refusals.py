@@ -91,7 +91,7 @@ def test_retries_a_failed_launch_after_the_wait_and_then_fails(world: World) -> 
     assert "none.py does not exist (tried 3 times)" in job["reason"]
     assert "job 1 finished [NOT STARTED]" in world.output()
     store = Store(DataDir.of(str(world.folder / world.state)))
-    begun = [row["created_at"] for row in store.attempts(1)]
+    begun = [row.created_at for row in store.attempts(1)]
     store.close()
     # Not only with the next sample of the GPUs, every 5 s.
     assert 0.5 <= begun[1] - begun[0] < 4

@@ -146,8 +146,8 @@ class World:
             store = Store(home)
             for row in store.active_attempts():
                 sweep(
-                    store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"]),
-                    row["token"],
+                    store.data_dir.attempt_folder(row.job_id, row.number, row.token),
+                    row.token,
                     0.0,
                 )
             store.close()

@@ -107,7 +107,7 @@ class Rig:
 
         def ended() -> object:
             row = self.job(job_id)
-            return row["state"] in ("finished", "held") and not self.store.active_attempts()
+            return row.state in ("finished", "held") and not self.store.active_attempts()
 
         self.tick_until(ended, f"end of job {job_id}", timeout_s)
         return self.job(job_id)
@@ -115,11 +115,11 @@ class Rig:
     def attempt_folder(self, job_id: int) -> Path:
         """Returns the folder of the job's newest attempt."""
         row = self.store.attempts(job_id)[-1]
-        return self.store.data_dir.attempt_folder(job_id, row["number"], row["token"])
+        return self.store.data_dir.attempt_folder(job_id, row.number, row.token)
 
     def runner_pid(self, job_id: int) -> int:
         """Waits until the job runs; returns the pid of its runner."""
-        self.tick_until(lambda: self.job(job_id)["state"] == "running", f"job {job_id} running")
+        self.tick_until(lambda: self.job(job_id).state == "running", f"job {job_id} running")
         [pid] = [a.status.pid for a in self.tick().attempts if a.job_id == job_id and a.state.is_open]
         assert pid is not None
         return pid

@@ -21,7 +21,7 @@ def output(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> 
     rig, console = Rig(tmp_path), Console()
     job = rig.add_job(command)
     rig.tick()
-    attempt = rig.store.attempts(job)[0]["id"]
+    attempt = rig.store.attempts(job)[0].id
     console.follow_attempt(attempt, rig.store)
     rig.tick_until_ended(job)
     console.finish_attempt(job, 1)
@@ -50,7 +50,7 @@ def test_prints_all_output_of_an_attempt_before_its_end(
     rig, console = Rig(tmp_path), Console()
     job = rig.add_job("head -c 3000000 /dev/zero | tr '\\0' x | fold -w 1000")
     rig.tick_until_ended(job)
-    console.follow_attempt(rig.store.attempts(job)[0]["id"], rig.store)
+    console.follow_attempt(rig.store.attempts(job)[0].id, rig.store)
     console.finish_attempt(job, 1)
     console.put("drained")
     wait_for(lambda: not console._has_tails.is_set(), "the end of the log")
@@ -83,7 +83,7 @@ def test_log_header_escapes_the_command_to_one_line(tmp_path: Path) -> None:
     job = rig.add_job("true \x1b]0;owned\x07 --api-key s3cret \x1b[2J\r# x")
     rig.tick()
     rig.tick_until_ended(job)
-    log = Path(rig.store.attempts(job)[0]["log"]).read_bytes()
+    log = Path(rig.store.attempts(job)[0].log or "").read_bytes()
     first, second = log.split(b"\n")[:2]
     shown = rb"true \x1b]0;owned\x07 --api-key (hidden) \x1b[2J\r# x"
     assert (first, second) == (b"# job 1, attempt 1: " + shown, b"# command: " + shown)
@@ -95,7 +95,7 @@ def test_prints_only_the_end_of_output_that_comes_too_fast(
     rig, console = Rig(tmp_path), Console()
     job = rig.add_job("head -c 30000000 /dev/zero | tr '\\0' x; echo; echo last")
     rig.tick_until_ended(job)
-    console.follow_attempt(rig.store.attempts(job)[0]["id"], rig.store)
+    console.follow_attempt(rig.store.attempts(job)[0].id, rig.store)
     console.finish_attempt(job, 1)
     console.close()
     lines = capsys.readouterr().out.splitlines()

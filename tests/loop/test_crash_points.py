@@ -80,8 +80,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path, request.param)
     yield made
     for row in made.store.active_attempts():
-        folder = made.store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
-        sweep(folder, row["token"], term_s=0.0)  # left behind by a failed test
+        folder = made.store.data_dir.attempt_folder(row.job_id, row.number, row.token)
+        sweep(folder, row.token, term_s=0.0)  # left behind by a failed test
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_an_attempt_whose_claim_was_voided_never_runs(place: Place, step: str) -
     place.run()
     row = place.store.job(job)
     assert row is not None
-    assert row["outcome"] == "cancelled"
+    assert row.outcome == "cancelled"
     assert not (place.folder / "trace").exists()
 
 
@@ -164,7 +164,7 @@ def test_a_crash_while_a_killed_runner_is_reconciled_leaves_no_process(place: Pl
     assert place.run() == 3
     row = place.store.job(job)
     assert row is not None
-    assert (row["state"], row["held_by"]) == ("held", "interrupted")
+    assert (row.state, row.held_by) == ("held", "interrupted")
     assert_no_process_left(place, job)
 
 
@@ -180,7 +180,7 @@ def test_a_crash_after_an_action_that_only_changes_the_store(place: Place, verb:
     place.run()
     row = place.store.job(job)
     assert row is not None
-    assert row["outcome"] == ("cancelled" if verb == "cancel" else "completed")
+    assert row.outcome == ("cancelled" if verb == "cancel" else "completed")
     assert len(place.store.attempts(job)) == (0 if verb == "cancel" else 2)
 
 
@@ -216,17 +216,14 @@ def run_until_job_runs(place: Place) -> None:
 def assert_no_process_left(place: Place, job: int) -> None:
     """Checks that no process of the job is left."""
     row = place.store.attempts(job)[0]
-    assert (
-        processes_of({row["token"]: place.store.data_dir.attempt_folder(job, row["number"], row["token"])})
-        == {}
-    )
+    assert processes_of({row.token: place.store.data_dir.attempt_folder(job, row.number, row.token)}) == {}
 
 
 def assert_ended_as_cancelled(place: Place, job: int) -> None:
     """Checks that the job ran once and was cancelled with all its processes."""
     row = place.store.job(job)
     assert row is not None
-    assert (row["state"], row["outcome"]) == ("finished", "cancelled")
+    assert (row.state, row.outcome) == ("finished", "cancelled")
     assert len((place.folder / "trace").read_text().splitlines()) == 1
     assert_no_process_left(place, job)
 

@@ -27,12 +27,12 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     one = Rig(tmp_path)
     yield one
     for row in one.store.active_attempts():
-        folder = one.store.data_dir.attempt_folder(row["job_id"], row["number"], row["token"])
-        sweep(folder, row["token"], term_s=0.0)
+        folder = one.store.data_dir.attempt_folder(row.job_id, row.number, row.token)
+        sweep(folder, row.token, term_s=0.0)
 
 
 def token_of(rig: Rig, job: int) -> str:
-    token: str = rig.store.attempts(job)[-1]["token"]
+    token: str = rig.store.attempts(job)[-1].token
     return token
 
 
@@ -76,11 +76,11 @@ def test_job_continues_after_damage_to_its_attempt_folder(rig: Rig) -> None:
     other = rig.add_job("exit 0", share=100)
     for _ in range(3):
         rig.tick()
-    assert [rig.job(job)["state"] for job in jobs] == ["running"] * len(jobs)
+    assert [rig.job(job).state for job in jobs] == ["running"] * len(jobs)
     (rig.folder / "go").touch()
-    assert rig.tick_until_ended(jobs[0])["exit_code"] == 3
-    assert [rig.tick_until_ended(job)["exit_code"] for job in jobs] == [3] * len(jobs)
-    assert rig.tick_until_ended(other)["outcome"] == "completed"
+    assert rig.tick_until_ended(jobs[0]).exit_code == 3
+    assert [rig.tick_until_ended(job).exit_code for job in jobs] == [3] * len(jobs)
+    assert rig.tick_until_ended(other).outcome == "completed"
     assert (rig.folder / "starts").read_text().count("start") == len(jobs)
 
 
@@ -101,7 +101,7 @@ def test_dead_runner_with_a_damaged_file_is_interrupted_and_the_file_is_named(
     rig.tick()
     os.kill(pid, signal.SIGKILL)
     row = rig.tick_until_ended(job)
-    assert (row["state"], words(row["reason"])) == ("held", f"{reason}; `retry {job}` runs it again")
+    assert (row.state, words(row.reason)) == ("held", f"{reason}; `retry {job}` runs it again")
 
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
@@ -125,7 +125,7 @@ def test_result_written_between_observation_and_scan_counts(
 
     monkeypatch.setattr(read_facts, "processes_of", scan)
     row = rig.tick_until_ended(job)
-    assert (row["state"], row["outcome"], row["exit_code"]) == ("finished", "failed", 3)
+    assert (row.state, row.outcome, row.exit_code) == ("finished", "failed", 3)
     assert (rig.folder / "starts").read_text().count("start") == 1
 
 
@@ -142,7 +142,7 @@ def test_job_with_a_result_is_scanned_once(rig: Rig, monkeypatch: pytest.MonkeyP
     runner = rig.runner_pid(job)
     (rig.folder / "go").touch()
     wait_for(lambda: ticks_of(runner) is None, "the end of the runner")
-    assert rig.tick_until_ended(job)["outcome"] == "failed"
+    assert rig.tick_until_ended(job).outcome == "failed"
     assert asked
     assert not any(asked)
 
@@ -159,11 +159,11 @@ def test_begun_command_is_not_launched_again_without_its_claim(rig: Rig) -> None
         )
         db.execute("UPDATE job SET state = 'starting'")
     rig.tick()
-    assert rig.job(job)["state"] == "starting", "its processes live"
+    assert rig.job(job).state == "starting", "its processes live"
     os.kill(pid, signal.SIGKILL)
     sweep(folder, token, term_s=0.0)
     row = rig.tick_until_ended(job)
-    assert (row["state"], words(row["reason"])) == (
+    assert (row.state, words(row.reason)) == (
         "held",
         f"its runner was killed; `retry {job}` runs it again",
     )
@@ -178,7 +178,7 @@ def test_cancel_works_without_a_claim(rig: Rig, spoil: Damage) -> None:
     (folder / "stop").mkdir()
     rig.store.add_request("cancel", str(job), grace_s=1.0)
     row = rig.tick_until_ended(job)
-    assert (row["outcome"], row["reason"]) == ("cancelled", None)
+    assert (row.outcome, row.reason) == ("cancelled", None)
 
 
 def unseen(rig: Rig) -> int:
@@ -200,13 +200,13 @@ def test_claim_damaged_before_it_was_read_starts_and_ends_nothing(
     folder, token = rig.attempt_folder(job), token_of(rig, job)
     kept = rig.add_job("exit 0", share=250)
     spoil(folder, token)
-    rig.tick_until(lambda: rig.job(kept)["outcome"] == "completed", "the end of the other job")
-    assert rig.job(job)["state"] == "starting"
-    assert rig.store.attempts(job)[0]["launches"] == 1
+    rig.tick_until(lambda: rig.job(kept).outcome == "completed", "the end of the other job")
+    assert rig.job(job).state == "starting"
+    assert rig.store.attempts(job)[0].launch_count == 1
     if spoil is claim_as_folder:
         assert f"the file claim in {folder} is a folder, so its runner is unknown" in caplog.text
     rig.store.add_request("cancel", str(job), grace_s=1.0)
-    assert rig.tick_until_ended(job)["outcome"] == "cancelled"
+    assert rig.tick_until_ended(job).outcome == "cancelled"
     assert (rig.folder / "starts").read_text() == "start\n"
 
 
@@ -218,8 +218,7 @@ def test_invalid_claim_without_processes_holds_the_job(rig: Rig) -> None:
     claim_as_folder(folder, token)
     row = rig.tick_until_ended(job)
     assert (
-        words(row["reason"])
-        == f"its runner died, and the file claim is a folder; `retry {job}` runs it again"
+        words(row.reason) == f"its runner died, and the file claim is a folder; `retry {job}` runs it again"
     )
 
 
@@ -233,4 +232,4 @@ def test_damaged_spec_is_written_again_for_the_next_launch(rig: Rig, spec: str) 
     (folder / "spec.json").mkdir() if spec == "folder" else (folder / "spec.json").write_text(spec)
     with rig.store.db.transaction() as db:
         db.execute("UPDATE attempt SET launch_deadline_boot = 0")
-    assert rig.tick_until_ended(job)["outcome"] == "completed"
+    assert rig.tick_until_ended(job).outcome == "completed"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,8 +33,7 @@ def sample(rig: Rig, card: float, processes: Sequence[GpuProcess] | None, used: 
 
 def loads(rig: Rig) -> list[float | None]:
     """Returns the foreign loads in the store."""
-    value: list[float | None] = json.loads(rig.store.gpus()[0]["foreign_loads"])
-    return value
+    return list(rig.store.gpus()[0].foreign_loads)
 
 
 def half_job_runs(rig: Rig) -> tuple[int, int]:
@@ -72,7 +70,7 @@ def test_second_job_starts_beside_an_idle_foreign_process_while_our_own_job_make
     assert loads(rig)[-3:] == ([0.0] * 3 if reported else [None] * 3)
     second = rig.add_job("sleep 60", share=500)
     rig.tick()
-    assert rig.job(second)["state"] in ("starting", "running")
+    assert rig.job(second).state in ("starting", "running")
     ends(rig, first, second)
 
 
@@ -87,7 +85,7 @@ def test_active_foreign_process_delays_the_second_job_until_the_mean_load_falls(
     sample(rig, 10.0, (ours, GpuProcess(THEM, 3000, load_percent=0.0)))
     rig.tick()
     assert loads(rig) == [85.0, 85.0, 0.0]
-    assert rig.job(second)["state"] in ("starting", "running")
+    assert rig.job(second).state in ("starting", "running")
     ends(rig, first, second)
 
 
@@ -104,13 +102,13 @@ def test_load_of_an_ended_job_is_not_foreign_load(rig: Rig) -> None:
     rig.tick()
     assert loads(rig)[-1] == 2.0
     second = rig.add_job("true", share=500)
-    assert rig.tick_until_ended(second)["outcome"] == "completed"
+    assert rig.tick_until_ended(second).outcome == "completed"
     for _ in range(3):
         sample(rig, 95.0, None, used=300)
         rig.tick()
     third = rig.add_job("true", share=500)
     assert why_it_waits(rig).endswith("GPU 0 foreign memory, load 95 %")
-    assert rig.job(third)["state"] == "queued"
+    assert rig.job(third).state == "queued"
 
 
 def test_each_sample_counts_once_and_a_new_scheduler_starts_afresh(rig: Rig) -> None:

@@ -37,10 +37,10 @@ def test_gpu_is_released_only_after_a_hidden_process_of_a_killed_runner(rig: Rig
     wait_for(file.exists, "the pid of the hidden process")
     pid = int(file.read_text())
     os.kill(runner, 9)
-    rig.tick_until(lambda: rig.job(first)["state"] == "held", "the end of the first job")
+    rig.tick_until(lambda: rig.job(first).state == "held", "the end of the first job")
     assert ticks_of(pid) is None
-    assert rig.job(first)["held_by"] == "interrupted"
-    assert rig.tick_until_ended(second)["outcome"] == "completed"
+    assert rig.job(first).held_by == "interrupted"
+    assert rig.tick_until_ended(second).outcome == "completed"
 
 
 def test_gpu_stays_allocated_while_a_hidden_process_survives(rig: Rig) -> None:
@@ -51,6 +51,6 @@ def test_gpu_stays_allocated_while_a_hidden_process_survives(rig: Rig) -> None:
     wait_for(file.exists, "the pid of the hidden process")
     os.kill(runner, 9)
     rig.tick_until(lambda: rig.tick().attempts[0].survivors == (int(file.read_text()),), "the survivor")
-    assert rig.job(second)["state"] == "queued"
+    assert rig.job(second).state == "queued"
     rig.tick_until_ended(job)
-    assert rig.tick_until_ended(second)["outcome"] == "completed"
+    assert rig.tick_until_ended(second).outcome == "completed"

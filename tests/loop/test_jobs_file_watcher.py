@@ -33,7 +33,7 @@ def test_every_line_runs_once_with_any_line_endings(desk: WatchedFile) -> None:
         b"[share=0.2] echo b >> ran # d\r\n[share=0.2] echo c >> ran"
     )
     for job in (1, 2, 3):
-        assert desk.rig.tick_until_ended(job)["outcome"] == "completed"
+        assert desk.rig.tick_until_ended(job).outcome == "completed"
     desk.restart()
     desk.wait(30)
     assert sorted((desk.rig.folder / "ran").read_text().split()) == ["a", "b", "c"]
@@ -46,7 +46,7 @@ def test_reports_a_malformed_line_and_runs_the_others(desk: WatchedFile) -> None
         "[ -f x ] && train.py\n[share=0.2] echo c >> ran\n"
     )
     assert [number for number, _ in desk.problems()] == [2, 3, 4]
-    assert desk.rig.tick_until_ended(1)["outcome"] == desk.rig.tick_until_ended(2)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1).outcome == desk.rig.tick_until_ended(2).outcome == "completed"
     assert sorted((desk.rig.folder / "ran").read_text().split()) == ["a", "c"]
     desk.save("[share=0.2] echo a >> ran\n[share=0.2] echo c >> ran\n")
     assert desk.problems() == []
@@ -76,9 +76,9 @@ def test_deleting_a_line_ends_its_queued_job_after_ten_seconds_but_not_a_running
     ] == [0, 1, 0]
     desk.wait(2)
     assert desk.states() == {1: "running", 2: "cancelled", 3: "queued"}
-    assert words(desk.rig.job(2)["reason"]) == "line removed"
+    assert words(desk.rig.job(2).reason) == "line removed"
     (desk.rig.folder / "go").touch()
-    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1).outcome == "completed"
 
 
 def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk: WatchedFile) -> None:
@@ -91,13 +91,13 @@ def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk:
         desk.wait(60)
         assert desk.states() == {1: "running", 2: "queued"}
         row = desk.rig.job(2)
-        assert WaitReason.from_json(row["line_wait"]) == WaitReason(WaitKind.LINE_MALFORMED, line_number=2)
+        assert row.line_wait == WaitReason(WaitKind.LINE_MALFORMED, line_number=2)
     (desk.rig.folder / "go").touch()
-    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1).outcome == "completed"
     desk.wait(60)
     assert desk.states() == {1: "completed", 2: "queued"}
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
-    assert desk.rig.tick_until_ended(2)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(2).outcome == "completed"
     assert (desk.rig.folder / "ran").read_text() == "b\n"
 
 
@@ -107,7 +107,7 @@ def test_no_job_of_a_malformed_line_starts_while_an_editor_has_the_file_moved_aw
     desk.rig.runner_pid(1)
     desk.save(f"{held}[gpus=two] echo b >> ran\n")
     (desk.rig.folder / "go").touch()
-    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1).outcome == "completed"
     desk.path.unlink()
     desk.wait(60)
     assert desk.states() == {1: "completed", 2: "queued"}
@@ -115,7 +115,7 @@ def test_no_job_of_a_malformed_line_starts_while_an_editor_has_the_file_moved_aw
     desk.wait(60)
     assert desk.states() == {1: "completed", 2: "queued"}
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
-    assert desk.rig.tick_until_ended(2)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(2).outcome == "completed"
 
 
 def test_no_job_of_a_removed_line_starts_while_an_editor_has_the_file_moved_away(desk: WatchedFile) -> None:
@@ -124,7 +124,7 @@ def test_no_job_of_a_removed_line_starts_while_an_editor_has_the_file_moved_away
     desk.rig.runner_pid(1)
     (desk.rig.folder / "go").touch()
     desk.save(held, quiet_s=1)
-    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1).outcome == "completed"
     desk.path.unlink()
     desk.wait(0)
     assert desk.states() == {1: "completed", 2: "queued"}
@@ -142,23 +142,23 @@ def test_a_missing_jobs_file_removes_no_line(desk: WatchedFile) -> None:
     desk.path.unlink()
     desk.wait(0)
     (desk.rig.folder / "go").touch()
-    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1).outcome == "completed"
     assert desk.states() == {1: "completed", 2: "queued"}
     desk.wait(9)
     assert not desk.watch.pending
-    assert desk.rig.tick_until_ended(2)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(2).outcome == "completed"
 
 
 def test_a_retry_does_not_start_a_job_whose_line_became_a_typo(desk: WatchedFile) -> None:
     desk.save("[gpus=2] test -e good\n")
-    assert desk.rig.tick_until_ended(1)["exit_code"] == 1
+    assert desk.rig.tick_until_ended(1).exit_code == 1
     desk.save("[gpus=two] test -e good\n")
     desk.rig.store.add_request("retry", "1")
     desk.wait(30)
     assert desk.states() == {1: "queued"}
     (desk.rig.folder / "good").touch()
     desk.save("[gpus=2] test -e good\n")
-    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1).outcome == "completed"
 
 
 def test_a_file_emptied_and_rewritten_keeps_its_jobs(desk: WatchedFile) -> None:
@@ -181,14 +181,14 @@ def test_reruns_a_failed_csv_line_but_not_a_completed_one(desk: WatchedFile) -> 
     )
     text = "0,s.py,,good 0 --llm x,\n0,s.py,,bad 7 --llm x,\n"
     desk.save(text)
-    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
-    assert desk.rig.tick_until_ended(2)["exit_code"] == 7
+    assert desk.rig.tick_until_ended(1).outcome == "completed"
+    assert desk.rig.tick_until_ended(2).exit_code == 7
     desk.restart()
     desk.wait(60)
     assert desk.states() == {1: "completed", 2: "failed"}  # an unchanged file changes nothing
     desk.save("# nothing\n", quiet_s=60)
     desk.save(text)
-    assert desk.rig.tick_until_ended(2)["exit_code"] == 7
+    assert desk.rig.tick_until_ended(2).exit_code == 7
     assert sorted((desk.rig.folder / "ran").read_text().split()) == ["bad", "bad", "good"]
     assert len(desk.rig.store.attempts(2)) == 2
 
@@ -212,10 +212,10 @@ def test_a_changed_attribute_leaves_other_requested_values(desk: WatchedFile) ->
     desk.save("[gpus=2 hold] echo a >> ran\n[hold name=x] echo b >> ran\n")
     assert desk.states() == {1: "held", 2: "held"}
     desk.save("[gpus=2] echo a >> ran\n[hold name=y] echo b >> ran\n")
-    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
-    assert desk.rig.job(2)["name"] == "y"
+    assert desk.rig.tick_until_ended(1).outcome == "completed"
+    assert desk.rig.job(2).name == "y"
     desk.rig.store.add_request("release", "2")
-    assert desk.rig.tick_until_ended(2)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(2).outcome == "completed"
     desk.wait(60)
     assert desk.states() == {1: "completed", 2: "completed"}
 
@@ -229,33 +229,33 @@ def test_the_remedy_shown_for_a_failed_job_works_on_its_line(
         "if sys.argv[-1] != '0': raise RuntimeError('CUDA error: invalid device ordinal')"
     )
     desk.save("0,s.py,,,1\n")
-    assert desk.rig.tick_until_ended(1)["exit_code"] == 1
-    assert "put [cuda-ids=visible] before its line" in words(desk.rig.job(1)["reason"])
+    assert desk.rig.tick_until_ended(1).exit_code == 1
+    assert "put [cuda-ids=visible] before its line" in words(desk.rig.job(1).reason)
     with caplog.at_level("INFO"):
         desk.save("[cuda-ids=visible] 0,s.py,,,1\n")
     assert (
         "jobs.txt, line 1: cuda-ids=visible for job 1, which is finished; `retry 1` runs it with this change"
     ) in caplog.text
     desk.restart()
-    assert desk.rig.job(1)["outcome"] == "failed"
+    assert desk.rig.job(1).outcome == "failed"
     desk.rig.store.add_request("retry", "1")
-    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1).outcome == "completed"
     assert (desk.rig.folder / "ran").read_text().split() == ["1", "0"]
     desk.save("[cuda-ids=visible share=0.5 hold] 0,s.py,,,1\n")
-    assert desk.rig.job(1)["state"] == "finished"
-    assert desk.rig.job(1)["ask"] == ResourceSpec(share=500, allowed=(1,)).key()
+    assert desk.rig.job(1).state == "finished"
+    assert desk.rig.job(1).spec_key == ResourceSpec(share=500, allowed=(1,)).key()
 
 
 def test_a_retry_right_after_a_save_uses_the_saved_line(desk: WatchedFile) -> None:
     (desk.rig.folder / "s.py").write_text("import sys; sys.exit(int(sys.argv[-1]))")
     desk.save("0,s.py,,,1\n")
-    assert desk.rig.tick_until_ended(1)["exit_code"] == 1
+    assert desk.rig.tick_until_ended(1).exit_code == 1
     desk.save("[cuda-ids=visible] 0,s.py,,,1\n", quiet_s=0.5)
     desk.rig.store.add_request("retry", "1")
     desk.wait(0.5)
     assert desk.states() == {1: "queued"}
     desk.wait(1.5)
-    assert desk.rig.tick_until_ended(1)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(1).outcome == "completed"
     assert len(desk.rig.store.attempts(1)) == 2
 
 
@@ -271,17 +271,17 @@ def test_adding_the_cancel_attribute_ends_a_running_job(desk: WatchedFile) -> No
     desk.save("[gpus=2] sleep 60\n")
     desk.rig.runner_pid(1)
     desk.save("[gpus=2 cancel] sleep 60\n")
-    assert desk.rig.tick_until_ended(1)["outcome"] == "cancelled"
+    assert desk.rig.tick_until_ended(1).outcome == "cancelled"
 
 
 def test_a_requeued_line_with_hold_is_held(desk: WatchedFile) -> None:
     (desk.rig.folder / "s.py").write_text("raise SystemExit(3)")
     desk.save("0,s.py,,--llm x,\n")
-    assert desk.rig.tick_until_ended(1)["exit_code"] == 3
+    assert desk.rig.tick_until_ended(1).exit_code == 3
     desk.save("# x\n", quiet_s=60)
     desk.save("[hold] 0,s.py,,--llm x,\n")
     assert desk.states() == {1: "held"}
-    assert desk.rig.job(1)["held_by"] == "line"
+    assert desk.rig.job(1).held_by == "line"
     assert len(desk.rig.store.attempts(1)) == 1
 
 
@@ -345,4 +345,4 @@ def test_reports_an_unreadable_file_once(desk: WatchedFile, caplog: pytest.LogCa
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [f"{desk.path} does not exist; its jobs continue"]
     [file] = desk.rig.store.jobs_files()
-    assert (file["path"], file["problem"]) == (str(desk.path), "does not exist")
+    assert (file.path, file.problem) == (str(desk.path), "does not exist")

@@ -182,9 +182,9 @@ def test_reads_a_long_file_in_portions_and_starts_its_jobs_in_order(
     assert "and 115 more such lines" in caplog.text
     rig.loop.tick()
     [attempt] = rig.store.active_attempts()
-    assert attempt["job_id"] == 120
+    assert attempt.job_id == 120
     rig.loop.recorder.record([act.SetPaused(f"U{gpu}", True) for gpu in range(2)], rig.clock.now())
-    assert rig.tick_until_ended(120)["outcome"] == "completed"
+    assert rig.tick_until_ended(120).outcome == "completed"
 
 
 def test_a_restart_between_two_portions_continues_with_the_next(

@@ -36,9 +36,9 @@ def rig(tmp_path: Path) -> Rig:
 def test_a_job_runs_once_and_its_exit_code_is_recorded(rig: Rig, code: int) -> None:
     job = rig.add_job(f"echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER >> ran; exit {code}")
     row = rig.tick_until_ended(job)
-    assert (row["outcome"], row["exit_code"]) == ("completed" if code == 0 else "failed", code)
+    assert (row.outcome, row.exit_code) == ("completed" if code == 0 else "failed", code)
     assert (rig.folder / "ran").read_text() == "0 PCI_BUS_ID\n"
-    log = Path(rig.store.attempts(job)[0]["log"])
+    log = Path(rig.store.attempts(job)[0].log or "")
     assert log.parent == rig.folder / "logs"
     assert f"exit code {code}" in log.read_text()
 
@@ -67,25 +67,25 @@ def test_a_new_scheduler_reads_results_from_before_its_start(rig: Rig) -> None:
     folders = [rig.attempt_folder(job) for job in jobs]
     wait_for(lambda: all((folder / "result").exists() for folder in folders), "results")
     again = Rig(rig.folder)
-    assert [again.tick_until_ended(job)["exit_code"] for job in jobs] == [0, 9]
+    assert [again.tick_until_ended(job).exit_code for job in jobs] == [0, 9]
     assert [len(again.store.attempts(job)) for job in jobs] == [1, 1]
 
 
 def test_a_job_whose_runner_was_killed_is_interrupted_and_leaves_no_process(rig: Rig) -> None:
     job = rig.add_job("echo start >> ran; setsid sleep 60 & sleep 60")
     runner = rig.runner_pid(job)
-    token, folder = rig.store.attempts(job)[0]["token"], rig.attempt_folder(job)
+    token, folder = rig.store.attempts(job)[0].token, rig.attempt_folder(job)
     wait_for(lambda: (rig.folder / "ran").exists(), "the job's first line")
     os.kill(runner, signal.SIGKILL)
     row = rig.tick_until_ended(job)
-    assert (row["state"], row["held_by"]) == ("held", "interrupted")
+    assert (row.state, row.held_by) == ("held", "interrupted")
     assert processes_of({token: folder}) == {}
     assert (rig.folder / "ran").read_text() == "start\n"
     rig.store.add_request("retry", str(job))
     rig.runner_pid(job)
     rig.store.add_request("cancel", str(job), grace_s=1)
-    assert rig.tick_until_ended(job)["outcome"] == "cancelled"
-    assert [a["outcome"] for a in rig.store.attempts(job)] == ["interrupted", "cancelled"]
+    assert rig.tick_until_ended(job).outcome == "cancelled"
+    assert [a.outcome for a in rig.store.attempts(job)] == ["interrupted", "cancelled"]
 
 
 def killing_start(folder: Path, deaths: int) -> str:
@@ -112,10 +112,10 @@ def test_relaunches_a_runner_killed_before_its_claim(tmp_path: Path) -> None:
         tmp_path, executor=DirectExecutor(sys.executable, killing_start(tmp_path, 1)), settings=settings
     )
     job = rig.add_job("echo x >> ran")
-    assert rig.tick_until_ended(job)["outcome"] == "completed"
+    assert rig.tick_until_ended(job).outcome == "completed"
     assert (tmp_path / "ran").read_text() == "x\n"
     [attempt] = rig.store.attempts(job)
-    assert attempt["launches"] == 2
+    assert attempt.launch_count == 2
 
 
 def test_a_job_whose_runner_never_starts_fails_with_the_reason(tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_a_job_whose_runner_never_starts_fails_with_the_reason(tmp_path: Path) -
     )
     job = rig.add_job("echo x >> ran")
     row = rig.tick_until_ended(job)
-    assert (row["outcome"], row["exit_code"]) == ("failed", None)
-    assert "did not start in 3 launches" in words(row["reason"])
-    assert "tried 2 times" in words(row["reason"])
+    assert (row.outcome, row.exit_code) == ("failed", None)
+    assert "did not start in 3 launches" in words(row.reason)
+    assert "tried 2 times" in words(row.reason)
     assert not (tmp_path / "ran").exists()
     assert len(list((tmp_path / "deaths").iterdir())) == 6
 
@@ -150,9 +150,9 @@ class Refusing(DirectExecutor):
 def test_a_failed_launch_is_retried_as_a_new_attempt(tmp_path: Path) -> None:
     rig = Rig(tmp_path, executor=Refusing(2))
     job = rig.add_job("echo x >> ran")
-    assert rig.tick_until_ended(job)["outcome"] == "completed"
-    assert [a["outcome"] for a in rig.store.attempts(job)] == ["not_started", "not_started", "completed"]
-    assert "out of processes" in words(rig.store.attempts(job)[0]["reason"])
+    assert rig.tick_until_ended(job).outcome == "completed"
+    assert [a.outcome for a in rig.store.attempts(job)] == ["not_started", "not_started", "completed"]
+    assert "out of processes" in words(rig.store.attempts(job)[0].reason)
 
 
 def test_an_unknown_conda_environment_fails_with_the_list_and_delays_no_other_job(
@@ -169,13 +169,13 @@ def test_an_unknown_conda_environment_fails_with_the_list_and_delays_no_other_jo
         return rig.store.insert_job(spec, "test")
 
     bad, good = csv("nosuch"), csv("beta")
-    rig.tick_until(lambda: rig.job(good)["outcome"], "the job behind it")
-    assert rig.job(good)["outcome"] == "completed", words(rig.job(good)["reason"])
+    rig.tick_until(lambda: rig.job(good).outcome, "the job behind it")
+    assert rig.job(good).outcome == "completed", words(rig.job(good).reason)
     row = rig.tick_until_ended(bad)
-    assert row["outcome"] == "failed"
-    assert "nosuch does not exist" in words(row["reason"])
-    assert "alpha" in words(row["reason"])
-    assert "beta" in words(row["reason"])
+    assert row.outcome == "failed"
+    assert "nosuch does not exist" in words(row.reason)
+    assert "alpha" in words(row.reason)
+    assert "beta" in words(row.reason)
     assert len(rig.store.attempts(bad)) == 3
     assert (tmp_path / "ran").read_text() == "beta\n"
 
@@ -183,8 +183,8 @@ def test_an_unknown_conda_environment_fails_with_the_list_and_delays_no_other_jo
 def test_a_missing_script_is_a_failed_launch(rig: Rig) -> None:
     job = rig.store.insert_job(JobSpec("csv", "s", str(rig.folder), str(rig.folder / "none.py")), "test")
     row = rig.tick_until_ended(job)
-    assert row["outcome"] == "failed"
-    assert "none.py does not exist" in words(row["reason"])
+    assert row.outcome == "failed"
+    assert "none.py does not exist" in words(row.reason)
 
 
 def test_cancel_kills_after_the_grace_period(rig: Rig) -> None:
@@ -196,9 +196,9 @@ def test_cancel_kills_after_the_grace_period(rig: Rig) -> None:
     rig.tick_until(lambda: all((rig.folder / name).exists() for name in ("up1", "up2")), "both up")
     for job in (polite, stubborn, waiting):
         rig.store.add_request("cancel", str(job), grace_s=0.5)
-    assert {rig.tick_until_ended(job)["outcome"] for job in (polite, stubborn, waiting)} == {"cancelled"}
+    assert {rig.tick_until_ended(job).outcome for job in (polite, stubborn, waiting)} == {"cancelled"}
     assert (rig.folder / "saved").read_text() == "saved\n"
-    assert rig.job(stubborn)["signal"] == signal.SIGKILL
+    assert rig.job(stubborn).signal == signal.SIGKILL
     assert not (rig.folder / "ran").exists()
 
 
@@ -210,7 +210,7 @@ def test_a_cancel_survives_a_restart_between_request_and_stop(rig: Rig) -> None:
     assert rig.loop.tick() is None  # the cancel is in the store, `stop` is not written yet
     assert not (rig.attempt_folder(job) / "stop").exists()
     again = Rig(rig.folder)
-    assert again.tick_until_ended(job)["outcome"] == "cancelled"
+    assert again.tick_until_ended(job).outcome == "cancelled"
 
 
 def test_an_attempt_of_another_boot_is_interrupted(rig: Rig) -> None:
@@ -218,8 +218,8 @@ def test_an_attempt_of_another_boot_is_interrupted(rig: Rig) -> None:
     rig.loop.recorder.record([act.Start(job, ("U0",), 1000)], rig.clock.now())
     rig.store.db.connection.execute("UPDATE attempt SET boot_id = 'before'")
     row = rig.tick_until_ended(job)
-    assert (row["state"], row["held_by"]) == ("held", "interrupted")
-    assert "restarted" in words(row["reason"])
+    assert (row.state, row.held_by) == ("held", "interrupted")
+    assert "restarted" in words(row.reason)
     assert not (rig.folder / "ran").exists()
 
 
@@ -230,11 +230,11 @@ def test_jobs_start_in_order_and_shares_fill_a_gpu(rig: Rig) -> None:
         lambda: (rig.folder / "ran").exists() and len((rig.folder / "ran").read_text().split()) == 8,
         "four run",
     )
-    assert rig.job(jobs[4])["state"] == "queued"
-    assert wait_text(rig.store.wait_reasons()[rig.job(jobs[4])["ask"]]) == "needs 0.5 of a GPU, 0 free"
+    assert rig.job(jobs[4]).state == "queued"
+    assert wait_text(rig.store.wait_reasons()[rig.job(jobs[4]).spec_key]) == "needs 0.5 of a GPU, 0 free"
     (rig.folder / "go").touch()
     for job in jobs:
-        assert rig.tick_until_ended(job)["outcome"] == "completed"
+        assert rig.tick_until_ended(job).outcome == "completed"
     placed = dict(line.split() for line in (rig.folder / "ran").read_text().splitlines())
     assert [placed[str(job)] for job in jobs[:4]] == ["0", "0", "1", "1"]
 
@@ -254,9 +254,9 @@ def test_files_of_another_attempt_are_ignored(rig: Rig) -> None:
         json.dumps({**forged, "survivors": [], "started_at": 1.0})
     )
     rig.tick()
-    assert rig.job(job)["state"] == "running"
+    assert rig.job(job).state == "running"
     (rig.folder / "go").touch()
-    assert rig.tick_until_ended(job)["exit_code"] == 3
+    assert rig.tick_until_ended(job).exit_code == 3
 
 
 def never_claimed(rig: Rig) -> tuple[int, Path]:
@@ -273,7 +273,7 @@ def test_cancels_an_attempt_whose_claim_was_truncated_by_a_power_cut(rig: Rig) -
     (folder / "claim").touch()
     rig.store.add_request("cancel", str(job), grace_s=0.0)
     row = rig.tick_until_ended(job)
-    assert (row["state"], row["outcome"]) == ("finished", "cancelled")
+    assert (row.state, row.outcome) == ("finished", "cancelled")
     assert not (rig.folder / "ran").exists()
 
 
@@ -285,13 +285,13 @@ def test_an_attempt_that_cannot_be_reconciled_blocks_no_other(
     folder.touch()
     rig.store.add_request("cancel", str(job), grace_s=0.0)
     others = [rig.add_job("exit 0"), rig.add_job("exit 0")]
-    rig.tick_until(lambda: all(rig.job(other)["outcome"] == "completed" for other in others), "their ends")
+    rig.tick_until(lambda: all(rig.job(other).outcome == "completed" for other in others), "their ends")
     facts = rig.tick()
     at = next_deadline(facts, None)
     assert at is not None
     assert facts.now.boot < at <= facts.now.boot + 1.0
-    assert rig.job(job)["state"] == "starting"
+    assert rig.job(job).state == "starting"
     assert caplog.text.count(str(folder)) <= 2
     folder.unlink()
-    assert rig.tick_until_ended(job)["outcome"] == "cancelled"
+    assert rig.tick_until_ended(job).outcome == "cancelled"
     assert not (rig.folder / "ran").exists()

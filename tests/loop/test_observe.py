@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -35,8 +34,8 @@ def test_failure_is_explained_in_the_store_and_in_the_log(rig: Rig, caplog: pyte
     caplog.set_level(logging.INFO)
     (rig.folder / "output").write_text(f"{TRACEBACK}ValueError: bad\x1b[0m rate\n")
     job = rig.add_job("cat output; exit 1")
-    assert words(rig.tick_until_ended(job)["reason"]) == "exit code 1: ValueError: bad rate"
-    assert words(rig.store.attempts(job)[0]["reason"]) == "exit code 1: ValueError: bad rate"
+    assert words(rig.tick_until_ended(job).reason) == "exit code 1: ValueError: bad rate"
+    assert words(rig.store.attempts(job)[0].reason) == "exit code 1: ValueError: bad rate"
     assert re.search(
         rf"job {job} finished \[FAILED\] in \d\.\ds — exit code 1: ValueError: bad rate \| peak vram .*"
         r" \| no declaration.* \(log: ",
@@ -57,7 +56,7 @@ def test_failure_is_explained_in_the_store_and_in_the_log(rig: Rig, caplog: pyte
     ],
 )
 def test_end_reasons(rig: Rig, command: str, reason: str) -> None:
-    assert words(rig.tick_until_ended(rig.add_job(command))["reason"]) == reason
+    assert words(rig.tick_until_ended(rig.add_job(command)).reason) == reason
 
 
 def test_only_the_log_of_a_failure_is_read_and_only_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +71,7 @@ def test_only_the_log_of_a_failure_is_read_and_only_once(rig: Rig, monkeypatch: 
     assert read == []
     job = rig.add_job("false")
     rig.tick_until_ended(job)
-    assert read == [rig.store.attempts(job)[0]["log"]]
+    assert read == [rig.store.attempts(job)[0].log]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +91,7 @@ def test_job_with_remapped_device_numbers_gets_advice(
     record_options(rig.store, replace(StartOptions(), cuda_ids=default))  # type: ignore[arg-type]
     job = rig.add_job("echo 'RuntimeError: CUDA error: invalid device ordinal'; : --cuda 0; exit 1",
                   allowed=(gpu,), cuda_ids=own, cuda=cuda)  # fmt: skip
-    reason = words(rig.tick_until_ended(job)["reason"])
+    reason = words(rig.tick_until_ended(job).reason)
     assert "invalid device ordinal" in reason
     assert (f"it was given --cuda {gpu}" in reason) is advised
 
@@ -144,7 +143,7 @@ def test_misplaced_process_is_reported_once(rig: Rig, caplog: pytest.LogCaptureF
     pid = int((rig.folder / "pid").read_text())
     on_gpu_1(rig, pid)
     rig.tick()
-    assert json.loads(rig.store.attempts(job)[0]["strays"]) == [["U1", pid], ["U2", pid]]
+    assert rig.store.attempts(job)[0].misplaced == (("U1", pid), ("U2", pid))
     again = Rig(rig.folder, gpus=3)
     again.loop.on_action = EventReporter(again.store, again.clock, again.loop.settings, None).action_recorded
     on_gpu_1(again, pid)
@@ -155,7 +154,7 @@ def test_misplaced_process_is_reported_once(rig: Rig, caplog: pytest.LogCaptureF
         f"job {job} was given GPU 0 but uses GPU 2 (process {pid})",
     ]
     again.store.add_request("cancel", str(job), grace_s=0)
-    assert again.tick_until_ended(job)["outcome"] == "cancelled"
+    assert again.tick_until_ended(job).outcome == "cancelled"
 
 
 def test_samples_of_the_gpus_are_stored(rig: Rig) -> None:
@@ -164,9 +163,9 @@ def test_samples_of_the_gpus_are_stored(rig: Rig) -> None:
         samples = [GpuSample("U0", 0, "card", 24576, 9, load, processes), GpuSample("U1", 1, "c", 1, 0, load)]
         rig.loop.recorder.record_gpus(samples, None, rig.clock.now())
     first, second, _ = rig.store.gpus()
-    assert json.loads(first["processes"]) == [[7, None, False], [8, 12, True]]
-    assert second["processes"] is None
-    assert json.loads(first["loads"]) == [None, 30.0, 40.0, 50.0, 60.0]
+    assert first.processes == processes
+    assert second.processes is None
+    assert first.loads == (None, 30.0, 40.0, 50.0, 60.0)
 
 
 def test_oom_while_the_gpus_are_unreadable_requests_at_most_their_memory(rig: Rig) -> None:
@@ -178,17 +177,17 @@ def test_oom_while_the_gpus_are_unreadable_requests_at_most_their_memory(rig: Ri
     rig.runner_pid(job)
     rig.watch.record_failure("hangs")
     go.touch()
-    rig.tick_until(lambda: rig.job(job)["oom_used"] == 1, "the end of the first attempt")
-    assert rig.job(job)["raised_mib"] == 24_576 - 512 - 200
-    assert rig.tick_until_ended(job)["oom_used"] == 1
+    rig.tick_until(lambda: rig.job(job).oom_retries_used == 1, "the end of the first attempt")
+    assert rig.job(job).min_vram_mib == 24_576 - 512 - 200
+    assert rig.tick_until_ended(job).oom_retries_used == 1
     assert len(rig.store.attempts(job)) == 2
 
 
 def test_retries_of_a_line_override_those_of_the_scheduler(rig: Rig) -> None:
     again, never = rig.add_job("exit 3", fail_retries=1), rig.add_job("exit 3", fail_retries=0)
     rig.loop.settings = replace(rig.loop.settings, fail_retries=9)
-    rig.tick_until(lambda: rig.job(again)["fail_used"] == 1, "the end of the first attempt")
-    assert rig.job(again)["state"] == "queued"
-    assert rig.job(again)["not_before_boot"] > rig.clock.now().boot
-    assert rig.tick_until_ended(never)["outcome"] == "failed"
-    assert rig.job(never)["fail_used"] == 0
+    rig.tick_until(lambda: rig.job(again).fail_retries_used == 1, "the end of the first attempt")
+    assert rig.job(again).state == "queued"
+    assert (rig.job(again).not_before_boot or 0.0) > rig.clock.now().boot
+    assert rig.tick_until_ended(never).outcome == "failed"
+    assert rig.job(never).fail_retries_used == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
@@ -64,7 +62,7 @@ def test_polls_gpus_more_often_for_a_while_after_a_start(every_s: float, closely
         sampler.close()
 
 
-HELD = json.dumps([[7, 50.0, 9000], [8, 60.0, 700], [9, 0.0, 300]])
+HELD = ((7, 50.0, 9000), (8, 60.0, 700), (9, 0.0, 300))
 
 
 @pytest.mark.parametrize(

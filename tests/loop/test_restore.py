@@ -89,7 +89,7 @@ class RestoredStore:
 
     def ended(self, command: str, **values: object) -> int:
         job = self.rig.add_job(command, **values)
-        self.rig.tick_until(lambda: self.rig.job(job)["state"] == "finished", f"end of job {job}")
+        self.rig.tick_until(lambda: self.rig.job(job).state == "finished", f"end of job {job}")
         return job
 
     def folder_of(self, job: int) -> Path:
@@ -146,7 +146,7 @@ def test_refuses_a_lost_store_and_names_the_running_jobs(desk: RestoredStore) ->
     desk.ended("exit 3")
     lives = desk.running()
     wait_for(desk.trace, "the job's word")
-    pid = observe(desk.folder_of(lives), desk.rig.store.attempts(lives)[0]["token"]).pid
+    pid = observe(desk.folder_of(lives), desk.rig.store.attempts(lives)[0].token).pid
     desk.lose()
     database = desk.data_dir.database
     other = desk.folder / "other.db"
@@ -220,9 +220,9 @@ def test_restores_a_store_from_the_folders_alone(desk: RestoredStore) -> None:
     [attempt] = desk.rig.store.attempts(lives)
     for name in ("number", "token", "boot_id", "allocations", "log", "created_at"):
         assert getattr(attempt, name) == getattr(lost, name), name
-    assert {row["job_id"] for row in desk.rig.store.active_attempts()} == {lives}
+    assert {row.job_id for row in desk.rig.store.active_attempts()} == {lives}
     (desk.folder / "go").touch()
-    assert desk.rig.tick_until_ended(lives)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(lives).outcome == "completed"
     assert desk.trace().count("end") == 1
     assert desk.rig.add_job("true") == lives + 1
 
@@ -233,24 +233,24 @@ def test_holds_an_attempt_that_had_not_begun_so_that_it_never_begins(
     monkeypatch.setattr(desk.rig.executor, "launch", lambda folder: None)
     job = desk.rig.add_job(LONG)
     desk.rig.tick()
-    folder, token = desk.folder_of(job), desk.rig.store.attempts(job)[0]["token"]
+    folder, token = desk.folder_of(job), desk.rig.store.attempts(job)[0].token
     desk.lose()
     desk.restore()
     row = desk.rig.job(job)
-    assert (row["state"], row["outcome"]) == ("held", None)
-    assert words(row["reason"]) == f"it had not begun when the store was lost; `retry {job}` runs it"
+    assert (row.state, row.outcome) == ("held", None)
+    assert words(row.reason) == f"it had not begun when the store was lost; `retry {job}` runs it"
     assert observe(folder, token).claim == "void"
     desk.rig.store.add_request("requeue", str(job))
     (desk.folder / "go").touch()
-    assert desk.rig.tick_until_ended(job)["outcome"] == "completed"
-    assert [row["number"] for row in desk.rig.store.attempts(job)] == [1, 2]
+    assert desk.rig.tick_until_ended(job).outcome == "completed"
+    assert [row.number for row in desk.rig.store.attempts(job)] == [1, 2]
 
 
 def test_completes_a_backup_from_the_folders(desk: RestoredStore, caplog: pytest.LogCaptureFixture) -> None:
     desk.ended("true")
     waits = desk.rig.add_job("echo waited >> trace")
     desk.backup()
-    desk.rig.tick_until(lambda: desk.rig.job(waits)["state"] == "finished", "its end")
+    desk.rig.tick_until(lambda: desk.rig.job(waits).state == "finished", "its end")
     new = desk.running()
     desk.lose()
     with pytest.raises(
@@ -259,9 +259,9 @@ def test_completes_a_backup_from_the_folders(desk: RestoredStore, caplog: pytest
     ):
         desk.start()
     desk.restore()
-    assert desk.rig.job(waits)["outcome"] == "completed"
+    assert desk.rig.job(waits).outcome == "completed"
     desk.rig.tick()
-    assert desk.rig.job(new)["state"] == "running"
+    assert desk.rig.job(new).state == "running"
     assert desk.trace().count("waited") == 1
     assert f"restored from {desk.data_dir.backups}/scheduler-1.db" in caplog.text
     assert f"2 attempts were added to the store from folders: jobs {waits}, {new}" in caplog.text
@@ -281,7 +281,7 @@ def test_refuses_an_older_database_and_replaces_it_by_the_newest_backup(desk: Re
     ):
         desk.start()
     desk.restore()
-    assert desk.rig.job(cancelled)["state"] == "held", "the second backup contains it"
+    assert desk.rig.job(cancelled).state == "held", "the second backup contains it"
     [aside] = [path for path in desk.data_dir.folder.glob("scheduler.db.lost-*") if path.name[-1].isdigit()]
     assert backups.highest_ids(aside).jobs == first
     desk.close()
@@ -300,7 +300,7 @@ def test_skips_a_damaged_backup_and_keeps_a_damaged_database(
     desk.data_dir.database.write_bytes(damage)
     (desk.data_dir.backups / "scheduler-2.db").write_bytes(damage)
     desk.restore()
-    assert desk.rig.job(job)["outcome"] == "completed"
+    assert desk.rig.job(job).outcome == "completed"
     assert "scheduler-2.db is damaged: file is not a database; it is skipped" in caplog.text
     assert f"restored from {desk.data_dir.backups}/scheduler-1.db" in caplog.text
     [aside] = desk.data_dir.folder.glob("scheduler.db.lost-*[0-9]")
@@ -338,11 +338,11 @@ def test_only_the_last_attempt_decides_about_its_job(desk: RestoredStore) -> Non
     job = desk.ended("[ -e again ] || exit 3")
     (desk.folder / "again").touch()
     desk.rig.store.add_request("requeue", str(job))
-    desk.rig.tick_until(lambda: desk.rig.job(job)["outcome"] == "completed", "the second attempt")
+    desk.rig.tick_until(lambda: desk.rig.job(job).outcome == "completed", "the second attempt")
     desk.lose()
     desk.restore()
-    assert desk.rig.job(job)["outcome"] == "completed"
-    assert [row["outcome"] for row in desk.rig.store.attempts(job)] == ["failed", "completed"]
+    assert desk.rig.job(job).outcome == "completed"
+    assert [row.outcome for row in desk.rig.store.attempts(job)] == ["failed", "completed"]
 
 
 def test_finishes_an_open_attempt_of_the_backup_that_was_superseded(desk: RestoredStore) -> None:
@@ -352,11 +352,11 @@ def test_finishes_an_open_attempt_of_the_backup_that_was_superseded(desk: Restor
     desk.rig.tick_until_ended(job)
     (desk.folder / "again").touch()
     desk.rig.store.add_request("requeue", str(job))
-    desk.rig.tick_until(lambda: desk.rig.job(job)["outcome"] == "completed", "the second attempt")
+    desk.rig.tick_until(lambda: desk.rig.job(job).outcome == "completed", "the second attempt")
     desk.lose()
     desk.restore()
-    assert [row["outcome"] for row in desk.rig.store.attempts(job)] == ["failed", "completed"]
-    assert (desk.rig.job(job)["state"], desk.rig.job(job)["outcome"]) == ("finished", "completed")
+    assert [row.outcome for row in desk.rig.store.attempts(job)] == ["failed", "completed"]
+    assert (desk.rig.job(job).state, desk.rig.job(job).outcome) == ("finished", "completed")
     assert desk.rig.store.active_attempts() == []
 
 
@@ -369,7 +369,7 @@ def test_a_restore_does_not_retry_a_failed_job(desk: RestoredStore) -> None:
     (folder.path / "spec.json").write_text(json.dumps(spec))
     desk.lose()
     desk.restore()
-    assert (desk.rig.job(job)["state"], desk.rig.job(job)["outcome"]) == ("finished", "failed")
+    assert (desk.rig.job(job).state, desk.rig.job(job).outcome) == ("finished", "failed")
 
 
 def lines_of(desk: RestoredStore, *, ends: bool = True) -> Callable[[float], JobsFileWatcher]:
@@ -433,8 +433,8 @@ def test_refuses_folders_of_an_earlier_version_without_their_lines(desk: Restore
     ):
         desk.start(restore=True, jobs_file="jobs.txt")
     desk.restore()
-    assert desk.rig.job(job)["outcome"] == "completed"
-    assert desk.rig.job(job)["text"] == f"bash {folder.path}/command.sh"
+    assert desk.rig.job(job).outcome == "completed"
+    assert desk.rig.job(job).text == f"bash {folder.path}/command.sh"
 
 
 def test_a_fresh_start_reuses_no_id(desk: RestoredStore) -> None:
@@ -459,29 +459,29 @@ def test_a_failed_fresh_start_leaves_a_lost_store_lost(desk: RestoredStore) -> N
     with pytest.raises(SchedulerError, match=r"1 attempt in .* is not in the store"):
         desk.start()
     desk.restore()
-    assert desk.rig.job(job)["outcome"] == "completed"
+    assert desk.rig.job(job).outcome == "completed"
 
 
 def test_a_running_job_without_a_claim_continues_after_a_restore(desk: RestoredStore) -> None:
     job, killed = desk.running(), desk.running()
     wait_for(lambda: len(desk.trace()) == 2, "both words")
     runner, folder = desk.rig.runner_pid(killed), desk.folder_of(killed)
-    token = desk.rig.store.attempts(killed)[0]["token"]
+    token = desk.rig.store.attempts(killed)[0].token
     for one in (desk.folder_of(job), folder):
         (one / "claim").unlink()
     desk.lose()
     os.kill(runner, signal.SIGKILL)
     sweep(folder, token, 0.0)
     desk.restore()
-    assert desk.rig.job(job)["state"] == "running"
-    assert [row["job_id"] for row in desk.rig.store.active_attempts()] == [job], "it keeps its GPUs"
+    assert desk.rig.job(job).state == "running"
+    assert [row.job_id for row in desk.rig.store.active_attempts()] == [job], "it keeps its GPUs"
     row = desk.rig.job(killed)
-    assert row["state"] == "held"
-    assert words(row["reason"]) == f"its runner was killed; `retry {killed}` runs it again"
+    assert row.state == "held"
+    assert words(row.reason) == f"its runner was killed; `retry {killed}` runs it again"
     desk.rig.tick()
-    assert desk.rig.job(job)["state"] == "running"
+    assert desk.rig.job(job).state == "running"
     (desk.folder / "go").touch()
-    assert desk.rig.tick_until_ended(job)["outcome"] == "completed"
+    assert desk.rig.tick_until_ended(job).outcome == "completed"
     assert desk.trace().count("end") == 1
 
 
@@ -494,7 +494,7 @@ def test_an_empty_attempt_folder_does_not_prevent_the_next_start(desk: RestoredS
     desk.close()
     desk.start().close()
     desk.rig = Rig(desk.folder, executor=Quick())
-    assert desk.rig.job(held)["state"] == "held"
+    assert desk.rig.job(held).state == "held"
 
 
 def test_a_restore_names_a_folder_whose_attempt_is_unknown(desk: RestoredStore) -> None:
@@ -532,11 +532,11 @@ def test_replaces_the_database_of_another_folder(desk: RestoredStore, backed_up:
     assert f"{desk.data_dir.database} is the store of {other.store.data_dir.folder}" in str(refused.value)
     assert f"job {lives} is still running" in str(refused.value)
     desk.restore()
-    assert desk.rig.job(ended)["outcome"] == "completed"
-    assert {row["job_id"] for row in desk.rig.store.active_attempts()} == {lives}
+    assert desk.rig.job(ended).outcome == "completed"
+    assert {row.job_id for row in desk.rig.store.active_attempts()} == {lives}
     assert location.location_verdict(desk.rig.store) == "same"
     desk.rig.tick()
-    assert desk.rig.job(lives)["state"] == "running"
+    assert desk.rig.job(lives).state == "running"
 
 
 def test_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: RestoredStore) -> None:
@@ -567,7 +567,7 @@ def test_a_copy_without_its_database_is_still_a_copy(desk: RestoredStore) -> Non
     store.close()
     desk.rig = Rig(desk.folder, executor=Quick())
     desk.rig.tick()
-    assert desk.rig.job(job)["state"] == "running"
+    assert desk.rig.job(job).state == "running"
 
 
 def test_unreadable_folders_do_not_prevent_a_start_on_an_intact_store(

@@ -93,12 +93,12 @@ class SamplerBench:
     def faults(self) -> list[GpuFault | None]:
         """Returns the stored faults by index, which placement sees too."""
         rows = self.store.gpus()
-        seen = self.watch.gpus({row["uuid"]: (row["idx"], False) for row in rows}, {})
+        seen = self.watch.gpus({row.uuid: (row.index, False) for row in rows}, {})
         if self.watch.snapshot is not None:
             assert [(g.index, g.uuid, g.sample and g.sample.fault) for g in seen] == [
-                (row["idx"], row["uuid"], row["fault"]) for row in rows
+                (row.index, row.uuid, row.fault) for row in rows
             ]
-        return [row["fault"] for row in rows]
+        return [row.fault for row in rows]
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_unlisted_gpu_is_lost_and_a_restart_skips_no_sample(bench: SamplerBench)
     bench.begin(FOUR)
     left = [gpu_sample(0, "GPU-a"), gpu_sample(1, "GPU-c"), gpu_sample(2, "GPU-d")]
     bench.take(left)
-    assert [(row["uuid"], row["idx"], row["fault"]) for row in bench.store.gpus()] == [
+    assert [(row.uuid, row.index, row.fault) for row in bench.store.gpus()] == [
         ("GPU-a", 0, None),
         ("GPU-c", 1, None),
         ("GPU-d", 2, None),
@@ -185,7 +185,7 @@ def test_pauses_and_allocations_follow_the_gpu_when_the_order_changes(bench: Sam
         db.execute("UPDATE gpu SET paused = 1 WHERE uuid = 'GPU-b'")
     bench.restart()
     bench.begin([gpu_sample(i, f"GPU-{c}") for i, c in enumerate("bdac")])
-    assert [(row["uuid"], row["idx"], row["paused"]) for row in bench.store.gpus()] == [
+    assert [(row.uuid, row.index, row.paused) for row in bench.store.gpus()] == [
         ("GPU-b", 0, 1),
         ("GPU-d", 1, 0),
         ("GPU-a", 2, 0),
@@ -235,7 +235,7 @@ def test_simulated_gpus_follow_the_current_option(bench: SamplerBench) -> None:
 
 def test_gpu_whose_uuid_was_unknown_recovers_as_managed(bench: SamplerBench) -> None:
     bench.begin([FOUR[0], gpu_sample(1, "unknown-1", LOST), FOUR[2]])
-    assert [row["uuid"] for row in bench.store.gpus()] == ["GPU-a", "GPU-c"]
+    assert [row.uuid for row in bench.store.gpus()] == ["GPU-a", "GPU-c"]
     seen = []
     for _ in range(3):
         bench.take(FOUR[:3])
@@ -293,17 +293,17 @@ def test_job_on_a_lost_gpu_continues_with_its_share_and_no_other_starts(
     [attempt] = rig.tick().attempts
     assert (attempt.gpus, attempt.state.is_open) == (("U0",), True)
     (tmp_path / "go").write_text("\n")
-    assert rig.tick_until_ended(running)["exit_code"] == 3
-    assert rig.job(waiting)["state"] == "queued"
+    assert rig.tick_until_ended(running).exit_code == 3
+    assert rig.job(waiting).state == "queued"
     [reason] = rig.store.wait_reasons().values()
     assert "GPU 0 lost" in wait_text(reason)
     rig.lost = ()
     rig.take_sample()
     rig.take_sample()
     rig.tick()
-    assert rig.job(waiting)["state"] == "queued"
+    assert rig.job(waiting).state == "queued"
     rig.take_sample()
-    assert rig.tick_until_ended(waiting)["outcome"] == "completed"
+    assert rig.tick_until_ended(waiting).outcome == "completed"
 
 
 def test_start_on_a_slow_driver_continues_and_keeps_its_query(

@@ -145,7 +145,7 @@ def test_the_output_of_a_direct_job_is_printed_with_its_number(
     configure_logging(tmp_path / "main.log", console)
     job = rig.add_job("echo one; printf '\\033[32mtwo\\033[0m\\n'; exit 3")
     rig.tick()
-    attempt = rig.store.attempts(job)[0]["id"]
+    attempt = rig.store.attempts(job)[0].id
     console.follow_attempt(attempt, rig.store)
     rig.tick_until_ended(job)
     console.finish_attempt(job, 1)

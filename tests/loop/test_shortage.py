@@ -95,8 +95,8 @@ def test_launch_that_fails_because_of_a_shortage_does_not_count(
     assert caplog.text.count(describe_shortage(number)) == 1
     executor.number = None
     row = rig.tick_until_ended(job)
-    assert (row["exit_code"], row["launch_failures"], len(rig.store.attempts(job))) == (7, 0, 1)
-    assert rig.tick_until_ended(other)["exit_code"] == 0
+    assert (row.exit_code, row.launch_failures, len(rig.store.attempts(job))) == (7, 0, 1)
+    assert rig.tick_until_ended(other).exit_code == 0
 
 
 def test_unclaimed_attempt_is_kept_while_no_process_can_be_started(
@@ -110,13 +110,13 @@ def test_unclaimed_attempt_is_kept_while_no_process_can_be_started(
     trials: list[tuple[int, int, int]] = []
 
     def start_error(count: int) -> int | None:
-        trials.append((executor.tried, rig.job(job)["launch_failures"], len(rig.store.attempts(job))))
+        trials.append((executor.tried, rig.job(job).launch_failures, len(rig.store.attempts(job))))
         return errno.EAGAIN if len(trials) < 3 else None
 
     monkeypatch.setattr(storage_monitor, "start_error", start_error)
     job = rig.add_job("exit 7")
     # If processes can be started, the attempt fails, because the executor itself does not work.
-    rig.tick_until(lambda: rig.job(job)["launch_failures"], "a failed launch")
+    rig.tick_until(lambda: rig.job(job).launch_failures, "a failed launch")
     assert trials[:3] == [(3, 0, 1), (6, 0, 1), (9, 0, 1)]
 
 
@@ -136,7 +136,7 @@ def test_command_that_cannot_start_because_of_a_shortage_runs_later(
     rig = rig_with(tmp_path, patched(tmp_path, spawn), settings)
     job = rig.add_job("exit 7")
     rig.tick_until(lambda: len(rig.store.attempts(job)) > settings.max_assign_attempts, "attempts")
-    assert rig.job(job)["launch_failures"] == 0
+    assert rig.job(job).launch_failures == 0
     messages = [
         words(event.reason)
         for event in events_of_job(rig.store, job)
@@ -145,7 +145,7 @@ def test_command_that_cannot_start_because_of_a_shortage_runs_later(
     assert "the command could not be started: bash: Resource temporarily unavailable" in messages[-1]
     (tmp_path / "room").touch()
     row = rig.tick_until_ended(job)
-    assert (row["exit_code"], row["outcome"], row["launch_failures"]) == (7, "failed", 0)
+    assert (row.exit_code, row.outcome, row.launch_failures) == (7, "failed", 0)
 
 
 def test_observation_prevented_by_a_shortage_concludes_nothing(
@@ -191,12 +191,12 @@ def test_lines_that_cannot_be_checked_are_neither_malformed_nor_jobs(
     number = errno.ENOMEM if loads else errno.EAGAIN
     assert (rig.store.state_counts(), rig.store.malformed_lines()) == ({}, [])
     [file] = rig.store.jobs_files()
-    assert file["problem"] == f"cannot be checked now: {describe_shortage(number)}"
+    assert file.problem == f"cannot be checked now: {describe_shortage(number)}"
     assert caplog.text.count("cannot be checked now") == 1
     watch.check(30.0)
     watch.check(40.0)
     assert rig.store.state_counts() == {"queued": 2}
-    assert [row["number"] for row in rig.store.malformed_lines()] == [3]
+    assert [row.number for row in rig.store.malformed_lines()] == [3]
 
 
 def test_console_starts_no_thread_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_console_starts_no_thread_later(tmp_path: Path, monkeypatch: pytest.Monk
     shown: list[str] = []
     monkeypatch.setattr(console, "put", shown.append)
     for _ in range(2):
-        console.follow_attempt(rig.store.attempts(job)[0]["id"], rig.store)
+        console.follow_attempt(rig.store.attempts(job)[0].id, rig.store)
         wait_for(lambda: not console._has_tails.is_set() or "[job 1] out" in shown, "the job's output")
         console.finish_attempt(job, 1)
         wait_for(lambda: not console._has_tails.is_set(), "the end of the log")
@@ -232,7 +232,7 @@ def test_console_stops_following_during_a_shortage_and_resumes(
     rig.tick_until_ended(job)
     with monkeypatch.context() as short:
         short.setattr(job_output, "open", refuse(errno.EMFILE), raising=False)
-        console.follow_attempt(rig.store.attempts(job)[0]["id"], rig.store)
+        console.follow_attempt(rig.store.attempts(job)[0].id, rig.store)
         wait_for(lambda: shown, "output on the console")
         console.finish_attempt(job, 1)
     wait_for(lambda: not console._has_tails.is_set(), "the end of the log")

@@ -282,8 +282,8 @@ def test_a_launch_on_a_full_disk_does_not_count_as_a_failed_launch(
     [reason] = rig.store.wait_reasons().values()
     assert "No space left on device" in reason.cause
     row = rig.tick_until_ended(job)
-    assert (row["exit_code"], row["launch_failures"], len(rig.store.attempts(job))) == (7, 0, 1)
-    assert rig.tick_until_ended(other)["exit_code"] == 0
+    assert (row.exit_code, row.launch_failures, len(rig.store.attempts(job))) == (7, 0, 1)
+    assert rig.tick_until_ended(other).exit_code == 0
     assert len(list((tmp_path / "logs").iterdir())) == 2  # failed launches leave no log
     assert caplog.text.count("spec.json: No space left on device: free space there") == 1
 
@@ -322,7 +322,7 @@ def test_a_launch_failure_of_the_job_itself_counts(tmp_path: Path) -> None:
         rig.store.data_dir, LogFolder.from_option(str(tmp_path / "logs")), Clock()
     )
     row = rig.tick_until_ended(rig.add_job("x", conda="none"))
-    assert (row["outcome"], row["launch_failures"]) == ("failed", 3)
+    assert (row.outcome, row.launch_failures) == ("failed", 3)
 
 
 def test_an_action_that_fails_does_not_block_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +344,7 @@ def test_an_action_that_fails_does_not_block_others(tmp_path: Path, monkeypatch:
     stops = [(rig.attempt_folder(job) / "stop").exists() for job in jobs]
     assert stops == [False, True]
     monkeypatch.undo()
-    assert [rig.tick_until_ended(job)["outcome"] for job in jobs] == ["cancelled", "cancelled"]
+    assert [rig.tick_until_ended(job).outcome for job in jobs] == ["cancelled", "cancelled"]
 
 
 def test_logs_when_an_issue_begins_and_ends(home: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,15 +128,15 @@ def test_does_not_read_a_jobs_file_that_became_world_writable(folder: Path, rig:
     path.chmod(0o666)
     for now in (100.0, 200.0, 300.0):
         watch.check(now)
-    assert [row["text"] for row in rig.store.open_jobs((JobState.QUEUED,))] == ["true", "false"]
+    assert [row.text for row in rig.store.open_jobs((JobState.QUEUED,))] == ["true", "false"]
     assert rig.store.open_requests() == []
     problem = "is writable by everyone; `chmod o-w` it, or `start --trust-files`"
-    assert [row["problem"] for row in rig.store.jobs_files()] == [problem]
+    assert [row.problem for row in rig.store.jobs_files()] == [problem]
     trusting = JobsFileWatcher(rig.store, str(path), None, trust=True)
     for now in (400.0, 500.0):
         trusting.check(now)
-    assert [row["problem"] for row in rig.store.jobs_files()] == [None]
-    assert "echo planted" in [row["text"] for row in rig.store.open_jobs((JobState.QUEUED,))]
+    assert [row.problem for row in rig.store.jobs_files()] == [None]
+    assert "echo planted" in [row.text for row in rig.store.open_jobs((JobState.QUEUED,))]
 
 
 def test_does_not_reread_a_config_that_became_world_writable(

@@ -127,7 +127,7 @@ def test_switching_to_real_gpus_removes_pauses_needs_and_measurements_of_simulat
     assert desk.column("SELECT peak_mib FROM measurement") == []
     row = desk.store.job(job)
     assert row is not None
-    assert (row["raised_mib"], ResourceSpec.from_key(row["ask"]).vram) == (None, 1000)
+    assert (row.min_vram_mib, ResourceSpec.from_key(row.spec_key).vram) == (None, 1000)
 
 
 def test_switching_back_to_real_gpus_keeps_their_pauses_and_measurements(desk: KindStore) -> None:
@@ -139,5 +139,5 @@ def test_switching_back_to_real_gpus_keeps_their_pauses_and_measurements(desk: K
     desk.measure(9000)
     change_gpu_kind(desk.store, SIMULATED, NOW)
     desk.manage(*REAL)
-    assert [(row["uuid"], row["paused"]) for row in desk.store.gpus()] == [("GPU-a", 1), ("GPU-b", 0)]
+    assert [(row.uuid, row.paused) for row in desk.store.gpus()] == [("GPU-a", 1), ("GPU-b", 0)]
     assert desk.column("SELECT peak_mib FROM measurement") == [4000]

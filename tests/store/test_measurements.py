@@ -132,7 +132,7 @@ def test_keeps_the_declared_memory_on_each_gpu_over_a_restart(
 ) -> None:
     job = add(store)
     attempt = start(store, job, BOTH, **values)
-    [row] = [row for row in store.active_attempts() if row["id"] == attempt]
+    [row] = [row for row in store.active_attempts() if row.id == attempt]
     assert attempt_from_record(row, AttemptStatus()).budgets == budgets
     end(store, job, attempt)
     assert last(store, job)["budgets"] == (list(budgets.values()) or None)
@@ -169,7 +169,7 @@ def test_records_the_used_retries(store: Store) -> None:
     end(store, job, attempt, Outcome.FAILED, **again)
     row = store.job(job)
     assert row is not None
-    assert (row["oom_used"], row["fail_used"]) == (1, 2)
+    assert (row.oom_retries_used, row.fail_retries_used) == (1, 2)
 
 
 def test_memory_set_by_the_user_overrides_memory_raised_after_an_oom(store: Store) -> None:
@@ -179,12 +179,12 @@ def test_memory_set_by_the_user_overrides_memory_raised_after_an_oom(store: Stor
     record(store, act.SetAttribute(job, "name", "bert"))
     row = store.job(job)
     assert row is not None
-    assert (row["raised_mib"], ResourceSpec.from_key(row["ask"]).min_vram_mib) == (9000, 9000)
+    assert (row.min_vram_mib, ResourceSpec.from_key(row.spec_key).min_vram_mib) == (9000, 9000)
     record(store, act.SetAttribute(job, "vram", 6000))
     row = store.job(job)
     assert row is not None
-    assert (row["raised_mib"], ResourceSpec.from_key(row["ask"]).min_vram_mib) == (None, None)
-    assert ResourceSpec.from_key(row["ask"]).vram == 6000
+    assert (row.min_vram_mib, ResourceSpec.from_key(row.spec_key).min_vram_mib) == (None, None)
+    assert ResourceSpec.from_key(row.spec_key).vram == 6000
 
 
 def test_reports_only_the_first_infeasible_jobs(store: Store) -> None:
@@ -257,7 +257,7 @@ def test_learned_needs_are_updated_after_a_measurement(store: Store, monkeypatch
     ran(store, "python ä.py", 1000)
     job = store.job(1)
     assert job is not None
-    family = workload_class_of(JobSpec.from_json(job["spec"]))
+    family = workload_class_of(job.spec)
     assert learned.needs() == {family: 1100}
     ran(store, "python ä.py", 2000)
     ran(store, "python b.py", 10)
@@ -273,7 +273,7 @@ def test_reads_an_open_attempt_for_the_next_round(store: Store) -> None:
     attempt = start(store, job, vram=9000, whole=True)
     use(store, job, attempt, 6.5, ("U0", 9900, 20.0))
     record(store, act.RecordOveruse(job, attempt, "U0", 9900, 9000))
-    row = next(row for row in store.active_attempts() if row["id"] == attempt)
+    row = next(row for row in store.active_attempts() if row.id == attempt)
     fact = attempt_from_record(row, AttemptStatus())
     assert (fact.vram, fact.whole, fact.peaks, fact.measured_at) == (9000, True, {"U0": 9900}, 6.5)
     assert (fact.overused_gpus, fact.oom_retries_used, fact.fail_retries_used) == (("U0",), 1, 2)

@@ -52,10 +52,10 @@ def test_lines_keep_their_jobs_and_jobs_their_folders(tmp_path: Path, old: Path,
     first, second = store.job(1), store.job(2)
     assert first is not None
     assert second is not None
-    spec = JobSpec.from_json(first["spec"])
+    spec = first.spec
     assert (spec.cwd, spec.script) == (str(new), str(new / "t.py"))
-    assert (first["identity"], first["source"]) == (spec.identity, f"file:{new}/jobs.txt")
-    assert JobSpec.from_json(second["spec"]).cwd == str(tmp_path / "else")
+    assert (first.identity, first.source) == (spec.identity, f"file:{new}/jobs.txt")
+    assert second.spec.cwd == str(tmp_path / "else")
     assert store.jobs_files() == [JobsFileRecord(f"{new}/jobs.txt", str(new), None)]
     [line] = accepted_lines.load(store, f"{new}/jobs.txt")
     assert (line.job_id, line.identity) == (1, spec.identity)

@@ -69,7 +69,7 @@ class Machine:
 
     def pauses(self) -> tuple[list[int], list[int]]:
         """Returns the paused GPUs in the store and in the file."""
-        return [r["idx"] for r in self.store.gpus() if r["paused"]], json.loads(self.path.read_text())[
+        return [r.index for r in self.store.gpus() if r.paused], json.loads(self.path.read_text())[
             "paused_gpus"
         ]
 

@@ -53,7 +53,7 @@ def test_reports_an_unusable_file_once_and_keeps_it(
     assert (machine.path.lstat().st_ino, machine.path.lstat().st_mode) == (status.st_ino, status.st_mode)
     request_pauses(machine.store, ["U3"], True, "cli", scheduler_is_up=False)
     assert not imports_old_state_file(machine.store.data_dir)
-    assert {row["target"] for row in machine.store.open_requests()} == {"U3"}
+    assert {row.target for row in machine.store.open_requests()} == {"U3"}
     machine.path.rename(machine.path.with_name("away"))
     machine.round()
     assert machine.pauses() == ([1, 3], [1, 3])

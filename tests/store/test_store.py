@@ -93,14 +93,14 @@ def test_records_a_round_atomically(store: Store) -> None:
         )
     row = store.job(job)
     assert row is not None
-    assert row["state"] == "queued"
+    assert row.state == "queued"
     assert store.attempts(job) == []
 
 
 def test_a_start_opens_an_attempt_with_its_own_token(store: Store) -> None:
     jobs = [store.insert_job(spec(), "cli") for _ in range(3)]
     opened = record(store, *(act.Start(job, ("U0",), 300) for job in jobs))
-    tokens = {store.attempts(job)[0]["token"] for job in jobs}
+    tokens = {store.attempts(job)[0].token for job in jobs}
     assert len(tokens) == 3
     assert all(len(token) == 32 for token in tokens)
     assert set(opened) == set(jobs)
@@ -115,7 +115,7 @@ def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel(sto
     )
     row = store.job(job)
     assert row is not None
-    assert (row["state"], row["outcome"], row["exit_code"], row["cancel_cause"]) == (
+    assert (row.state, row.outcome, row.exit_code, row.cancel_cause) == (
         "finished",
         "failed",
         7,
@@ -125,7 +125,7 @@ def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel(sto
     record(store, act.RequeueJob(job, worded("retried")))
     row = store.job(job)
     assert row is not None
-    assert (row["state"], row["outcome"], row["exit_code"]) == ("queued", None, None)
+    assert (row.state, row.outcome, row.exit_code) == ("queued", None, None)
 
 
 @pytest.mark.parametrize("by", ["user", "line", None])
@@ -149,8 +149,8 @@ def test_a_hold_keeps_the_used_retries_and_a_retry_resets_them(store: Store, by:
     record(store, act.RequeueJob(job, worded("queued again")))
     row = store.job(job)
     assert row is not None
-    assert (row["oom_used"], row["fail_used"]) == ((2, 1) if by else (0, 0))
-    assert ResourceSpec.from_key(row["ask"]) == ResourceSpec(is_command=True, vram=4096, min_vram_mib=5120)
+    assert (row.oom_retries_used, row.fail_retries_used) == ((2, 1) if by else (0, 0))
+    assert ResourceSpec.from_key(row.spec_key) == ResourceSpec(is_command=True, vram=4096, min_vram_mib=5120)
 
 
 def test_only_jobs_that_wait_for_nothing_but_gpus_are_startable(store: Store) -> None:
@@ -201,9 +201,9 @@ def test_changes_attributes_and_queue_positions_of_waiting_jobs(store: Store) ->
     )
     row = store.job(one)
     assert row is not None
-    assert ResourceSpec.from_key(row["ask"]).allowed == (1, 3)
-    assert JobSpec.from_json(row["spec"]).allowed == (1, 3)
-    assert (row["priority"], row["place"]) == (5, 9)
+    assert ResourceSpec.from_key(row.spec_key).allowed == (1, 3)
+    assert row.spec.allowed == (1, 3)
+    assert (row.priority, row.position) == (5, 9)
 
 
 def test_concurrent_writers_lose_nothing(store: Store) -> None:

@@ -10,7 +10,6 @@ time.
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
@@ -238,7 +237,7 @@ class _ForeignProcesses:
 
 
 def _is_observed(store: Store, other: ForeignProcess) -> bool:
-    held = [one for row in store.gpus() for one in json.loads(row["held"])]
+    held = [one for row in store.gpus() for one in row.foreign_peaks]
     return any(pid == other.pid and mib >= other.mib for pid, _, mib in held)
 
 

@@ -245,7 +245,7 @@ class _Disturber:
         row = store.job(int(folder.parent.name))
         store.close()
         assert row is not None
-        return self._facts[number_of(row["text"])]
+        return self._facts[number_of(row.text)]
 
     def _runners(self) -> list[tuple[int, str]]:
         """Returns pid and folder of every live runner (negative control: of the shells around its jobs)."""

@@ -190,7 +190,7 @@ class _Users:
             return {gpu: gpu in paused for gpu in range(_GPUS)}
         store = self._stage.store()
         try:
-            return {row["idx"]: bool(row["paused"]) for row in store.gpus()}
+            return {row.index: row.paused for row in store.gpus()}
         finally:
             store.close()
 

@@ -186,7 +186,7 @@ def _answers(stage: Stage) -> None:
     """Waits until the scheduler has answered a request, which takes a whole round."""
     store = stage.store()
     try:
-        uuid = store.gpus()[0]["uuid"]
+        uuid = store.gpus()[0].uuid
         request = store.add_request("resume", uuid, "stress")
         store.data_dir.ring_doorbell()
         wait_for(lambda: store.request_answer(request), "an answer", timeout_s=60, every_s=0.002)
@@ -199,9 +199,7 @@ def _alive(stage: Stage) -> Sequence[str]:
     store = stage.store()
     try:
         rows = store.active_attempts()
-        folders = [
-            (store.data_dir.attempt_folder(r["job_id"], r["number"], r["token"]), r["token"]) for r in rows
-        ]
+        folders = [(store.data_dir.attempt_folder(r.job_id, r.number, r.token), r.token) for r in rows]
     finally:
         store.close()
     return [token for folder, token in folders if observe(folder, token).claim == "live"]

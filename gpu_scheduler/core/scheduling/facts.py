@@ -118,10 +118,6 @@ class Request:
     target: str = ""
     args: Mapping[str, Any] = field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> Any:
-        """Gives access by the name of the database column, until every reader uses the fields."""
-        return getattr(self, {"id": "request_id"}.get(name, name))
-
 
 @dataclass(frozen=True)
 class Gpu:
