@@ -167,17 +167,20 @@ def test_a_hook_that_ends_the_shell_is_reported_with_its_environment(
 ) -> None:
     bad = plant_hook(conda.prefix_of("other"), "activate", "it's bad.sh", "leave() { exit 5; }\nleave")
     report = conda.job(env_job(conda="other"), conda.plain)[3]
-    assert report == f"!conda environment other: its hook {bad} ended the shell (exit code 5)"
+    assert (
+        report == f"!environment_broken conda environment other: its hook {bad} ended the shell (exit code 5)"
+    )
     bad.write_text("( exit 4 )\nexport GOT=$(echo x; exit 3)\n")
     assert conda.variables("other", conda.plain)["GOT"] == "x"
     off = plant_hook(conda.prefix_of("ml"), "deactivate", "b.sh", "false\nexit")
     base = conda.shell("base", "ml")
     report = conda.job(env_job(conda="base"), base)[3]
-    assert report == f"!conda environment ml: its hook {off} ended the shell (exit code 1)"
+    assert report == f"!environment_broken conda environment ml: its hook {off} ended the shell (exit code 1)"
     venv = make_venv(tmp_path / "v", "exit 7\n")
     report = conda.job(env_job(venv=str(venv)), conda.plain)[3]
-    assert (
-        report == f"!virtual environment {venv}: its hook {venv}/bin/activate ended the shell (exit code 7)"
+    assert report == (
+        f"!environment_broken virtual environment {venv}: its hook {venv}/bin/activate"
+        " ended the shell (exit code 7)"
     )
 
 
@@ -194,16 +197,21 @@ def test_an_environment_without_python_fails_the_launch(
     csv = JobSpec("csv", "x", "/", script=str(script), cuda="off", torchrun=torchrun)
     code, out, _, report = conda.job(replace(csv, conda="bare"), base)
     assert (code, out) == (1, "")
-    assert report == "!conda environment bare has no python (neither bin/python nor bin/python3)"
+    assert (
+        report == "!python_missing conda environment bare has no python (neither bin/python nor bin/python3)"
+    )
     venv = make_venv(tmp_path / "v")
     report = conda.job(replace(csv, venv=str(venv)), base)[3]
-    assert report == f"!virtual environment {venv} has no python (neither bin/python nor bin/python3)"
+    assert (
+        report
+        == f"!python_missing virtual environment {venv} has no python (neither bin/python nor bin/python3)"
+    )
     if torchrun is None:
         (conda.prefix_of("bare") / "bin" / "python3").symlink_to(sys.executable)
         assert conda.job(replace(csv, conda="bare"), base)[3] == "."
     else:
         report = conda.job(replace(csv, conda="other"), {**base, "PYTHONPATH": ""})[3]
-        assert report in ("!conda environment other has neither torchrun nor torch", ".")
+        assert report in ("!torchrun_missing conda environment other has neither torchrun nor torch", ".")
         write_program(conda.prefix_of("other") / "bin", "torchrun", "echo its own")
         assert conda.job(replace(csv, conda="other"), base)[1] == "its own\n"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.runner import process_scan, shortage
+from gpu_scheduler.runner import folder, process_scan, shortage
 from gpu_scheduler.runner.leftovers import Leftovers
 from tests.runner.attempt import patched
 from tests.runner.conftest import Make
@@ -86,7 +86,8 @@ def test_failed_scan_raises_instead_of_finding_nothing(
     def refuse(pid: int, name: str) -> bytes:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(process_scan, "_read_proc", refuse)
+    for module in (process_scan, folder):
+        monkeypatch.setattr(module, "read_proc", refuse)
     for look in (
         lambda: process_scan.scan({"a": None}),
         lambda: process_scan.descendants(1),
