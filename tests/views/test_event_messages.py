@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from dataclasses import fields
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.event import Event, EventKind
+from gpu_scheduler.core.model.event import (
+    AttemptDetails,
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    EventDetails,
+    EventKind,
+    GpusChanged,
+    JobEnded,
+    JobsForgotten,
+    MisplacedProcess,
+    Overuse,
+)
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.attempt_end import format_seconds
@@ -318,3 +333,26 @@ def test_json_has_all_data_in_ascii() -> None:
 )
 def test_details_beside_the_event_kind(event: Event, expected: str | None) -> None:
     assert detail(event) == expected
+
+
+def test_documentation_lists_exactly_the_keys_of_each_event() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    table = text.partition("| event | keys |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", table, flags=re.MULTILINE)
+    documented = {
+        title: set(re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", keys))) - {"reason"}
+        for title, keys in rows
+    }
+    types: dict[str, type[EventDetails]] = {
+        "`starting`": AttemptStarted,
+        "`finished`, `queued` or `held` at an attempt's end": AttemptEnded,
+        "`finished` without an attempt": JobEnded,
+        "`exceeded`": Overuse,
+        "`misplaced process`": MisplacedProcess,
+        "`relaunched`, `runner lost`, `runner killed`, `window closed`": AttemptDetails,
+        "`paused`, `resumed`": GpusChanged,
+        "`restored`": AttemptDetails,
+        "`forgotten`": JobsForgotten,
+    }
+    for title, type_ in types.items():
+        assert documented[title] == {one.name for one in fields(type_)}, title
