@@ -14,13 +14,14 @@ from gpu_scheduler.app.answers import StopResult
 from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.attempts.observe import (
+    attempt_ref,
     attempts_without_processes,
     observe_attempt,
     read_status,
 )
 from gpu_scheduler.attempts.runner_control import request_stop
 from gpu_scheduler.attempts.sweep import sweep
-from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import state_file
@@ -63,9 +64,9 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, S
     refuse_copy(store)
     attempts = [row for row in store.active_attempts() if row.state.is_open and row.job_id in jobs]
     for row in attempts:
-        folder = _attempt_folder(store, row)
+        folder = attempt_ref(store, row).folder
         try:
-            request_stop(folder, row.token, "cancelled", grace_s, "kill", row.runner)
+            request_stop(folder, row.token, StopRequest("cancelled", grace_s), row.runner)
         except OSError as error:
             raise SchedulerError(f"job {row.job_id} cannot be stopped: {folder}: {error.strerror}") from None
     end = time.monotonic() + grace_s + STOP_MARGIN_S
@@ -126,7 +127,7 @@ def _wait_until_over(
     never_began = status.claim == "none" and attempt.state is AttemptState.STARTING
     if status.claim == "void" or never_began:
         return StopResult.NEVER_BEGAN
-    if sweep(_attempt_folder(store, attempt), attempt.token, grace_s, grace_s + STOP_MARGIN_S):
+    if sweep(attempt_ref(store, attempt).folder, attempt.token, grace_s, grace_s + STOP_MARGIN_S):
         return StopResult.PROCESSES_LEFT
     return StopResult.RUNNER_HAD_DIED if status.claim == "dead" else StopResult.CANCELLED
 
@@ -135,8 +136,4 @@ def _observe(store: Store, row: AttemptRecord) -> AttemptStatus:
     try:
         return read_status(store, row)
     except OSError as error:
-        raise SchedulerError(f"{_attempt_folder(store, row)} cannot be read: {error.strerror}") from None
-
-
-def _attempt_folder(store: Store, row: AttemptRecord) -> Path:
-    return store.data_dir.attempt_folder(row.job_id, row.number, row.token)
+        raise SchedulerError(f"{attempt_ref(store, row).folder} cannot be read: {error.strerror}") from None

@@ -21,9 +21,7 @@ class LocalAttempts:
 
     def request_stop(self, attempt: AttemptRef, stop: StopRequest) -> None:
         """Writes `stop` and wakes the runner. Raises OSError."""
-        runner_control.request_stop(
-            attempt.folder, attempt.token, stop.cause, stop.grace_s, stop.on_timeout, attempt.runner
-        )
+        runner_control.request_stop(attempt.folder, attempt.token, stop, attempt.runner)
 
     def repeat_stop(self, attempt: AttemptRef) -> None:
         """Wakes the runner, so that it reads `stop`."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from gpu_scheduler.attempts.folder_parsing import ClaimFile, parse_claim, parse_stop
 from gpu_scheduler.attempts.folder_status import FolderReader, is_alive, observe
 from gpu_scheduler.attempts.prepare import replace
-from gpu_scheduler.core.model.attempt_status import OnTimeout, RunnerIdentity
+from gpu_scheduler.core.model.attempt_status import RunnerIdentity, StopRequest
 from gpu_scheduler.runner.folder import FileProblem, open_file, read_object
 from gpu_scheduler.runner.process_scan import send_signal
 from gpu_scheduler.store.lock import lock_holder
@@ -20,22 +20,17 @@ _RANK = {"preempted": 1, "timed_out": 2}
 
 
 def request_stop(
-    folder: Path,
-    token: str,
-    cause: str,
-    grace_s: float,
-    on_timeout: OnTimeout,
-    recorded_runner: RunnerIdentity | None = None,
+    folder: Path, token: str, stop: StopRequest, recorded_runner: RunnerIdentity | None = None
 ) -> bool:
     """Writes `stop` and wakes the runner; returns whether a live runner was signalled.
 
-    cause: "cancelled" or "preempted"; grace_s: seconds between SIGTERM and SIGKILL; on_timeout: whether
-    SIGKILL or a withdrawal follows the grace period; recorded_runner: as for `observe`. Returns False if the
-    folder is missing or no process holds the claim. Raises OSError if the file cannot be written.
+    recorded_runner: as for `observe`. Returns False if the folder is missing or no process holds the claim.
+    Raises OSError if the file cannot be written.
     """
     earlier = FolderReader(folder, token).read("stop", parse_stop)
-    if earlier is None or _rank(cause) >= _rank(earlier.cause):
-        text = json.dumps({"token": token, "cause": cause, "grace_s": grace_s, "follow": on_timeout})
+    if earlier is None or _rank(stop.cause) >= _rank(earlier.cause):
+        fields = {"token": token, "cause": stop.cause, "grace_s": stop.grace_s, "follow": stop.on_timeout}
+        text = json.dumps(fields)
         try:
             replace(folder, "stop", text.encode("ascii"))
         except FileNotFoundError:

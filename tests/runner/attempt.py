@@ -20,7 +20,7 @@ from gpu_scheduler.attempts.prepare import prepare
 from gpu_scheduler.attempts.runner_control import request_stop
 from gpu_scheduler.attempts.sweep import processes_of, sweep_once
 from gpu_scheduler.core.command.build import REPORT_START
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, OnTimeout
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, OnTimeout, StopRequest
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.runner.folder import START, boot_id
 
@@ -126,7 +126,7 @@ class PreparedAttempt:
 
     def stop(self, cause: str = "cancelled", grace_s: float = 5.0, follow: OnTimeout = "kill") -> bool:
         """Requests the runner to end the command."""
-        return request_stop(self.folder, self.token, cause, grace_s, follow)
+        return request_stop(self.folder, self.token, StopRequest(cause, grace_s, follow))
 
     def pids(self) -> tuple[int, ...]:
         """Returns the pids of its living processes."""

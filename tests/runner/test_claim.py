@@ -16,6 +16,7 @@ from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.prepare import prepare
 from gpu_scheduler.attempts.runner_control import kill_runner, request_stop, void_claim
 from gpu_scheduler.attempts.sweep import processes_of, sweep, sweep_once
+from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.spawn import ChildProcesses
 from gpu_scheduler.runner import process_scan
@@ -231,7 +232,7 @@ def test_copied_claim_is_not_dead_while_its_runner_is_alive(make: Make, tmp_path
     [told] = seen.anomalies
     assert told.startswith(f"its runner (pid {pid}) is alive but does not hold the claim in {copy}, ")
     assert not kill_runner(copy, attempt.token)
-    assert not request_stop(copy, attempt.token, "cancelled", 0.0, "kill")
+    assert not request_stop(copy, attempt.token, StopRequest("cancelled", 0.0))
     assert attempt.status().claim == "live"
     os.kill(pid, signal.SIGKILL)
     # Its lock is free before it is a zombie: an exiting process never counts as alive.

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.runner_control import kill_runner, request_stop
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, RunnerIdentity
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, RunnerIdentity, StopRequest
 from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 
@@ -63,7 +63,7 @@ def test_runner_in_the_store_can_be_stopped_and_killed_without_a_claim(make: Mak
         known = runner_of(attempt)
         (attempt.folder / "claim").unlink()
         if attempt is attempts[0]:
-            assert request_stop(attempt.folder, attempt.token, "cancelled", 0.0, "kill", known)
+            assert request_stop(attempt.folder, attempt.token, StopRequest("cancelled", 0.0), known)
             result = attempt.result()
             assert (result.cause, result.signal) == ("cancelled", signal.SIGKILL)
         else:
@@ -85,7 +85,7 @@ def test_sigterm_together_with_a_stop_file_is_a_cancel(make: Make) -> None:
     attempt.until_logged("up")
     known = runner_of(attempt)
     (attempt.folder / "claim").unlink()
-    assert request_stop(attempt.folder, attempt.token, "cancelled", 1.0, "kill") is False
+    assert request_stop(attempt.folder, attempt.token, StopRequest("cancelled", 1.0)) is False
     os.kill(known.pid, signal.SIGTERM)
     assert attempt.result().cause == "cancelled"
 

@@ -14,7 +14,7 @@ from gpu_scheduler.attempts.folder_parsing import parse_claim, parse_result, par
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.prepare import is_usable
 from gpu_scheduler.attempts.runner_control import request_stop, wake_runner
-from gpu_scheduler.core.model.attempt_status import AttemptStatus
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.runner.folder import FileProblem
 from gpu_scheduler.runner.spec import SPEC_FIELDS, invalid_field, read_spec
 
@@ -164,7 +164,7 @@ def test_unusable_spec_is_not_launched(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_stop_request_replaces_any_file_in_its_place(tmp_path: Path, kind: str) -> None:
     KINDS[kind](tmp_path / "stop")
-    request_stop(tmp_path, "t", "cancelled", 2.0, "kill")
+    request_stop(tmp_path, "t", StopRequest("cancelled", 2.0))
     seen: AttemptStatus = observe(tmp_path, "t")
     assert seen.stop is not None
     assert (seen.stop.cause, seen.anomalies) == ("cancelled", ())

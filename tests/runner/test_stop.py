@@ -12,6 +12,7 @@ import pytest
 
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.runner_control import request_stop, wake_runner
+from gpu_scheduler.core.model.attempt_status import StopRequest
 from tests.runner.attempt import PreparedAttempt, patched, wait_for
 from tests.runner.conftest import Make
 
@@ -200,7 +201,7 @@ def test_machine_shutdown_before_the_command_begins(make: Make) -> None:
 def test_stop_of_another_token_is_ignored_and_reported(make: Make) -> None:
     attempt = make("echo up; until [ -e go ]; do sleep 0.02; done").launch()
     attempt.until_logged("up")
-    request_stop(attempt.folder, "0" * 32, "cancelled", 0, "kill")
+    request_stop(attempt.folder, "0" * 32, StopRequest("cancelled", 0))
     assert wake_runner(attempt.folder, attempt.token) is True
     seen = attempt.status()
     assert seen.stop is None
@@ -210,7 +211,7 @@ def test_stop_of_another_token_is_ignored_and_reported(make: Make) -> None:
 
 
 def test_no_process_is_signalled_without_a_claim(tmp_path: Path) -> None:
-    assert request_stop(tmp_path / "none", "t", "cancelled", 1, "kill") is False
+    assert request_stop(tmp_path / "none", "t", StopRequest("cancelled", 1)) is False
     assert wake_runner(tmp_path, "t") is False
     claim = {"token": "t", "pid": os.getpid(), "start_ticks": 1, "boot_id": "b"}
     (tmp_path / "claim").write_text(json.dumps(claim))
