@@ -6,7 +6,6 @@ Reads bytes only and does not interpret lines. An unchanged file costs one stat.
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 import signal
 import time
@@ -39,11 +38,6 @@ class FileSnapshot:
     content: bytes = b""
     problem: str | None = None
     remedy: str = ""
-
-    @property
-    def lines(self) -> tuple[bytes, ...]:
-        """The lines of the file, with their line endings."""
-        return tuple(io.BytesIO(self.content))
 
 
 class JobsFile:

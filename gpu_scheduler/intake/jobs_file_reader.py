@@ -32,7 +32,7 @@ class MalformedLine:
     accepted_form: str
 
     def message(self, with_accepted_form: bool) -> str:
-        """Returns the message for the line. forms: include the accepted form."""
+        """Returns the message for the line."""
         shown = masked(self.text)
         shown = shown if len(shown) <= 120 else shown[:117] + "…"
         shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
@@ -47,14 +47,13 @@ class MalformedLine:
 class Poll:
     """The result of one poll of the file.
 
-    accepted   the lines that count now, for `reading.diff`; None if nothing changes.
+    accepted   the lines that count now, for `diff_reading`; None if nothing changes.
     waits      jobs that must not start because of the state of their line, and why.
-    next_look  monotonic time in seconds at which something may count without a further change; None if
-    nothing
-               is pending.
+    recheck_at monotonic time in seconds at which something may count without a further change; None if
+               nothing is pending.
     malformed  the malformed lines of the current reading.
     problem    why the file cannot be read, None if it can; missing: the reason is that it does not exist.
-    more       further lines are ready to be read at once.
+    has_more   further lines are ready to be read at once.
     """
 
     accepted: AcceptedLines | None
@@ -70,8 +69,8 @@ class JobsFileReader:
     """Polls one jobs file.
 
     cwd: the working folder of its lines; home: the expansion of `~/`; known_gpus: the existing GPU indices,
-    None accepts any; most: the approximate number of appended lines to read at a time, None reads all; trust:
-    accept the file whoever owns it or may write it.
+    None accepts any; batch_lines: the approximate number of appended lines to read at a time, None reads all;
+    trust: accept the file whoever owns it or may write it.
     """
 
     def __init__(

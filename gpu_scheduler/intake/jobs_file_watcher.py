@@ -42,7 +42,7 @@ class JobsFileWatcher:
     config: returns the present needs of models; trust: accept the file whoever owns it or may write it;
     wait_text: returns a wait reason in words, for the log.
 
-    again_at   when to read the file again without an event; None if nothing is pending.
+    recheck_at when to read the file again without an event; None if nothing is pending.
     pending    something in the file does not count yet.
     loading    further lines are about to be read and may change the order of those before them: no job should
                start until then.

@@ -229,10 +229,10 @@ def test_detects_a_change_with_equal_size_and_timestamp(tmp_path: Path) -> None:
     path.write_text("a\n")
     os.utime(path, ns=(5, 5))
     file = JobsFile(path)
-    assert file.read().lines == (b"a\n",)
+    assert file.read().content == b"a\n"
     path.write_text("b\n")
     os.utime(path, ns=(5, 5))
-    assert file.read().lines == (b"b\n",)
+    assert file.read().content == b"b\n"
 
 
 def test_detects_a_writer(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ WRITER_RECHECK_S = 1.0
 class CurrentLines:
     """The current lines of the file, without comments and blank lines.
 
-    since: the monotonic time since which the file has been present and unchanged; written: a process has it
-    open for writing; appended: the lines are new and follow all lines of the last reading, which are
+    unchanged_since: the monotonic time since which the file has been present and unchanged; open_for_writing:
+    by another process; only_appended: the lines are new and follow all lines of the last reading, which are
     unchanged and not listed.
     """
 
@@ -44,12 +44,12 @@ class CurrentLines:
 
 @dataclass(frozen=True)
 class AcceptDecision:
-    """The result of `decide`.
+    """The result of `decide_accepted`.
 
     accepted: the lines that count now, None if nothing changes; waits: the jobs that must not start because
-    their line is missing or has attributes that do not count yet; next_look: the monotonic time, in seconds,
-    at which something may count without another change of the file, None for never; whole: no line of the
-    last reading is missing.
+    their line is missing or has attributes that do not count yet; recheck_at: the monotonic time, in seconds,
+    at which something may count without another change of the file, None for never; none_missing: no line of
+    the last reading is missing.
     """
 
     accepted: AcceptedLines | None
@@ -90,7 +90,7 @@ def decide_accepted(
         last_due = _earlier(last_due, now + WRITER_RECHECK_S if removed_at is None else removed_at)
     else:
         accepted = _lines_as_in_file(previous, counted, pairs, malformed)
-        removed = []  # from here on, `reading` reports them
+        removed = []  # from here on, `diff` reports them
     waits = _waits_for_lost_lines(previous, counted, removed, removed_at, malformed, jobs)
     if due is not None and now < due:
         waits = {**_waits_for_changes(previous, accepted, jobs, due), **waits}

@@ -1,6 +1,7 @@
 """Compares two readings of a jobs file and returns the difference as actions on jobs.
 
-The caller supplies the lines that count (`saves` decides which) and the states of the jobs. Changes nothing.
+The caller supplies the lines that count (`debounce` decides which) and the states of the jobs. Changes
+nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
 
 @dataclass(frozen=True)
 class NewJob:
-    """Inserts a job for line `index` of the reading. same_as: the newest job with the same text."""
+    """Inserts a job for line `index` of the reading. duplicate_of: the newest job with the same text."""
 
     index: int
     number: int
@@ -107,7 +108,7 @@ class AcceptedLines:
 class DiffResult:
     """The actions in order, the messages to log, and the reading to keep.
 
-    The reading consists of `before`, unchanged, followed by `lines` with their `jobs`; new jobs have no id
+    The reading consists of the lines `unchanged`, followed by `lines` with their `jobs`; new jobs have no id
     yet.
     """
 
@@ -128,8 +129,8 @@ def diff_reading(
 ) -> DiffResult:
     """Compares the accepted lines with the previous reading.
 
-    accepted: see `AcceptedLines.whole`; jobs: the jobs of the previous reading; newest: the newest job of
-    each of `accepted.new_identities()` that has one, from any file or front end.
+    accepted: see `AcceptedLines.with_previous`; jobs: the jobs of the previous reading; newest: the newest
+    job of each of `accepted.new_identities()` that has one, from any file or front end.
     """
     if accepted.appended:
         return replace(_ReadingDiff((), accepted, jobs, newest).result(), unchanged=previous)
@@ -144,7 +145,7 @@ def job_order(reading: Iterable[Line]) -> tuple[int, ...]:
 def redistribute_positions(order: Sequence[int], positions: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
     """Redistributes the queue positions of a file's queued jobs among them, in the order of its lines.
 
-    places: the positions of the file's queued jobs only. Returns (job, position) for those that move.
+    positions: those of the file's queued jobs only. Returns (job, position) for those that move.
     """
     queued = [job for job in order if job in positions]
     free = sorted(positions[job] for job in queued)

@@ -1,4 +1,4 @@
-"""Defines a line of a jobs file as a reading keeps it. `reading` compares two readings."""
+"""Defines a line of a jobs file as a reading keeps it. `diff` compares two readings."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Line:
 
     number      from 1, counting every line of the file.
     raw         the whole line as in the file, including its line ending if it has one.
-    identity    digest of what it runs; None if malformed: `problem` and `accepted` then give the reason.
+    identity    digest of what it runs; None if malformed: `problem` and `accepted_form` then give the reason.
     attributes  those that the line sets.
-    fresh       set on a malformed line that is a typo of a line which the reading keeps until it is fixed.
+    is_typo     set on a malformed line that is a typo of a line which the reading keeps until it is fixed.
     job_id      set in an accepted reading. Of equal CSV lines, only the first one has the job.
     spec        set only on a line that was just parsed; a reading does not keep it. notes: remarks to log.
     """
@@ -97,7 +97,7 @@ class Line:
         )
 
     def is_shifted_from(self, other: Line, shift: int) -> bool:
-        """Returns whether this is the line `other` of an earlier reading, moved `down` lines down."""
+        """Returns whether this is the line `other` of an earlier reading, moved `shift` lines down."""
         return self.number == other.number + shift and (
             self is other
             or (
