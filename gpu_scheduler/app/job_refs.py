@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpu_scheduler.app import without_scheduler
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.errors import SchedulerError
@@ -86,4 +85,6 @@ def _job_named(store: Store, name: str) -> int:
 def _has_ended(store: Store, row: JobRecord) -> bool:
     if row.state not in ACTIVE:
         return False
-    return without_scheduler.unrecorded_end(store, row) is not None
+    from gpu_scheduler.app.without_scheduler import unrecorded_end
+
+    return unrecorded_end(store, row) is not None

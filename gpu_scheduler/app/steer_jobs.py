@@ -7,19 +7,21 @@ each job: the refused ones first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from gpu_scheduler.app import without_scheduler
 from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
 from gpu_scheduler.app.job_refs import JobRef, resolve_jobs
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.predicted_state import RETRYABLE, predicted_state
-from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, requested_verbs, scheduler_pid_of, wake_and_wait
 from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.status_report import JobView
 
 #: Who asks, as the store records it, unless a front end gives its own name.
 COMMAND_LINE = "cli"
@@ -42,7 +44,9 @@ def cancel(
         unanswered = {requests[request] for request, answer in answers.items() if answer is None}
         stopped: Mapping[int, StopResult] = {}
         if unanswered and scheduler_pid_of(store) is None:
-            stopped = without_scheduler.end_jobs(store, unanswered, grace_s)
+            from gpu_scheduler.app.without_scheduler import end_jobs
+
+            stopped = end_jobs(store, unanswered, grace_s)
         return (*refused, *_answers(store, requests, answers, stopped))
 
 
@@ -129,7 +133,11 @@ def _early_refusal(
 
 
 def _unrecorded_end(store: Store, row: JobRecord) -> JobView | None:
-    return without_scheduler.unrecorded_end(store, row) if row.state in ACTIVE else None
+    if row.state not in ACTIVE:
+        return None
+    from gpu_scheduler.app.without_scheduler import unrecorded_end
+
+    return unrecorded_end(store, row)
 
 
 def _open_jobs(store: Store) -> list[int]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.core.scheduling.facts import Request
+from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.lock import scheduler_pid

@@ -38,8 +38,9 @@ from gpu_scheduler.store.records import (
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.job_spec import JobSpec
     from gpu_scheduler.core.model.now import Now
+    from gpu_scheduler.core.model.request import Request
     from gpu_scheduler.core.model.request_answer import RequestAnswer
-    from gpu_scheduler.core.scheduling.facts import QueuedJob, Request
+    from gpu_scheduler.core.scheduling.facts import QueuedJob
 
 #: Key in `meta`: whether needs are learned.
 _LEARN_KEY = "learn"
@@ -150,7 +151,7 @@ class Store:
         )
         if not rows:
             return []
-        from gpu_scheduler.core.scheduling.facts import Request
+        from gpu_scheduler.core.model.request import Request
 
         return [Request(row["id"], row["verb"], row["target"], json.loads(row["args"])) for row in rows]
 

@@ -25,7 +25,6 @@ from gpu_scheduler.core.model.event import (
 from gpu_scheduler.core.model.share import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.scheduling.misplaced import misplaced_process_message
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.views.attempt_end import OUTCOME_LABELS, format_seconds, memory_source, usage_parts
@@ -135,6 +134,8 @@ def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None)
     if isinstance(details, Overuse):
         return EventMessage(_WARNING, f"{_overuse_warning(details)}; neighbors may OOM")
     if isinstance(details, MisplacedProcess):
+        from gpu_scheduler.core.scheduling.misplaced import misplaced_process_message
+
         text = misplaced_process_message(details.allocated, details.gpu, details.pid)
         return EventMessage(_WARNING, text)
     return _fixed_message(event, details) or _state_message(event)

@@ -11,12 +11,13 @@ from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.gpu_fault import LOST
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import JobEnd, exit_code, is_drained
-from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Gpu, PendingGroup, QueuedJob, Request
+from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Gpu, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_availability import availability, foreign_memory
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.order import order

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, RunnerIdentity
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation
@@ -101,22 +101,6 @@ class Attempt:
     def allocation(self, uuid: str) -> Allocation:
         """Returns its allocation on one of its GPUs."""
         return Allocation(self.share, self.vram, self.whole, self.peaks.get(uuid))
-
-
-@dataclass(frozen=True)
-class Request:
-    """A request from a front end (docs/design.md, Store and requests).
-
-    target: a job id or the UUID of a GPU, as text; "" for the scheduler itself. args, by verb: cancel
-    {grace_s, line: whether its line asks for it}, requeue {added_to: the file to which its line was added
-    again}, pause and resume {reason}, set {name, value, line: whether the jobs file sets it}, places {places:
-    [[job id, queue position], …]}.
-    """
-
-    request_id: int
-    verb: str
-    target: str = ""
-    args: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute
 from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
@@ -22,7 +23,7 @@ from gpu_scheduler.core.scheduling.actions import (
     SetPaused,
     SetQueuePositions,
 )
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Request
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.settings import Settings
 
 ActionsAndAnswer = tuple[list[Action], RequestAnswer]

@@ -1,0 +1,23 @@
+"""A request from a front end to the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request from a front end (docs/design.md, Store and requests).
+
+    target: a job id or the UUID of a GPU, as text; "" for the scheduler itself. args, by verb: cancel
+    {grace_s, line: whether its line asks for it}, requeue {added_to: the file to which its line was added
+    again}, pause and resume {reason}, set {name, value, line: whether the jobs file sets it}, places {places:
+    [[job id, queue position], …]}.
+    """
+
+    request_id: int
+    verb: str
+    target: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
