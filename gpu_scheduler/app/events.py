@@ -26,7 +26,7 @@ class EventReader:
 
     def new_events(self) -> Iterator[Event]:
         """Yields the events that were recorded since the last call."""
-        version = self._store.db.connection.execute("PRAGMA data_version").fetchone()[0]
+        version = self._store.db.data_version
         if version == self._version:
             return
         self._version = version

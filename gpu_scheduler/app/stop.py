@@ -16,9 +16,9 @@ from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.database import query_read_only
 from gpu_scheduler.store.location import original_of_copy, refuse_copy
 from gpu_scheduler.store.lock import scheduler_pid
+from gpu_scheduler.store.read_only import has_tables
 from gpu_scheduler.store.store import Store
 
 #: Seconds that the scheduler may take to end.
@@ -81,7 +81,7 @@ def _wait_for_store(data_dir: DataDir) -> None:
 
 
 def _store_exists(data_dir: DataDir) -> bool:
-    return query_read_only(data_dir.database, "SELECT 1 FROM meta LIMIT 1") is not None
+    return has_tables(data_dir.database)
 
 
 def _end_scheduler(store: Store, pid: int, jobs_grace_s: float | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.database import query_read_only
+from gpu_scheduler.store.read_only import has_meta
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import safe_file
@@ -114,8 +114,7 @@ def imports_old_state_file(home: DataDir) -> bool:
         state = state_file.parse(state_file.read(home.state_file, trust=True) or b"")
     except (OSError, ValueError):
         return False
-    written = query_read_only(home.database, "SELECT 1 FROM meta WHERE key = 'statefile_written'")
-    return state_file.is_from_older_scheduler(state) and not written
+    return state_file.is_from_older_scheduler(state) and not has_meta(home.database, "statefile_written")
 
 
 def _rebased_on_last_edit(store: Store, state: dict[str, Any]) -> dict[str, Any]:

@@ -147,8 +147,7 @@ class EventReporter:
         if positions == self._saved_positions:
             return
         # A power cut may lose this write: the journal itself then shows how far it goes.
-        with self._store.db.transaction(synced=False) as db:
-            db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_POSITIONS_KEY, json.dumps(positions)))
+        self._store.db.set_meta(_POSITIONS_KEY, json.dumps(positions), synced=False)
         self._saved_positions = positions
 
     def _try_write(self, name: str, write: Callable[[], None], now: float) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.read_only import connect_read_only
 from gpu_scheduler.system.atomic_file import sync
 
 #: Number of backups kept.
@@ -102,9 +103,8 @@ def highest_ids(database: Path, *, immutable: bool = False) -> HighestIds:
     immutable: nobody writes to the file, and SQLite must create no file beside it. Raises
     DamagedDatabaseError, and sqlite3.OperationalError if the database cannot be opened at the moment.
     """
-    mode = "immutable=1" if immutable else "mode=ro"
     try:
-        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?{mode}", uri=True, timeout=10.0)) as db:
+        with closing(connect_read_only(database, immutable=immutable, timeout_s=10.0)) as db:
             finding = db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if finding != "ok":
                 raise DamagedDatabaseError(f"{database} is damaged: {finding}")
@@ -125,8 +125,8 @@ def restore_backup(backup: Backup, target: Path) -> None:
     temporary.unlink(missing_ok=True)
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
-        source = f"{backup.path.absolute().as_uri()}?immutable=1"
-        with closing(sqlite3.connect(source, uri=True)) as db, closing(sqlite3.connect(temporary)) as copy:
+        source = connect_read_only(backup.path, immutable=True)
+        with closing(source) as db, closing(sqlite3.connect(temporary)) as copy:
             copy.execute("PRAGMA synchronous = OFF")
             copy.execute("PRAGMA journal_mode = OFF")
             db.backup(copy)
@@ -139,7 +139,7 @@ def restore_backup(backup: Backup, target: Path) -> None:
 def highest_ids_of_backup(backup: Backup) -> HighestIds:
     """Returns the highest ids in a backup without an integrity check; zeros if it cannot be read."""
     try:
-        with closing(sqlite3.connect(f"{backup.path.absolute().as_uri()}?immutable=1", uri=True)) as db:
+        with closing(connect_read_only(backup.path, immutable=True)) as db:
             numbers = dict(db.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
     except sqlite3.Error:
         return HighestIds()

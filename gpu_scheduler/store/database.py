@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 from gpu_scheduler.errors import DamagedStoreError, SchemaError, StoreNotFoundError
-from gpu_scheduler.store import permissions
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
 #: What every released schema has set; databases of versions under development lack it.
@@ -32,22 +31,6 @@ def _checkpoint_pages(folder: Path) -> int:
     """
     disk = os.statvfs(folder)
     return max(32, min(1000, disk.f_bavail * disk.f_frsize // 8 // 4096))
-
-
-def query_read_only(path: Path, sql: str) -> list[sqlite3.Row] | None:
-    """Returns the rows of a query without changing the database, not even its schema.
-
-    Returns None if there is no database or it cannot be read at the moment.
-    """
-    if not os.path.exists(path) or not permissions.is_ours(path.parent):  # False also without permission
-        return None
-    try:
-        with closing(sqlite3.connect(path, isolation_level=None, timeout=10.0)) as db:
-            db.row_factory = sqlite3.Row
-            db.execute("PRAGMA query_only = 1")
-            return db.execute(sql).fetchall()
-    except sqlite3.Error:
-        return None  # the next attempt to open it reports the error
 
 
 def is_damage(error: BaseException) -> bool:
@@ -146,14 +129,20 @@ class Database:
         row = self.row("SELECT value FROM meta WHERE key = ?", key)
         return row["value"] if row else None
 
-    def set_meta(self, key: str, value: str) -> None:
-        """Sets a value of the table `meta`."""
-        with self.transaction() as db:
+    def set_meta(self, key: str, value: str, *, synced: bool = True) -> None:
+        """Sets a value of the table `meta`. synced: as for `transaction`."""
+        with self.transaction(synced=synced) as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def make_read_only(self) -> None:
         """Makes every later write fail."""
         self.connection.execute("PRAGMA query_only = 1")
+
+    @property
+    def data_version(self) -> int:
+        """A number that changes with every commit of another connection."""
+        number: int = self.connection.execute("PRAGMA data_version").fetchone()[0]
+        return number
 
     @property
     def schema_version(self) -> int:

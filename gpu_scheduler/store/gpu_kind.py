@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.core.model.gpu import is_simulated
-from gpu_scheduler.store.database import query_read_only
+from gpu_scheduler.store.read_only import query_read_only
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from gpu_scheduler.store.backups import (
 )
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import is_development_schema
+from gpu_scheduler.store.read_only import connect_read_only
 
 #: "empty": the database has no jobs table; "development": a version under development wrote it.
 DatabaseState = Literal["missing", "empty", "damaged", "development", "whole"]
@@ -81,7 +82,7 @@ def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition
         return StoreCondition(state, "", None, HighestIds(), folders, folders, found, backed_up)
     try:
         extent = highest_ids(data_dir.database)
-        with closing(sqlite3.connect(f"{data_dir.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        with closing(connect_read_only(data_dir.database)) as db:
             owner = location.owner_elsewhere(db, data_dir)
             if is_development_schema(db):
                 folders = tuple(list_attempt_folders(data_dir))
@@ -94,6 +95,14 @@ def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition
         folders = tuple(list_attempt_folders(data_dir))
         return StoreCondition("damaged", str(error), None, HighestIds(), folders, folders, found, backed_up)
     return StoreCondition("whole", "", owner, extent, folders, missing, found, backed_up)
+
+
+def unknown_attempt_folders(data_dir: DataDir) -> list[AttemptFolder]:
+    """Returns the folders of attempts that the store lacks. Raises OSError and sqlite3.Error."""
+    # Before the store, which has an attempt before its folder is created.
+    folders = list_attempt_folders(data_dir)
+    with closing(connect_read_only(data_dir.database)) as db:
+        return unknown_to_store(folders, db)
 
 
 def highest_known_ids(data_dir: DataDir) -> HighestIds:
@@ -121,7 +130,7 @@ def is_missing_or_empty(database: Path) -> bool:
     except FileNotFoundError:
         return True
     try:
-        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        with closing(connect_read_only(database)) as db:
             return not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'job'").fetchone()
     except sqlite3.Error:
         return False

@@ -18,7 +18,7 @@ STORE = tuple(
     f"store.{name}"
     for name in (
         "accepted_lines", "attempt_rows", "data_dir", "database", "events", "gpu_kind", "location", "lock",
-        "measurements", "permissions", "recorded_options", "records", "state_file", "store",
+        "measurements", "permissions", "read_only", "recorded_options", "records", "state_file", "store",
     )
 )  # fmt: skip
 
@@ -53,10 +53,10 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "health.doctor": (
         "core.model", "core.text", "core.command", "errors", "config", "system", "health",
-        "store.attempt_folders",
-        "store.backups", "store.data_dir", "store.filesystem", "store.gpu_kind", "store.host",
-        "store.inspection", "store.lock", "store.permissions", "store.state_file", "gpus.probes",
-        "gpus.selection", "attempts.log_folder", "executors.screen", "intake",
+        "store.attempt_folders", "store.backups", "store.data_dir", "store.filesystem", "store.gpu_kind",
+        "store.host", "store.inspection", "store.lock", "store.permissions", "store.read_only",
+        "store.state_file", "gpus.probes", "gpus.selection", "attempts.log_folder", "executors.screen",
+        "intake",
     ),
     "app": (*CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health"),
     "views": ("core.model", "core.text", "core.failure", "core.scheduling", "app"),

@@ -9,7 +9,6 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 from gpu_scheduler.attempts.log_folder import LogFolder
@@ -22,15 +21,15 @@ from gpu_scheduler.health.storage import find_issues
 from gpu_scheduler.intake.file_snapshot import JobsFile
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.store import state_file as statefile
-from gpu_scheduler.store.attempt_folders import list_attempt_folders, unknown_to_store
 from gpu_scheduler.store.backups import list_backups
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.gpu_kind import recorded_gpus
 from gpu_scheduler.store.host import this_host
-from gpu_scheduler.store.inspection import is_missing_or_empty, is_store_lost
+from gpu_scheduler.store.inspection import is_missing_or_empty, is_store_lost, unknown_attempt_folders
 from gpu_scheduler.store.lock import scheduler_pid
 from gpu_scheduler.store.permissions import check_entries
+from gpu_scheduler.store.read_only import check_integrity
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
 
@@ -128,11 +127,7 @@ def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
     else:
         yield ok(Check.BACKUPS, "none yet: a scheduler makes one soon after its start, then one a day")
     try:
-        folders = list_attempt_folders(
-            data_dir
-        )  # before the store, which knows an attempt before its folder is created
-        with closing(sqlite3.connect(f"{data_dir.database.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            unknown_folders = unknown_to_store(folders, db)
+        unknown_folders = unknown_attempt_folders(data_dir)
     except (OSError, sqlite3.Error):
         return  # reported above
     if unknown_folders:
@@ -144,21 +139,9 @@ def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
 
 
 def _integrity(path: Path) -> Finding:
-    end = time.monotonic() + _CHECK_TIMEOUT_S
-    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)
-    try:
-        db.set_progress_handler(lambda: time.monotonic() > end, 100_000)
-        schema = db.execute("PRAGMA user_version").fetchone()[0]
-        try:
-            result = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        except sqlite3.OperationalError as error:
-            if "interrupt" not in str(error):
-                raise
-            result = "ok"  # too large to be read in time; the part that was read is intact
-    finally:
-        db.close()
-    if result != "ok":
-        return bad(Check.DATABASE, f"{path} is damaged: {result}", _RESTORE_REMEDY)
+    schema, damage = check_integrity(path, _CHECK_TIMEOUT_S)
+    if damage is not None:
+        return bad(Check.DATABASE, f"{path} is damaged: {damage}", _RESTORE_REMEDY)
     size = path.stat().st_size / 1024**2
     return ok(Check.DATABASE, f"{path}, schema {schema}, {size:.1f} MiB, intact")
 

@@ -1,0 +1,65 @@
+"""Reads a database without opening it as a store: nothing is created, changed or upgraded."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+from gpu_scheduler.store import permissions
+
+
+def connect_read_only(path: Path, *, immutable: bool = False, timeout_s: float = 5.0) -> sqlite3.Connection:
+    """Opens a database for reading. immutable: nobody writes to it; SQLite creates no file beside it.
+
+    Raises sqlite3.Error.
+    """
+    mode = "immutable=1" if immutable else "mode=ro"
+    return sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=timeout_s)
+
+
+def query_read_only(path: Path, sql: str) -> list[sqlite3.Row] | None:
+    """Returns the rows of a query without changing the database, not even its schema.
+
+    Returns None if there is no database or it cannot be read at the moment.
+    """
+    if not os.path.exists(path) or not permissions.is_ours(path.parent):  # False also without permission
+        return None
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=10.0)) as db:
+            db.row_factory = sqlite3.Row
+            db.execute("PRAGMA query_only = 1")
+            return db.execute(sql).fetchall()
+    except sqlite3.Error:
+        return None  # the next attempt to open it reports the error
+
+
+def has_tables(path: Path) -> bool:
+    """Returns whether a readable database with our tables is there."""
+    return query_read_only(path, "SELECT 1 FROM meta LIMIT 1") is not None
+
+
+def has_meta(path: Path, key: str) -> bool:
+    """Returns whether a readable database has this key in its table `meta`."""
+    rows = query_read_only(path, "SELECT key FROM meta") or []
+    return any(row["key"] == key for row in rows)
+
+
+def check_integrity(path: Path, timeout_s: float) -> tuple[int, str | None]:
+    """Returns the schema version of a database, and its damage; None = none was found within the time.
+
+    Raises sqlite3.Error if it cannot be read.
+    """
+    end = time.monotonic() + timeout_s
+    with closing(connect_read_only(path, timeout_s=2.0)) as db:
+        db.set_progress_handler(lambda: time.monotonic() > end, 100_000)
+        schema: int = db.execute("PRAGMA user_version").fetchone()[0]
+        try:
+            result = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.OperationalError as error:
+            if "interrupt" not in str(error):
+                raise
+            result = "ok"  # too large to be read in time; the part that was read is intact
+    return schema, None if result == "ok" else str(result)

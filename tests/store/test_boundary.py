@@ -1,0 +1,49 @@
+"""SQL and the rows of the database stay inside the store: everything else gets records."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpu_scheduler
+from gpu_scheduler.core.model.request import Request
+from gpu_scheduler.core.scheduling.facts import QueuedJob
+from gpu_scheduler.store import records
+
+PACKAGE = Path(gpu_scheduler.__file__).parent
+_SQL = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|PRAGMA|WITH)\b")
+
+
+def violations(source: str) -> Iterator[int]:
+    """Yields the lines that contain SQL, open a database, or name the type of its rows."""
+    for node in ast.walk(ast.parse(source)):
+        if (isinstance(node, ast.Constant) and isinstance(node.value, str) and _SQL.match(node.value)) or (
+            isinstance(node, ast.Attribute) and ast.unparse(node) in ("sqlite3.Row", "sqlite3.connect")
+        ):
+            yield node.lineno
+
+
+def test_sql_and_rows_stay_inside_the_store() -> None:
+    outside = [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE / "store"]
+    assert len(outside) > 100
+    found = [(path.name, line) for path in outside for line in violations(path.read_text("utf-8"))]
+    assert found == []
+
+
+def test_records_have_no_keys() -> None:
+    types = [type_ for type_ in vars(records).values() if dataclasses.is_dataclass(type_)]
+    assert len(types) > 5
+    assert [type_ for type_ in (*types, Request, QueuedJob) if hasattr(type_, "__getitem__")] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ['db.execute("SELECT 1")', "x: sqlite3.Row", 'sqlite3.connect("x")', 'f"UPDATE {table} SET a = 1"'],
+)
+def test_the_check_notices(source: str) -> None:
+    assert list(violations(source))
