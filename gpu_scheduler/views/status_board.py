@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import zip_longest
 
 from gpu_scheduler.app.status_report import JobView, StatusReport
@@ -13,6 +14,7 @@ from gpu_scheduler.views import marks
 from gpu_scheduler.views.gpu_table import gpu_rows
 from gpu_scheduler.views.job_table import COLUMNS, ROW_BUILDERS
 from gpu_scheduler.views.layout import CappedList, Cell, Column, TableRow, render_table
+from gpu_scheduler.views.titles import title
 from gpu_scheduler.views.wait_reasons import job_reason_text
 
 #: Maximum numbers of waiting and of finished jobs on the board.
@@ -63,10 +65,13 @@ def _count(report: StatusReport, states: Iterable[JobState]) -> int:
 
 
 def _row(job: JobView, now: float) -> TableRow:
-    row = ROW_BUILDERS[JobState(job.state)](job, now)
+    """Returns the row that `status` has, with the command of a named job and the memory of a running one."""
+    *cells, what, last = ROW_BUILDERS[JobState(job.state)](job, now).cells
+    if job.name:
+        what = Cell(f"{what.text}: {title(replace(job, name=None))}")
     if JobState(job.state) in ACTIVE and not job_reason_text(job):
-        return TableRow((*row.cells[:-1], Cell(_memory_text(job))))
-    return row
+        last = Cell(_memory_text(job))
+    return TableRow((*cells, what, last))
 
 
 def _mark(job: JobView) -> str:

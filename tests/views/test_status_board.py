@@ -49,18 +49,18 @@ GPU  State  Share  Allocated          Memory  Load  Jobs  Name
   0  busy   0.375    9.0 GiB  8.8 / 24.0 GiB  97 %  1     NVIDIA H200
   1  lost       0          ?           ? / ?     ?  -     query failed: \\x1b15 (NVIDIA H200)
 
-   Job  State      GPUs  Time  What          Memory now/peak, or reason
-▶    1  running    0     0:12  python a.py   GPU 0: 8123/8200 MiB; declared 9216 MiB
-▶    2  stopping   0, 1  0:03  python b.py   GPU 0: ?/?, GPU 1: 7/9 MiB; declared share 0.25
-▶    3  starting   1           bert          GPU 1: ?/70 MiB; declared share 0.5, 900 MiB
-·    4  queued                 evil \\x1b[2J  needs 1 free GPU, 0 free
-↻    5  queued                 python e.py   exit code 1; OOM retry 1 of 3 with 6.6 GiB per GPU
+   Job  State      GPUs  Time  What               Memory now/peak, or reason
+▶    1  running    0     0:12  python a.py        GPU 0: 8123/8200 MiB; declared 9216 MiB
+▶    2  stopping   0, 1  0:03  python b.py        GPU 0: ?/?, GPU 1: 7/9 MiB; declared share 0.25
+▶    3  starting   1           bert: python c.py  GPU 1: ?/70 MiB; declared share 0.5, 900 MiB
+·    4  queued                 evil \\x1b[2J       needs 1 free GPU, 0 free
+↻    5  queued                 python e.py        exit code 1; OOM retry 1 of 3 with 6.6 GiB per GPU
         … and 1,000 more queued (status --all)
-·    6  held                   python f.py   interrupted; `retry 6` runs it again
-·    7  held                   python g.py   held by its line
-✓    8  done             0:20  python h.py   1 min ago
-✗    9  failed           0:03  python i.py   exit code 1: ValueError: bad
-✗   10  cancelled              python j.py   line removed
+·    6  held                   python f.py        interrupted; `retry 6` runs it again
+·    7  held                   python g.py        held by its line
+✓    8  done             0:20  python h.py        1 min ago
+✗    9  failed           0:03  python i.py        exit code 1: ValueError: bad
+✗   10  cancelled              python j.py        line removed
 """
     )
 
