@@ -23,7 +23,7 @@ from gpu_scheduler.store.from_rows import (
     active_attempt_record,
     attempt_record,
     gpu_record,
-    job_record,
+    job_records,
 )
 from gpu_scheduler.store.records import (
     ActiveAttemptRecord,
@@ -158,11 +158,11 @@ class Store:
     def job(self, job_id: int) -> JobRecord | None:
         """Returns a job, or None."""
         row = self.db.row("SELECT * FROM job WHERE id = ?", job_id)
-        return None if row is None else job_record(row)
+        return None if row is None else job_records([row])[0]
 
     def _jobs(self, sql: str, *values: object) -> list[JobRecord]:
         """Returns the jobs that a query on the table `job` selects. sql: all after FROM."""
-        return [job_record(row) for row in self.db.rows(f"SELECT * FROM {sql}", *values)]
+        return job_records(self.db.rows(f"SELECT * FROM {sql}", *values))
 
     def attempt(self, attempt_id: int) -> AttemptRecord | None:
         """Returns an attempt, or None."""
@@ -252,7 +252,7 @@ class Store:
             " ON job.id = (SELECT max(id) FROM job WHERE identity = wanted.value)",
             json.dumps(list(identities)),
         )
-        return {row["identity"]: job_record(row) for row in rows}
+        return {job.identity: job for job in job_records(rows)}
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:

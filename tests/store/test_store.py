@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 from tests.reasons import worded
@@ -277,3 +279,10 @@ def test_shrinks_the_write_ahead_log(store: Store) -> None:
     assert log.stat().st_size == 0
     [timeout] = store.db.rows("PRAGMA busy_timeout")
     assert timeout[0] == 10_000
+
+
+def test_a_job_has_every_field_of_its_record(store: Store) -> None:
+    job = store.job(store.insert_job(spec(), "cli"))
+    assert job is not None
+    assert replace(job) == job
+    assert vars(job).keys() == {field.name for field in fields(JobRecord)}
