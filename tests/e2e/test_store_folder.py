@@ -74,7 +74,7 @@ def test_a_copy_signals_no_process_of_the_original(
         assert done.returncode == 1, done.stdout
         assert "is a copy of" in done.stderr
     assert (
-        f"Problem: record {tmp_path}/b/{DATA_DIR} is a copy of {tmp_path}/a/{DATA_DIR}"
+        f"Problem: store {tmp_path}/b/{DATA_DIR} is a copy of {tmp_path}/a/{DATA_DIR}"
         in copy.cli("status").stdout
     )
     assert f"job 1; this store is a copy of {tmp_path}/a/{DATA_DIR}, to which" in copy.cli("stop").stdout
