@@ -34,6 +34,7 @@ from gpu_scheduler.store.forget import forgetting_jobs
 from gpu_scheduler.store.inspection import inspect_store
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import SETTINGS, Rig
+from tests.processes import exists, is_zombie
 from tests.reasons import words
 from tests.waiting import wait_for
 
@@ -471,6 +472,7 @@ def test_a_running_job_without_a_claim_continues_after_a_restore(desk: RestoredS
         (one / "claim").unlink()
     desk.lose()
     os.kill(runner, signal.SIGKILL)
+    wait_for(lambda: not exists(runner) or is_zombie(runner), "the runner has ended")
     sweep(folder, token, 0.0)
     desk.restore()
     assert desk.rig.job(job).state == "running"
