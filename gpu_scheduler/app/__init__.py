@@ -1,4 +1,4 @@
-"""The use cases. Every front end calls these functions: the command line, and whatever comes beside it.
+"""The use cases: functions that every front end calls, such as the command line.
 
     status.status, status.empty_status        the GPUs and jobs
     job_detail.job_detail                     everything known about one job

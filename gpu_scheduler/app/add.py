@@ -132,7 +132,7 @@ def _compose_line(compose: Callable[[], str]) -> str:
     try:
         line = compose()
     except ValueError as error:
-        raise UsageError(f"these values make no valid line: {error}; nothing was added") from None
+        raise UsageError(f"these values do not form a valid line: {error}; nothing was added") from None
     try:
         line.encode()
     except UnicodeEncodeError:
@@ -195,7 +195,7 @@ def _duplicate_notes(location: Location, spec: JobSpec) -> list[str]:
         return []
     same = f"job {job.id}, which runs the same,"
     if job.state is not JobState.FINISHED:
-        return [f"this line adds no job: {same} is {job.state}"]
+        return [f"this line adds no new job: {same} is {job.state}"]
     if job.outcome is Outcome.COMPLETED:
         return [f"this line will not run: {same} completed; `retry {job.id}` runs it again"]
     return []

@@ -1,4 +1,4 @@
-"""Defines what became of a request of a front end."""
+"""Defines the answers to requests of front ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpu_scheduler.core.model.request_answer import RequestAnswer
 
 
 class AnswerKind(Enum):
-    """How far a request has come."""
+    """The progress of a request."""
 
     CARRIED_OUT = "carried out by the scheduler"
     REFUSED = "refused"
@@ -21,7 +21,7 @@ class AnswerKind(Enum):
 
 
 class StopResult(Enum):
-    """How the end of a job went that was stopped without a scheduler."""
+    """The result of ending a job without a scheduler."""
 
     CANCELLED = "cancelled"
     RUNNER_HAD_DIED = "cancelled; its runner had already died"
@@ -32,7 +32,7 @@ class StopResult(Enum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job is over."""
+        """True if the job has ended."""
         return self not in (StopResult.PROCESSES_LEFT, StopResult.RUNNER_UNLOCKED)
 
 
@@ -52,6 +52,6 @@ class Answer:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the request was refused, or the job could not be ended."""
+        """True if the request was refused, or the job could not be ended."""
         failed_to_stop = self.stop_result is not None and not self.stop_result.has_ended
         return self.kind is AnswerKind.REFUSED or failed_to_stop

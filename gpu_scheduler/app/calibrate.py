@@ -1,4 +1,4 @@
-"""Compares what finished jobs used with what was declared, and suggests entries of llm_config.json."""
+"""Compares the memory use of finished jobs with their declarations; suggests entries of llm_config.json."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from gpu_scheduler.store.store import Store
 
 
 class NeedSource(Enum):
-    """Where the need of a job comes from."""
+    """The source of the need of a job."""
 
     OUT_OF_MEMORY = "raised after it ran out of memory"
     TORCHRUN = "torchrun"

@@ -116,7 +116,7 @@ class Diagnosis:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the job failed, or is held because it was interrupted."""
+        """True if the job failed, or is held because it was interrupted."""
         return self.job.outcome in FAILED or self.held_by == Outcome.INTERRUPTED.value
 
 

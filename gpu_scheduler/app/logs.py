@@ -31,7 +31,7 @@ class AttachTarget:
 
 
 class LogProgress(Enum):
-    """What may still come to a log.
+    """The output that may still be added to a log.
 
     NEXT_ATTEMPT: `path` is now the log of the next attempt; BETWEEN_ATTEMPTS: the scheduler will start
     another one; QUEUED_AGAIN and LEFT_OPEN: no scheduler is running that could continue the job.

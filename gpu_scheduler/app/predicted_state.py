@@ -1,4 +1,4 @@
-"""Predicts the state of a job once its open requests are carried out, by the rules of core.wishes."""
+"""Predicts the state of a job once its open requests are carried out, by the rules of the scheduler."""
 
 from __future__ import annotations
 

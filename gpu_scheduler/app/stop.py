@@ -36,7 +36,7 @@ class RecordedEnd:
 
 @dataclass(frozen=True)
 class StopReport:
-    """What `stop` did.
+    """The result of `stop`.
 
     scheduler_pid: of the scheduler that has ended, None = none was running; running: the jobs that ran
     before; copied_from: data directory of the original if the store is a copy of it; ended: job -> its end,
@@ -52,7 +52,7 @@ class StopReport:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a job could not be ended."""
+        """True if a job could not be ended."""
         return any(isinstance(end, StopResult) and not end.has_ended for end in self.ended.values())
 
 

@@ -32,7 +32,7 @@ def _start_jobs(group: argparse._ArgumentGroup) -> None:
     _jobs_file(group)
     end = group.add_mutually_exclusive_group().add_argument
     end("--drain", action="store_true",
-        help="Exit when no job can run any more; the exit code tells whether all jobs succeeded")  # fmt: skip
+        help="Exit when no job can run any more; the exit code shows whether all jobs succeeded")  # fmt: skip
     end("--watch", action="store_true",
         help="Keep waiting for new lines (default, unless a jobs file is given instead of"
              " `start`)")  # fmt: skip
@@ -76,10 +76,10 @@ def _start_memory(group: argparse._ArgumentGroup) -> None:
     _value(group, "--spike-buffer", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
            help="Fraction added to measured memory peaks as a buffer (default: %(default)g)")  # fmt: skip
     _value(group, "--tolerance", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
-           help="Fraction by which a job may miss its declaration before that is reported"
+           help="Fraction by which a job may deviate from its declaration without being reported"
            " (default: %(default)g)")  # fmt: skip
     option("--learn", action="store_true",
-           help="Reserve for jobs that declare nothing what earlier jobs of their kind used")  # fmt: skip
+           help="Give undeclared jobs the memory that earlier jobs of their kind used")  # fmt: skip
     option("-v", "--verbose", action="store_true", help="Log each job's memory whenever its peak grows")
 
 
@@ -154,7 +154,7 @@ def _trust_files(parser: _ArgumentContainer) -> None:
 
 def _probe(parser: _ArgumentContainer) -> None:
     _value(parser, "--gpu-probe", choices=get_args(config.ProbeKind),
-           help="How to read the GPUs (default: %(default)s, NVML or else GPUtil)")  # fmt: skip
+           help="Library that reads the GPUs (default: %(default)s, NVML or else GPUtil)")  # fmt: skip
     simulated = parser.add_mutually_exclusive_group().add_argument
     simulated("--simulate", metavar="N",
               help="Simulate GPUs: 4 (of 24 GiB each), 4:80G, 2:24G,2:80G")  # fmt: skip

@@ -1,4 +1,4 @@
-"""`calibrate`: prints what finished jobs used beside what was declared, and the suggestions."""
+"""`calibrate`: prints the memory use of finished jobs beside their declarations, and the suggestions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`events`: prints what happened, as text or JSON lines."""
+"""`events`: prints events as text or JSON lines."""
 
 from __future__ import annotations
 

@@ -29,11 +29,11 @@ _COMMANDS: tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]]
     ("show", "Show everything about one job: its line, attempts and history", "show 3", arguments.show),
     ("why", "Explain, check by check, why a job does not start, or why it failed", "why 3", arguments.why),
     ("logs", "Print the log of a job's latest attempt, or of another one", "logs 3 -f", arguments.logs),
-    ("attach", "Open the Screen session of a running job (Ctrl-A d leaves it)", "attach 3",
+    ("attach", "Open the Screen session of a running job (Ctrl-A d detaches)", "attach 3",
      arguments.one_job),
     ("screens", "List the Screen sessions of running jobs and how to open each", "screens",
      arguments.screens),
-    ("events", "Print what happened, one event per line; works without a running scheduler", "events -f",
+    ("events", "Print events, one per line; works without a running scheduler", "events -f",
      arguments.events),
     ("add", "Append one line to the jobs file and print it: a script, or a command after `--`",
      'add --vram 18G --name bert -- python train.py --epochs 3', arguments.add),
@@ -48,7 +48,7 @@ _COMMANDS: tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]]
     ("pause", "Keep new jobs off GPUs; running jobs continue", "pause 0 2", arguments.gpus),
     ("resume", "Let paused GPUs accept new jobs again", "resume 0 2", arguments.gpus),
     ("doctor", "Check this machine for problems; changes nothing", "doctor", arguments.doctor),
-    ("calibrate", "Compare what finished jobs used with what was declared; only --write changes a file",
+    ("calibrate", "Compare memory use with declarations and suggest entries; only --write changes a file",
      "calibrate --write", arguments.calibrate),
     ("completion", "Print a script that completes commands and options in your shell", "completion bash",
      arguments.completion),
@@ -56,7 +56,7 @@ _COMMANDS: tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]]
 #: The commands by purpose, in the order of the help and of docs/commands.md.
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("run the scheduler", ("start", "stop")),
-    ("look at jobs and GPUs", ("status", "show", "why", "logs", "attach", "screens", "events")),
+    ("inspect jobs and GPUs", ("status", "show", "why", "logs", "attach", "screens", "events")),
     ("manage jobs", ("add", "lint", "cancel", "retry", "hold", "release", "priority")),
     ("manage GPUs", ("pause", "resume")),
     ("maintain", ("doctor", "calibrate", "completion")),
@@ -75,7 +75,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         prog = self.prog.replace(PROGRAM, invocation(), 1)
-        raise UsageError(f"{message}\n`{prog} --help` lists what is accepted")
+        raise UsageError(f"{message}\n`{prog} --help` lists the accepted arguments")
 
     def format_help(self) -> str:
         from rich_argparse import RawDescriptionRichHelpFormatter
@@ -93,8 +93,8 @@ class _Parser(argparse.ArgumentParser):
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Returns the options of the command; `command` holds its name.
 
-    Raises UsageError for bad arguments, naming the option, its value and what is accepted, and SystemExit(0)
-    after --help or --version has printed.
+    Raises UsageError for bad arguments, naming the option, its value and the accepted values. Raises
+    SystemExit(0) after --help or --version has printed.
     """
     try:
         at = jobs_file_index(argv, [name for name, *_ in _COMMANDS])

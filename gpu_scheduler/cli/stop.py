@@ -1,4 +1,4 @@
-"""`stop`: prints what ended and what goes on."""
+"""`stop`: prints which jobs ended and which continue."""
 
 from __future__ import annotations
 

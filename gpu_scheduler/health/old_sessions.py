@@ -1,4 +1,4 @@
-"""Finds live Screen sessions of the older scheduler, whose jobs no store knows.
+"""Finds live Screen sessions of the older scheduler, whose jobs are in no store.
 
 It reads processes only, since `screen -ls` misses new sessions and shows dead ones.
 """
@@ -17,7 +17,7 @@ from gpu_scheduler.system.procfs import Proc
 
 _SESSION_NAME = re.compile(r"gpujob_(?P<gpus>[^_]*)_.*")
 #: Reason and remedy when a first start is refused because jobs of the older scheduler run.
-REFUSAL = "jobs of the older scheduler run in Screen; a line that runs there would run a second time here"
+REFUSAL = "jobs of the older scheduler are running in Screen; their lines would run a second time here"
 REMEDY = "start after they have ended, or remove their lines from jobs.txt and add --ignore-old-sessions"
 
 

@@ -37,7 +37,7 @@ _MESSAGE_PREFIX = re.compile(r"^bash: (?:-c: )?(?:line \d+: |warning: )*")
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why bash refuses a command. unfinished: more lines could complete it; an open quote does not
+    """The reason why bash rejects a command. unfinished: more lines could complete it; an open quote does not
     count, because a quote never joins two lines."""
 
     reason: str
@@ -45,12 +45,12 @@ class Refusal:
 
 
 _NOT_CHECKED = Refusal(
-    f"not checked: bash refuses {_MAX_REFUSALS} other commands of the file; fix those first", False
+    f"not checked: bash rejects {_MAX_REFUSALS} other commands of the file; fix those first", False
 )
 
 
 def find_refusals(commands: Sequence[str]) -> dict[str, Refusal]:
-    """Returns the commands that bash refuses, none if there is no bash. Raises OSError for a shortage."""
+    """Returns the commands that bash rejects, none if there is no bash. Raises OSError for a shortage."""
     found: dict[str, Refusal] = {}
     waiting: list[list[str]] = []
     together: list[str] = []
@@ -136,7 +136,7 @@ def _check_one(command: str) -> Refusal | None:
     quote = any("looking for matching `\"'" in line or "looking for matching `''" in line for line in lines)
     ends_early = re.search(r"unexpected end of file|unexpected EOF|here-document", complaint)
     reason = lines[0].removeprefix("syntax error: ").removeprefix("syntax error ")
-    return Refusal(f"bash refuses it: {reason}", bool(ends_early) and not quote)
+    return Refusal(f"bash rejects it: {reason}", bool(ends_early) and not quote)
 
 
 def find_continuations(

@@ -1,6 +1,6 @@
 """Reads llm_config.json, reloads it when it changes, and writes it only at the user's request.
 
-After an invalid edit, the last valid version stays in force and an error is logged.
+After an invalid edit, the last valid version remains in use and an error is logged.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LlmConfigFile:
         try:
             config = parse_llm_config(strict_json.decode(found.data))
         except ValueError as error:
-            log.error("%s: %s; the last valid version stays in force", self.path, error)
+            log.error("%s: %s; the last valid version remains in use", self.path, error)
             return False
         changed = config != self.current
         self.current = config
@@ -81,11 +81,11 @@ class LlmConfigFile:
             return
         self._problem = problem
         if problem.kind is not ProblemKind.MISSING:
-            log.error("%s %s; the last valid version stays in force", self.path, problem)
+            log.error("%s %s; the last valid version remains in use", self.path, problem)
         elif is_first:
             log.info("no %s: a job that specifies no need gets 1 GPU", self.path.name)
         else:
-            log.warning("%s was removed; the last valid version stays in force", self.path)
+            log.warning("%s was removed; the last valid version remains in use", self.path)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class LlmConfigText:
             text = strict_json.decode(found.data)
             return cls(real, text, parse_llm_config(text), found.status, bom)
         except ValueError as error:
-            raise UsageError(f"{path}: {error}; fix it: nothing in it is guessed") from None
+            raise UsageError(f"{path}: {error}; fix it: the needs of jobs are never guessed") from None
 
     @property
     def models(self) -> Mapping[str, Any]:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 #: Seconds that a runner may take to exit after it has published its result.
 RUNNER_EXIT_S = 2.0
 _POLL_S = 0.02
-_UNRECORDED_REMEDY = "`start --restore` adds what runs to the store again; then `stop --jobs` ends it"
+_UNRECORDED_REMEDY = "`start --restore` adds running jobs to the store again; then `stop --jobs` ends them"
 _DEVELOPMENT_REMEDY = "end them with the version that started them"
 
 
@@ -59,7 +59,7 @@ def refuse_active(store: Store, *, void_claims: bool = False) -> None:
     """
     _wait_then_refuse(
         lambda: _active_jobs(store, void_claims),
-        "`stop --jobs` ends what runs; `start` without --fresh keeps it",
+        "`stop --jobs` ends the running jobs; `start` without --fresh keeps them",
     )
 
 

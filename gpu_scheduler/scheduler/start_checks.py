@@ -107,7 +107,7 @@ def _check_jobs_file(options: StartOptions) -> None:
     path = options.jobs_file
     found = JobsFile(Path(path), trust=options.trust_files).read()
     if found.state == "missing" and options.drain:
-        raise UsageError(f"--jobs-file {path}: does not exist; with --drain it must")
+        raise UsageError(f"--jobs-file {path}: does not exist; --drain requires an existing file")
     if found.state == "unreadable":
         remedy = found.remedy or "name a text file of jobs that you can read"
         raise UsageError(f"--jobs-file {path}: {found.problem}; {remedy}")
@@ -151,7 +151,7 @@ def check_files(options: StartOptions, data_dir: DataDir) -> list[str]:
 
 
 def _files_to_check(options: StartOptions, data_dir: DataDir) -> Iterator[tuple[Path, int | None]]:
-    """Yields the files that decide what runs, with the size limit of those that are read."""
+    """Yields the files that determine which commands run, with the size limit of those that are read."""
     if options.jobs_file:
         yield Path(os.path.abspath(options.jobs_file)), LARGEST_JOBS_FILE
     yield Path(os.path.abspath(options.llm_config or LLM_CONFIG)), MAX_JSON_BYTES
@@ -162,7 +162,7 @@ def _files_to_check(options: StartOptions, data_dir: DataDir) -> Iterator[tuple[
 def _shared_file_warnings(shared: list[str], *, trust: bool) -> Iterator[str]:
     if shared:
         who = "other users" if trust else "its group"
-        yield f"{', '.join(shared)} is writable by {who}, who can change what runs here"
+        yield f"{', '.join(shared)} is writable by {who}, who can thereby run commands as you"
 
 
 def _folder_warnings(folder: Path) -> Iterator[str]:

@@ -28,8 +28,8 @@ class RecordedGpus:
         made, asked = ("simulated", "real") if self.simulated else ("real", "simulated")
         jobs = "1 job" if self.jobs == 1 else f"{self.jobs} jobs"
         return (
-            f"the store in {folder} has {jobs} of a run on {made} GPUs, and this start uses {asked} ones:"
-            " a line that has run there does not run again",
+            f"the store in {folder} has {jobs} from {made} GPUs, but this start uses {asked} GPUs:"
+            " lines that have run already would not run again",
             "--state-file OTHER.json creates a separate store, --fresh forgets these jobs,"
             " --keep-history keeps them",
         )

@@ -45,7 +45,7 @@ def order(priority: int, count: int, first_ids: Sequence[int]) -> Finding:
     return ok(
         Check.ORDER,
         f"priority {priority}; {count_noun(count, 'queued job')} before it: {listed}{more};"
-        " it waits for none of them: every job that fits starts, in that order",
+        " they do not block it: every job that fits starts, in that order",
     )
 
 

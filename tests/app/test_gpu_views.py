@@ -30,7 +30,7 @@ def held(share: int, job_id: int = 3, **values: Any) -> AttemptRecord:
         ({"used_mib": None, "load_percent": None, "total_mib": None}, [], False, "available", 0),
     ],
 )
-def test_state_of_a_gpu(
+def test_a_gpu_view_has_state_share_and_jobs(
     row: dict[str, Any], holders: list[AttemptRecord], paused: bool, state: str, share: int
 ) -> None:
     (view,) = gpu_views([gpu_record(**row)], holders, {"A": paused})
@@ -51,7 +51,7 @@ def test_state_of_a_gpu(
         ({"total_mib": None}, [held(0, vram=200)], None, True, 1000),
     ],
 )
-def test_memory_allocated_to_jobs(
+def test_a_gpu_view_sums_the_memory_allocated_to_its_jobs(
     row: dict[str, Any], holders: list[AttemptRecord], allocated: int | None, by_memory: bool, share: int
 ) -> None:
     (view,) = gpu_views([gpu_record(**row)], holders, {})

@@ -116,7 +116,7 @@ def view_as(recorded: str, status: AttemptStatus, failure_context: FailureContex
         ({"state": "running"}, {}, {}, None),
     ],
 )
-def test_reason_why_a_job_waits(
+def test_shows_the_reason_why_a_job_waits(
     row: dict[str, Any], last: dict[str, Any] | None, values: dict[str, Any], reason: str | None
 ) -> None:
     view = job_view(job_record(**row), None if last is None else attempt_record(**last), context(**values))

@@ -120,7 +120,7 @@ def test_add_reports_an_equal_job_that_is_queued_or_completed(desk: Desk, script
     job_id = desk.store.insert_job(read.spec, f"file:{desk.path}/jobs.txt")
     code, out, err = desk.run("add", "train.py", "--args", "--llm x", "--priority", "7")
     assert (code, out) == (0, f"7,{script},,--llm x,\n")
-    assert f"adds no job: job {job_id}, which runs the same, is queued" in err
+    assert f"adds no new job: job {job_id}, which runs the same, is queued" in err
     desk.record(act.FinishJob(job_id, Outcome.COMPLETED, None))
     code, _, err = desk.run("add", "train.py", "--args", "--llm x")
     assert code == 0
@@ -319,7 +319,7 @@ def test_words_of_a_command_survive_a_round_trip(words: list[str]) -> None:
         (["--args", "x", "--", "y"], "--args is only for a script"),
         (["--", "#x"], "'#x' runs nothing; nothing was added"),
         (["--", "sleep 1 &"], "remove the `&`"),
-        (["--", "for i in 1; do"], "bash refuses it"),
+        (["--", "for i in 1; do"], "bash rejects it"),
         (["--", "a\nb"], "line break"),
         (["--vram", "8X", "--", "x"], "vram: memory '8X'"),
         (["--name", "a b", "train.py"], "name 'a b' is not"),

@@ -121,7 +121,7 @@ def test_events_use_the_tolerance_of_the_scheduler(desk: Desk) -> None:
     assert "within ±25%" in desk.run("events")[1]
 
 
-def test_without_a_record(desk: Desk) -> None:
+def test_events_without_a_store_is_an_error(desk: Desk) -> None:
     code, _, err = desk.run("events")
     assert code == 1
     assert "no scheduler store" in err

@@ -233,7 +233,7 @@ def test_fresh_is_refused_while_a_scheduler_or_a_job_runs(world: World) -> None:
     world.end_scheduler(signal.SIGKILL)
     done = world.cli("jobs.txt", *SIMULATED, "--fresh")
     assert done.returncode == 1
-    refusal = "job 1 is active; --fresh forgets nothing while jobs are active\n`stop --jobs` ends what runs"
+    refusal = "--fresh forgets nothing while jobs are active\n`stop --jobs` ends the running jobs"
     assert refusal in done.stderr
     assert list(world.jobs()) == [1]
     world.run_ok("stop", "--jobs")

@@ -49,7 +49,7 @@ jobs.txt:5: command; needs 0.5 of a GPU; GPUs any; priority 200; name half; env 
     echo 'two words'
     in {desk.path}
 jobs.txt:6: duplicate of line 2; both are one job
-jobs.txt:7: malformed: bash refuses it"""
+jobs.txt:7: malformed: bash rejects it"""
         in out
     )
     assert "jobs.txt:8: malformed: it belongs to line 7" in out
@@ -84,7 +84,7 @@ def test_lint_warns_about_likely_mistakes(desk: Desk) -> None:
     assert (code, err) == (0, "")
     assert "    warning: `pyhton` is not a program on PATH: bash will report `command not found`\n" in out
     assert "; write [conda=a] echo x\n" in out
-    assert "torchrun starts 4 processes, and the line asks for 1 GPU; write [gpus=4]\n" in out
+    assert "torchrun starts 4 processes, but the line requests 1 GPU; write [gpus=4]\n" in out
     assert "warning: --device cuda:1: the job sees one GPU, always as cuda:0" in out
     assert out.endswith("5 jobs, 4 lines with a warning, 0 malformed\n")
 

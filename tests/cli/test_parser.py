@@ -153,7 +153,7 @@ def test_errors_name_the_option_its_value_and_what_is_accepted(words: list[str],
     text = str(caught.value)
     assert all(part in text for part in parts), text
     assert text.count("\n") == 1
-    assert "--help` lists what is accepted" in text
+    assert "--help` lists the accepted arguments" in text
 
 
 @pytest.mark.parametrize(

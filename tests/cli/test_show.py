@@ -29,7 +29,7 @@ def show_json(desk: Desk, job: int) -> dict[str, Any]:
     return value
 
 
-def test_show_waiting_job(desk: Desk) -> None:
+def test_show_prints_the_request_of_a_waiting_job(desk: Desk) -> None:
     job = desk.job(
         "python t.py", share=500, allowed=(1,), conda="env", name="bert", priority=7,
         env=(("HF_TOKEN", "hf_x"), ("LR", "0.1")),
@@ -53,7 +53,7 @@ def test_show_waiting_job(desk: Desk) -> None:
     assert "hf_x" not in out
 
 
-def test_show_attempts_and_history(desk: Desk) -> None:
+def test_show_prints_attempts_and_history(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     desk.writer.record_log(row.id, "/logs/1.log", "gpujob_0_echo_1")
@@ -80,7 +80,7 @@ def test_show_attempts_and_history(desk: Desk) -> None:
     ]  # fmt: skip
 
 
-def test_show_declared_and_measured_memory_with_the_retry(desk: Desk) -> None:
+def test_show_prints_declared_and_measured_memory_with_the_retry(desk: Desk) -> None:
     job = desk.job(vram=4096, oom_retries=3, timeout_s=7200.0)
     this = desk.record(act.Start(job, ("SIM-0", "SIM-1"), 0, vram=4096))[job]
     desk.record(
@@ -175,7 +175,7 @@ def test_default_need_is_not_a_declaration(desk: Desk, values: dict[str, Any]) -
         (None, Outcome.COMPLETED, None),
     ],
 )
-def test_show_accuracy_of_a_declaration(
+def test_show_prints_the_accuracy_of_a_declaration(
     desk: Desk, peak: int | None, outcome: Outcome, verdict: str | None
 ) -> None:
     job = desk.job(vram=4096)
@@ -188,7 +188,7 @@ def test_show_accuracy_of_a_declaration(
     assert show_json(desk, job)["attempts"][0]["declaration_accuracy"] == verdict
 
 
-def test_show_source_of_the_need(desk: Desk) -> None:
+def test_show_prints_the_source_of_the_need(desk: Desk) -> None:
     def need(text: str, **values: Any) -> str:
         return str(show_json(desk, desk.job(text, **values))["need"])
 
@@ -233,7 +233,7 @@ def test_show_failed_launch_before_its_end(desk: Desk) -> None:
     assert "  Reason      fork failed\n" in desk.run("show", job)[1]
 
 
-def test_show_location_of_the_line(desk: Desk) -> None:
+def test_show_prints_the_location_of_the_line(desk: Desk) -> None:
     path = str(desk.path / "jobs.txt")
     spec = JobSpec("csv", "0,t.py,,,", str(desk.path), script="/x/t.py", arguments=("--lr", "1"))
     job = desk.store.insert_job(spec, f"file:{path}")

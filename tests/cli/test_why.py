@@ -432,7 +432,7 @@ def test_why_shows_warnings_of_a_failed_job_beside_its_end(desk: Desk) -> None:
     assert "by hand" not in out
 
 
-def test_why_of_a_running_and_of_a_completed_job(desk: Desk) -> None:
+def test_why_describes_running_and_completed_jobs(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
     assert checks(desk, job)["runs"][1].startswith("on GPU 0")
     (desk.path / "go").touch()
@@ -445,7 +445,7 @@ def test_why_of_a_running_and_of_a_completed_job(desk: Desk) -> None:
     assert why_json(desk, job)["log_end"] == []
 
 
-def test_why_of_a_job_whose_script_does_not_exist(desk: Desk) -> None:
+def test_why_shows_a_missing_script(desk: Desk) -> None:
     spec = JobSpec("csv", "0,/no.py,,,", str(desk.path), script="/no.py")
     job = desk.store.insert_job(spec, "cli")
     row = desk.attempt(job)

@@ -230,5 +230,7 @@ def test_an_environment_without_python_fails_the_launch(
          "none named, so the scheduler's: venv /v"),
     ],
 )  # fmt: skip
-def test_environment_label(spec: JobSpec, base: dict[str, str], conda_sh: str | None, report: str) -> None:
+def test_label_names_the_environment(
+    spec: JobSpec, base: dict[str, str], conda_sh: str | None, report: str
+) -> None:
     assert build_command(spec, (0,), base, TOKEN, 7, 1, conda_sh, "physical").environment_label == report

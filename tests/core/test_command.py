@@ -87,7 +87,7 @@ def run_command(
         ),
     ],
 )
-def test_golden(name: str, command: AttemptCommand) -> None:
+def test_command_sh_matches_the_golden_file(name: str, command: AttemptCommand) -> None:
     path = GOLDEN / f"command_{name}.sh"
     if os.environ.get("WRITE_GOLDEN"):
         path.write_text(command.command_sh)
@@ -307,7 +307,7 @@ def test_reports_a_missing_conda_sh(conda: dict[str, str]) -> None:
 # The environment
 
 
-def test_environment_golden() -> None:
+def test_the_environment_matches_the_expected_one() -> None:
     base = {
         **{
             "HOME": "/h",
@@ -366,7 +366,7 @@ def test_invalid_variable_names_never_reach_the_shell_text() -> None:
         ({}, set(), None),
     ],
 )
-def test_find_conda_sh(env: dict[str, str], files: set[str], found: str | None) -> None:
+def test_finds_conda_sh(env: dict[str, str], files: set[str], found: str | None) -> None:
     there = {f"{root}/etc/profile.d/conda.sh" for root in files} | {
         f"{root}/condabin/conda" for root in files
     }
@@ -392,7 +392,7 @@ def test_find_conda_sh(env: dict[str, str], files: set[str], found: str | None) 
         ("--cudas 5", "rewrite", "--cudas 5"),
     ],
 )
-def test_cuda_in_arguments(arguments: str, mode: CudaMode, expected: str) -> None:
+def test_rewrites_cuda_in_arguments(arguments: str, mode: CudaMode, expected: str) -> None:
     assert cuda.rewrite_arguments(arguments.split(), "0,2", mode) == tuple(expected.split())
 
 

@@ -321,7 +321,7 @@ def test_a_torn_append_is_malformed(first: str, second: str) -> None:
         ("python a.py", "[] python a.pypython b.py"),
     ],
 )
-def test_an_edited_last_line_is_no_torn_append(before: str, after: str) -> None:
+def test_an_edited_last_line_is_not_a_torn_append(before: str, after: str) -> None:
     w = world(before)
     w.wait(6)
     w.save(after + "\n", wait=30)
@@ -337,7 +337,7 @@ def test_recognises_the_beginning_of_a_line() -> None:
     assert not starts_a_line("[12] x", set())
 
 
-def test_a_torn_append_to_the_line_of_a_finished_job() -> None:
+def test_a_torn_append_to_the_line_of_a_finished_job_is_malformed() -> None:
     w = world("python a.py")
     w.wait(6)
     w.end(1, Outcome.COMPLETED)

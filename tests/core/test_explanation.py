@@ -216,7 +216,7 @@ def test_finds_the_remedy(how: AttemptResult, tail: str, words: str | None) -> N
         (OomCase(at_limit=True), "it had the most memory that a GPU can give: use a smaller batch"),
     ],
 )  # fmt: skip
-def test_remedy_for_a_job_that_ran_out_of_gpu_memory(case: OomCase, words: str) -> None:
+def test_oom_remedy_depends_on_gpu_use_and_declaration(case: OomCase, words: str) -> None:
     assert words in oom_remedy(case)
     assert ("request more" in oom_remedy(case)) == (case == OomCase())
 
@@ -240,7 +240,7 @@ def test_reports_an_error_that_the_program_caught() -> None:
         (FailureKind.PYTHON_MISSING, ""),
     ],
 )
-def test_remedy_for_a_job_that_could_not_be_started(failure: FailureKind, words: str) -> None:
+def test_a_launch_failure_has_a_remedy_for_its_cause(failure: FailureKind, words: str) -> None:
     result = AttemptResult(
         None, 1, None, False, "script a: command not found", (), None, 2.0, failure=failure
     )

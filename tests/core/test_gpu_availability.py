@@ -297,7 +297,7 @@ WITHOUT_LOAD = GpuProcess(8, 500)
         (None, None, 95.0),
     ],
 )
-def test_the_load_of_foreign_processes_in_one_sample(
+def test_foreign_load_excludes_the_processes_of_our_jobs(
     processes: tuple[GpuProcess, ...] | None, with_ours: float | None, without_ours: float | None
 ) -> None:
     one, ours = loaded_gpu(95.0, 5600 if processes is None else None, processes, owners={7: 1}), running(1)

@@ -41,7 +41,7 @@ def test_blank_lines_comments_and_the_header_are_skipped(text: str) -> None:
     assert parse_line(text, "/w", "/home/u") is None
 
 
-def test_a_full_csv_line() -> None:
+def test_parses_every_field_of_a_csv_line() -> None:
     job = spec("1,/p/train.py,pytorch_env,--llm qwen2.5-7b-inst --epochs 100,0-3")
     assert job == JobSpec(
         kind="csv",
@@ -127,7 +127,7 @@ def test_parses_csv_lines(
         ("0,a.py,,torchrun,--x 'a", "is not closed"),
         ('0,a.py,,python,"--x 1" y', "text follows the closing quote"),
         ("0,a.py,,torchrun-2gpu,--x,9", "there is no GPU 9"),
-        ("[gpus=2] 0,a.py,,torchrun-2gpu,--x", "the execution type says how many GPUs; leave out gpus"),
+        ("[gpus=2] 0,a.py,,torchrun-2gpu,--x", "the execution type sets the number of GPUs; leave out gpus"),
         ("[share=0.5] 0,a.py,,torchrun", "leave out share"),
         ("[allowed=1] 0,a.py,,torchrun,,1", "both in the attributes"),
     ],

@@ -247,7 +247,7 @@ def test_the_runner_needs_the_standard_library_only() -> None:
         ("__main__.py", "from gpu_scheduler.cli import main", False),
     ],
 )
-def test_the_table_tells_good_from_bad(tmp_path: Path, path: str, source: str, bad: bool) -> None:
+def test_the_checks_reject_only_forbidden_imports(tmp_path: Path, path: str, source: str, bad: bool) -> None:
     for module in (
         "store/store.py", "store/writer.py", "gpus/probes/nvml.py", "core/model/b.py",
         "core/scheduling/plan.py",

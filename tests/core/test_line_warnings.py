@@ -18,7 +18,7 @@ PROGRAMS = (
 FILES = ("train.py", "Makefile")
 NOT_ON_PATH = "`{}` is not a program on PATH: bash will report `command not found`"
 CONDA_ACTIVATE = "`conda activate` fails in a job, whose shell is not set up for it; write"
-ASKS_FOR_ONE = "the line asks for 1 GPU; write"
+ASKS_FOR_ONE = "the line requests 1 GPU; write"
 NUMERIC_NAME = "name={0}: commands such as `cancel {0}` read it as a job id; add a letter"
 SEES_ONE_GPU = "the job sees one GPU, always as cuda:0;"
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -58,22 +58,22 @@ def warnings_of(line: str, shell: JobShell | None = SHELL) -> list[str]:
             "mamba activate a && python t.py",
             f"{CONDA_ACTIVATE.replace('conda', 'mamba')} [conda=a] python t.py",
         ),
-        ("torchrun --nproc-per-node 4 t.py", f"torchrun starts 4 processes, and {ASKS_FOR_ONE} [gpus=4]"),
+        ("torchrun --nproc-per-node 4 t.py", f"torchrun starts 4 processes, but {ASKS_FOR_ONE} [gpus=4]"),
         (
             "[gpus=2] torchrun --standalone --nproc_per_node=4 train.py",
-            "torchrun starts 4 processes, and the line asks for 2 GPUs; write [gpus=4]",
+            "torchrun starts 4 processes, but the line requests 2 GPUs; write [gpus=4]",
         ),
         (
             "cd x && OMP_NUM_THREADS=4 python -m torch.distributed.run --nproc-per-node=2 train.py",
-            f"torchrun starts 2 processes, and {ASKS_FOR_ONE} [gpus=2]",
+            f"torchrun starts 2 processes, but {ASKS_FOR_ONE} [gpus=2]",
         ),
         (
             "accelerate launch --num_processes 2 train.py",
-            f"accelerate launch starts 2 processes, and {ASKS_FOR_ONE} [gpus=2]",
+            f"accelerate launch starts 2 processes, but {ASKS_FOR_ONE} [gpus=2]",
         ),
         (
             "uv run accelerate launch --multi_gpu --num_processes=2 train.py > log 2>&1",
-            f"accelerate launch starts 2 processes, and {ASKS_FOR_ONE} [gpus=2]",
+            f"accelerate launch starts 2 processes, but {ASKS_FOR_ONE} [gpus=2]",
         ),
         (
             "python train.py --device cuda:1",

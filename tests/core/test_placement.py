@@ -435,7 +435,7 @@ def test_best_fit_keeps_the_largest_free_memory_unfragmented(
         (Need(2, vram=90), (0,), "infeasible: needs 90 MiB of each of 2 GPUs, 1 allowed"),
     ],
 )
-def test_a_need_above_every_gpu_is_infeasible_with_numbers(
+def test_an_infeasible_need_is_reported_with_the_largest_gpu(
     need: Need, allowed: tuple[int, ...] | None, text: str
 ) -> None:
     gpus = [

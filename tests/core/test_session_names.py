@@ -25,7 +25,7 @@ from gpu_scheduler.core.command.session_names import MAX_LENGTH, log_file_name, 
         (tuple(range(0, 64, 2)), "train", 12, "gpujob_0.x32_train_12"),
     ],
 )
-def test_session_name(gpus: tuple[int, ...], mode: str, job_id: int, name: str) -> None:
+def test_session_name_has_gpus_mode_and_job(gpus: tuple[int, ...], mode: str, job_id: int, name: str) -> None:
     assert session_name(gpus, mode, job_id) == name
 
 
@@ -38,5 +38,5 @@ def test_every_session_name_is_valid_for_screen(gpus: set[int], mode: str, job_i
     assert name.endswith(f"_{job_id}")
 
 
-def test_log_name() -> None:
+def test_log_name_has_job_and_start_time() -> None:
     assert log_file_name(7, datetime(2026, 3, 4, 5, 6, 7, 89)) == "job_7_20260304_050607_000089.log"

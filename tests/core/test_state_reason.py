@@ -82,7 +82,7 @@ def test_stored_form_holds_only_what_is_known() -> None:
         (StateReason(ReasonKind.LINE_ADDED_AGAIN, subject="jobs.txt"), "added to jobs.txt again"),
     ],
 )  # fmt: skip
-def test_words_of_a_reason(reason: StateReason, words: str) -> None:
+def test_formats_a_reason_as_text(reason: StateReason, words: str) -> None:
     assert reason_text(reason) == words
 
 

@@ -40,7 +40,7 @@ def test_a_drain_counts_only_the_lines_now_in_its_own_file(world: World) -> None
         ("[cancel] true", 1),
     ],
 )
-def test_exit_code_of_a_drain(world: World, line: str, code: int) -> None:
+def test_a_drain_reports_its_exit_code_and_unfinished_jobs(world: World, line: str, code: int) -> None:
     world.append("[share=1] true", line)
     assert drained(world) == code
     left = {

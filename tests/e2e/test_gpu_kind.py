@@ -32,7 +32,7 @@ def test_refuses_a_store_of_the_other_kind_of_gpus_and_leaves_it_unchanged(world
     refused = start(world, *REAL, "--log-dir", "other_logs", "--jobs-file", "none.txt")
     assert refused.returncode == 2
     why, ways = refused.stderr.splitlines()
-    assert "2 jobs of a run on simulated GPUs, and this start uses real ones" in why
+    assert "2 jobs from simulated GPUs, but this start uses real GPUs" in why
     assert [way in ways for way in ("--fresh", "--state-file", "--keep-history")] == [True] * 3
     assert files(world) == before
     assert not (world.folder / "other_logs").exists()
@@ -42,7 +42,7 @@ def test_refuses_a_store_of_the_other_kind_of_gpus_and_leaves_it_unchanged(world
     assert (world.folder / "told").read_text() == "ran\nran\n"
     back = start(world, "--simulate", "1:80G")
     assert back.returncode == 2
-    assert "2 jobs of a run on real GPUs, and this start uses simulated ones" in back.stderr
+    assert "2 jobs from real GPUs, but this start uses simulated GPUs" in back.stderr
 
 
 def test_kept_history_does_not_wait_for_gpus_of_the_other_kind(world: World) -> None:

@@ -18,7 +18,7 @@ from tests.e2e.world import World
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--drain"], "jobs.txt: does not exist; with --drain it must"),
+        (["--drain"], "jobs.txt: does not exist; --drain requires an existing file"),
         (["--jobs-file", "folder"], "--jobs-file folder: is not a regular file"),
         (["--jobs-file", "fifo", "--drain"], "--jobs-file fifo: is not a regular file"),
         (["--log-dir", "file"], "--log-dir file: "),
@@ -67,7 +67,7 @@ def test_applies_valid_edits_of_llm_config_and_ignores_invalid_ones(world: World
     assert "infeasible" in world.jobs()[1]["reason"]
     config.write_text('{"models": {"m": 0.5}}')
     world.wait_finished(1)
-    assert "the last valid version stays in force" in world.output()
+    assert "the last valid version remains in use" in world.output()
 
 
 def test_does_not_use_a_gpu_hidden_by_cuda_visible_devices(world: World) -> None:

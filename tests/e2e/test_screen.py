@@ -79,7 +79,7 @@ def goes_on(world: World) -> None:
     wait_for(lambda: alive(world) > before + 3, "the job going on")
 
 
-def test_attach_resize_detach_and_ctrl_c(world: World, terminal: Tmux) -> None:
+def test_a_screen_session_supports_attach_resize_detach_and_ctrl_c(world: World, terminal: Tmux) -> None:
     (world.folder / "bar.py").write_text(BAR)
     world.start("--screen")
     world.append("0,bar.py,,,")

@@ -192,7 +192,7 @@ def test_a_job_that_runs_while_its_folder_is_copied_and_removed_is_not_ended(
     assert list(moved.jobs()) == [1], "its line is the same at the new path"
 
 
-def test_the_same_folder_at_another_path_is_no_copy(
+def test_the_same_folder_at_another_path_is_not_a_copy(
     original: World, beside: Callable[[], World], tmp_path: Path
 ) -> None:
     (tmp_path / "b").mkdir()

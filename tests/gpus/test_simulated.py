@@ -153,7 +153,7 @@ def test_simjob_runs_out_of_memory_on_a_full_gpu(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*-*.json"))) == 1
 
 
-def test_simjob_oom_and_exit_code_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simjob_fails_with_an_oom_or_exit_code_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(simulated_usage.FOLDER_VARIABLE, raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert simjob.main(["--hold", "0", "--exit", "3"]) == 3

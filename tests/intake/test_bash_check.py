@@ -53,7 +53,7 @@ def test_distinguishes_unfinished_from_wrong_commands() -> None:
 
 
 def test_a_line_completes_a_command_but_not_its_attributes() -> None:
-    open_one = Malformed("bash refuses it", "one whole command", unfinished=True)
+    open_one = Malformed("bash rejects it", "one whole command", unfinished=True)
     alone = ["[share=0.5] py[thon one.py && echo done", "python two.py | tee two.log"]
     assert find_continuations(alone, [open_one, None]) == {}
     whole = ["[share=0.5] for i in 1 2; do", "echo $i; done"]

@@ -288,7 +288,7 @@ def test_commands_that_bash_refuses_do_not_affect_other_lines(tmp_path: Path) ->
     w = watch(tmp_path, content)
     reasons = {line.number: line.reason for line in w.poll().malformed}
     assert set(reasons) == {2, 4, 5}
-    assert all(reason.startswith("bash refuses it: ") for reason in reasons.values())
+    assert all(reason.startswith("bash rejects it: ") for reason in reasons.values())
     assert len(w.jobs) == 3
 
 

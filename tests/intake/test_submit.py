@@ -88,7 +88,7 @@ def test_keeps_a_job_that_is_open(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("line", "reason"),
-    [("for i in 1; do", "bash refuses it"), ("[gpus=x] a", "gpus"), ("python t.py &", "ends in `&`")],
+    [("for i in 1; do", "bash rejects it"), ("[gpus=x] a", "gpus"), ("python t.py &", "ends in `&`")],
 )
 def test_a_malformed_line_is_refused_with_its_reason(line: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):

@@ -168,7 +168,7 @@ def test_reused_session_id_inherits_nothing(machine: FakeProc) -> None:
 
 
 @pytest.mark.parametrize("session", [0, 50])
-def test_no_session_and_the_own_session_decide_nothing(machine: FakeProc, session: int) -> None:
+def test_neither_session_zero_nor_our_own_attributes_a_process(machine: FakeProc, session: int) -> None:
     machine.add_process(100, token="a", session=session)
     pid = machine.add_process(101, session=session)
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: None}

@@ -75,6 +75,6 @@ def test_reads_a_file_that_becomes_readable_again(tmp_path: Path, caplog: pytest
     path.unlink()
     for _ in range(2):
         assert not file.refresh()
-    assert caplog.text.count("was removed; the last valid version stays in force") == 1
+    assert caplog.text.count("was removed; the last valid version remains in use") == 1
     path.write_text('{"models": {"a": 0.25}}')
     assert file.refresh()

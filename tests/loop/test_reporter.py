@@ -1,4 +1,4 @@
-"""What the scheduler says of the record: the log, the journal and the board, also over a restart."""
+"""Tests that log, journal and status board report the events in the store, also after a restart."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_start_refuses_a_world_writable_file_without_trust_files(folder: Path, n
     message = refused()
     assert f"{name}: is writable by everyone; `chmod o-w` it, or `start --trust-files`" in message
     assert checked(trust=True) == [
-        f"{folder / name} is writable by other users, who can change what runs here"
+        f"{folder / name} is writable by other users, who can thereby run commands as you"
     ]
 
 
@@ -79,7 +79,7 @@ def test_start_reports_group_writable_files_once(folder: Path) -> None:
     for name in ("jobs.txt", "s.json"):
         (folder / name).chmod(0o664)
     both = f"{folder / 'jobs.txt'}, {folder / 's.json'}"
-    assert checked() == [f"{both} is writable by its group, who can change what runs here"]
+    assert checked() == [f"{both} is writable by its group, who can thereby run commands as you"]
 
 
 def test_start_refuses_a_linked_main_log_even_with_trust_files(folder: Path) -> None:
@@ -153,7 +153,7 @@ def test_does_not_reread_a_config_that_became_world_writable(
     assert file.current is before
     assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [
         f"{path} is writable by everyone; `chmod o-w` it, or `start --trust-files`; the last"
-        " valid version stays in force"
+        " valid version remains in use"
     ]
 
 

@@ -54,7 +54,7 @@ def test_stop_before_the_claim_starts_nothing(make: Make) -> None:
     ("function", "when", "started"),
     [("os.unlink", "args[0].startswith('.claim')", False), ("os.posix_spawn", "True", True)],
 )
-def test_stop_right_after_the_claim(
+def test_a_stop_right_after_the_claim_cancels_the_attempt(
     make: Make, tmp_path: Path, function: str, when: str, started: bool
 ) -> None:
     attempt = make("exec sleep 300")

@@ -198,7 +198,7 @@ def test_takes_over_a_file_of_the_older_scheduler(tmp_path: Path, text: str, pau
     assert apply_edit(machine.store, text.encode())[:1] != ["a state file of the older scheduler"]
 
 
-def test_rejects_text_that_is_no_gpu_number() -> None:
+def test_rejects_text_that_is_not_a_gpu_number() -> None:
     for value in ("-1", "one", "", 1.5, None, [1], True, "\u0661"):
         with pytest.raises(ValueError, match="must be a list of GPU numbers"):
             state_file.parse(json.dumps({"paused_gpus": [value]}).encode())

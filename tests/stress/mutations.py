@@ -199,7 +199,7 @@ def _continuation_lines(eye: JobsFileObserver, at: int, pieces: int) -> dict[int
 def _judge_reports(
     eye: JobsFileObserver, at: int, pieces: list[bytes], same: dict[int, str], found: Findings
 ) -> bool:
-    """Checks that each report names a corrupted line and what is accepted, and that none is missing.
+    """Checks that each report names a corrupted line and the accepted form, and that none is missing.
 
     Returns whether a part of the corrupted line is reported.
     """
@@ -236,7 +236,7 @@ def _wrong(spec: JobSpec, corrupted: bytes) -> str | None:
     if spec.command is not None:
         if spec.command not in text:
             return f"{spec.command!r} does not stand there"
-        return None if is_complete(spec.command) else "bash refuses it"
+        return None if is_complete(spec.command) else "bash rejects it"
     plain = text.replace('""', '"')
     if spec.script is None or os.path.basename(spec.script) not in plain:
         return f"{spec.script!r} does not stand there"

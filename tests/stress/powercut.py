@@ -1,4 +1,4 @@
-"""P1: the power is cut while jobs are submitted and run. Everything acknowledged before must hold afterwards.
+"""P1: the power is cut while jobs are submitted and run. No acknowledged change may be lost.
 
 The data directory lies on an image that is mounted in namespaces of its own. All processes in it are stopped,
 the image is copied as it is, everything is killed, and the copy is mounted in the same place with another

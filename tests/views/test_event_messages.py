@@ -65,7 +65,7 @@ def test_start_names_gpus_count_and_allocation(data: dict[str, Any], expected: s
     assert log_line(event, dispatched=(1, 3)) == (INFO, f"job 1 starts on gpu {expected}")
 
 
-def test_start_without_known_job_counts() -> None:
+def test_a_start_message_omits_unknown_job_counts() -> None:
     event = Event(9, 0.0, "starting", 1, data=start(share=500), command="CMD")
     assert log_line(event)[1] == "job 1 starts on gpu [0] (share 0.5) — CMD"
 
@@ -331,7 +331,7 @@ def test_json_has_all_data_in_ascii() -> None:
         ),
     ],
 )
-def test_details_beside_the_event_kind(event: Event, expected: str | None) -> None:
+def test_formats_the_details_of_an_event(event: Event, expected: str | None) -> None:
     assert detail(event) == expected
 
 

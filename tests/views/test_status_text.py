@@ -282,7 +282,7 @@ def test_counts_omitted_items() -> None:
     assert "more malformed" not in to_text(replace(REPORT, malformed=bad), show_all=True)
 
 
-def test_empty_store() -> None:
+def test_shows_an_empty_store() -> None:
     assert to_text(StatusReport(NOW, None, "/s.json", "/s.d")) == "No jobs yet\nScheduler not running\n"
     only = StatusReport(NOW, None, "/s.json", "/s.d", jobs=REPORT.jobs[2:3], counts={"queued": 1})
     assert "No GPUs detected yet." in to_text(only)

@@ -107,7 +107,7 @@ def test_wide_characters_fit_the_terminal() -> None:
     assert all(display_width(row) <= 40 for row in rows)
 
 
-def test_event_without_a_job() -> None:
+def test_formats_an_event_without_a_job() -> None:
     assert shown(Event(9, 0.0, "paused", data={"gpus": [0, 2]})) == "07:05:09    GPU 0, 2 paused"
 
 

@@ -29,7 +29,7 @@ def shown(text: str, name: str | None = None, **spec: object) -> JobView:
         (shown(LINE, script="/x/\x1b.py"), r"\x1b.py"),
     ],
 )
-def test_title_of_a_job(job: JobView, called: str) -> None:
+def test_a_job_title_is_its_name_or_command(job: JobView, called: str) -> None:
     assert title(job) == called
     assert json.loads(job.spec)["text"] == job.text
 

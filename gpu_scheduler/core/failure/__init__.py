@@ -1,1 +1,1 @@
-"""Why a job failed: GPU out-of-memory texts, the last error in a log, an explanation."""
+"""Explains why a job failed: GPU out-of-memory messages, the last error in a log, the explanation."""

@@ -1,10 +1,10 @@
 """Reads the end of a failed program's log: which error ended it, and whether that was exhausted GPU memory.
 
 The OOM verdict decides whether the job is retried with more memory, so a line that reports exhausted memory
-(one of the SIGNATURES) is not enough: it must be what ended the program. No other error may follow it, except
-errors that only report the first one (a launcher's, another rank's, one raised while it was handled), and the
-program must not have gone on. Host memory never counts. A program that catches the error may print a message
-of its own and exit with an error; such messages count among the last lines only.
+(one of the SIGNATURES) is not enough: it must be the error that ended the program. No other error may follow
+it, except errors that only report the first one (a launcher's, another rank's, one raised while it was
+handled), and the program must not have continued. Host memory never counts. A program that catches the error
+may print a message of its own and exit with an error; such messages count among the last lines only.
 
 One similar message does not count: vLLM's "max seq len ... larger than the maximum number of tokens that can
 be stored in KV cache". No allocation failed there; the requested length does not fit the share of the GPU

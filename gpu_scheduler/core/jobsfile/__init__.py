@@ -1,1 +1,1 @@
-"""The jobs file: its grammar, the difference between two readings, and when a save counts."""
+"""The jobs file: its grammar, the difference between two readings, and when a change takes effect."""

@@ -106,7 +106,7 @@ class AcceptedLines:
 
 @dataclass(frozen=True)
 class DiffResult:
-    """The actions in order, the messages to log, and the reading to keep.
+    """The result of a comparison: actions in order, messages to log, and the reading to keep.
 
     The reading consists of the lines `unchanged`, followed by `lines` with their `jobs`; new jobs have no id
     yet.

@@ -160,8 +160,8 @@ def _check_torchrun(values: dict[str, Any]) -> None:
     for name in ("gpus", "share"):
         if name in values:
             raise ValueError(
-                f"{name} is given in the attributes, and the execution type says how many GPUs; leave out"
-                f" {name}, and write torchrun-Ngpu for N whole GPUs"
+                f"{name} is given in the attributes, but the execution type sets the number of GPUs; leave"
+                f" out {name}, and write torchrun-Ngpu for N whole GPUs"
             )
 
 

@@ -104,5 +104,5 @@ class AttemptStatus:
 
     @property
     def is_over(self) -> bool:
-        """Whether its runner has published a result or is gone, as far as the folder shows."""
+        """True if its runner has published a result or is gone, as far as the folder shows."""
         return self.result is not None or self.claim in ("dead", "void")

@@ -42,7 +42,7 @@ class GpuFault:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the state "lost" says all of it."""
+        """True if the state "lost" describes the fault completely."""
         return self.kind is FaultKind.LOST
 
     def to_json(self) -> str:

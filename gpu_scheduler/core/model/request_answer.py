@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 
 
 class AnswerCode(str, Enum):
-    """What became of a request; `REFUSALS` are those that were not carried out."""
+    """The result of a request; `REFUSALS` are the results of requests that were not carried out."""
 
     CANCELLED = "cancelled"
     STOPPING = "stopping"
@@ -61,7 +61,7 @@ class RequestAnswer:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the request was not carried out."""
+        """True if the request was not carried out."""
         return self.code in REFUSALS
 
     def to_json(self) -> str:

@@ -11,7 +11,7 @@ WHOLE = 1000
 def parse_share(text: str) -> int:
     """Parses a decimal number of GPUs such as "0.5" (500) or "2" (2000) into thousandths.
 
-    Raises ValueError, with what is accepted, for anything but a plain number from 0.001 to 64.
+    Raises ValueError, with the accepted forms, for anything but a plain number from 0.001 to 64.
     """
     try:
         value = Decimal(text)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 
 class ReasonKind(str, Enum):
-    """What brought the job or attempt into its state."""
+    """The cause of the state of a job or attempt."""
 
     COMMAND_FAILED = "command_failed"
     LAUNCH_FAILED = "launch_failed"
@@ -76,7 +76,7 @@ class FailureKind(str, Enum):
 
 
 class NextKind(str, Enum):
-    """What happens to the job after an attempt, or why a retry that was allowed does not."""
+    """The next step of a job after an attempt, or the reason why an allowed retry is not made."""
 
     OOM_RETRY = "oom_retry"
     OOM_RETRIES_USED_UP = "oom_retries_used_up"
@@ -111,7 +111,7 @@ class NextStep:
 
 @dataclass(frozen=True)
 class StateReason:
-    """Why a job or an attempt is in its state.
+    """The reason why a job or an attempt is in its state.
 
     failure: the cause of a failed command or launch, None = unknown; exit_code, signal: of the command;
     error: the line of its log that names the error; message: a report of command.sh, the runner or the

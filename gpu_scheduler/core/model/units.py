@@ -18,7 +18,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def parse_mib(text: str) -> int:
     """Parses "18000", "18G" or "17.5GiB" into MiB, rounded up. Units are binary, however spelled.
 
-    Raises ValueError, with what is accepted.
+    Raises ValueError with the accepted forms.
     """
     match = _MEMORY.fullmatch(text.strip())
     if match is None:
@@ -50,7 +50,7 @@ def round_mib(mib: int) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """Parses "90s", "15m", "2h" or "1d" into seconds. Raises ValueError, with what is accepted."""
+    """Parses "90s", "15m", "2h" or "1d" into seconds. Raises ValueError with the accepted forms."""
     match = _TIME.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"time {text!r} is not valid; write 90s, 15m, 2h or 1d")

@@ -123,9 +123,9 @@ def end_attempt(
 
 @dataclass(frozen=True)
 class _Follows:
-    """What follows for the job of an ended attempt: its state, and its outcome if it finishes.
+    """The next state of the job of an ended attempt, and its outcome if it finishes.
 
-    step: the next step as a value for the reason; None = the outcome says it.
+    step: the next step as a value for the reason; None = the outcome alone is the reason.
     """
 
     state: JobState

@@ -46,7 +46,7 @@ class WorkloadClass:
 
 
 class NoSuggestion(str, Enum):
-    """Why nothing is suggested."""
+    """The reason why nothing is suggested."""
 
     NEEDS_WHOLE_GPU = "needs_whole_gpu"
     WITHIN_TOLERANCE = "within_tolerance"

@@ -105,7 +105,7 @@ class LlmConfig:
 
 
 def parse_llm_config(text: str) -> LlmConfig:
-    """Parses llm_config.json. Raises ValueError naming the key, its value and what is accepted."""
+    """Parses llm_config.json. Raises ValueError naming the key, its value and the accepted forms."""
     raw = strict_json.parse(text)
     if not isinstance(raw, dict) or not isinstance(raw.get("models", {}), dict):
         raise ValueError('expected {"default_requirement": 1.0, "models": {"NAME": 0.5, …}}')

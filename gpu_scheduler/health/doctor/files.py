@@ -166,7 +166,7 @@ def state_file(data_dir: DataDir, *, trust: bool = False) -> Finding:
     try:
         statefile.parse(found.data)
     except ValueError as error:
-        remedy = "correct it; otherwise it is renamed to .bad and written anew"
+        remedy = "correct it; otherwise it is renamed to .bad and rewritten"
         return warn(Check.STATE_FILE, f"{path}: {error}", remedy)
     return _check_permissions(Check.STATE_FILE, path, "JSON", trust=trust)
 
@@ -214,13 +214,13 @@ def _check_permissions(check: Check, path: Path, message: str, *, trust: bool) -
     for place in (path, path.parent):
         status = place.stat()
         if status.st_uid not in allowed:
-            message = f"{place} belongs to uid {status.st_uid}, who can change what runs here"
+            message = f"{place} belongs to uid {status.st_uid}, who can thereby run commands as you"
             judge = warn if trust else bad
             return judge(check, message, f"sudo chown {os.geteuid()} {place}, or use a folder that you own")
         who = _other_writers(place)
         if who is not None:
             judge = bad if status.st_mode & stat.S_IWOTH and not trust else warn
-            return judge(check, f"{place} {who}, who can change what runs here", f"chmod go-w {place}")
+            return judge(check, f"{place} {who}, who can thereby run commands as you", f"chmod go-w {place}")
     return ok(check, f"{path}; {message}")
 
 

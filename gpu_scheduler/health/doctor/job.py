@@ -54,7 +54,7 @@ def script(spec: JobSpec) -> Finding:
     """Returns whether the script of a CSV line exists; a command cannot be checked without running it."""
     path = spec.script
     if path is None:
-        return ok(Check.SCRIPT, "a shell command; its programs are only found when it runs")
+        return ok(Check.SCRIPT, "a shell command; its programs are looked up only when it runs")
     if not os.path.exists(path):
         return bad(
             Check.SCRIPT, f"{path} does not exist", f"relative paths start at {spec.cwd}; correct the line"

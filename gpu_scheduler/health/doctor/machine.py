@@ -27,9 +27,9 @@ def inotify(limits: Path = Path("/proc/sys/fs/inotify")) -> Finding:
         remedy = f"sudo sysctl fs.inotify.max_user_instances={4 * (instances or 128)}"
         return warn(Check.INOTIFY, message, remedy)
     if watches is not None and watches < _MIN_WATCHES:
-        message = f"{watches} watches at most: with many jobs, changes are polled every few seconds"
+        message = f"at most {watches} watches: with many jobs, changes are polled every few seconds"
         return warn(Check.INOTIFY, message, "sudo sysctl fs.inotify.max_user_watches=65536")
-    return ok(Check.INOTIFY, f"{_or_unknown(instances)} instances, {_or_unknown(watches)} watches at most")
+    return ok(Check.INOTIFY, f"limits: {_or_unknown(instances)} instances, {_or_unknown(watches)} watches")
 
 
 def ptys(limits: Path = Path("/proc/sys/kernel/pty")) -> Finding:

@@ -90,6 +90,4 @@ def older_sessions(data_dir: DataDir, now: float) -> Finding:
     named = "; ".join(session.describe(now) for session in found)
     if imports_old_state_file(data_dir):
         return bad(Check.OLDER_SESSIONS, f"{REFUSAL}: {named}", REMEDY)
-    return warn(
-        Check.OLDER_SESSIONS, named, "these jobs of the older scheduler use GPUs, and no store knows them"
-    )
+    return warn(Check.OLDER_SESSIONS, named, "these jobs of the older scheduler use GPUs but are in no store")
