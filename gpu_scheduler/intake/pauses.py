@@ -161,21 +161,21 @@ def summarize(
 ) -> tuple[list[float], list[int], dict[str, object]]:
     """Returns the content of the state file: allocated share by index, paused GPUs, jobs by state.
 
-    over: attempts that have ended without a record of it yet; their jobs are left out of the counts.
+    ended_attempts: ids of attempts that have ended but whose end is not recorded yet; they hold no GPU, and
+    their jobs are left out of the counts.
     """
-    rows = store.gpus()
     # Imported here so that commands that only pause or show do not pay for it.
     from gpu_scheduler.store.attempt_rows import allocated_shares
 
-    shares = allocated_shares(store, ended_attempts)
-    listed = [0.0] * (max((row.index for row in rows), default=-1) + 1)
-    for row in rows:
-        listed[row.index] = shares[row.uuid] / 1000
+    gpus, active = store.gpus(), store.active_attempts()
+    remaining = [attempt for attempt in active if attempt.id not in ended_attempts]
+    shares = allocated_shares(gpus, remaining, recorded_options(store).spike_buffer)
+    listed = [0.0] * (max((gpu.index for gpu in gpus), default=-1) + 1)
+    for gpu in gpus:
+        listed[gpu.index] = shares[gpu.uuid] / 1000
     counts = dict(store.state_counts())
-    ended = {
-        row.job_id for row in store.active_attempts() if row.id in ended_attempts and row.outcome is None
-    }
-    running = {row.id: row.state for row in store.open_jobs(tuple(ACTIVE))}
+    ended = {attempt.job_id for attempt in active if attempt.id in ended_attempts and attempt.outcome is None}
+    running = {job.id: job.state for job in store.open_jobs(tuple(ACTIVE))}
     for job_id in ended & running.keys():
         counts[running.pop(job_id)] -= 1
     jobs: dict[str, object] = {
@@ -183,4 +183,4 @@ def summarize(
     }
     jobs["running_ids"] = sorted(running)
     requested = requested_pauses(store)
-    return listed, [row.index for row in rows if requested[row.uuid]], jobs
+    return listed, [gpu.index for gpu in gpus if requested[gpu.uuid]], jobs

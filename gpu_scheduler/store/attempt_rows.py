@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
 from gpu_scheduler.core.scheduling.accounting import allocated_share
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.store.recorded_options import recorded_options
-from gpu_scheduler.store.records import ActiveAttemptRecord
-from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.records import ActiveAttemptRecord, GpuRecord
 
 
-def allocated_shares(store: Store, ended: Collection[int] = ()) -> dict[str, int]:
-    """Returns UUID -> thousandths allocated by attempts that still hold the GPU; 0 for a free GPU.
-
-    ended: ids of attempts that have ended but whose end is not recorded yet.
-    """
-    spike_buffer = recorded_options(store).spike_buffer
-    totals = {gpu.uuid: gpu.total_mib for gpu in store.gpus()}
+def allocated_shares(
+    gpus: Sequence[GpuRecord], attempts: Sequence[ActiveAttemptRecord], spike_buffer: float
+) -> dict[str, int]:
+    """Returns UUID -> thousandths allocated by those of the attempts that hold the GPU; 0 for a free GPU."""
+    totals = {gpu.uuid: gpu.total_mib for gpu in gpus}
     shares = dict.fromkeys(totals, 0)
-    for attempt in store.active_attempts():
-        if not attempt.state.holds_gpus or attempt.id in ended:
+    for attempt in attempts:
+        if not attempt.state.holds_gpus:
             continue
         for allocation in attempt.allocations:
             share = allocated_share(allocation, totals.get(allocation.gpu), spike_buffer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import lru_cache
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.store.store import Store
@@ -18,4 +19,9 @@ def record_options(store: Store, options: StartOptions) -> None:
 
 def recorded_options(store: Store) -> StartOptions:
     """Returns the options of the scheduler that runs, or ran last; defaults where none are recorded."""
-    return StartOptions.from_values(json.loads(store.db.meta(_META_KEY) or "{}"))
+    return _parse(store.db.meta(_META_KEY) or "{}")
+
+
+@lru_cache(maxsize=1)
+def _parse(text: str) -> StartOptions:
+    return StartOptions.from_values(json.loads(text))

@@ -20,6 +20,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import Database, no_store_error
 from gpu_scheduler.store.from_rows import (
     ATTEMPT_COLUMNS,
+    RecordCache,
     active_attempt_record,
     attempt_record,
     gpu_record,
@@ -55,6 +56,8 @@ class Store:
             data_dir.create()
         self.data_dir = data_dir
         self._learning: bool | None = None
+        self._active_attempts = RecordCache(active_attempt_record)
+        self._gpus = RecordCache(gpu_record)
         owner = None if create else data_dir.other_host()
         if owner is not None:
             # Even a reader of SQLite takes locks that another host does not see, and may write into the file.
@@ -192,11 +195,11 @@ class Store:
             " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.state <> 'closed'"
             " ORDER BY +attempt.id"  # "+" makes SQLite use the partial index, not scan all attempts
         )
-        return [active_attempt_record(row) for row in rows]
+        return self._active_attempts.records(rows)
 
     def gpus(self) -> list[GpuRecord]:
         """Returns the managed GPUs, by index."""
-        return [gpu_record(row) for row in self.db.rows("SELECT * FROM gpu WHERE managed ORDER BY idx")]
+        return self._gpus.records(self.db.rows("SELECT * FROM gpu WHERE managed ORDER BY idx"))
 
     def wait_reason_by_spec(self) -> dict[str, WaitReason | None]:
         """Returns spec key -> wait reason, if known, of the queued jobs that do not wait for their lines.

@@ -23,7 +23,7 @@ from gpu_scheduler.store.attempt_rows import allocated_shares, attempt_from_reco
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.measurements import LearnedNeeds, quantile, workload_classes
-from gpu_scheduler.store.recorded_options import record_options
+from gpu_scheduler.store.recorded_options import record_options, recorded_options
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -279,14 +279,19 @@ def test_reads_an_open_attempt_for_the_next_round(store: Store) -> None:
     assert (fact.overused_gpus, fact.oom_retries_used, fact.fail_retries_used) == (("U0",), 1, 2)
 
 
+def shares(store: Store) -> dict[str, int]:
+    spike_buffer = recorded_options(store).spike_buffer
+    return allocated_shares(store.gpus(), store.active_attempts(), spike_buffer)
+
+
 def test_the_allocated_share_grows_with_the_buffered_peak_until_release(store: Store) -> None:
     record_options(store, StartOptions(spike_buffer=0.5))
     job = add(store)
     attempt = start(store, job, vram=6144)
-    assert allocated_shares(store) == {"U0": 250, "U1": 0}
+    assert shares(store) == {"U0": 250, "U1": 0}
     use(store, job, attempt, 6.5, ("U0", 8192, 20.0))
-    assert allocated_shares(store) == {"U0": 500, "U1": 0}
+    assert shares(store) == {"U0": 500, "U1": 0}
     end(store, job, attempt)
-    assert allocated_shares(store)["U0"] == 500
+    assert shares(store)["U0"] == 500
     record(store, act.ReleaseAllocation(attempt))
-    assert allocated_shares(store) == {"U0": 0, "U1": 0}
+    assert shares(store) == {"U0": 0, "U1": 0}
