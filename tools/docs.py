@@ -1,6 +1,6 @@
 """Generates docs/commands.md and docs/states.md from the code: `python tools/docs.py` (`make docs`).
 
-The test suite fails if a page differs from what this would generate. Texts that the code has already are not
+The test suite fails if a page differs from what this would generate. Texts that exist in the code are not
 repeated here.
 """
 
@@ -21,8 +21,8 @@ State = TypeVar("State", JobState, AttemptState)
 ROOT = Path(__file__).resolve().parents[1]
 
 STATES = {
-    JobState.HELD: "waits for a person: after `hold`, an interrupted attempt, or `[hold]` on its line",
-    JobState.QUEUED: "waits for GPUs, for its turn, or for the time of its next launch; `why` says which",
+    JobState.HELD: "waits for the user: after `hold`, an interrupted attempt, or `[hold]` on its line",
+    JobState.QUEUED: "waits for GPUs, for its turn, or for the time of its next launch; `why` shows which",
     JobState.STARTING: "has GPUs, and its runner is being launched; its command has not begun",
     JobState.RUNNING: "a runner has claimed the attempt and supervises its command",
     JobState.STOPPING: "is being stopped: SIGTERM was sent, SIGKILL follows after the grace period",
@@ -34,14 +34,14 @@ ATTEMPT_STATES = {
     AttemptState.STOPPING: "was asked to end and has not ended yet",
     AttemptState.ORPHANED: "its runner died without a result; its processes are being ended",
     AttemptState.ENDED: "has an outcome, and keeps its GPUs until none of its processes is left",
-    AttemptState.RELEASED: "has given its GPUs back, whose memory is not free yet",
+    AttemptState.RELEASED: "its GPUs are released, but their memory is not free yet",
     AttemptState.CLOSED: "the memory of its GPUs is free, or 60 s have passed; nothing more happens to it",
 }
 OUTCOMES = {
     Outcome.COMPLETED: "its command exited with 0, as seen by the process that waited for it",
     Outcome.FAILED: "its command exited with another code or by a signal, or could not be started at all",
     Outcome.TIMED_OUT: "it reached its time limit and was stopped",
-    Outcome.CANCELLED: "a person stopped it or removed it from the queue",
+    Outcome.CANCELLED: "the user stopped it or removed it from the queue",
     Outcome.PREEMPTED: "it was stopped to make room; the job is held",
     Outcome.INTERRUPTED: "its runner died without a result, or the machine went down; the job is held",
     Outcome.NOT_STARTED: "the launch failed before its command began; retried a limited number of times",
@@ -49,7 +49,7 @@ OUTCOMES = {
     Outcome.SKIPPED: "never started, because a job that it depends on failed",
 }
 
-#: Facts about all commands, which no single help text can hold.
+#: Facts about all commands, which belong to no single help text.
 ABOUT_COMMANDS = """\
 JOB is a number or a name, and where several jobs are accepted also a range such as `5-9`. A name means the
 only open job with that name, otherwise the one that ended last. If several open jobs share the name, the

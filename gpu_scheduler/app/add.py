@@ -185,7 +185,7 @@ def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
 def _duplicate_notes(location: Location, spec: JobSpec) -> list[str]:
     """Returns why the line gives no new job, or none now; empty without a readable store."""
     if spec.kind != "csv":
-        return []  # a command makes a new job each time
+        return []  # adding a command always creates a new job
     try:
         with open_store(location, read_only=True) as store:
             job = store.newest_jobs([spec.identity]).get(spec.identity)

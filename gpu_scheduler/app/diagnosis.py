@@ -42,7 +42,7 @@ from gpu_scheduler.store.store import Store
 #: Maximum lines of a failed job's log, and events of a job, that are shown.
 MAX_LOG_LINES = 10
 _MAX_EVENTS = 3
-#: Maximum number of jobs ahead that are named, and distance in lines within which a malformed line is near.
+#: Maximum number of jobs listed as ahead, and distance in lines at which a malformed line counts as near.
 _MAX_JOBS_NAMED = 5
 _NEARBY_LINES = 3
 

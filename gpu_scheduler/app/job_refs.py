@@ -16,7 +16,7 @@ from gpu_scheduler.store.store import Store
 #: A reference to jobs: an id, a range of ids, or a name.
 JobRef = int | range | str
 
-#: How many jobs with the same name an error lists.
+#: Maximum number of jobs with the same name that an error lists.
 _MAX_LISTED = 10
 
 

@@ -23,7 +23,7 @@ from gpu_scheduler.store.store import Store
 if TYPE_CHECKING:
     from gpu_scheduler.app.status_report import JobView
 
-#: Who asks, as the store records it, unless a front end gives its own name.
+#: The requester recorded in the store, unless a front end gives its own name.
 COMMAND_LINE = "cli"
 
 

@@ -86,7 +86,7 @@ def refresh_state_file(store: Store) -> list[float] | None:
     from gpu_scheduler.store.lock import InstanceLock
 
     path = store.data_dir.state_file
-    # The lock refuses a scheduler that starts in this moment, so that two do not write at once.
+    # The lock keeps a scheduler from starting meanwhile, so that two processes do not write at once.
     lock = InstanceLock(store.data_dir.lock)
     try:
         trust = recorded_options(store).trust_files

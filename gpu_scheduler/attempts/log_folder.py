@@ -111,7 +111,7 @@ def create_log(folder: Path, job_id: int, started_at: datetime) -> Path:
 
 def user_name() -> str:
     """Returns the name of the user that we run as; the uid if it has no name."""
-    import getpass  # only needed here; readers stay without its import time
+    import getpass  # imported here to save readers its import time
 
     try:
         return getpass.getuser()

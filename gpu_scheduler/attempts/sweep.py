@@ -18,8 +18,8 @@ from gpu_scheduler.runner.membership import RecordedCommand
 from gpu_scheduler.runner.recorded_command import read_recorded_command
 
 _RESCAN_S = 0.05
-#: Most scans when an empty one may have missed a process: a fork chain would be missed every time, while
-#: other programs fork only now and then.
+#: Maximum number of scans when an empty one may have missed a process: a fork chain would be missed every
+#: time, while other programs fork only occasionally.
 _MAX_SCANS = 10
 
 
@@ -63,7 +63,7 @@ def _scan(
     for token in unsure:
         command = commands[token]
         if command is not None and fork_chains.has_group(command):
-            scan.found[token] = {command.pid: 0}  # none lives long enough to have a known pid
+            scan.found[token] = {command.pid: 0}  # each process ends before its pid is known
     return scan.found
 
 

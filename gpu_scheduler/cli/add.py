@@ -19,7 +19,7 @@ def add(options: Namespace) -> int:
     location, new = location_of(options), _new_line(options)
     if options.output_file == "-":
         added = app.compose(location, new)
-        print(added.line)  # it must be usable, so that no secret is hidden
+        print(added.line)  # the line must be usable, so its secrets are not hidden
     else:
         added = app.add(location, new, options.output_file)
         print(masked(added.line))

@@ -1,4 +1,4 @@
-"""Declares the arguments and options of each command. Nothing is looked up or carried out here."""
+"""Declares the arguments and options of each command. Nothing is executed here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ArgumentContainer = argparse.ArgumentParser | argparse._ArgumentGroup
 
 _DEFAULTS = config.StartOptions()
 _DAY_S = 86400
-#: Largest value of --tolerance and --spike-buffer, as a fraction of what it is added to.
+#: Largest value of --tolerance and --spike-buffer, as a fraction of the value that they are added to.
 _MAX_FRACTION = 10
 _PRIORITY = values.integer(-(10**9) + 1, 10**9 - 1)
 

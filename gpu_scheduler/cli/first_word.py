@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 _OPTIONS_WITH_VALUE = ("--state-file", "--data-dir")
 _FLAGS = ("-h", "--help", "--version")
 _JOBS_PLACEHOLDER, _JOB_SET_OPTIONS = "JOB…", ("--all", "--failed")
-#: Command names of other programs, with the command here that does the same.
+#: Command names of other programs and the equivalent command of this one.
 _SYNONYMS = {
     **dict.fromkeys(("list", "ls", "ps", "queue", "squeue", "jobs"), "status"),
     **dict.fromkeys(("top", "watch"), "status --watch"),

@@ -1,7 +1,7 @@
 """Parses the command line into option values.
 
-Nothing is carried out or opened here; the only look at the disk is whether a first word that is not a command
-names a file. The packages that colour the help are imported only when help is printed.
+Nothing is executed or opened here; the disk is accessed only to check whether a first word that is not a
+command names a file. The packages that colour the help are imported only when help is printed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("maintain", ("doctor", "calibrate", "completion")),
 )
 
-#: How many options an error lists if none resembles the one that was given.
+#: Maximum number of options that an error lists if none resembles the given one.
 _MAX_SUGGESTIONS = 5
 
 

@@ -81,8 +81,8 @@ class ForkingExecutor(LocalAttempts):
         """Returns whether the helper has forked a runner. Raises OSError on a shortage."""
         helper = self._helper
         if token in self._recent_launches and helper is not None:
-            # The first runner never claimed: the helper may lack resources that the scheduler has, as under a
-            # limit.
+            # The first runner never claimed the attempt: a limit may deny the helper resources that the
+            # scheduler has.
             self._replace(helper)
             return False
         if helper is None:

@@ -73,7 +73,7 @@ def is_alive(pid: int, start: float, root: str = PROC) -> bool:
 
 
 class ProcessOwners:
-    """The owners of the listed processes. Attributions last for one sample, what they rest on for longer."""
+    """The owners of the listed processes. Attributions last for one sample, their evidence longer."""
 
     def __init__(self, root: str = PROC) -> None:
         self._proc = Proc(root)

@@ -20,7 +20,7 @@ from gpu_scheduler.system.shortages import PROCESSES_PER_JOB, describe_shortage,
 
 log = logging.getLogger(__name__)
 
-#: Least seconds between two checks; the loop asks once a second while there is an issue.
+#: Minimum number of seconds between two checks; the loop checks every second while there is an issue.
 MIN_CHECK_INTERVAL_S = 0.5
 #: Seconds without launches after such a failure: at first, and at most.
 BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
@@ -102,7 +102,7 @@ class StorageMonitor:
 
 
 class _LaunchBackoff:
-    """A growing pause after launches fail for a cause that no check finds. until: boot seconds of its end."""
+    """An increasing pause after launches that failed for an undetected cause. until: its end, boot seconds."""
 
     def __init__(self) -> None:
         self.cause = ""

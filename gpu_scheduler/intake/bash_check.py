@@ -21,7 +21,7 @@ from gpu_scheduler.core.jobsfile.shell_syntax import SUBSCRIPT
 from gpu_scheduler.core.text.quoting import mask_quoted
 from gpu_scheduler.system.shortages import reraise_shortage
 
-#: Timeout of one check, in seconds. A shell that does not answer has refused nothing.
+#: Timeout of one check, in seconds. If the shell does not answer, the command is not rejected.
 _TIMEOUT_S = 20.0
 #: Exit codes of a bash that has read its input.
 _CONCLUSIVE_EXIT_CODES = (0, 1, 2)
@@ -30,7 +30,7 @@ _ENVIRONMENT = {"LC_ALL": "C", "PATH": os.defpath}
 MAX_LINES_AHEAD = 60
 #: Matches the last line of a compound command; a here-document ends with a word alone on its line.
 _CLOSES = re.compile(r"\b(?:done|fi|esac)\b|[})`]|^\w+$")
-#: After so many refusals, the remaining suspects are not checked one by one but treated as refused.
+#: After this many rejections, the remaining suspects are not checked one by one but treated as rejected.
 _MAX_REFUSALS = 200
 _MESSAGE_PREFIX = re.compile(r"^bash: (?:-c: )?(?:line \d+: |warning: )*")
 
@@ -76,9 +76,9 @@ def find_refusals(commands: Sequence[str]) -> dict[str, Refusal]:
     return found
 
 
-#: Encloses each of several commands. A command that closes what it has not opened is refused at once, and one
-#: that leaves something open is refused by the closing brackets after it: only a command that leaves exactly
-#: these brackets open, before another one that closes exactly these, would be missed.
+#: Encloses each of several commands. A command that closes an unopened bracket is rejected at once, and one
+#: that leaves something open is rejected at the closing brackets after it. The check misses only a command that
+#: leaves exactly these brackets open, followed by another one that closes exactly these.
 _ENCLOSED = "{{ ( {{ ( {command}\n) }} ) }}\n"
 #: A test that ends where an operand is expected: `bash -n` reports neither it nor anything after it.
 _EMPTY_TEST = re.compile(r"(?:\[\[|!|&&|\|\|)\s*\]\]")

@@ -44,7 +44,7 @@ def request_pauses(
             except ValueError:
                 pass  # a broken file changes nothing; the scheduler reports it
         elif found.kind is ProblemKind.MISSING and not scheduler_is_up:
-            resume_all(store)  # the removal of the file is an edit too, and an earlier one
+            resume_all(store)  # the removal of the file is an edit too, and it came first
         return [store.add_request("pause" if paused else "resume", uuid, by) for uuid in uuids]
 
 
@@ -53,11 +53,11 @@ def edit_pauses_in_file(path: Path, gpus: Collection[int], paused: bool) -> None
 
     A concurrent edit is kept. Raises OSError, and ValueError for a file that is not a state file.
     """
-    state_file.read(path)  # raises, also for another user's link
+    state_file.read(path)  # raises for a link of another user too
     path = state_file.link_target(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # concurrent commands wait for each other
+        fcntl.flock(folder, fcntl.LOCK_EX)  # concurrent commands take turns
         there = state_file.read(path)
         content = _with_pauses(there, gpus, paused)
         while content is not None and content != there:

@@ -30,7 +30,7 @@ class DrainReport:
         self._finished: set[int] = set()
 
     def add(self, action: Action) -> None:
-        """Takes note of an action of a round."""
+        """Remembers the job that an action of a round finishes."""
         if isinstance(action, (FinishAttempt, FinishJob)):
             self._finished.add(action.job_id)
 

@@ -54,7 +54,7 @@ class MainLog(RotatingFileHandler):
             return
         self._failed = True
         self._lost += 1
-        self._close_stream()  # its buffered data would make every later line fail
+        self._close_stream()  # the data left in its buffer would make every later line fail
         problem = str(error.strerror or error)
         if problem != self._problem:
             self._problem = problem

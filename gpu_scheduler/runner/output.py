@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CHUNK = 1 << 16
-#: Longest wait of one poll, in seconds: the kernel takes milliseconds as a C int.
+#: Longest wait of one poll, in seconds: the kernel accepts milliseconds as a C int.
 _MAX_POLL_S = 1e6
 #: Bytes buffered for the terminal; output beyond that is not shown there (the log has it).
 _MIRROR_BUFFER = 256 * 1024

@@ -301,7 +301,7 @@ class AttemptSupervisor:
         lost = f", {self._log.lost_bytes} bytes of output lost" if self._log.lost_bytes else ""
         left = f", still running: {' '.join(map(str, self._survivors))}" if self._survivors else ""
         if child.message and child.exit_code is None and child.signal is None:
-            self._log.write_line(child.message)  # command.sh writes its own messages
+            self._log.write_line(child.message)  # command.sh has already written the message
         self._log.write_line(f"--- {text}, after {duration_s:.1f} s{lost}{left}")
         self._result.publish(
             {

@@ -123,7 +123,7 @@ def newest_job_facts(store: Store, identities: frozenset[str]) -> Mapping[str, J
 
 
 def job_fact(job: JobRecord) -> JobFact:
-    """Returns what requests and the jobs file need to know of a job."""
+    """Returns the facts about a job that requests and the jobs file need."""
     return JobFact(job.id, job.state, job.outcome, job.held_by)
 
 

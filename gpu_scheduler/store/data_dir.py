@@ -196,7 +196,7 @@ class DataDir:
         owner = None if take_over else self._recorded_owner()
         if owner is None and not take_over:
             claim_host(self.host_file, mine)
-            owner = self._recorded_owner()  # another host may have been faster
+            owner = self._recorded_owner()  # another host may have created it first
         if owner != mine:
             write_host(self.host_file, mine)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpu_scheduler.errors import DamagedStoreError, SchemaError, StoreNotFoundError
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
-#: What every released schema has set; databases of versions under development lack it.
+#: A value that every released schema sets; databases of development versions lack it.
 _APPLICATION_ID = 1196446576
 
 
@@ -171,10 +171,10 @@ class Database:
         if version > newest_schema_version():
             raise SchemaError(f"{_version_mismatch(path, version)}: use the newer version that wrote it")
         if not create and version == 0:
-            raise no_store_error(path)  # a scheduler is about to make it
+            raise no_store_error(path)  # a scheduler is about to create it
         if not create and version < newest_schema_version():
             raise SchemaError(f"{_version_mismatch(path, version)}: {_upgrade_remedy(path)}")
-        # temp_store: a query needs no further file, which there may be no room for.
+        # temp_store: a query needs no temporary file, for which the disk may have no space.
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY"):
             self.connection.execute(f"PRAGMA {pragma}")
         if version == 0:

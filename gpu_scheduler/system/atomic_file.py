@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, data: bytes, *, synced: bool = False) -> None:
-    """Makes the path a file of mode 0600 with this data; what was there, also a link, is replaced.
+    """Writes a file of mode 0600 with this data; replaces an existing file or link.
 
     synced: the data is on the disk before it appears. Raises OSError; the path is then unchanged.
     """

@@ -38,7 +38,7 @@ _PLAIN = {
     ReasonKind.RELEASED_BY_LINE: "its line no longer holds it",
     ReasonKind.RETRIED_BY_USER: "retried",
 }
-#: Where `retry` runs a held job, if not simply again.
+#: Effect of `retry` on a held job, if it is not just another run.
 _RETRIED = {ReasonKind.IN_ORIGINAL_STORE: "runs it here", ReasonKind.STORE_LOST: "runs it"}
 
 

@@ -17,7 +17,7 @@ from tests.cli.desk import Desk
 
 ROOT = Path(__file__).parents[2]
 
-#: What the line binds, and what it completes.
+#: Prints the binding and the completions of a command line.
 TRY = """
 complete -p scheduler.py
 complete -p gpu-scheduler

@@ -49,7 +49,7 @@ def test_jobs_are_resolved_by_number_range_and_name(
     assert finish_job(desk, "done", 300.0) == 2  # it ended last
     finish_job(desk, "done", 200.0)
     assert desk.job(name="bert") == 4
-    finish_job(desk, "bert", 400.0)  # the open one is meant
+    finish_job(desk, "bert", 400.0)  # the name means the open job
     if ids is None:
         with pytest.raises(SchedulerError, match=f"has no job named {refs[0]}; `status --all` lists"):
             resolve_jobs(desk.store, refs)

@@ -303,7 +303,7 @@ class ClaimedAttempt:
         desk.record(act.Transition(self.job, self.attempt_id, JobState.RUNNING))
 
     def close_window(self) -> None:
-        """As Screen does at Ctrl-A k."""
+        """Closes the window, as Screen does at Ctrl-A k."""
         os.close(self._window)
         self._window = -1
 

@@ -25,7 +25,7 @@ HEAVY = (
     "inotify_simple",
     "gpu_scheduler.scheduler.loop",
 )
-#: What checks of the machine take, and no look at one job.
+#: Modules that checks of the machine need but views of one job do not.
 CHECKS = (
     "email",
     "importlib.metadata",

@@ -220,14 +220,14 @@ class Terminal:
         self._said = b""
 
     def _control(self) -> None:
-        """Make it the terminal that Ctrl-C on it ends the command."""
+        """Makes it the controlling terminal, so that Ctrl-C ends the command."""
         fcntl.ioctl(self._theirs, termios.TIOCSCTTY, 0)
 
     def resize(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def read(self) -> str:
-        """Everything that has come so far."""
+        """All output so far."""
         while select.select([self._ours], [], [], 0)[0]:
             try:
                 self._said += os.read(self._ours, 65536)
@@ -239,12 +239,12 @@ class Terminal:
         os.write(self._ours, key)
 
     def until(self, text: str, since: int = 0) -> str:
-        """Wait until `text` has come, after so many characters. Everything since then."""
+        """Waits until `text` appears after this many characters; returns the output since then."""
         wait_for(lambda: text in self.read()[since:], f"{text!r}")
         return self.read()[since:]
 
     def end(self) -> tuple[int, str]:
-        """Wait for its end: exit code, everything that it wrote."""
+        """Waits for its end; returns the exit code and the complete output."""
 
         def is_over() -> bool:
             self.read()

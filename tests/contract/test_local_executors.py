@@ -1,4 +1,4 @@
-"""Tests of the executors of this machine: runners, their environment and what becomes of them."""
+"""Tests of the local executors: runners, their environment and their end."""
 
 from __future__ import annotations
 

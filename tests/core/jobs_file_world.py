@@ -73,7 +73,7 @@ class JobsFileWorld:
         self.save("".join(self.raw_lines) + text, wait)
 
     def wait(self, seconds: float) -> None:
-        """Lets time pass, and checks the file whenever the last check asked for it, and at the end."""
+        """Advances the time; checks the file whenever the last check requested it, and at the end."""
         end = self.now + seconds
         while self.next_check is not None and self.next_check <= end:
             assert self.next_check > self.now, "a check that is due at once would loop forever"

@@ -195,7 +195,7 @@ def test_torchrun_gets_cuda_only_on_request(mode: CudaMode | None, arguments: st
     )
 
 
-# What is checked before the job's own command
+# Checks that precede the job's own command
 
 
 def test_reports_a_missing_script() -> None:

@@ -27,7 +27,7 @@ CORE = ("core.model", "core.text", "core.command", "core.jobsfile", "core.failur
 #: Modules at the top level of the package. Every room may import these.
 TOP = ("errors", "config", "clock")
 
-#: Room -> what it may import: rooms, or single modules. A room is free within itself.
+#: Room -> the rooms or single modules that it may import. Imports within a room are allowed.
 MAY: Mapping[str, tuple[str, ...]] = {
     "core": (),
     "core.text": (),
@@ -68,7 +68,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         *CORE, *TOP, "system", "runner", "store", "attempts", "gpus", "gpus.probes", "executors", "intake",
         "health", "reporting",
     ),
-    # Words into arguments, results into text: every use case is in app.
+    # The command line only parses arguments and formats results; every use case is in app.
     "cli": ("app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "system.shortages"),
     "cli.start": (
         "scheduler.service", "scheduler.background", "gpus.probes.simulated", "health.doctor.logind",
@@ -82,7 +82,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
 
 STREAMS = [("sys", name) for name in ("argv", "stdin", "stdout", "stderr")]
 
-#: Of the attempts room, use cases may not use what only the loop does.
+#: Use cases may not import the parts of `attempts` that only the loop uses.
 NOT_FOR_USE_CASES = ("void_claim", "prepare", "kill_runner", "Launcher")
 
 

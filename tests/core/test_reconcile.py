@@ -185,7 +185,7 @@ def test_rule_5_records_survivors_only_after_sigkill() -> None:
     late = replace(
         OPEN, status=status(claim="dead"), survivors=(44,), state=AttemptState.ORPHANED, runner_died_at=900.0
     )
-    # The scheduler was down after its SIGTERM.
+    # The scheduler was not running after its SIGTERM.
     assert reconcile(replace(late, swept_at=900.0, signalled_at=900.0), NOW, SETTINGS) == [
         act.Sweep(1, kill=True)
     ]

@@ -1,4 +1,4 @@
-"""Reasons of states: their stored form and their words."""
+"""State reasons: their stored form and their text."""
 
 from __future__ import annotations
 

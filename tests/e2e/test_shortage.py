@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.world import World
 from tests.waiting import wait_for
 
-#: Where root can make a control group that limits processes (cgroup v1 or v2).
+#: Folder in which root can make a control group that limits processes (cgroup v1 or v2).
 _GROUPS = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")
 
 

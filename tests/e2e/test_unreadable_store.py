@@ -13,7 +13,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from tests.e2e.world import World
 from tests.waiting import wait_for
 
-#: What the first checks of a start read of a store with schema 10 of the time before the first release.
+#: The parts of a development store (schema 10) that the first checks of a start read.
 DEVELOPMENT_SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE job (id INTEGER PRIMARY KEY AUTOINCREMENT, state TEXT NOT NULL, ask TEXT NOT NULL);

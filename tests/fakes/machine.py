@@ -21,7 +21,7 @@ FAKES = Path(__file__).parent
 
 @dataclass(frozen=True)
 class FakeGpu:
-    """A GPU as a probe shall see it: MiB, percent.
+    """A GPU as a probe reads it: MiB, percent.
 
     compute, graphics: processes as (pid, MiB); measured: loads of processes in NVML as (pid, percent, seconds
     ago); errors: error codes by NVML call.

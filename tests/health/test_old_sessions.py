@@ -1,4 +1,4 @@
-"""Finding live sessions of the older scheduler, and the finding of `doctor`."""
+"""Detection of live sessions of the older scheduler, and the `doctor` finding about them."""
 
 from __future__ import annotations
 

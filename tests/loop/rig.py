@@ -27,7 +27,7 @@ SETTINGS = Settings(launch_deadline_s=3.0, assign_retry_wait_s=0.05, grace_s=1.0
 
 
 class Rig:
-    """One scheduler in a folder; a second instance in the same folder stands for a restart."""
+    """One scheduler in a folder; a second instance in the same folder represents a restart."""
 
     def __init__(
         self,

@@ -181,7 +181,7 @@ def test_process_is_attributed_by_the_leader_of_its_session(lone: tuple[Prepared
 def test_process_is_attributed_by_the_session_of_the_recorded_command(
     lone: tuple[PreparedAttempt, int, int],
 ) -> None:
-    """A scheduler that was started after the end of runner and command sees the same."""
+    """A scheduler started after the end of runner and command attributes the processes in the same way."""
     attempt, pid, leader = lone
     assert leader == os.getsid(pid)
     kill_runner_of(attempt, pid)

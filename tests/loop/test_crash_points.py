@@ -1,4 +1,4 @@
-"""Kills the scheduler at every failpoint; the traces of the jobs show what happened."""
+"""Kills the scheduler at every failpoint and checks the traces of the jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unit tests of the wait between rounds; tests/e2e tests it as a whole."""
+"""Unit tests of the wait between rounds; tests/e2e has the integration tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests rounds with real runners: the store says what happened, whichever process is killed."""
+"""Tests rounds with real runners: the store has the true outcome, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_cancel_survives_a_restart_between_request_and_stop(rig: Rig) -> None:
     rig.runner_pid(job)
     wait_for(lambda: (rig.folder / "up").exists(), "the job")
     rig.store.add_request("cancel", str(job), grace_s=1)
-    assert rig.loop.tick() is None  # the cancel is in the store, `stop` is not written yet
+    assert rig.loop.tick() is None  # the cancel is stored, but `stop` is not written yet
     assert not (rig.attempt_folder(job) / "stop").exists()
     again = Rig(rig.folder)
     assert again.tick_until_ended(job).outcome == "cancelled"

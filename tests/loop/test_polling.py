@@ -56,7 +56,7 @@ def test_polls_gpus_more_often_for_a_while_after_a_start(every_s: float, closely
         close = [step for at, step in zip(times, steps, strict=True) if at <= began + FREQUENT_S]
         assert set(close) == {closely_s}
         assert len(close) == FREQUENT_S / closely_s
-        # Afterwards at the usual interval.
+        # Later samples follow at the usual interval.
         assert set(steps[len(close) + 1 :]) == {every_s}
     finally:
         sampler.close()
@@ -71,7 +71,7 @@ HELD = ((7, 50.0, 9000), (8, 60.0, 700), (9, 0.0, 300))
         ([], [], {}),
         # It is alive, but not on the GPU at present.
         ([], [(7, 50.0)], {(7, 50.0): 9000}),
-        # A listed process counts, whatever /proc says; one without a known start is matched by pid.
+        # A listed process counts even if /proc does not show it; without a known start it is matched by pid.
         ([7, 9], [], {(7, 50.0): 9000, (9, 0.0): 300}),
         # Another process has its pid now.
         ([8], [], {}),

@@ -15,7 +15,7 @@ from tests.reasons import words
 
 @pytest.fixture(autouse=True)
 def no_processes_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails every search for processes of an attempt on this machine."""
+    """Fails the test on a search for processes of an attempt on this machine."""
 
     def fail(*arguments: object) -> None:
         raise AssertionError(f"searched for processes: {arguments}")

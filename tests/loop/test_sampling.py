@@ -62,7 +62,7 @@ class FakeProbeClient(ProbeClient):
 
 
 class SamplerBench:
-    """A store and a sampler. `restart` makes the next scheduler on the same store."""
+    """A store and a sampler. `restart` creates the next scheduler on the same store."""
 
     def __init__(self, store: Store, watch: GpuWatch | None = None) -> None:
         self.store = store

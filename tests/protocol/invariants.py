@@ -26,7 +26,7 @@ def broken_invariant(state: bytes, rules: Rules) -> str | None:
     commands = 0
     for a in st.ATTEMPTS:
         if not state[a + st.RUNNER1]:
-            continue  # nothing was launched, or it is history
+            continue  # nothing was launched, or it has ended
         record, command = state[a + st.STORED_OUTCOME], state[a + st.COMMAND]
         commands += st.FORKED <= command <= st.DYING
         if state[a + st.SPAWNS] > 1:

@@ -15,7 +15,7 @@ def steps_of_runners(steps: Steps) -> None:
     state = steps.state
     for number, a in enumerate(st.ATTEMPTS, 1):
         if not state[a + st.RUNNER1]:
-            continue  # nothing was launched, or it is history
+            continue  # nothing was launched, or it has ended
         for which, runner in enumerate(st.RUNNERS, 1):
             if st.is_alive(state[a + runner]):
                 _Runner(steps, a, which, f"RUNNER {number}.{which}").next()
@@ -218,7 +218,7 @@ def _command(steps: Steps, a: int, name: str) -> None:
         steps.add(OWN, f"{name} exits 7", {**ended, a + st.ACTUAL_END: st.EXIT_7})
         if (
             not state[a + st.OTHER_PROCESS] and state[a + st.STORED_OUTCOME] <= st.OPEN
-        ):  # else nobody could find it
+        ):  # otherwise no scan could find it
             steps.add(OWN, f"{name} exits 0, leaves a child", {**ended, a + st.OTHER_PROCESS: st.PLAIN})
             steps.add(OWN, f"{name} exits 0, leaves an orphan", {**ended, a + st.OTHER_PROCESS: st.ORPHAN})
             _behave_badly(steps, a, name)

@@ -55,7 +55,7 @@ class _Search:
         self._wanted = wanted
         self._states = [st.initial(**faults)]
         self._parents = array("I", [0])
-        # The edges, but faults: from, to, kind.
+        # The edges except faults: from, to, kind.
         self._from, self._to, self._kinds = array("I"), array("I"), bytearray()
         self._edges = 0
 

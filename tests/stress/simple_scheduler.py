@@ -93,7 +93,7 @@ class SimpleScheduler:
             if (folder / "result").exists():
                 job.update(state="ended", code=int((folder / "result").read_text()))
             elif not sweep_once(folder, claim["token"], signal.SIGKILL):
-                # What is gone without a result is tried again.
+                # A job that is gone without a result is tried again.
                 job.update(state="waiting", tries=job["tries"] + 1)
 
     def _start(self, line: str, job: dict[str, Any], gpu: int) -> None:

@@ -14,7 +14,7 @@ from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, State
 if TYPE_CHECKING:
     from gpu_scheduler.core.failure.log_end import LogEnd
 
-#: Most characters of the error that are kept.
+#: Maximum number of characters kept of the error.
 _MAX_ERROR_CHARS = 300
 #: With an exit code other than Python's 1, an error in the log counts only if at most this many lines follow.
 _MAX_LINES_AFTER = 40

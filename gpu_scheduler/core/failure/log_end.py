@@ -38,9 +38,9 @@ from gpu_scheduler.core.failure.tracebacks import (
     with_continuation,
 )
 
-#: Lines of ordinary output that may follow an OOM; after more, the program had gone on.
+#: Lines of ordinary output that may follow an OOM; after more, the program had continued.
 _MAX_LINES_AFTER = 40
-#: The same limit for a line that a library logs even if its caller can do without the memory, and for a
+#: The same limit for a line that a library logs even if its caller does not depend on the memory, and for a
 #: message of the program's own.
 _MAX_LINES_AFTER_LOGGED = 5
 #: Number of lines at the end among which an error without a traceback counts.

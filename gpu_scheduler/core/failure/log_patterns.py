@@ -11,9 +11,9 @@ HOST_MEMORY = re.compile(
 )
 #: Words before a signature that make it advice about a possible error.
 ADVICE = re.compile(r"(?i)\b(?:if|when|in case) (?:you|there)\b")
-#: Lines that a library logs even if its caller can do without the memory.
+#: Lines that a library logs even if its caller does not depend on the memory.
 LOGGED = re.compile(r"\b[IWE]\d* (?:tensorflow|external)/|^[IW]\d{4} |\bWARN(?:ING)?\b|Warning: ")
-#: Words of a program that goes on.
+#: Words that show that the program continues.
 RECOVERED = re.compile(
     r"(?i)(?:^\s*|[.,;:!|-]\s+|\(|\b(?:and|so|now|then|will)\s+)(?:retry(?:ing)?|reducing|decreasing|lowering|halving"
     r"|skipp(?:ing|ed)(?! tactic)|falling back|attempting to recover|trying (?:again|with|batch|a smaller))\b"
@@ -60,7 +60,7 @@ CLAUSE_START = re.compile(
     r"|caused by|(?:failed|crashed|died|ended|exit(?:ed|ing)|abort(?:ed|ing)|stopp(?:ed|ing)|terminated)"
     r" (?:with|on|by|from))\s+(?:an? |the )?|\"(?:message|msg|error|exception|event|reason)\": ?\")$"
 )
-#: End of a clause, or words that go on with the time or place of the error.
+#: End of a clause, or words that give the time or place of the error.
 CLAUSE_END = re.compile(
     r"(?i)(?:'>|\(\))?(?:\s+(?:error|exception))?"
     r"(?:\s*$|[.!]+(?:[\s\"')*]|$)|\s*[;)*\"]|,\s|\s+\(|\s+[^\w\s|]+\s|:\s+(?![\d.]+\b)\S+\s+\S"
@@ -74,7 +74,7 @@ MENTION = re.compile(
     r"|tips?|see|faq|examples?|patterns?|match\w*|expect\w*|avoid\w*|prevent\w*|recover\w*|common|possible"
     r"|oom_\w+)\W*|\w_oom\W*)$"
 )
-#: Words in a line of a program that went on, or that counts such errors.
+#: Words that show that the program continued, or that it counts such errors.
 HANDLED = re.compile(
     r"(?i)\b(?:handl(?:ed|ers?|ing)|recover(?:ed|ing|y)|ignor(?:ed|ing)|continuing|resum(?:ed|ing)|survived"
     r"|counte?r?|events?|policy|hook|callback|enabled|disabled|supported)\b|\w=(?:True|False|None)\b"

@@ -9,11 +9,11 @@ from itertools import islice
 
 from gpu_scheduler.core.failure.log_lines import LogLine
 
-#: Most lines of one traceback that are searched for its end.
+#: Maximum number of lines of one traceback that are searched for its end.
 _MAX_LINES = 400
-#: Most lines above a traceback that may tell of its connection with others.
+#: Maximum number of lines above a traceback that may connect it with an earlier one.
 _MAX_LINES_ABOVE = 3
-#: Beginnings of what Python prints about errors that did not end the program, and between chained errors.
+#: Beginnings of lines that Python prints for errors that did not end the program and between chained ones.
 _HARMLESS_HEADERS = ("Exception ignored", "Error in atexit", "--- Logging error", "Exception in thread")
 _CHAINED_HEADERS = ("The above exception was", "During handling of the above")
 

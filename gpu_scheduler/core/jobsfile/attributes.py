@@ -15,7 +15,7 @@ from gpu_scheduler.core.model.share import WHOLE, format_share, parse_share
 from gpu_scheduler.core.model.units import format_mib, format_seconds, parse_mib, parse_seconds
 from gpu_scheduler.core.text.quoting import BLANK, split_words
 
-#: Synonym -> the attribute it stands for.
+#: Synonym -> attribute.
 SYNONYMS = {"retries": "oom-retries"}
 #: Attribute -> the form of its value (None if it takes none) and its help text.
 ATTRIBUTE_HELP: dict[str, tuple[str | None, str]] = {

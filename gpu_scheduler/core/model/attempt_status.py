@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.state_reason import FailureKind
 #: "invalid": the claim is unusable, and the store has no runner.
 #: "unknown": the folder could not be read this time; no conclusion is drawn from that.
 ClaimState = Literal["none", "void", "live", "unlocked", "unclaimed", "invalid", "dead", "unknown"]
-#: What follows when an attempt has not ended after its grace period: SIGKILL, or the withdrawal of the stop.
+#: The action when an attempt has not ended after its grace period: SIGKILL, or the withdrawal of the stop.
 OnTimeout = Literal["kill", "withdraw"]
 
 

@@ -9,7 +9,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 
 @dataclass(frozen=True)
 class JobFact:
-    """The state of a job that a request names."""
+    """The state of a job named in a request."""
 
     job_id: int
     state: JobState

@@ -45,7 +45,7 @@ def round_mib(mib: int) -> int:
     if mib < 1024:
         return mib
     tenths, rest = divmod(10 * mib, 1024)
-    tenths += rest > 512 or (rest == 512 and tenths % 2)  # rounds half to even, as formatting does
+    tenths += rest > 512 or (rest == 512 and tenths % 2)  # rounds half to even, like string formatting
     return (1024 * tenths + 5) // 10
 
 

@@ -30,7 +30,7 @@ class Allocation:
 
 
 def declared_mib(allocation: Allocation, total_mib: int | None) -> int | None:
-    """Returns the MiB that a declared vram or share comes to; None: the size of the GPU is unknown.
+    """Returns the MiB that result from a declared vram or share; None: the size of the GPU is unknown.
 
     A share with the GPU to itself counts as all of its memory.
     """

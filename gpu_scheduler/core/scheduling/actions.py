@@ -144,7 +144,7 @@ class RecordUsage:
 class RecordOveruse:
     """Records that an attempt uses more memory on a GPU (UUID) than declared, once per attempt and GPU.
 
-    share: the declared share in thousandths, which comes to declared_mib; None: vram was declared.
+    share: the declared share in thousandths, which equals declared_mib; None: vram was declared.
     """
 
     job_id: int
@@ -278,7 +278,7 @@ class SetQueuePositions:
 
 @dataclass(frozen=True)
 class SetPaused:
-    """Pauses or resumes a GPU. reason: who asked for it, unless it was a command."""
+    """Pauses or resumes a GPU. reason: the origin of the request, unless it was a command."""
 
     uuid: str
     paused: bool
@@ -302,7 +302,7 @@ class RecordBypassed:
 
 @dataclass(frozen=True)
 class AnswerRequest:
-    """Answers a request: it was carried out, or why it was not."""
+    """Answers a request: it was carried out, or the reason why not."""
 
     request_id: int
     answer: RequestAnswer
@@ -310,7 +310,7 @@ class AnswerRequest:
 
 @dataclass(frozen=True)
 class EndScheduler:
-    """Ends the scheduler, as a request asked."""
+    """Ends the scheduler, as requested."""
 
 
 Action = (

@@ -57,8 +57,8 @@ class NoSuggestion(str, Enum):
 class CalibrationRules:
     """The parameters of suggestions.
 
-    spike_buffer: fraction added to a peak; tolerance: fraction by which a declaration may be off; margin_mib:
-    memory to leave free beside a declaration; totals_mib: of each managed GPU, () = unknown.
+    spike_buffer: fraction added to a peak; tolerance: fraction by which a declaration may deviate;
+    margin_mib: memory to leave free beside a declaration; totals_mib: of each managed GPU, () = unknown.
     """
 
     spike_buffer: float

@@ -1,4 +1,4 @@
-"""Judges the accuracy of a memory declaration once an attempt has ended (docs/placement.md). Pure."""
+"""Determines the accuracy of a memory declaration once an attempt has ended (docs/placement.md). Pure."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that one round decides from.
+    """The input of one round.
 
     all_sampled: every managed GPU has been sampled; probe_error: why the GPUs cannot be read.
     storage_issue: why a problem of our own storage blocks new starts. unmanaged_gpus: GPUs in the sample that

@@ -79,7 +79,7 @@ def _obstacle_kind(gpu: GpuAvailability, need: Need, limits: Limits) -> Obstacle
     if need.whole and gpu.occupied:
         return ObstacleKind.BUSY
     if need.share and gpu.allocated_share + need.share > WHOLE:
-        # The remaining share matters only to a job that asks for part of a GPU.
+        # The remaining share matters only to a job that requests part of a GPU.
         is_full = gpu.allocated_share >= WHOLE or need.share == WHOLE
         return ObstacleKind.BUSY if is_full else ObstacleKind.SHARE
     if gpu.foreign_mib is None:
@@ -119,7 +119,7 @@ def _describe(gpu: GpuAvailability, kind: ObstacleKind, limits: Limits) -> GpuOb
     free = round_mib(_headroom(gpu, limits) or 0)
     if gpu.foreign_peak_mib:
         return GpuObstacle(index, kind, free=free, foreign_peak_mib=round_mib(gpu.foreign_peak_mib))
-    # Memory that no known process holds is part of what is not free.
+    # Memory in use by unknown processes is not free either.
     if listed or (gpu.foreign_mib or 0) <= limits.idle_threshold_mib:
         return GpuObstacle(index, kind, free=free)
     return GpuObstacle(index, kind, free=free, foreign_mib=mib, foreign_pid=pid, processes_listed=listed)
@@ -139,7 +139,7 @@ def place(
     obstacles = [(gpu, _obstacle_kind(gpu, need, limits)) for gpu in candidates]
     fits = [gpu for gpu, kind in obstacles if kind is None]
     if len(fits) < need.count:
-        # The number of free GPUs already covers the busy ones.
+        # The number of free GPUs already accounts for the busy ones.
         named = tuple(
             _describe(gpu, kind, limits)
             for gpu, kind in obstacles

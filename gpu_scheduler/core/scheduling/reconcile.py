@@ -161,7 +161,7 @@ def _reconcile_live(attempt: Attempt, now: Now, settings: Settings) -> list[Acti
 def _record_runner(attempt: Attempt) -> list[Action]:
     """Records the observed runner if the store does not have it."""
     runner, recorded = attempt.status.runner, attempt.runner
-    # The store has the boot id of the attempt, whatever the claim says.
+    # The store has the boot id of the attempt, so the claim is not needed for it.
     if runner is None or (recorded is not None and runner[:2] == recorded[:2]):
         return []
     return [RecordRunner(attempt.attempt_id, runner.pid, runner.start_ticks)]
@@ -192,7 +192,7 @@ def _reconcile_unknown_runner(attempt: Attempt, now: Now, settings: Settings) ->
 
 
 def _void_claim(attempt: Attempt, now: Now, *, gives_up: bool = False) -> list[Action]:
-    # At intervals only: a claim that cannot be voided must not keep the round from everything else.
+    # At intervals only: a claim that cannot be voided must not block the rest of the round.
     return [VoidClaim(attempt.attempt_id, gives_up)] if may_signal(attempt, now) else []
 
 

@@ -36,7 +36,7 @@ def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
         return _with_release(_finish_attempt(attempt, Outcome.NOT_STARTED, JobState.HELD, reason))
     if status.result is None and attempt.survivors and status.claim != "live":
         return []
-    # Counting its source as missing keeps its retries from running it again.
+    # With its source marked as missing, no retry runs it again.
     orphaned = replace(attempt, source_missing=True, survivors=attempt.survivors or ())
     actions = reconcile(orphaned, now, settings)
     ended = next((action for action in actions if isinstance(action, FinishAttempt)), None)

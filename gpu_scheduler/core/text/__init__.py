@@ -1,1 +1,1 @@
-"""Text as values: quoting, strict JSON, secrets, terminal escapes. Imports nothing of ours."""
+"""Text as values: quoting, strict JSON, secrets, terminal escapes. Imports no other room."""

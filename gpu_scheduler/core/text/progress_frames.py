@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 
-#: Most bytes of a frame that are held back; a longer frame is passed on as it comes.
+#: Maximum number of bytes of a frame that are held back; a longer frame is passed on at once.
 MAX_FRAME_BYTES = 1 << 20
 #: Sequence that moves the cursor up, as a bar inside another bar does.
 CURSOR_UP = re.compile(rb"\x1b\[\d*[AF]")
 #: Sequence that sets colours and draws nothing.
 _COLOURS = re.compile(rb"\x1b\[[\d:;]*m")
-#: Most bytes of a sequence that is searched for at the end of a frame.
+#: Maximum length in bytes of a sequence that is searched for at the end of a frame.
 _MAX_SEQUENCE_BYTES = 32
 
 

@@ -16,7 +16,7 @@ _SPECIAL = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\udc80-\udc9f]")
 _PARAMETERS = re.compile(r"[ -?]*")
 _STRING_END = re.compile(r"[\x07\n\x18\x1a\x1b\x9c\udc9c]")
 _ALLOWED_SEQUENCE = re.compile(r"[0-9:;]*m|[0-2]?K")
-#: Most characters of a sequence that passes; a longer one is dropped.
+#: Maximum number of characters of an accepted sequence; a longer one is dropped.
 _MAX_PARAMETER_CHARS = 64
 
 

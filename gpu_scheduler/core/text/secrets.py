@@ -50,7 +50,7 @@ _NAMED_SECRET = re.compile(
     rf"""|(?P<dash>(?=-))?{_OPTION.format(2)}(?:=|(?:""|\\?["'])\s*[:,]\s*|(?(dash)["']?\s+(?!--?[A-Za-z])|(?!))))"""
     rf"(?P<value>{_UNCLOSED_QUOTE}|{_WORD_PIECE}+))"
 )
-#: Values that hide nothing: of a flag, a variable that a shell expands, placeholders in our own texts.
+#: Values that are not secrets: of a flag, a variable that a shell expands, placeholders in our own texts.
 _NOT_A_VALUE = re.compile(
     r"""(?:(?i:true|false|none|null|yes|no)|[01]|["']?\$\{?\w+\}?["']?|VALUE|…|\(hidden\))[,;:.)\]]*"""
 )
@@ -58,7 +58,7 @@ _NOT_A_VALUE = re.compile(
 _TRAILING_GPU_LIST = re.compile(r",[-\d,]*\Z")
 
 _URL_PASSWORD = re.compile(r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\"']{1,200})(?=@)")
-#: Searched in lower case: an expression that begins with a literal is found as fast as the literal.
+#: Searched in lower case: an expression that begins with a literal is found as quickly as the literal itself.
 _WANDB = re.compile(r"wandb[\w.-]{0,64}(?:\s+login(?:\s+--[\w-]+)*)?[\s=:]+[\"']?[0-9a-f]{40}(?!\w)")
 _WANDB_KEY = re.compile(rf"(?P<name>{_WANDB.pattern.replace('[0-9a-f]', ')[0-9a-f]')}", re.IGNORECASE)
 _TOKEN = re.compile(

@@ -10,9 +10,9 @@ import json
 import math
 from typing import Any
 
-#: Most objects and lists inside each other; Python's own parser raises RecursionError for more.
+#: Maximum nesting depth of objects and lists; Python's own parser raises RecursionError for more.
 MAX_DEPTH = 100
-#: Most digits of one number; the time to read a number grows with their square.
+#: Maximum number of digits of one number; the time to read a number grows with their square.
 MAX_DIGITS = 1000
 
 
@@ -21,7 +21,7 @@ def decode(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # `error.object` lacks the byte order mark, and so do the positions.
+        # `error.object` lacks the byte order mark, so the positions do not count it.
         whole = error.object
         begin = whole.rfind(b"\n", 0, error.start) + 1
         column = len(whole[begin : error.start].decode("utf-8")) + 1

@@ -68,7 +68,7 @@ def _gpu(index: int, uuid: str, values: list[str]) -> GpuSample:
 
 
 def _fault(values: list[str], numbers: list[str]) -> GpuFault | None:
-    """Returns the fault that a value tells, or a number that is neither valid nor unknown; else None."""
+    """Returns the fault indicated by a value, such as an impossible number; None if there is none."""
     if any("GPU is lost" in value for value in values):
         return LOST
     odd = [value for value in values if "requires re" in value]

@@ -31,7 +31,7 @@ Pci = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class _GpuIdentity:
-    """The constant properties of a GPU. pci: None if it has never been readable."""
+    """The constant properties of a GPU. pci: None if it was never readable."""
 
     uuid: str
     name: str

@@ -88,7 +88,7 @@ class ProbeClient:
         if self._child is not None:
             return
         if len(self._killed) >= _MAX_HANGING:
-            # A process that is blocked in the kernel does not end, and more of them would only pile up.
+            # A process that is blocked in the kernel does not end, and more of them would only accumulate.
             self._start_failure = f"{_MAX_HANGING} earlier queries still hang in the driver"
             return
         self._start_failure = None

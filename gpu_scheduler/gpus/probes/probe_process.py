@@ -24,7 +24,7 @@ sys.path.remove(root)
 from gpu_scheduler.gpus.probes.probe_server import main
 main()
 """
-#: The signal that ends a process and all that it started.
+#: The signal that ends a process and all processes that it started.
 _KILL = signal.SIGKILL
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 

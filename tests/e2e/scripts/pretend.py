@@ -1,4 +1,4 @@
-"""A script that pretends to work; what it is called with is up to the test."""
+"""A script that simulates work; the test chooses its arguments."""
 
 import sys
 
