@@ -2,7 +2,7 @@
 """Runs the GPU Job Scheduler from a clone: `python scheduler.py start --screen`.
 
 If this interpreter lacks the required packages, the file runs itself again with .venv/bin/python beside the
-real file. Any Python 3 must be able to read it and to say what is missing, even if there is this file alone.
+real file. Any Python 3 must be able to run it and to report missing files, even if only this file exists.
 """
 
 import os
@@ -18,7 +18,7 @@ RERUN_OPTION = "gpu_scheduler_again"
 
 
 def missing_requirement() -> str:
-    """Returns what this interpreter lacks to run the program, and the remedy; "" if it lacks nothing."""
+    """Returns the packages that this interpreter lacks, and the remedy; "" if it lacks nothing."""
     package = find_spec("gpu_scheduler")
     if package is None or package.origin is None:
         return (

@@ -1,6 +1,6 @@
 """Generates docs/commands.md and docs/states.md from the code: `python tools/docs.py` (`make docs`).
 
-The test suite fails if a page differs from what this would generate. Texts that exist in the code are not
+The test suite fails if a page differs from the generated text. Texts that exist in the code are not
 repeated here.
 """
 

@@ -63,7 +63,7 @@ def probe_differences(nvml: Sequence[GpuSample], gputil: Sequence[GpuSample]) ->
 
 
 def compare_growth(before: tuple[int | None, int], after: tuple[int | None, int]) -> tuple[str, list[str]]:
-    """Compares what NVML and PyTorch report for one process; returns a text and the problems.
+    """Compares the memory that NVML and PyTorch report for one process; returns a text and the problems.
 
     before, after: MiB by NVML (None if it does not list the process), and MiB reserved by PyTorch.
     """

@@ -1,4 +1,4 @@
-"""Determines what a job needs, as the scheduler does, and where that need comes from.
+"""Determines the need of a job, as the scheduler does, and the source of that need.
 
 A need comes from the job's line, from llm_config.json, or from the measured use of finished jobs.
 """
@@ -40,7 +40,7 @@ class NeedSource(Enum):
 
 @dataclass(frozen=True)
 class CurrentNeed:
-    """The present need of a job, where it comes from, and what the line says."""
+    """The present need of a job, its source, and the request of the line."""
 
     need: Need
     source: NeedSource
@@ -66,7 +66,7 @@ def learned_needs(store: Store) -> Mapping[str, int]:
 
 
 def current_need(store: Store, job: JobRecord) -> CurrentNeed:
-    """Returns what a job needs now, as the scheduler would decide."""
+    """Returns the present need of a job, as the scheduler would decide."""
     started = recorded_options(store)
     config, learned = current_llm_config(started), learned_needs(store)
     facts = Facts(

@@ -1,4 +1,4 @@
-"""Reads what happened, oldest first, with or without a running scheduler."""
+"""Reads the events of a store, oldest first, with or without a running scheduler."""
 
 from __future__ import annotations
 

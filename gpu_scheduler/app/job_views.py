@@ -22,7 +22,7 @@ class ViewContext:
     """Data beside a job's own records on which its view depends.
 
     wait_reasons: spec key -> why its jobs wait, `default_wait` if it is missing; indices: UUID -> GPU
-    index; open_requests: job id -> what a pending request asks for; open_attempts: attempt id -> facts of an
+    index; open_requests: job id -> the action of a pending request; open_attempts: attempt id -> facts of an
     open attempt, from its row and folder; *_retries: defaults for jobs whose line gives none;
     is_scheduler_up: a scheduler watches the jobs file.
     """

@@ -1,4 +1,4 @@
-"""Shows what each line of a jobs file will do, read as the scheduler reads it. Nothing is queued."""
+"""Previews the effect of each line of a jobs file, read as the scheduler reads it. Nothing is queued."""
 
 from __future__ import annotations
 

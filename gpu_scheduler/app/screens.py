@@ -99,7 +99,7 @@ def _session_name(attempt: AttemptRecord, status: AttemptStatus) -> str | None:
 
 
 def _session_lists(names: Iterable[str]) -> dict[str | None, SessionList | str]:
-    """Returns socket folder -> what Screen lists there; Screen is asked once per folder."""
+    """Returns socket folder -> sessions that Screen lists there; queries Screen once per folder."""
     folders = {screen_sessions.socket_folder(name) for name in names}
     return {folder: screen_sessions.list_sessions(folder) for folder in folders}
 

@@ -87,7 +87,7 @@ class JobView:
 
 @dataclass(frozen=True)
 class MalformedLineView:
-    """A malformed line of a jobs file, the reason, and what would be accepted."""
+    """A malformed line of a jobs file, the reason, and the accepted form."""
 
     path: str
     number: int

@@ -92,7 +92,7 @@ def _end_scheduler(store: Store, pid: int, jobs_grace_s: float | None) -> None:
 
 
 def _running_jobs(store: Store) -> list[int]:
-    """Returns the jobs with an attempt that is not over, as far as the store and the folders tell."""
+    """Returns the jobs with an attempt that is not over, as far as the store and the folders show."""
     return sorted(attempt.job_id for attempt in without_scheduler.open_attempts(store))
 
 

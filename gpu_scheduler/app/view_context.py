@@ -1,4 +1,4 @@
-"""Collects what the views of all jobs depend on: wait reasons, requests, open attempts, health issues."""
+"""Collects the common data of all job views: wait reasons, requests, open attempts, health issues."""
 
 from __future__ import annotations
 

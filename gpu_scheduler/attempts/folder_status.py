@@ -3,7 +3,7 @@
 A runner is alive if it holds the lock of the claim; readers query the kernel and never take the lock. It is
 dead if the lock is free and the process that made the claim is gone: a copy of a folder has the claim without
 its lock. An unusable file counts as absent and is reported. Without a usable claim, the runner in the store
-decides what is alive; if the store has none, that stays unknown.
+decides whether it is alive; if the store has none, that stays unknown.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Launcher:
         self._options = options
 
     def launch(self, attempt_id: int) -> None:
-        """Starts a runner. Raises LaunchError with the reason, and what `check_owner` raises.
+        """Starts a runner. Raises LaunchError with the reason, and the errors of `check_owner`.
 
         Calls `check_owner` once the folder is complete, so that nothing runs from a folder that has replaced
         ours.

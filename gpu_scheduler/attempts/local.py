@@ -32,5 +32,5 @@ class LocalAttempts:
         runner_control.void_claim(attempt.folder, attempt.token)
 
     def kill(self, attempt: AttemptRef) -> None:
-        """Kills the runner and no other process; a scan finds what it leaves."""
+        """Kills the runner and no other process; a scan finds the processes that it leaves."""
         runner_control.kill_runner(attempt.folder, attempt.token, attempt.runner)

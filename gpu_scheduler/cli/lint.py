@@ -1,4 +1,4 @@
-"""`lint`: prints what each line of a jobs file will do."""
+"""`lint`: prints the effect of each line of a jobs file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STDIN = 0
 
 
 def lint(options: Namespace) -> int:
-    """Prints every line with what it will do; returns 1 if one is malformed."""
+    """Prints every line with its effect; returns 1 if one is malformed."""
     content = app.read_stream(STDIN) if options.file == "-" else app.read_jobs_file(options.file)
     view = app.lint(
         location_of(options),

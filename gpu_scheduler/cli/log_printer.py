@@ -1,4 +1,4 @@
-"""Prints a log: its last lines, then what is appended, either raw or made safe for a terminal."""
+"""Prints a log: its last lines, then appended output, either raw or made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LogPrinter:
         self.print_new()
 
     def print_new(self) -> None:
-        """Prints what has been appended since the last call."""
+        """Prints the output appended since the last call."""
         if os.fstat(self._file.fileno()).st_size < self._file.tell():
             self._file.seek(0)  # the file was truncated
         is_new = False

@@ -202,7 +202,7 @@ def _suggest_for_add(words: Sequence[str], script: str | None, rest: Sequence[st
 
 
 def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
-    """Suggests what was meant by a word that the command does not accept."""
+    """Suggests a correction for an argument that the command does not accept."""
     if not word.startswith("-"):
         if jobs_file is not None:
             return f" (the jobs file is {jobs_file}; a scheduler takes only one)"

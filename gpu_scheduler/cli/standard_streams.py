@@ -1,4 +1,4 @@
-"""Ensures that the standard streams of a command exist, and tells errors of the output from other errors."""
+"""Ensures that the standard streams of a command exist, and distinguishes output errors from other errors."""
 
 from __future__ import annotations
 

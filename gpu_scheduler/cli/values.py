@@ -1,4 +1,4 @@
-"""Reads and checks single values of the command line; each error says what the option accepts."""
+"""Reads and checks single values of the command line; each error gives the accepted values."""
 
 from __future__ import annotations
 

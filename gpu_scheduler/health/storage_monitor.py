@@ -1,7 +1,7 @@
 """Monitors the files and folders that the scheduler writes to, and logs each health issue once.
 
 A launch may also fail for a cause that no check finds: a project quota, or a shortage of processes, memory or
-open files. Launches then pause for a while, and the pause doubles while they go on failing.
+open files. Launches then pause for a while, and the pause doubles while they continue to fail.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class StorageMonitor:
 
 
 class _LaunchBackoff:
-    """An increasing pause after launches that failed for an undetected cause. until: its end, boot seconds."""
+    """An increasing pause after launches that failed for an undetected cause. until: boot seconds."""
 
     def __init__(self) -> None:
         self.cause = ""

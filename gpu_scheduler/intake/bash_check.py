@@ -77,8 +77,8 @@ def find_refusals(commands: Sequence[str]) -> dict[str, Refusal]:
 
 
 #: Encloses each of several commands. A command that closes an unopened bracket is rejected at once, and one
-#: that leaves something open is rejected at the closing brackets after it. The check misses only a command that
-#: leaves exactly these brackets open, followed by another one that closes exactly these.
+#: that leaves something open is rejected at the closing brackets after it. The check misses only a command
+#: that leaves exactly these brackets open, followed by another one that closes exactly these.
 _ENCLOSED = "{{ ( {{ ( {command}\n) }} ) }}\n"
 #: A test that ends where an operand is expected: `bash -n` reports neither it nor anything after it.
 _EMPTY_TEST = re.compile(r"(?:\[\[|!|&&|\|\|)\s*\]\]")

@@ -1,4 +1,4 @@
-"""Determines the exit code of a draining scheduler and logs what is left."""
+"""Determines the exit code of a draining scheduler and logs the unfinished jobs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DrainReport:
             self._finished.add(action.job_id)
 
     def report(self) -> int:
-        """Logs what is left and returns the exit code."""
+        """Logs the unfinished jobs and returns the exit code."""
         jobs = self._jobs()
         malformed = [
             MalformedLineView(line.path, line.number, line.text, line.problem, line.accepted_form)

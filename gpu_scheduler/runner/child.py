@@ -1,6 +1,6 @@
 """Starts the command of an attempt, signals its process group, and collects it and its orphans.
 
-The caller decides when to signal and what the end means.
+The caller decides when to signal and how to interpret the end.
 """
 
 from __future__ import annotations

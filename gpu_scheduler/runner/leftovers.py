@@ -41,7 +41,7 @@ class Leftovers:
         self.survivors: list[int] = []
 
     def step(self, now: float) -> float | None:
-        """Scans and signals what is left; returns the seconds until the next step.
+        """Scans and signals the remaining processes; returns the seconds until the next step.
 
         Returns None when nothing is left or the time is up.
         """

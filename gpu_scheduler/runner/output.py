@@ -1,7 +1,7 @@
 """Copies output from the command to the log and to the runner's terminal, and keys from there to the command.
 
-The log gets every byte that the disk accepts and counts the others; the terminal gets only what it accepts
-without blocking. Nothing here blocks the command.
+The log gets every byte that the disk accepts and counts the others; the terminal gets only the bytes that
+it accepts without blocking. Nothing here blocks the command.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class ResultWriter:
 
 
 def _retry_while_disk_full(folder: int, write: Callable[[], T]) -> T:
-    """Returns what `write` returns; retries while the disk is full and the attempt is unclaimed."""
+    """Returns the result of `write`; retries while the disk is full and the attempt is unclaimed."""
     end = time.monotonic() + _DISK_FULL_S
     while True:
         try:

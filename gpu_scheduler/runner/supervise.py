@@ -254,7 +254,7 @@ class AttemptSupervisor:
             self._cause = None
 
     def _find_leftovers(self) -> Leftovers | None:
-        """Returns what the ended command may have left running; None if nothing."""
+        """Returns the processes that the ended command may have left running; None if there are none."""
         if not self._child.may_have_left_processes:
             return None
         spec = self._spec

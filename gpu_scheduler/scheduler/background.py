@@ -100,7 +100,7 @@ def _open_log(main_log: Path, fallback: int, *, trust: bool) -> int:
 
 
 def _close_inherited(keep: tuple[int, ...]) -> None:
-    """Closes what was inherited from the caller, such as a lock or a pipe whose reader waits for its end."""
+    """Closes descriptors inherited from the caller, such as a lock, or a pipe whose reader waits for EOF."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in keep:
             try:

@@ -1,4 +1,4 @@
-"""Combines the record of an attempt with its status into the core's `Attempt`; nothing else does."""
+"""Combines the row of an attempt with its status into the core's `Attempt`; nothing else does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def allocated_shares(
 def attempt_from_record(
     record: ActiveAttemptRecord, status: AttemptStatus, failure_context: FailureContext | None = None
 ) -> Attempt:
-    """Combines the record of an attempt with the status read from its folder."""
+    """Combines the row of an attempt with the status read from its folder."""
     return Attempt(
         attempt_id=record.id,
         job_id=record.job_id,

@@ -191,7 +191,7 @@ class DataDir:
             ) from None
 
     def take_ownership(self, *, take_over: bool = False) -> None:
-        """Records this host as the owner of the store. Raises what `check_owner` raises, and OSError."""
+        """Records this host as the owner of the store. Raises the errors of `check_owner`, and OSError."""
         mine = this_host(str(self.folder) if self.is_fallback else None)
         owner = None if take_over else self._recorded_owner()
         if owner is None and not take_over:

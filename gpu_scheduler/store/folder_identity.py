@@ -46,7 +46,7 @@ def compare_folders(
 ) -> FolderRelation:
     """Compares the folder `current` with the recorded one.
 
-    at_recorded_path: the folder that is there now; None = there is none.
+    at_recorded_path: the present folder at the recorded path; None = there is none.
 
     The inode alone is not conclusive: a restore changes it, and two file systems can have the same one. The
     folder at the recorded path decides, if it has the same id.

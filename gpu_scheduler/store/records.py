@@ -76,7 +76,7 @@ class JobRecord:
 
 @dataclass(frozen=True)
 class AllocationRecord(Allocation):
-    """The allocation of an attempt on one GPU, and what the attempt was observed to use there.
+    """The allocation of an attempt on one GPU, and the use observed there.
 
     budget_mib: MiB that the attempt declared, or was learned to need, there; None = it declared nothing, or
     the size of the GPU is unknown. baseline_mib: unattributed memory there at its start. load_sum,
@@ -203,7 +203,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True)
 class ActiveAttemptRecord(AttemptRecord):
-    """An attempt that is open, holds GPUs or awaits their memory release, with what its job adds to it.
+    """An attempt that is open, holds GPUs or awaits their memory release, with the fields that its job adds.
 
     source_missing: its job came from a jobs file that has no line of it any more.
     """

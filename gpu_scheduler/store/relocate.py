@@ -33,7 +33,7 @@ class Relocation:
         """Returns the job spec with the paths of the new folder.
 
         line: the spec that its line gives in the new working directory. In a copy, an absolute path that the
-        line names is kept, so that the job runs what its line says.
+        line names is kept, so that the job runs the command of its line.
         """
         script = (
             None if spec.script is None else self._unless_named(spec.script, line.script if line else None)

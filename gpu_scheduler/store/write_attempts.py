@@ -181,7 +181,7 @@ def record_sweep(context: WriteContext, action: act.Sweep) -> None:
 
 
 def finish_attempt(context: WriteContext, action: act.FinishAttempt) -> None:
-    """Records the end of an attempt and what follows for its job."""
+    """Records the end of an attempt and the next state of its job."""
     ended_at = action.ended_at if action.ended_at is not None else context.now.wall
     _change_state(
         context, action.attempt_id, AttemptState.ENDED,

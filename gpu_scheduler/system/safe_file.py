@@ -131,7 +131,7 @@ def trusted_owners(path: str | Path) -> frozenset[int]:
     """Returns the users whose files are used at this path: ourselves and root.
 
     For root, possibly of a container only, also the folder's owner if nobody else may write the folder.
-    A group whose number equals the owner's uid is taken for the owner's private group, as Linux creates them.
+    A group whose id equals the owner's uid is treated as the owner's private group, as Linux creates them.
     """
     me = os.geteuid()
     if me != 0:

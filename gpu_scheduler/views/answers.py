@@ -17,7 +17,7 @@ _STOP_TEXTS = {
 
 
 def answer_text(answer: Answer) -> str:
-    """Formats what became of a request, safe to print."""
+    """Formats the result of a request, safe to print."""
     if answer.kind is AnswerKind.RECORDED:
         return "recorded; takes effect when the scheduler starts"
     if answer.kind is AnswerKind.UNANSWERED:

@@ -1,4 +1,4 @@
-"""Describes what an ended attempt used, beside what it declared."""
+"""Describes the use of an ended attempt beside its declaration."""
 
 from __future__ import annotations
 

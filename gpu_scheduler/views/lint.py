@@ -60,7 +60,7 @@ def _kind_name(line: Preview) -> str:
 
 
 def _malformed_text(bad: MalformedLineView, show_accepted: bool) -> str:
-    """Formats a malformed line. show_accepted: add what would be accepted."""
+    """Formats a malformed line. show_accepted: add the accepted form."""
     head = f"{safe_text(bad.path)}:{bad.number}: malformed: {safe_text(limit_length(bad.reason))}"
     below = [
         safe_text(limit_length(bad.text)),

@@ -1,4 +1,4 @@
-"""Formats what a job needs and where that comes from."""
+"""Formats the need of a job and its source."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _RETRIED = {ReasonKind.IN_ORIGINAL_STORE: "runs it here", ReasonKind.STORE_LOST:
 
 
 def reason_text(reason: StateReason, *, without_exit: bool = False) -> str:
-    """Returns the reason in words.
+    """Returns the reason as text.
 
     without_exit: without an exit code or signal of which nothing more is known; "" if that is all there is.
     """

@@ -84,7 +84,7 @@ def _mark(job: JobView) -> str:
 
 
 def _memory_text(job: JobView) -> str:
-    """Formats the memory of a running job on each of its GPUs, and what it declared."""
+    """Formats the memory of a running job on each of its GPUs, and its declaration."""
     each = (f"GPU {gpu}: {_now_and_peak(job.memory_used.get(gpu), job.peaks.get(gpu))}" for gpu in job.gpus)
     declared = [f"share {format_share(job.share_declared)}"] if job.share_declared else []
     declared += [f"{job.vram_declared} MiB"] if job.vram_declared is not None else []

@@ -1,4 +1,4 @@
-"""Formats what `stop` did."""
+"""Formats the result of `stop`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def truncate_end(text: str, columns: int) -> str:
 
 
 def truncate_middle(text: str, columns: int) -> str:
-    """Returns the text, truncated in the middle if it is too wide: both ends help to tell jobs apart."""
+    """Returns the text, truncated in the middle if it is too wide: both ends help to distinguish jobs."""
     if display_width(text) <= columns:
         return text
     if columns < 3:

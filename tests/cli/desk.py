@@ -136,7 +136,7 @@ class Desk:
             process.wait()
 
     def close(self) -> None:
-        """Ends what was started and closes the store."""
+        """Ends the started processes and closes the store."""
         for token, folder in self.folders.items():
             assert not sweep(folder, token, 0.0, 5.0)
         if self._store is not None:

@@ -267,7 +267,7 @@ Terminals = Callable[..., Terminal]
 
 @pytest.fixture
 def terminal() -> Iterator[Terminals]:
-    """Provides a function that makes terminals, and ends what still runs on them."""
+    """Provides a function that makes terminals, and ends the processes on them."""
     made: list[Terminal] = []
 
     def make(*words: str, size: tuple[int, int] = (24, 80), **env: str) -> Terminal:

@@ -88,7 +88,7 @@ NOT_FOR_USE_CASES = ("void_claim", "prepare", "kill_runner", "Launcher")
 
 @dataclass(frozen=True)
 class Import:
-    """`module` imports `target`, both without the package's name; `name` is what is taken from it."""
+    """`module` imports `target`, both without the package's name; `name` is the imported name."""
 
     module: str
     line: int

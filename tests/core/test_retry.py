@@ -44,7 +44,7 @@ def failed(tail: str = OOM, oom: int | None = 3, fail: int | None = None, **valu
 
 
 def decide(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> tuple[NextStep, ...]:
-    """Returns what follows a command that exited with 1."""
+    """Returns the next step after a command that exited with 1."""
     result = AttemptResult(None, 1, None, True, None, (), 1.0, 2.0)
     failure = explain_failure(result, attempt.failure_context).failure
     return decide_retry(attempt, failure, settings, inventory)

@@ -1,4 +1,4 @@
-"""Tests how a scheduler ends (drained, on request, by a signal), its exit code, and what keeps running."""
+"""Tests how a scheduler ends (drained, on request, by a signal), its exit code, and the remaining jobs."""
 
 from __future__ import annotations
 

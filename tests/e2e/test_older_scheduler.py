@@ -41,7 +41,7 @@ sys.exit(max(rank.wait() for rank in ranks))
 
 
 def older(world: World) -> None:
-    """Makes the folder and its scripts, which write what they were given to a file."""
+    """Makes the folder and its scripts, which write their arguments to a file."""
     shutil.copytree(OLDER, world.folder, dirs_exist_ok=True)
     make_conda(world.folder, "ml")
     torchruns = ("conda/bin/torchrun", "conda/envs/ml/bin/torchrun")
@@ -54,7 +54,7 @@ def older(world: World) -> None:
 
 
 def told(world: World) -> dict[str, list[dict[str, Any]]]:
-    """Returns what the processes of each job wrote, by the line of the job."""
+    """Returns the output of the processes of each job, by the line of the job."""
     by_job: dict[str, list[dict[str, Any]]] = {}
     for line in (world.folder / "told.jsonl").read_text().splitlines():
         by_job.setdefault(json.loads(line)["GPU_SCHEDULER_JOB"], []).append(json.loads(line))

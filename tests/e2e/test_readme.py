@@ -1,6 +1,6 @@
 """Follows README.md and docs/running.md as a new user does.
 
-Their commands run in order; their tables, and those of docs/jobs-file.md, name what exists.
+Their commands run in order; their tables, and those of docs/jobs-file.md, list exactly what exists.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Submitting a job: validation, the rule for duplicates, and what the store records."""
+"""Submitting a job: validation, the rule for duplicates, and the recorded job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler's loop: starts the job, observes the open attempt, and performs what `reconcile` decides.
+"""The scheduler's loop: starts the job, observes the open attempt, and performs the decisions of `reconcile`.
 
 An observation reads the claim, then the result; the scan for processes and the commit follow. Committed
 actions are performed one step at a time, so that a crash can come before each.

@@ -1,7 +1,7 @@
 """The rules of the protocol, each with a switch.
 
-A rule that is off is replaced by the simpler one named beside it, and the model must find what then goes
-wrong.
+A rule that is off is replaced by the simpler one named beside it, and the model must find the resulting
+fault.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kind of GPUs of a store, and what it keeps when it switches to the other kind."""
+"""The kind of GPUs of a store, and the data kept when it changes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Negative control: rewrites the state file with what it read a moment ago, over whatever a user has written
-meanwhile, and takes a file that it cannot read for an empty one.
+"""Negative control: rewrites the state file with an earlier version, over any edit made meanwhile,
+ and takes a file that it cannot read for an empty one.
 
 Usage: python -m tests.stress.control_state STATE
 """

@@ -118,7 +118,7 @@ def _lose_record(
 
 
 def _refused(stage: Stage, jobs: GatedJobs, found: Findings) -> None:
-    """Checks that a data directory with attempts but no database is not taken for a new one."""
+    """Checks that a data directory with attempts but no database is not treated as a new one."""
     with _rivals(stage) as rivals:
         codes = [rival.wait(60) for rival in rivals]
     if codes != [1] * _RIVALS or jobs.started() != _RUNNING:

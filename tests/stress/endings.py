@@ -121,7 +121,7 @@ def _line(order: Order, stage: Stage, number: int, fact: JobFacts, dice: random.
 
 
 class _Disturber:
-    """Ends jobs and kills runners, and records what it did."""
+    """Ends jobs and kills runners, and records each action."""
 
     def __init__(
         self, order: Order, stage: Stage, facts: dict[int, JobFacts], kills: int, dice: random.Random

@@ -1,7 +1,7 @@
 """P6: processes of jobs hide from the scheduler while runners and schedulers are killed and jobs cancelled.
 
 Each process hides its environment, leaves the session, or leaves its parents, but never all three. It holds a
-lock for its GPU as long as it lives, so the next job there can tell whether it is alone. In the end no
+lock for its GPU as long as it lives, so the next job there detects whether it is alone. In the end no
 process of a job may be left, and no foreign process may have been signalled.
 """
 

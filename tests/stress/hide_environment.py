@@ -1,6 +1,6 @@
 """Runs as a job's process and overwrites its own environment, as programs do that set their title.
 
-Usage: python hide_environment.py TRACE N SECONDS CODE LOCK. Otherwise it does what `hidden.sh` does; see
+Usage: python hide_environment.py TRACE N SECONDS CODE LOCK. Otherwise it behaves like `hidden.sh`; see
 hidden_processes.py.
 """
 

@@ -50,8 +50,8 @@ def race(parent: Path, rounds: int, racers: int, claim: Claim) -> list[list[int]
 
 
 def _racer(parent: Path, rounds: int, claim: Claim, shared: mmap.mmap, me: int) -> int:
-    """Forks one racer and returns its pid. All racers try each folder together and hold what they took for
-    one round."""
+    """Forks one racer and returns its pid. All racers try each folder together and hold the claims that
+    they won for one round."""
     pid = os.fork()
     if pid:
         return pid

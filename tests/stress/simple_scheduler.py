@@ -1,7 +1,7 @@
 """Negative control: a simple scheduler with a data directory, for the parts that damage, copy or plant files,
 hide processes and lower limits. Each of those parts must fail on it.
 
-It believes the record wherever that lies, and takes a missing one for a new one; it locks a file by its name;
+It trusts its database wherever it is, and takes a missing one for a new one; it locks a file by its name;
 it opens files without looking at what they are; it forgets a stop that came before it was up; it finds the
 processes of a job by their environment alone; it counts a launch that failed for want of a process as a
 failure of the job; and it ends at the first file that it cannot read.

@@ -1,4 +1,4 @@
-"""Compares the traces that the jobs themselves wrote with what the scheduler reports."""
+"""Compares the traces that the jobs themselves wrote with the reports of the scheduler."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class TraceVerdict:
 def judge(
     trace: Path, codes: dict[int, int], recorded: dict[int, int | str | None], killed: bool
 ) -> TraceVerdict:
-    """Compares what ran with what is recorded.
+    """Compares the commands that ran with the recorded results.
 
     codes: number -> exit code of the job; recorded: number -> exit code in the store, or a word where there
     is none ("interrupted"). killed: runners were killed too, so "interrupted" may be right.

@@ -141,7 +141,7 @@ def _venv_text(environment: JobEnvironment) -> str:
 def _deactivation_text(conda_sh: str | None) -> str:
     """Returns the deactivation text, "" without conda.
 
-    Without conda, `inherited_environment` has removed what was active.
+    Without conda, `inherited_environment` has removed the active environment.
     """
     return (
         ""

@@ -1,4 +1,4 @@
-"""Decides what happens when a job is submitted again (docs/design.md, Jobs file)."""
+"""Decides the effect of submitting a job again (docs/design.md, Jobs file)."""
 
 from __future__ import annotations
 

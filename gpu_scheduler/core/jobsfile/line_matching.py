@@ -53,7 +53,7 @@ def match_lines(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, Job
 def _widen_stretch(old: Sequence[Line], new: Sequence[Line], head: int, tail: int) -> tuple[int, int]:
     """Returns head and tail without the lines that adjoin the changed stretch and are equal to one in it.
 
-    The position of the difference does not tell which of several equal lines was removed.
+    The position of the difference does not show which of several equal lines was removed.
     """
     inside = {line.content_key for line in old[head : len(old) - tail]}
     inside.update(line.content_key for line in new[head : len(new) - tail])

@@ -30,7 +30,7 @@ def _as_json(items: tuple[tuple[str, Any], ...]) -> str:
 
 @lru_cache(maxsize=4096)
 def attributes_from_json(text: str) -> Mapping[str, Any]:
-    """Parses what `attributes_to_json` wrote; lines with equal attributes share one value."""
+    """Parses the output of `attributes_to_json`; lines with equal attributes share one value."""
     return given_attributes(json.loads(text))
 
 

@@ -1,4 +1,4 @@
-"""An event: one row of the history, with what it says as a typed value."""
+"""An event: one row of the history, with its details as a typed value."""
 
 from __future__ import annotations
 

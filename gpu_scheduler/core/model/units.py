@@ -41,7 +41,7 @@ def human_mib(mib: int) -> str:
 
 
 def round_mib(mib: int) -> int:
-    """Rounds MiB to what `human_mib` shows, so that a stored value changes only when its text does."""
+    """Rounds MiB to the precision of `human_mib`, so that a stored value changes only when its text does."""
     if mib < 1024:
         return mib
     tenths, rest = divmod(10 * mib, 1024)

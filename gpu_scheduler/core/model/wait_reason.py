@@ -44,7 +44,7 @@ class WaitReason:
     """One reason, with the data of its kind.
 
     cause          STORAGE, GPUS_UNREADABLE: the problem; HELD: "user", "line" or the outcome of the attempt
-                   that ended; REQUEST: what is requested
+                   that ended; REQUEST: the requested action
     need           of each job, for the kinds that concern GPUs
     gpus           NO_FREE_GPU: number of GPUs that would accept the job now; TOO_FEW_GPUS: number of managed
                    GPUs that the job may use

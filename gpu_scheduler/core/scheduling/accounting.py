@@ -1,4 +1,4 @@
-"""Computes what an attempt is charged on one GPU, in thousandths and in MiB (docs/design.md, Accounting).
+"""Computes the charge of an attempt on one GPU, in thousandths and in MiB (docs/design.md, Accounting).
 
 A declared quantity counts as declared. Memory that was not declared, or exceeds its declaration, counts at
 its observed peak plus the spike buffer, because the next sample may be higher.

@@ -1,4 +1,4 @@
-"""Decides how an attempt ended and what follows for its job: it finishes, is held, or is queued again."""
+"""Decides how an attempt ended and the next state of its job: it finishes, is held, or is queued again."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Attempt:
     """An attempt that holds GPUs or awaits their memory release, from the store and from its folder.
 
     Times are boot seconds of `boot_id`. survivors: its processes; None = not scanned. baseline_mib:
-    unattributed memory on each GPU when it started. failure_context: what a failed command left behind.
+    unattributed memory on each GPU when it started. failure_context: the traces of a failed command.
     misplaced_gpus: GPUs outside its allocation on which one of its processes was observed and reported.
     window_closed_recorded: the closing of its Screen window was reported.
 

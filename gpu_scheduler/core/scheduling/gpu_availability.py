@@ -53,7 +53,7 @@ def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
 def _committed_memory(
     gpu: Gpu, holders: Sequence[Attempt], attempts: Sequence[Attempt], limits: Limits
 ) -> int | None:
-    """Returns the committed memory, MiB: allocations plus buffered foreign use, at least what is in use."""
+    """Returns the committed memory, MiB: allocations plus buffered foreign use; never below actual use."""
     foreign = _foreign_commitment(gpu, attempts, limits)
     if foreign is None:
         return None
@@ -108,8 +108,8 @@ def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int
     """Returns the current foreign memory use on a GPU, MiB; None = unknown.
 
     If the probe lists the processes with their memory: the sum of the foreign ones, plus any unattributed
-    memory beyond what a driver may use. Otherwise from the totals: the baseline when our first job started,
-    or whatever exceeds the sum of our allocations, whichever is larger.
+    memory beyond the amount that a driver may use. Otherwise from the totals: the baseline when our first job
+    started, or whatever exceeds the sum of our allocations, whichever is larger.
     """
     sample = gpu.sample
     if sample is None:

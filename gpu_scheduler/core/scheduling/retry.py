@@ -36,7 +36,7 @@ class GpuInventory:
 def decide_retry(
     attempt: Attempt, failure: FailureKind | None, settings: Settings, inventory: GpuInventory
 ) -> tuple[NextStep, ...]:
-    """Returns what follows for a job whose command began and failed; a retry comes last."""
+    """Returns the next step of a job whose command began and failed; a retry comes last."""
     context = attempt.failure_context
     if context is None or attempt.source_missing or attempt.cancel is not None:
         return ()

@@ -1,4 +1,4 @@
-"""Records what a new sample shows: resource use and overuse of running attempts, foreign peaks and load.
+"""Records the findings of a new sample: resource use and overuse of running attempts, foreign peaks and load.
 
 Each action follows from the newest sample and the store alone, so that nothing is reported twice and nothing
 is lost by a restart.

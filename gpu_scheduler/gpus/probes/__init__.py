@@ -21,7 +21,7 @@ REBOOT_REMEDY = "the driver was updated, but its old kernel module is still load
 
 
 class ProbeError(GpuStateError):
-    """No GPU can be read. remedy: what the user can do about it; "" if unknown."""
+    """No GPU can be read. remedy: the advice to the user; "" if unknown."""
 
     def __init__(self, text: str, remedy: str = "") -> None:
         super().__init__(text)
@@ -39,7 +39,7 @@ class Probe(Protocol):
 
 
 def make_probe(kind: ProbeKind, simulate: str | None = None, sim_dir: str | None = None) -> Probe:
-    """Returns a probe of that kind, without reading anything yet; imports only what the kind needs.
+    """Returns a probe of that kind, without reading anything yet; imports only the modules of that kind.
 
     simulate  the text of `--simulate` ("4", "2:24G,2:80G"); if given, it overrides `kind`.
     sim_dir   folder in which simulated jobs write their usage; None = no usage.

@@ -26,7 +26,7 @@ _NOT_KNOWN = ("", "n/a", "not supported", "not available", "insufficient permiss
 
 
 def parse(text: str) -> tuple[list[GpuSample], str]:
-    """Parses the output of the program, followed by what it wrote to stderr.
+    """Parses the output of the program, followed by its stderr.
 
     Returns the GPUs by index, and the first line that is about none ("" = there is no such line).
     """

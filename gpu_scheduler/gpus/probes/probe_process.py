@@ -1,6 +1,6 @@
 """Starts and ends one process that runs `gpus.probes.probe_server`, and reads from its pipes. Never blocks.
 
-The caller decides what to query and how long an answer may take.
+The caller decides the queries and their timeout.
 """
 
 from __future__ import annotations

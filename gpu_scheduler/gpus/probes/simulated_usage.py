@@ -5,8 +5,8 @@
     faults.json           {"1": "lost"}                                   faults, written by tests
     withheld.json         {"1": "process loads"}                          unknown values, written by tests
 
-A file counts while its process is alive. The file name has the start of the process besides its pid, so that
-a process that reuses the pid inherits nothing. GPUs are known by their index only. Standard library only.
+A file counts while its process is alive. The file name has the pid and the start of the process, so that a
+process that reuses the pid inherits nothing. GPUs are known by their index only. Standard library only.
 """
 
 from __future__ import annotations

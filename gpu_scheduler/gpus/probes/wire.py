@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.gpu_fault import GpuFault
 
 @dataclass(frozen=True)
 class ProbeFailure:
-    """The reason why a query failed. remedy: what the user can do about it; "" if unknown."""
+    """The reason why a query failed. remedy: the advice to the user; "" if unknown."""
 
     text: str
     remedy: str = ""

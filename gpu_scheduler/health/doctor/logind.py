@@ -1,4 +1,4 @@
-"""Checks what systemd-logind does to processes when their user logs out.
+"""Checks the effect of a logout on processes, as configured in systemd-logind.
 
 KillUserProcesses ends the processes in the session's scope, with or without lingering. Lingering keeps the
 user's manager with the processes started in it, and the shared memory that RemoveIPC would delete.
