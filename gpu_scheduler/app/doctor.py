@@ -11,5 +11,5 @@ from gpu_scheduler.health.doctor.run_checks import run_checks
 
 
 def doctor(options: StartOptions, on_wait: Callable[[str], None]) -> Iterator[Finding]:
-    """Yields every finding as soon as it is known. on_wait: called with its name before a slow check."""
+    """Yields every finding as soon as it is known. on_wait: called before a slow check, with its name."""
     return run_checks(Location(options.state_file, options.data_dir).resolve(), options, on_wait)

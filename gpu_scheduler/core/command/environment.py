@@ -28,9 +28,9 @@ def inherited_environment(
 ) -> dict[str, str]:
     """Returns the part of the scheduler's environment that a job inherits.
 
-    replaced: the job has its own conda or venv, so an active one is removed, also from PATH. conda: conda is
-    available, so command.sh deactivates with it and needs the variables
-    by which conda knows the active environment.
+    replaces_active: the job has its own conda or venv, so an active one is removed, also from PATH.
+    conda_available: command.sh deactivates with conda and needs the variables by which conda knows the active
+    environment.
     """
     env = {name: value for name, value in base.items() if not _DENIED.fullmatch(name)}
     if not replaces_active:

@@ -91,7 +91,7 @@ def _allowed_gpus(resources: ResourceSpec, facts: Facts) -> list[Gpu]:
 
 
 def _gpu_inventory(attempt: Attempt, facts: Facts) -> GpuInventory:
-    """Returns the memory that the GPUs can give to one job: everything except the margin, displays, unattributed
+    """Returns the memory that the GPUs can give to one job: all except the margin, displays, unattributed
     memory and its possible variation."""
     sizes = {gpu.uuid: (gpu.sample and gpu.sample.total_mib) or gpu.total_mib for gpu in facts.gpus}
     totals = {uuid: total for uuid, total in sizes.items() if total}

@@ -19,7 +19,7 @@ from gpu_scheduler.store.data_dir import DataDir
 def run_checks(
     home: DataDir, options: StartOptions, on_wait: Callable[[str], None] = lambda text: None
 ) -> Iterator[Finding]:
-    """Yields every finding as soon as it is known. on_wait: called with its name before a slow check."""
+    """Yields every finding as soon as it is known. on_wait: called before a slow check, with its name."""
     uid, user = os.geteuid(), user_name()
     yield software.python()
     yield software.packages()
