@@ -173,7 +173,7 @@ def _warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[str]:
 def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
     """Returns the environments that conda lists, None if it fails.
 
-    Asking conda takes a second, so it is skipped if the environment lies in its usual place.
+    Asking conda takes a second, so it is skipped if the environment is in its usual place.
     """
     if name == "base" or (Path(conda_sh).parents[2] / "envs" / name).is_dir():
         return [name]

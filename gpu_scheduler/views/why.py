@@ -149,7 +149,7 @@ def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
     job = diagnosis.job
     again = f"`retry {job.id}` runs it again"
     if job.outcome == Outcome.COMPLETED.value:
-        yield ok(Check.END, f"it exited with 0; {again}")
+        yield ok(Check.END, f"it exited with code 0; {again}")
         return
     end = _reason(diagnosis) or outcome_text(job.outcome or "ended", job.exit_code, job.signal)
     if job.outcome not in FAILED:

@@ -23,7 +23,7 @@ from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
 
-def test_status_reports_what_the_query_asks_for(desk: Desk, location: Location) -> None:
+def test_status_reports_only_the_requested_jobs(desk: Desk, location: Location) -> None:
     jobs = [desk.job(f"echo {number}") for number in range(3)]
     desk.record(act.FinishJob(jobs[0], Outcome.FAILED, None))
     report = status(location, StatusQuery())

@@ -129,7 +129,7 @@ def test_add_reports_an_equal_job_that_is_queued_or_completed(desk: Desk, script
     assert desk.run("add", "train.py", "--args", "--llm x", "--conda", "e")[2] == ""
 
 
-def test_add_says_nothing_about_an_equal_job_that_failed(desk: Desk, script: Path) -> None:
+def test_add_gives_no_warning_about_an_equal_job_that_failed(desk: Desk, script: Path) -> None:
     read = parse_line(f"0,{script},,,", str(desk.path), "/")
     assert isinstance(read, ParsedJob)
     job_id = desk.store.insert_job(read.spec, "cli")
@@ -330,7 +330,7 @@ def test_words_of_a_command_survive_a_round_trip(words: list[str]) -> None:
         (["--gpus", "9", "--", "x"], "--gpus 9: GPU list '9': there is no GPU 9"),
     ],
 )
-def test_rejected_arguments_say_what_to_write_instead(
+def test_rejected_arguments_are_reported_with_a_correction(
     desk: Desk, script: Path, words: list[str], told: str
 ) -> None:
     assert desk.store

@@ -60,7 +60,7 @@ def test_pause_reads_an_edit_of_the_state_file_first_and_wins_over_it(desk: Desk
     assert desk.requests() == [("pause", "SIM-0"), ("pause", "SIM-1"), ("resume", "SIM-1")]
 
 
-def test_pause_without_recorded_gpus_says_so(desk: Desk) -> None:
+def test_pause_all_fails_without_recorded_gpus(desk: Desk) -> None:
     with desk.store.db.transaction() as db:
         db.execute("DELETE FROM gpu")
     code, _, err = desk.run("pause", "all")

@@ -399,7 +399,7 @@ def test_attach_inside_another_screen_explains_the_detach_keys(
     assert f"-x {session}" in said.decode()
 
 
-def test_attach_and_status_say_that_the_window_was_closed(
+def test_attach_and_status_report_a_closed_window(
     desk: Desk, claim: Callable[[str | None], ClaimedAttempt], session: str
 ) -> None:
     held = claim(session)

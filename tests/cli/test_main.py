@@ -128,7 +128,7 @@ def test_missing_store_is_reported_with_its_folder_and_nothing_is_created(desk: 
 
 
 @pytest.mark.parametrize("words", ["status", "status --all -v", "status --failed", "screens"])
-def test_read_only_commands_before_the_first_start_say_so(desk: Desk, words: str) -> None:
+def test_read_only_commands_report_that_nothing_was_started_yet(desk: Desk, words: str) -> None:
     code, out, err = desk.run(*words.split(), "--state-file", "other.json")
     assert (code, err) == (0, "")
     assert out == (
@@ -219,7 +219,7 @@ def test_closed_pipe_is_not_an_error(desk: Desk) -> None:
         ("start --gpus 0", (*HEAVY, "rich", "sqlite3", "gpu_scheduler.scheduler.daemon")),
     ],
 )
-def test_command_imports_only_what_it_needs(desk: Desk, words: str, never: tuple[str, ...]) -> None:
+def test_command_imports_only_the_modules_it_needs(desk: Desk, words: str, never: tuple[str, ...]) -> None:
     desk.job()
     code = (
         f"import sys; from gpu_scheduler.cli import main; main({words.split()!r});"

@@ -147,7 +147,7 @@ def test_start_accepts_a_count_or_a_list_of_gpus(text: str) -> None:
         (["status", "--state-file", ""], ["--state-file", "empty"]),
     ],
 )
-def test_errors_name_the_option_its_value_and_what_is_accepted(words: list[str], parts: list[str]) -> None:
+def test_errors_name_the_option_its_value_and_the_accepted_values(words: list[str], parts: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         parse(words)
     text = str(caught.value)

@@ -22,7 +22,7 @@ from tests.waiting import wait_for
 LONG = "echo up; while :; do sleep 0.02; done"
 
 
-def test_stop_without_a_scheduler_says_so_and_leaves_no_request(desk: Desk) -> None:
+def test_stop_without_a_scheduler_reports_it_and_leaves_no_request(desk: Desk) -> None:
     assert desk.store
     code, out, err = desk.run("stop")
     assert (code, out, err) == (0, f"no scheduler is running on {desk.data_dir.state_file}\n", "")

@@ -52,7 +52,7 @@ def test_why_shows_whether_a_scheduler_is_running(desk: Desk) -> None:
         assert "values" not in found
 
 
-def test_why_says_for_each_gpu_whether_it_accepts_the_job(desk: Desk) -> None:
+def test_why_shows_for_each_gpu_whether_it_accepts_the_job(desk: Desk) -> None:
     holder = desk.job(share=600)
     desk.record(act.Start(holder, ("SIM-0",), 600))
     desk.record(act.SetPaused("SIM-1", True))
@@ -98,7 +98,7 @@ def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
     assert checks(desk, job)["GPU 1"][1].startswith("not allowed for this job, which may use 0; ")
 
 
-def test_why_says_that_a_job_can_never_fit(desk: Desk) -> None:
+def test_why_reports_that_a_job_can_never_fit(desk: Desk) -> None:
     grade, says, remedy = checks(desk, desk.job(gpus=9))["placing"]
     assert (grade, says) == ("bad", "infeasible: needs 9 idle GPUs, 2 managed")
     assert remedy.startswith("change its line: fewer or other GPUs")
@@ -146,7 +146,7 @@ def test_foreign_process_counts_with_its_peak(desk: Desk) -> None:
     assert "12.9 GiB of 24.0 GiB allocated or in use, 10.6 GiB left for a declaration" in says
 
 
-def test_why_says_that_a_job_needs_more_memory_than_any_gpu_has(desk: Desk) -> None:
+def test_why_reports_a_need_above_the_memory_of_every_gpu(desk: Desk) -> None:
     grade, says, remedy = checks(desk, desk.job(vram=24576))["placing"]
     assert (grade, says) == (
         "bad",
@@ -441,7 +441,7 @@ def test_why_describes_running_and_completed_jobs(desk: Desk) -> None:
     desk.wait_until_processes_end()
     os.chmod(desk.path / f"job_{job}.log", stat.S_IWUSR)
     assert checks(desk, job)["scheduler"] == ("ok", "not running", "")
-    assert checks(desk, job)["end"] == ("ok", f"it exited with 0; `retry {job}` runs it again", "")
+    assert checks(desk, job)["end"] == ("ok", f"it exited with code 0; `retry {job}` runs it again", "")
     assert why_json(desk, job)["log_end"] == []
 
 

@@ -202,7 +202,7 @@ def test_formats_a_need(need: Need, text: str) -> None:
     assert str(need) == text
 
 
-def test_torchrun_sets_the_need_whatever_the_model() -> None:
+def test_torchrun_sets_the_need_regardless_of_the_model() -> None:
     spec = JobSpec("csv", "x", "/", "a.py", ("--llm", "small"), torchrun=2, allowed=(0, 1))
     assert ResourceSpec.from_key(ResourceSpec.of(spec).key()) == ResourceSpec(
         share=1000, gpus=2, allowed=(0, 1)

@@ -404,7 +404,7 @@ def test_reports_an_infeasible_need_with_numbers_until_the_gpus_change() -> None
     )
 
 
-def test_a_start_allocates_what_was_declared() -> None:
+def test_a_start_allocates_the_declared_share_and_memory() -> None:
     asks = (
         ResourceSpec(vram=5000, share=250, exclusive=True),
         ResourceSpec(vram=6000),

@@ -442,7 +442,7 @@ def test_a_sweep_waits_for_the_grace_period_before_sigkill() -> None:
         replace(OPEN, cancel=CANCEL, status=status(result=replace(RESULT, cause="preempted", exit_code=1))),
     ],
 )
-def test_a_cancelled_job_ends_as_cancelled_whatever_its_attempt_did(attempt: Attempt) -> None:
+def test_a_cancelled_job_ends_as_cancelled_for_any_end_of_its_attempt(attempt: Attempt) -> None:
     end = finished(attempt)
     assert (end.state, end.job_outcome) == (JobState.FINISHED, Outcome.CANCELLED)
 
@@ -472,7 +472,7 @@ def test_does_not_wait_for_memory_of_an_earlier_boot() -> None:
     assert check_memory_release(ended, [(None, None)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
 
 
-def test_memory_release_ignores_what_a_driver_may_keep() -> None:
+def test_memory_release_ignores_memory_kept_by_the_driver() -> None:
     ended = replace(OPEN, state=AttemptState.RELEASED, released_at=990.0, baseline_mib={"U0": 100})
     assert check_memory_release(ended, [(991.0, 612)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
     assert check_memory_release(ended, [(991.0, 613)], NOW, SETTINGS) == []

@@ -36,7 +36,7 @@ def test_every_reason_has_words(reason: StateReason) -> None:
     assert isinstance(reason_text(reason), str)
 
 
-def test_stored_form_holds_only_what_is_known() -> None:
+def test_stored_form_omits_unknown_values() -> None:
     step = NextStep(NextKind.RETRY, 1, 2, 10.0)
     reason = StateReason(FAILED, FailureKind.CRASHED, 0, next_steps=(step,))
     assert json.loads(reason.to_json()) == {

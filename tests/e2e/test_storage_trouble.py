@@ -21,7 +21,7 @@ RECOVERY_S = 15.0
 
 
 class SmallDiskWorld(World):
-    """A world whose state file lies in the folder `small`, and whose output lies elsewhere."""
+    """A world whose state file is in the folder `small`, and whose output is elsewhere."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "small/state.json")

@@ -42,7 +42,7 @@ RUN = "systemd-run --user --scope"
         (LogindSettings(None, False, None, scope=None), ["ok", "ok"], []),
     ],
 )
-def test_warns_of_what_a_logout_ends(
+def test_warns_about_processes_that_a_logout_ends(
     found: LogindSettings | None, grades: list[str], parts: list[str]
 ) -> None:
     findings = list(check(found, "ann", 1000))

@@ -1,4 +1,4 @@
-"""A line is parsed once; parsing with lines known from before gives the same result as without."""
+"""Each line is parsed once; reusing parsed lines gives the same result as parsing all of them."""
 
 from __future__ import annotations
 

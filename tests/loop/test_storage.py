@@ -189,7 +189,7 @@ def test_leaves_an_occupied_log_folder_alone(
 
 
 @pytest.mark.parametrize("plant", [plant for plant, _ in PLANTED_OBSTACLES])
-def test_does_not_use_what_is_planted_between_check_and_use(
+def test_does_not_use_a_file_planted_between_check_and_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None]
 ) -> None:
     theirs = tmp_path / "theirs"

@@ -17,7 +17,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("synced", [True, False])
-def test_a_file_replaces_what_was_there(tmp_path: Path, synced: bool) -> None:
+def test_writing_a_file_replaces_an_existing_file_or_link(tmp_path: Path, synced: bool) -> None:
     path, target = tmp_path / "a", tmp_path / "target"
     target.write_text("kept")
     for made in (lambda: None, lambda: path.write_text("old"), lambda: path.symlink_to(target)):

@@ -64,7 +64,7 @@ def test_lines_keep_their_jobs_and_jobs_their_folders(tmp_path: Path, old: Path,
 
 
 @pytest.mark.parametrize("left", ["a link", "a mount point", "hidden files"])
-def test_lines_run_beside_their_file_whatever_is_at_the_old_path(
+def test_lines_run_beside_their_file_for_any_content_of_the_old_path(
     tmp_path: Path, old: Path, left: str
 ) -> None:
     new = tmp_path / "new"

@@ -1,7 +1,7 @@
 """P2 and P3: folders with running jobs are copied and moved, and schedulers are started in the new place.
 
 A scheduler in a copy must not signal or repeat a job of the original, however it is started. A scheduler in a
-moved folder continues with its jobs. The traces lie outside both folders.
+moved folder continues with its jobs. The traces are outside both folders.
 """
 
 from __future__ import annotations

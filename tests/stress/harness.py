@@ -29,7 +29,7 @@ def environment(root: Path = ROOT) -> dict[str, str]:
 
 
 def scheduler(folder: Path, *options: str, gpus: int = 4, program: str = "gpu_scheduler") -> list[str]:
-    """Returns the command line of a scheduler on simulated GPUs whose logs lie in this folder."""
+    """Returns the command line of a scheduler on simulated GPUs whose logs are in this folder."""
     logs = ["--log-dir", str(folder / "logs")]
     return [sys.executable, "-m", program, "start", "--simulate", str(gpus), *logs, *options]
 

@@ -1,6 +1,6 @@
 """P1: the power is cut while jobs are submitted and run. No acknowledged change may be lost.
 
-The data directory lies on an image that is mounted in namespaces of its own. All processes in it are stopped,
+The data directory is on an image that is mounted in separate namespaces. All processes in it are stopped,
 the image is copied as it is, everything is killed, and the copy is mounted in the same place with another
 boot id: what was not flushed to the disk is gone, as after a power cut (without torn writes).
 """

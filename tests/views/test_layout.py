@@ -75,7 +75,7 @@ def test_table_lines_never_exceed_the_screen(width: int) -> None:
     assert max(map(cell_len, lines)) <= width
 
 
-def test_titles_and_last_lines_keep_both_ends() -> None:
+def test_titles_and_last_lines_are_truncated_in_the_middle() -> None:
     lines = [render_line(line, Viewport(44, 20)) for line in table(COLUMNS, ROWS, 44)]
     assert lines == [
         "Job  What                Last line",

@@ -71,7 +71,9 @@ def test_rounded_memory_reads_the_same(mib: int) -> None:
         (None, "its runner was killed", "held: its runner was killed"),
     ],
 )  # fmt: skip
-def test_a_held_job_says_so_once(wait: WaitReason | None, reason: str | None, words: str) -> None:
+def test_a_held_job_is_described_as_held_once(
+    wait: WaitReason | None, reason: str | None, words: str
+) -> None:
     assert held_text(JobView(1, "held", reason=worded(reason) if reason else None, wait=wait)) == words
 
 

@@ -58,7 +58,7 @@ def find_conda_sh(env: Mapping[str, str], exists: Callable[[str], bool]) -> str 
         roots.append(posixpath.dirname(posixpath.dirname(env["CONDA_EXE"])))
     if env.get("CONDA_PREFIX"):
         prefix = env["CONDA_PREFIX"].rstrip("/")
-        # An environment lies in the envs folder of its installation; base is the installation.
+        # An environment is in the envs folder of its installation; base is the installation.
         roots += [prefix, posixpath.dirname(posixpath.dirname(prefix))]
     for folder in env.get("PATH", "").split(":"):
         if folder.startswith("/") and exists(posixpath.join(folder, "conda")):
