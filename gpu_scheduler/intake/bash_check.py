@@ -77,11 +77,12 @@ def find_refusals(commands: Sequence[str]) -> dict[str, Refusal]:
 
 
 #: Encloses each of several commands. A command that closes an unopened bracket is rejected at once, and one
-#: that leaves something open is rejected at the closing brackets after it. The check misses only a command
-#: that leaves exactly these brackets open, followed by another one that closes exactly these.
+#: that leaves something open is rejected at the closing brackets after it. A command that closes exactly these
+#: brackets and opens them again would pass: `_can_be_batched` leaves it out.
 _ENCLOSED = "{{ ( {{ ( {command}\n) }} ) }}\n"
 #: A test that ends where an operand is expected: `bash -n` reports neither it nor anything after it.
 _EMPTY_TEST = re.compile(r"(?:\[\[|!|&&|\|\|)\s*\]\]")
+_BRACKETS = re.compile(r"[(){}]")
 #: Inside double quotes, a substitution may open something that only another quote closes.
 _QUOTED_SUBSTITUTION = re.compile(r'"[^"]*(?:\$[({]|`)')
 
@@ -97,7 +98,14 @@ def _can_be_batched(command: str) -> bool:
     # bash does not look into a substitution before it has found the end.
     text = command if _QUOTED_SUBSTITUTION.search(command) else bare
     count = text.count
-    return count("(") == count(")") and count("{") == count("}") and not (count("`") % 2 or count('"') % 2)
+    if count("(") != count(")") or count("{") != count("}") or count("`") % 2 or count('"') % 2:
+        return False
+    depth = 0
+    for bracket in _BRACKETS.findall(text):
+        depth += 1 if bracket in "({" else -1
+        if depth < 0:
+            return False
+    return True
 
 
 @lru_cache(maxsize=1024)

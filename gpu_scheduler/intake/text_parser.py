@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from gpu_scheduler.core.jobsfile import shell_syntax, torn_append
@@ -111,6 +111,14 @@ class TextParser:
         new = [index for index, line in enumerate(alone) if line is None]
         for index, result in zip(new, self._parse_alone([raws[index] for index in new]), strict=True):
             alone[index] = result
+        wrong = [index for index in new if isinstance(alone[index], Malformed)]
+        if wrong and known:
+            # Its line ending may be new, as when a line was appended after it.
+            same = {raw.rstrip("\r\n"): line for raw, line in known.items()}
+            for index in wrong:
+                line = same.get(raws[index].rstrip("\r\n"))
+                if line is not None:
+                    alone[index] = replace(line, raw=raws[index])
         results = self._apply_context(raws, lines_before, alone)
         return tuple(
             result.with_number(number)

@@ -206,9 +206,14 @@ def is_development_schema(db: sqlite3.Connection) -> bool:
 
 def development_schema_error(path: Path) -> SchemaError:
     """Returns the error for a database of a version under development, with the remedies."""
+    from gpu_scheduler.store.lock import scheduler_pid
+
+    pid = scheduler_pid(path.with_name("lock"))
+    # `stop` cannot end it: its requests are in that store.
+    first = f"end its scheduler with `kill {pid}`; then " if pid else ""
     return SchemaError(
-        f"the store in {path.parent} is of a development version and cannot be read: `start --fresh` forgets"
-        " its jobs, --state-file OTHER.json creates a separate store"
+        f"the store in {path.parent} is of a development version and cannot be read: {first}`start --fresh`"
+        " forgets its jobs, --state-file OTHER.json creates a separate store"
     )
 
 

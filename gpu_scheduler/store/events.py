@@ -9,6 +9,7 @@ from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.store.from_rows import readable
 from gpu_scheduler.store.store import Store
 
 _EVENT_QUERY = (
@@ -99,8 +100,5 @@ def _reason(kind: str, reason: str | None) -> StateReason | WaitReason | str | N
     """Returns the value of a stored reason; the stored text if it is none, or unknown to this version."""
     if reason is None or not (kind in _JOB_STATES or kind == EventKind.INFEASIBLE):
         return reason
-    try:
-        value = WaitReason if kind == EventKind.INFEASIBLE else StateReason
-        return value.from_json(reason)
-    except (ValueError, TypeError, KeyError):
-        return reason
+    value = WaitReason if kind == EventKind.INFEASIBLE else StateReason
+    return readable(value.from_json, reason) or reason

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpu_scheduler.core.model.attempt_status import RunnerIdentity
 from gpu_scheduler.core.model.gpu import GpuProcess
-from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.records import (
@@ -22,6 +22,8 @@ from gpu_scheduler.store.records import (
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.gpu_fault import GpuFault
+
+T = TypeVar("T")
 
 #: The columns of an attempt, with its allocations and misplaced processes as JSON lists, in one query.
 ATTEMPT_COLUMNS = """
@@ -76,7 +78,7 @@ def _job_record(row: sqlite3.Row, names: Sequence[str]) -> JobRecord:
     if values["reason"] is not None:
         values["reason"] = _reason(row)
     if values["line_wait"] is not None:
-        values["line_wait"] = WaitReason.from_json(values["line_wait"])
+        values["line_wait"] = wait_reason(values["line_wait"])
     record = object.__new__(JobRecord)
     record.__dict__.update(values)
     return record
@@ -186,11 +188,27 @@ def _outcome(value: str | None) -> Outcome | None:
     return None if value is None else Outcome(value)
 
 
+def wait_reason(text: str | None) -> WaitReason | None:
+    """Returns a stored wait reason; None if there is none, or another version wrote one of its own."""
+    return None if text is None else readable(WaitReason.from_json, text)
+
+
 def _reason(row: sqlite3.Row) -> StateReason | None:
-    return None if row["reason"] is None else StateReason.from_json(row["reason"])
+    text = row["reason"]
+    if text is None:
+        return None
+    return readable(StateReason.from_json, text) or StateReason(ReasonKind.RUNNER_REPORT, message=text)
 
 
 def _fault(text: str) -> GpuFault:
-    from gpu_scheduler.core.model.gpu_fault import GpuFault
+    from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 
-    return GpuFault.from_json(text)
+    return readable(GpuFault.from_json, text) or GpuFault(FaultKind.QUERY_FAILED, text)
+
+
+def readable(from_json: Callable[[str], T], text: str) -> T | None:
+    """Returns a stored value; None if it has a kind or a field that only another version knows."""
+    try:
+        return from_json(text)
+    except (ValueError, TypeError, KeyError):
+        return None

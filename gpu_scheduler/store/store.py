@@ -25,6 +25,7 @@ from gpu_scheduler.store.from_rows import (
     attempt_record,
     gpu_record,
     job_records,
+    wait_reason,
 )
 from gpu_scheduler.store.records import (
     ActiveAttemptRecord,
@@ -214,7 +215,7 @@ class Store:
             " (SELECT 1 FROM job WHERE state = 'queued' AND job.spec_key = queued.spec_key"
             " AND source_missing = 0)"
         )
-        return {row["spec_key"]: row["reason"] and WaitReason.from_json(row["reason"]) for row in rows}
+        return {row["spec_key"]: wait_reason(row["reason"]) for row in rows}
 
     def startable_jobs(self, spec_key: str, boot: float, boot_id: str, limit: int) -> list[QueuedJob]:
         """Returns the first queued jobs of a resource spec that wait only for GPUs, in queue order."""
@@ -244,9 +245,10 @@ class Store:
         return row["at"] if row else None
 
     def wait_reasons(self) -> Mapping[str, WaitReason]:
-        """Returns spec key -> why its jobs wait."""
+        """Returns spec key -> why its jobs wait, where that is known."""
         rows = self.db.rows("SELECT spec_key, reason FROM pending_group")
-        return {row["spec_key"]: WaitReason.from_json(row["reason"]) for row in rows}
+        found = {row["spec_key"]: wait_reason(row["reason"]) for row in rows}
+        return {key: reason for key, reason in found.items() if reason is not None}
 
     def newest_jobs(self, identities: Iterable[str]) -> dict[str, JobRecord]:
         """Returns identity -> its newest job, whatever its source."""

@@ -39,6 +39,11 @@ def test_two_mistakes_do_not_cancel_each_other() -> None:
         assert together
 
 
+def test_a_command_that_closes_brackets_around_it_and_opens_them_again_is_refused() -> None:
+    mirror = "true ) } ) } ; { ( { ( true"
+    assert set(find_refusals([mirror, "echo fine > o", "(echo a) && { echo b; }"])) == {mirror}
+
+
 @pytest.mark.parametrize("quiet", ["[[ ]]", "[[ ! ]]", "[[ a && ]]", "[[ a || ]]"])
 def test_an_undetected_mistake_hides_no_other(quiet: str) -> None:
     assert set(find_refusals([quiet, "do"])) == {"do"}

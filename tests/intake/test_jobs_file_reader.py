@@ -74,6 +74,21 @@ def malformed(tmp_path: Path, content: str | bytes) -> dict[int, str]:
     return {line.number: line.reason for line in watch(tmp_path, content).poll().malformed}
 
 
+@pytest.mark.parametrize("content", ["[allowed=3] a\n", "[allowed=3] a\r\n", "[allowed=3] a\nb\n"])
+def test_a_job_stays_one_without_its_gpu_whatever_its_line_ending(tmp_path: Path, content: str) -> None:
+    w = watch(tmp_path, "[allowed=3] a")
+    w.poll(6.0)
+    assert w.texts() == ["a"]
+    w.reader = JobsFileReader(w.path, "/w", "/home/u", frozenset(range(2)))
+    w.path.write_bytes(content.encode())
+    for wait_s in (0.1, 3.0, 11.0):
+        poll = w.poll(wait_s)
+        assert (poll.malformed, poll.waits) == ((), {})
+    assert w.texts()[0] == "a"
+    assert w.reading[0].job_id == 1
+    assert w.reading[0].raw == content.splitlines(keepends=True)[0]
+
+
 def test_accepts_byte_order_marks_and_both_line_endings(tmp_path: Path) -> None:
     w = watch(tmp_path, b"\xef\xbb\xbfpriority,script_path\r\n\xef\xbb\xbf0,/a.py\r\n\r\npython b.py\n")
     assert w.texts() == ["0,/a.py", "python b.py"]

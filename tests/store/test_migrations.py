@@ -12,7 +12,7 @@ import pytest
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchemaError, StoreNotFoundError
-from gpu_scheduler.store import database
+from gpu_scheduler.store import database, lock
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.records import AllocationRecord
 from gpu_scheduler.store.store import Store
@@ -132,6 +132,12 @@ def test_refuses_a_store_of_a_development_version(tmp_path: Path, version: int, 
     )
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_names_the_scheduler_of_a_development_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "scheduler_pid", lambda path: 77 if path == tmp_path / "lock" else None)
+    error = database.development_schema_error(tmp_path / "scheduler.db")
+    assert ": end its scheduler with `kill 77`; then `start --fresh` forgets its jobs" in str(error)
 
 
 def test_a_reader_treats_an_empty_database_as_missing(tmp_path: Path) -> None:

@@ -286,3 +286,27 @@ def test_a_job_has_every_field_of_its_record(store: Store) -> None:
     assert job is not None
     assert replace(job) == job
     assert vars(job).keys() == {field.name for field in fields(JobRecord)}
+
+
+@pytest.mark.parametrize(
+    "unknown", ['{"kind": "of a later version"}', '{"kind": "cancelled_by_user", "more": 1}']
+)
+def test_values_of_another_version_are_shown_as_stored_or_left_out(store: Store, unknown: str) -> None:
+    job_id = store.insert_job(spec(), "cli")
+    attempt_id = record(store, act.Start(job_id, ("U0",), 1000, whole=True))[job_id]
+    store.db.connection.execute("UPDATE job SET reason = ?, line_wait = ?", (unknown, unknown))
+    store.db.connection.execute("UPDATE attempt SET reason = ?", (unknown,))
+    store.db.connection.execute(
+        "INSERT INTO gpu (uuid, idx, name, fault) VALUES ('U0', 0, 'a', ?)", (unknown,)
+    )
+    store.db.connection.execute("INSERT INTO pending_group VALUES ('key', ?)", (unknown,))
+    job, attempt = store.job(job_id), store.attempt(attempt_id)
+    assert job is not None
+    assert attempt is not None
+    assert job.reason is not None
+    assert attempt.reason is not None
+    assert (job.reason.message, attempt.reason.message, job.line_wait) == (unknown, unknown, None)
+    [gpu] = store.gpus()
+    assert gpu.fault is not None
+    assert gpu.fault.cause == unknown
+    assert store.wait_reasons() == {}
