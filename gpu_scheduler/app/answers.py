@@ -29,11 +29,14 @@ class StopResult(Enum):
     HAD_ENDED = "had already ended by itself"
     PROCESSES_LEFT = "some of its processes are left"
     RUNNER_UNLOCKED = "its runner is alive but does not hold the claim"
+    RUNS_ELSEWHERE = "only a scheduler can end it, through its executor"
 
     @property
     def has_ended(self) -> bool:
         """True if the job has ended."""
-        return self not in (StopResult.PROCESSES_LEFT, StopResult.RUNNER_UNLOCKED)
+        return self not in (
+            StopResult.PROCESSES_LEFT, StopResult.RUNNER_UNLOCKED, StopResult.RUNS_ELSEWHERE,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from gpu_scheduler.app.answers import StopResult
 from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
 from gpu_scheduler.attempts.observe import (
     attempt_ref,
     attempts_without_processes,
@@ -63,6 +64,8 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, S
     """
     refuse_copy(store)
     attempts = [row for row in store.active_attempts() if row.state.is_open and row.job_id in jobs]
+    elsewhere = [row for row in attempts if row.executor not in LOCAL_EXECUTORS]
+    attempts = [row for row in attempts if row.executor in LOCAL_EXECUTORS]
     for row in attempts:
         folder = attempt_ref(store, row).folder
         try:
@@ -70,7 +73,8 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, S
         except OSError as error:
             raise SchedulerError(f"job {row.job_id} cannot be stopped: {folder}: {error.strerror}") from None
     end = time.monotonic() + grace_s + STOP_MARGIN_S
-    return {row.job_id: _wait_until_over(store, row, grace_s, end) for row in attempts}
+    ended = {row.job_id: _wait_until_over(store, row, grace_s, end) for row in attempts}
+    return ended | {row.job_id: StopResult.RUNS_ELSEWHERE for row in elsewhere}
 
 
 def refresh_state_file(store: Store) -> list[float] | None:

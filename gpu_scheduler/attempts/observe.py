@@ -56,9 +56,14 @@ def observe_attempt(
 def attempts_without_processes(store: Store) -> frozenset[int]:
     """Returns the ids of attempts with an allocation but without processes, while no scheduler is running.
 
-    A runner that has published its result is about to end and does not count as a process.
+    Those of executors elsewhere are not among them. A runner that has published its result is about to end
+    and does not count as a process.
     """
-    held = [record for record in store.active_attempts() if record.state.holds_gpus]
+    held = [
+        record
+        for record in store.active_attempts()
+        if record.state.holds_gpus and record.executor in LOCAL_EXECUTORS
+    ]
     boot_id = Clock().boot_id
     folders = {
         record.token: attempt_ref(store, record).folder for record in held if record.boot_id == boot_id

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.runner_control import void_claim
 from gpu_scheduler.attempts.sweep import processes_of
@@ -96,18 +97,21 @@ class _OpenAttempt:
 
 def _active_jobs(store: Store, void_claims: bool) -> dict[int, bool]:
     """Returns active job id -> whether its command is over and only other processes of it are left."""
-    boot_id = Clock().boot_id
+    boot_id, active = Clock().boot_id, store.active_attempts()
+    elsewhere = {
+        row.job_id: False for row in active if row.state.is_open and row.executor not in LOCAL_EXECUTORS
+    }
     attempts = [
         _OpenAttempt(
             row.job_id, row.token,
             store.data_dir.attempt_folder(row.job_id, row.number, row.token),
             row.runner, not row.state.is_open,
         )
-        for row in store.active_attempts()
-        if row.boot_id == boot_id
+        for row in active
+        if row.boot_id == boot_id and row.executor in LOCAL_EXECUTORS
     ]  # fmt: skip
     attempts += _unknown_attempts(unknown_to_store(list_attempt_folders(store.data_dir), store.db.connection))
-    return _active_jobs_of(attempts, void_claims=void_claims)
+    return _active_jobs_of(attempts, void_claims=void_claims) | elsewhere
 
 
 def _unknown_attempts(folders: Iterable[AttemptFolder]) -> list[_OpenAttempt]:

@@ -13,6 +13,7 @@ _STOP_TEXTS = {
     StopResult.RUNNER_UNLOCKED: (
         "not ended: its runner is alive but does not hold the claim in this folder; see `why`"
     ),
+    StopResult.RUNS_ELSEWHERE: "not ended yet: it does not run on this machine; the next `start` ends it",
 }
 
 

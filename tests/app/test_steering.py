@@ -9,9 +9,11 @@ import pytest
 from gpu_scheduler.app import steer_gpus, steer_jobs
 from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.attempts.observe import attempts_without_processes
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.scheduler.fresh_start import refuse_active
 from tests.cli.desk import Desk
 
 SLEEP = "while :; do sleep 0.02; done"
@@ -72,6 +74,20 @@ def test_a_running_job_is_ended_without_a_scheduler(desk: Desk, location: Locati
     job = desk.run_job(SLEEP)
     (answer,) = steer_jobs.cancel(location, [job], 5.0)
     assert (answer.kind, answer.stop_result) == (AnswerKind.STOPPED, StopResult.CANCELLED)
+    desk.wait_until_processes_end()
+
+
+def test_a_job_of_an_executor_elsewhere_is_ended_by_a_scheduler_alone(desk: Desk, location: Location) -> None:
+    job = desk.run_job(SLEEP)
+    desk.store.db.connection.execute("UPDATE attempt SET executor = 'elsewhere'")
+    (answer,) = steer_jobs.cancel(location, [job], 5.0)
+    assert (answer.stop_result, answer.has_failed) == (StopResult.RUNS_ELSEWHERE, True)
+    assert desk.requests() == [("cancel", str(job))]
+    assert attempts_without_processes(desk.store) == frozenset()
+    with pytest.raises(SchedulerError, match=f"job {job} is active"):
+        refuse_active(desk.store, void_claims=True)
+    desk.store.db.connection.execute("UPDATE attempt SET executor = 'direct'")
+    assert steer_jobs.cancel(location, [job], 5.0)[0].stop_result is StopResult.CANCELLED
     desk.wait_until_processes_end()
 
 
