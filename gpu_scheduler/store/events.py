@@ -100,5 +100,6 @@ def _reason(kind: str, reason: str | None) -> StateReason | WaitReason | str | N
     """Returns the value of a stored reason; the stored text if it is none, or unknown to this version."""
     if reason is None or not (kind in _JOB_STATES or kind == EventKind.INFEASIBLE):
         return reason
-    value = WaitReason if kind == EventKind.INFEASIBLE else StateReason
-    return readable(value.from_json, reason) or reason
+    if kind == EventKind.INFEASIBLE:
+        return readable(WaitReason.from_json, reason) or reason
+    return readable(StateReason.from_json, reason) or reason
