@@ -77,8 +77,8 @@ def find_refusals(commands: Sequence[str]) -> dict[str, Refusal]:
 
 
 #: Encloses each of several commands. A command that closes an unopened bracket is rejected at once, and one
-#: that leaves something open is rejected at the closing brackets after it. A command that closes exactly these
-#: brackets and opens them again would pass: `_can_be_batched` leaves it out.
+#: that leaves something open is rejected at the closing brackets after it. `_can_be_batched` leaves out a
+#: command that closes exactly these brackets and opens them again, which would pass.
 _ENCLOSED = "{{ ( {{ ( {command}\n) }} ) }}\n"
 #: A test that ends where an operand is expected: `bash -n` reports neither it nor anything after it.
 _EMPTY_TEST = re.compile(r"(?:\[\[|!|&&|\|\|)\s*\]\]")
