@@ -17,8 +17,8 @@ from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.location import original_of_copy, refuse_copy
-from gpu_scheduler.store.lock import scheduler_pid
 from gpu_scheduler.store.read_only import has_tables
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
 
 #: Seconds that the scheduler may take to end.

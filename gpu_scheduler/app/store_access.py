@@ -12,7 +12,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.database import damaged_error, is_damage
-from gpu_scheduler.store.lock import scheduler_pid
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:

@@ -87,7 +87,7 @@ def refresh_state_file(store: Store) -> list[float] | None:
     """
     from gpu_scheduler.clock import Clock
     from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
-    from gpu_scheduler.store.lock import InstanceLock
+    from gpu_scheduler.store.scheduler_lock import InstanceLock
 
     path = store.data_dir.state_file
     # The lock keeps a scheduler from starting meanwhile, so that two processes do not write at once.

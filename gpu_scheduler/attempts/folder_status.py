@@ -21,7 +21,7 @@ from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, ClaimState, RunnerIdentity
 from gpu_scheduler.runner.folder import FileProblem, boot_id, open_file, read_object
 from gpu_scheduler.runner.process_scan import has_terminal, is_running
-from gpu_scheduler.store.lock import lock_holder
+from gpu_scheduler.store.scheduler_lock import lock_holder
 
 T = TypeVar("T")
 

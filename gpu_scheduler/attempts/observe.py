@@ -11,7 +11,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.failure.explanation import is_failure
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.store.attempt_rows import attempt_from_record
+from gpu_scheduler.store.attempt_facts import attempt_from_record
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord
 from gpu_scheduler.store.store import Store
 

@@ -13,7 +13,7 @@ from gpu_scheduler.attempts.prepare import replace
 from gpu_scheduler.core.model.attempt_status import RunnerIdentity, StopRequest
 from gpu_scheduler.runner.folder import FileProblem, open_file, read_object
 from gpu_scheduler.runner.process_scan import send_signal
-from gpu_scheduler.store.lock import lock_holder
+from gpu_scheduler.store.scheduler_lock import lock_holder
 
 #: A later request never replaces a stronger one that is already in the folder.
 _RANK = {"preempted": 1, "timed_out": 2}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Collection, Iterable
 
-from gpu_scheduler.app import steer_gpus
+from gpu_scheduler.app import gpu_requests
 from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.core.text.formatting import safe_text
@@ -14,13 +14,13 @@ from gpu_scheduler.views.answers import answer_text
 
 def pause(options: Namespace) -> int:
     """Keeps new jobs off these GPUs."""
-    answers = steer_gpus.pause(location_of(options), _gpus(options))
+    answers = gpu_requests.pause(location_of(options), _gpus(options))
     return _print_answers(options, answers, "paused")
 
 
 def resume(options: Namespace) -> int:
     """Lets these GPUs accept new jobs again."""
-    answers = steer_gpus.resume(location_of(options), _gpus(options))
+    answers = gpu_requests.resume(location_of(options), _gpus(options))
     return _print_answers(options, answers, "resumed")
 
 

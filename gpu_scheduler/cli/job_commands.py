@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterable
 
-from gpu_scheduler.app import steer_jobs
+from gpu_scheduler.app import job_requests
 from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.program import print_error
@@ -21,7 +21,7 @@ def cancel(options: Namespace) -> int:
     if options.all == bool(options.jobs):
         raise UsageError("name the jobs to cancel or use --all, not both\n`status` lists the jobs")
     jobs = None if options.all else options.jobs
-    return _print_answers(steer_jobs.cancel(location_of(options), jobs, options.grace), "no jobs to cancel")
+    return _print_answers(job_requests.cancel(location_of(options), jobs, options.grace), "no jobs to cancel")
 
 
 def retry(options: Namespace) -> int:
@@ -29,22 +29,22 @@ def retry(options: Namespace) -> int:
     if options.failed == bool(options.jobs):
         raise UsageError("name the jobs to retry or use --failed, not both\n`status` lists the jobs")
     jobs = None if options.failed else options.jobs
-    return _print_answers(steer_jobs.retry(location_of(options), jobs), "no job has failed")
+    return _print_answers(job_requests.retry(location_of(options), jobs), "no job has failed")
 
 
 def hold(options: Namespace) -> int:
     """Keeps queued jobs from starting."""
-    return _print_answers(steer_jobs.hold(location_of(options), options.jobs))
+    return _print_answers(job_requests.hold(location_of(options), options.jobs))
 
 
 def release(options: Namespace) -> int:
     """Returns held jobs to the queue."""
-    return _print_answers(steer_jobs.release(location_of(options), options.jobs))
+    return _print_answers(job_requests.release(location_of(options), options.jobs))
 
 
 def priority(options: Namespace) -> int:
     """Changes the priority of waiting jobs."""
-    return _print_answers(steer_jobs.set_priority(location_of(options), options.jobs, options.number))
+    return _print_answers(job_requests.set_priority(location_of(options), options.jobs, options.number))
 
 
 def _print_answers(answers: Iterable[Answer], if_none: str = "") -> int:

@@ -165,7 +165,7 @@ def summarize(
     their jobs are left out of the counts.
     """
     # Imported here so that commands that only pause or show do not pay for it.
-    from gpu_scheduler.store.attempt_rows import allocated_shares
+    from gpu_scheduler.store.attempt_facts import allocated_shares
 
     gpus, active = store.gpus(), store.active_attempts()
     remaining = [attempt for attempt in active if attempt.id not in ended_attempts]

@@ -28,8 +28,8 @@ WRITE_INTERVAL_S = 1.0
 class StateFileWatcher:
     """Examines each version of the file once, and writes it when its content changes. Times are boot seconds.
 
-    over: attempts that have ended while no scheduler records it; trust: accept the file whoever owns it or
-    may write it.
+    ended_attempts: attempts that have ended while no scheduler records it; trust: accept the file whoever
+    owns it or may write it.
     """
 
     def __init__(self, store: Store, ended_attempts: Collection[int] = (), *, trust: bool = False) -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.views.wait_reasons import wait_text
+from gpu_scheduler.views.wait_text import wait_text
 
 __all__ = ["wait_text"]

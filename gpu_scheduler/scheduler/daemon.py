@@ -37,7 +37,7 @@ from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.scheduler.wiring import launch_options_of, options_to_record
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.filesystem import is_shared, kind_of
-from gpu_scheduler.store.ownership import Ownership
+from gpu_scheduler.store.ownership_check import Ownership
 from gpu_scheduler.store.recorded_options import record_options
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.shortages import describe_shortage, shortage_of

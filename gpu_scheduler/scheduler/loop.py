@@ -38,14 +38,14 @@ _ATTEMPT_ACTIONS = (act.VoidClaim, act.RequestStop, act.WakeRunner, act.KillRunn
 
 
 class AttemptLauncher(Protocol):
-    """Launches attempts; implemented by `launching.Launcher`."""
+    """Launches attempts; implemented by `attempts.launch.Launcher`."""
 
     def launch(self, attempt_id: int) -> None:
         """Completes the attempt folder and starts a runner. Raises LaunchError."""
 
 
 class StorageHealth(Protocol):
-    """Reports whether the scheduler can write its own files; implemented by `storagewatch.StorageMonitor`."""
+    """Reports whether the scheduler can write its own files; see `health.storage_monitor`."""
 
     def issue(self, *, fresh: bool = False) -> str | None:
         """Returns the health issue because of which nothing can be started now, else None.

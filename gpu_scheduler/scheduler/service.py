@@ -34,8 +34,8 @@ from gpu_scheduler.store import location
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import damaged_error, is_damage, newest_schema_version
 from gpu_scheduler.store.inspection import inspect_store
-from gpu_scheduler.store.lock import InstanceLock, locking_pids, scheduler_pid
-from gpu_scheduler.store.ownership import Ownership
+from gpu_scheduler.store.ownership_check import Ownership
+from gpu_scheduler.store.scheduler_lock import InstanceLock, locking_pids, scheduler_pid
 from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)

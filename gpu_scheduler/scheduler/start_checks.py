@@ -18,7 +18,7 @@ from gpu_scheduler.intake.pauses import imports_old_state_file
 from gpu_scheduler.runner.process_scan import shows_own_pids
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.gpu_kind import recorded_gpus
-from gpu_scheduler.store.lock import scheduler_pid
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system.safe_file import (
     MAX_JSON_BYTES,
     FileProblem,

@@ -233,7 +233,7 @@ def _version_mismatch(path: Path, version: int) -> str:
 
 
 def _upgrade_remedy(path: Path) -> str:
-    from gpu_scheduler.store.lock import scheduler_pid
+    from gpu_scheduler.store.scheduler_lock import scheduler_pid
 
     pid = scheduler_pid(path.with_name("lock"))
     if pid is None:

@@ -29,7 +29,7 @@ from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.views.attempt_end import OUTCOME_LABELS, format_seconds, memory_source, usage_parts
 from gpu_scheduler.views.reason_text import reason_text
-from gpu_scheduler.views.wait_reasons import infeasibility_text, wait_text
+from gpu_scheduler.views.wait_text import infeasibility_text, wait_text
 
 _DEBUG, _INFO, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
 #: Outcomes that need no attention and are logged at info.

@@ -20,7 +20,7 @@ from gpu_scheduler.core.text.formatting import (
 from gpu_scheduler.views.colours import CYAN, FAINT, OF_STATE, RED, YELLOW, of_outcome
 from gpu_scheduler.views.layout import Cell, Column, TableRow
 from gpu_scheduler.views.titles import common_prefix, title
-from gpu_scheduler.views.wait_reasons import job_reason_text
+from gpu_scheduler.views.wait_text import job_reason_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.need import Need

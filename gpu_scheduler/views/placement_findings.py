@@ -9,11 +9,12 @@ from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.share import format_share
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle, place
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle
+from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.formatting import format_memory
-from gpu_scheduler.views.gpu_obstacles import obstacle_remedy, obstacle_text
-from gpu_scheduler.views.wait_reasons import wait_text
+from gpu_scheduler.views.gpu_obstacle_text import obstacle_remedy, obstacle_text
+from gpu_scheduler.views.wait_text import wait_text
 
 
 def placement(

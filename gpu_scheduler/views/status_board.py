@@ -15,7 +15,7 @@ from gpu_scheduler.views.gpu_table import gpu_rows
 from gpu_scheduler.views.job_table import COLUMNS, ROW_BUILDERS
 from gpu_scheduler.views.layout import CappedList, Cell, Column, TableRow, render_table
 from gpu_scheduler.views.titles import title
-from gpu_scheduler.views.wait_reasons import job_reason_text
+from gpu_scheduler.views.wait_text import job_reason_text
 
 #: Maximum numbers of waiting and of finished jobs on the board.
 MAX_WAITING, MAX_FINISHED = 50, 20

@@ -9,7 +9,7 @@ from typing import Any
 from gpu_scheduler.app.status_report import GpuStatusView, JobView, StatusReport
 from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.text.secrets import masked, masked_values
-from gpu_scheduler.views.wait_reasons import job_reason_text
+from gpu_scheduler.views.wait_text import job_reason_text
 
 
 def gpu_object(gpu: GpuStatusView) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from gpu_scheduler.app.status_report import JobView, MalformedLineView
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import limit_length, safe_text
-from gpu_scheduler.views.wait_reasons import held_text, job_reason_text
+from gpu_scheduler.views.wait_text import held_text, job_reason_text
 
 #: Maximum number of lines and jobs listed.
 MAX_ITEMS = 10

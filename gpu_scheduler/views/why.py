@@ -27,7 +27,7 @@ from gpu_scheduler.views.need_text import current_need_text
 from gpu_scheduler.views.reason_text import reason_text
 from gpu_scheduler.views.remedies import failure_remedy, oom_remedy
 from gpu_scheduler.views.text_width import wrap_words
-from gpu_scheduler.views.wait_reasons import job_reason_text
+from gpu_scheduler.views.wait_text import job_reason_text
 
 #: Checks that say how a job ended, and checks that may say what else was wrong.
 _END_CHECKS, _OTHER_CHECKS = (Check.END, Check.HELD), (Check.SCHEDULER, Check.SEEN, Check.LOG)

@@ -16,7 +16,7 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.views import job_table
-from gpu_scheduler.views.wait_reasons import job_reason_text
+from gpu_scheduler.views.wait_text import job_reason_text
 from tests.reasons import worded, words
 from tests.records import attempt_record, job_record
 

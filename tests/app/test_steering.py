@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app import steer_gpus, steer_jobs
+from gpu_scheduler.app import gpu_requests, job_requests
 from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.attempts.observe import attempts_without_processes
@@ -25,7 +25,7 @@ def kinds(answers: tuple[Answer, ...]) -> list[tuple[int, AnswerKind]]:
 
 def test_requests_without_a_scheduler_are_recorded(desk: Desk, location: Location) -> None:
     first, second = desk.job(), desk.job("echo b", name="b")
-    assert kinds(steer_jobs.hold(location, [first, "b"])) == [
+    assert kinds(job_requests.hold(location, [first, "b"])) == [
         (first, AnswerKind.RECORDED),
         (second, AnswerKind.RECORDED),
     ]
@@ -34,8 +34,8 @@ def test_requests_without_a_scheduler_are_recorded(desk: Desk, location: Locatio
 
 def test_requests_name_who_made_them(desk: Desk, location: Location) -> None:
     job = desk.job()
-    steer_jobs.set_priority(location, [job], 5, by="rest")
-    steer_gpus.pause(location, [0], by="rest")
+    job_requests.set_priority(location, [job], 5, by="rest")
+    gpu_requests.pause(location, [0], by="rest")
     rows = desk.store.db.rows("SELECT verb, by FROM request ORDER BY id")
     assert [tuple(row) for row in rows] == [("set", "rest"), ("pause", "rest")]
 
@@ -43,17 +43,17 @@ def test_requests_name_who_made_them(desk: Desk, location: Location) -> None:
 def test_a_running_scheduler_answers(desk: Desk, location: Location) -> None:
     job = desk.job()
     with desk.scheduler():
-        (answer,) = steer_jobs.cancel(location, [job], 1.0)
+        (answer,) = job_requests.cancel(location, [job], 1.0)
         assert (answer.kind, answer.has_failed) == (AnswerKind.CARRIED_OUT, False)
-        (answer,) = steer_jobs.cancel(location, [job], 1.0)
+        (answer,) = job_requests.cancel(location, [job], 1.0)
         assert (answer.kind, answer.has_failed) == (AnswerKind.REFUSED, True)
-        assert [one.kind for one in steer_gpus.pause(location, None)] == [AnswerKind.CARRIED_OUT] * 2
+        assert [one.kind for one in gpu_requests.pause(location, None)] == [AnswerKind.CARRIED_OUT] * 2
 
 
 def test_refusals_come_first(desk: Desk, location: Location) -> None:
     queued, finished = desk.job(), desk.job("echo done")
     desk.record(act.FinishJob(finished, Outcome.COMPLETED, None))
-    assert kinds(steer_jobs.hold(location, [queued, finished, 99])) == [
+    assert kinds(job_requests.hold(location, [queued, finished, 99])) == [
         (finished, AnswerKind.REFUSED),
         (99, AnswerKind.REFUSED),
         (queued, AnswerKind.RECORDED),
@@ -61,18 +61,18 @@ def test_refusals_come_first(desk: Desk, location: Location) -> None:
 
 
 def test_none_means_every_job(desk: Desk, location: Location) -> None:
-    assert steer_jobs.cancel(location, None, 1.0) == ()
-    assert steer_jobs.retry(location, None) == ()
+    assert job_requests.cancel(location, None, 1.0) == ()
+    assert job_requests.retry(location, None) == ()
     failed, queued = desk.job(), desk.job("echo b")
     desk.record(act.FinishJob(failed, Outcome.FAILED, None))
-    assert kinds(steer_jobs.retry(location, None)) == [(failed, AnswerKind.RECORDED)]
-    assert steer_jobs.retry(location, None) == ()  # it is requested already
-    assert kinds(steer_jobs.cancel(location, None, 1.0)) == [(queued, AnswerKind.RECORDED)]
+    assert kinds(job_requests.retry(location, None)) == [(failed, AnswerKind.RECORDED)]
+    assert job_requests.retry(location, None) == ()  # it is requested already
+    assert kinds(job_requests.cancel(location, None, 1.0)) == [(queued, AnswerKind.RECORDED)]
 
 
 def test_a_running_job_is_ended_without_a_scheduler(desk: Desk, location: Location) -> None:
     job = desk.run_job(SLEEP)
-    (answer,) = steer_jobs.cancel(location, [job], 5.0)
+    (answer,) = job_requests.cancel(location, [job], 5.0)
     assert (answer.kind, answer.stop_result) == (AnswerKind.STOPPED, StopResult.CANCELLED)
     desk.wait_until_processes_end()
 
@@ -93,18 +93,18 @@ def test_a_job_of_an_executor_elsewhere_is_ended_by_a_scheduler_alone(desk: Desk
 
 def test_unknown_names_and_gpus_raise(desk: Desk, location: Location) -> None:
     with pytest.raises(SchedulerError, match="has no job named bert"):
-        steer_jobs.release(location, ["bert"])
+        job_requests.release(location, ["bert"])
     with pytest.raises(SchedulerError, match="GPU 7 is not managed"):
-        steer_gpus.resume(location, [7])
+        gpu_requests.resume(location, [7])
     assert desk.requests() == []
 
 
 def test_gpus_are_paused_in_the_state_file_before_the_first_start(desk: Desk, tmp_path: Path) -> None:
     location = Location(str(tmp_path / "new.json"))
-    assert kinds(steer_gpus.resume(location, [1])) == [(1, AnswerKind.NOTHING_TO_DO)]
-    assert kinds(steer_gpus.pause(location, [1, 0, 1])) == [
+    assert kinds(gpu_requests.resume(location, [1])) == [(1, AnswerKind.NOTHING_TO_DO)]
+    assert kinds(gpu_requests.pause(location, [1, 0, 1])) == [
         (0, AnswerKind.IN_STATE_FILE),
         (1, AnswerKind.IN_STATE_FILE),
     ]
     with pytest.raises(SchedulerError, match="not known before the first"):
-        steer_gpus.pause(location, None)
+        gpu_requests.pause(location, None)

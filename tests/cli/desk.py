@@ -25,8 +25,8 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.lock import scheduler_pid
 from gpu_scheduler.store.records import AttemptRecord
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 from tests.waiting import wait_for

@@ -18,7 +18,7 @@ from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.scheduler.loop import Loop
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.lock import InstanceLock
+from gpu_scheduler.store.scheduler_lock import InstanceLock
 from gpu_scheduler.store.store import Store
 
 

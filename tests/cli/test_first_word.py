@@ -22,7 +22,7 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.scheduler import background, service
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.lock import scheduler_pid
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from tests.cli.desk import Desk
 from tests.e2e.world import World
 from tests.waiting import wait_for

@@ -15,7 +15,7 @@ from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.lock import scheduler_pid
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 

@@ -17,7 +17,7 @@ PACKAGE = "gpu_scheduler"
 STORE = tuple(
     f"store.{name}"
     for name in (
-        "accepted_lines", "attempt_rows", "data_dir", "database", "events", "gpu_kind", "location", "lock",
+        "accepted_lines", "attempt_facts", "data_dir", "database", "events", "gpu_kind", "location", "scheduler_lock",
         "measurements", "permissions", "read_only", "recorded_options", "records", "state_file", "store",
     )
 )  # fmt: skip
@@ -54,7 +54,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "health.doctor": (
         "core.model", "core.text", "core.command", "errors", "config", "system", "health",
         "store.attempt_folders", "store.backups", "store.data_dir", "store.filesystem", "store.gpu_kind",
-        "store.host", "store.inspection", "store.lock", "store.permissions", "store.read_only",
+        "store.host", "store.inspection", "store.scheduler_lock", "store.permissions", "store.read_only",
         "store.state_file", "gpus.probes", "gpus.selection", "attempts.log_folder", "executors.screen",
         "intake",
     ),

@@ -9,15 +9,11 @@ from hypothesis import strategies as st
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.placement import (
-    GpuAvailability,
-    foreign_use,
-    obstacle,
-    place,
-)
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, foreign_use, obstacle
+from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.views.gpu_obstacles import obstacle_text
-from gpu_scheduler.views.wait_reasons import wait_text
+from gpu_scheduler.views.gpu_obstacle_text import obstacle_text
+from gpu_scheduler.views.wait_text import wait_text
 
 LIMITS = Limits()
 PAUSED = GpuObstacle(0, ObstacleKind.PAUSED)

@@ -18,12 +18,12 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import JobEnd, exit_code, is_drained
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Gpu, PendingGroup, QueuedJob
-from gpu_scheduler.core.scheduling.gpu_availability import availability, foreign_memory
+from gpu_scheduler.core.scheduling.gpu_use import availability, foreign_memory
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.order import order
 from gpu_scheduler.core.scheduling.plan import need_of, plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
-from gpu_scheduler.views.wait_reasons import wait_text
+from gpu_scheduler.views.wait_text import wait_text
 from tests.core.gpu_world import gpu, group, round_of, running
 
 LIMITS = Limits()

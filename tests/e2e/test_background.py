@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.lock import scheduler_pid
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from tests.e2e.world import CONDA, World, make_conda
 from tests.fakes.conda import plant_hook, plant_variables
 from tests.processes import children_of, exists, has_terminal

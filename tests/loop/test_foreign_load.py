@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
-from gpu_scheduler.views.wait_reasons import wait_text
+from gpu_scheduler.views.wait_text import wait_text
 from tests.loop.rig import Rig
 
 #: A process of no job: the one that runs the tests.

@@ -18,7 +18,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.runner.folder import START
 from gpu_scheduler.scheduler.loop import next_deadline
-from gpu_scheduler.views.wait_reasons import wait_text
+from gpu_scheduler.views.wait_text import wait_text
 from tests.fakes.conda import plant
 from tests.loop.rig import SETTINGS, Rig
 from tests.reasons import words

@@ -21,7 +21,7 @@ from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
-from gpu_scheduler.views.wait_reasons import wait_text
+from gpu_scheduler.views.wait_text import wait_text
 from tests.loop.rig import Rig
 
 ONE, TWO = (GpuFault(FaultKind.RECOVERING, good_samples=count) for count in (1, 2))

@@ -22,8 +22,8 @@ from gpu_scheduler.reporting import main_log
 from gpu_scheduler.scheduler.start_checks import check_files, check_paths
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.lock import InstanceLock
-from gpu_scheduler.store.ownership import Ownership
+from gpu_scheduler.store.ownership_check import Ownership
+from gpu_scheduler.store.scheduler_lock import InstanceLock
 from tests.loop.rig import Rig
 
 FILES = ("jobs.txt", "llm_config.json", "s.json", "gpu_scheduler.log")

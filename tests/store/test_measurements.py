@@ -19,7 +19,7 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.store.attempt_rows import allocated_shares, attempt_from_record
+from gpu_scheduler.store.attempt_facts import allocated_shares, attempt_from_record
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.measurements import LearnedNeeds, quantile, workload_classes

@@ -62,8 +62,8 @@ class CsvLine:
 class _Fields:
     """The raw fields of a line.
 
-    begin: the fields before the arguments; execution: the last of them if the line has six columns; rest: the
-    GPU list; whole: arguments and GPU list as written.
+    leading: the fields before the arguments; execution_type: the last of them if the line has six columns;
+    unsplit: arguments and GPU list as written.
     """
 
     leading: tuple[str, ...]

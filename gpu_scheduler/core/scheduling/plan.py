@@ -18,11 +18,12 @@ from gpu_scheduler.core.scheduling.actions import (
     Start,
 )
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup
-from gpu_scheduler.core.scheduling.gpu_availability import availability, display_memory, unattributed_memory
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
+from gpu_scheduler.core.scheduling.gpu_use import availability, display_memory, unattributed_memory
 from gpu_scheduler.core.scheduling.misplaced import misplaced_processes
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.order import order
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, could_fit, place
+from gpu_scheduler.core.scheduling.placement import could_fit, place
 from gpu_scheduler.core.scheduling.reconcile import reconcile
 from gpu_scheduler.core.scheduling.release import check_memory_release, release_allocation
 from gpu_scheduler.core.scheduling.retry import GpuInventory

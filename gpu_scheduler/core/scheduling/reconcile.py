@@ -34,7 +34,7 @@ from gpu_scheduler.core.scheduling.attempt_end import (
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
 from gpu_scheduler.core.scheduling.retry import GpuInventory
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.core.scheduling.sweeping import may_signal, sweep, was_sent_sigkill
+from gpu_scheduler.core.scheduling.sweep_timing import may_signal, sweep, was_sent_sigkill
 
 #: Seconds past the grace period after which the runner itself is killed (docs/design.md, Reconciling).
 RUNNER_OVERTIME_S = 10.0

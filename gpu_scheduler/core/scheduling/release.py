@@ -9,7 +9,7 @@ from gpu_scheduler.core.scheduling.accounting import DRIVER_MIB
 from gpu_scheduler.core.scheduling.actions import Action, RecordMemoryReleased, ReleaseAllocation
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.core.scheduling.sweeping import sweep
+from gpu_scheduler.core.scheduling.sweep_timing import sweep
 
 
 def release_allocation(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:

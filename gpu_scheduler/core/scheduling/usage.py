@@ -19,7 +19,7 @@ from gpu_scheduler.core.scheduling.actions import (
     RecordUsage,
 )
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
-from gpu_scheduler.core.scheduling.gpu_availability import foreign_load, foreign_peaks, listed_processes
+from gpu_scheduler.core.scheduling.gpu_use import foreign_load, foreign_peaks, listed_processes
 from gpu_scheduler.core.scheduling.settings import Settings
 
 

@@ -27,9 +27,9 @@ from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.gpu_kind import recorded_gpus
 from gpu_scheduler.store.host import this_host
 from gpu_scheduler.store.inspection import is_missing_or_empty, is_store_lost, unknown_attempt_folders
-from gpu_scheduler.store.lock import scheduler_pid
 from gpu_scheduler.store.permissions import check_entries
 from gpu_scheduler.store.read_only import check_integrity
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
 

@@ -6,7 +6,7 @@ import os
 
 from gpu_scheduler.errors import NotOwnerError, SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.lock import InstanceLock
+from gpu_scheduler.store.scheduler_lock import InstanceLock
 
 
 class Ownership:

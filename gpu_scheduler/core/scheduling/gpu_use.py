@@ -1,4 +1,4 @@
-"""Computes the availability of a GPU: its allocations, foreign use, and why it accepts no new jobs.
+"""Measures the use of a GPU: allocations, memory and load of foreign processes, a pause or a fault.
 
 The rules are in docs/design.md, Accounting.
 """
@@ -17,7 +17,7 @@ from gpu_scheduler.core.scheduling.accounting import (
     with_spike_buffer,
 )
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
-from gpu_scheduler.core.scheduling.placement import GpuAvailability
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.settings import Limits
 
 #: Maximum number of processes that the obstacle of a quarantined GPU names.

@@ -16,12 +16,12 @@ import pytest
 
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.scheduler import service
-from gpu_scheduler.store import lock as instance
+from gpu_scheduler.store import scheduler_lock as instance
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.lock import InstanceLock, locking_pids, scheduler_pid
+from gpu_scheduler.store.scheduler_lock import InstanceLock, locking_pids, scheduler_pid
 
 _HOLDER = (
-    "import sys, pathlib\nfrom gpu_scheduler.store.lock import InstanceLock\n"
+    "import sys, pathlib\nfrom gpu_scheduler.store.scheduler_lock import InstanceLock\n"
     "lock = InstanceLock(pathlib.Path(sys.argv[1]))\n"
     "print(lock.acquire(), flush=True)\nsys.stdin.read()\n"
 )

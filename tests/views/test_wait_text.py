@@ -12,10 +12,10 @@ from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.units import human_mib, round_mib
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.views.gpu_obstacles import obstacle_remedy, obstacle_text
-from gpu_scheduler.views.wait_reasons import held_text, job_reason_text, wait_text
+from gpu_scheduler.views.gpu_obstacle_text import obstacle_remedy, obstacle_text
+from gpu_scheduler.views.wait_text import held_text, job_reason_text, wait_text
 from tests.reasons import worded
 
 ONE, ALONE = Need(1, 500), Need(1, 1000, alone=True)

@@ -13,7 +13,8 @@ from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Gpu
-from gpu_scheduler.core.scheduling.gpu_availability import (
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle
+from gpu_scheduler.core.scheduling.gpu_use import (
     availability,
     display_memory,
     foreign_load,
@@ -23,11 +24,10 @@ from gpu_scheduler.core.scheduling.gpu_availability import (
     unattributed_memory,
 )
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.placement import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
-from gpu_scheduler.views.gpu_obstacles import obstacle_text
-from gpu_scheduler.views.wait_reasons import wait_text
+from gpu_scheduler.views.gpu_obstacle_text import obstacle_text
+from gpu_scheduler.views.wait_text import wait_text
 from tests.core.gpu_world import TOTAL, facts, gpu, group, running
 
 LIMITS = Limits()

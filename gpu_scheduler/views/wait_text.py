@@ -94,7 +94,7 @@ def _no_free_gpu_text(reason: WaitReason) -> str:
     if not obstacles:
         return f"needs {reason.need}, {reason.gpus} free"
     # Imported here to keep `status` fast when no GPU is named.
-    from gpu_scheduler.views.gpu_obstacles import obstacle_text
+    from gpu_scheduler.views.gpu_obstacle_text import obstacle_text
 
     named = ", ".join(f"GPU {one.gpu} {obstacle_text(one)}" for one in obstacles[:_MAX_OBSTACLES])
     rest = f" and {len(obstacles) - _MAX_OBSTACLES} more" if len(obstacles) > _MAX_OBSTACLES else ""
