@@ -17,8 +17,8 @@ PACKAGE = "gpu_scheduler"
 STORE = tuple(
     f"store.{name}"
     for name in (
-        "accepted_lines", "attempt_facts", "data_dir", "database", "events", "gpu_kind", "location", "scheduler_lock",
-        "measurements", "permissions", "read_only", "recorded_options", "records", "state_file", "store",
+        "accepted_lines", "attempt_facts", "data_dir", "database", "events", "gpu_kind", "location",
+        "measurements", "permissions", "read_only", "recorded_options", "records", "scheduler_lock", "state_file", "store",
     )
 )  # fmt: skip
 
