@@ -18,7 +18,8 @@ STORE = tuple(
     f"store.{name}"
     for name in (
         "accepted_lines", "attempt_facts", "data_dir", "database", "events", "gpu_kind", "location",
-        "measurements", "permissions", "read_only", "recorded_options", "records", "scheduler_lock", "state_file", "store",
+        "measurements", "permissions", "read_only", "recorded_options", "records",
+        "scheduler_lock", "state_file", "store",
     )
 )  # fmt: skip
 
