@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.views.wait_text import wait_text
 from tests.loop.rig import Rig
 
-#: A process of no job: the one that runs the tests.
+#: A foreign process: the one that runs the tests.
 THEM = os.getpid()
 WAIT = "echo $$ > pid.part; mv pid.part pid; sleep 60"
 
