@@ -7,8 +7,8 @@
     events.open_events, logs.open_log         what happened, and the output of a job
     logs.attach_target                        the session to attach to
     add.add, add.compose, lint.lint           a new line, and what the lines of a jobs file will do
-    steer_jobs.cancel, retry, hold, release, set_priority
-    steer_gpus.pause, resume
+    job_requests.cancel, retry, hold, release, set_priority
+    gpu_requests.pause, resume
     stop.stop, calibrate.calibrate, doctor.doctor
 
 A function takes a `Location` and typed arguments and returns frozen values. It raises the errors of

@@ -80,14 +80,14 @@ def test_a_running_job_is_ended_without_a_scheduler(desk: Desk, location: Locati
 def test_a_job_of_an_executor_elsewhere_is_ended_by_a_scheduler_alone(desk: Desk, location: Location) -> None:
     job = desk.run_job(SLEEP)
     desk.store.db.connection.execute("UPDATE attempt SET executor = 'elsewhere'")
-    (answer,) = steer_jobs.cancel(location, [job], 5.0)
+    (answer,) = job_requests.cancel(location, [job], 5.0)
     assert (answer.stop_result, answer.has_failed) == (StopResult.RUNS_ELSEWHERE, True)
     assert desk.requests() == [("cancel", str(job))]
     assert attempts_without_processes(desk.store) == frozenset()
     with pytest.raises(SchedulerError, match=f"job {job} is active"):
         refuse_active(desk.store, void_claims=True)
     desk.store.db.connection.execute("UPDATE attempt SET executor = 'direct'")
-    assert steer_jobs.cancel(location, [job], 5.0)[0].stop_result is StopResult.CANCELLED
+    assert job_requests.cancel(location, [job], 5.0)[0].stop_result is StopResult.CANCELLED
     desk.wait_until_processes_end()
 
 
