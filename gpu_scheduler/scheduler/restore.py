@@ -26,7 +26,14 @@ from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.scheduler.fresh_start import refuse_unrecorded
 from gpu_scheduler.store import attempt_folders, attempt_import, location
 from gpu_scheduler.store.attempt_folders import AttemptFolder, Origin, may_have_launched, token_of
-from gpu_scheduler.store.backups import Backup, DamagedDatabaseError, HighestIds, highest_ids, restore_backup
+from gpu_scheduler.store.backups import (
+    Backup,
+    DamagedDatabaseError,
+    HighestIds,
+    highest_ids,
+    is_of_development_version,
+    restore_backup,
+)
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import development_schema_error
 from gpu_scheduler.store.inspection import StoreCondition, inspect_store
@@ -163,6 +170,9 @@ def _newest_usable_backup(condition: StoreCondition) -> Backup | None:
             extent = highest_ids(backup.path, immutable=True)
         except DamagedDatabaseError as error:
             log.warning("%s; it is skipped", error)
+            continue
+        if is_of_development_version(backup):
+            log.warning("%s is of a development version; it is skipped", backup.path)
             continue
         return None if _is_usable(condition) and condition.highest_ids.covers(extent) else backup
     return None

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.database import is_development_schema
 from gpu_scheduler.store.read_only import connect_read_only
 from gpu_scheduler.system.atomic_file import sync
 
@@ -117,6 +118,12 @@ def highest_ids(database: Path, *, immutable: bool = False) -> HighestIds:
     except sqlite3.DatabaseError as error:
         raise DamagedDatabaseError(f"{database} is damaged: {error}") from None
     return HighestIds(numbers.get("job", 0), numbers.get("attempt", 0))
+
+
+def is_of_development_version(backup: Backup) -> bool:
+    """Returns whether a version under development made an intact backup, which no release reads."""
+    with closing(connect_read_only(backup.path, immutable=True)) as db:
+        return is_development_schema(db)
 
 
 def restore_backup(backup: Backup, target: Path) -> None:

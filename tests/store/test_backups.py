@@ -15,9 +15,11 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.scheduler.backup_timer import BackupTimer
+from gpu_scheduler.scheduler.restore import _newest_usable_backup
 from gpu_scheduler.store import backups
 from gpu_scheduler.store.backups import Backup, DamagedDatabaseError, HighestIds
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.inspection import StoreCondition
 from gpu_scheduler.store.store import Store
 
 
@@ -126,3 +128,15 @@ def test_logs_a_failed_backup_once_and_retries_it(
     clock.boot += 3600
     timer.back_up_if_due()
     assert names(store) == ["scheduler-1.db"]
+
+
+def test_restoring_skips_a_backup_of_a_development_version(store: Store) -> None:
+    add(store)
+    usable, other = make(store), make(store)
+    with sqlite3.connect(other.path) as db:
+        db.execute("PRAGMA application_id = 0")
+    db.close()
+    found = (other, usable)
+    assert [backups.is_of_development_version(backup) for backup in found] == [True, False]
+    assert _newest_usable_backup(StoreCondition("missing", backups=found)) == usable
+    assert _newest_usable_backup(StoreCondition("missing", backups=(other,))) is None
