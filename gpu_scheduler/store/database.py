@@ -206,7 +206,7 @@ def is_development_schema(db: sqlite3.Connection) -> bool:
 
 def development_schema_error(path: Path) -> SchemaError:
     """Returns the error for a database of a version under development, with the remedies."""
-    from gpu_scheduler.store.lock import scheduler_pid
+    from gpu_scheduler.store.scheduler_lock import scheduler_pid
 
     pid = scheduler_pid(path.with_name("lock"))
     # `stop` cannot end it: its requests are in that store.

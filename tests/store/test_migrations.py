@@ -12,7 +12,7 @@ import pytest
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchemaError, StoreNotFoundError
-from gpu_scheduler.store import database, lock
+from gpu_scheduler.store import database, scheduler_lock
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.records import AllocationRecord
 from gpu_scheduler.store.store import Store
@@ -135,7 +135,9 @@ def test_refuses_a_store_of_a_development_version(tmp_path: Path, version: int, 
 
 
 def test_names_the_scheduler_of_a_development_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "scheduler_pid", lambda path: 77 if path == tmp_path / "lock" else None)
+    monkeypatch.setattr(
+        scheduler_lock, "scheduler_pid", lambda path: 77 if path == tmp_path / "lock" else None
+    )
     error = database.development_schema_error(tmp_path / "scheduler.db")
     assert ": end its scheduler with `kill 77`; then `start --fresh` forgets its jobs" in str(error)
 
