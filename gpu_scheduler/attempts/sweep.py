@@ -62,7 +62,7 @@ def _scan(
             break
     for token in unsure:
         command = commands[token]
-        if command is not None and fork_chains.has_group(command):
+        if command is not None and fork_chains.may_have_living_group(command):
             scan.found[token] = {command.pid: 0}  # each process ends before its pid is known
     return scan.found
 

@@ -7,6 +7,7 @@ leave.
 from __future__ import annotations
 
 import os
+import time
 
 from .folder import fields_of, has_ended
 from .process_scan import autogroup, environment, newest_first, token_in
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Number of times that the newest processes are searched for a member of a group.
 _TRIES = 200
+#: Seconds in which a fork chain adds an ended process to its group, or is found as a living one.
+_CHAIN_S = 0.02
 
 
 def has_group(command: RecordedCommand) -> bool:
@@ -31,6 +34,36 @@ def has_group(command: RecordedCommand) -> bool:
     except OSError:
         return False
     return True
+
+
+def may_have_living_group(command: RecordedCommand) -> bool:
+    """Returns whether a living process may be in the process group of the command.
+
+    Ended processes that nothing has collected keep a group in existence, some of them forever (in a container
+    whose first process collects none). If they are the same at two times, none lives: each process of a fork
+    chain ends in the group.
+    """
+    if not has_group(command):
+        return False
+    members = _members(command.pid)
+    if not members or not all(members.values()):
+        return True
+    time.sleep(_CHAIN_S)
+    return _members(command.pid) != members and has_group(command)
+
+
+def _members(group: int) -> dict[int, bool]:
+    """Returns each process of a process group, and whether it has ended; one that disappears has not."""
+    members = {}
+    for pid in newest_first():
+        try:
+            if os.getpgid(pid) != group:
+                continue
+        except OSError:
+            continue
+        fields = fields_of(pid)
+        members[pid] = fields is not None and has_ended(fields)
+    return members
 
 
 def signal_group(command: RecordedCommand, token: str, signal: int) -> bool:

@@ -152,6 +152,31 @@ def test_reused_process_group_is_not_signalled() -> None:
         process.wait()
 
 
+def test_group_of_uncollected_processes_does_not_live() -> None:
+    """In a container whose first process collects no orphans they stay, and every scan may miss a process."""
+    process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
+    try:
+        ticks = process_scan.ticks_of(process.pid)
+        assert ticks is not None
+        command = RecordedCommand(process.pid, ticks, process_scan.autogroup(process.pid))
+        assert fork_chains.may_have_living_group(command)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert fork_chains.has_group(command)
+        assert not fork_chains.may_have_living_group(command)
+    finally:
+        process.kill()
+        process.wait()
+    assert not fork_chains.may_have_living_group(command)
+
+
+def test_group_with_new_uncollected_processes_may_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = [{7: True}, {7: True, 8: True}]
+    monkeypatch.setattr(fork_chains, "has_group", lambda command: True)
+    monkeypatch.setattr(fork_chains, "_members", lambda group: ended.pop(0))
+    assert fork_chains.may_have_living_group(RecordedCommand(7, 70))
+
+
 def test_nothing_is_signalled_if_proc_shows_another_pid_namespace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
