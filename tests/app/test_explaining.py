@@ -26,7 +26,7 @@ from tests.cli.desk import Desk
         ({}, NeedSource.COMMAND),
     ],
 )
-def test_need_has_a_source(
+def test_detail_names_the_source_of_the_need(
     desk: Desk, location: Location, values: dict[str, Any], source: NeedSource
 ) -> None:
     current = job_detail(location, desk.job(**values)).need
@@ -43,9 +43,7 @@ def test_detail_has_the_attempts_and_the_history(desk: Desk, location: Location)
     assert [event.kind for event in detail.history] == [EventKind.QUEUED, EventKind.STARTING]
 
 
-def test_a_waiting_job_is_explained_by_its_need_its_gpus_and_its_place(
-    desk: Desk, location: Location
-) -> None:
+def test_explains_a_waiting_job_by_its_need_gpus_and_queue_position(desk: Desk, location: Location) -> None:
     first, second = desk.job("echo a", share=500), desk.job("echo b", allowed=(1,))
     diagnosis = diagnose(location, second)
     assert diagnosis.scheduler_pid is None

@@ -49,7 +49,7 @@ def test_a_location_without_a_store_raises_and_creates_nothing(desk: Desk, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_screens_lists_no_session_of_a_job_without_one(desk: Desk, location: Location) -> None:
+def test_screens_omits_jobs_without_a_session(desk: Desk, location: Location) -> None:
     desk.run_job("while :; do sleep 0.02; done")
     sessions = screens(location)
     assert (sessions.sessions, sessions.without_session) == ((), 1)

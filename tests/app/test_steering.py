@@ -50,7 +50,7 @@ def test_a_running_scheduler_answers(desk: Desk, location: Location) -> None:
         assert [one.kind for one in gpu_requests.pause(location, None)] == [AnswerKind.CARRIED_OUT] * 2
 
 
-def test_refusals_come_first(desk: Desk, location: Location) -> None:
+def test_refused_requests_are_listed_first(desk: Desk, location: Location) -> None:
     queued, finished = desk.job(), desk.job("echo done")
     desk.record(act.FinishJob(finished, Outcome.COMPLETED, None))
     assert kinds(job_requests.hold(location, [queued, finished, 99])) == [
@@ -77,7 +77,7 @@ def test_a_running_job_is_ended_without_a_scheduler(desk: Desk, location: Locati
     desk.wait_until_processes_end()
 
 
-def test_a_job_of_an_executor_elsewhere_is_ended_by_a_scheduler_alone(desk: Desk, location: Location) -> None:
+def test_only_a_scheduler_ends_a_job_of_a_remote_executor(desk: Desk, location: Location) -> None:
     job = desk.run_job(SLEEP)
     desk.store.db.connection.execute("UPDATE attempt SET executor = 'elsewhere'")
     (answer,) = job_requests.cancel(location, [job], 5.0)

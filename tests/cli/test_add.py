@@ -291,7 +291,7 @@ def test_every_attribute_has_an_option() -> None:
     words=st.lists(TEXT, min_size=2, max_size=5)
     | st.lists(st.sampled_from(["[", "0,a", "#", "]", "7"]), min_size=2)
 )
-def test_words_of_a_command_survive_a_round_trip(words: list[str]) -> None:
+def test_command_arguments_survive_a_round_trip(words: list[str]) -> None:
     read = parse_line(format_command_line(["name=a"], words), "/", "/")
     assert isinstance(read, ParsedJob)
     assert (read.spec.kind, read.spec.name) == ("command", "a")

@@ -33,7 +33,7 @@ def test_doctor_prints_each_check_with_its_remedy(desk: Desk, monkeypatch: pytes
     assert desk.run("doctor")[0] == 0
 
 
-def test_json(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_lists_each_check_with_its_grade_and_remedy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     findings(monkeypatch, warn(Check.STORE, "odd", "do this"))
     code, out, _ = desk.run("doctor", "--json")
     assert code == 0

@@ -53,7 +53,7 @@ def test_unknown_gpus_are_listed_as_ranges(desk: Desk) -> None:
     )
 
 
-def test_pause_reads_an_edit_of_the_state_file_first_and_wins_over_it(desk: Desk) -> None:
+def test_pause_applies_an_edit_of_the_state_file_first_and_overrides_it(desk: Desk) -> None:
     assert desk.store
     desk.data_dir.state_file.write_text('{"paused_gpus": [0, 1], "_scheduler": {"paused_gpus": []}}')
     desk.run("resume", "1")

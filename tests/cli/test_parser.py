@@ -60,7 +60,7 @@ def test_every_option_of_start_is_passed_on() -> None:
     assert StartOptions.from_values(vars(parse(["start", *words.split(" ")]))) == _ALL_CHANGED
 
 
-def test_the_options_tested_above_all_differ_from_their_defaults() -> None:
+def test_every_option_tested_above_differs_from_its_default() -> None:
     same = [name for name, value in vars(StartOptions()).items() if getattr(_ALL_CHANGED, name) == value]
     assert same == [*_WITHOUT_OPTION, "keep_history", "restore"]
 
@@ -202,7 +202,9 @@ def test_pause_accepts_single_gpus_lists_and_all(words: list[str], expected: Any
         (["3", "4", "0"], [3, 4], 0),
     ],
 )
-def test_priority_takes_its_last_word_as_the_number(words: list[str], jobs: list[Any], number: int) -> None:
+def test_priority_reads_its_last_argument_as_the_number(
+    words: list[str], jobs: list[Any], number: int
+) -> None:
     read = parse(["priority", *words])
     assert (read.jobs, read.number) == (jobs, number)
 

@@ -213,7 +213,7 @@ def test_show_prints_the_source_of_the_need(desk: Desk) -> None:
     assert need("python t.py --llm qwen") == "9.0 GiB of each of 2 GPUs (model qwen)"
 
 
-def test_show_end_that_is_not_recorded_yet(desk: Desk) -> None:
+def test_show_reports_an_end_that_is_not_recorded_yet(desk: Desk) -> None:
     job = desk.run_job("echo 'ValueError: x'; exit 4")
     row = desk.store.attempts(job)[0]
     wait_for(lambda: (desk.folder(row) / "result").exists(), "result")
@@ -225,7 +225,7 @@ def test_show_end_that_is_not_recorded_yet(desk: Desk) -> None:
     desk.wait_until_processes_end()
 
 
-def test_show_failed_launch_before_its_end(desk: Desk) -> None:
+def test_show_reports_a_failed_launch_before_its_end(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     desk.writer.record_launch_error(row.id, "fork failed")
@@ -283,14 +283,14 @@ def test_show_rejects_an_unknown_job(desk: Desk) -> None:
         ),
     ],
 )
-def test_show_command_as_it_is_run(desk: Desk, spec: JobSpec, command: str) -> None:
+def test_show_prints_the_command_as_it_is_run(desk: Desk, spec: JobSpec, command: str) -> None:
     made = build_command(spec, [1], {}, "t", 3, 1, None, "physical")
     (desk.path / "command.sh").write_text(made.command_sh)
     assert job_command(desk.path) == command
     assert job_command(desk.path / "missing") is None
 
 
-def test_shell_with_further_arguments_is_shown_unchanged(desk: Desk) -> None:
+def test_a_shell_command_with_further_arguments_is_shown_unchanged(desk: Desk) -> None:
     last = "bash -c 'echo $1' zero 'one two'"
     (desk.path / "command.sh").write_text(f"exec 3>&-\nexec {last}\n")
     assert job_command(desk.path) == last

@@ -332,7 +332,7 @@ def test_status_shows_the_last_output_line_of_running_jobs(desk: Desk) -> None:
     desk.wait_until_processes_end()
 
 
-def test_jobs_waiting_for_the_same_thing_share_a_row(desk: Desk) -> None:
+def test_jobs_with_the_same_wait_reason_share_a_row(desk: Desk) -> None:
     with desk.scheduler("deaf"):
         ids = [desk.job(f"echo {n}", share=500) for n in range(3)]
         row = desk.store.job(ids[0])

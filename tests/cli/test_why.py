@@ -350,7 +350,7 @@ def advice(desk: Desk, job: int) -> str:
     return checks(desk, job)["end"][2].partition(";")[0]
 
 
-def test_oom_advice_for_a_job_alone_on_its_gpu_is_not_to_request_more(desk: Desk) -> None:
+def test_oom_advice_requests_no_more_memory_for_a_job_alone_on_its_gpu(desk: Desk) -> None:
     job = run_to_end(desk, OOM)
     assert why_json(desk, job)["reason"] == "exit code 1: CUDA out of memory, try a smaller batch"
     alone = (
@@ -364,7 +364,7 @@ def test_oom_advice_for_a_job_alone_on_its_gpu_is_not_to_request_more(desk: Desk
     assert "a larger GPU (GPU 1), or two GPUs" in advice(desk, job)
 
 
-def test_oom_advice_for_a_job_that_shared_its_gpu_is_to_request_more(desk: Desk) -> None:
+def test_oom_advice_requests_more_memory_for_a_job_that_shared_its_gpu(desk: Desk) -> None:
     neighbor = desk.attempt(desk.job())
     job = run_to_end(desk, OOM)
     shared = "the GPU was full, and others used it too: request more memory (vram= or share=)"

@@ -19,7 +19,7 @@ from tests.reasons import worded
 from tests.waiting import wait_for
 
 
-def test_job_whose_gpu_was_released_does_not_hold_it(desk: Desk) -> None:
+def test_omits_an_ended_job_whose_gpu_was_released(desk: Desk) -> None:
     over, job = desk.job(share=600), desk.job(share=500)
     row = desk.attempt(over)
     end = act.FinishAttempt(over, row.id, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
@@ -53,7 +53,7 @@ def test_gpu_lost_in_the_last_sample_is_shown(desk: Desk) -> None:
     assert says.startswith("does not take it: lost")
 
 
-def test_interrupted_job_shows_the_end_of_its_log_or_that_it_is_gone(desk: Desk) -> None:
+def test_interrupted_job_shows_the_end_of_its_log_or_that_the_log_is_missing(desk: Desk) -> None:
     job = desk.run_job("echo step 1; echo step 2; exec sleep 60")
     row, log = desk.store.attempts(job)[0], desk.path / f"job_{job}.log"
     wait_for(lambda: "step 2" in log.read_text(), "its output")
@@ -77,7 +77,7 @@ def test_interrupted_job_shows_the_end_of_its_log_or_that_it_is_gone(desk: Desk)
     assert checks(desk, job)["log"] == ("warn", f"{log} no longer exists", "")
 
 
-def test_malformed_line_of_another_file_is_not_near(desk: Desk) -> None:
+def test_why_omits_malformed_lines_of_other_files(desk: Desk) -> None:
     path, other = (str(desk.path / name) for name in ("jobs.txt", "other.txt"))
     job = desk.store.insert_job(JobSpec("command", "true", str(desk.path), command="true"), f"file:{path}")
     with desk.store.db.transaction() as db:

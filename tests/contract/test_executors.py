@@ -114,7 +114,7 @@ def test_stopped_attempt_reports_the_cause(make: Make) -> None:
     assert trial.result().cause == "cancelled"
 
 
-def test_reminder_without_a_request_stops_nothing(make: Make) -> None:
+def test_repeating_a_stop_that_was_never_requested_stops_nothing(make: Make) -> None:
     trial = make(None).launch()
     trial.until_claim("live")
     trial.executor.repeat_stop(trial.ref)
@@ -154,7 +154,7 @@ def test_killed_attempt_has_no_result(make: Make) -> None:
     assert trial.until_claim("dead").result is None
 
 
-def test_reaping_and_stopping_are_harmless_after_the_end(make: Make) -> None:
+def test_reaping_or_stopping_an_ended_process_does_nothing(make: Make) -> None:
     trial = make(3).launch()
     trial.result()
     trial.until_claim("dead")

@@ -58,7 +58,7 @@ def test_sample_has_every_gpu_with_its_values(machine: FakeMachine, where: str) 
     assert all(g.name for g in gpus)
 
 
-def test_processes_are_listed_or_unknown_never_invented(machine: FakeMachine, where: str) -> None:
+def test_lists_processes_or_reports_them_as_unknown(machine: FakeMachine, where: str) -> None:
     machine.plant(FakeGpu(), FakeGpu("GPU-b", 2, 24576, 3000, 40.0, ((ME, 3000),), measured=((ME, 40, 0.1),)))
     gpus = sample(machine, where)
     if machine.kind == "gputil":

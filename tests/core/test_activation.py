@@ -111,14 +111,16 @@ def test_a_job_inherits_nothing_of_the_active_environments_of_the_scheduler(
     assert without == [f"{conda.prefix_of(name)}/bin", "/usr/bin", "/bin"]
 
 
-def test_a_venv_job_leaves_the_active_conda_environments(conda: Installation, tmp_path: Path) -> None:
+def test_a_venv_job_deactivates_the_active_conda_environments(conda: Installation, tmp_path: Path) -> None:
     venv = make_venv(tmp_path / "v")
     found = conda.variables(env_job(venv=str(venv)), conda.shell("base", "ml", **OUTSIDE))
     path = f"{venv}/bin:{conda.root}/condabin:/usr/bin:/bin"
     assert found == {**conda.plain, **OUTSIDE, "VIRTUAL_ENV": str(venv), "PATH": path}
 
 
-def test_a_conda_job_leaves_a_venv_on_top_of_a_conda_environment(conda: Installation, tmp_path: Path) -> None:
+def test_a_conda_job_deactivates_a_venv_on_top_of_a_conda_environment(
+    conda: Installation, tmp_path: Path
+) -> None:
     base = conda.shell("ml", **OUTSIDE)
     base |= {"VIRTUAL_ENV": str(tmp_path / "v"), "VIRTUAL_ENV_PROMPT": "(v) "}
     found = conda.variables("other", {**base, "PATH": f"{tmp_path}/v/bin:{base['PATH']}"})
@@ -127,7 +129,7 @@ def test_a_conda_job_leaves_a_venv_on_top_of_a_conda_environment(conda: Installa
     assert str(tmp_path / "v") not in found["PATH"]
 
 
-def test_a_command_without_an_environment_runs_in_that_of_the_scheduler(conda: Installation) -> None:
+def test_a_command_without_an_environment_uses_the_schedulers(conda: Installation) -> None:
     base = conda.shell("base", "ml", **OUTSIDE)
     assert conda.variables(env_job(), base) == base
 
@@ -162,9 +164,7 @@ def test_variables_of_line_and_scheduler_override_the_environment(conda: Install
     assert "/mine" in found["PATH"].split(":")
 
 
-def test_a_hook_that_ends_the_shell_is_reported_with_its_environment(
-    conda: Installation, tmp_path: Path
-) -> None:
+def test_reports_the_environment_whose_hook_ends_the_shell(conda: Installation, tmp_path: Path) -> None:
     bad = plant_hook(conda.prefix_of("other"), "activate", "it's bad.sh", "leave() { exit 5; }\nleave")
     report = conda.job(env_job(conda="other"), conda.plain)[3]
     assert (

@@ -174,7 +174,7 @@ def test_unsupported_attributes_are_not_listed_as_known() -> None:
     assert not set(UNSUPPORTED) & set(KNOWN_ATTRIBUTES.split())
 
 
-def test_a_line_of_the_source_document_is_one_job() -> None:
+def test_a_line_of_the_source_document_parses_to_one_job() -> None:
     parsed = parse_line("[vram=8G retries=2] python sweep.py --seed 3", "/w", "/h")
     assert isinstance(parsed, ParsedJob)
     assert parsed.spec == JobSpec(

@@ -95,7 +95,7 @@ def test_command_sh_matches_the_golden_file(name: str, command: AttemptCommand) 
 
 
 @pytest.mark.parametrize("options", ["set -e", "set -u", "set -eu -o pipefail", "set -C; set -f; IFS=0123"])
-def test_a_command_starts_under_any_shell_options_left_by_its_activation(options: str) -> None:
+def test_a_command_starts_whatever_shell_options_its_activation_sets(options: str) -> None:
     command = build_test_command(JobSpec("command", "x", "/", command="echo begun"))
     left = replace(command, command_sh=f"{options}\n{command.command_sh}")
     assert run_command(left) == (0, "begun\n", "", ".")
@@ -162,7 +162,7 @@ def write_program(folder: Path, name: str, text: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_torchrun(tmp_path: Path) -> None:
+def test_torchrun_runs_one_process_for_each_gpu(tmp_path: Path) -> None:
     (tmp_path / "t.py").touch()
     flags = "--standalone --nnodes=1 --nproc_per_node=2"
     arguments = ("--cuda", "9", "a b")
@@ -224,7 +224,7 @@ def test_descriptor_3_is_closed_for_the_job() -> None:
     ].split() == ["0", "1", "2"]
 
 
-def test_venv(tmp_path: Path) -> None:
+def test_activates_a_venv_and_reports_a_missing_one(tmp_path: Path) -> None:
     spec = JobSpec(
         "command", "x", "/", command="echo $VIRTUAL_ENV; command -v python", venv=str(tmp_path / "v")
     )
@@ -424,7 +424,7 @@ def test_rewrites_cuda_in_arguments(arguments: str, mode: CudaMode, expected: st
         ("", "add", None),
     ],
 )
-def test_cuda_in_commands(command: str, mode: CudaMode, expected: str | None) -> None:
+def test_rewrites_the_cuda_option_of_a_command(command: str, mode: CudaMode, expected: str | None) -> None:
     assert cuda.rewrite_command(command, "0,2", mode) == expected
 
 

@@ -132,7 +132,7 @@ def test_removed_lines_do_not_count_while_a_new_line_is_malformed() -> None:
         ("a\nb\n", "a\nhigh,x,x\nlow,x,x\nb\n", set(), set()),
     ],
 )
-def test_a_new_malformed_line_keeps_one_line_and_the_others_are_removed(
+def test_a_new_malformed_line_protects_only_one_of_the_missing_lines(
     before: str, after: str, waiting: set[int], cancelled: set[int]
 ) -> None:
     w = world(before)
@@ -151,7 +151,7 @@ def test_a_new_malformed_line_keeps_one_line_and_the_others_are_removed(
     assert not again.waiting_for_lines
 
 
-def test_a_later_save_removes_a_line_beside_a_typo() -> None:
+def test_a_later_save_removes_a_line_near_a_malformed_one() -> None:
     w = world("a\nb\nc\nd\n")
     w.save("a\nhigh,b.py,x\nc\nd\n", wait=60)
     w.save("a\nhigh,b.py,x\nd\n", wait=11)
@@ -177,7 +177,7 @@ def test_a_typo_fixed_with_other_attributes_changes_its_job() -> None:
     assert w.jobs[2].spec.vram == 4096
 
 
-def test_a_job_that_ends_while_its_line_is_a_typo_is_not_run_again() -> None:
+def test_a_job_that_ends_while_its_line_is_malformed_does_not_run_again() -> None:
     w = world("a\nb\nc\n")
     w.start(1)
     w.end(2)
@@ -194,7 +194,7 @@ def test_a_csv_job_with_an_equal_line_does_not_wait_for_a_typo() -> None:
     assert (w.waiting_for_lines, w.states()) == (set(), {1: "queued"})
 
 
-def test_line_wait_names_the_reason() -> None:
+def test_each_line_that_waits_has_a_reason() -> None:
     w = world("a\nb\nc\nd\n")
     w.save("[hold] a\n[x] b\n\nd\n")
     assert w.waits == {
@@ -229,7 +229,7 @@ def test_a_fixed_line_keeps_its_job() -> None:
     assert not any(line.malformed for line in w.reading)
 
 
-def test_an_old_malformed_line_does_not_keep_others_from_being_removed() -> None:
+def test_an_old_malformed_line_does_not_prevent_the_removal_of_others() -> None:
     w = world("a\nbad,b.py,x\nc\n")
     w.save("bad,b.py,x\nc\n", wait=11)
     assert w.states() == {1: "cancelled", 2: "queued"}
@@ -251,7 +251,7 @@ def test_a_malformed_line_at_the_end_is_reported_at_once() -> None:
     assert w.states() == {1: "queued", 2: "queued"}
 
 
-def test_a_file_cut_in_the_middle_of_a_line_starts_no_half_line() -> None:
+def test_a_truncated_line_never_starts() -> None:
     text = "".join(f"python train.py --seed {i}00\n" for i in range(20))
     w = world(text)
     before = w.states()

@@ -31,7 +31,7 @@ def test_a_restart_without_changes_reports_nothing() -> None:
     assert [line.job_id for line in w.reading] == [1, 2, None]
 
 
-def test_repeated_commands_are_jobs_of_their_own_and_repeated_csv_lines_are_one() -> None:
+def test_repeated_commands_are_separate_jobs_but_repeated_csv_lines_are_one() -> None:
     w = world("a\na\n0,a.py\n0,a.py\n")
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
     assert [line.job_id for line in w.reading] == [1, 2, 3, None]
@@ -72,7 +72,7 @@ def test_an_equal_csv_line_after_a_failed_one_queues_its_job_again() -> None:
     assert [line.job_id for line in w.reading] == [1, None]
 
 
-def test_a_csv_line_is_bound_to_the_open_job_of_another_front_end() -> None:
+def test_a_csv_line_adopts_an_unfinished_job_of_another_front_end() -> None:
     w = JobsFileWorld()
     w.save("0,a.py\n")
     spec = w.jobs[1].spec
@@ -85,7 +85,7 @@ def test_a_csv_line_is_bound_to_the_open_job_of_another_front_end() -> None:
     assert "line 1: already job 1 (running)" in other.messages
 
 
-def test_a_failed_line_that_stays_is_left_alone() -> None:
+def test_a_failed_line_left_in_the_file_does_not_run_again() -> None:
     w = world("0,a.py\nb\n")
     w.end(1, Outcome.FAILED)
     w.save("0,a.py # see log\n\n# note\nb\n", wait=20)
@@ -147,14 +147,14 @@ def test_equal_lines_are_matched_by_attributes_first() -> None:
     assert w.jobs[2].spec.priority == 2
 
 
-def test_a_held_job_loses_its_line_before_a_queued_one() -> None:
+def test_removing_an_equal_line_cancels_a_held_job_before_a_queued_one() -> None:
     w = world("a\na\n")
     w.jobs[1].state, w.jobs[1].held_by = JobState.HELD, "user"
     w.save("a\n", wait=11)
     assert w.states() == {1: "cancelled", 2: "queued"}
 
 
-def test_a_removed_line_apart_from_its_equals_is_identified_by_position() -> None:
+def test_position_tells_which_of_two_distant_equal_lines_was_removed() -> None:
     w = world("a\nb\nc\na\n")
     w.end(1)
     w.save("a\nb\nc\n", wait=11)
@@ -240,7 +240,7 @@ def test_running_jobs_ignore_other_attribute_changes() -> None:
     assert w.actions == []
 
 
-def test_a_finished_job_takes_attribute_changes_for_its_next_run() -> None:
+def test_attribute_changes_of_a_finished_job_apply_to_its_next_run() -> None:
     w = world("[share=0.2] a\n0,b.py,,,\nc\n")
     w.end(1, Outcome.FAILED)
     w.end(2, Outcome.FAILED)
@@ -270,7 +270,7 @@ def test_a_finished_job_takes_attribute_changes_for_its_next_run() -> None:
     assert w.actions == []
 
 
-def test_a_requeued_csv_job_takes_the_attributes_of_the_line_that_has_it() -> None:
+def test_a_requeued_csv_job_uses_the_attributes_of_its_line() -> None:
     w = world("0,a.py\n")
     w.end(1, Outcome.FAILED)
     w.append("[share=0.5] 0,a.py\n")

@@ -250,7 +250,7 @@ def test_a_launch_failure_has_a_remedy_for_its_cause(failure: FailureKind, words
     assert bool(failure_remedy(reason.failure)) is bool(words)
 
 
-def test_words_of_a_message_select_no_remedy() -> None:
+def test_remedies_do_not_depend_on_the_text_of_a_message() -> None:
     result = AttemptResult(None, 1, None, False, "killed by SIGKILL: command not found", (), None, 2.0)
     assert explain_launch_failure(result).failure is None
     silent = explain_launch_failure(replace(result, message=None, exit_code=127))

@@ -37,7 +37,7 @@ def test_escapes_control_characters(text: str, shown: str) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(st.text())
-def test_visible_text_holds_no_control_character(text: str) -> None:
+def test_visible_text_contains_no_control_character(text: str) -> None:
     shown = safe_text(text)
     assert not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in shown)
     shown.encode()

@@ -46,7 +46,7 @@ def known(index: int, uuid: str, fault: GpuFault | None = None) -> KnownGpu:
         (ALL_UNREADABLE, LOST, LOST, False),
     ],
 )
-def test_the_next_fault_follows_from_the_last_and_the_sample(
+def test_derives_the_next_fault_from_the_last_one_and_the_sample(
     before: GpuFault | None, now: GpuFault | None, after: GpuFault | None, back: bool | None
 ) -> None:
     (gpu,), changes = update_faults([sample(0, "GPU-a", now)], [known(0, "GPU-a", before)])
@@ -64,7 +64,7 @@ def test_the_next_fault_follows_from_the_last_and_the_sample(
         (ALL_UNREADABLE, "the GPUs cannot be read: no answer"),
     ],
 )
-def test_a_fault_is_stored_without_loss_and_has_words(fault: GpuFault, words: str) -> None:
+def test_a_fault_survives_storage_and_has_a_text(fault: GpuFault, words: str) -> None:
     assert GpuFault.from_json(fault.to_json()) == fault
     assert str(fault) == words
 

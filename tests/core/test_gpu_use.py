@@ -178,7 +178,7 @@ def test_uses_totals_without_a_process_list(one: Gpu) -> None:
     assert foreign_memory(one, (replace(ours, state=AttemptState.RELEASED, released_at=5.0),), LIMITS) == 9000
 
 
-def test_our_own_load_does_not_block_the_other_half_without_a_process_list() -> None:
+def test_without_a_process_list_our_own_load_does_not_block_the_other_half() -> None:
     one = loaded_gpu(97.0, 12_000, None)
     ours = running(1, share=500)
     assert available(one, ours).foreign_pid is None
@@ -187,7 +187,7 @@ def test_our_own_load_does_not_block_the_other_half_without_a_process_list() -> 
 
 
 @pytest.mark.parametrize(("mib", "who"), [(0, ""), (200, ""), (201, ", foreign memory holds 201 MiB")])
-def test_a_little_memory_counts_as_no_foreign_process_without_a_list(mib: int, who: str) -> None:
+def test_without_a_process_list_little_memory_means_no_foreign_process(mib: int, who: str) -> None:
     short = obstacle(available(gpu(0, mib, None)), Need(1, vram=TOTAL), LIMITS)
     assert short is not None
     assert re.sub("room for [0-9.]+ GiB", "", obstacle_text(short)) == who
@@ -235,7 +235,7 @@ def test_unattributed_memory_may_belong_to_a_job_not_listed_yet() -> None:
     assert available(gpu(0, 2000), stuck).committed_mib == 10_000 + 2000
 
 
-def test_a_display_does_not_block_a_whole_gpu_job_and_its_memory_is_reserved() -> None:
+def test_a_display_reserves_its_memory_but_does_not_block_a_whole_gpu_job() -> None:
     desktop = loaded_gpu(97.0, 60, (GpuProcess(7, 60, graphics_only=True, load_percent=97.0),))
     found = available(desktop)
     assert (found.foreign_mib, found.foreign_pid, found.committed_mib) == (0, None, 66)
@@ -332,7 +332,7 @@ def test_averages_the_known_foreign_loads(loads: tuple[float | None, ...], mean:
     assert available(gpu(0, foreign_loads=loads)).mean_foreign_load == mean
 
 
-def test_places_a_second_half_beside_a_loaded_one_of_ours() -> None:
+def test_places_a_second_half_share_job_beside_a_loaded_one_of_ours() -> None:
     two = (GpuProcess(7, 5000, load_percent=90.0), GpuProcess(8, 5, load_percent=0.0))
     ours = running(1, share=500)
     assert isinstance(start_or_reason(loaded_gpu(90.0, None, two, owners={7: 1}), HALF, ours), act.Start)

@@ -227,7 +227,7 @@ def test_parses_commands(text: str) -> None:
     assert job.command == job.text == text.split(" # a,")[0]
 
 
-def test_a_command_that_sets_cuda_visible_devices_gives_a_note_with_the_remedy() -> None:
+def test_notes_a_remedy_for_a_command_that_sets_cuda_visible_devices() -> None:
     assert "[allowed=0]" in parsed("CUDA_VISIBLE_DEVICES=0,1 python t.py").notes[0]
     assert "[allowed=0]" in parsed("export CUDA_VISIBLE_DEVICES=1; python t.py").notes[0]
     assert parsed("python t.py $CUDA_VISIBLE_DEVICES").notes == ()

@@ -118,5 +118,5 @@ def test_attributes_do_not_change_the_identity() -> None:
         (replace(COMMAND, command="echo 'unbalanced"), "echo"),
     ],
 )
-def test_mode_for_the_session_name(spec: JobSpec, mode: str) -> None:
+def test_session_name_contains_the_mode_of_the_spec(spec: JobSpec, mode: str) -> None:
     assert spec.mode == mode

@@ -187,7 +187,7 @@ def test_every_room_is_in_the_table() -> None:
     assert rooms | modules == {entry.split(".")[0] for entry in MAY}
 
 
-def test_use_cases_know_no_command_line_and_no_terminal() -> None:
+def test_use_cases_do_not_depend_on_a_command_line_or_terminal() -> None:
     root = ROOT / PACKAGE / "app"
     for path in sorted(root.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -269,7 +269,7 @@ def test_an_empty_configuration_means_one_gpu_for_each_job() -> None:
         ("[null, null, null, false, null]", ResourceSpec()),
     ],
 )
-def test_parses_and_writes_keys_of_an_older_store(key: str, ask: ResourceSpec) -> None:
+def test_keys_of_an_older_store_survive_a_round_trip(key: str, ask: ResourceSpec) -> None:
     assert ResourceSpec.from_key(key) == ask
     assert ask.key() == key
     assert json.loads(replace(ask, vram=5).key()) == [*json.loads(key), 5, False, None]

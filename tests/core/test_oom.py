@@ -106,7 +106,7 @@ def test_recognizes_the_message_of_a_program_that_caught_the_error(line: str) ->
 
 
 @pytest.mark.parametrize("line", CAUGHT)
-def test_own_messages_count_only_among_the_last_lines(line: str) -> None:
+def test_messages_of_the_program_itself_count_only_among_the_last_lines(line: str) -> None:
     assert cuda_oom(f"{line}\n" + "epoch\n" * 5) == line
     of_library = any(pattern.search(line) for pattern in ROWS)
     assert cuda_oom(f"{line}\n" + "epoch\n" * 6) == (line if of_library else None)
@@ -145,12 +145,12 @@ def test_rejects_advice_about_a_possible_error(advice: str) -> None:
 
 
 @pytest.mark.parametrize("line", lines("warnings"))
-def test_a_warning_counts_only_at_the_end(line: str) -> None:
+def test_a_warning_counts_only_near_the_end_of_the_log(line: str) -> None:
     assert cuda_oom(f"{line}\n" + "epoch\n" * 5) == line
     assert cuda_oom(f"{line}\n" + "epoch\n" * 6) is None
 
 
-def test_an_error_counts_only_near_the_end() -> None:
+def test_an_error_counts_only_near_the_end_of_the_log() -> None:
     assert cuda_oom(died(TORCH) + "epoch\n" * 40) == TORCH
     assert cuda_oom(died(TORCH) + "epoch\n" * 41) is None
 
@@ -161,7 +161,7 @@ def test_ignores_stacks_and_summaries_after_the_error(line: str) -> None:
 
 
 @pytest.mark.parametrize("error", lines("wrappers"))
-def test_skips_an_error_that_only_reports_another(error: str) -> None:
+def test_skips_an_error_that_only_wraps_another(error: str) -> None:
     assert cuda_oom(f"{GGML}\n{died(error)}") == GGML
 
 

@@ -102,7 +102,7 @@ def test_load_of_our_own_jobs_does_not_block_placement() -> None:
         assert place(need, None, [beside], LIMITS) == ("U0",)
 
 
-def test_a_need_is_infeasible_by_size_not_by_pauses() -> None:
+def test_paused_gpus_do_not_make_a_need_infeasible() -> None:
     two = [available(0, unavailable=PAUSED), available(1, allocated_share=1000)]
     answer = place(Need(3, 1000), None, two, LIMITS)
     assert answer == WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(3, 1000), gpus=2, managed=2)
@@ -177,7 +177,7 @@ def test_never_overallocates_or_uses_an_unavailable_gpu(
         assert view.foreign_mib < 0.8 * 24576
 
 
-def test_thresholds_include_equality() -> None:
+def test_a_value_equal_to_a_threshold_blocks_a_gpu() -> None:
     full = GpuAvailability("U0", 0, 1000, foreign_mib=800, foreign_pid=8)
     assert "holds 800 MiB" in wait_words(place(Need(1, 500), None, [full], LIMITS))
     assert place(
@@ -271,7 +271,7 @@ def test_no_job_is_placed_beside_an_exclusive_one(need: Need) -> None:
     assert obstacle(held, need, LIMITS) is not None
 
 
-def test_an_exclusive_job_tolerates_foreign_processes_an_alone_job_does_not() -> None:
+def test_foreign_processes_block_an_alone_job_but_not_an_exclusive_one() -> None:
     beside = available(0, committed_mib=5500, foreign_mib=5000, foreign_pid=8)
     assert obstacle(beside, Need(1, vram=9000, exclusive=True), LIMITS) is None
     assert obstacle(beside, Need(1, 1000, exclusive=True), LIMITS) is None
@@ -329,7 +329,7 @@ def test_foreign_use_below_the_idle_threshold_never_blocks(need: Need) -> None:
     assert "process 8" in (obstacle_words(over, need, limits) or "")
 
 
-def test_a_full_gpu_does_not_name_an_idle_foreign_process() -> None:
+def test_the_wait_reason_of_a_full_gpu_omits_an_idle_foreign_process() -> None:
     view = available(0, foreign_mib=5, foreign_pid=8, committed_mib=20_000)
     assert obstacle_words(view, Need(1, vram=9000), LIMITS) == "room for 4.0 GiB"
 

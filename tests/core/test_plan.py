@@ -240,7 +240,7 @@ def test_a_drain_ends_when_every_waiting_job_needs_the_user() -> None:
         (JobEnd(JobState.HELD, malformed=True), 3),
     ],
 )
-def test_exit_codes(ending: JobEnd, code: int) -> None:
+def test_the_exit_code_reflects_job_ends_and_malformed_lines(ending: JobEnd, code: int) -> None:
     good = JobEnd(JobState.FINISHED, Outcome.COMPLETED, 0)
     assert exit_code([good, ending], has_malformed_line=False) == code
     assert exit_code([good, ending], has_malformed_line=True) == max(code, 1)
@@ -302,7 +302,7 @@ def test_a_drain_considers_the_allowed_gpus_of_a_line() -> None:
     assert not is_drained(replace(round_of(2), gpus=paused), [ResourceSpec(share=500, allowed=(0, 1))], False)
 
 
-def test_resume_and_requeue_carry_their_reasons() -> None:
+def test_resume_and_requeue_events_contain_their_reasons() -> None:
     assert answered(("resume", "U0"))[0] == act.SetPaused("U0", False)
     wish = (Request(1, "requeue", "7", {"added_to": "jobs.txt"}),)
     done = {7: JobFact(7, JobState.FINISHED, Outcome.FAILED)}

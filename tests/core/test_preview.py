@@ -66,7 +66,7 @@ def test_previews_no_environment_without_conda() -> None:
         ("/usr/bin/python3.11 -u none.py", "script /w/none.py does not exist"),
     ],
 )
-def test_warns_about_problems_that_keep_the_job_from_running(line: str, part: str) -> None:
+def test_warns_about_problems_that_prevent_the_job_from_running(line: str, part: str) -> None:
     (warning,) = previewed(line).warnings
     assert part in warning
 

@@ -43,7 +43,7 @@ NESTED = (
         (NESTED[: NESTED.index(b"  50%|# ")], b"epoch:   0%| | 0/2\nepoch:"),
     ],
 )
-def test_passes_on_only_the_last_frame_of_each_line(written: bytes, shown: bytes) -> None:
+def test_passes_only_the_last_frame_of_each_line(written: bytes, shown: bytes) -> None:
     whole, pieces = FrameFilter(), FrameFilter()
     assert whole.feed(written, 0.0) + whole.flush() == shown
     if b"\x1b[A" not in written:  # this sequence is only found within one piece
@@ -64,7 +64,7 @@ def test_updates_an_unfinished_line_once_a_second_with_complete_frames() -> None
     assert bar.feed(b"\r c", 11.2) == b" b\n"
 
 
-def test_shows_a_slow_bar_as_soon_as_output_pauses() -> None:
+def test_shows_a_slow_progress_bar_as_soon_as_output_pauses() -> None:
     bar = FrameFilter(update_interval_s=1.0)
     assert bar.feed(b"\r 1%", 0.0) == b""
     assert bar.feed(b"", 0.1) == b" 1%\n"
@@ -95,7 +95,7 @@ def test_updates_nested_bars_once_a_second() -> None:
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\rlast\n"])
-def test_passes_on_a_long_line_completely_with_little_memory(
+def test_passes_a_long_line_completely_with_little_memory(
     end: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress_frames, "MAX_FRAME_BYTES", 1000)

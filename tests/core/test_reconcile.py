@@ -442,7 +442,7 @@ def test_a_sweep_waits_for_the_grace_period_before_sigkill() -> None:
         replace(OPEN, cancel=CANCEL, status=status(result=replace(RESULT, cause="preempted", exit_code=1))),
     ],
 )
-def test_a_cancelled_job_ends_as_cancelled_for_any_end_of_its_attempt(attempt: Attempt) -> None:
+def test_a_cancelled_job_ends_as_cancelled_however_its_attempt_ends(attempt: Attempt) -> None:
     end = finished(attempt)
     assert (end.state, end.job_outcome) == (JobState.FINISHED, Outcome.CANCELLED)
 

@@ -66,7 +66,7 @@ def test_pieces_of_any_size_give_the_same_result(written: bytes, sizes: list[int
 
 
 @given(_PARTS)
-def test_no_other_control_character_passes(written: bytes) -> None:
+def test_removes_all_other_control_characters(written: bytes) -> None:
     shown = sanitized(written)
     text = re.sub(rb"\x1b\[(?:[0-9:;]*m|[0-2]?K)", b"", shown).decode("utf-8", "surrogateescape")
     assert re.search(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\udc80-\udc9f]", text) is None

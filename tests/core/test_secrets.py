@@ -109,7 +109,7 @@ def test_keeps_text_without_secrets(text: str) -> None:
     assert masked(text) == text
 
 
-def test_hides_secrets_in_the_words_of_a_command() -> None:
+def test_hides_secrets_in_command_arguments() -> None:
     words = ["t.py", "--api-key", "S3 x", "--secret=S3 x", "--ask-password", "--lr", "1", "HF_TOKEN=S3 x", HF]
     shown = ["t.py", "--api-key", HIDDEN, f"--secret={HIDDEN}", "--ask-password", "--lr", "1"]
     shown += [f"HF_TOKEN={HIDDEN}", HIDDEN]

@@ -27,12 +27,12 @@ REASONS = st.builds(
 
 
 @given(REASONS)
-def test_stored_reason_is_read_as_it_was(reason: StateReason) -> None:
+def test_reason_survives_storage(reason: StateReason) -> None:
     assert StateReason.from_json(reason.to_json()) == reason
 
 
 @given(REASONS)
-def test_every_reason_has_words(reason: StateReason) -> None:
+def test_every_reason_has_a_text(reason: StateReason) -> None:
     assert isinstance(reason_text(reason), str)
 
 
@@ -98,11 +98,11 @@ def test_formats_a_reason_as_text(reason: StateReason, words: str) -> None:
         (StateReason(FAILED, exit_code=127, error="no"), "exit code 127 (command not found): no"),
     ],
 )
-def test_words_without_a_bare_exit(reason: StateReason, words: str) -> None:
+def test_formats_a_reason_without_a_bare_exit_code(reason: StateReason, words: str) -> None:
     assert reason_text(reason, without_exit=True) == words
 
 
-def test_codes_of_command_sh_and_of_the_runner_are_failure_kinds() -> None:
+def test_every_code_of_command_sh_and_the_runner_is_a_failure_kind() -> None:
     texts = "".join(
         value for module in (activation, build) for value in vars(module).values() if isinstance(value, str)
     )

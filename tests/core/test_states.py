@@ -43,7 +43,7 @@ def test_a_running_job_cannot_start_again() -> None:
         assert JobState.STARTING not in TRANSITIONS[state]
 
 
-def test_every_attempt_ends_is_released_and_is_closed() -> None:
+def test_every_attempt_is_ended_then_released_then_closed() -> None:
     assert set(ATTEMPT_TRANSITIONS) == set(AttemptState)
     for state in OPEN:
         assert AttemptState.ENDED in ATTEMPT_TRANSITIONS[state]
@@ -52,7 +52,7 @@ def test_every_attempt_ends_is_released_and_is_closed() -> None:
     assert not ATTEMPT_TRANSITIONS[AttemptState.CLOSED]
 
 
-def test_an_attempt_never_starts_again_nor_reopens() -> None:
+def test_an_ended_attempt_never_starts_or_opens_again() -> None:
     for state in AttemptState:
         assert AttemptState.STARTING not in ATTEMPT_TRANSITIONS[state]
         assert state.is_open or not ATTEMPT_TRANSITIONS[state] & OPEN
@@ -72,7 +72,7 @@ def test_states_before_inverts_the_table(old: AttemptState, new: AttemptState) -
 
 
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
-def test_a_job_and_its_supervised_attempt_share_the_name_of_their_state(state: JobState) -> None:
+def test_a_supervised_attempt_has_the_same_state_name_as_its_job(state: JobState) -> None:
     assert AttemptState(state.value) in OPEN
     followers = {after.value for after in TRANSITIONS[state] if after in ACTIVE}
     mirrored = {after.value for after in ATTEMPT_TRANSITIONS[AttemptState(state.value)]}

@@ -163,7 +163,7 @@ def test_a_fifo_in_place_of_the_main_log_blocks_nothing(daemons: World) -> None:
     daemons.run_ok("stop")
 
 
-def test_a_drain_ends_by_itself(daemons: World) -> None:
+def test_a_drain_ends_without_a_stop(daemons: World) -> None:
     world = daemons
     world.append("[share=0.5] exit 3")
     world.run_ok(*START, "--drain")

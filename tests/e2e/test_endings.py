@@ -22,7 +22,7 @@ def drained(world: World, *options: str) -> int:
     return world.process.wait(60)
 
 
-def test_a_drain_counts_only_the_lines_now_in_its_own_file(world: World) -> None:
+def test_a_drain_counts_only_the_current_lines_of_its_jobs_file(world: World) -> None:
     (world.folder / "a.txt").write_text("[share=1] exit 9\n")
     (world.folder / "b.txt").write_text("[share=1] true\n")
     assert drained(world, "--jobs-file", "a.txt") == 9

@@ -45,7 +45,7 @@ def test_refuses_a_store_of_the_other_kind_of_gpus_and_leaves_it_unchanged(world
     assert "2 jobs from real GPUs, but this start uses simulated GPUs" in back.stderr
 
 
-def test_kept_history_does_not_wait_for_gpus_of_the_other_kind(world: World) -> None:
+def test_jobs_kept_from_simulated_gpus_start_on_real_ones(world: World) -> None:
     world.append("while [ ! -e go ]; do sleep 0.02; done")
     world.start("--simulate", "2:80G")
     world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")

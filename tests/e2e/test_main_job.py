@@ -127,7 +127,7 @@ def test_every_kind_of_pause_takes_effect_and_none_is_overwritten(world: World) 
 
 
 @pytest.mark.parametrize("mode", [(), ("--screen",)], ids=["direct", "screen"])
-def test_a_restarted_scheduler_finds_results_from_while_it_was_down(
+def test_a_restarted_scheduler_reads_results_written_while_it_was_down(
     world: World, mode: tuple[str, ...]
 ) -> None:
     wait = "while [ ! -e {0} ]; do sleep 0.02; done"

@@ -232,7 +232,7 @@ def test_the_jobs_of_the_tour_last_long_enough_to_be_inspected() -> None:
         assert 0.05 * steps >= 45, line
 
 
-def test_the_lists_above_name_existing_blocks_once() -> None:
+def test_each_listed_block_occurs_once_in_the_readme() -> None:
     firsts = [block.splitlines()[0] for block in BLOCKS]
     assert [first for first in [*NOT_RUN, *THEN] if firsts.count(first) != 1] == []
 

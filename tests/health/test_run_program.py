@@ -55,7 +55,7 @@ def test_does_not_wait_for_a_child_that_keeps_the_output_open(tmp_path: Path) ->
     assert (result.exit_code, result.output) == (0, "done\n")
 
 
-def test_cuts_a_flood_of_output() -> None:
+def test_truncates_a_flood_of_output() -> None:
     result = run_program(["yes"], timeout_s=30)
     assert result.exit_code is None
     assert MAX_OUTPUT_BYTES <= len(result.output) < 2 * MAX_OUTPUT_BYTES

@@ -26,7 +26,7 @@ def test_finds_programs_on_path_and_files_in_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env", [{"PATH": "/bin", "BASH_ENV": "/etc/profile.d/modules.sh"}, {}])
-def test_a_shell_with_unknown_programs_is_none(env: dict[str, str]) -> None:
+def test_ignores_a_shell_with_unknown_programs(env: dict[str, str]) -> None:
     assert job_shell(env) is None
 
 

@@ -75,7 +75,7 @@ def malformed(tmp_path: Path, content: str | bytes) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("content", ["[allowed=3] a\n", "[allowed=3] a\r\n", "[allowed=3] a\nb\n"])
-def test_a_job_stays_one_without_its_gpu_whatever_its_line_ending(tmp_path: Path, content: str) -> None:
+def test_a_job_survives_the_loss_of_its_gpu_and_a_new_line_ending(tmp_path: Path, content: str) -> None:
     w = watch(tmp_path, "[allowed=3] a")
     w.poll(6.0)
     assert w.texts() == ["a"]
@@ -155,7 +155,7 @@ def test_reports_escape_control_characters(tmp_path: Path) -> None:
     assert "\x1b" not in str(line)
 
 
-def test_a_file_that_appears_and_disappears(tmp_path: Path) -> None:
+def test_follows_a_jobs_file_that_appears_and_disappears(tmp_path: Path) -> None:
     w = ReaderDriver(tmp_path / "jobs.txt")
     poll = w.poll()
     assert poll.missing
@@ -296,7 +296,7 @@ def test_removed_lines_wait_for_the_writer(tmp_path: Path) -> None:
     assert w.jobs == {1: "a", 2: "b", 3: "c"}
 
 
-def test_commands_that_bash_refuses_do_not_affect_other_lines(tmp_path: Path) -> None:
+def test_commands_that_bash_rejects_do_not_affect_other_lines(tmp_path: Path) -> None:
     content = (
         "python a.py > o && echo done\necho it's\npython b.py | tee x\n( x ))\nx; }; { y\necho $(date)\n"
     )
@@ -328,7 +328,7 @@ def test_checking_with_bash_runs_nothing(tmp_path: Path) -> None:
         (["[ -f x ] && a", "b"], {1}),
     ],
 )
-def test_lines_that_complete_an_unfinished_command_are_malformed_too(
+def test_lines_that_continue_an_unfinished_command_are_malformed_too(
     tmp_path: Path, lines: list[str], mistakes: set[int]
 ) -> None:
     w = watch(tmp_path, "\n".join(lines) + "\n")

@@ -48,7 +48,7 @@ def submit(store: Store, line: str, newest: JobFact | None = None) -> Submission
         ),
     ],
 )
-def test_a_csv_job_that_did_not_succeed_runs_again_and_a_command_is_new(
+def test_an_unsuccessful_csv_job_runs_again_but_a_command_becomes_a_new_job(
     kind: Kind, state: JobState | None, outcome: Outcome | None, cancel: bool, effect: SubmitEffect
 ) -> None:
     newest = None if state is None else JobFact(1, state, outcome)
@@ -79,7 +79,7 @@ def test_requeues_a_failed_job_with_the_attributes_submitted_now(store: Store) -
     assert {each.args["name"]: each.args["value"] for each in requests[1:]} == {"priority": 5, "vram": 8192}
 
 
-def test_keeps_a_job_that_is_open(store: Store) -> None:
+def test_keeps_an_unfinished_job(store: Store) -> None:
     first = submit(store, "0,/t.py,env,--x 1")
     kept = submit(store, "0,/t.py,env,--x 1", JobFact(first.job_id, JobState.RUNNING))
     assert kept == Submission(first.job_id, KEPT)

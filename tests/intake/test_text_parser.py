@@ -214,7 +214,7 @@ def test_only_changed_lines_are_parsed(tmp_path: Path, parsed: list[str]) -> Non
         (["for i in 1 2; do", *["b"] * 60], ["done"], {1, 62}),
     ],
 )
-def test_appended_lines_may_belong_to_a_mistake_above_them(
+def test_appended_lines_may_continue_an_unfinished_command_above(
     tmp_path: Path, first: list[str], more: list[str], mistakes: set[int]
 ) -> None:
     path = tmp_path / "jobs.txt"

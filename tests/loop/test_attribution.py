@@ -137,7 +137,7 @@ def test_child_in_its_own_session_or_without_an_environment_belongs_to_the_attem
 
 
 @pytest.mark.parametrize("start", ["nohup setsid sleep 300", "env -i setsid sleep 300"])
-def test_orphan_below_the_runner_belongs_to_the_attempt(make: Make, tmp_path: Path, start: str) -> None:
+def test_orphan_adopted_by_the_runner_belongs_to_the_attempt(make: Make, tmp_path: Path, start: str) -> None:
     attempt = make(f"( ( {start} & echo $! > part; mv part pid ) & ); sleep 300").launch()
     [pid] = pids_in(tmp_path / "pid")
     runner = attempt.until_live().pid

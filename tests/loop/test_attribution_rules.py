@@ -55,7 +55,7 @@ def test_process_is_attributed_by_a_cgroup_that_the_attempt_moved_to(
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: owner}
 
 
-def test_runner_that_has_just_ended_has_moved_to_no_cgroup(machine: FakeProc) -> None:
+def test_an_ended_runner_does_not_attribute_a_shared_cgroup(machine: FakeProc) -> None:
     machine.add_process(100, token="a", cgroup="/user.slice/session-3.scope")
     machine.add_process(101, parent=100, token="a", cgroup="/user.slice/session-3.scope")
     (machine.root / "100" / "cgroup").unlink()
@@ -63,7 +63,7 @@ def test_runner_that_has_just_ended_has_moved_to_no_cgroup(machine: FakeProc) ->
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: None}
 
 
-def test_cgroup_of_two_attempts_decides_nothing(machine: FakeProc) -> None:
+def test_ignores_a_cgroup_shared_by_two_attempts(machine: FakeProc) -> None:
     for runner, token in ((100, "a"), (110, "b")):
         machine.add_process(runner, token=token)
         machine.add_process(runner + 1, parent=runner, token=token, cgroup="/both")
@@ -72,7 +72,7 @@ def test_cgroup_of_two_attempts_decides_nothing(machine: FakeProc) -> None:
 
 
 @pytest.mark.parametrize("order", [(101, 111), (111, 101)])
-def test_innermost_cgroup_counts(machine: FakeProc, order: tuple[int, int]) -> None:
+def test_the_innermost_cgroup_decides(machine: FakeProc, order: tuple[int, int]) -> None:
     machine.add_process(100, token="a")
     machine.add_process(101, parent=100, token="a", cgroup="/outer")
     machine.add_process(110, token="b")
@@ -146,7 +146,7 @@ def test_session_belongs_to_the_attempt_of_its_leader(
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: owner}
 
 
-def test_session_of_two_attempts_decides_nothing(machine: FakeProc) -> None:
+def test_ignores_a_session_shared_by_two_attempts(machine: FakeProc) -> None:
     for pid, token in ((100, "a"), (101, "b")):
         machine.add_process(pid, token=token, session=99)
     pid = machine.add_process(102, session=99)
@@ -168,7 +168,7 @@ def test_reused_session_id_inherits_nothing(machine: FakeProc) -> None:
 
 
 @pytest.mark.parametrize("session", [0, 50])
-def test_neither_session_zero_nor_our_own_attributes_a_process(machine: FakeProc, session: int) -> None:
+def test_ignores_session_zero_and_the_schedulers_own_session(machine: FakeProc, session: int) -> None:
     machine.add_process(100, token="a", session=session)
     pid = machine.add_process(101, session=session)
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: None}
@@ -177,7 +177,7 @@ def test_neither_session_zero_nor_our_own_attributes_a_process(machine: FakeProc
 @pytest.mark.parametrize("opened", [None, "/dev/nvidia0", "/dev/null"])
 @pytest.mark.parametrize("token", [None, "a"])
 @pytest.mark.parametrize("uuid", ["GPU-a", "MIG-a", "unknown-0", "SIM-0"])
-def test_pid_in_a_container_may_be_ours_by_chance(
+def test_a_pid_in_a_container_may_match_a_local_pid_by_chance(
     container: FakeProc, uuid: str, token: str | None, opened: str | None
 ) -> None:
     pid = container.add_process(100, token=token, open_path=opened)
@@ -321,7 +321,7 @@ def test_ended_processes_are_forgotten(machine: FakeProc) -> None:
         max_size=12,
     )
 )
-def test_nearest_open_token_decides_in_any_process_tree(
+def test_the_nearest_open_token_decides_in_any_process_tree(
     tmp_path: Path, tree: list[tuple[int, str | None, int]]
 ) -> None:
     """Each process has its own session. The oracle reads the list; ancestry follows position and start."""

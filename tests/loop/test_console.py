@@ -30,7 +30,7 @@ def output(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> 
     return capsys.readouterr().out
 
 
-def test_a_progress_bar_is_printed_at_most_once_a_second_and_its_last_frame_whole(
+def test_a_progress_bar_is_printed_at_most_once_a_second_and_ends_with_a_complete_frame(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     began = time.monotonic()

@@ -29,7 +29,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         yield Rig(tmp_path, gpus=1, executor=ScreenExecutor())
 
 
-def test_gpu_is_released_only_after_a_hidden_process_of_a_killed_runner(rig: Rig) -> None:
+def test_releases_a_gpu_only_after_the_hidden_process_of_a_killed_runner_ends(rig: Rig) -> None:
     first = rig.add_job(f"trap '' HUP; exec env -i sh -c {shlex.quote(SLOW)}")
     second = rig.add_job("exit 0")
     runner = rig.runner_pid(first)

@@ -101,7 +101,7 @@ def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk:
     assert (desk.rig.folder / "ran").read_text() == "b\n"
 
 
-def test_no_job_of_a_malformed_line_starts_while_an_editor_has_the_file_moved_away(desk: WatchedFile) -> None:
+def test_starts_no_job_of_a_malformed_line_while_an_editor_replaces_the_file(desk: WatchedFile) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
@@ -118,7 +118,7 @@ def test_no_job_of_a_malformed_line_starts_while_an_editor_has_the_file_moved_aw
     assert desk.rig.tick_until_ended(2).outcome == "completed"
 
 
-def test_no_job_of_a_removed_line_starts_while_an_editor_has_the_file_moved_away(desk: WatchedFile) -> None:
+def test_starts_no_job_of_a_removed_line_while_an_editor_replaces_the_file(desk: WatchedFile) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
@@ -149,7 +149,7 @@ def test_a_missing_jobs_file_removes_no_line(desk: WatchedFile) -> None:
     assert desk.rig.tick_until_ended(2).outcome == "completed"
 
 
-def test_a_retry_does_not_start_a_job_whose_line_became_a_typo(desk: WatchedFile) -> None:
+def test_a_retry_does_not_start_a_job_whose_line_became_malformed(desk: WatchedFile) -> None:
     desk.save("[gpus=2] test -e good\n")
     assert desk.rig.tick_until_ended(1).exit_code == 1
     desk.save("[gpus=two] test -e good\n")

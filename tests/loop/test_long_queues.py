@@ -86,7 +86,7 @@ def test_cost_of_a_round_does_not_grow_with_the_queue(tmp_path: Path) -> None:
     assert [name for name, (_, steps) in many.items() if steps > few[name][1] + 100] == []
 
 
-def test_kept_counts_equal_counting_the_rows(tmp_path: Path) -> None:
+def test_stored_counts_match_a_count_of_the_rows(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     ended(rig, 3)
     rig.add_job("a", hold=True)

@@ -43,7 +43,7 @@ def test_a_job_runs_once_and_its_exit_code_is_recorded(rig: Rig, code: int) -> N
     assert f"exit code {code}" in log.read_text()
 
 
-def test_starts_and_ends_are_durable_before_anything_follows_from_them(rig: Rig) -> None:
+def test_starts_and_ends_are_durable_before_the_loop_acts_on_them(rig: Rig) -> None:
     statements: list[str] = []
     rig.store.db.connection.set_trace_callback(statements.append)
     rig.tick_until_ended(rig.add_job("exit 7"))

@@ -55,7 +55,7 @@ def test_failure_is_explained_in_the_store_and_in_the_log(rig: Rig, caplog: pyte
         ("exit 3", "exit code 3"),
     ],
 )
-def test_end_reasons(rig: Rig, command: str, reason: str) -> None:
+def test_records_the_reason_of_an_end(rig: Rig, command: str, reason: str) -> None:
     assert words(rig.tick_until_ended(rig.add_job(command)).reason) == reason
 
 

@@ -75,7 +75,7 @@ def test_holds_the_job_of_a_lost_remote_attempt(tmp_path: Path) -> None:
     assert (str(ended.state), ended.held_by) == ("held", "interrupted")
 
 
-def test_gives_up_a_remote_attempt_that_never_begins(tmp_path: Path) -> None:
+def test_gives_up_on_a_remote_attempt_that_never_begins(tmp_path: Path) -> None:
     executor = RemoteExecutor()
     executor.starts = False
     settings = Settings(

@@ -200,7 +200,7 @@ def _retried(harness: ReporterHarness, job: int, attempt: int) -> None:
 @pytest.mark.parametrize(
     ("then", "expected"), [(_again, ["1/2", "2/2"]), (_finished, ["1/3", "3/3"]), (_retried, ["1/2", "2/2"])]
 )
-def test_events_logged_together_have_the_count_of_their_moment(
+def test_events_logged_together_each_show_their_own_job_count(
     harness: ReporterHarness,
     logged: Callable[[], list[str]],
     then: Callable[[ReporterHarness, int, int], None],

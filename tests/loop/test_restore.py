@@ -180,7 +180,7 @@ def test_refuses_a_lost_store_and_names_the_running_jobs(desk: RestoredStore) ->
     os.kill(int(desk.trace()[0]), 0)
 
 
-def test_readers_report_a_lost_store(desk: RestoredStore) -> None:
+def test_read_only_commands_report_a_lost_store(desk: RestoredStore) -> None:
     desk.ended("true")
     desk.lose()
     for content in (None, b""):

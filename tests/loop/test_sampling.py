@@ -131,7 +131,7 @@ def test_lost_gpu_recovers_after_three_good_samples(
     ]
 
 
-def test_unlisted_gpu_is_lost_and_a_restart_skips_no_sample(bench: SamplerBench) -> None:
+def test_an_unlisted_gpu_is_lost_and_a_restart_skips_no_sample(bench: SamplerBench) -> None:
     bench.begin(FOUR)
     left = [gpu_sample(0, "GPU-a"), gpu_sample(1, "GPU-c"), gpu_sample(2, "GPU-d")]
     bench.take(left)

@@ -56,14 +56,14 @@ def test_gpus_are_a_count_or_a_list(option: str | None, chosen: list[int]) -> No
         (CARDS[2:], "1", "--gpus 1 is a count: GPU 2"),
     ],
 )
-def test_a_count_below_the_number_of_gpus_names_the_chosen_ones(
+def test_logs_the_chosen_gpus_if_the_count_is_below_their_number(
     cards: list[GpuSample], option: str | None, note: str | None
 ) -> None:
     assert count_note(cards, option) == note
 
 
 @pytest.mark.parametrize("option", ["0", "5", "7,", "1,1", "3-1", "x", "-1"])
-def test_rejects_more_gpus_than_there_are_and_names_the_number_found(option: str) -> None:
+def test_rejects_more_gpus_than_exist_and_names_the_number_found(option: str) -> None:
     with pytest.raises(UsageError, match="4 GPUs found"):
         select_gpus(CARDS, option)
 
@@ -126,7 +126,7 @@ def test_the_default_log_folder_is_private_and_not_a_link(
         check_paths(StartOptions(state_file=str(tmp_path / "s.json"), jobs_file=""))
 
 
-def test_a_log_is_a_new_private_file_and_never_an_existing_one(tmp_path: Path) -> None:
+def test_a_log_is_always_a_new_private_file(tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, 678)
     first = log_folder.create_log(tmp_path, 3, when)
     assert first.name == "job_3_20260102_030405_000678.log"

@@ -148,7 +148,7 @@ def test_command_that_cannot_start_because_of_a_shortage_runs_later(
     assert (row.exit_code, row.outcome, row.launch_failures) == (7, "failed", 0)
 
 
-def test_observation_prevented_by_a_shortage_concludes_nothing(
+def test_a_shortage_of_descriptors_is_raised_instead_of_misread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
@@ -199,7 +199,7 @@ def test_lines_that_cannot_be_checked_are_neither_malformed_nor_jobs(
     assert [row.number for row in rig.store.malformed_lines()] == [3]
 
 
-def test_console_starts_no_thread_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_console_starts_no_thread_after_its_creation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig, console = Rig(tmp_path), Console()
 
     def no_thread(self: threading.Thread) -> None:
@@ -346,7 +346,7 @@ def test_names_the_limit_that_is_reached(monkeypatch: pytest.MonkeyPatch) -> Non
         (65536, 1048576, "sudo prlimit --pid {} --nofile=131072"),
     ],
 )
-def test_remedy_for_too_few_open_files_fits_the_rights_of_the_user(
+def test_the_remedy_for_too_few_open_files_suits_the_rights_of_the_user(
     soft: int, hard: int, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))

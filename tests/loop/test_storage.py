@@ -55,7 +55,7 @@ def issue_texts(home: DataDir, logs: LogFolder | None = None) -> list[str]:
     return [str(issue) for issue in find_issues(home, logs)]
 
 
-def test_writable_folders_have_no_issue(home: DataDir, tmp_path: Path) -> None:
+def test_reports_no_issue_for_writable_folders(home: DataDir, tmp_path: Path) -> None:
     logs = LogFolder.from_option(str(tmp_path / "logs"))
     before = sorted(path.name for path in tmp_path.rglob("*"))
     assert issue_texts(home, logs) == []
@@ -288,7 +288,7 @@ def test_a_launch_on_a_full_disk_does_not_count_as_a_failed_launch(
     assert caplog.text.count("spec.json: No space left on device: free space there") == 1
 
 
-def test_backs_off_after_storage_failures_that_no_check_finds(
+def test_backs_off_after_storage_failures_that_the_checks_miss(
     home: DataDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()

@@ -33,7 +33,7 @@ _QUICK = (
     [one for one in (*CONTROLS, *LIMITS) if one.disabled[0] in _QUICK],
     ids=lambda one: "-".join(one.disabled),
 )
-def test_an_invariant_fails_without_the_rule(control: Control) -> None:
+def test_an_invariant_fails_if_its_rule_is_disabled(control: Control) -> None:
     found = explore(control.faults, control.rules, control.breaks)
     assert found.broken is not None
     assert len(found.trace) > 2

@@ -134,7 +134,7 @@ def test_claim_truncated_by_a_power_failure_is_invalid(make: Make, text: str) ->
     assert seen.damage == f"the file claim is incomplete ({len(text)} bytes)"
 
 
-def test_voided_claim_keeps_the_attempt_from_running(make: Make) -> None:
+def test_a_voided_claim_prevents_the_attempt_from_running(make: Make) -> None:
     attempt = make("echo start")
     assert void_claim(attempt.folder, attempt.token) is True
     assert void_claim(attempt.folder, attempt.token) is True, "it has it already"

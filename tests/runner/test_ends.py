@@ -183,7 +183,7 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def test_command_that_closes_its_output_costs_no_cpu_time(make: Make, tmp_path: Path) -> None:
+def test_command_that_closes_its_output_uses_no_cpu_time(make: Make, tmp_path: Path) -> None:
     for terminal in (False, True):
         script = (
             f"echo first; exec </dev/null >&- 2>&-; until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 4"

@@ -204,7 +204,7 @@ def test_early_orphan_without_a_token_is_ended(make: Make, executor: ForkingExec
         assert process_scan.ticks_of(int(orphan.read_text())) is None
 
 
-def test_no_second_helper_starts_where_forking_fails(
+def test_starts_no_second_helper_if_forking_fails(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "_START_EVERY_S", 0.0)

@@ -79,7 +79,7 @@ can_mount = pytest.mark.skipif(
 
 
 @can_mount
-def test_code_survives_a_full_disk() -> None:
+def test_exit_code_survives_a_full_disk() -> None:
     code, cause, logged = on_small_disk("inside")
     assert (code, cause) == (9, None)
     assert isinstance(logged, int)

@@ -105,7 +105,7 @@ def test_finds_the_session_after_command_and_runner_have_ended(make: Make) -> No
     assert attempt.pids() == (pid,)
 
 
-def test_sweep_spares_a_process_of_another_attempt_in_the_session(make: Make) -> None:
+def test_a_sweep_spares_the_process_of_another_attempt_in_the_session(make: Make) -> None:
     """The other attempt is like a job of a scheduler that a job has started."""
     other = secrets.token_hex(16)
     attempt = make(

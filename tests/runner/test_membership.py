@@ -93,7 +93,7 @@ def test_token_decides_without_a_recorded_command() -> None:
     assert members(leader(token=A), p(200, 100, 200), attempts={A: None}) == {A: [100, 200]}
 
 
-def test_own_token_of_a_process_wins() -> None:
+def test_the_own_token_of_a_process_takes_precedence() -> None:
     """Job A started a scheduler, whose job is process 300 in its own session."""
     nested = [leader(), p(200, 100, 200, token=B), p(300, 200, 300), p(301, 300, 300)]
     assert members(*nested) == {A: [100]}
@@ -101,7 +101,7 @@ def test_own_token_of_a_process_wins() -> None:
     assert members(*nested, attempts=both) == {A: [100], B: [200, 300, 301]}
 
 
-def test_token_of_a_parent_in_the_session_wins_over_the_session() -> None:
+def test_token_of_a_parent_takes_precedence_over_the_session() -> None:
     assert members(leader(), p(200, 100, token=B), p(201, 200), p(202, 201)) == {A: [100]}
 
 
@@ -110,7 +110,7 @@ def test_session_of_another_attempt_outranks_the_parent() -> None:
     assert members(leader(), p(300, 100, 300), p(301, 300, 301), attempts=both) == {A: [100], B: [300, 301]}
 
 
-def test_asker_and_its_helpers_belong_to_no_attempt() -> None:
+def test_the_scanning_scheduler_and_its_helpers_belong_to_no_attempt() -> None:
     """The scheduler was started in the session of a job and has a helper and a runner."""
     asker = p(ASKER, 100, 100, token=A)
     helper, runner, command = p(200, ASKER), p(300, ASKER, 300, token=A), p(301, 300, 301)
@@ -121,7 +121,7 @@ def test_process_1_belongs_to_no_attempt() -> None:
     assert members(p(1, 0, 100, start=600, token=A), p(200, 1, 200)) == {}
 
 
-def test_cycle_of_parents_ends() -> None:
+def test_ignores_a_cycle_of_parent_processes() -> None:
     assert members(p(200, 201, 201), p(201, 200, 200)) == {}
 
 

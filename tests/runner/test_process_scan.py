@@ -92,7 +92,7 @@ def test_process_with_another_start_is_not_signalled() -> None:
         process.wait()
 
 
-def test_scan_with_a_new_zombie_has_missed_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_zombie_makes_a_scan_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container whose process 1 collects no children: the zombie may have forked before it ended."""
     process = subprocess.Popen(["sleep", "60"], env={})
 
@@ -116,7 +116,7 @@ def test_scan_with_a_new_zombie_has_missed_a_process(monkeypatch: pytest.MonkeyP
         process.wait()
 
 
-def test_process_that_ends_during_a_scan_stands_for_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_during_a_scan_counts_as_found(monkeypatch: pytest.MonkeyPatch) -> None:
     token = secrets.token_hex(16)
     process = subprocess.Popen(["sleep", "60"], env={TOKEN: token})
 
@@ -152,8 +152,8 @@ def test_reused_process_group_is_not_signalled() -> None:
         process.wait()
 
 
-def test_group_of_uncollected_processes_does_not_live() -> None:
-    """In a container whose first process collects no orphans they stay, and every scan may miss a process."""
+def test_a_group_of_uncollected_processes_does_not_count_as_living() -> None:
+    """They remain in a container whose first process collects no orphans."""
     process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
     try:
         ticks = process_scan.ticks_of(process.pid)
@@ -170,14 +170,14 @@ def test_group_of_uncollected_processes_does_not_live() -> None:
     assert not fork_chains.may_have_living_group(command)
 
 
-def test_group_with_new_uncollected_processes_may_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_with_new_uncollected_processes_counts_as_living(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = [{7: True}, {7: True, 8: True}]
     monkeypatch.setattr(fork_chains, "has_group", lambda command: True)
     monkeypatch.setattr(fork_chains, "_members", lambda group: ended.pop(0))
     assert fork_chains.may_have_living_group(RecordedCommand(7, 70))
 
 
-def test_nothing_is_signalled_if_proc_shows_another_pid_namespace(
+def test_signals_nothing_if_proc_shows_another_pid_namespace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with subprocess.Popen(["sleep", "100"]) as process:

@@ -210,7 +210,7 @@ def test_stop_of_another_token_is_ignored_and_reported(make: Make) -> None:
     assert attempt.result().cause is None
 
 
-def test_no_process_is_signalled_without_a_claim(tmp_path: Path) -> None:
+def test_signals_no_process_without_a_claim(tmp_path: Path) -> None:
     assert request_stop(tmp_path / "none", "t", StopRequest("cancelled", 1)) is False
     assert wake_runner(tmp_path, "t") is False
     claim = {"token": "t", "pid": os.getpid(), "start_ticks": 1, "boot_id": "b"}

@@ -7,7 +7,7 @@ import pytest
 from gpu_scheduler.runner.termination import Termination, describe_outcome
 
 
-def test_nothing_is_due_without_a_cause() -> None:
+def test_no_signal_is_due_before_a_stop_is_requested() -> None:
     assert Termination().due(1e9) is None
 
 
@@ -61,7 +61,7 @@ def test_withdrawal_clears_the_cause() -> None:
     assert ending.request("preempted", 5, "withdraw", now=100) is True
 
 
-def test_forced_preemption_stays_forced() -> None:
+def test_a_forced_preemption_remains_forced() -> None:
     ending = Termination()
     ending.request("preempted", 10, "kill", now=0)
     ending.request("preempted", 10, "withdraw", now=1)

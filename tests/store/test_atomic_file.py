@@ -44,14 +44,14 @@ def test_a_failed_write_leaves_everything_as_it_was(tmp_path: Path, monkeypatch:
     assert (names(tmp_path), path.read_text()) == (["a"], "old")
 
 
-def test_a_folder_in_the_way_is_reported(tmp_path: Path) -> None:
+def test_reports_a_folder_in_place_of_the_target_file(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(IsADirectoryError):
         replace_file(tmp_path / "a", b"new")
     assert names(tmp_path) == ["a"]
 
 
-def test_a_new_file_takes_mode_and_owner_of_another(tmp_path: Path) -> None:
+def test_a_new_file_copies_the_mode_and_owner_of_another(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     (tmp_path / "a").chmod(0o640)
     create_file(tmp_path / "b", b"x", like=os.stat(tmp_path / "a"))

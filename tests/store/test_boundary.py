@@ -35,7 +35,7 @@ def test_sql_and_rows_stay_inside_the_store() -> None:
     assert found == []
 
 
-def test_records_have_no_keys() -> None:
+def test_records_are_not_subscriptable() -> None:
     types = [type_ for type_ in vars(records).values() if dataclasses.is_dataclass(type_)]
     assert len(types) > 5
     assert [type_ for type_ in (*types, Request, QueuedJob) if hasattr(type_, "__getitem__")] == []
@@ -45,5 +45,5 @@ def test_records_have_no_keys() -> None:
     "source",
     ['db.execute("SELECT 1")', "x: sqlite3.Row", 'sqlite3.connect("x")', 'f"UPDATE {table} SET a = 1"'],
 )
-def test_the_check_notices(source: str) -> None:
+def test_the_check_detects_each_violation(source: str) -> None:
     assert list(violations(source))

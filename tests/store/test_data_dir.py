@@ -195,7 +195,7 @@ def shared(tmp_path: Path, kinds: Kinds) -> DataDir:
     return DataDir.of(str(tmp_path / "net" / "x.json"))
 
 
-def test_a_file_beside_a_state_file_on_the_network_names_the_owner_host(shared: DataDir) -> None:
+def test_the_host_file_beside_a_network_state_file_names_the_owner_host(shared: DataDir) -> None:
     assert shared.host_file == shared.state_file.with_name("x.host")
     shared.create()
     shared.take_ownership()
@@ -313,7 +313,7 @@ def test_the_host_file_does_not_contain_the_machine_id(
         (1234, ["x.d cannot be entered: chmod u+rwx "]),
     ],
 )
-def test_a_data_directory_that_cannot_be_entered_names_its_owner(
+def test_names_the_owner_of_an_inaccessible_data_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, parts: list[str]
 ) -> None:
     data_dir = DataDir.of(str(tmp_path / "x.json"))

@@ -60,7 +60,7 @@ def desk(tmp_path: Path) -> Iterator[KindStore]:
 @pytest.mark.parametrize(
     ("uuids", "simulated"), [(SIMULATED, True), (REAL, False), (("MIG-x",), False), ((), None)]
 )
-def test_reads_the_kind_from_the_managed_gpus(
+def test_derives_the_gpu_kind_from_the_managed_gpus(
     desk: KindStore, uuids: tuple[str, ...], simulated: bool | None
 ) -> None:
     desk.job()
@@ -80,11 +80,13 @@ def test_reads_the_kind_from_the_managed_gpus(
         (RecordedGpus(None, 2), True, False),
     ],
 )
-def test_only_jobs_of_the_other_kind_conflict(found: RecordedGpus, simulated: bool, other: bool) -> None:
+def test_only_jobs_for_the_other_kind_of_gpu_conflict(
+    found: RecordedGpus, simulated: bool, other: bool
+) -> None:
     assert found.conflicts_with(simulated) is other
 
 
-def test_a_missing_or_broken_database_has_no_kind(tmp_path: Path) -> None:
+def test_a_missing_or_broken_database_records_no_gpus(tmp_path: Path) -> None:
     assert recorded_gpus(tmp_path / "none.db") is None
     (tmp_path / "broken.db").write_bytes(b"no database, but long enough to be read" * 40)
     assert recorded_gpus(tmp_path / "broken.db") is None

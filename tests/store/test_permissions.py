@@ -172,7 +172,9 @@ def test_a_replacement_of_the_locked_folder_is_not_accepted(data_dir: DataDir, t
         lock.release()
 
 
-def test_a_link_to_an_own_store_names_how_to_use_that(data_dir: DataDir, tmp_path: Path) -> None:
+def test_the_error_for_a_link_to_the_users_own_store_gives_a_remedy(
+    data_dir: DataDir, tmp_path: Path
+) -> None:
     data_dir.create()
     data_dir.database.touch()
     data_dir.folder.rename(tmp_path / "a real one")

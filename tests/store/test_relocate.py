@@ -64,7 +64,7 @@ def test_lines_keep_their_jobs_and_jobs_their_folders(tmp_path: Path, old: Path,
 
 
 @pytest.mark.parametrize("left", ["a link", "a mount point", "hidden files"])
-def test_lines_run_beside_their_file_for_any_content_of_the_old_path(
+def test_lines_run_beside_their_moved_file_whatever_is_at_the_old_path(
     tmp_path: Path, old: Path, left: str
 ) -> None:
     new = tmp_path / "new"
@@ -108,7 +108,7 @@ def test_moving_only_the_data_directory_changes_no_path(tmp_path: Path, old: Pat
     store.close()
 
 
-def test_only_files_that_were_moved_along_get_a_new_path(tmp_path: Path) -> None:
+def test_only_files_that_moved_with_the_store_get_a_new_path(tmp_path: Path) -> None:
     for name in ("a/both", "b/both", "b/moved", "a/stayed"):
         (tmp_path / name).mkdir(parents=True)
     for copied, both in ((False, "a/both"), (True, "b/both")):

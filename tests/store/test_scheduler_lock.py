@@ -95,7 +95,7 @@ def test_finding_the_holder_takes_no_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [fcntl.LOCK_EX, fcntl.LOCK_SH])
-def test_a_program_that_locks_the_folder_is_not_taken_for_a_scheduler(
+def test_a_program_that_locks_the_folder_is_not_mistaken_for_a_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: int
 ) -> None:
     monkeypatch.setattr(instance, "_DEAD_HOLDER_WAIT_S", 0.0)

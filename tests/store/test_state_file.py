@@ -131,7 +131,7 @@ def test_a_pause_edited_while_the_scheduler_is_down_takes_effect_at_its_start(ma
     assert machine.pauses() == ([0], [0])
 
 
-def test_no_version_is_examined_twice(machine: Machine) -> None:
+def test_examines_each_version_once(machine: Machine) -> None:
     machine.edit(2)
     content = machine.path.read_bytes()
     assert apply_edit(machine.store, content) == []
@@ -204,7 +204,7 @@ def test_rejects_text_that_is_not_a_gpu_number() -> None:
             state_file.parse(json.dumps({"paused_gpus": [value]}).encode())
 
 
-def test_compares_and_renames_where_names_cannot_be_exchanged(
+def test_compares_and_renames_if_the_file_system_cannot_exchange_names(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Libc:

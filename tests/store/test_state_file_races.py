@@ -46,7 +46,7 @@ def test_accepts_a_reverting_edit_begun_before_the_first_was_applied(machine: Ma
     assert machine.pauses() == ([2], [2])
 
 
-def test_saving_an_old_copy_later_reverts_nothing(machine: Machine) -> None:
+def test_an_old_copy_saved_later_reverts_no_pause(machine: Machine) -> None:
     old = json.loads(machine.path.read_text())
     machine.edit(1)
     machine.round()

@@ -155,7 +155,7 @@ def test_a_hold_keeps_the_used_retries_and_a_retry_resets_them(store: Store, by:
     assert ResourceSpec.from_key(row.spec_key) == ResourceSpec(is_command=True, vram=4096, min_vram_mib=5120)
 
 
-def test_only_jobs_that_wait_for_nothing_but_gpus_are_startable(store: Store) -> None:
+def test_only_jobs_that_wait_solely_for_gpus_are_startable(store: Store) -> None:
     ready, gone, later, left = (store.insert_job(spec(str(n)), "cli") for n in range(4))
     recorder = StoreWriter(store, Settings())
     recorder.set_line_waits({gone: WaitReason(WaitKind.LINE_REMOVED, due_at=7.5)})
@@ -291,7 +291,7 @@ def test_a_job_has_every_field_of_its_record(store: Store) -> None:
 @pytest.mark.parametrize(
     "unknown", ['{"kind": "of a later version"}', '{"kind": "cancelled_by_user", "more": 1}']
 )
-def test_values_of_another_version_are_shown_as_stored_or_left_out(store: Store, unknown: str) -> None:
+def test_values_of_another_version_are_shown_unchanged_or_omitted(store: Store, unknown: str) -> None:
     job_id = store.insert_job(spec(), "cli")
     attempt_id = record(store, act.Start(job_id, ("U0",), 1000, whole=True))[job_id]
     store.db.connection.execute("UPDATE job SET reason = ?, line_wait = ?", (unknown, unknown))

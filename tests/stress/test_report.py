@@ -20,7 +20,7 @@ def rows(*parts: dict[str, object]) -> list[str]:
     return text.splitlines()[4:]
 
 
-def test_row_of_a_clean_part_shows_bound_and_negative_control() -> None:
+def test_the_row_of_a_clean_part_shows_its_bound_and_negative_control() -> None:
     control = part(is_control=True, faults={"twice": 12, "lost": 1})
     assert rows(part(), control) == [
         "| P2 | races | races 10,000, won 5/5 | 0 | 0.03 % | 12 twice, 1 lost |"

@@ -36,7 +36,9 @@ def suite(*, control: bool) -> list[object]:
 
 @pytest.mark.timeout(170)
 @pytest.mark.parametrize("part", suite(control=False))
-def test_part_has_no_faults(part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_part_of_the_stress_test_finds_no_faults(
+    part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert part.suite is not None
     with socket_folder() as sockets:
         monkeypatch.setenv("SCREENDIR", str(sockets))

@@ -26,7 +26,7 @@ ANSWERS = st.builds(
 
 
 @given(ANSWERS)
-def test_a_stored_answer_is_read_as_it_was_written(answer: RequestAnswer) -> None:
+def test_an_answer_survives_storage(answer: RequestAnswer) -> None:
     assert RequestAnswer.from_json(answer.to_json()) == answer
 
 
@@ -66,5 +66,5 @@ def test_a_refusal_names_the_states_that_the_request_needs(verb: str, state: Job
         ),
     ],
 )  # fmt: skip
-def test_words_of_an_answer(answer: RequestAnswer, words: str) -> None:
+def test_formats_an_answer(answer: RequestAnswer, words: str) -> None:
     assert answer_text(Answer(3, AnswerKind.CARRIED_OUT, answer)) == words

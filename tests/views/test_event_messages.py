@@ -241,13 +241,13 @@ def test_end_of_an_attempt_shows_outcome_reason_and_log(
         ),
     ],
 )  # fmt: skip
-def test_message_and_level_of_other_events(event: Event, expected: tuple[int, str]) -> None:
+def test_formats_other_events_with_their_level(event: Event, expected: tuple[int, str]) -> None:
     assert log_line(event) == expected
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.data())
-def test_no_missing_key_prevents_a_message(draw: st.DataObject) -> None:
+def test_a_missing_key_does_not_prevent_a_message(draw: st.DataObject) -> None:
     every = {**start(), **end(), **OVER_SHARE, "pid": 7, "allocated": [1], "jobs": 3}
     keys = draw.draw(st.sets(st.sampled_from(sorted(every))))
     kind = draw.draw(st.sampled_from([*(one.value for one in EventKind), "dreamt"]))

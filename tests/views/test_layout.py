@@ -32,7 +32,7 @@ def listed(entries: int, total: int | None = None) -> CappedList:
         ([listed(3)], [1], -2, [0]),
     ],
 )
-def test_earlier_lists_are_shortened_last(
+def test_shortens_the_last_lists_first(
     lists: list[CappedList], least: list[int], room: int, given: list[int]
 ) -> None:
     assert allot_lines(lists, least, room) == given
@@ -92,7 +92,7 @@ def test_pipe_output_is_complete_and_a_long_cell_shifts_no_other_row() -> None:
     assert len(lines[1]) < 100
 
 
-def test_writes_colours_only_if_the_screen_shows_them() -> None:
+def test_writes_colours_only_if_the_terminal_supports_them() -> None:
     line = [Cell("ok "), Cell("failed", "31"), Cell("", "31")]
     assert render_line(line, Viewport(80, 24)) == "ok failed"
     assert render_line(line, Viewport(80, 24, has_colours=True)) == "ok \x1b[31mfailed\x1b[0m"

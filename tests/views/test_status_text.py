@@ -184,7 +184,7 @@ def test_states_outcomes_and_reasons_are_coloured() -> None:
         assert word in text
 
 
-def test_queued_jobs_with_one_reason_share_a_row() -> None:
+def test_queued_jobs_with_the_same_reason_share_a_row() -> None:
     [row] = [line for line in to_text(many()).splitlines() if " jobs wait " in line]
     assert row.strip() == "20 jobs wait for half a GPU: 9-28 (train.py --llm qwen2.5-3b-inst --seed 1)"
     text = to_text(many(), show_all=True)

@@ -130,7 +130,7 @@ def test_message_keeps_line_breaks_and_paths() -> None:
     assert rows == ["07:05:09  ! one", f"{' ' * 12}{path}", f"{' ' * 12}two", f"{' ' * 12}three\\x07"]
 
 
-def test_uses_ascii_marks_if_the_encoding_lacks_ours() -> None:
+def test_uses_ascii_marks_if_the_encoding_lacks_the_usual_ones() -> None:
     old = Terminal(200, encoding="ascii")
     assert shown(event("finished", **END), old).startswith(
         "07:05:09  + job 3 bert: finished [OK] in 3.2s - peak"

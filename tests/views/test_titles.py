@@ -43,7 +43,7 @@ def test_a_job_title_is_its_name_or_command(job: JobView, called: str) -> None:
         (["a.py", "b.py"], ""),
     ],
 )
-def test_common_beginning_of_titles(titles: list[str], same: str) -> None:
+def test_finds_the_common_prefix_of_titles(titles: list[str], same: str) -> None:
     assert common_prefix(titles) == same
 
 

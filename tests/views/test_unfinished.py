@@ -15,7 +15,7 @@ def job(number: int, state: str = "queued", reason: StateReason | None = None, *
     return JobView(number, state, reason=reason, **values)
 
 
-def test_empty_if_nothing_is_unfinished() -> None:
+def test_returns_an_empty_text_if_nothing_is_unfinished() -> None:
     assert unfinished_text([], []) == ""
 
 

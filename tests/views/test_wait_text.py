@@ -37,12 +37,12 @@ REASONS = st.builds(
 
 
 @given(REASONS)
-def test_a_stored_reason_is_read_as_it_was_written(reason: WaitReason) -> None:
+def test_a_wait_reason_survives_storage(reason: WaitReason) -> None:
     assert WaitReason.from_json(reason.to_json()) == reason
 
 
 @given(REASONS)
-def test_every_reason_has_words(reason: WaitReason) -> None:
+def test_every_reason_has_a_text(reason: WaitReason) -> None:
     assert job_reason_text(JobView(1, "queued", reason=worded("why"), wait=reason))
     assert wait_text(reason).startswith("infeasible: ") or not reason.is_infeasible
     for one in reason.obstacles:
@@ -56,7 +56,7 @@ def test_unused_fields_are_not_stored() -> None:
 
 
 @given(st.integers(0, 1 << 30))
-def test_rounded_memory_reads_the_same(mib: int) -> None:
+def test_rounding_memory_does_not_change_its_text(mib: int) -> None:
     assert human_mib(round_mib(mib)) == human_mib(mib)
     assert round_mib(round_mib(mib)) == round_mib(mib)
 
@@ -107,7 +107,7 @@ def closed(kind: ObstacleKind, **values: object) -> GpuAvailability:
         (GpuAvailability("U", 3, 1000, allocated_share=800), ONE, ""),
     ],
 )
-def test_remedy_for_a_gpu_that_takes_no_job(gpu: GpuAvailability, need: Need, part: str) -> None:
+def test_gives_a_remedy_for_a_gpu_that_accepts_no_job(gpu: GpuAvailability, need: Need, part: str) -> None:
     why = obstacle(gpu, need, Limits())
     assert why is not None
     text = obstacle_remedy(why)
@@ -129,7 +129,7 @@ NEEDS = st.sampled_from(
 
 @settings(max_examples=500, deadline=None)
 @given(AVAILABILITIES, AVAILABILITIES, NEEDS)
-def test_a_stored_obstacle_changes_only_when_its_words_do(
+def test_a_stored_obstacle_changes_only_when_its_text_does(
     one: GpuAvailability, other: GpuAvailability, need: Need
 ) -> None:
     found = [obstacle(view, need, Limits()) for view in (one, other)]
