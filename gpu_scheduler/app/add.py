@@ -25,6 +25,7 @@ from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.job_shell import job_shell
 from gpu_scheduler.intake.submit import parse_job_line
+from gpu_scheduler.store.job_lists import newest_jobs
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def _duplicate_notes(location: Location, spec: JobSpec) -> list[str]:
         return []  # adding a command always creates a new job
     try:
         with open_store(location, read_only=True) as store:
-            job = store.newest_jobs([spec.identity]).get(spec.identity)
+            job = newest_jobs(store, [spec.identity]).get(spec.identity)
     except SchedulerError:
         return []
     if job is None:

@@ -35,6 +35,7 @@ from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.intake.pauses import requested_pauses
 from gpu_scheduler.store.events import events_of_job
+from gpu_scheduler.store.job_lists import jobs_ahead_of
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
@@ -179,7 +180,7 @@ def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
         need=current_need(store, record),
         placement=_placement_facts(inspected),
         environment=(*checks.environment(record.spec, conda, conda_sh), checks.script(record.spec)),
-        ahead=store.jobs_ahead_of(record, _MAX_JOBS_NAMED) if is_queued else None,
+        ahead=jobs_ahead_of(store, record, _MAX_JOBS_NAMED) if is_queued else None,
         launch_failures=record.launch_failures,
         retry_in_s=_retry_in_s(record, inspected.now),
         line=_line_facts(store, record),

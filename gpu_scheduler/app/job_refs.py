@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.job_lists import job_ids_in, jobs_named
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -53,7 +54,7 @@ def resolve_jobs(store: Store, refs: Iterable[JobRef]) -> list[int]:
 
 
 def _jobs_in_range(store: Store, numbers: range) -> list[int]:
-    ids = store.job_ids_in(numbers)
+    ids = job_ids_in(store, numbers)
     if not ids:
         raise SchedulerError(
             f"{store.data_dir.folder} has no job {numbers[0]} to {numbers[-1]}; `status --all` lists the jobs"
@@ -62,7 +63,7 @@ def _jobs_in_range(store: Store, numbers: range) -> list[int]:
 
 
 def _job_named(store: Store, name: str) -> int:
-    rows = store.jobs_named(name)
+    rows = jobs_named(store, name)
     if not rows:
         raise SchedulerError(
             f"{store.data_dir.folder} has no job named {name}; `status --all` lists the jobs"

@@ -16,8 +16,10 @@ from gpu_scheduler.app.predicted_state import RETRYABLE, predicted_state
 from gpu_scheduler.app.store_access import open_store, requested_verbs, scheduler_pid_of, wake_and_wait
 from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
+from gpu_scheduler.store.job_lists import open_jobs
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import JobRecord
+from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def _record_requests(
         for job_id in jobs:
             why = _early_refusal(store, verb, job_id, pending.get(job_id, ()), up)
             if why is None:
-                made[store.add_request(verb, str(job_id), by, **args)] = job_id
+                made[add_request(store, verb, str(job_id), by, **args)] = job_id
             else:
                 refused.append(Answer(job_id, AnswerKind.REFUSED, why))
     return made, refused
@@ -143,7 +145,7 @@ def _unrecorded_end(store: Store, row: JobRecord) -> JobView | None:
 def _open_jobs(store: Store) -> list[int]:
     """Returns the open jobs that have not ended, oldest first."""
     open_states = [state for state in JobState if state is not JobState.FINISHED]
-    rows = sorted(store.open_jobs(open_states), key=lambda row: row.id)
+    rows = sorted(open_jobs(store, open_states), key=lambda row: row.id)
     return [row.id for row in rows if _unrecorded_end(store, row) is None]
 
 

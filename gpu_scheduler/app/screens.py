@@ -19,6 +19,7 @@ from gpu_scheduler.attempts.observe import read_status
 from gpu_scheduler.core.command.screen_list import SessionList
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import ACTIVE
+from gpu_scheduler.store.job_lists import open_jobs
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -65,7 +66,7 @@ def screens(location: Location) -> SessionsView:
 
 def _read_sessions(store: Store) -> SessionsView:
     with store.snapshot():
-        jobs = {job.id: job for job in store.open_jobs(tuple(ACTIVE))}
+        jobs = {job.id: job for job in open_jobs(store, tuple(ACTIVE))}
         attempts = store.newest_attempts(jobs)
         indices = store.gpu_indices()
     statuses = ((attempt, _observe_running(store, attempt)) for attempt in attempts.values())

@@ -12,6 +12,12 @@ from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.view_context import context_of, health_issues_of
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.intake.pauses import requested_pauses
+from gpu_scheduler.store.job_lists import (
+    finished_jobs,
+    open_jobs,
+    state_counts,
+    unsuccessful_counts,
+)
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import MalformedLineRecord
 from gpu_scheduler.store.store import Store
@@ -57,10 +63,11 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
     """Reads the report from the store, without last lines of output."""
     pid = scheduler_pid_of(store)
     with store.snapshot():
-        rows = store.open_jobs(tuple(ACTIVE))
+        rows = open_jobs(store, tuple(ACTIVE))
         for state in (JobState.QUEUED, JobState.HELD):
-            rows += [] if query.only_failed else store.open_jobs((state,), query.max_queued)
-        rows += store.failed_jobs() if query.only_failed else store.finished_jobs(query.max_finished)
+            rows += [] if query.only_failed else open_jobs(store, (state,), query.max_queued)
+        max_finished = None if query.only_failed else query.max_finished
+        rows += finished_jobs(store, max_finished, only_failed=query.only_failed)
         attempts = store.newest_attempts(row.id for row in rows)
         active = store.active_attempts()
         context = context_of(store, active, is_up=pid is not None)
@@ -72,8 +79,8 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
             data_dir=str(store.data_dir.folder),
             gpus=gpu_views.gpu_views(store.gpus(), active, requested_pauses(store), recorded_options(store)),
             jobs=tuple(job_views.job_view(row, attempts.get(row.id), context) for row in rows),
-            counts=store.state_counts(),
-            unsuccessful_counts=store.unsuccessful_counts(),
+            counts=state_counts(store),
+            unsuccessful_counts=unsuccessful_counts(store),
             malformed=tuple(_malformed_view(row) for row in store.malformed_lines()),
             jobs_files=tuple(JobsFileView(one.path, one.problem) for one in store.jobs_files()),
         )

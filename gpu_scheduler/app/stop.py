@@ -18,6 +18,7 @@ from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.location import original_of_copy, refuse_copy
 from gpu_scheduler.store.read_only import has_tables
+from gpu_scheduler.store.requests import add_request, open_requests, withdraw_request
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
 
@@ -109,14 +110,14 @@ def _request_stop_and_wait(store: Store, pid: int, args: Mapping[str, Any], limi
                 )
             # A scheduler that is starting answers the requests that it finds as meant for an earlier one, and
             # with --fresh it forgets them: repeat the request as long as it runs.
-            if all(request.request_id != made for request in store.open_requests()):
-                made = store.add_request("stop", **args)
+            if all(request.request_id != made for request in open_requests(store)):
+                made = add_request(store, "stop", **args)
                 store.data_dir.ring_doorbell()
             time.sleep(POLL_INTERVAL_S)
     finally:
         # It may have ended by itself, or this was interrupted: the next scheduler must not obey the request.
         if made is not None:
-            store.withdraw_request(made)
+            withdraw_request(store, made)
 
 
 def _end_jobs(store: Store, running_before: list[int], grace_s: float) -> dict[int, StopResult | RecordedEnd]:
@@ -127,7 +128,7 @@ def _end_jobs(store: Store, running_before: list[int], grace_s: float) -> dict[i
         for job_id in running:
             job = store.job(job_id)
             if job is not None and job.cancel_cause is None:
-                store.add_request("cancel", str(job_id), grace_s=grace_s)
+                add_request(store, "cancel", str(job_id), grace_s=grace_s)
     ended: dict[int, StopResult | RecordedEnd] = {}
     ended.update(without_scheduler.end_jobs(store, running, grace_s))
     for job_id in running_before:

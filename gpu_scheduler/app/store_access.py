@@ -12,6 +12,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.database import damaged_error, is_damage
+from gpu_scheduler.store.requests import open_requests, request_answer
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
 
@@ -65,13 +66,13 @@ def wake_and_wait(
     end = time.monotonic() + timeout_s
     while True:
         for request in [request for request, answer in answers.items() if answer is None]:
-            answers[request] = store.request_answer(request)
+            answers[request] = request_answer(store, request)
         if None not in answers.values() or time.monotonic() >= end or scheduler_pid_of(store) is None:
             break
         time.sleep(POLL_INTERVAL_S)
     for request in [request for request, answer in answers.items() if answer is None]:
-        answers[request] = store.request_answer(
-            request
+        answers[request] = request_answer(
+            store, request
         )  # the scheduler may have answered just before it ended
     return answers
 
@@ -79,7 +80,7 @@ def wake_and_wait(
 def requested_verbs(store: Store) -> dict[int, list[str]]:
     """Returns job -> verbs of its open requests, oldest first; a new attribute value as `priority=5`."""
     verbs: dict[int, list[str]] = {}
-    for request in store.open_requests():
+    for request in open_requests(store):
         if request.target.isascii() and request.target.isdigit():
             verbs.setdefault(int(request.target), []).append(_verb_with_value(request))
     return verbs

@@ -14,6 +14,7 @@ from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
 from gpu_scheduler.store.location import original_of_copy
+from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import ActiveAttemptRecord
 from gpu_scheduler.store.store import Store
@@ -45,7 +46,7 @@ def _copy_issues(store: Store) -> Iterator[HealthIssue]:
 
 def context_of(store: Store, active: Iterable[ActiveAttemptRecord], *, is_up: bool) -> job_views.ViewContext:
     """Returns the context from which jobs are described. active: `Store.active_attempts`."""
-    reasons = store.wait_reasons()
+    reasons = wait_reasons(store)
     if not is_up:
         # The reasons of the last scheduler may be outdated, except that a job can never fit.
         reasons = {key: reason for key, reason in reasons.items() if reason.is_infeasible}

@@ -23,6 +23,8 @@ from gpu_scheduler.intake.job_shell import job_shell
 from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, MalformedLine, Poll
 from gpu_scheduler.intake.submit import FrontEnd, request_attribute, submit_job
 from gpu_scheduler.store import accepted_lines
+from gpu_scheduler.store.pending_groups import wait_reasons
+from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.shortages import describe_shortage, shortage_of
 
@@ -175,16 +177,16 @@ class JobsFileWatcher:
     def _request(self, action: diff.DiffAction) -> None:
         by = self._key
         if isinstance(action, diff.LineRemoved):
-            self._store.add_request("line_removed", str(action.job_id), by)
+            add_request(self._store, "line_removed", str(action.job_id), by)
         elif isinstance(action, diff.AttributeChanged):
             value = False if action.new is None and action.name in ("hold", "cancel") else action.new
             request_attribute(self._store, action.job_id, action.name, value, self._front_end)
         elif isinstance(action, diff.CancelRunning):
-            self._store.add_request("cancel", str(action.job_id), by, line=True)
+            add_request(self._store, "cancel", str(action.job_id), by, line=True)
 
     def _infeasible_messages(self, new: Iterable[int]) -> list[str]:
         """Returns the messages about new jobs that can never fit."""
-        reasons = {key: why for key, why in self._store.wait_reasons().items() if why.is_infeasible}
+        reasons = {key: why for key, why in wait_reasons(self._store).items() if why.is_infeasible}
         if not reasons:
             return []
         rows = (row for job in new if (row := self._store.job(job)) is not None)
@@ -195,7 +197,7 @@ class JobsFileWatcher:
         order = diff.job_order(reading)
         moved = diff.redistribute_positions(order, accepted_lines.queue_positions(self._store, order))
         if moved:
-            self._store.add_request("places", "", self._key, places=moved)
+            add_request(self._store, "places", "", self._key, places=moved)
 
     def _report(self, poll: Poll) -> None:
         mistakes = frozenset(poll.malformed)

@@ -13,8 +13,10 @@ from typing import Any
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.job_lists import open_jobs, state_counts
 from gpu_scheduler.store.read_only import has_meta
 from gpu_scheduler.store.recorded_options import recorded_options
+from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import Content, ProblemKind
@@ -26,7 +28,7 @@ SAME_EDIT_S = 5.0
 def requested_pauses(store: Store) -> dict[str, bool]:
     """Returns UUID -> paused, as it will be once every open request is carried out."""
     paused = {row.uuid: row.paused for row in store.gpus()}
-    for request in store.open_requests():
+    for request in open_requests(store):
         if request.verb in ("pause", "resume") and request.target in paused:
             paused[request.target] = request.verb == "pause"
     return paused
@@ -45,7 +47,7 @@ def request_pauses(
                 pass  # a broken file changes nothing; the scheduler reports it
         elif found.kind is ProblemKind.MISSING and not scheduler_is_up:
             resume_all(store)  # the removal of the file is an edit too, and it came first
-        return [store.add_request("pause" if paused else "resume", uuid, by) for uuid in uuids]
+        return [add_request(store, "pause" if paused else "resume", uuid, by) for uuid in uuids]
 
 
 def edit_pauses_in_file(path: Path, gpus: Collection[int], paused: bool) -> None:
@@ -101,7 +103,7 @@ def apply_edit(store: Store, content: bytes) -> list[str]:
             elif requested[uuid] != paused:
                 # The file that the older scheduler left is not an edit.
                 reason = {} if older else {"reason": "by an edit of the state file"}
-                store.add_request("pause" if paused else "resume", uuid, "state file", **reason)
+                add_request(store, "pause" if paused else "resume", uuid, "state file", **reason)
         last = {"version": version, "state": _pause_keys(state), "at": time.time()}
         store.db.set_meta("statefile_examined", version)
         store.db.set_meta("statefile_edit", json.dumps(last))
@@ -151,8 +153,8 @@ def resume_all(store: Store) -> None:
         store.db.set_meta("statefile_written", "0")
         for uuid, paused in requested_pauses(store).items():
             if paused:
-                store.add_request(
-                    "resume", uuid, "state file removed", reason="because the state file was removed"
+                add_request(
+                    store, "resume", uuid, "state file removed", reason="because the state file was removed"
                 )
 
 
@@ -173,9 +175,9 @@ def summarize(
     listed = [0.0] * (max((gpu.index for gpu in gpus), default=-1) + 1)
     for gpu in gpus:
         listed[gpu.index] = shares[gpu.uuid] / 1000
-    counts = dict(store.state_counts())
+    counts = dict(state_counts(store))
     ended = {attempt.job_id for attempt in active if attempt.id in ended_attempts and attempt.outcome is None}
-    running = {job.id: job.state for job in store.open_jobs(tuple(ACTIVE))}
+    running = {job.id: job.state for job in open_jobs(store, tuple(ACTIVE))}
     for job_id in ended & running.keys():
         counts[running.pop(job_id)] -= 1
     jobs: dict[str, object] = {

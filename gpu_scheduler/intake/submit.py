@@ -14,6 +14,7 @@ from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.intake.text_parser import TextParser
+from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 
 
@@ -77,7 +78,7 @@ def _requeue(store: Store, job_id: int, spec: JobSpec, front_end: FrontEnd) -> N
     """Requests another run of a finished job, with the attributes of `spec`."""
     job = store.job(job_id)
     assert job is not None
-    store.add_request("requeue", str(job_id), front_end.name, added_to=front_end.label)
+    add_request(store, "requeue", str(job_id), front_end.name, added_to=front_end.label)
     for name in COMPARED_ATTRIBUTES:
         value = getattr(spec, name)
         if value != getattr(job.spec, name):
@@ -86,4 +87,4 @@ def _requeue(store: Store, job_id: int, spec: JobSpec, front_end: FrontEnd) -> N
 
 def request_attribute(store: Store, job_id: int, name: str, value: object, front_end: FrontEnd) -> None:
     """Requests that an attribute which a front end sets for its job takes effect."""
-    store.add_request("set", str(job_id), front_end.name, name=name, value=value, line=True)
+    add_request(store, "set", str(job_id), front_end.name, name=name, value=value, line=True)

@@ -11,6 +11,8 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt, FinishJob
 from gpu_scheduler.core.scheduling.draining import JobEnd, exit_code
+from gpu_scheduler.store.job_lists import jobs_of_file
+from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.unfinished import unfinished_text
 
@@ -58,14 +60,14 @@ class DrainReport:
 
     def _jobs(self) -> list[JobView]:
         """Returns the jobs that count, by id."""
-        known = {job.id: job for job in self._store.jobs_of_file(self._jobs_file)}
+        known = {job.id: job for job in jobs_of_file(self._store, self._jobs_file)}
         for job_id in self._finished - known.keys():
             job = self._store.job(job_id)
             if job is not None:
                 known[job_id] = job
         context = ViewContext(
             self._clock.now(),
-            wait_reasons=self._store.wait_reasons(),
+            wait_reasons=wait_reasons(self._store),
         )
         return [job_view(job, None, context) for _, job in sorted(known.items())]
 

@@ -24,6 +24,7 @@ from gpu_scheduler.health.storage import STORAGE_ERRORS
 from gpu_scheduler.reporting.journal import FILE_NAME, Journal
 from gpu_scheduler.reporting.status_board_file import StatusBoardFile
 from gpu_scheduler.store import events
+from gpu_scheduler.store.job_lists import open_jobs, state_counts
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.event_messages import message_of
@@ -197,9 +198,9 @@ class _RunCounter:
     def __init__(self, store: Store, first_id: int) -> None:
         self._store = store
         self._first_id = first_id
-        counts = store.state_counts()
+        counts = state_counts(store)
         self._finished_before = counts.get(JobState.FINISHED, 0)
-        self._active = {job.id for job in store.open_jobs(tuple(ACTIVE))}
+        self._active = {job.id for job in open_jobs(store, tuple(ACTIVE))}
         self._dispatched = len(self._active)
 
     def dispatch_counts(self, new: Sequence[Event]) -> list[tuple[int, int]]:
@@ -211,7 +212,7 @@ class _RunCounter:
             dispatched += self._is_dispatched(event)
             steps.append(dispatched)
         self._finished_before, self._dispatched = before, dispatched
-        total = sum(self._store.state_counts().values()) - before
+        total = sum(state_counts(self._store).values()) - before
         return [(step, total) for step in steps]
 
     def _rejoins(self, event: Event) -> bool:

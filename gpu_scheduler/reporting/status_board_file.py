@@ -14,6 +14,8 @@ from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.scheduling.usage import attempt_memory
+from gpu_scheduler.store.job_lists import finished_jobs, open_jobs, state_counts
+from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.atomic_file import replace_file
 from gpu_scheduler.views import status_board as board
@@ -64,20 +66,20 @@ class StatusBoardFile:
     def _build(self, pid: int | None, memory_used: Mapping[int, Mapping[int, int]]) -> StatusReport:
         store, now = self._store, self._clock.now()
         with store.snapshot():
-            running = store.open_jobs(tuple(ACTIVE))
-            waiting = store.open_jobs((JobState.QUEUED,), board.MAX_WAITING)
+            running = open_jobs(store, tuple(ACTIVE))
+            waiting = open_jobs(store, (JobState.QUEUED,), board.MAX_WAITING)
             # Queries one state at a time, so that each uses the order of its index.
-            waiting += store.open_jobs((JobState.HELD,), board.MAX_WAITING - len(waiting))
-            finished = store.finished_jobs(board.MAX_FINISHED)
+            waiting += open_jobs(store, (JobState.HELD,), board.MAX_WAITING - len(waiting))
+            finished = finished_jobs(store, board.MAX_FINISHED)
             jobs = [*running, *waiting, *finished]
             attempts = store.newest_attempts(job.id for job in jobs)
             unsettled, managed = store.active_attempts(), store.gpus()
             context = job_views.ViewContext(
                 now,
-                wait_reasons=store.wait_reasons(),
+                wait_reasons=wait_reasons(store),
                 indices=store.gpu_indices(),
             )
-            counts = store.state_counts()
+            counts = state_counts(store)
         views = [job_views.job_view(job, attempts.get(job.id), context) for job in jobs]
         paused = {gpu.uuid: gpu.paused for gpu in managed}
         return StatusReport(

@@ -38,7 +38,9 @@ from gpu_scheduler.scheduler.wiring import launch_options_of, options_to_record
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.ownership_check import Ownership
+from gpu_scheduler.store.pending_groups import next_retry, wait_reason_by_spec
 from gpu_scheduler.store.recorded_options import record_options
+from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.shortages import describe_shortage, shortage_of
 
@@ -199,7 +201,7 @@ class Daemon:
             log.warning(
                 "%s is on %s, where the database is not safe; choose another --data-dir", home.folder, kind
             )
-        late = [request for request in self._store.open_requests() if request.verb == "stop"]
+        late = [request for request in open_requests(self._store) if request.verb == "stop"]
         recorder.record(
             [
                 AnswerRequest(request.request_id, RequestAnswer(AnswerCode.SCHEDULER_ENDED))
@@ -276,7 +278,7 @@ class Daemon:
             *self._inputs.due_times(),
             self._reporter.next_write_at,
             self._backups.again_at,
-            next_deadline(facts, self._store.next_retry(facts.now)),
+            next_deadline(facts, next_retry(self._store, facts.now)),
         ]
         return min(at for at in times if at is not None)
 
@@ -293,8 +295,8 @@ class Daemon:
     def _is_drained(self, facts: Facts) -> bool:
         if self._inputs.has_pending_lines:
             return False
-        asks = [ResourceSpec.from_key(key) for key in self._store.wait_reason_by_spec()]
-        return is_drained(facts, asks, self._store.next_retry(facts.now) is not None)
+        asks = [ResourceSpec.from_key(key) for key in wait_reason_by_spec(self._store)]
+        return is_drained(facts, asks, next_retry(self._store, facts.now) is not None)
 
     def _shut_down(self) -> int:
         log.info("scheduler ends (%s)", signal.Signals(self._signal).name if self._signal else "requested")

@@ -18,7 +18,9 @@ from gpu_scheduler.gpus.watch import GpuWatch, with_stored_values
 from gpu_scheduler.runner.membership import RecordedCommand
 from gpu_scheduler.store.accepted_lines import job_fact
 from gpu_scheduler.store.measurements import LearnedNeeds
+from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
 from gpu_scheduler.store.records import ActiveAttemptRecord
+from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 
 #: Jobs of one pending group that a round reads; a round that starts all of them is followed by another.
@@ -54,7 +56,7 @@ def read_facts(
     recorded = {row.uuid: row for row in managed}
     sampled = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
     unmanaged = {gpu.uuid: (gpu.index, False) for gpu in sampled if gpu.uuid not in paused}
-    requests = tuple(store.open_requests())
+    requests = tuple(open_requests(store))
     return Facts(
         now=now,
         settings=settings,
@@ -110,8 +112,8 @@ def _attempts(
 
 def _pending_groups(store: Store, now: Now) -> tuple[PendingGroup, ...]:
     groups = []
-    for key, reason in store.wait_reason_by_spec().items():
-        jobs = tuple(store.startable_jobs(key, now.boot, now.boot_id, JOBS_PER_GROUP + 1))
+    for key, reason in wait_reason_by_spec(store).items():
+        jobs = tuple(startable_jobs(store, key, now.boot, now.boot_id, JOBS_PER_GROUP + 1))
         if jobs:
             groups.append(
                 PendingGroup(

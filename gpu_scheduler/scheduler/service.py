@@ -34,6 +34,7 @@ from gpu_scheduler.store import location
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import damaged_error, is_damage, newest_schema_version
 from gpu_scheduler.store.inspection import inspect_store
+from gpu_scheduler.store.job_lists import job_count
 from gpu_scheduler.store.ownership_check import Ownership
 from gpu_scheduler.store.scheduler_lock import InstanceLock, locking_pids, scheduler_pid
 from gpu_scheduler.store.store import Store
@@ -136,12 +137,11 @@ def count_jobs_to_forget(home: DataDir, *, take_over: bool = False) -> int:
             refuse_unrecorded(found)
             return len({one.job_id for one in found.folders})
         with closing(Store(home, create=True)) as store:
-            if store.db.schema_version != newest_schema_version():
-                # `start` decides whether they may be forgotten, after the upgrade of the schema.
-                return store.job_count()
-            if location.location_verdict(store) != "copied":
+            # For an older schema, `start` decides after the upgrade whether the jobs may be forgotten.
+            is_upgraded = store.db.schema_version == newest_schema_version()
+            if is_upgraded and location.location_verdict(store) != "copied":
                 refuse_active(store)
-            return sum(store.state_counts().values())
+            return job_count(store)
     except sqlite3.OperationalError as error:
         raise SchedulerError(describe_store_error(home, error)) from None
 

@@ -10,6 +10,7 @@ from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.from_rows import wait_reason
+from gpu_scheduler.store.job_lists import newest_jobs
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -121,7 +122,7 @@ class JobFacts(Mapping[int, JobFact]):
 
 def newest_job_facts(store: Store, identities: frozenset[str]) -> Mapping[str, JobFact]:
     """Returns identity -> the newest job that runs it."""
-    return {identity: job_fact(job) for identity, job in store.newest_jobs(identities).items()}
+    return {identity: job_fact(job) for identity, job in newest_jobs(store, identities).items()}
 
 
 def job_fact(job: JobRecord) -> JobFact:

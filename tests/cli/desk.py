@@ -26,6 +26,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.records import AttemptRecord
+from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -110,7 +111,7 @@ class Desk:
 
     def requests(self) -> list[tuple[str, str]]:
         """Returns verb and target of the open requests."""
-        return [(row.verb, row.target) for row in self.store.open_requests()]
+        return [(row.verb, row.target) for row in open_requests(self.store)]
 
     def state(self, job_id: int) -> str:
         """Returns the recorded state of a job."""

@@ -18,6 +18,7 @@ from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.scheduler.loop import Loop
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import InstanceLock
 from gpu_scheduler.store.store import Store
 
@@ -36,7 +37,7 @@ def main() -> None:
     store = Store(home)
     loop = Loop(store, GpuWatch(), _NoLauncher(), Executors(DirectExecutor()), Settings(), Clock())
     if "rising" in sys.argv:
-        while not (found := [wish.request_id for wish in store.open_requests()]):
+        while not (found := [wish.request_id for wish in open_requests(store)]):
             time.sleep(0.005)
         loop.recorder.record(
             [AnswerRequest(wish, RequestAnswer(AnswerCode.SCHEDULER_ENDED)) for wish in found], Clock().now()

@@ -22,6 +22,7 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.scheduler import background, service
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from tests.cli.desk import Desk
 from tests.e2e.world import World
@@ -280,7 +281,7 @@ def test_fresh_asks_for_confirmation_on_a_terminal(
     assert asked.questions == ["forget 2 jobs of gpu_scheduler_state.d? [y/N] "]
     assert (code, asked.begun) == ((0, 1) if goes_on else (1, 0))
     assert err == ("" if goes_on else f"gpu-scheduler: {KEPT}\n")
-    assert desk.store.state_counts() == {"queued": 2}
+    assert state_counts(desk.store) == {"queued": 2}
 
 
 def test_confirmation_uses_the_singular_and_full_paths_of_other_folders(
@@ -299,7 +300,7 @@ def test_fresh_does_not_ask_with_yes_or_without_recorded_jobs(
 ) -> None:
     asked = Prompt(monkeypatch, "n")
     assert desk.run("start", "--fresh")[0] == 0
-    assert desk.store.state_counts() == {}
+    assert state_counts(desk.store) == {}
     assert desk.run("start", "--fresh")[0] == 0
     desk.job()
     assert desk.run("start", "--fresh", "--yes")[0] == 0
@@ -341,4 +342,4 @@ def test_daemon_asks_before_it_detaches_from_the_terminal(desk: Desk) -> None:
     os.close(near)
     assert b"no jobs were forgotten, and the scheduler was not started" in said
     assert scheduler_pid(desk.data_dir.lock) is None
-    assert desk.store.state_counts() == {"queued": 1}
+    assert state_counts(desk.store) == {"queued": 1}

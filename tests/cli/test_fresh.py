@@ -26,6 +26,8 @@ from gpu_scheduler.scheduler import fresh_start
 from gpu_scheduler.scheduler.service import count_jobs_to_forget
 from gpu_scheduler.store import accepted_lines, forget
 from gpu_scheduler.store.forget import forgetting_jobs
+from gpu_scheduler.store.job_lists import state_counts
+from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
@@ -64,7 +66,7 @@ def fill_store(desk: Desk) -> tuple[int, int]:
     job = store.job(waits)
     assert job is not None
     desk.record(act.SetWaitReason(job.spec_key, never))
-    store.add_request("retry", str(done))
+    add_request(store, "retry", str(done))
     return done, waits
 
 
@@ -81,8 +83,8 @@ def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> Non
     _, waits = fill_store(desk)
     desk.record(act.SetPaused("SIM-0", True))
     store = desk.store
-    store.add_request("pause", "SIM-1")
-    store.add_request("stop")
+    add_request(store, "pause", "SIM-1")
+    add_request(store, "stop")
     gpus = store.gpus()
     for name in ("journal.jsonl", "journal.jsonl.1", "status.txt"):
         (desk.data_dir.folder / name).write_text("x\n")
@@ -93,7 +95,7 @@ def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> Non
     assert requested_pauses(store) == {"SIM-0": True, "SIM-1": True}
     assert desk.requests() == [("pause", "SIM-1")]
     assert count(store, "measurement") == 1
-    assert store.state_counts() == {}
+    assert state_counts(store) == {}
     assert list(desk.data_dir.runs.iterdir()) == []
     assert {path.name for path in desk.data_dir.folder.iterdir()}.isdisjoint(
         {"journal.jsonl", "journal.jsonl.1"}
@@ -103,7 +105,7 @@ def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> Non
     # An id is never reused, and the queue positions of new jobs continue.
     again = desk.job()
     assert again == waits + 1
-    assert store.state_counts() == {"queued": 1}
+    assert state_counts(store) == {"queued": 1}
     assert accepted_lines.working_folder(store, "/x/jobs.txt", "/elsewhere") == "/x"
 
 

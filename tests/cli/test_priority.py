@@ -9,6 +9,7 @@ import pytest
 
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.store.requests import open_requests
 from tests.cli.desk import Desk
 
 
@@ -17,7 +18,7 @@ def test_priority_without_a_scheduler_is_recorded_and_shown(desk: Desk) -> None:
     code, out, err = desk.run("priority", first, second, -5)
     said = "recorded; takes effect when the scheduler starts"
     assert (code, out, err) == (0, f"job {first}: {said}\njob {second}: {said}\n", "")
-    assert [row.args for row in desk.store.open_requests()] == [{"name": "priority", "value": -5}] * 2
+    assert [row.args for row in open_requests(desk.store)] == [{"name": "priority", "value": -5}] * 2
     jobs = json.loads(desk.run("status", "--json")[1])["jobs"]
     assert jobs[0]["reason"] == "priority=-5 requested; waiting for the scheduler"
     with desk.scheduler():

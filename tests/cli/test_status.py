@@ -26,7 +26,9 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.recorded_options import record_options
+from gpu_scheduler.store.requests import open_requests
 from tests.cli.desk import Desk
 from tests.reasons import worded
 from tests.waiting import wait_for
@@ -183,18 +185,19 @@ def test_status_of_twenty_thousand_queued_jobs_is_short(desk: Desk) -> None:
 def test_status_reads_one_snapshot_and_writes_nothing(desk: Desk) -> None:
     desk.attempt(desk.job())
     with desk.store.snapshot():
-        before = desk.store.state_counts()
+        before = state_counts(desk.store)
         code = (
             "import sys\n"
             "from gpu_scheduler.store.store import Store\n"
             "from gpu_scheduler.store.data_dir import DataDir\n"
-            "Store(DataDir.of(sys.argv[1])).add_request('stop')"
+            "from gpu_scheduler.store.requests import add_request\n"
+            "add_request(Store(DataDir.of(sys.argv[1])), 'stop')"
         )
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         subprocess.run([sys.executable, "-c", code, str(desk.data_dir.state_file)], env=env, check=True)
-        assert desk.store.open_requests() == []
-        assert desk.store.state_counts() == before
-    assert len(desk.store.open_requests()) == 1
+        assert open_requests(desk.store) == []
+        assert state_counts(desk.store) == before
+    assert len(open_requests(desk.store)) == 1
     version = desk.store.db.row("PRAGMA data_version")
     report(desk)
     desk.run("status")

@@ -19,6 +19,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.gpus.attribution import ProcessOwners
 from gpu_scheduler.store.recorded_options import record_options
+from gpu_scheduler.store.requests import add_request
 from tests.cli.desk import Desk
 from tests.cli.test_logs import on_terminal
 from tests.waiting import wait_for
@@ -66,7 +67,7 @@ def test_why_shows_for_each_gpu_whether_it_accepts_the_job(desk: Desk) -> None:
     assert found["GPU 1"][1].startswith("does not take it: paused; no job of ours")
     assert found["GPU 1"][2] == "`resume 1` makes it available again"
     assert found["placing"][:2] == ("warn", "needs 0.5 of a GPU, 0 free, GPU 0 0.4 free, GPU 1 paused")
-    desk.store.add_request("resume", "SIM-1")
+    add_request(desk.store, "resume", "SIM-1")
     assert checks(desk, job)["GPU 1"][1].startswith("takes it; ")
     assert checks(desk, job)["placing"][:2] == ("ok", "it would start on GPU 1 now")
 

@@ -17,9 +17,9 @@ PACKAGE = "gpu_scheduler"
 STORE = tuple(
     f"store.{name}"
     for name in (
-        "accepted_lines", "attempt_facts", "data_dir", "database", "events", "gpu_kind", "location",
-        "measurements", "permissions", "read_only", "recorded_options", "records",
-        "scheduler_lock", "state_file", "store",
+        "accepted_lines", "attempt_facts", "data_dir", "database", "events", "gpu_kind", "job_lists",
+        "location", "measurements", "pending_groups", "permissions", "read_only", "recorded_options",
+        "records", "requests", "scheduler_lock", "state_file", "store",
     )
 )  # fmt: skip
 
@@ -63,7 +63,8 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "views": ("core.model", "core.text", "core.failure", "core.scheduling", "app"),
     "reporting": (
         "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "store.events",
-        "store.records", "store.store", "health.storage", "attempts.log_folder", "app", "views",
+        "store.job_lists", "store.pending_groups", "store.records", "store.store",
+        "health.storage", "attempts.log_folder", "app", "views",
     ),
     "scheduler": (
         *CORE, *TOP, "system", "runner", "store", "attempts", "gpus", "gpus.probes", "executors", "intake",

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 from tests.e2e.world import World
 from tests.waiting import wait_for
@@ -145,7 +146,7 @@ def test_an_unanswered_stop_does_not_end_the_next_scheduler(world: World) -> Non
     world.start()
     world.end_scheduler()
     store = Store(DataDir.of(str(world.folder / world.state)))
-    store.add_request("stop", jobs=True)
+    add_request(store, "stop", jobs=True)
     store.close()
     world.start()
     world.append("[share=1] echo here >> ran")

@@ -13,6 +13,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.intake.submit import FrontEnd, Submission, parse_job_line, submit_job
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 
 NEW, REQUEUED, KEPT = SubmitEffect
@@ -69,7 +70,7 @@ def test_requeues_a_failed_job_with_the_attributes_submitted_now(store: Store) -
     failed = JobFact(first.job_id, JobState.FINISHED, Outcome.FAILED)
     again = submit(store, "[vram=8G] 5,/t.py,env,--x 1", failed)
     assert again == Submission(first.job_id, REQUEUED)
-    requests = store.open_requests()
+    requests = open_requests(store)
     assert [(each.verb, each.target) for each in requests] == [
         ("requeue", str(first.job_id)),
         ("set", str(first.job_id)),
@@ -83,7 +84,7 @@ def test_keeps_an_unfinished_job(store: Store) -> None:
     first = submit(store, "0,/t.py,env,--x 1")
     kept = submit(store, "0,/t.py,env,--x 1", JobFact(first.job_id, JobState.RUNNING))
     assert kept == Submission(first.job_id, KEPT)
-    assert store.open_requests() == []
+    assert open_requests(store) == []
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 from tests.stress.harness import environment, runner_pids
 from tests.stress.trace import JOB, judge
@@ -114,7 +115,7 @@ def test_a_crash_loses_no_job_and_runs_none_twice(place: Place, step: str, nth: 
 def test_a_cancel_survives_a_crash_while_it_is_carried_out(place: Place, step: str) -> None:
     job = place.add(0, seconds=60)
     run_until_job_runs(place)
-    place.store.add_request("cancel", str(job), grace_s=1)
+    add_request(place.store, "cancel", str(job), grace_s=1)
     assert place.run(step) == -signal.SIGKILL
     place.run()
     assert_ended_as_cancelled(place, job)
@@ -125,7 +126,7 @@ def test_a_cancel_survives_a_crash_after_a_second_signal(place: Place) -> None:
         f"trap '' TERM; echo 0 start 1 1 >> {place.folder}/trace; while :; do sleep 0.05; done"
     )
     run_until_job_runs(place)
-    place.store.add_request("cancel", str(job), grace_s=2)  # the second signal follows after one second
+    add_request(place.store, "cancel", str(job), grace_s=2)  # the second signal follows after one second
     assert place.run(performed(act.WakeRunner)) == -signal.SIGKILL
     place.run()
     assert_ended_as_cancelled(place, job)
@@ -135,7 +136,7 @@ def test_a_cancel_survives_a_crash_after_a_second_signal(place: Place) -> None:
 def test_an_attempt_whose_claim_was_voided_never_runs(place: Place, step: str) -> None:
     job = place.add(0)
     assert place.run("folder made") == -signal.SIGKILL
-    place.store.add_request("cancel", str(job), grace_s=1)
+    add_request(place.store, "cancel", str(job), grace_s=1)
     assert place.run(step) == -signal.SIGKILL
     place.run()
     row = place.store.job(job)
@@ -175,7 +176,7 @@ def test_a_crash_after_an_action_that_only_changes_the_store(place: Place, verb:
     job = place.add(0)
     if verb == "retry":
         assert place.run() == 0
-    place.store.add_request(verb, str(job))
+    add_request(place.store, verb, str(job))
     assert place.run(step) == -signal.SIGKILL
     place.run()
     row = place.store.job(job)
@@ -190,7 +191,7 @@ def test_a_crash_after_an_overdue_runner_was_killed(tmp_path: Path) -> None:
     run_until_job_runs(place)
     [pid] = runner_pids(place.folder, "state.d")
     os.kill(pid, signal.SIGSTOP)
-    place.store.add_request("cancel", str(job), grace_s=0)
+    add_request(place.store, "cancel", str(job), grace_s=0)
     assert place.run(performed(act.KillRunner)) == -signal.SIGKILL
     place.run()
     assert_ended_as_cancelled(place, job)

@@ -15,6 +15,7 @@ from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.runner.process_scan import ticks_of
 from gpu_scheduler.scheduler import read_facts
+from gpu_scheduler.store.requests import add_request
 from tests.loop.rig import Rig
 from tests.reasons import words
 from tests.waiting import wait_for
@@ -176,7 +177,7 @@ def test_cancel_works_without_a_claim(rig: Rig, spoil: Damage) -> None:
     folder = rig.attempt_folder(job)
     spoil(folder, token_of(rig, job))
     (folder / "stop").mkdir()
-    rig.store.add_request("cancel", str(job), grace_s=1.0)
+    add_request(rig.store, "cancel", str(job), grace_s=1.0)
     row = rig.tick_until_ended(job)
     assert (row.outcome, row.reason) == ("cancelled", None)
 
@@ -205,7 +206,7 @@ def test_claim_damaged_before_it_was_read_starts_and_ends_nothing(
     assert rig.store.attempts(job)[0].launch_count == 1
     if spoil is claim_as_folder:
         assert f"the file claim in {folder} is a folder, so its runner is unknown" in caplog.text
-    rig.store.add_request("cancel", str(job), grace_s=1.0)
+    add_request(rig.store, "cancel", str(job), grace_s=1.0)
     assert rig.tick_until_ended(job).outcome == "cancelled"
     assert (rig.folder / "starts").read_text() == "start\n"
 

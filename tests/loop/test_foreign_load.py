@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
+from gpu_scheduler.store.pending_groups import wait_reason_by_spec
+from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.views.wait_text import wait_text
 from tests.loop.rig import Rig
 
@@ -46,14 +48,14 @@ def half_job_runs(rig: Rig) -> tuple[int, int]:
 
 def ends(rig: Rig, *jobs: int) -> None:
     for job in jobs:
-        rig.store.add_request("cancel", str(job), grace_s=0)
+        add_request(rig.store, "cancel", str(job), grace_s=0)
     for job in jobs:
         rig.tick_until_ended(job)
 
 
 def why_it_waits(rig: Rig) -> str:
     rig.tick()
-    [reason] = rig.store.wait_reason_by_spec().values()
+    [reason] = wait_reason_by_spec(rig.store).values()
     return "" if reason is None else wait_text(reason)
 
 

@@ -12,6 +12,7 @@ from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, parse_llm_config
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
+from gpu_scheduler.store.requests import add_request, request_answer
 from tests.loop.rig import Rig
 from tests.loop.watched_file import WatchedFile
 from tests.reasons import words
@@ -153,7 +154,7 @@ def test_a_retry_does_not_start_a_job_whose_line_became_malformed(desk: WatchedF
     desk.save("[gpus=2] test -e good\n")
     assert desk.rig.tick_until_ended(1).exit_code == 1
     desk.save("[gpus=two] test -e good\n")
-    desk.rig.store.add_request("retry", "1")
+    add_request(desk.rig.store, "retry", "1")
     desk.wait(30)
     assert desk.states() == {1: "queued"}
     (desk.rig.folder / "good").touch()
@@ -204,7 +205,7 @@ def test_reordered_lines_change_only_their_own_queue_positions(desk: WatchedFile
     assert desk.queued() == ["echo c", "echo a", "echo b", "echo other"]
     desk.save("[gpus=2] echo c\n[gpus=2 priority=1] echo a\n[gpus=2] echo b\n")
     assert desk.queued() == ["echo a", "echo c", "echo b", "echo other"]
-    desk.rig.store.add_request("cancel", str(blocker), grace_s=0.1)
+    add_request(desk.rig.store, "cancel", str(blocker), grace_s=0.1)
     desk.rig.tick_until_ended(blocker)
 
 
@@ -214,7 +215,7 @@ def test_a_changed_attribute_leaves_other_requested_values(desk: WatchedFile) ->
     desk.save("[gpus=2] echo a >> ran\n[hold name=y] echo b >> ran\n")
     assert desk.rig.tick_until_ended(1).outcome == "completed"
     assert desk.rig.job(2).name == "y"
-    desk.rig.store.add_request("release", "2")
+    add_request(desk.rig.store, "release", "2")
     assert desk.rig.tick_until_ended(2).outcome == "completed"
     desk.wait(60)
     assert desk.states() == {1: "completed", 2: "completed"}
@@ -238,7 +239,7 @@ def test_the_remedy_shown_for_a_failed_job_works_on_its_line(
     ) in caplog.text
     desk.restart()
     assert desk.rig.job(1).outcome == "failed"
-    desk.rig.store.add_request("retry", "1")
+    add_request(desk.rig.store, "retry", "1")
     assert desk.rig.tick_until_ended(1).outcome == "completed"
     assert (desk.rig.folder / "ran").read_text().split() == ["1", "0"]
     desk.save("[cuda-ids=visible share=0.5 hold] 0,s.py,,,1\n")
@@ -251,7 +252,7 @@ def test_a_retry_right_after_a_save_uses_the_saved_line(desk: WatchedFile) -> No
     desk.save("0,s.py,,,1\n")
     assert desk.rig.tick_until_ended(1).exit_code == 1
     desk.save("[cuda-ids=visible] 0,s.py,,,1\n", quiet_s=0.5)
-    desk.rig.store.add_request("retry", "1")
+    add_request(desk.rig.store, "retry", "1")
     desk.wait(0.5)
     assert desk.states() == {1: "queued"}
     desk.wait(1.5)
@@ -262,9 +263,9 @@ def test_a_retry_right_after_a_save_uses_the_saved_line(desk: WatchedFile) -> No
 def test_a_priority_can_be_set_only_for_waiting_jobs(desk: WatchedFile) -> None:
     desk.save("[share=0.1] true\n")
     desk.rig.tick_until_ended(1)
-    wish = desk.rig.store.add_request("set", "1", name="priority", value=3)
+    wish = add_request(desk.rig.store, "set", "1", name="priority", value=3)
     desk.rig.tick()
-    assert desk.rig.store.request_answer(wish) == wrong_state("set", JobState.FINISHED)
+    assert request_answer(desk.rig.store, wish) == wrong_state("set", JobState.FINISHED)
 
 
 def test_adding_the_cancel_attribute_ends_a_running_job(desk: WatchedFile) -> None:

@@ -15,6 +15,8 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.intake import jobs_file_watcher
 from gpu_scheduler.intake.pauses import summarize
+from gpu_scheduler.store.job_lists import state_counts
+from gpu_scheduler.store.pending_groups import next_retry
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import Rig
 from tests.loop.watched_file import WatchedFile
@@ -54,7 +56,7 @@ def ended(rig: Rig, jobs: int) -> None:
 #: Operations that are repeated while jobs wait.
 WORK: dict[str, Callable[[Rig], object]] = {
     "a round": lambda rig: rig.tick(),
-    "what falls due": lambda rig: rig.store.next_retry(rig.clock.now()),
+    "what falls due": lambda rig: next_retry(rig.store, rig.clock.now()),
     "the state file": lambda rig: summarize(rig.store),
     "status": lambda rig: read_report(rig.store, StatusQuery(20, 20)),
 }
@@ -79,7 +81,7 @@ def test_cost_of_a_round_does_not_grow_with_the_queue(tmp_path: Path) -> None:
         return {name: Steps(rig.store).of(partial(work, rig)) for name, work in WORK.items()}
 
     few, many = costs(FEW, 40), costs(MANY, 400)
-    assert rig.store.state_counts() == {"queued": FEW + MANY, "finished": 440}
+    assert state_counts(rig.store) == {"queued": FEW + MANY, "finished": 440}
     assert {name: statements for name, (statements, _) in many.items()} == {
         name: statements for name, (statements, _) in few.items()
     }
@@ -93,8 +95,8 @@ def test_stored_counts_match_a_count_of_the_rows(tmp_path: Path) -> None:
     rig.add_job("b", cancel=True)
     rig.add_job("c", gpus=3)
     rows = rig.store.db.rows("SELECT state, count(*) AS n FROM job GROUP BY state")
-    assert rig.store.state_counts() == {row["state"]: row["n"] for row in rows}
-    assert rig.store.state_counts() == {"finished": 4, "held": 1, "queued": 1}
+    assert state_counts(rig.store) == {row["state"]: row["n"] for row in rows}
+    assert state_counts(rig.store) == {"finished": 4, "held": 1, "queued": 1}
 
 
 def cost_of_reading(desk: WatchedFile, later: float = 0.0) -> tuple[int, int]:
@@ -171,7 +173,7 @@ def test_reads_a_long_file_in_portions_and_starts_its_jobs_in_order(
     portions: list[int] = []
     while not portions or desk.watch.loading:
         desk.watch.check(desk.now)
-        portions.append(rig.store.state_counts()["queued"])
+        portions.append(state_counts(rig.store)["queued"])
         rig.loop.placing = not desk.watch.loading
         if desk.watch.loading:
             assert desk.watch.pending
@@ -195,11 +197,11 @@ def test_a_restart_between_two_portions_continues_with_the_next(
     first.lines = [f"[hold] 0,train.py,,--seed {n % 60}\n" for n in range(130)]
     first.save_lines()
     first.watch.check(first.now)
-    assert first.rig.store.state_counts() == {"held": 50}
+    assert state_counts(first.rig.store) == {"held": 50}
     second = WatchedFile(first.rig)
     second.read()
     second.read(30)
-    assert second.rig.store.state_counts() == {"held": 60}
+    assert state_counts(second.rig.store) == {"held": 60}
     rows = second.rig.store.db.rows("SELECT raw, job_id FROM line ORDER BY position")
     assert [row["raw"] for row in rows] == first.lines
     assert [row["job_id"] for row in rows] == [*range(1, 61), *[None] * 70]

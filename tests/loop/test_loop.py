@@ -18,6 +18,8 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.runner.folder import START
 from gpu_scheduler.scheduler.loop import next_deadline
+from gpu_scheduler.store.pending_groups import wait_reasons
+from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.views.wait_text import wait_text
 from tests.fakes.conda import plant
 from tests.loop.rig import SETTINGS, Rig
@@ -81,9 +83,9 @@ def test_a_job_whose_runner_was_killed_is_interrupted_and_leaves_no_process(rig:
     assert (row.state, row.held_by) == ("held", "interrupted")
     assert processes_of({token: folder}) == {}
     assert (rig.folder / "ran").read_text() == "start\n"
-    rig.store.add_request("retry", str(job))
+    add_request(rig.store, "retry", str(job))
     rig.runner_pid(job)
-    rig.store.add_request("cancel", str(job), grace_s=1)
+    add_request(rig.store, "cancel", str(job), grace_s=1)
     assert rig.tick_until_ended(job).outcome == "cancelled"
     assert [a.outcome for a in rig.store.attempts(job)] == ["interrupted", "cancelled"]
 
@@ -195,7 +197,7 @@ def test_cancel_kills_after_the_grace_period(rig: Rig) -> None:
     waiting = rig.add_job("echo x >> ran", share=1000, allowed=(0,))
     rig.tick_until(lambda: all((rig.folder / name).exists() for name in ("up1", "up2")), "both up")
     for job in (polite, stubborn, waiting):
-        rig.store.add_request("cancel", str(job), grace_s=0.5)
+        add_request(rig.store, "cancel", str(job), grace_s=0.5)
     assert {rig.tick_until_ended(job).outcome for job in (polite, stubborn, waiting)} == {"cancelled"}
     assert (rig.folder / "saved").read_text() == "saved\n"
     assert rig.job(stubborn).signal == signal.SIGKILL
@@ -206,7 +208,7 @@ def test_a_cancel_survives_a_restart_between_request_and_stop(rig: Rig) -> None:
     job = rig.add_job("echo > up; sleep 60")
     rig.runner_pid(job)
     wait_for(lambda: (rig.folder / "up").exists(), "the job")
-    rig.store.add_request("cancel", str(job), grace_s=1)
+    add_request(rig.store, "cancel", str(job), grace_s=1)
     assert rig.loop.tick() is None  # the cancel is stored, but `stop` is not written yet
     assert not (rig.attempt_folder(job) / "stop").exists()
     again = Rig(rig.folder)
@@ -231,7 +233,7 @@ def test_jobs_start_in_order_and_shares_fill_a_gpu(rig: Rig) -> None:
         "four run",
     )
     assert rig.job(jobs[4]).state == "queued"
-    assert wait_text(rig.store.wait_reasons()[rig.job(jobs[4]).spec_key]) == "needs 0.5 of a GPU, 0 free"
+    assert wait_text(wait_reasons(rig.store)[rig.job(jobs[4]).spec_key]) == "needs 0.5 of a GPU, 0 free"
     (rig.folder / "go").touch()
     for job in jobs:
         assert rig.tick_until_ended(job).outcome == "completed"
@@ -271,7 +273,7 @@ def test_cancels_an_attempt_whose_claim_was_truncated_by_a_power_cut(rig: Rig) -
     job, folder = never_claimed(rig)
     folder.mkdir(parents=True)
     (folder / "claim").touch()
-    rig.store.add_request("cancel", str(job), grace_s=0.0)
+    add_request(rig.store, "cancel", str(job), grace_s=0.0)
     row = rig.tick_until_ended(job)
     assert (row.state, row.outcome) == ("finished", "cancelled")
     assert not (rig.folder / "ran").exists()
@@ -283,7 +285,7 @@ def test_an_attempt_that_cannot_be_reconciled_blocks_no_other(
     job, folder = never_claimed(rig)
     folder.parent.mkdir(parents=True)
     folder.touch()
-    rig.store.add_request("cancel", str(job), grace_s=0.0)
+    add_request(rig.store, "cancel", str(job), grace_s=0.0)
     others = [rig.add_job("exit 0"), rig.add_job("exit 0")]
     rig.tick_until(lambda: all(rig.job(other).outcome == "completed" for other in others), "their ends")
     facts = rig.tick()

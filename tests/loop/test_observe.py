@@ -17,6 +17,7 @@ from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.reporting.reporter import EventReporter
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.recorded_options import record_options, recorded_options
+from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import Rig
 from tests.reasons import words
@@ -153,7 +154,7 @@ def test_misplaced_process_is_reported_once(rig: Rig, caplog: pytest.LogCaptureF
         f"job {job} was given GPU 0 but uses GPU 1 (process {pid})",
         f"job {job} was given GPU 0 but uses GPU 2 (process {pid})",
     ]
-    again.store.add_request("cancel", str(job), grace_s=0)
+    add_request(again.store, "cancel", str(job), grace_s=0)
     assert again.tick_until_ended(job).outcome == "cancelled"
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.scheduler import loop, read_facts
+from gpu_scheduler.store.requests import add_request
 from tests.fakes.remote_executor import RemoteExecutor
 from tests.loop.rig import SETTINGS, Rig
 from tests.reasons import words
@@ -44,7 +45,7 @@ def test_stops_a_remote_attempt(tmp_path: Path) -> None:
     rig = rig_with(tmp_path, RemoteExecutor())
     job = rig.add_job("x")
     rig.tick()
-    rig.store.add_request("cancel", str(job), grace_s=5.0)
+    add_request(rig.store, "cancel", str(job), grace_s=5.0)
     rig.tick()
     assert str(rig.tick_until_ended(job).outcome) == "cancelled"
 
@@ -57,7 +58,7 @@ def test_kills_a_remote_attempt_that_does_not_stop(tmp_path: Path, monkeypatch: 
     rig = rig_with(tmp_path, executor)
     job = rig.add_job("x")
     rig.tick()
-    rig.store.add_request("cancel", str(job), grace_s=0.1)
+    add_request(rig.store, "cancel", str(job), grace_s=0.1)
     assert str(rig.tick_until_ended(job).outcome) == "cancelled"
     [attempt] = executor.attempts.values()
     assert attempt.state == "lost"

@@ -32,6 +32,8 @@ from gpu_scheduler.store import attempt_folders, backups, location
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.forget import forgetting_jobs
 from gpu_scheduler.store.inspection import inspect_store
+from gpu_scheduler.store.job_lists import state_counts
+from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import SETTINGS, Rig
 from tests.processes import exists, is_zombie
@@ -241,7 +243,7 @@ def test_holds_an_attempt_that_had_not_begun_so_that_it_never_begins(
     assert (row.state, row.outcome) == ("held", None)
     assert words(row.reason) == f"it had not begun when the store was lost; `retry {job}` runs it"
     assert observe(folder, token).claim == "void"
-    desk.rig.store.add_request("requeue", str(job))
+    add_request(desk.rig.store, "requeue", str(job))
     (desk.folder / "go").touch()
     assert desk.rig.tick_until_ended(job).outcome == "completed"
     assert [row.number for row in desk.rig.store.attempts(job)] == [1, 2]
@@ -317,7 +319,7 @@ def test_refuses_a_missing_store_that_has_only_a_backup(desk: RestoredStore) -> 
     ):
         desk.start()
     desk.restore()
-    assert desk.rig.store.state_counts() == {"held": 1}
+    assert state_counts(desk.rig.store) == {"held": 1}
 
 
 def test_restoring_an_intact_store_changes_nothing(
@@ -338,7 +340,7 @@ def test_only_the_last_attempt_decides_about_its_job(desk: RestoredStore) -> Non
     desk.backup()
     job = desk.ended("[ -e again ] || exit 3")
     (desk.folder / "again").touch()
-    desk.rig.store.add_request("requeue", str(job))
+    add_request(desk.rig.store, "requeue", str(job))
     desk.rig.tick_until(lambda: desk.rig.job(job).outcome == "completed", "the second attempt")
     desk.lose()
     desk.restore()
@@ -352,7 +354,7 @@ def test_finishes_an_open_attempt_of_the_backup_that_was_superseded(desk: Restor
     (desk.folder / "go").touch()
     desk.rig.tick_until_ended(job)
     (desk.folder / "again").touch()
-    desk.rig.store.add_request("requeue", str(job))
+    add_request(desk.rig.store, "requeue", str(job))
     desk.rig.tick_until(lambda: desk.rig.job(job).outcome == "completed", "the second attempt")
     desk.lose()
     desk.restore()
@@ -400,7 +402,7 @@ def test_lines_of_restored_attempts_do_not_run_again(
     (desk.folder / "jobs.txt").write_text("".join(f"{line}\n" for line in lines))
     look(100)
     desk.rig.tick_until(
-        lambda: desk.rig.store.state_counts() == {"finished": 4, "held": 1}, "all but the held one"
+        lambda: state_counts(desk.rig.store) == {"finished": 4, "held": 1}, "all but the held one"
     )
     desk.lose()
     monkeypatch.chdir("/")  # the lines keep the folder in which they were first read
@@ -410,8 +412,8 @@ def test_lines_of_restored_attempts_do_not_run_again(
         desk.rig.tick()
     assert desk.trace() == ["a", "a"]
     assert len(desk.rig.store.db.rows("SELECT 1 FROM attempt")) == 4
-    assert desk.rig.store.open_requests() == []
-    assert desk.rig.store.state_counts() == {"finished": 4, "held": 1}, (
+    assert open_requests(desk.rig.store) == []
+    assert state_counts(desk.rig.store) == {"finished": 4, "held": 1}, (
         "the line that had never begun is there anew"
     )
     outcomes = [row["outcome"] for row in desk.rig.store.db.rows("SELECT outcome FROM job ORDER BY id")]
@@ -511,7 +513,7 @@ def test_a_restore_names_a_folder_whose_attempt_is_unknown(desk: RestoredStore) 
         desk.start(restore=True)
     folder.path.rename(desk.folder / "moved away")
     desk.restore()
-    assert desk.rig.store.state_counts() == {}
+    assert state_counts(desk.rig.store) == {}
 
 
 @pytest.mark.parametrize("backed_up", [False, True])
@@ -550,7 +552,7 @@ def test_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: RestoredStor
     (desk.data_dir.runs / "a file").touch()
     desk.close()
     with contextlib.closing(desk.start()) as store:
-        assert store.state_counts() == {}  # forgotten, as the user asked
+        assert state_counts(store) == {}  # forgotten, as the user asked
     desk.rig = Rig(desk.folder, executor=Quick())
 
 

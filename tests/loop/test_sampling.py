@@ -19,6 +19,7 @@ from gpu_scheduler.gpus.probes.probe_client import ProbeClient, ProbeFailure, Un
 from gpu_scheduler.gpus.sampling import RETRY_S, SAMPLE_EVERY_S, Sampler
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 from gpu_scheduler.views.wait_text import wait_text
@@ -295,7 +296,7 @@ def test_job_on_a_lost_gpu_continues_with_its_share_and_no_other_starts(
     (tmp_path / "go").write_text("\n")
     assert rig.tick_until_ended(running).exit_code == 3
     assert rig.job(waiting).state == "queued"
-    [reason] = rig.store.wait_reasons().values()
+    [reason] = wait_reasons(rig.store).values()
     assert "GPU 0 lost" in wait_text(reason)
     rig.lost = ()
     rig.take_sample()

@@ -40,6 +40,8 @@ from gpu_scheduler.scheduler.daemon import Daemon
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job
+from gpu_scheduler.store.job_lists import state_counts
+from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.system import procfs, shortages
 from gpu_scheduler.system.shortages import describe_shortage
 from tests.loop.rig import SETTINGS, Rig
@@ -90,7 +92,7 @@ def test_launch_that_fails_because_of_a_shortage_does_not_count(
     job, other = rig.add_job("exit 7", share=1000), rig.add_job("exit 0", share=1000)
     # More than the launches of an attempt and the attempts of a job.
     rig.tick_until(lambda: executor.tried > 5, "launches")
-    [reason] = rig.store.wait_reasons().values()
+    [reason] = wait_reasons(rig.store).values()
     assert reason.cause == describe_shortage(number)
     assert caplog.text.count(describe_shortage(number)) == 1
     executor.number = None
@@ -189,13 +191,13 @@ def test_lines_that_cannot_be_checked_are_neither_malformed_nor_jobs(
             watch.check(now)
             assert (watch.recheck_at, watch.pending) == (now + 1.0, True)
     number = errno.ENOMEM if loads else errno.EAGAIN
-    assert (rig.store.state_counts(), rig.store.malformed_lines()) == ({}, [])
+    assert (state_counts(rig.store), rig.store.malformed_lines()) == ({}, [])
     [file] = rig.store.jobs_files()
     assert file.problem == f"cannot be checked now: {describe_shortage(number)}"
     assert caplog.text.count("cannot be checked now") == 1
     watch.check(30.0)
     watch.check(40.0)
-    assert rig.store.state_counts() == {"queued": 2}
+    assert state_counts(rig.store) == {"queued": 2}
     assert [row.number for row in rig.store.malformed_lines()] == [3]
 
 

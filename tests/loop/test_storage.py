@@ -23,6 +23,8 @@ from gpu_scheduler.health.storage import describe_store_error, find_issues
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.reporting.main_log import MainLog
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.pending_groups import wait_reasons
+from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.system import atomic_file
 from tests.loop.rig import Rig
 
@@ -279,7 +281,7 @@ def test_a_launch_on_a_full_disk_does_not_count_as_a_failed_launch(
     assert watch.issue() == "spec.json: No space left on device: free space there"
     other = rig.add_job("exit 0", share=500)
     rig.tick()
-    [reason] = rig.store.wait_reasons().values()
+    [reason] = wait_reasons(rig.store).values()
     assert "No space left on device" in reason.cause
     row = rig.tick_until_ended(job)
     assert (row.exit_code, row.launch_failures, len(rig.store.attempts(job))) == (7, 0, 1)
@@ -338,7 +340,7 @@ def test_an_action_that_fails_does_not_block_others(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr("gpu_scheduler.attempts.prepare.replace_file", replace_file)
     for job in jobs:
-        rig.store.add_request("cancel", str(job), grace_s=0.0)
+        add_request(rig.store, "cancel", str(job), grace_s=0.0)
     with pytest.raises(PermissionError):
         rig.tick()
     stops = [(rig.attempt_folder(job) / "stop").exists() for job in jobs]

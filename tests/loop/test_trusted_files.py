@@ -22,7 +22,9 @@ from gpu_scheduler.reporting import main_log
 from gpu_scheduler.scheduler.start_checks import check_files, check_paths
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.job_lists import open_jobs
 from gpu_scheduler.store.ownership_check import Ownership
+from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import InstanceLock
 from tests.loop.rig import Rig
 
@@ -128,15 +130,15 @@ def test_does_not_read_a_jobs_file_that_became_world_writable(folder: Path, rig:
     path.chmod(0o666)
     for now in (100.0, 200.0, 300.0):
         watch.check(now)
-    assert [row.text for row in rig.store.open_jobs((JobState.QUEUED,))] == ["true", "false"]
-    assert rig.store.open_requests() == []
+    assert [row.text for row in open_jobs(rig.store, (JobState.QUEUED,))] == ["true", "false"]
+    assert open_requests(rig.store) == []
     problem = "is writable by everyone; `chmod o-w` it, or `start --trust-files`"
     assert [row.problem for row in rig.store.jobs_files()] == [problem]
     trusting = JobsFileWatcher(rig.store, str(path), None, trust=True)
     for now in (400.0, 500.0):
         trusting.check(now)
     assert [row.problem for row in rig.store.jobs_files()] == [None]
-    assert "echo planted" in [row.text for row in rig.store.open_jobs((JobState.QUEUED,))]
+    assert "echo planted" in [row.text for row in open_jobs(rig.store, (JobState.QUEUED,))]
 
 
 def test_does_not_reread_a_config_that_became_world_writable(
@@ -171,7 +173,7 @@ def test_neither_reads_nor_writes_a_state_file_that_became_world_writable(
         watch.check(now)
         watch.write(now)
     assert home.state_file.read_bytes() == planted
-    assert rig.store.open_requests() == []
+    assert open_requests(rig.store) == []
     assert len([r for r in caplog.records if "is writable by everyone" in r.getMessage()]) == 1
     [trouble] = find_issues(home, None)
     assert (trouble.subject, trouble.blocks_starts) == ("state file", False)

@@ -18,6 +18,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
@@ -67,7 +68,7 @@ def fill(store: Store) -> None:
         ],
         NOW,
     )
-    store.add_request("cancel", "2", grace_s=5.0)
+    add_request(store, "cancel", "2", grace_s=5.0)
 
 
 def _write() -> None:

@@ -21,6 +21,7 @@ from gpu_scheduler.store import data_dir as homes
 from gpu_scheduler.store import host as hosts
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.host import Host, claim_host, read_host, this_host, write_host
+from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 
 ELSEWHERE = Host("gpu-other", "0" * 32)
@@ -183,7 +184,7 @@ def test_another_host_starts_only_with_take_over(elsewhere: DataDir) -> None:
     assert read_host(elsewhere.host_file) == ELSEWHERE
     elsewhere.take_ownership(take_over=True)
     store = Store(elsewhere)
-    store.add_request("cancel", "1")
+    add_request(store, "cancel", "1")
     store.close()
 
 

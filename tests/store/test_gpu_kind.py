@@ -15,6 +15,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.gpu_kind import RecordedGpus, recorded_gpus
 from gpu_scheduler.store.gpu_kind_change import change_gpu_kind
+from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
@@ -118,14 +119,14 @@ def test_switching_to_real_gpus_removes_pauses_needs_and_measurements_of_simulat
     desk.execute(f"UPDATE job SET min_vram_mib = 70000, spec_key = '{raised}'")
     desk.execute("UPDATE gpu SET paused = 1, foreign_peaks = '[[1, 2, 3]]' WHERE uuid = 'SIM-0'")
     desk.execute("INSERT INTO pending_group (spec_key, reason) VALUES ('x', '{}')")
-    desk.store.add_request("pause", "SIM-1")
+    add_request(desk.store, "pause", "SIM-1")
     desk.measure(5000)
     change_gpu_kind(desk.store, SIMULATED, NOW)
     assert desk.store.gpus() == []
     assert desk.column("SELECT paused FROM gpu") == [0, 0]
     assert desk.column("SELECT foreign_peaks FROM gpu") == ["[]", "[]"]
     assert desk.column("SELECT reason FROM pending_group") == []
-    assert desk.store.open_requests() == []
+    assert open_requests(desk.store) == []
     assert desk.column("SELECT peak_mib FROM measurement") == []
     row = desk.store.job(job)
     assert row is not None

@@ -15,6 +15,7 @@ from gpu_scheduler.errors import SchemaError, StoreNotFoundError
 from gpu_scheduler.store import database, scheduler_lock
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.records import AllocationRecord
+from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 from tests.store.golden_store import restore_golden
 
@@ -76,7 +77,7 @@ def test_opens_the_kept_store_of_schema_1(tmp_path: Path) -> None:
         (0, True, 600),
         (1, False, 600),
     ]
-    assert [(one.verb, one.args) for one in store.open_requests()] == [("cancel", {"grace_s": 5.0})]
+    assert [(one.verb, one.args) for one in open_requests(store)] == [("cancel", {"grace_s": 5.0})]
     store.close()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from gpu_scheduler.intake.pauses import edit_pauses_in_file, imports_old_state_file, request_pauses
 from gpu_scheduler.store import state_file
+from gpu_scheduler.store.requests import open_requests
 from tests.store.test_state_file import Machine
 
 pytestmark = pytest.mark.timeout(20)
@@ -53,7 +54,7 @@ def test_reports_an_unusable_file_once_and_keeps_it(
     assert (machine.path.lstat().st_ino, machine.path.lstat().st_mode) == (status.st_ino, status.st_mode)
     request_pauses(machine.store, ["U3"], True, "cli", scheduler_is_up=False)
     assert not imports_old_state_file(machine.store.data_dir)
-    assert {row.target for row in machine.store.open_requests()} == {"U3"}
+    assert {row.target for row in open_requests(machine.store)} == {"U3"}
     machine.path.rename(machine.path.with_name("away"))
     machine.round()
     assert machine.pauses() == ([1, 3], [1, 3])

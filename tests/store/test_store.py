@@ -22,6 +22,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job
+from gpu_scheduler.store.pending_groups import next_retry, startable_jobs, wait_reason_by_spec, wait_reasons
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -168,20 +169,20 @@ def test_only_jobs_that_wait_solely_for_gpus_are_startable(store: Store) -> None
         recorder.record([close], NOW)
         if job == later:
             recorder.record([act.ReleaseAllocation(attempt)], NOW)
-    [ask] = store.wait_reason_by_spec()
+    [ask] = wait_reason_by_spec(store)
 
     def startable(boot: float, boot_id: str = "boot") -> list[int]:
-        return [job.job_id for job in store.startable_jobs(ask, boot, boot_id, 10)]
+        return [job.job_id for job in startable_jobs(store, ask, boot, boot_id, 10)]
 
     assert startable(1000.0) == [ready]
     assert startable(1005.0) == [ready, later]
     assert startable(0.0, "another boot") == [ready, later]
-    assert store.next_retry(NOW) == 1005.0
-    assert store.next_retry(Now(0.0, 1005.0, "boot")) is None
+    assert next_retry(store, NOW) == 1005.0
+    assert next_retry(store, Now(0.0, 1005.0, "boot")) is None
     recorder.set_line_waits(
         {job: WaitReason(WaitKind.LINE_MALFORMED, line_number=3) for job in (ready, gone, later, left)}
     )
-    assert store.wait_reason_by_spec() == {}
+    assert wait_reason_by_spec(store) == {}
     recorder.set_line_waits({})
     assert startable(1000.0) == [ready, gone]
 
@@ -190,7 +191,7 @@ def test_finds_each_spec_key_once(store: Store) -> None:
     with store.db.transaction():
         for n in range(300):
             store.insert_job(spec(f"job {n}", share=(n % 3 + 1) * 100), "cli")
-    assert {ResourceSpec.from_key(key).share for key in store.wait_reason_by_spec()} == {100, 200, 300}
+    assert {ResourceSpec.from_key(key).share for key in wait_reason_by_spec(store)} == {100, 200, 300}
 
 
 def test_changes_attributes_and_queue_positions_of_waiting_jobs(store: Store) -> None:
@@ -309,4 +310,4 @@ def test_values_of_another_version_are_shown_unchanged_or_omitted(store: Store, 
     [gpu] = store.gpus()
     assert gpu.fault is not None
     assert gpu.fault.cause == unknown
-    assert store.wait_reasons() == {}
+    assert wait_reasons(store) == {}

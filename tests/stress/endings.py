@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.runner.folder import START
+from gpu_scheduler.store.job_lists import state_counts
+from gpu_scheduler.store.requests import add_request
 from tests.stress.harness import Stage, environment, kill, pause, program_for, scheduler
 from tests.stress.part import Findings, Order
 from tests.stress.trace import number_of
@@ -147,7 +149,7 @@ class _Disturber:
                     for number, fact in self._facts.items()
                 )
             else:
-                counts = store.state_counts()
+                counts = state_counts(store)
                 self._open = len(self._facts) - counts.get("finished", 0) - counts.get("held", 0)
                 store.close()
         return self._open > 0
@@ -186,7 +188,7 @@ class _Disturber:
         way = "term" if self._order.is_control and fact.way == "cancel" else fact.way
         if way == "cancel":
             store = self._stage.store()
-            store.add_request("cancel", str(fact.job_id), "stress", grace_s=5.0)
+            add_request(store, "cancel", str(fact.job_id), "stress", grace_s=5.0)
             store.data_dir.ring_doorbell()
             store.close()
             fact.cancelled = True

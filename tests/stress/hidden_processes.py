@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpu_scheduler.store.job_lists import state_counts
+from gpu_scheduler.store.requests import add_request
 from tests.stress.gated import stage_in
 from tests.stress.harness import Stage, kill, pause, runners_of
 from tests.stress.part import Findings, Order
@@ -128,7 +130,7 @@ def _run(
                 _, job_id = dice.choice(running)
                 cancelled.add(job_id)
                 store = stage.store()
-                store.add_request("cancel", str(job_id), "stress", grace_s=1.0)
+                add_request(store, "cancel", str(job_id), "stress", grace_s=1.0)
                 store.data_dir.ring_doorbell()
                 store.close()
                 found.count("cancelled")
@@ -143,7 +145,7 @@ def _run(
 def _open(stage: Stage, count: int) -> bool:
     """Returns whether some job can still change."""
     store = stage.store()
-    counts = store.state_counts()
+    counts = state_counts(store)
     store.close()
     return counts.get("finished", 0) + counts.get("held", 0) < count
 

@@ -17,6 +17,7 @@ import sys
 import time
 from typing import Any
 
+from gpu_scheduler.store.requests import add_request, request_answer
 from tests.stress import editors
 from tests.stress.harness import Stage, pause
 from tests.stress.part import Findings, Order
@@ -198,8 +199,8 @@ class _Users:
         """Waits until a new scheduler has read the file, because a missing file would count as a change."""
         store = self._stage.store()
         try:
-            request = store.add_request("release", "0", "stress")
+            request = add_request(store, "release", "0", "stress")
             store.data_dir.ring_doorbell()
-            wait_for(lambda: store.request_answer(request), "an answer of the scheduler", timeout_s=60)
+            wait_for(lambda: request_answer(store, request), "an answer of the scheduler", timeout_s=60)
         finally:
             store.close()

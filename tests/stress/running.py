@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.store.requests import add_request, request_answer
 from tests.stress.harness import ROOT, Stage, environment, kill, pause, scheduler
 from tests.stress.part import Findings, Order
 from tests.stress.trace import judge, number_of, outcomes_of
@@ -187,9 +188,9 @@ def _answers(stage: Stage) -> None:
     store = stage.store()
     try:
         uuid = store.gpus()[0].uuid
-        request = store.add_request("resume", uuid, "stress")
+        request = add_request(store, "resume", uuid, "stress")
         store.data_dir.ring_doorbell()
-        wait_for(lambda: store.request_answer(request), "an answer", timeout_s=60, every_s=0.002)
+        wait_for(lambda: request_answer(store, request), "an answer", timeout_s=60, every_s=0.002)
     finally:
         store.close()
 

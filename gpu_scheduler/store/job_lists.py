@@ -1,0 +1,101 @@
+"""Lists and counts jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+
+from gpu_scheduler.core.model.states import FAILED, JobState
+from gpu_scheduler.store.from_rows import job_records
+from gpu_scheduler.store.records import JobRecord
+from gpu_scheduler.store.store import Store
+
+
+def _jobs(store: Store, sql: str, *values: object) -> list[JobRecord]:
+    """Returns the jobs that a query on the table `job` selects. sql: all after FROM."""
+    return job_records(store.db.rows(f"SELECT * FROM {sql}", *values))
+
+
+def open_jobs(store: Store, states: Collection[JobState], limit: int | None = None) -> list[JobRecord]:
+    """Returns the jobs in these states, which must not include `finished`, in queue order."""
+    marks = ", ".join("?" * len(states))
+    return _jobs(
+        store,
+        f"job WHERE state <> 'finished' AND state IN ({marks}) ORDER BY priority, position, id LIMIT ?",
+        *(state.value for state in states),
+        -1 if limit is None else limit,
+    )
+
+
+def finished_jobs(store: Store, limit: int | None = None, *, only_failed: bool = False) -> list[JobRecord]:
+    """Returns the finished jobs, newest end first."""
+    outcomes = " AND outcome IN (SELECT value FROM json_each(?))" if only_failed else ""
+    return _jobs(
+        store,
+        f"job WHERE state = 'finished'{outcomes} ORDER BY finished_at DESC, id DESC LIMIT ?",
+        *([json.dumps(sorted(FAILED))] if only_failed else []),
+        -1 if limit is None else limit,
+    )
+
+
+def jobs_named(store: Store, name: str) -> list[JobRecord]:
+    """Returns the jobs of this name: unfinished ones by id, then finished ones, newest end first."""
+    return _jobs(
+        store,
+        "job WHERE name = ?"
+        " ORDER BY state = 'finished', CASE state WHEN 'finished' THEN -finished_at ELSE id END, id DESC",
+        name,
+    )
+
+
+def job_ids_in(store: Store, numbers: range) -> list[int]:
+    """Returns the ids of the existing jobs in this range."""
+    rows = store.db.rows("SELECT id FROM job WHERE id BETWEEN ? AND ? ORDER BY id", numbers[0], numbers[-1])
+    return [row["id"] for row in rows]
+
+
+def jobs_of_file(store: Store, path: str) -> list[JobRecord]:
+    """Returns the jobs that are not finished, and all jobs with a line in this jobs file."""
+    return _jobs(
+        store, "job WHERE state <> 'finished' OR id IN (SELECT job_id FROM line WHERE path = ?)", path
+    )
+
+
+def jobs_ahead_of(store: Store, job: JobRecord, limit: int) -> tuple[int, list[int]]:
+    """Returns the number of queued jobs ahead of this one, and the ids of the first `limit` of them."""
+    where = "FROM job WHERE state = 'queued' AND (priority, position, id) < (?, ?, ?)"
+    key = (job.priority, job.position, job.id)
+    count = store.db.row(f"SELECT count(*) AS n {where}", *key)
+    rows = store.db.rows(f"SELECT id {where} ORDER BY priority, position, id LIMIT ?", *key, limit)
+    return (count["n"] if count else 0), [row["id"] for row in rows]
+
+
+def newest_jobs(store: Store, identities: Iterable[str]) -> dict[str, JobRecord]:
+    """Returns identity -> its newest job, whatever its source."""
+    rows = store.db.rows(
+        "SELECT job.* FROM json_each(?) AS wanted JOIN job"
+        " ON job.id = (SELECT max(id) FROM job WHERE identity = wanted.value)",
+        json.dumps(list(identities)),
+    )
+    return {job.identity: job for job in job_records(rows)}
+
+
+def job_count(store: Store) -> int:
+    """Returns the number of jobs."""
+    count: int = store.db.rows("SELECT count(*) AS n FROM job")[0]["n"]
+    return count
+
+
+def state_counts(store: Store) -> dict[str, int]:
+    """Returns state -> number of jobs."""
+    rows = store.db.rows("SELECT state, jobs FROM job_count WHERE jobs > 0")
+    return {row["state"]: row["jobs"] for row in rows}
+
+
+def unsuccessful_counts(store: Store) -> dict[str, int]:
+    """Returns outcome -> number of finished jobs, without `completed`."""
+    rows = store.db.rows(
+        "SELECT outcome, count(*) AS n FROM job WHERE state = 'finished' AND outcome <> 'completed'"
+        " GROUP BY outcome"
+    )
+    return {row["outcome"]: row["n"] for row in rows}

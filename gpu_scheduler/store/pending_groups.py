@@ -1,0 +1,64 @@
+"""Lists the pending groups, their wait reasons and the jobs that may start next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.store.from_rows import wait_reason
+from gpu_scheduler.store.store import Store
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.now import Now
+    from gpu_scheduler.core.scheduling.facts import QueuedJob
+
+
+def wait_reasons(store: Store) -> Mapping[str, WaitReason]:
+    """Returns spec key -> why its jobs wait, where that is known."""
+    rows = store.db.rows("SELECT spec_key, reason FROM pending_group")
+    found = {row["spec_key"]: wait_reason(row["reason"]) for row in rows}
+    return {key: reason for key, reason in found.items() if reason is not None}
+
+
+def wait_reason_by_spec(store: Store) -> dict[str, WaitReason | None]:
+    """Returns spec key -> wait reason, if known, of the queued jobs that do not wait for their lines.
+
+    The query is a skip scan: its cost does not grow with the queue.
+    """
+    rows = store.db.rows(
+        "WITH RECURSIVE queued (spec_key) AS (SELECT min(spec_key) FROM job WHERE state = 'queued'"
+        " UNION ALL SELECT (SELECT min(spec_key) FROM job WHERE state = 'queued'"
+        " AND job.spec_key > queued.spec_key) FROM queued WHERE queued.spec_key IS NOT NULL)"
+        " SELECT spec_key, reason FROM queued LEFT JOIN pending_group USING (spec_key) WHERE EXISTS"
+        " (SELECT 1 FROM job WHERE state = 'queued' AND job.spec_key = queued.spec_key"
+        " AND source_missing = 0)"
+    )
+    return {row["spec_key"]: wait_reason(row["reason"]) for row in rows}
+
+
+def startable_jobs(store: Store, spec_key: str, boot: float, boot_id: str, limit: int) -> list[QueuedJob]:
+    """Returns the first queued jobs of a resource spec that wait only for GPUs, in queue order."""
+    from gpu_scheduler.core.scheduling.facts import QueuedJob
+
+    rows = store.db.rows(
+        "SELECT id, priority, position, bypassed_at FROM job WHERE state = 'queued' AND spec_key = ?"
+        " AND source_missing = 0"
+        " AND (not_before_boot IS NULL OR not_before_boot <= ? OR boot_id <> ?)"
+        " AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.job_id = job.id"
+        " AND attempt.state = 'ended' AND attempt.state <> 'closed')"
+        " ORDER BY priority, position, id LIMIT ?",
+        spec_key, boot, boot_id, limit,
+    )  # fmt: skip
+    return [QueuedJob(id, priority, position, since is not None) for id, priority, position, since in rows]
+
+
+def next_retry(store: Store, now: Now) -> float | None:
+    """Returns the next boot time after now at which a failed launch may be retried, or None."""
+    row = store.db.row(
+        "SELECT min(not_before_boot) AS at FROM job WHERE state = 'queued' AND boot_id = ?"
+        " AND not_before_boot > ?",
+        now.boot_id,
+        now.boot,
+    )
+    return row["at"] if row else None

@@ -1,0 +1,56 @@
+"""Adds requests of front ends to the loop and reads their answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+from gpu_scheduler.store.store import Store
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.request import Request
+    from gpu_scheduler.core.model.request_answer import RequestAnswer
+
+
+def add_request(store: Store, verb: str, target: str = "", by: str = "cli", **args: object) -> int:
+    """Adds a request to the loop. Returns its id, for which `request_answer` gives the answer."""
+    with store.db.transaction() as db:
+        cursor = db.execute(
+            "INSERT INTO request (verb, target, args, by, made_at) VALUES (?, ?, ?, ?, ?)",
+            (verb, target, json.dumps(args), by, time.time()),
+        )
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+def request_answer(store: Store, request_id: int) -> RequestAnswer | None:
+    """Returns the answer to a request; None = not answered yet."""
+    row = store.db.row("SELECT answer FROM request WHERE id = ?", request_id)
+    if row is None or row["answer"] is None:
+        return None
+    from gpu_scheduler.core.model.request_answer import RequestAnswer
+
+    return RequestAnswer.from_json(row["answer"])
+
+
+def open_requests(store: Store) -> list[Request]:
+    """Returns the requests that are not answered yet, oldest first."""
+    rows = store.db.rows("SELECT id, verb, target, args FROM request WHERE answered_at IS NULL ORDER BY id")
+    if not rows:
+        return []
+    from gpu_scheduler.core.model.request import Request
+
+    return [Request(row["id"], row["verb"], row["target"], json.loads(row["args"])) for row in rows]
+
+
+def withdraw_request(store: Store, request_id: int) -> bool:
+    """Withdraws a request that is not answered yet; returns False if it was."""
+    from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
+
+    with store.db.transaction() as db:
+        cursor = db.execute(
+            "UPDATE request SET answered_at = ?, answer = ? WHERE id = ? AND answered_at IS NULL",
+            (time.time(), RequestAnswer(AnswerCode.WITHDRAWN).to_json(), request_id),
+        )
+    return cursor.rowcount == 1
