@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpu_scheduler.core.model.attempt_status import RunnerIdentity
 from gpu_scheduler.core.model.gpu import GpuProcess
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.records import (
@@ -22,8 +22,6 @@ from gpu_scheduler.store.records import (
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.gpu_fault import GpuFault
-
-T = TypeVar("T")
 
 #: The columns of an attempt, with its allocations and misplaced processes as JSON lists, in one query.
 ATTEMPT_COLUMNS = """
@@ -75,10 +73,8 @@ def _job_record(row: sqlite3.Row, names: Sequence[str]) -> JobRecord:
     values["source_missing"] = bool(values["source_missing"])
     if values["outcome"] is not None:
         values["outcome"] = Outcome(values["outcome"])
-    if values["reason"] is not None:
-        values["reason"] = _reason(row)
-    if values["line_wait"] is not None:
-        values["line_wait"] = wait_reason(values["line_wait"])
+    values["reason"] = state_reason(values["reason"])
+    values["line_wait"] = wait_reason(values["line_wait"])
     record = object.__new__(JobRecord)
     record.__dict__.update(values)
     return record
@@ -129,7 +125,7 @@ def _attempt_values(row: sqlite3.Row) -> dict[str, Any]:
         "outcome": _outcome(row["outcome"]),
         "exit_code": row["exit_code"],
         "signal": row["signal"],
-        "reason": _reason(row),
+        "reason": state_reason(row["reason"]),
         "survivors": tuple(json.loads(row["survivors"])),
         "log": row["log"],
         "session": row["session"],
@@ -166,7 +162,7 @@ def gpu_record(row: sqlite3.Row) -> GpuRecord:
         paused=bool(row["paused"]),
         used_mib=row["used_mib"],
         load_percent=row["load_percent"],
-        fault=None if row["fault"] is None else _fault(row["fault"]),
+        fault=_fault(row["fault"]),
         sampled_at=row["sampled_at"],
         processes=_processes(row["processes"]),
         loads=tuple(json.loads(row["loads"])),
@@ -189,26 +185,18 @@ def _outcome(value: str | None) -> Outcome | None:
 
 
 def wait_reason(text: str | None) -> WaitReason | None:
-    """Returns a stored wait reason; None if there is none, or another version wrote one of its own."""
-    return None if text is None else readable(WaitReason.from_json, text)
+    """Returns a stored wait reason; None if there is none."""
+    return None if text is None else WaitReason.from_json(text)
 
 
-def _reason(row: sqlite3.Row) -> StateReason | None:
-    text = row["reason"]
+def state_reason(text: str | None) -> StateReason | None:
+    """Returns the stored reason for a state; None if there is none."""
+    return None if text is None else StateReason.from_json(text)
+
+
+def _fault(text: str | None) -> GpuFault | None:
     if text is None:
         return None
-    return readable(StateReason.from_json, text) or StateReason(ReasonKind.RUNNER_REPORT, message=text)
+    from gpu_scheduler.core.model.gpu_fault import GpuFault
 
-
-def _fault(text: str) -> GpuFault:
-    from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
-
-    return readable(GpuFault.from_json, text) or GpuFault(FaultKind.QUERY_FAILED, text)
-
-
-def readable(from_json: Callable[[str], T], text: str) -> T | None:
-    """Returns a stored value; None if it has a kind or a field that only another version knows."""
-    try:
-        return from_json(text)
-    except (ValueError, TypeError, KeyError):
-        return None
+    return GpuFault.from_json(text)

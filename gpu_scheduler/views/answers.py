@@ -38,6 +38,7 @@ _REPLY_TEXTS = {
     AnswerCode.QUEUED: "queued again",
     AnswerCode.GPU_NOT_MANAGED: "this GPU is no longer managed",
     AnswerCode.SCHEDULER_ENDED: "the scheduler had already ended",
+    AnswerCode.UNKNOWN: "the scheduler is of another version; its answer is not known to this one",
 }
 #: Verbs of requests that differ from the name of their command.
 _COMMAND_NAMES = {"set": "priority"}

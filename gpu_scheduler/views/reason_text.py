@@ -99,7 +99,7 @@ def _cause(reason: StateReason) -> str:
         return f"it belongs to {reason.subject}, and this is a copy"
     if kind is ReasonKind.LINE_ADDED_AGAIN:
         return f"added to {reason.subject} again"
-    assert kind is ReasonKind.RUNNER_REPORT
+    assert kind in (ReasonKind.RUNNER_REPORT, ReasonKind.UNKNOWN)
     return message or "interrupted"
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, IllegalTransitionError, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
@@ -292,7 +294,7 @@ def test_a_job_has_every_field_of_its_record(store: Store) -> None:
 @pytest.mark.parametrize(
     "unknown", ['{"kind": "of a later version"}', '{"kind": "cancelled_by_user", "more": 1}']
 )
-def test_values_of_another_version_are_shown_unchanged_or_omitted(store: Store, unknown: str) -> None:
+def test_values_of_another_version_are_read_as_unknown(store: Store, unknown: str) -> None:
     job_id = store.insert_job(spec(), "cli")
     attempt_id = record(store, act.Start(job_id, ("U0",), 1000, whole=True))[job_id]
     store.db.connection.execute("UPDATE job SET reason = ?, line_wait = ?", (unknown, unknown))
@@ -304,10 +306,7 @@ def test_values_of_another_version_are_shown_unchanged_or_omitted(store: Store, 
     job, attempt = store.job(job_id), store.attempt(attempt_id)
     assert job is not None
     assert attempt is not None
-    assert job.reason is not None
-    assert attempt.reason is not None
-    assert (job.reason.message, attempt.reason.message, job.line_wait) == (unknown, unknown, None)
-    [gpu] = store.gpus()
-    assert gpu.fault is not None
-    assert gpu.fault.cause == unknown
-    assert wait_reasons(store) == {}
+    reason, wait = StateReason(ReasonKind.UNKNOWN, message=unknown), WaitReason(WaitKind.UNKNOWN, unknown)
+    assert (job.reason, attempt.reason, job.line_wait) == (reason, reason, wait)
+    assert [gpu.fault for gpu in store.gpus()] == [GpuFault(FaultKind.UNKNOWN, unknown)]
+    assert wait_reasons(store) == {"key": wait}

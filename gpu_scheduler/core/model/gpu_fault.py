@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import ClassVar
+
+from gpu_scheduler.core.model.stored_value import StoredValue
 
 #: Number of consecutive good samples after which a lost GPU is used again.
 GOOD_SAMPLES_NEEDED = 3
@@ -20,15 +21,19 @@ class FaultKind(str, Enum):
     MIG_MODE = "mig mode"
     RECOVERING = "recovering"
     UNREADABLE = "unreadable"
+    #: A fault of another version, with its stored form as `cause`.
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
-class GpuFault:
+class GpuFault(StoredValue):
     """A fault. cause: of QUERY_FAILED and UNREADABLE, as reported; good_samples: of RECOVERING, in a row."""
 
     kind: FaultKind
     cause: str = ""
     good_samples: int = 0
+
+    _BUILD: ClassVar = {"kind": FaultKind}
 
     def __str__(self) -> str:
         """Returns the fault as a phrase that follows the name of the GPU."""
@@ -36,6 +41,8 @@ class GpuFault:
             return f"query failed: {self.cause}"
         if self.kind is FaultKind.RECOVERING:
             return f"recovering: {self.good_samples} of {GOOD_SAMPLES_NEEDED} good samples"
+        if self.kind is FaultKind.UNKNOWN:
+            return self.cause
         if self.kind is FaultKind.UNREADABLE:
             return f"the GPUs cannot be read: {self.cause}"
         return _PHRASES[self.kind]
@@ -45,20 +52,10 @@ class GpuFault:
         """True if the state "lost" describes the fault completely."""
         return self.kind is FaultKind.LOST
 
-    def to_json(self) -> str:
-        """Returns the value as a JSON object without the fields that its kind does not use."""
-        values = ((one, getattr(self, one.name)) for one in fields(self))
-        return json.dumps({one.name: value for one, value in values if value != one.default})
-
-    @staticmethod
-    def from_json(text: str) -> GpuFault:
-        """Returns the value that `to_json` wrote."""
-        return GpuFault.of(json.loads(text))
-
-    @staticmethod
-    def of(values: dict[str, Any]) -> GpuFault:
-        """Returns the fault with these fields; `kind` may be the value of a FaultKind."""
-        return GpuFault(**{**values, "kind": FaultKind(values["kind"])})
+    @classmethod
+    def unknown(cls, text: str) -> GpuFault:
+        """Returns the fault that another version stored as this text."""
+        return GpuFault(FaultKind.UNKNOWN, text)
 
 
 LOST = GpuFault(FaultKind.LOST)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gpu_scheduler.core.model.stored_value import StoredValue
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.gpu_fault import GpuFault
@@ -29,8 +30,14 @@ class ObstacleKind(str, Enum):
     FOREIGN_PROCESS = "foreign process"
 
 
+def _fault(values: dict[str, Any]) -> GpuFault:
+    from gpu_scheduler.core.model.gpu_fault import GpuFault
+
+    return GpuFault.from_values(values)
+
+
 @dataclass(frozen=True)
-class GpuObstacle:
+class GpuObstacle(StoredValue):
     """The obstacle on one GPU. gpu: its index.
 
     job_id, pids         QUARANTINED: the job, and the first of its processes that do not end
@@ -55,12 +62,4 @@ class GpuObstacle:
     foreign_load: int | None = None
     foreign_peak_mib: int | None = None
 
-    @staticmethod
-    def of(values: Mapping[str, Any]) -> GpuObstacle:
-        """Returns the obstacle with these fields, as they are in JSON."""
-        given = {**values, "kind": ObstacleKind(values["kind"]), "pids": tuple(values.get("pids", ()))}
-        if "fault" in given:
-            from gpu_scheduler.core.model.gpu_fault import GpuFault
-
-            given["fault"] = GpuFault.of(given["fault"])
-        return GpuObstacle(**given)
+    _BUILD: ClassVar = {"kind": ObstacleKind, "pids": tuple, "fault": _fault}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import ClassVar
 
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.stored_value import StoredValue
 
 
 class AnswerCode(str, Enum):
@@ -31,15 +31,18 @@ class AnswerCode(str, Enum):
     ENDED_UNRECORDED = "ended, not recorded"
     GPU_NOT_MANAGED = "gpu not managed"
     SCHEDULER_ENDED = "scheduler ended"
+    #: An answer of another version.
+    UNKNOWN = "unknown"
 
 
 REFUSALS = frozenset({
     AnswerCode.NO_SUCH_JOB, AnswerCode.WRONG_STATE, AnswerCode.ALREADY_FINISHED, AnswerCode.ENDED_UNRECORDED,
+    AnswerCode.UNKNOWN,
 })  # fmt: skip
 
 
 @dataclass(frozen=True)
-class RequestAnswer:
+class RequestAnswer(StoredValue):
     """An answer with the data of its code.
 
     state, accepted              WRONG_STATE: the state of the job, and those in which the request is possible
@@ -59,29 +62,22 @@ class RequestAnswer:
     is_recorded: bool = True
     attribute: str = ""
 
+    _BUILD: ClassVar = {
+        "code": AnswerCode,
+        "state": JobState,
+        "accepted": lambda states: tuple(map(JobState, states)),
+        "outcome": Outcome,
+    }
+
+    @classmethod
+    def unknown(cls, text: str) -> RequestAnswer:
+        """Returns the answer for a text of another version."""
+        return RequestAnswer(AnswerCode.UNKNOWN)
+
     @property
     def is_refusal(self) -> bool:
         """True if the request was not carried out."""
         return self.code in REFUSALS
-
-    def to_json(self) -> str:
-        """Returns the value as a JSON object without the fields that its code does not use."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return json.dumps(
-            {name: value for name, value in values.items() if value != getattr(type(self), name, None)}
-        )
-
-    @staticmethod
-    def from_json(text: str) -> RequestAnswer:
-        """Returns the value that `to_json` wrote."""
-        values: dict[str, Any] = json.loads(text)
-        values["code"] = AnswerCode(values["code"])
-        values["accepted"] = tuple(map(JobState, values.get("accepted", ())))
-        if "state" in values:
-            values["state"] = JobState(values["state"])
-        if "outcome" in values:
-            values["outcome"] = Outcome(values["outcome"])
-        return RequestAnswer(**values)
 
 
 #: Verb of a request about a job -> the states in which it has an effect on the job itself.

@@ -6,10 +6,11 @@ by the user, a program or the runner; nothing is decided by that text.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal
+from typing import ClassVar, Literal
+
+from gpu_scheduler.core.model.stored_value import StoredValue
 
 
 class ReasonKind(str, Enum):
@@ -40,6 +41,8 @@ class ReasonKind(str, Enum):
     RELEASED_BY_USER = "released_by_user"
     RELEASED_BY_LINE = "released_by_line"
     RETRIED_BY_USER = "retried_by_user"
+    #: A reason of another version, with its stored form as `message`.
+    UNKNOWN = "unknown"
 
 
 class FailureKind(str, Enum):
@@ -89,7 +92,7 @@ class NextKind(str, Enum):
 
 
 @dataclass(frozen=True)
-class NextStep:
+class NextStep(StoredValue):
     """One thing that follows an attempt.
 
     number, of: a retry is the `number`th of `of`; wait_s: seconds until then; vram_mib: memory per GPU that
@@ -103,6 +106,8 @@ class NextStep:
     vram_mib: int | None = None
     job_id: int | None = None
 
+    _BUILD: ClassVar = {"kind": NextKind}
+
     @property
     def is_retry(self) -> bool:
         """True if the job is queued again although its command began."""
@@ -110,7 +115,7 @@ class NextStep:
 
 
 @dataclass(frozen=True)
-class StateReason:
+class StateReason(StoredValue):
     """The reason why a job or an attempt is in its state.
 
     failure: the cause of a failed command or launch, None = unknown; exit_code, signal: of the command;
@@ -135,28 +140,15 @@ class StateReason:
     survivors: tuple[int, ...] = ()
     next_steps: tuple[NextStep, ...] = ()
 
-    def to_json(self) -> str:
-        """Returns the stored form of the value."""
-        return json.dumps(self, default=_given_fields)
-
-    @staticmethod
-    def from_json(text: str) -> StateReason:
-        """Returns the value that `to_json` wrote."""
-        values: dict[str, Any] = json.loads(text)
-        values["kind"] = ReasonKind(values["kind"])
-        if "failure" in values:
-            values["failure"] = FailureKind(values["failure"])
-        for name in ("gpu_ids", "survivors"):
-            values[name] = tuple(values.get(name, ()))
-        steps = values.get("next_steps", ())
-        values["next_steps"] = tuple(NextStep(**{**step, "kind": NextKind(step["kind"])}) for step in steps)
-        return StateReason(**values)
-
-
-def _given_fields(value: Any) -> dict[str, Any]:
-    """Returns the fields of a reason or a step that differ from their defaults."""
-    return {
-        field.name: getattr(value, field.name)
-        for field in fields(value)
-        if getattr(value, field.name) != field.default
+    _BUILD: ClassVar = {
+        "kind": ReasonKind,
+        "failure": FailureKind,
+        "gpu_ids": tuple,
+        "survivors": tuple,
+        "next_steps": lambda steps: tuple(NextStep.from_values(step) for step in steps),
     }
+
+    @classmethod
+    def unknown(cls, text: str) -> StateReason:
+        """Returns the reason that another version stored as this text."""
+        return StateReason(ReasonKind.UNKNOWN, message=text)

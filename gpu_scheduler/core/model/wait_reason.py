@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gpu_scheduler.core.model.stored_value import StoredValue
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle
@@ -37,10 +38,25 @@ class WaitKind(str, Enum):
     REQUEST = "request"
     NOT_TRIED = "not tried"
     NO_SCHEDULER = "no scheduler"
+    #: A reason of another version, with its stored form as `cause`.
+    UNKNOWN = "unknown"
+
+
+# Imported here to keep commands fast when no such reason is shown.
+def _need(values: dict[str, Any]) -> Need:
+    from gpu_scheduler.core.model.need import Need
+
+    return Need(**values)
+
+
+def _obstacles(listed: Iterable[dict[str, Any]]) -> tuple[GpuObstacle, ...]:
+    from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle
+
+    return tuple(GpuObstacle.from_values(values) for values in listed)
 
 
 @dataclass(frozen=True)
-class WaitReason:
+class WaitReason(StoredValue):
     """One reason, with the data of its kind.
 
     cause          STORAGE, GPUS_UNREADABLE: the problem; HELD: "user", "line" or the outcome of the attempt
@@ -74,33 +90,14 @@ class WaitReason:
     launches: int = 0
     due_at: float | None = None
 
+    _BUILD: ClassVar = {"kind": WaitKind, "need": _need, "obstacles": _obstacles}
+
     @property
     def is_infeasible(self) -> bool:
         """Returns whether the job could not fit even on present, empty, unpaused GPUs."""
         return self.kind in (WaitKind.TOO_FEW_GPUS, WaitKind.GPUS_TOO_SMALL)
 
-    def to_json(self) -> str:
-        """Returns the value as a JSON object without the fields that its kind does not use."""
-        return json.dumps(self, default=_given_fields)
-
-    @staticmethod
-    @lru_cache(maxsize=4096)
-    def from_json(text: str) -> WaitReason:
-        """Returns the value that `to_json` wrote."""
-        values = json.loads(text)
-        values["kind"] = WaitKind(values["kind"])
-        # Imported here to keep commands fast when no such reason is shown.
-        if "need" in values:
-            from gpu_scheduler.core.model.need import Need
-
-            values["need"] = Need(**values["need"])
-        if "obstacles" in values:
-            from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle
-
-            values["obstacles"] = tuple(map(GpuObstacle.of, values["obstacles"]))
-        return WaitReason(**values)
-
-
-def _given_fields(value: Any) -> dict[str, Any]:
-    values = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {name: given for name, given in values.items() if given != getattr(type(value), name, value)}
+    @classmethod
+    def unknown(cls, text: str) -> WaitReason:
+        """Returns the reason that another version stored as this text."""
+        return WaitReason(WaitKind.UNKNOWN, text)

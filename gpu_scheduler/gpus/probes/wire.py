@@ -40,5 +40,5 @@ def _gpu(raw: dict[str, Any]) -> GpuSample:
     return GpuSample(
         **raw,
         processes=None if processes is None else tuple(GpuProcess(**process) for process in processes),
-        fault=None if fault is None else GpuFault.of(fault),
+        fault=None if fault is None else GpuFault.from_values(fault),
     )

@@ -1,0 +1,67 @@
+"""Tests the JSON form of values with a kind, and the texts of another version."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
+from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
+from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.stored_value import StoredValue
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (
+            RequestAnswer(AnswerCode.WRONG_STATE, JobState.HELD, (JobState.QUEUED,), "hold"),
+            {"code": "wrong state", "state": "held", "accepted": ["queued"], "verb": "hold"},
+        ),
+        (
+            RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=Outcome.FAILED, is_recorded=False),
+            {"code": "already finished", "outcome": "failed", "is_recorded": False},
+        ),
+        (
+            WaitReason(
+                WaitKind.NO_FREE_GPU,
+                need=Need(2, 500),
+                obstacles=(
+                    GpuObstacle(0, ObstacleKind.FAULT, fault=GpuFault(FaultKind.LOST)),
+                    GpuObstacle(1, ObstacleKind.QUARANTINED, 7, (8, 9)),
+                ),
+            ),
+            {
+                "kind": "no free gpu",
+                "need": {"count": 2, "share": 500},
+                "obstacles": [
+                    {"gpu": 0, "kind": "fault", "fault": {"kind": "lost"}},
+                    {"gpu": 1, "kind": "quarantined", "job_id": 7, "pids": [8, 9]},
+                ],
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_stores_the_fields_that_differ_from_their_defaults(value: StoredValue, stored: object) -> None:
+    assert json.loads(value.to_json()) == stored
+    assert type(value).from_json(value.to_json()) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{}", "", "interrupted", "7", "null", '["kind"]', '{"kind": "new"}', '{"kind": "held", "new": 1}'],
+)
+def test_reads_a_text_of_another_version_as_unknown(text: str) -> None:
+    assert StateReason.from_json(text) == StateReason(ReasonKind.UNKNOWN, message=text)
+    assert GpuFault.from_json(text) == GpuFault(FaultKind.UNKNOWN, text)
+    assert RequestAnswer.from_json(text) == RequestAnswer(AnswerCode.UNKNOWN)
+    assert WaitReason.from_json(text) == WaitReason(WaitKind.UNKNOWN, text)
+
+
+def test_an_unknown_answer_is_no_success() -> None:
+    assert RequestAnswer(AnswerCode.UNKNOWN).is_refusal
