@@ -7,6 +7,9 @@ from enum import Enum
 
 from gpu_scheduler.core.model.request_answer import RequestAnswer
 
+#: The requester recorded in the store, unless a front end gives its own name.
+COMMAND_LINE = "cli"
+
 
 class AnswerKind(Enum):
     """The progress of a request."""
@@ -58,3 +61,9 @@ class Answer:
         """True if the request was refused, or the job could not be ended."""
         failed_to_stop = self.stop_result is not None and not self.stop_result.has_ended
         return self.kind is AnswerKind.REFUSED or failed_to_stop
+
+
+def unanswered(target: int, scheduler_pid: int | None) -> Answer:
+    """Returns the answer to a request that is recorded but not carried out yet."""
+    kind = AnswerKind.RECORDED if scheduler_pid is None else AnswerKind.UNANSWERED
+    return Answer(target, kind, scheduler_pid=scheduler_pid)

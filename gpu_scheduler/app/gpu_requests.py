@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gpu_scheduler.app.answers import Answer, AnswerKind
-from gpu_scheduler.app.job_requests import COMMAND_LINE, unanswered
+from gpu_scheduler.app.answers import COMMAND_LINE, Answer, AnswerKind, unanswered
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of, wake_and_wait
 from gpu_scheduler.core.model.gpu_list import format_gpu_list

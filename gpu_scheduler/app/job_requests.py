@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
+from gpu_scheduler.app.answers import COMMAND_LINE, Answer, AnswerKind, StopResult, unanswered
 from gpu_scheduler.app.job_refs import JobRef, resolve_jobs
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.predicted_state import RETRYABLE, predicted_state
@@ -24,9 +24,6 @@ from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.status_report import JobView
-
-#: The requester recorded in the store, unless a front end gives its own name.
-COMMAND_LINE = "cli"
 
 
 def cancel(
@@ -180,9 +177,3 @@ def _answers(
         else:
             made.append(unanswered(job_id, pid))
     return made
-
-
-def unanswered(target: int, scheduler_pid: int | None) -> Answer:
-    """Returns the answer to a request that is recorded but not carried out yet."""
-    kind = AnswerKind.RECORDED if scheduler_pid is None else AnswerKind.UNANSWERED
-    return Answer(target, kind, scheduler_pid=scheduler_pid)

@@ -172,10 +172,6 @@ def _due_in_s(wait: WaitReason | None, context: ViewContext) -> float | None:
 
 def _with_observed_status(values: JobView, attempt: Attempt, context: ViewContext) -> JobView:
     """Returns the view with the changes that the next round would record of an open attempt."""
-    from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
-    from gpu_scheduler.core.scheduling.reconcile import has_unknown_runner, reconcile
-    from gpu_scheduler.core.scheduling.settings import Settings
-
     status = attempt.status
     closed = values.window_closed or status.window_open is False
     session = None if closed else status.session or values.session
@@ -183,6 +179,12 @@ def _with_observed_status(values: JobView, attempt: Attempt, context: ViewContex
     if status.claim != "none":
         anomalies = tuple(f"job {attempt.job_id}: {text}" for text in status.anomalies)
         values = replace(values, warnings=(*values.warnings, *anomalies))
+    if runs_as_recorded(attempt):
+        return values
+    from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
+    from gpu_scheduler.core.scheduling.reconcile import has_unknown_runner, reconcile
+    from gpu_scheduler.core.scheduling.settings import Settings
+
     settings = Settings(oom_retries=context.oom_retries, fail_retries=context.fail_retries)
     # Front ends do not scan processes, on which the outcome of an attempt without a known runner depends.
     survivors = None if has_unknown_runner(attempt) else ()
@@ -206,3 +208,18 @@ def _with_observed_status(values: JobView, attempt: Attempt, context: ViewContex
         if isinstance(action, Transition):
             return replace(values, state=action.state.value, is_recorded=False)
     return values
+
+
+def runs_as_recorded(attempt: Attempt) -> bool:
+    """Returns whether an attempt simply runs on, so that `reconcile` changes no state.
+
+    This spares most commands the import of the rules, which takes longer than all else that `status` does.
+    """
+    status = attempt.status
+    stops = status.stop is not None or attempt.cancel is not None
+    return (
+        attempt.state is AttemptState.RUNNING
+        and status.claim == "live"
+        and status.result is None
+        and not stops
+    )

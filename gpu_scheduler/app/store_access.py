@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.core.model.request import Request
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.requests import open_requests, request_answer
@@ -17,6 +16,7 @@ from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.request import Request
     from gpu_scheduler.core.model.request_answer import RequestAnswer
 
 #: Seconds that a command waits for the scheduler's answer, and between two polls.

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable
 from gpu_scheduler.app import gpu_requests
 from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.cli.location import location_of
-from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.views.answers import answer_text
 
 
@@ -30,11 +29,17 @@ def _gpus(options: Namespace) -> Collection[int] | None:
 
 
 def _print_answers(options: Namespace, answers: Iterable[Answer], done: str) -> int:
-    path = safe_text(str(location_of(options).resolve().state_file))
-    texts = {
-        AnswerKind.IN_STATE_FILE: f"{done} in {path}, which the first `start` reads",
-        AnswerKind.NOTHING_TO_DO: "not paused; no scheduler has run here yet",
-    }
     for answer in answers:
-        print(f"GPU {answer.target}: {texts.get(answer.kind) or answer_text(answer)}")
+        print(f"GPU {answer.target}: {_text(options, answer, done)}")
     return 0
+
+
+def _text(options: Namespace, answer: Answer, done: str) -> str:
+    if answer.kind is AnswerKind.NOTHING_TO_DO:
+        return "not paused; no scheduler has run here yet"
+    if answer.kind is AnswerKind.IN_STATE_FILE:
+        from gpu_scheduler.core.text.formatting import safe_text
+
+        path = safe_text(str(location_of(options).resolve().state_file))
+        return f"{done} in {path}, which the first `start` reads"
+    return answer_text(answer)

@@ -5,15 +5,13 @@ A copy must not be mistaken for its original, whose processes carry the same tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 #: "same": perhaps under another name. "moved": the old path no longer exists. "copied": it still exists.
 FolderRelation = Literal["same", "moved", "copied"]
 
 
-@dataclass(frozen=True)
-class RecordedFolder:
+class RecordedFolder(NamedTuple):
     """The data directory recorded in the store: a random id, its real path, its inode.
 
     The device number is not part of it, because a reboot changes it.
@@ -24,8 +22,7 @@ class RecordedFolder:
     inode: int
 
 
-@dataclass(frozen=True)
-class ObservedFolder:
+class ObservedFolder(NamedTuple):
     """A folder at present. id: the contents of its id file; None = missing or unreadable."""
 
     path: str
@@ -34,7 +31,6 @@ class ObservedFolder:
     id: str | None
 
 
-@dataclass(frozen=True)
 class UnreadableFolder:
     """Something exists at the recorded path but cannot be read."""
 

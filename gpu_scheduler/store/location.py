@@ -7,10 +7,8 @@ inode.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sqlite3
-from dataclasses import asdict, replace
 from pathlib import Path
 
 from gpu_scheduler.errors import SchedulerError
@@ -23,8 +21,6 @@ from gpu_scheduler.store.folder_identity import (
     compare_folders,
 )
 from gpu_scheduler.store.store import Store
-
-log = logging.getLogger(__name__)
 
 _META_KEY = "folder"
 _ID_FILE = "id"
@@ -78,22 +74,27 @@ def adopt_folder(store: Store, *, new_id: bool = False) -> None:
     new_id: give the store a new id, since it is a copy. Only the scheduler that holds the locks may call it.
     Raises SchedulerError.
     """
-    from gpu_scheduler.system.atomic_file import replace_file  # only `start` writes
+    # Only `start` writes and logs; other commands import this module too.
+    import logging
+
+    from gpu_scheduler.system.atomic_file import replace_file
 
     before = recorded_location(store)
     if before is not None and not new_id and location_verdict(store) == "moved":
-        log.warning("this store was moved here from %s, which no longer exists", before.path)
+        logging.getLogger(__name__).warning(
+            "this store was moved here from %s, which no longer exists", before.path
+        )
     _relocate_project(store, copied=new_id)
     try:
         here = _location(store.data_dir.folder)
         known = before if before is not None and not new_id else RecordedFolder(os.urandom(16).hex(), "", 0)
-        known = replace(known, path=here.path, inode=here.inode)
+        known = known._replace(path=here.path, inode=here.inode)
         if here.id != known.id:
             replace_file(store.data_dir.folder / _ID_FILE, f"{known.id}\n".encode("ascii"), synced=True)
     except OSError as error:
         raise SchedulerError(f"{error.filename or store.data_dir.folder}: {error.strerror}") from None
     if known != before:
-        store.db.set_meta(_META_KEY, json.dumps(asdict(known)))
+        store.db.set_meta(_META_KEY, json.dumps(known._asdict()))
 
 
 def assume_folder(store: Store, path: str) -> None:
@@ -102,7 +103,7 @@ def assume_folder(store: Store, path: str) -> None:
     For a store that was restored from attempt folders, which contain no more than that.
     """
     known = RecordedFolder(_read_id(store.data_dir.folder / _ID_FILE) or os.urandom(16).hex(), path, 0)
-    store.db.set_meta(_META_KEY, json.dumps(asdict(known)))
+    store.db.set_meta(_META_KEY, json.dumps(known._asdict()))
 
 
 def owner_elsewhere(db: sqlite3.Connection, data_dir: DataDir) -> str | None:
@@ -120,8 +121,11 @@ def _relocate_project(store: Store, *, copied: bool) -> None:
         return
     old, new = os.path.dirname(known.path), os.path.dirname(os.path.realpath(data_dir.folder))
     if old != new:
+        import logging
+
         from gpu_scheduler.store.relocate import Relocation, relocate
 
+        log = logging.getLogger(__name__)
         log.info("paths in %s now refer to %s: jobs files, working directories, scripts, logs", old, new)
         relocate(store, Relocation(old, new, copied=copied))
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
-from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
-from gpu_scheduler.core.text.formatting import pid_text, safe_text
 
 _STOP_TEXTS = {
     StopResult.HAD_ENDED: "had already ended by itself; the scheduler records this at its next start",
@@ -22,14 +20,12 @@ def answer_text(answer: Answer) -> str:
     if answer.kind is AnswerKind.RECORDED:
         return "recorded; takes effect when the scheduler starts"
     if answer.kind is AnswerKind.UNANSWERED:
+        from gpu_scheduler.core.text.formatting import pid_text
+
         return f"recorded; the scheduler ({pid_text(answer.scheduler_pid or 0)}) has not answered yet"
     if answer.stop_result is not None:
         return stop_result_text(answer.stop_result)
-    return (
-        ""
-        if answer.reply is None
-        else safe_text(_reply_text(answer.reply, answer.target), keep_line_breaks=True)
-    )
+    return "" if answer.reply is None else _reply_text(answer.reply, answer.target)
 
 
 #: Code -> words, where they are not the code itself.
@@ -52,9 +48,13 @@ def _reply_text(reply: RequestAnswer, job_id: int) -> str:
         wanted = " or ".join(map(str, reply.accepted))
         return f"{job} is {reply.state}; {command} needs a job that is {wanted}"
     if reply.code is AnswerCode.ATTRIBUTE_SET:
-        return f"{reply.attribute} set"
+        from gpu_scheduler.core.text.formatting import safe_text
+
+        return f"{safe_text(reply.attribute)} set"
     if reply.outcome is None:
         return _REPLY_TEXTS.get(reply.code) or str(reply.code.value)
+    from gpu_scheduler.core.failure.outcome_text import outcome_text
+
     end = outcome_text(reply.outcome.value, reply.exit_code, reply.signal)
     if reply.code is AnswerCode.ALREADY_FINISHED:
         return f"{job} is already finished ({end}{'' if reply.is_recorded else ', not recorded yet'})"

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from itertools import product
+from typing import Any, get_args
 
 import pytest
 
-from gpu_scheduler.app.job_views import ViewContext, job_view
+from gpu_scheduler.app.job_views import ViewContext, job_view, runs_as_recorded
 from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext, StopRequest
+from gpu_scheduler.core.model.attempt_status import (
+    AttemptResult,
+    AttemptStatus,
+    ClaimState,
+    FailureContext,
+    StopRequest,
+)
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.facts import Attempt
+from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
+from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
+from gpu_scheduler.core.scheduling.reconcile import reconcile
+from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.views import job_table
 from gpu_scheduler.views.wait_text import job_reason_text
 from tests.reasons import worded, words
@@ -249,3 +259,22 @@ def test_warns_of_use_above_the_memory_of_a_share() -> None:
     assert view.vram_declared is None
     over = job_view(job_record(state="finished"), replace(row, state=AttemptState.ENDED), context())
     assert over.warnings == (expected,)
+
+
+def test_an_attempt_runs_as_recorded_only_if_reconciling_changes_no_state() -> None:
+    result = AttemptResult(None, 0, None, True, None, (), 1.0, 2.0)
+    kept = 0
+    for state, claim, stop, ended, cancel in product(
+        AttemptState,
+        get_args(ClaimState),
+        (None, StopRequest("cancelled", 9.0)),
+        (None, result),
+        (None, Cancel("user", 9.0)),
+    ):
+        status = AttemptStatus(claim, stop=stop, result=ended)
+        attempt = Attempt(11, 3, "t", "boot", state, status=status, cancel=cancel, survivors=())
+        if runs_as_recorded(attempt):
+            kept += 1
+            actions = reconcile(attempt, NOW, Settings())
+            assert not any(isinstance(action, (FinishAttempt, Transition)) for action in actions)
+    assert kept
