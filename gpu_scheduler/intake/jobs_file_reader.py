@@ -89,9 +89,8 @@ class JobsFileReader:
         self._batch_lines = batch_lines
         self._snapshot: FileSnapshot | None = None
         self._unchanged_since = 0.0
+        #: Its lines are the last reading itself if they equal it.
         self._text = ParsedText()
-        #: The last reading if it equals `_text` line by line, else None.
-        self._synced_reading: Reading | None = None
 
     def poll(self, previous: Reading, jobs: Mapping[int, JobFact], now_s: float) -> Poll:
         """Reads the file if it changed. previous: the last reading; jobs: its jobs; now_s: monotonic seconds.
@@ -106,15 +105,14 @@ class JobsFileReader:
             mistakes = self._malformed_lines(previous)
             problem = f"{snapshot.problem}; {snapshot.remedy}" if snapshot.remedy else snapshot.problem
             return Poll(None, {}, None, mistakes, problem, snapshot.state == "missing")
-        if previous is not self._synced_reading:
-            self._synced_reading = previous if _are_identical(previous, self._text.lines) else None
-        if self._synced_reading is None:
-            return self._poll_whole(snapshot.content, previous, jobs, now_s)
-        self._text = replace(self._text, lines=previous)  # drops what was needed only to create the jobs
+        if previous is not self._text.lines:
+            if not _are_identical(previous, self._text.lines):
+                return self._poll_whole(snapshot.content, previous, jobs, now_s)
+            self._text = replace(self._text, lines=previous)  # drops what was needed only to create the jobs
         if snapshot.content == self._text.content:
             return Poll(None, {}, None, self._malformed_lines(self._text.malformed))
         if self._text.can_be_extended and snapshot.content.startswith(self._text.content):
-            return self._poll_appended(snapshot.content, previous, now_s)
+            return self._poll_appended(snapshot.content, now_s)
         return self._poll_whole(snapshot.content, previous, jobs, now_s)
 
     def spec_of(self, line: Line) -> JobSpec:
@@ -125,47 +123,44 @@ class JobsFileReader:
         self, content: bytes, previous: Reading, jobs: Mapping[int, JobFact], now_s: float
     ) -> Poll:
         """Compares the whole text with the last reading."""
-        self._synced_reading = None
         if content != self._text.content:
             known = previous if previous is self._text.lines else (*previous, *self._text.lines)
             self._text = self._parser.parse(content, known)
-        decision = self._decide(
-            previous, debounce.CurrentLines(self._text.lines, self._unchanged_since), jobs, now_s
-        )
+        decision = self._decide(previous, self._text.lines, jobs, now_s)
         mistakes = self._malformed_lines(previous if decision.accepted is None else decision.accepted.lines)
         if decision.accepted is None and decision.recheck_at is None and decision.none_missing:
             wrong = tuple(line for line in previous if line.malformed)
-            self._text, self._synced_reading = replace(self._text, lines=previous, malformed=wrong), previous
+            self._text = replace(self._text, lines=previous, malformed=wrong)
         return Poll(decision.accepted, decision.waits, decision.recheck_at, mistakes)
 
-    def _poll_appended(self, content: bytes, previous: Reading, now_s: float) -> Poll:
-        """Reads the lines appended to a text that equals the last reading."""
+    def _poll_appended(self, content: bytes, now_s: float) -> Poll:
+        """Reads the lines appended to a text that equals the last reading, and compares no others.
+
+        Comparing the whole file takes 12 times as long: 23 ms instead of 2 ms for 10,000 lines.
+        """
         before = self._text
-        text, lines = self._parser.parse_appended(content, before, self._batch_lines)
-        decision = self._decide(
-            previous, debounce.CurrentLines(lines, self._unchanged_since, only_appended=True), {}, now_s
-        )
-        counted = decision.accepted.lines if decision.accepted is not None else ()
+        text = self._parser.parse(content, before=before, limit=self._batch_lines)
+        lines = text.lines[len(before.lines) :]
+        decision = self._decide((), lines, {}, now_s)
+        accepted = decision.accepted and replace(decision.accepted, unchanged=before.lines)
+        counted = accepted.lines if accepted is not None else ()
         if len(counted) == len(lines):
             self._text = text
         elif counted:
             # The last line has no line ending yet and does not count.
-            whole = content[: content.rfind(b"\n") + 1]
-            wrong = tuple(line for line in text.malformed if line is not lines[-1])
-            self._text = ParsedText(whole, text.line_count - 1, text.lines[:-1], wrong)
-        if counted:
-            self._synced_reading = None
+            self._text = self._parser.parse(content[: content.rfind(b"\n") + 1], before=before)
         more = len(text.content) < len(content)
         mistakes = self._malformed_lines((*before.malformed, *counted))
-        return Poll(decision.accepted, {}, now_s if more else decision.recheck_at, mistakes, has_more=more)
+        return Poll(accepted, {}, now_s if more else decision.recheck_at, mistakes, has_more=more)
 
     def _decide(
-        self, previous: Reading, content: debounce.CurrentLines, jobs: Mapping[int, JobFact], now_s: float
+        self, previous: Reading, lines: tuple[Line, ...], jobs: Mapping[int, JobFact], now_s: float
     ) -> debounce.AcceptDecision:
-        decision = debounce.decide_accepted(previous, content, jobs, now_s)
+        current = debounce.CurrentLines(lines, self._unchanged_since)
+        decision = debounce.decide_accepted(previous, current, jobs, now_s)
         late = now_s >= self._unchanged_since + debounce.LAST_LINE_DELAY_S
         if late and decision.accepted is not None and is_open_for_writing(self.path):
-            return debounce.decide_accepted(previous, replace(content, open_for_writing=True), jobs, now_s)
+            return debounce.decide_accepted(previous, replace(current, open_for_writing=True), jobs, now_s)
         return decision
 
     def _malformed_lines(self, lines: Iterable[Line]) -> tuple[MalformedLine, ...]:

@@ -126,7 +126,6 @@ class JobsFileWatcher:
     def _apply(self, accepted: diff.AcceptedLines, jobs: accepted_lines.JobFacts) -> None:
         before = self._reading
         newest = accepted_lines.newest_job_facts(self._store, accepted.new_identities())
-        accepted = accepted.with_previous(before, newest)
         result = diff.diff_reading(before, accepted, jobs, newest)
         new: dict[int, int] = {}
         messages: list[tuple[str, Event | None]] = [(text, None) for text in result.messages]
@@ -137,7 +136,7 @@ class JobsFileWatcher:
                 if not isinstance(action, diff.NewJob | diff.RequeueFinished):
                     self._request(action)
                     continue
-                spec = self._reader.spec_of(accepted.lines[action.index])
+                spec = self._reader.spec_of(result.lines[action.index])
                 same = action.job if isinstance(action, diff.RequeueFinished) else None
                 job = submit_job(self._store, spec, same, self._front_end, config, shell)
                 if isinstance(action, diff.NewJob):
@@ -148,7 +147,7 @@ class JobsFileWatcher:
             reading = result.to_reading(new)
             accepted_lines.save(self._store, self._key, before, reading, len(result.unchanged))
             messages += [(text, None) for text in self._infeasible_messages(new.values())]
-            if len(new) < len(result.actions) or not (accepted.appended or _is_append_only(before, reading)):
+            if len(new) < len(result.actions) or not (result.unchanged or _is_append_only(before, reading)):
                 self._update_positions(reading)
         self._reading = reading
         self._log_messages(messages, warnings)
@@ -179,7 +178,7 @@ class JobsFileWatcher:
         if isinstance(action, diff.LineRemoved):
             add_request(self._store, "line_removed", str(action.job_id), by)
         elif isinstance(action, diff.AttributeChanged):
-            value = False if action.new is None and action.name in ("hold", "cancel") else action.new
+            value = False if action.value is None and action.name in ("hold", "cancel") else action.value
             request_attribute(self._store, action.job_id, action.name, value, self._front_end)
         elif isinstance(action, diff.CancelRunning):
             add_request(self._store, "cancel", str(action.job_id), by, line=True)

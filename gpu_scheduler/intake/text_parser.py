@@ -50,6 +50,9 @@ class ParsedText:
         )
 
 
+_EMPTY = ParsedText()
+
+
 class TextParser:
     """Parses the successive texts of one jobs file.
 
@@ -62,36 +65,35 @@ class TextParser:
         #: The result of a line on its own, for lines that ended up as mistakes: bash checks them once.
         self._parsed_alone: dict[str, LineResult] = {}
 
-    def parse(self, content: bytes, known: Iterable[Line] = ()) -> ParsedText:
+    def parse(
+        self,
+        content: bytes,
+        known: Iterable[Line] = (),
+        *,
+        before: ParsedText = _EMPTY,
+        limit: int | None = None,
+    ) -> ParsedText:
         """Parses a text. known: lines that were read before; the same line is not parsed again.
 
-        A line that has been a job thus stays one when GPUs are removed; its job waits instead.
+        A line that has been a job thus stays one when GPUs are removed; its job waits instead. before: a text
+        that `content` begins with and that can be extended; limit: about the number of lines to add to it,
+        None adds all.
         """
-        raws = list(map(_decode, io.BytesIO(content)))
-        lines = self._parse_lines(raws, 0, {line.raw: line for line in known if line.identity is not None})
-        return ParsedText(content, len(raws), lines, _mistakes(lines))
-
-    def parse_appended(
-        self, content: bytes, before: ParsedText, limit: int | None
-    ) -> tuple[ParsedText, tuple[Line, ...]]:
-        """Parses about `limit` lines (None: all) that `content` adds to `before`, which can be extended.
-
-        Returns the extended text and the lines added.
-        """
+        by_raw = {line.raw: line for line in known if line.identity is not None}
         stream = io.BytesIO(content)
         stream.seek(len(before.content))
         raws: list[str] = []
         while True:
             raws += map(_decode, islice(stream, MAX_LINES_AHEAD if raws else limit))
-            lines = self._parse_lines(raws, before.line_count, {})
+            lines = self._parse_lines(raws, before.line_count, by_raw)
             text = ParsedText(
                 content[: stream.tell()],
                 before.line_count + len(raws),
                 (*before.lines, *lines),
-                (*before.malformed, *_mistakes(lines)),
+                (*before.malformed, *(line for line in lines if line.malformed)),
             )
             if text.can_be_extended or len(text.content) == len(content):
-                return text, lines
+                return text
 
     def spec_of(self, line: Line) -> JobSpec:
         """Returns the job of a well-formed line, parsing the line again if it does not keep its job."""
@@ -184,7 +186,3 @@ def _decode(raw: bytes) -> str:
 def _printable(raw: str) -> str:
     """Returns a line with each byte that is not UTF-8 as an escape."""
     return raw.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def _mistakes(lines: Iterable[Line]) -> tuple[Line, ...]:
-    return tuple(line for line in lines if line.malformed)

@@ -136,16 +136,14 @@ class JobsFileWorld:
             job = self.jobs[action.job_id]
             assert job.state in WAITING or action.name not in ("hold", "cancel")
             assert job.state not in ACTIVE
-            if job.state in WAITING:
-                assert (getattr(job.spec, action.name) or None) == (action.old or None)
             default = False if action.name in ("hold", "cancel") else None
-            change: dict[str, Any] = {action.name: default if action.new is None else action.new}
+            change: dict[str, Any] = {action.name: default if action.value is None else action.value}
             job.spec = replace(job.spec, **change)
             if action.name == "cancel":
                 self.end(action.job_id, Outcome.CANCELLED)
             elif action.name == "hold":
-                job.state = JobState.HELD if action.new else JobState.QUEUED
-                job.held_by = "line" if action.new else None
+                job.state = JobState.HELD if action.value else JobState.QUEUED
+                job.held_by = "line" if action.value else None
 
     def insert(self, spec: JobSpec) -> int:
         """Inserts a job and returns its id."""

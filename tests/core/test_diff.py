@@ -184,9 +184,9 @@ def test_changed_attributes_are_applied_one_by_one() -> None:
     w.actions.clear()
     w.save("[priority=2 gpus=1] a\n", wait=2)
     assert w.actions == [
-        AttributeChanged(1, "gpus", None, 1),
-        AttributeChanged(1, "name", "x", None),
-        AttributeChanged(1, "priority", 1, 2),
+        AttributeChanged(1, "gpus", 1),
+        AttributeChanged(1, "name", None),
+        AttributeChanged(1, "priority", 2),
     ]
 
 
@@ -218,7 +218,7 @@ def test_adding_cancel_cancels_the_job() -> None:
     w.end(3)
     w.actions.clear()
     w.save("[cancel] a\n[cancel] b\n[cancel] c\n0,d.py\n", wait=2)
-    assert w.actions == [AttributeChanged(1, "cancel", None, True), CancelRunning(2)]
+    assert w.actions == [AttributeChanged(1, "cancel", True), CancelRunning(2)]
     assert w.states() == {1: "cancelled", 2: "running", 3: "completed", 4: "queued"}
     w.actions.clear()
     w.save("a\nb\nc\n0,d.py\n", wait=20)
@@ -249,11 +249,11 @@ def test_attribute_changes_of_a_finished_job_apply_to_its_next_run() -> None:
     w.messages.clear()
     w.save("[hold cuda-ids=visible share=1] a\n[cancel] 5,b.py,,,0-3\n[allowed=0,2] c\n", wait=2)
     assert w.actions == [
-        AttributeChanged(1, "cuda_ids", None, "visible"),
-        AttributeChanged(1, "share", 200, 1000),
-        AttributeChanged(2, "allowed", None, (0, 1, 2, 3)),
-        AttributeChanged(2, "priority", 0, 5),
-        AttributeChanged(3, "allowed", None, (0, 2)),
+        AttributeChanged(1, "cuda_ids", "visible"),
+        AttributeChanged(1, "share", 1000),
+        AttributeChanged(2, "allowed", (0, 1, 2, 3)),
+        AttributeChanged(2, "priority", 5),
+        AttributeChanged(3, "allowed", (0, 2)),
     ]
     assert w.messages == [
         "line 1: cuda-ids=visible, share=1 for job 1, which is finished; `retry 1` runs it with this change",

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile import debounce, job_line
+from gpu_scheduler.core.jobsfile.diff import diff_reading
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.states import JobState
@@ -80,9 +81,9 @@ def test_incremental_parsing_matches_a_full_parse(
         content = "\n".join(lines).encode("latin-1") + (end.encode() if lines else b"")
         if text.can_be_extended and content.startswith(text.content):
             before = text
-            text, new = by_parts.parse_appended(content, before, None)
+            text = by_parts.parse(content, before=before)
             assert text.content == content
-            assert text.lines == (*before.lines, *new)
+            assert text.lines[: len(before.lines)] == before.lines
         else:
             text = by_parts.parse(content, (*previous, *text.lines))
         whole = parse_fresh(content, previous)
@@ -100,7 +101,7 @@ def test_parsing_in_batches_matches_a_full_parse(lines: list[str], most: int, en
     text, by_parts = ParsedText(), parser()
     while len(text.content) < len(content):
         assert text.can_be_extended
-        text, _ = by_parts.parse_appended(content, text, most)
+        text = by_parts.parse(content, before=text, limit=most)
     assert comparable(text.lines) == comparable(parse_fresh(content, ()).lines)
 
 
@@ -147,12 +148,14 @@ def test_the_reader_matches_a_stateless_decision(
                 assert wanted.accepted is None
                 break
             assert wanted.accepted is not None
-            accepted = poll.accepted.with_previous(
-                previous, dict.fromkeys(poll.accepted.new_identities(), FACT)
-            )
-            before = previous if accepted.appended else ()
-            assert comparable(before + accepted.lines) == comparable(wanted.accepted.lines)
-            assert (*range(len(before)), *accepted.pairs) == wanted.accepted.pairs
+            before = poll.accepted.unchanged
+            assert comparable(before + poll.accepted.lines) == comparable(wanted.accepted.lines)
+            assert (*range(len(before)), *poll.accepted.pairs) == wanted.accepted.pairs
+            newest = dict.fromkeys(poll.accepted.new_identities(), FACT)
+            found = diff_reading(previous, poll.accepted, jobs, newest)
+            expected = diff_reading(previous, wanted.accepted, jobs, newest)
+            assert found.messages == expected.messages
+            assert comparable(found.to_reading({})) == comparable(expected.to_reading({}))
             previous = with_job_ids(wanted.accepted.lines)
             jobs = {n: JobFact(n, JobState.QUEUED) for n in range(1, len(previous) + 1)}
         wrong = [line.number for line in previous if line.malformed]

@@ -32,14 +32,12 @@ class CurrentLines:
     """The current lines of the file, without comments and blank lines.
 
     unchanged_since: the monotonic time since which the file has been present and unchanged; open_for_writing:
-    by another process; only_appended: the lines are new and follow all lines of the last reading, which are
-    unchanged and not listed.
+    by another process.
     """
 
     lines: tuple[Line, ...]
     unchanged_since: float
     open_for_writing: bool = False
-    only_appended: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,28 +64,24 @@ def decide_accepted(
     A line that became malformed stays in the reading, with its job, until it is fixed; every other missing
     line counts as removed once its delay is over.
     """
-    if current.only_appended:
-        return _decide_appended(current, now)
     lines = _mark_torn_appends(previous, current.lines)
     counted, last_due = _drop_unfinished(previous, lines, current, now)
     pairs = match_lines(previous, counted, jobs)
     malformed = find_typos(previous, counted, pairs)
     lost = _missing_lines(previous, pairs)
     removed = [old for old in lost if old not in set(malformed.values())]
+    removal_due = current.unchanged_since + REMOVED_DELAY_S
     due: float | None = None
     removed_at: float | None = None
     if not removed and not _reordered(previous, pairs):
         accepted = _lines_as_in_file(previous, counted, pairs, malformed)
         due = None if _is_append_only(previous, counted, pairs) else current.unchanged_since + CHANGED_DELAY_S
-    elif current.open_for_writing or now < current.unchanged_since + REMOVED_DELAY_S:
+    elif current.open_for_writing or now < removal_due:
         accepted = _merge_with_previous(previous, counted, pairs, malformed)
         due = current.unchanged_since + CHANGED_DELAY_S
-        removed_at = (
-            None
-            if now >= current.unchanged_since + REMOVED_DELAY_S
-            else current.unchanged_since + REMOVED_DELAY_S
-        )
-        last_due = _earlier(last_due, now + WRITER_RECHECK_S if removed_at is None else removed_at)
+        removed_at = removal_due if now < removal_due else None
+        recheck_at = now + WRITER_RECHECK_S if removed_at is None else removed_at
+        last_due = recheck_at if last_due is None else min(last_due, recheck_at)
     else:
         accepted = _lines_as_in_file(previous, counted, pairs, malformed)
         removed = []  # from here on, `diff` reports them
@@ -96,13 +90,6 @@ def decide_accepted(
         waits = {**_waits_for_changes(previous, accepted, jobs, due), **waits}
         return AcceptDecision(None, waits, due if _differs(previous, accepted) else last_due, not lost)
     return AcceptDecision(accepted if _differs(previous, accepted) else None, waits, last_due, not lost)
-
-
-def _decide_appended(current: CurrentLines, now: float) -> AcceptDecision:
-    """Decides for appended lines: they count at once, except an unfinished last one."""
-    lines, due = _drop_unfinished((), current.lines, current, now)
-    accepted = AcceptedLines(lines, (None,) * len(lines), appended=True) if lines else None
-    return AcceptDecision(accepted, {}, due, True)
 
 
 def _mark_torn_appends(previous: Reading, lines: tuple[Line, ...]) -> tuple[Line, ...]:
@@ -256,7 +243,3 @@ def _differs(previous: Reading, accepted: AcceptedLines) -> bool:
         old != i or not line.is_identical_to(previous[i])
         for i, (line, old) in enumerate(zip(accepted.lines, accepted.pairs, strict=True))
     )
-
-
-def _earlier(a: float | None, b: float | None) -> float | None:
-    return min((time for time in (a, b) if time is not None), default=None)

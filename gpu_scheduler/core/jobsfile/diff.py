@@ -7,7 +7,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute
@@ -58,12 +58,11 @@ class LineRemoved:
 
 @dataclass(frozen=True)
 class AttributeChanged:
-    """Changes an attribute of a waiting or finished job. None means not given."""
+    """Changes an attribute of a waiting or finished job. value: None means not given."""
 
     job_id: int
     name: str
-    old: Any
-    new: Any
+    value: Any
 
 
 @dataclass(frozen=True)
@@ -80,28 +79,23 @@ DiffAction = NewJob | BindLine | RequeueFinished | LineRemoved | AttributeChange
 class AcceptedLines:
     """The lines that count now, each with its index in the last reading.
 
-    appended: the lines are new and follow all lines of the last reading, which are unchanged and not listed.
+    unchanged: the last reading if the lines were only appended to it; it is then not among `lines`.
     """
 
     lines: tuple[Line, ...]
     pairs: LinePairs
-    appended: bool = False
+    unchanged: Reading = ()
 
     def new_identities(self) -> frozenset[str]:
         """Returns the identities whose newest job `diff` needs."""
         new = (line for line, old in zip(self.lines, self.pairs, strict=True) if old is None)
         return frozenset(line.identity for line in new if line.identity is not None)
 
-    def with_previous(self, previous: Reading, newest: Mapping[str, JobFact]) -> AcceptedLines:
-        """Returns all lines if an appended CSV line may be equal to one of the last reading, else `self`.
-
-        `diff` has to compare both lines then. newest: as for `diff`.
-        """
-        if not self.appended or not any(
-            line.kind == "csv" and line.identity in newest for line in self.lines
-        ):
+    def with_possible_duplicates(self, newest: Mapping[str, JobFact]) -> AcceptedLines:
+        """Returns all lines if an appended CSV line may be equal to an unchanged one, else `self`."""
+        if not any(line.kind == "csv" and line.identity in newest for line in self.lines):
             return self
-        return AcceptedLines(previous + self.lines, (*range(len(previous)), *self.pairs))
+        return AcceptedLines(self.unchanged + self.lines, (*range(len(self.unchanged)), *self.pairs))
 
 
 @dataclass(frozen=True)
@@ -129,12 +123,11 @@ def diff_reading(
 ) -> DiffResult:
     """Compares the accepted lines with the previous reading.
 
-    accepted: see `AcceptedLines.with_previous`; jobs: the jobs of the previous reading; newest: the newest
-    job of each of `accepted.new_identities()` that has one, from any file or front end.
+    jobs: the jobs of the previous reading; newest: the newest job of each of `accepted.new_identities()` that
+    has one, from any file or front end.
     """
-    if accepted.appended:
-        return replace(_ReadingDiff((), accepted, jobs, newest).result(), unchanged=previous)
-    return _ReadingDiff(previous, accepted, jobs, newest).result()
+    accepted = accepted.with_possible_duplicates(newest)
+    return _ReadingDiff(() if accepted.unchanged else previous, accepted, jobs, newest).result()
 
 
 def job_order(reading: Iterable[Line]) -> tuple[int, ...]:
@@ -194,7 +187,9 @@ class _ReadingDiff:
             elif old is None:
                 number = lines[first[line.identity]].number
                 self.messages.append(f"line {line.number}: duplicate of line {number}; both are one job")
-        return DiffResult(tuple(self.actions), tuple(self.messages), lines, self.job_ids)
+        return DiffResult(
+            tuple(self.actions), tuple(self.messages), lines, self.job_ids, self.accepted.unchanged
+        )
 
     def _diff_removed(self) -> None:
         kept = {old for old in self.accepted.pairs if old is not None}
@@ -271,10 +266,10 @@ class _ReadingDiff:
             return
         if job.state is JobState.FINISHED:
             names = [name for name in names if name not in FLAGS]
-        changed = [(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
+        changed = [(name, new.get(name)) for name in names if old.get(name) != new.get(name)]
         self.actions += [AttributeChanged(job.job_id, *change) for change in changed]
         if changed and job.state is JobState.FINISHED:
-            changes = ", ".join(format_attribute(name, value) for name, _, value in changed)
+            changes = ", ".join(format_attribute(name, value) for name, value in changed)
             self.messages.append(
                 f"line {line.number}: {changes} for job {job.job_id}, which is finished; `retry {job.job_id}`"
                 " runs it with this change"
