@@ -67,7 +67,7 @@ class Scheduler:
     def wait_until_printed(
         self, pattern: str, times: int = 1, timeout_s: float = 60.0, every_s: float = 0.01
     ) -> None:
-        """Waits until the output matches this pattern so many times. Raises SystemExit after the timeout."""
+        """Waits until the output matches this pattern `times` times. Raises SystemExit after the timeout."""
         end = time.monotonic() + timeout_s
         while self.count_printed(pattern) < times:
             if time.monotonic() > end or self.process.poll() is not None:

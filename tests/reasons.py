@@ -1,4 +1,4 @@
-"""Builds reasons with given words, and reads the words of stored ones."""
+"""Builds reasons with a given text, and formats stored ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from gpu_scheduler.views.reason_text import reason_text
 
 
 def worded(text: str) -> StateReason:
-    """Returns a reason with these words."""
+    """Returns a reason with this text."""
     return StateReason(ReasonKind.RUNNER_REPORT, message=text)
 
 
 def words(reason: StateReason | str | None) -> str:
-    """Returns the words of a reason, or of one as the store has it; "" without one."""
+    """Returns the text of a reason or of its stored form; "" if there is none."""
     if reason is None:
         return ""
     return reason_text(reason if isinstance(reason, StateReason) else StateReason.from_json(reason))

@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def is_idle(gpu: GpuSample) -> bool:
-    """Returns whether nobody computes on the GPU, as far as its probe can tell."""
+    """Returns whether the GPU is idle, as far as its probe can tell."""
     if gpu.fault is not None or gpu.used_mib is None:
         return False
     if gpu.processes is None:

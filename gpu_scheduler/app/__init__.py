@@ -12,5 +12,5 @@
     stop.stop, calibrate.calibrate, doctor.doctor
 
 A function takes a `Location` and typed arguments and returns frozen values. It raises the errors of
-`gpu_scheduler.errors`. None parses the words of a command, reads standard streams or prints.
+`gpu_scheduler.errors`. No function parses a command line, reads standard streams or prints.
 """

@@ -47,7 +47,7 @@ class NewLine:
 
 @dataclass(frozen=True)
 class AddedLine:
-    """A line that was appended, or could be. warnings: why it may not run as meant."""
+    """A line that was or could be appended. warnings: why it may not run as intended."""
 
     line: str
     warnings: tuple[str, ...]
@@ -184,7 +184,7 @@ def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
 
 
 def _duplicate_notes(location: Location, spec: JobSpec) -> list[str]:
-    """Returns why the line gives no new job, or none now; empty without a readable store."""
+    """Returns why the line creates no new job, or none now; empty without a readable store."""
     if spec.kind != "csv":
         return []  # adding a command always creates a new job
     try:

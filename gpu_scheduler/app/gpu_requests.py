@@ -36,7 +36,7 @@ def _set_paused(
 def _write_state_file(location: Location, gpus: Collection[int] | None, paused: bool) -> tuple[Answer, ...]:
     """Writes the request into the state file, the only place for it before the first start.
 
-    Raises SchedulerError if the file cannot be changed, or for all GPUs.
+    Raises SchedulerError if the file cannot be changed, or if the request is for all GPUs.
     """
     path = location.resolve().state_file
     verb = "pause" if paused else "resume"

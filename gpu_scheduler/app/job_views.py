@@ -139,7 +139,7 @@ def gpu_indices(attempt: AttemptRecord, indices: Mapping[str, int]) -> tuple[int
 
 
 def _retry_is_due(job: JobRecord, context: ViewContext) -> bool:
-    """Returns whether the delay after a failed launch is over, so that the job waits for GPUs alone."""
+    """Returns whether the delay after a failed launch is over, so that the job waits only for GPUs."""
     at = job.not_before_boot
     due = at is not None and (at <= context.now.boot or job.boot_id != context.now.boot_id)
     return due and job.state is JobState.QUEUED

@@ -68,7 +68,7 @@ class JobLog:
         return _log_path(self._store, self._attempt)
 
     def advance(self) -> LogProgress:
-        """Returns what may still come. What the file holds now is complete if that is not RUNNING."""
+        """Returns which output may still follow. The file is complete unless this is RUNNING."""
         if not _is_over(self._store, self._attempt):
             return LogProgress.RUNNING
         if self._single_attempt:

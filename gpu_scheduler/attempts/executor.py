@@ -52,15 +52,15 @@ class Executor(Protocol):
     def launch(self, attempt: AttemptRef) -> None:
         """Makes an attempt run, without waiting for it. Raises LaunchError.
 
-        A launch without an exception is no success yet: that is a status with a claim. However often an
-        attempt is launched, its command begins at most once.
+        A launch that raises nothing has not succeeded yet: only a status with a claim shows success. However
+        often an attempt is launched, its command begins at most once.
         """
 
     def observe(self, attempt: AttemptRef) -> AttemptStatus:
         """Returns the present status of an attempt. Raises OSError if it cannot be read now."""
 
     def request_stop(self, attempt: AttemptRef, stop: StopRequest) -> None:
-        """Asks an attempt to end; a weaker request than one before changes nothing. Raises OSError."""
+        """Asks an attempt to end; a request weaker than an earlier one changes nothing. Raises OSError."""
 
     def repeat_stop(self, attempt: AttemptRef) -> None:
         """Reminds an attempt that has not ended of the request to stop; never makes a new request."""

@@ -1,4 +1,4 @@
-"""Parses the files of an attempt folder strictly, each into a value or into the problem that it has."""
+"""Parses the files of an attempt folder strictly, each into a value or a problem."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _claim_state(
 def _claim_anomalies(
     folder: Path, state: ClaimState, claim: ClaimFile | FileProblem | None, runner: RunnerIdentity | None
 ) -> list[str]:
-    """Returns the messages about a claim that is not as a runner leaves it."""
+    """Returns messages about a claim that differs from those that a runner leaves."""
     pid = runner.pid if runner is not None else 0
     problem = claim.text if isinstance(claim, FileProblem) else "was removed"
     if state == "unlocked":

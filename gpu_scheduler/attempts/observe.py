@@ -56,7 +56,7 @@ def observe_attempt(
 def attempts_without_processes(store: Store) -> frozenset[int]:
     """Returns the ids of attempts with an allocation but without processes, while no scheduler is running.
 
-    Those of executors elsewhere are not among them. A runner that has published its result is about to end
+    Attempts of remote executors are not included. A runner that has published its result is about to end
     and does not count as a process.
     """
     held = [

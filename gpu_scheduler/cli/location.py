@@ -1,4 +1,4 @@
-"""Names the scheduler that a command is about, and what commands print before its first start."""
+"""Locates the scheduler of a command, and formats the message printed before its first start."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from gpu_scheduler.views.layout import Viewport
 
 
 def stdout_screen() -> Viewport:
-    """Returns the size and colours of the terminal at stdout; unlimited and without colours if it is none."""
+    """Returns size and colours of the terminal at stdout; unlimited and colourless if there is none."""
     if not sys.stdout.isatty():
         return Viewport()
     from gpu_scheduler.views.colours import are_enabled

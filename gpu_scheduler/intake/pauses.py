@@ -122,8 +122,8 @@ def imports_old_state_file(home: DataDir) -> bool:
 def _rebased_on_last_edit(store: Store, state: dict[str, Any]) -> dict[str, Any]:
     """Returns the state in the file, based on the last edit if this edit was made on top of it.
 
-    An edit that follows another one before the scheduler has rewritten the file still carries the base of
-    both: undoing a part of the first edit is then no difference from the base, and yet the later decision.
+    If a second edit follows before the scheduler has rewritten the file, both edits have the same base.
+    Undoing part of the first edit then makes no difference from the base, although it is the later decision.
     """
     last = json.loads(store.db.meta("statefile_edit") or "null")
     if last is None or "_scheduler" not in state or state["_scheduler"] != last["state"].get("_scheduler"):

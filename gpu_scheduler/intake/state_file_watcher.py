@@ -28,7 +28,7 @@ WRITE_INTERVAL_S = 1.0
 class StateFileWatcher:
     """Examines each version of the file once, and writes it when its content changes. Times are boot seconds.
 
-    ended_attempts: attempts that have ended while no scheduler records it; trust: accept the file whoever
+    ended_attempts: attempts whose end no scheduler has recorded yet; trust: accept the file whoever
     owns it or may write it.
     """
 
@@ -187,7 +187,7 @@ class StateFileWatcher:
         return edit
 
     def _save_displaced_keys(self, keys: Mapping[str, Any]) -> None:
-        """Stores the keys of a version that ours replaced, against a crash; {} once they are in the file."""
+        """Stores the keys of a version that ours replaced, for after a crash; {} once the file has them."""
         text = json.dumps(keys) if keys else ""
         if text != (self._store.db.meta("statefile_left") or ""):
             self._store.db.set_meta("statefile_left", text)

@@ -192,7 +192,7 @@ class Child:
 
     @property
     def may_have_left_processes(self) -> bool:
-        """False if the ended command surely left no process running."""
+        """False if the ended command certainly left no process running."""
         return self._pid != 0 and not (self._is_subreaper and not has_children())
 
 

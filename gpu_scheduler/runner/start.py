@@ -1,4 +1,4 @@
-"""The start script of the runner, run by `python -I -S`; appends our folder to the path, to shadow nothing.
+"""The start script of the runner, run by `python -I -S`; appends our folder to the path, shadowing nothing.
 
 With a folder as argument the process becomes the runner of the attempt there; with `--forks`, the fork
 server.

@@ -14,7 +14,7 @@ from gpu_scheduler.store.store import Store
 
 
 class FileInputs:
-    """The files of one scheduler; what they say reaches the loop. Times are in boot seconds.
+    """The input files of one scheduler; their changes reach the loop. Times are in boot seconds.
 
     Each file is read when an event names it (`woken`: "config", "jobs", "state"), and at intervals in case an
     event was missed. known_gpus: indices of the GPUs that lines may name; None = unknown.

@@ -304,7 +304,7 @@ class _AttemptImport:
             self._writer.record(supersede(attempt, self._now, self._settings), self._now)
 
     def _import_turn(self, turn: int) -> None:
-        """Adds the attempt with this index of each job that has so many."""
+        """Adds the attempt with this index of each job that has that many."""
         db = self._store.db.connection
         tokens = {}
         for found in self._jobs.values():

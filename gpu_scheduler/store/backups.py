@@ -1,6 +1,6 @@
 """Makes, checks and restores backups of the store in `X.d/backups`, and keeps the last three.
 
-Also decides whether a database is intact and reads the highest ids that it has given.
+Also decides whether a database is intact and reads the highest ids that it has assigned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TEMPORARY = ".scheduler.db.new"
 
 @dataclass(frozen=True)
 class HighestIds:
-    """The highest ids that a store has given to a job and to an attempt; they never decrease."""
+    """The highest ids that a store has assigned to a job and to an attempt; they never decrease."""
 
     jobs: int = 0
     attempts: int = 0

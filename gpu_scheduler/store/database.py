@@ -52,8 +52,8 @@ def damaged_error(path: Path, error: BaseException) -> DamagedStoreError:
 class Database:
     """One connection to the database.
 
-    Every write is BEGIN IMMEDIATE … COMMIT with a full fsync (WAL, synchronous=FULL), except what a power cut
-    may take.
+    Every write is BEGIN IMMEDIATE … COMMIT with a full fsync (WAL, synchronous=FULL), except writes that a
+    power cut may undo.
 
     create: create a missing database, and open one with an earlier schema, which `upgraded` upgrades. Without
     it, SchemaError is raised unless the schema is that of this version.
@@ -87,7 +87,7 @@ class Database:
 
         synced: False for changes that the next round would find again in the folders and on the GPUs. They
         survive the death of every process and reach the disk with the next synced transaction; only a power
-        cut may take them.
+        cut can undo them.
         """
         if self.connection.in_transaction:
             yield self.connection

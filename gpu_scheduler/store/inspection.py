@@ -65,7 +65,7 @@ def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition
 
     thorough: also read the folders of jobs that the store has as finished, and raise OSError for folders that
     cannot be read. A folder of a finished job hides a newer attempt only if an older database was put back
-    and since then nothing but a retry of that job was done.
+    and nothing but a retry of that job has happened since.
 
     Raises OSError, and sqlite3.OperationalError if the database cannot be opened at the moment.
     """

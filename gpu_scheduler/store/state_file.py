@@ -58,7 +58,7 @@ def is_from_older_scheduler(state: Mapping[str, Any]) -> bool:
 
 
 def pause_edits(state: Mapping[str, Any], recorded: Collection[int]) -> dict[int, bool]:
-    """Returns GPU index -> whether it shall be paused, for each GPU whose pause was edited.
+    """Returns GPU index -> whether it should be paused, for each GPU whose pause was edited.
 
     recorded: the GPUs paused in the store, the base for a file without one.
     """

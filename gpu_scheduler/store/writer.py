@@ -86,7 +86,7 @@ class StoreWriter:
         return opened
 
     def record_launch_error(self, attempt_id: int, text: str) -> None:
-        """Records that a launch failed at once, so that the attempt's deadline is over."""
+        """Records that a launch failed immediately, which ends the attempt's deadline."""
         with self._store.db.transaction() as db:
             db.execute(
                 "UPDATE attempt SET launch_error = ?, launch_deadline_boot = 0 WHERE id = ?",

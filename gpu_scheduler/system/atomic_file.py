@@ -1,4 +1,4 @@
-"""Writes files so that no reader ever sees half of one: a new file beside the path, then a rename.
+"""Writes files so that no reader ever sees a partial one: to a new file beside the path, then a rename.
 
 Files that need more than this are written elsewhere: those of a runner (`runner/publish.py`, with reserved
 space), the state file (exchanged, to notice an edit), and backups (SQLite writes them).
@@ -29,7 +29,7 @@ def replace_file(path: Path, data: bytes, *, synced: bool = False) -> None:
 def create_file(
     path: Path, data: bytes, *, synced: bool = False, mode: int = 0o600, like: os.stat_result | None = None
 ) -> None:
-    """Creates a file, which disappears again if it cannot be written whole.
+    """Creates a file, and removes it again if it cannot be written completely.
 
     synced: the data is on the disk on return; like: the status of a file whose mode and owner it gets. Raises
     FileExistsError if there is a file, and OSError.

@@ -30,7 +30,7 @@ def shortage_of(error: BaseException | None) -> int | None:
 
 
 def reraise_shortage(error: OSError) -> None:
-    """Raises the error again if it is a shortage, since a read that failed for it proves nothing."""
+    """Raises the error again if it is a shortage, since a read that failed because of it proves nothing."""
     if error.errno in SHORTAGE:
         raise error
 

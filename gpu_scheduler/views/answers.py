@@ -65,5 +65,5 @@ def _reply_text(reply: RequestAnswer, job_id: int) -> str:
 
 
 def stop_result_text(result: StopResult) -> str:
-    """Formats how the end of a job went that was stopped without a scheduler."""
+    """Formats the result of ending a job without a scheduler."""
     return _STOP_TEXTS.get(result, result.value)

@@ -1,4 +1,4 @@
-"""Describes the use of an ended attempt beside its declaration."""
+"""Describes the resource use of an ended attempt and the accuracy of its declaration."""
 
 from __future__ import annotations
 

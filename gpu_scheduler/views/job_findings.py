@@ -1,4 +1,4 @@
-"""Words the checks of one job that follow from values alone."""
+"""Formats the checks of one job that depend on values alone."""
 
 from __future__ import annotations
 

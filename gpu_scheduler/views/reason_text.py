@@ -45,7 +45,7 @@ _RETRIED = {ReasonKind.IN_ORIGINAL_STORE: "runs it here", ReasonKind.STORE_LOST:
 def reason_text(reason: StateReason, *, without_exit: bool = False) -> str:
     """Returns the reason as text.
 
-    without_exit: without an exit code or signal of which nothing more is known; "" if that is all there is.
+    without_exit: omits an exit code or signal that nothing explains; "" if the reason contains nothing else.
     """
     first, *rest = _parts(reason)
     if without_exit and first == _bare_exit(reason) and (reason.error is not None or not rest):

@@ -1,4 +1,4 @@
-"""Words the remedies for a failed job, by the kind of its failure; none where nothing is known to help."""
+"""Formats the remedies for a failed job, by the kind of its failure; none if no remedy is known."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _REMEDIES = {
 
 
 def failure_remedy(kind: FailureKind | None) -> str | None:
-    """Returns the remedy for a failure; None if none is known. `oom_remedy` has that for CUDA_OOM."""
+    """Returns the remedy for a failure; None if none is known. For CUDA_OOM, see `oom_remedy`."""
     return None if kind is None else _REMEDIES.get(kind)
 
 

@@ -98,7 +98,7 @@ def test_logs_prints_the_last_lines_byte_by_byte(
 
 
 def logged_attempts(desk: Desk, job: int, *states: JobState) -> None:
-    """Records an ended attempt, with a log, for each of these states in which it leaves the job."""
+    """Records one ended attempt, with a log, for each of these states of the job after it."""
     for number, state in enumerate(states, 1):
         row = desk.attempt(job)
         log = desk.path / f"{number}.log"

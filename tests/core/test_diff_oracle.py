@@ -219,7 +219,7 @@ TEXTS = st.lists(st.sampled_from("abcdefgh"), max_size=8, unique=True)
 def test_a_burst_of_saves_loses_no_line(
     first: list[str], between: list[tuple[list[str], float, int]], last: list[str]
 ) -> None:
-    """A line that is in the file before and after keeps its job, whatever the file contains for under 10 s.
+    """A line present before and after keeps its job, whatever the file contains for less than 10 s between.
 
     The intermediate texts may be truncated anywhere. The final lines are the queue.
     """

@@ -35,7 +35,7 @@ def result(
 
 
 def explain(how: AttemptResult, context: FailureContext | None = None) -> str:
-    """Returns the explanation in words."""
+    """Returns the explanation as text."""
     return reason_text(explain_failure(how, context))
 
 

@@ -1,6 +1,6 @@
 """Runs a scheduler that kills itself at a failpoint: python -m tests.loop.crashing STEP NTH [screen] [full].
 
-With "full" it does not die: the first NTH times the step fails as a write to a full disk does.
+With "full" it does not die; instead the step fails the first NTH times, like a write to a full disk.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def _number_of(ending: Termination) -> int:
 
 @cache
 def request_end(termination: int, cause: int) -> tuple[int, bool]:
-    """Requests the runner to end its command; returns the new state and whether the command gets SIGTERM."""
+    """Asks the runner to end its command; returns the new state and whether the command gets SIGTERM."""
     ending = copy.copy(_endings[termination])
     name = {st.CANCELLED: "cancelled", st.PREEMPTED: "preempted", st.INTERRUPTED: "machine"}[cause]
     first = ending.request(name, 0.0, "withdraw" if cause == st.PREEMPTED else "kill", 0.0)

@@ -153,7 +153,7 @@ def test_reused_process_group_is_not_signalled() -> None:
 
 
 def test_a_group_of_uncollected_processes_does_not_count_as_living() -> None:
-    """They remain in a container whose first process collects no orphans."""
+    """They remain if process 1 of a container collects no orphans, and every scan may miss a process."""
     process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
     try:
         ticks = process_scan.ticks_of(process.pid)

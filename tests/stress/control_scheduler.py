@@ -1,8 +1,8 @@
 """Negative control: a scheduler with the usual mistakes of schedulers. The stress tests must fail on it.
 
-It spawns, then records; it takes a process that is gone for a success; several of it may run at once.
-With --wrapped each job has a shell around it that writes the code down, and a shell that is gone without a
-code counts as a success too.
+It spawns, then records; it treats a missing process as a success; several instances may run at once. With
+--wrapped, a shell around each job records the exit code, and a shell that ends without recording one also
+counts as a success.
 
 Usage: python -m tests.stress.control_scheduler JOBS_FILE STATE SLOTS [--drain] [--wrapped]
 """

@@ -2,8 +2,8 @@
 once or a moment later, while foreign processes start, fluctuate and end, and the scheduler is killed and
 restarted. No memory may be allocated twice at any instant.
 
-A job takes its memory late and slowly, and often far less than it declared: a scheduler that goes by the
-memory in use sees free memory that is not free. A large foreign process shows its peak before the jobs of its
+A job takes its memory late and slowly, and often far less than it declared: a scheduler that relies on the
+memory in use considers promised memory free. A large foreign process shows its peak before the jobs of its
 round are appended, and drops before they start; small ones, for which there is always room, start at any
 time.
 """

@@ -3,8 +3,8 @@
     job TRACE NUMBER DECLARED USED RAMP HOLD CODE asks|takes    a job, on the GPU that it was given
     other GPU PEAK LOW                                          a foreign process, controlled by its stdin
 
-With `asks` a job runs out of memory where a real GPU would be full; with `takes` it gets the memory all the
-same, so that a watcher sees the demand. TRACE gets a line when the job starts and one when it ends. A foreign
+With `asks` a job runs out of memory where a real GPU would be full; with `takes` it gets the memory anyway,
+so that a watcher sees the demand. TRACE gets a line when the job starts and one when it ends. A foreign
 process uses PEAK MiB once it prints "there"; after a line of input it uses LOW, then amounts between them,
 and it ends at the end of its input.
 """

@@ -1,10 +1,10 @@
 """Negative control: a simple scheduler with a data directory, for the parts that damage, copy or plant files,
 hide processes and lower limits. Each of those parts must fail on it.
 
-It trusts its database wherever it is, and takes a missing one for a new one; it locks a file by its name;
-it opens files without looking at what they are; it forgets a stop that came before it was up; it finds the
-processes of a job by their environment alone; it counts a launch that failed for want of a process as a
-failure of the job; and it ends at the first file that it cannot read.
+It trusts its database wherever it is, and treats a missing one as a new one; it locks a file by its name; it
+opens files without checking their type; it forgets a stop requested before it was up; it finds the processes
+of a job by their environment alone; it counts a launch that failed for lack of a process as a failure of the
+job; and it ends at the first file that it cannot read.
 
 Usage: python -m tests.stress.simple_scheduler start [--drain], in the folder of its jobs.txt. A file
 `stop` in its record asks it to end.

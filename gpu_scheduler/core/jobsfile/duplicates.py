@@ -20,7 +20,7 @@ class SubmitEffect(Enum):
 def submit_effect(kind: Kind, newest: JobFact | None, cancel: bool) -> SubmitEffect:
     """Returns the effect of submitting a job.
 
-    A command is a new job each time; a CSV line is one job, which runs again only if it ended without
+    A command creates a new job each time; a CSV line has one job, which runs again only if it ended without
     success. newest: the newest job of the same identity; cancel: the job is cancelled as it is submitted.
     """
     if kind == "command" or newest is None:

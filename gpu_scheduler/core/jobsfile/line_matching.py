@@ -20,7 +20,7 @@ def match_lines(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, Job
     """Matches each new line with an old one.
 
     The unchanged head and tail keep their lines, and so does a changed stretch of unchanged length, line by
-    line. What is left of it is matched by identity: lines with the same attributes first, then in order.
+    line. Other changed lines are matched by identity: lines with the same attributes first, then in order.
     """
     if not old:
         return (None,) * len(new)
@@ -105,7 +105,7 @@ def _group_by(
 
 
 def find_typos(old: Sequence[Line], new: Sequence[Line], pairs: LinePairs) -> dict[int, int]:
-    """Maps each new malformed line, by index, to the missing line of the last reading that it is a typo of.
+    """Maps each new malformed line, by index, to the missing line of the last reading that it replaced.
 
     That is a line with the same text after its attribute block, else the nearest one. Each missing line is
     used once; a malformed line for which none is left is not in the map.
@@ -135,7 +135,7 @@ def find_typos(old: Sequence[Line], new: Sequence[Line], pairs: LinePairs) -> di
 
 
 def _expected_indices(pairs: LinePairs) -> list[int]:
-    """Returns where each line would be in the last reading: its index there, or after the line before it."""
+    """Returns the position of each line in the last reading; a new line comes after the line before it."""
     places: list[int] = []
     for at in pairs:
         places.append(at if at is not None else (places[-1] if places else -1) + 1)

@@ -1,7 +1,7 @@
 """The reason why a job or an attempt is in its state, above all why it ended.
 
-It is decided once, stored as JSON, and turned into words by `views.reason_text` alone. Text in it was written
-by the user, a program or the runner; nothing is decided by that text.
+It is decided once, stored as JSON, and turned into words by `views.reason_text` alone. Its texts come from
+the user, a program or the runner; no decision depends on them.
 """
 
 from __future__ import annotations

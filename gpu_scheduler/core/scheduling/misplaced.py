@@ -1,7 +1,7 @@
 """Detects misplaced processes: processes of a job on a GPU outside its allocation.
 
-Each is reported once per attempt and GPU, and nothing else: no job is ended or moved. A GPU whose processes
-the probe cannot list is skipped.
+Each is reported once per attempt and GPU; no job is ended or moved. A GPU whose processes the probe
+cannot list is skipped.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def read_settings(user: str, timeout_s: float = 5.0, booted: Path = SYSTEMD_RUNT
 
 
 def _parse_busctl(text: str) -> LogindSettings | None:
-    """Parses the output of busctl, one line per property in the order asked (`b true`, `as 1 "root"`)."""
+    """Parses the output of busctl, one line per property in the requested order (`b true`, `as 1 "root"`)."""
     lines = text.strip().splitlines()
     if len(lines) != 4:
         return None
@@ -145,7 +145,7 @@ def _linger_finding(settings: LogindSettings, linger: str) -> Finding:
 
 
 def logout_warning(timeout_s: float) -> str | None:
-    """Returns the warning of `start` about logging out, with the remedy; None if all is well or unknown."""
+    """Returns the warning of `start` about logging out, with the remedy; None if no problem is known."""
     user = user_name()
     finding = next(iter(check(read_settings(user, timeout_s), user, os.geteuid())))
     return None if finding.grade == "ok" else f"{finding.message}; {finding.remedy}"
