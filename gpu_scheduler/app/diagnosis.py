@@ -33,7 +33,7 @@ from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.health.doctor import job as checks
-from gpu_scheduler.intake.pauses import requested_pauses
+from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
 from gpu_scheduler.store.recorded_options import recorded_options

@@ -9,7 +9,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of, wake_and_wait
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
-from gpu_scheduler.intake import pauses
+from gpu_scheduler.intake import state_file_edits
 from gpu_scheduler.store.store import Store
 
 
@@ -46,7 +46,7 @@ def _write_state_file(location: Location, gpus: Collection[int] | None, paused: 
         )
     named = sorted(set(gpus))
     try:
-        pauses.edit_pauses_in_file(path, named, paused)
+        state_file_edits.edit_pauses_in_file(path, named, paused)
     except ValueError as error:
         raise SchedulerError(f"{path}: {error}\nfix the file or move it away") from None
     except OSError as error:
@@ -60,7 +60,7 @@ def _request_in_store(
 ) -> tuple[Answer, ...]:
     chosen = _selected_gpus(store, gpus)
     is_up = scheduler_pid_of(store) is not None
-    requests = pauses.request_pauses(store, chosen.values(), paused, by, scheduler_is_up=is_up)
+    requests = state_file_edits.request_pauses(store, chosen.values(), paused, by, scheduler_is_up=is_up)
     answers = wake_and_wait(store, requests)
     pid = scheduler_pid_of(store)
     return tuple(

@@ -11,7 +11,7 @@ from gpu_scheduler.app.status_report import JobsFileView, JobView, MalformedLine
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.view_context import context_of, health_issues_of
 from gpu_scheduler.core.model.states import ACTIVE, JobState
-from gpu_scheduler.intake.pauses import requested_pauses
+from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.job_lists import (
     finished_jobs,
     open_jobs,

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.intake.file_snapshot import is_open_for_writing
-from gpu_scheduler.intake.pauses import apply_edit, forget_last_edit, resume_all, summarize
+from gpu_scheduler.intake.state_file_edits import apply_edit, forget_last_edit, resume_all
+from gpu_scheduler.intake.state_file_summary import summarize
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.state_file import is_same_version
 from gpu_scheduler.store.store import Store

@@ -14,7 +14,7 @@ from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
 from gpu_scheduler.intake.file_snapshot import MAX_BYTES as LARGEST_JOBS_FILE
 from gpu_scheduler.intake.file_snapshot import JobsFile
-from gpu_scheduler.intake.pauses import imports_old_state_file
+from gpu_scheduler.intake.state_file_edits import imports_old_state_file
 from gpu_scheduler.runner.process_scan import shows_own_pids
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.gpu_kind import recorded_gpus

@@ -21,7 +21,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.intake.pauses import requested_pauses
+from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.scheduler import fresh_start
 from gpu_scheduler.scheduler.service import count_jobs_to_forget
 from gpu_scheduler.store import accepted_lines, forget

@@ -16,7 +16,7 @@ from gpu_scheduler.errors import NotOwnerError, UsageError
 from gpu_scheduler.health.storage import find_issues
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.intake.llm_config import LlmConfigFile
-from gpu_scheduler.intake.pauses import edit_pauses_in_file
+from gpu_scheduler.intake.state_file_edits import edit_pauses_in_file
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
 from gpu_scheduler.reporting import main_log
 from gpu_scheduler.scheduler.start_checks import check_files, check_paths

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.intake.pauses import edit_pauses_in_file, imports_old_state_file, request_pauses
+from gpu_scheduler.intake.state_file_edits import edit_pauses_in_file, imports_old_state_file, request_pauses
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.requests import open_requests
 from tests.store.test_state_file import Machine

@@ -12,7 +12,7 @@ from gpu_scheduler.core.command.screen_list import parse_session_list
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.executors.screen import screen_problem
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
-from gpu_scheduler.intake.pauses import imports_old_state_file
+from gpu_scheduler.intake.state_file_edits import imports_old_state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.system.run_program import run_program
 

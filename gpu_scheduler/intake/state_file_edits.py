@@ -1,4 +1,7 @@
-"""Pauses GPUs by requests and by edits of the state file. The later one wins, and none is lost."""
+"""Turns edits of the state file into requests to pause or resume GPUs, in order with those of commands.
+
+The later one wins, and none is lost.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.job_lists import open_jobs, state_counts
 from gpu_scheduler.store.read_only import has_meta
 from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.requests import add_request, open_requests
@@ -156,33 +157,3 @@ def resume_all(store: Store) -> None:
                 add_request(
                     store, "resume", uuid, "state file removed", reason="because the state file was removed"
                 )
-
-
-def summarize(
-    store: Store, ended_attempts: Collection[int] = ()
-) -> tuple[list[float], list[int], dict[str, object]]:
-    """Returns the content of the state file: allocated share by index, paused GPUs, jobs by state.
-
-    ended_attempts: ids of attempts that have ended but whose end is not recorded yet; they hold no GPU, and
-    their jobs are left out of the counts.
-    """
-    # Imported here so that commands that only pause or show do not pay for it.
-    from gpu_scheduler.store.attempt_facts import allocated_shares
-
-    gpus, active = store.gpus(), store.active_attempts()
-    remaining = [attempt for attempt in active if attempt.id not in ended_attempts]
-    shares = allocated_shares(gpus, remaining, recorded_options(store).spike_buffer)
-    listed = [0.0] * (max((gpu.index for gpu in gpus), default=-1) + 1)
-    for gpu in gpus:
-        listed[gpu.index] = shares[gpu.uuid] / 1000
-    counts = dict(state_counts(store))
-    ended = {attempt.job_id for attempt in active if attempt.id in ended_attempts and attempt.outcome is None}
-    running = {job.id: job.state for job in open_jobs(store, tuple(ACTIVE))}
-    for job_id in ended & running.keys():
-        counts[running.pop(job_id)] -= 1
-    jobs: dict[str, object] = {
-        state: count for state, count in sorted(counts.items()) if count and state != JobState.FINISHED
-    }
-    jobs["running_ids"] = sorted(running)
-    requested = requested_pauses(store)
-    return listed, [gpu.index for gpu in gpus if requested[gpu.uuid]], jobs
