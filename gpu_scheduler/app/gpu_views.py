@@ -6,12 +6,16 @@ from collections.abc import Iterable, Mapping
 
 from gpu_scheduler.app import status_report
 from gpu_scheduler.app.status_report import GpuStatusView
+from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, foreign_use
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.records import AttemptRecord, GpuRecord
 
 _DEFAULT_LIMITS = Limits()
+#: The need of a job that declares no memory.
+_UNDECLARED = Need(1, WHOLE)
 
 
 def gpu_views(
@@ -71,8 +75,13 @@ def _state(gpu: GpuRecord, share: int, paused: bool, limits: Limits) -> str:
 
 
 def _is_used_by_foreign_processes(gpu: GpuRecord, limits: Limits) -> bool:
-    """Returns whether foreign processes use a GPU without jobs so much that it accepts none."""
-    used, total, load = gpu.used_mib, gpu.total_mib, gpu.load_percent
-    if used is not None and total and used >= limits.mem_threshold * total:
-        return True
-    return load is not None and load >= 100 * limits.load_threshold
+    """Returns whether foreign processes keep a job without declared memory off a GPU on which no job runs."""
+    loads = [load for load in gpu.foreign_loads if load is not None]
+    available = GpuAvailability(
+        gpu.uuid,
+        gpu.index,
+        gpu.total_mib,
+        foreign_mib=gpu.used_mib,
+        mean_foreign_load=sum(loads) / len(loads) if loads else None,
+    )
+    return foreign_use(available, _UNDECLARED, limits) is not None

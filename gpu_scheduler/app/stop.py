@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,16 @@ from gpu_scheduler.store.store import Store
 
 #: Seconds that the scheduler may take to end.
 END_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True)
+class StopWait:
+    """The ends that `stop` awaits. scheduler_pid: None = no scheduler is running; jobs: those that it
+    cancels, which get SIGKILL after `grace_s`."""
+
+    scheduler_pid: int | None
+    jobs: tuple[int, ...]
+    grace_s: float
 
 
 @dataclass(frozen=True)
@@ -57,15 +67,27 @@ class StopReport:
         return any(isinstance(end, StopResult) and not end.has_ended for end in self.ended.values())
 
 
-def stop(location: Location, *, end_jobs: bool, grace_s: float) -> StopReport:
+def stop(
+    location: Location,
+    *,
+    end_jobs: bool,
+    grace_s: float,
+    on_wait: Callable[[StopWait], None] = lambda _: None,
+) -> StopReport:
     """Asks the scheduler to end and waits for it. end_jobs: cancels the running jobs, with this grace, first.
 
-    Raises SchedulerError if it does not end in time; the request is then withdrawn.
+    on_wait: called before the wait, unless there is nothing to wait for.
+    Raises SchedulerError if the scheduler does not end in time; the request is then withdrawn.
     """
     _wait_for_store(location.resolve())
     with open_store(location) as store:
         pid = scheduler_pid_of(store)
         running = _running_jobs(store)
+        if end_jobs and pid is None:
+            refuse_copy(store)
+        ending = tuple(running) if end_jobs else ()
+        if pid is not None or ending:
+            on_wait(StopWait(pid, ending, grace_s))
         if pid is not None:
             _end_scheduler(store, pid, grace_s if end_jobs else None)
         ended = _end_jobs(store, running, grace_s) if end_jobs else {}
@@ -122,7 +144,6 @@ def _request_stop_and_wait(store: Store, pid: int, args: Mapping[str, Any], limi
 
 def _end_jobs(store: Store, running_before: list[int], grace_s: float) -> dict[int, StopResult | RecordedEnd]:
     """Cancels the jobs that still run because no scheduler is running or it died; returns all ends by job."""
-    refuse_copy(store)
     running = _running_jobs(store)
     with store.db.transaction():
         for job_id in running:

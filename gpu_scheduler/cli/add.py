@@ -6,8 +6,7 @@ from argparse import Namespace
 
 from gpu_scheduler.app import add as app
 from gpu_scheduler.app.add import NewLine
-from gpu_scheduler.cli.location import location_of
-from gpu_scheduler.cli.program import print_error
+from gpu_scheduler.cli.program import location_of, print_error
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.errors import UsageError
 

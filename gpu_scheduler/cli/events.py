@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable
 
 from gpu_scheduler.app.events import EventReader, open_events
-from gpu_scheduler.cli.location import location_of
+from gpu_scheduler.cli.program import location_of
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.views.event_messages import dated_line, to_json
 

@@ -8,9 +8,8 @@ import time
 from argparse import Namespace
 
 from gpu_scheduler.app.logs import JobLog, LogProgress, NoLogError, attach_target, open_log
-from gpu_scheduler.cli.location import location_of
 from gpu_scheduler.cli.log_printer import LogFilter, LogPrinter
-from gpu_scheduler.cli.program import print_error
+from gpu_scheduler.cli.program import location_of, print_error
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.views.reason_text import reason_text

@@ -1,8 +1,15 @@
-"""Names the program as the user invoked it, and prints messages that begin with that name."""
+"""Names the program and the scheduler that a command is about, prints errors, and measures the terminal."""
 
 from __future__ import annotations
 
+import os
 import sys
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.location import Location
+    from gpu_scheduler.views.layout import Viewport
 
 PROGRAM = "gpu-scheduler"
 
@@ -33,3 +40,30 @@ def print_error(text: str) -> None:
 
 def _script_name() -> str:
     return sys.argv[0].rpartition("/")[2]
+
+
+def location_of(options: Namespace) -> Location:
+    """Returns the state file and data directory of --state-file and --data-dir."""
+    from gpu_scheduler.app.location import Location
+
+    return Location(options.state_file, options.data_dir)
+
+
+def no_store_message(location: Location) -> str:
+    """Returns the message of read-only commands before the first start."""
+    return (
+        f"nothing has run here yet: there is no store in {location.resolve().folder}\n"
+        "`start` creates it; --state-file selects another one"
+    )
+
+
+def stdout_screen() -> Viewport:
+    """Returns size and colours of the terminal at stdout; unlimited and colourless if there is none."""
+    from gpu_scheduler.views.layout import Viewport
+
+    if not sys.stdout.isatty():
+        return Viewport()
+    from gpu_scheduler.views.colours import are_enabled
+
+    size = os.get_terminal_size(sys.stdout.fileno())
+    return Viewport(size.columns or None, size.lines or None, are_enabled(os.environ))

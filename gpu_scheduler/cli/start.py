@@ -11,8 +11,7 @@ from pathlib import Path
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.cli import standard_streams
-from gpu_scheduler.cli.location import location_of
-from gpu_scheduler.cli.program import print_error
+from gpu_scheduler.cli.program import location_of, print_error
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.app import status as app
 from gpu_scheduler.app.status import StatusQuery
-from gpu_scheduler.cli.location import location_of, no_store_message
+from gpu_scheduler.cli.program import location_of, no_store_message, stdout_screen
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import StoreNotFoundError
 
@@ -52,8 +52,6 @@ def _print_json(options: Namespace) -> None:
 
 
 def _print_text(options: Namespace) -> None:
-    from gpu_scheduler.cli.terminal import stdout_screen
-
     screen = stdout_screen()
     report = report_for_screen(options, screen)
     from gpu_scheduler.views.status_text import to_text

@@ -13,9 +13,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from gpu_scheduler.cli.location import location_of, no_store_message
+from gpu_scheduler.cli.program import location_of, no_store_message, stdout_screen
 from gpu_scheduler.cli.status import report_for_screen
-from gpu_scheduler.cli.terminal import stdout_screen
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
 from gpu_scheduler.views.status_text import to_text

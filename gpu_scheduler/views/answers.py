@@ -15,8 +15,8 @@ _STOP_TEXTS = {
 }
 
 
-def answer_text(answer: Answer) -> str:
-    """Formats the result of a request, safe to print."""
+def answer_text(answer: Answer, data_dir: str) -> str:
+    """Formats the result of a request to the store in this data directory, safe to print."""
     if answer.kind is AnswerKind.RECORDED:
         return "recorded; takes effect when the scheduler starts"
     if answer.kind is AnswerKind.UNANSWERED:
@@ -25,7 +25,7 @@ def answer_text(answer: Answer) -> str:
         return f"recorded; the scheduler ({pid_text(answer.scheduler_pid or 0)}) has not answered yet"
     if answer.stop_result is not None:
         return stop_result_text(answer.stop_result)
-    return "" if answer.reply is None else _reply_text(answer.reply, answer.target)
+    return "" if answer.reply is None else _reply_text(answer.reply, answer.target, data_dir)
 
 
 #: Code -> words, where they are not the code itself.
@@ -40,10 +40,12 @@ _REPLY_TEXTS = {
 _COMMAND_NAMES = {"set": "priority"}
 
 
-def _reply_text(reply: RequestAnswer, job_id: int) -> str:
+def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
     job, command = f"job {job_id}", _COMMAND_NAMES.get(reply.verb, reply.verb)
     if reply.code is AnswerCode.NO_SUCH_JOB:
-        return f"there is no {job}; `status --all` lists them"
+        from gpu_scheduler.core.text.formatting import safe_text
+
+        return f"there is no {job} in {safe_text(data_dir)}; `status --all` lists them"
     if reply.code is AnswerCode.WRONG_STATE:
         wanted = " or ".join(map(str, reply.accepted))
         return f"{job} is {reply.state}; {command} needs a job that is {wanted}"

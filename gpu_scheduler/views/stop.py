@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpu_scheduler.app.answers import StopResult
-from gpu_scheduler.app.stop import RecordedEnd, StopReport
+from gpu_scheduler.app.stop import RecordedEnd, StopReport, StopWait
 from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.views.answers import stop_result_text
+
+
+def wait_text(wait: StopWait) -> str:
+    """Formats what `stop` waits for."""
+    jobs = f"job{'s' * (len(wait.jobs) > 1)} {', '.join(map(str, wait.jobs))}"
+    kill = f"SIGKILL after {wait.grace_s:g} s"
+    if wait.scheduler_pid is None:
+        return f"waiting for {jobs} to end ({kill})"
+    scheduler = f"waiting for the scheduler ({pid_text(wait.scheduler_pid)})"
+    return f"{scheduler} to cancel {jobs} ({kill}) and end" if wait.jobs else f"{scheduler} to end"
 
 
 def to_text(report: StopReport, *, with_jobs: bool) -> str:

@@ -26,7 +26,9 @@ def held(share: int, job_id: int = 3, **values: Any) -> AttemptRecord:
         ({"fault": LOST}, [], True, "lost", 0),
         ({"used_mib": 800}, [], False, "busy", 0),
         ({"used_mib": 800}, [held(500)], False, "available", 500),
-        ({"load_percent": 90.0}, [], False, "busy", 0),
+        ({"used_mib": 500, "foreign_loads": (80.0, None, 96.0)}, [], False, "busy", 0),
+        ({"used_mib": 10, "foreign_loads": (90.0,)}, [], False, "available", 0),
+        ({"used_mib": 500, "foreign_loads": (20.0,), "load_percent": 99.0}, [], False, "available", 0),
         ({"used_mib": None, "load_percent": None, "total_mib": None}, [], False, "available", 0),
     ],
 )

@@ -175,7 +175,7 @@ def test_lint_reads_the_standard_input(desk: Desk, monkeypatch: pytest.MonkeyPat
         with tempfile.TemporaryFile() as file:
             file.write(content)
             file.seek(0)
-            monkeypatch.setattr("gpu_scheduler.cli.lint.STDIN", file.fileno())
+            monkeypatch.setattr("gpu_scheduler.cli.report_commands.STDIN", file.fileno())
             code, out, err = desk.run("lint", "-")
         assert code == expected
         assert part in out + err

@@ -22,6 +22,10 @@ from tests.waiting import wait_for
 LONG = "echo up; while :; do sleep 0.02; done"
 
 
+def waiting(pid: int) -> str:
+    return f"waiting for the scheduler (pid {pid}) to end\n"
+
+
 def test_stop_without_a_scheduler_reports_it_and_leaves_no_request(desk: Desk) -> None:
     assert desk.store
     code, out, err = desk.run("stop")
@@ -34,7 +38,9 @@ def test_stop_ends_the_scheduler_and_running_jobs_continue(desk: Desk) -> None:
     with desk.scheduler() as pid:
         code, out, err = desk.run("stop")
         assert (code, err) == (0, "")
-        assert out.startswith(f"the scheduler (pid {pid}) has ended\nrunning jobs continue: job {job};")
+        assert out.startswith(
+            f"{waiting(pid)}the scheduler (pid {pid}) has ended\nrunning jobs continue: job {job};"
+        )
         assert scheduler_pid(desk.data_dir.lock) is None
     assert processes_of(desk.folders)
     assert desk.state(job) == "running"
@@ -47,7 +53,7 @@ def test_stop_names_a_scheduler_that_does_not_end_and_withdraws_the_request(
     monkeypatch.setattr(stop, "END_TIMEOUT_S", 0.1)
     with desk.scheduler("deaf") as pid:
         code, out, err = desk.run("stop")
-        assert (code, out) == (1, "")
+        assert (code, out) == (1, waiting(pid))
         assert f"pid {pid}" in err
         assert f"`kill {pid}`" in err
     assert desk.requests() == []
@@ -60,14 +66,14 @@ def test_stop_shows_no_pid_for_a_scheduler_in_another_container(
     monkeypatch.setattr(stop, "END_TIMEOUT_S", 0.1)
     monkeypatch.setattr(stop, "scheduler_pid_of", lambda store: 0)
     code, out, err = desk.run("stop")
-    assert (code, out) == (1, "")
+    assert (code, out) == (1, "waiting for the scheduler (in another container) to end\n")
     assert "the scheduler (in another container) has not ended" in err
     assert "kill" not in err
 
 
 def test_stop_ends_a_scheduler_that_is_starting(desk: Desk) -> None:
     with desk.scheduler("rising") as pid:
-        assert desk.run("stop") == (0, f"the scheduler (pid {pid}) has ended\n", "")
+        assert desk.run("stop") == (0, f"{waiting(pid)}the scheduler (pid {pid}) has ended\n", "")
     assert desk.requests() == []
 
 
@@ -87,7 +93,7 @@ def test_stop_waits_for_a_first_scheduler_without_a_database(
             sleep(seconds)
 
         monkeypatch.setattr(time, "sleep", made)
-        assert desk.run("stop")[:2] == (0, f"the scheduler (pid {pid}) has ended\n")
+        assert desk.run("stop")[:2] == (0, f"{waiting(pid)}the scheduler (pid {pid}) has ended\n")
 
 
 def test_scheduler_that_dies_meanwhile_leaves_no_stop_request(
@@ -132,8 +138,11 @@ def test_stop_without_a_scheduler_frees_the_shares_of_ended_jobs(desk: Desk) -> 
     assert state["screen_sessions"] == ["kept"]
     assert desk.state(ends) == "running", "the next scheduler records its end"
     assert desk.run("stop", "--jobs") == (
-        0, f"job {stays}: cancelled\n{file.name} updated: gpu_status [0.0, 0.0]\n", ""
-    )  # fmt: skip
+        0,
+        f"waiting for job {stays} to end (SIGKILL after 10 s)\n"
+        f"job {stays}: cancelled\n{file.name} updated: gpu_status [0.0, 0.0]\n",
+        "",
+    )
     assert desk.run("stop") == (0, f"no scheduler is running on {file}\n", "")
 
 
@@ -176,7 +185,11 @@ def test_stop_with_jobs_cancels_them_and_records_them_as_cancelled(desk: Desk) -
     with desk.scheduler() as pid:
         code, out, err = desk.run("stop", "--jobs", "--grace", "2")
         assert (code, err) == (0, "")
-        assert out == f"the scheduler (pid {pid}) has ended\njob {job}: cancelled\n"
+        first, rest = out.split("\n", 1)
+        assert (
+            first == f"waiting for the scheduler (pid {pid}) to cancel job {job} (SIGKILL after 2 s) and end"
+        )
+        assert rest == f"the scheduler (pid {pid}) has ended\njob {job}: cancelled\n"
     desk.wait_until_processes_end()
     with desk.scheduler():
         wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
@@ -189,7 +202,11 @@ def test_stop_with_jobs_cancels_them_and_records_them_as_cancelled(desk: Desk) -
 
 def test_stop_with_jobs_cancels_them_without_a_scheduler(desk: Desk) -> None:
     job = desk.run_job(LONG)
-    assert desk.run("stop", "--jobs") == (0, f"job {job}: cancelled\n", "")
+    assert desk.run("stop", "--jobs") == (
+        0,
+        f"waiting for job {job} to end (SIGKILL after 10 s)\njob {job}: cancelled\n",
+        "",
+    )
     desk.wait_until_processes_end()
     assert desk.requests() == [("cancel", str(job))]
     assert desk.run("stop", "--jobs")[0] == 0

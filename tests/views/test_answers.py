@@ -33,7 +33,7 @@ def test_an_answer_survives_storage(answer: RequestAnswer) -> None:
 @given(ANSWERS)
 def test_the_code_alone_decides_whether_a_request_was_refused(answer: RequestAnswer) -> None:
     assert answer.is_refusal is (answer.code in REFUSALS)
-    assert answer_text(Answer(3, AnswerKind.CARRIED_OUT, answer))
+    assert answer_text(Answer(3, AnswerKind.CARRIED_OUT, answer), "/s.d")
 
 
 @pytest.mark.parametrize("verb", ACCEPTED_STATES)
@@ -42,7 +42,8 @@ def test_a_refusal_names_the_states_that_the_request_needs(verb: str, state: Job
     refused = wrong_state(verb, state)
     assert refused.is_refusal
     assert all(
-        str(one) in answer_text(Answer(3, AnswerKind.REFUSED, refused)) for one in (state, *refused.accepted)
+        str(one) in answer_text(Answer(3, AnswerKind.REFUSED, refused), "/s.d")
+        for one in (state, *refused.accepted)
     )
 
 
@@ -52,7 +53,7 @@ def test_a_refusal_names_the_states_that_the_request_needs(verb: str, state: Job
         (RequestAnswer(AnswerCode.QUEUED), "queued again"),
         (RequestAnswer(AnswerCode.PAUSED), "paused"),
         (RequestAnswer(AnswerCode.ATTRIBUTE_SET, attribute="priority=5"), "priority=5 set"),
-        (RequestAnswer(AnswerCode.NO_SUCH_JOB), "there is no job 3; `status --all` lists them"),
+        (RequestAnswer(AnswerCode.NO_SUCH_JOB), "there is no job 3 in /s.d; `status --all` lists them"),
         (wrong_state("hold", JobState.RUNNING), "job 3 is running; hold needs a job that is queued"),
         (wrong_state("set", JobState.HELD), "job 3 is held; priority needs a job that is held or queued"),
         (
@@ -67,4 +68,4 @@ def test_a_refusal_names_the_states_that_the_request_needs(verb: str, state: Job
     ],
 )  # fmt: skip
 def test_formats_an_answer(answer: RequestAnswer, words: str) -> None:
-    assert answer_text(Answer(3, AnswerKind.CARRIED_OUT, answer)) == words
+    assert answer_text(Answer(3, AnswerKind.CARRIED_OUT, answer), "/s.d") == words

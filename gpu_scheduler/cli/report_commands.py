@@ -1,0 +1,105 @@
+"""`show`, `why`, `screens`, `lint`, `calibrate` and `doctor`: print a result as text or JSON.
+
+Each command imports only its own use case.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import Namespace
+
+from gpu_scheduler.cli.program import location_of, no_store_message, stdout_screen
+from gpu_scheduler.errors import StoreNotFoundError
+
+STDIN = 0
+
+
+def show(options: Namespace) -> int:
+    """Prints everything known about one job."""
+    from gpu_scheduler.app.job_detail import job_detail
+    from gpu_scheduler.views.job_detail import to_json, to_text
+
+    detail = job_detail(location_of(options), options.job)
+    sys.stdout.write(to_json(detail) if options.json else to_text(detail))
+    return 0
+
+
+def why(options: Namespace) -> int:
+    """Explains why a job does not start, or why it failed and what to do."""
+    from gpu_scheduler.app.diagnosis import diagnose
+    from gpu_scheduler.views.why import to_json, to_text
+
+    diagnosis = diagnose(location_of(options), options.job)
+    if options.json:
+        sys.stdout.write(to_json(diagnosis))
+    else:
+        sys.stdout.write(to_text(diagnosis, stdout_screen().width, verbose=options.verbose))
+    return 0
+
+
+def screens(options: Namespace) -> int:
+    """Prints the Screen sessions of running jobs."""
+    from gpu_scheduler.app import screens as app
+    from gpu_scheduler.core.text.formatting import safe_text
+    from gpu_scheduler.views.screens import to_json, to_text
+
+    location = location_of(options)
+    try:
+        sessions = app.screens(location)
+    except StoreNotFoundError:
+        if not options.json:
+            print(safe_text(no_store_message(location), keep_line_breaks=True))
+            return 0
+        sessions = app.SessionsView(time.time(), ())
+    sys.stdout.write(to_json(sessions) if options.json else to_text(sessions, stdout_screen().width))
+    return 0
+
+
+def lint(options: Namespace) -> int:
+    """Prints the effect of each line of a jobs file; returns 1 if one is malformed."""
+    from gpu_scheduler.app import lint as app
+    from gpu_scheduler.views.lint import to_json, to_text
+
+    content = app.read_stream(STDIN) if options.file == "-" else app.read_jobs_file(options.file)
+    view = app.lint(
+        location_of(options),
+        options.file,
+        content,
+        llm_config=options.llm_config,
+        gpus=options.gpus,
+        conda_sh=options.conda_sh,
+    )
+    sys.stdout.write(to_json(view) if options.json else to_text(view))
+    return 1 if view.malformed else 0
+
+
+def calibrate(options: Namespace) -> int:
+    """Prints the memory use of finished jobs beside their declarations; with --write changes the file."""
+    from gpu_scheduler.app import calibrate as app
+    from gpu_scheduler.views.calibrate import to_json, to_text
+
+    view = app.calibrate(location_of(options), options.llm_config, write=options.write)
+    sys.stdout.write(to_json(view) if options.json else to_text(view, stdout_screen().width))
+    return 0
+
+
+def doctor(options: Namespace) -> int:
+    """Prints each check of this machine as soon as it is done; returns 1 if something will not work."""
+    from gpu_scheduler.app import doctor as app
+    from gpu_scheduler.config import StartOptions
+    from gpu_scheduler.views.findings import findings_to_json, format_finding, summary_text
+
+    found = []
+    for finding in app.doctor(StartOptions.from_values(vars(options)), _print_progress):
+        found.append(finding)
+        if not options.json:
+            print(format_finding(finding, stdout_screen().width), flush=True)
+    print(findings_to_json(found) if options.json else f"\n{summary_text(found)}")
+    return int(any(finding.grade == "bad" for finding in found))
+
+
+def _print_progress(text: str) -> None:
+    """Prints the progress on a terminal; the next finding overwrites it."""
+    if sys.stderr.isatty() and sys.stdout.isatty():
+        print(f"{text} …", end="\r", file=sys.stderr, flush=True)

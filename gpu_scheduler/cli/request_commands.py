@@ -1,0 +1,132 @@
+"""The commands that request a change of jobs, GPUs or the scheduler, and print the answers."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Collection, Iterable
+
+from gpu_scheduler.app.answers import Answer, AnswerKind
+from gpu_scheduler.cli.program import location_of, print_error
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.views.answers import answer_text
+
+#: Up to this many jobs with the same answer get a line each; more share one line.
+MAX_LINES = 20
+
+
+def cancel(options: Namespace) -> int:
+    """Cancels queued or running jobs, even without a running scheduler."""
+    if options.all == bool(options.jobs):
+        raise UsageError("name the jobs to cancel or use --all, not both\n`status` lists the jobs")
+    jobs = None if options.all else options.jobs
+    from gpu_scheduler.app import job_requests
+
+    answers = job_requests.cancel(location_of(options), jobs, options.grace)
+    return _print_job_answers(options, answers, "no jobs to cancel")
+
+
+def retry(options: Namespace) -> int:
+    """Queues finished or held jobs again."""
+    if options.failed == bool(options.jobs):
+        raise UsageError("name the jobs to retry or use --failed, not both\n`status` lists the jobs")
+    jobs = None if options.failed else options.jobs
+    from gpu_scheduler.app import job_requests
+
+    answers = job_requests.retry(location_of(options), jobs)
+    return _print_job_answers(options, answers, "no job has failed")
+
+
+def hold(options: Namespace) -> int:
+    """Keeps queued jobs from starting."""
+    from gpu_scheduler.app import job_requests
+
+    answers = job_requests.hold(location_of(options), options.jobs)
+    return _print_job_answers(options, answers)
+
+
+def release(options: Namespace) -> int:
+    """Returns held jobs to the queue."""
+    from gpu_scheduler.app import job_requests
+
+    answers = job_requests.release(location_of(options), options.jobs)
+    return _print_job_answers(options, answers)
+
+
+def priority(options: Namespace) -> int:
+    """Changes the priority of waiting jobs."""
+    from gpu_scheduler.app import job_requests
+
+    answers = job_requests.set_priority(location_of(options), options.jobs, options.number)
+    return _print_job_answers(options, answers)
+
+
+def _print_job_answers(options: Namespace, answers: Collection[Answer], if_none: str = "") -> int:
+    """Prints the answers, long lists with the same one in one line; returns 1 if one failed."""
+    if not answers:
+        print(if_none)
+    folder = str(location_of(options).resolve().folder)
+    jobs_by_text: dict[str, list[int]] = {}
+    for answer in answers:
+        text = answer_text(answer, folder)
+        if answer.kind is AnswerKind.REFUSED:
+            print_error(text)
+        else:
+            jobs_by_text.setdefault(text, []).append(answer.target)
+    for text, jobs in jobs_by_text.items():
+        if len(jobs) > MAX_LINES:
+            print(f"{len(jobs):,} jobs: {text}")
+        else:
+            for job_id in jobs:
+                print(f"job {job_id}: {text}")
+    return int(any(answer.has_failed for answer in answers))
+
+
+def pause(options: Namespace) -> int:
+    """Keeps new jobs off these GPUs."""
+    from gpu_scheduler.app import gpu_requests
+
+    return _print_gpu_answers(options, gpu_requests.pause(location_of(options), _gpus(options)), "paused")
+
+
+def resume(options: Namespace) -> int:
+    """Lets these GPUs accept new jobs again."""
+    from gpu_scheduler.app import gpu_requests
+
+    return _print_gpu_answers(options, gpu_requests.resume(location_of(options), _gpus(options)), "resumed")
+
+
+def _gpus(options: Namespace) -> Collection[int] | None:
+    """Returns the named GPUs, None for all."""
+    return None if None in options.ids else {gpu for given in options.ids for gpu in given}
+
+
+def _print_gpu_answers(options: Namespace, answers: Iterable[Answer], done: str) -> int:
+    for answer in answers:
+        print(f"GPU {answer.target}: {_gpu_answer_text(options, answer, done)}")
+    return 0
+
+
+def _gpu_answer_text(options: Namespace, answer: Answer, done: str) -> str:
+    home = location_of(options).resolve()
+    if answer.kind is AnswerKind.NOTHING_TO_DO:
+        return "not paused; no scheduler has run here yet"
+    if answer.kind is AnswerKind.IN_STATE_FILE:
+        from gpu_scheduler.core.text.formatting import safe_text
+
+        return f"{done} in {safe_text(str(home.state_file))}, which the first `start` reads"
+    return answer_text(answer, str(home.folder))
+
+
+def stop(options: Namespace) -> int:
+    """Asks the scheduler to end; with --jobs it cancels the running jobs first."""
+    from gpu_scheduler.app import stop as app
+    from gpu_scheduler.views.stop import to_text, wait_text
+
+    report = app.stop(
+        location_of(options),
+        end_jobs=options.jobs,
+        grace_s=options.grace,
+        on_wait=lambda wait: print(wait_text(wait), flush=True),
+    )
+    print(to_text(report, with_jobs=options.jobs), end="")
+    return int(report.has_failed)
