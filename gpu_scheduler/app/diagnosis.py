@@ -139,9 +139,6 @@ def diagnose(location: Location, job: JobRef) -> Diagnosis:
         pid = scheduler_pid_of(store)
         inspected = _inspect(store, resolve_job(store, job), is_up=pid is not None)
         record, view, attempt = inspected.record, inspected.view, inspected.attempt
-        folder = None
-        if attempt is not None:
-            folder = str(store.data_dir.attempt_folder(view.id, attempt.number, attempt.token))
         failed = view.outcome in FAILED or record.held_by == Outcome.INTERRUPTED.value
         events = [one for one in events_of_job(store, view.id) if one.kind != EventKind.RUNNING]
         return Diagnosis(
@@ -151,7 +148,7 @@ def diagnose(location: Location, job: JobRef) -> Diagnosis:
             held_by=record.held_by,
             waiting=_waiting_facts(inspected) if JobState(view.state) in WAITING else None,
             oom=_oom_case(inspected),
-            attempt_folder=folder,
+            attempt_folder=None if attempt is None else str(store.data_dir.attempt_folder(attempt)),
             log_exists=view.log is not None and os.path.exists(view.log),
             log_end=_last_lines(view.log) if failed else (),
             events=tuple(events[-_MAX_EVENTS:]),

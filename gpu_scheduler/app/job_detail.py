@@ -141,7 +141,7 @@ def _read(store: Store, job_id: int) -> JobDetail:
 def _attempt_view(
     store: Store, attempt: AttemptRecord, job: JobView, indices: Mapping[str, int], tolerance: float
 ) -> AttemptView:
-    folder = store.data_dir.attempt_folder(attempt.job_id, attempt.number, attempt.token)
+    folder = store.data_dir.attempt_folder(attempt)
     # An end that is not recorded yet belongs to the latest attempt and is shown with the job.
     is_unrecorded = attempt.state.is_open and not job.is_recorded and job.outcome is not None
     share = job_views.share_declared(attempt)

@@ -155,7 +155,7 @@ def _observe(store: Store, attempt: AttemptRecord) -> AttemptStatus:
     try:
         return read_status(store, attempt)
     except OSError as error:
-        folder = store.data_dir.attempt_folder(attempt.job_id, attempt.number, attempt.token)
+        folder = store.data_dir.attempt_folder(attempt)
         raise SchedulerError(f"job {attempt.job_id}: {folder} cannot be read: {error.strerror}") from None
 
 

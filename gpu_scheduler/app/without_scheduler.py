@@ -15,7 +15,6 @@ from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
 from gpu_scheduler.attempts.observe import (
-    attempt_ref,
     attempts_without_processes,
     observe_attempt,
     read_status,
@@ -67,7 +66,7 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, S
     elsewhere = [row for row in attempts if row.executor not in LOCAL_EXECUTORS]
     attempts = [row for row in attempts if row.executor in LOCAL_EXECUTORS]
     for row in attempts:
-        folder = attempt_ref(store, row).folder
+        folder = store.data_dir.attempt_folder(row)
         try:
             request_stop(folder, row.token, StopRequest("cancelled", grace_s), row.runner)
         except OSError as error:
@@ -131,7 +130,7 @@ def _wait_until_over(
     never_began = status.claim == "none" and attempt.state is AttemptState.STARTING
     if status.claim == "void" or never_began:
         return StopResult.NEVER_BEGAN
-    if sweep(attempt_ref(store, attempt).folder, attempt.token, grace_s, grace_s + STOP_MARGIN_S):
+    if sweep(store.data_dir.attempt_folder(attempt), attempt.token, grace_s, grace_s + STOP_MARGIN_S):
         return StopResult.PROCESSES_LEFT
     return StopResult.RUNNER_HAD_DIED if status.claim == "dead" else StopResult.CANCELLED
 
@@ -140,4 +139,6 @@ def _observe(store: Store, row: AttemptRecord) -> AttemptStatus:
     try:
         return read_status(store, row)
     except OSError as error:
-        raise SchedulerError(f"{attempt_ref(store, row).folder} cannot be read: {error.strerror}") from None
+        raise SchedulerError(
+            f"{store.data_dir.attempt_folder(row)} cannot be read: {error.strerror}"
+        ) from None

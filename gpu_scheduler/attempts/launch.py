@@ -112,7 +112,7 @@ class Launcher:
             ]
         )
         prepare(
-            attempt_ref(self._store, attempt).folder,
+            self._store.data_dir.attempt_folder(attempt),
             {
                 "job": job.id, "attempt": number, "token": token, "boot_id": attempt.boot_id,
                 "cwd": spec.cwd, "umask": options.umask, "env": command.env,

@@ -24,7 +24,7 @@ def _observe_folder(attempt: AttemptRef) -> AttemptStatus:
 
 def attempt_ref(store: Store, attempt: AttemptRecord | Attempt) -> AttemptRef:
     """Returns the reference by which an executor knows an attempt."""
-    folder = store.data_dir.attempt_folder(attempt.job_id, attempt.number, attempt.token)
+    folder = store.data_dir.attempt_folder(attempt)
     return AttemptRef(attempt.job_id, attempt.number, attempt.token, folder, attempt.runner, attempt.executor)
 
 
@@ -42,7 +42,7 @@ def observe_attempt(
     try:
         status = observe_one(attempt_ref(store, record))
     except OSError as error:
-        where = attempt_ref(store, record).folder
+        where = store.data_dir.attempt_folder(record)
         status = AttemptStatus(claim="unknown", anomalies=(f"{where}: {error.strerror}",))
     context = None
     if status.result is not None and is_failure(status.result):
@@ -66,7 +66,7 @@ def attempts_without_processes(store: Store) -> frozenset[int]:
     ]
     boot_id = Clock().boot_id
     folders = {
-        record.token: attempt_ref(store, record).folder for record in held if record.boot_id == boot_id
+        record.token: store.data_dir.attempt_folder(record) for record in held if record.boot_id == boot_id
     }
     alive = processes_of(folders) if folders else {}
     return frozenset(record.id for record in held if not _processes(store, record, alive))

@@ -285,7 +285,7 @@ class Daemon:
     def _watched_folders(self, facts: Facts) -> dict[Path, int | None]:
         home = self._store.data_dir
         return {
-            home.attempt_folder(a.job_id, a.number, a.token): a.status.pid
+            home.attempt_folder(a): a.status.pid
             if a.status.claim in ("live", "unlocked", "unclaimed")
             else None
             for a in facts.attempts

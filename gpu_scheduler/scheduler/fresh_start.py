@@ -104,7 +104,7 @@ def _active_jobs(store: Store, void_claims: bool) -> dict[int, bool]:
     attempts = [
         _OpenAttempt(
             row.job_id, row.token,
-            store.data_dir.attempt_folder(row.job_id, row.number, row.token),
+            store.data_dir.attempt_folder(row),
             row.runner, not row.state.is_open,
         )
         for row in active

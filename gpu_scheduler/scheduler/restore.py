@@ -297,7 +297,7 @@ class _AttemptImport:
         """Finishes the open attempts of these jobs in the store, which a later attempt has superseded."""
         rows = [row for row in self._store.active_attempts() if row.job_id in self._jobs and not row.outcome]
         data_dir = self._store.data_dir
-        folders = {row.token: data_dir.attempt_folder(row.job_id, row.number, row.token) for row in rows}
+        folders = {row.token: data_dir.attempt_folder(row) for row in rows}
         alive = processes_of(folders, folders) if folders else {}
         for row in rows:
             attempt = replace(observe_attempt(self._store, row), survivors=alive.get(row.token, ()))

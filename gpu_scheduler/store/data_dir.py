@@ -10,12 +10,17 @@ import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import permissions
 from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.host import Host, claim_host, parse_host_file, read_host, this_host, write_host
 from gpu_scheduler.system.safe_file import ProblemKind, check_folder_status
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.scheduling.facts import Attempt
+    from gpu_scheduler.store.records import AttemptRecord
 
 
 @dataclass(frozen=True)
@@ -113,9 +118,9 @@ class DataDir:
         """The main log, beside the state file."""
         return self.state_file.parent / "gpu_scheduler.log"
 
-    def attempt_folder(self, job_id: int, number: int, token: str) -> Path:
+    def attempt_folder(self, attempt: AttemptRecord | Attempt) -> Path:
         """Returns the folder of one attempt."""
-        return self.runs / str(job_id) / f"{number}-{token[:8]}"
+        return self.runs / str(attempt.job_id) / f"{attempt.number}-{attempt.token[:8]}"
 
     def check_access(self) -> None:
         """Checks that the data directory belongs to this user, is no link and can be entered.

@@ -77,7 +77,7 @@ class Desk:
 
     def folder(self, row: AttemptRecord) -> Path:
         """Returns the folder of an attempt."""
-        return self.data_dir.attempt_folder(row.job_id, row.number, row.token)
+        return self.data_dir.attempt_folder(row)
 
     def run_job(self, script: str) -> int:
         """Runs a bash script as a job whose real runner has claimed it; returns its id."""

@@ -146,7 +146,7 @@ class World:
             store = Store(home)
             for row in store.active_attempts():
                 sweep(
-                    store.data_dir.attempt_folder(row.job_id, row.number, row.token),
+                    store.data_dir.attempt_folder(row),
                     row.token,
                     0.0,
                 )

@@ -115,7 +115,7 @@ class Rig:
     def attempt_folder(self, job_id: int) -> Path:
         """Returns the folder of the job's newest attempt."""
         row = self.store.attempts(job_id)[-1]
-        return self.store.data_dir.attempt_folder(job_id, row.number, row.token)
+        return self.store.data_dir.attempt_folder(row)
 
     def runner_pid(self, job_id: int) -> int:
         """Waits until the job runs; returns the pid of its runner."""

@@ -81,7 +81,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path, request.param)
     yield made
     for row in made.store.active_attempts():
-        folder = made.store.data_dir.attempt_folder(row.job_id, row.number, row.token)
+        folder = made.store.data_dir.attempt_folder(row)
         sweep(folder, row.token, term_s=0.0)  # left behind by a failed test
 
 
@@ -217,7 +217,7 @@ def run_until_job_runs(place: Place) -> None:
 def assert_no_process_left(place: Place, job: int) -> None:
     """Checks that no process of the job is left."""
     row = place.store.attempts(job)[0]
-    assert processes_of({row.token: place.store.data_dir.attempt_folder(job, row.number, row.token)}) == {}
+    assert processes_of({row.token: place.store.data_dir.attempt_folder(row)}) == {}
 
 
 def assert_ended_as_cancelled(place: Place, job: int) -> None:

@@ -28,7 +28,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     one = Rig(tmp_path)
     yield one
     for row in one.store.active_attempts():
-        folder = one.store.data_dir.attempt_folder(row.job_id, row.number, row.token)
+        folder = one.store.data_dir.attempt_folder(row)
         sweep(folder, row.token, term_s=0.0)
 
 

@@ -104,10 +104,10 @@ class RestoredStore:
     def close(self) -> None:
         """Kills the scheduler: its executor forgets its children and its store is closed."""
         with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed already
-            for row in self.rig.store.db.rows("SELECT job_id, number, token FROM attempt"):
-                self.folders[row["token"]] = self.data_dir.attempt_folder(
-                    row["job_id"], row["number"], row["token"]
-                )
+            for (attempt_id,) in self.rig.store.db.rows("SELECT id FROM attempt"):
+                attempt = self.rig.store.attempt(attempt_id)
+                assert attempt is not None
+                self.folders[attempt.token] = self.data_dir.attempt_folder(attempt)
         self.rig.store.close()
 
     def lose(self) -> None:
@@ -203,10 +203,10 @@ def test_restores_a_store_from_the_folders_alone(desk: RestoredStore) -> None:
     never = desk.rig.add_job("echo never >> trace")
     before = {row["id"]: row for row in desk.rig.store.db.rows("SELECT * FROM job")}
     [lost] = desk.rig.store.attempts(lives)
-    token = desk.rig.store.attempts(killed)[0].token
+    [attempt] = desk.rig.store.attempts(killed)
     desk.lose()
     os.kill(runner, signal.SIGKILL)
-    sweep(desk.data_dir.attempt_folder(killed, 1, token), token, 0.0)
+    sweep(desk.data_dir.attempt_folder(attempt), attempt.token, 0.0)
 
     desk.restore()
     rows = {row["id"]: row for row in desk.rig.store.db.rows("SELECT * FROM job")}

@@ -200,7 +200,7 @@ def _alive(stage: Stage) -> Sequence[str]:
     store = stage.store()
     try:
         rows = store.active_attempts()
-        folders = [(store.data_dir.attempt_folder(r.job_id, r.number, r.token), r.token) for r in rows]
+        folders = [(store.data_dir.attempt_folder(r), r.token) for r in rows]
     finally:
         store.close()
     return [token for folder, token in folders if observe(folder, token).claim == "live"]
