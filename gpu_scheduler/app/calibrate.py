@@ -18,7 +18,6 @@ from gpu_scheduler.core.scheduling.calibration import (
 from gpu_scheduler.core.text.json_edit import with_model_entries
 from gpu_scheduler.intake.llm_config import LlmConfigText
 from gpu_scheduler.store.measurements import workload_classes
-from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
 
 _EMPTY_CONFIG = "{\n}\n"
@@ -46,7 +45,7 @@ def calibrate(location: Location, llm_config: str | None, *, write: bool) -> Cal
     with open_store(location, read_only=True) as store:
         measured = workload_classes(store)
         rules = _rules(store)
-        known = recorded_options(store).llm_config
+        known = store.recorded_options().llm_config
     file = LlmConfigText.read(llm_config or known or config.LLM_CONFIG, must_exist=llm_config is not None)
     suggestions = advise(measured, file.models, file.config, rules)
     entries = suggested_entries(suggestions)
@@ -59,7 +58,7 @@ def calibrate(location: Location, llm_config: str | None, *, write: bool) -> Cal
 
 
 def _rules(store: Store) -> CalibrationRules:
-    started = recorded_options(store)
+    started = store.recorded_options()
     totals = tuple(gpu.total_mib for gpu in store.gpus() if gpu.total_mib)
     return CalibrationRules(
         started.spike_buffer, started.tolerance, started.margin_mib + started.idle_threshold_mib, totals

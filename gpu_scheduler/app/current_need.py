@@ -21,7 +21,6 @@ from gpu_scheduler.core.scheduling.plan import need_of
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.store.measurements import LearnedNeeds
-from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import GpuRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -62,12 +61,12 @@ def current_llm_config(options: StartOptions) -> LlmConfig:
 
 def learned_needs(store: Store) -> Mapping[str, int]:
     """Returns workload class -> learned MiB; empty unless the scheduler runs with --learn."""
-    return LearnedNeeds(store, recorded_options(store).spike_buffer).needs() if store.learning else {}
+    return LearnedNeeds(store, store.recorded_options().spike_buffer).needs() if store.learning else {}
 
 
 def current_need(store: Store, job: JobRecord) -> CurrentNeed:
     """Returns the present need of a job, as the scheduler would decide."""
-    started = recorded_options(store)
+    started = store.recorded_options()
     config, learned = current_llm_config(started), learned_needs(store)
     facts = Facts(
         Clock().now(),

@@ -36,7 +36,6 @@ from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
-from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -152,7 +151,7 @@ def diagnose(location: Location, job: JobRef) -> Diagnosis:
             log_exists=view.log is not None and os.path.exists(view.log),
             log_end=_last_lines(view.log) if failed else (),
             events=tuple(events[-_MAX_EVENTS:]),
-            tolerance=recorded_options(store).tolerance,
+            tolerance=store.recorded_options().tolerance,
         )
 
 
@@ -169,7 +168,7 @@ def _inspect(store: Store, job_id: int, *, is_up: bool) -> _Inspection:
 
 def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
     store, record = inspected.store, inspected.record
-    conda_sh = recorded_options(store).conda_sh
+    conda_sh = store.recorded_options().conda_sh
     conda = conda_environment(record.spec, conda_sh)
     is_queued = inspected.view.state == JobState.QUEUED.value
     return WaitingFacts(
@@ -191,7 +190,7 @@ def _retry_in_s(record: JobRecord, now: Now) -> float | None:
 
 def _placement_facts(inspected: _Inspection) -> PlacementFacts:
     store, attempts = inspected.store, inspected.attempts
-    records, options = store.gpus(), recorded_options(store)
+    records, options = store.gpus(), store.recorded_options()
     gpus: Sequence[GpuAvailability] = ()
     if records:
         from gpu_scheduler.app.stored_gpus import stored_gpus

@@ -9,7 +9,6 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.store.events import events_after, id_before_last
-from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
 
 _BATCH_SIZE = 1000
@@ -22,7 +21,7 @@ class EventReader:
         self._store = store
         self._after = after
         self._version: int | None = None
-        self.tolerance = recorded_options(store).tolerance
+        self.tolerance = store.recorded_options().tolerance
 
     def new_events(self) -> Iterator[Event]:
         """Yields the events that were recorded since the last call."""

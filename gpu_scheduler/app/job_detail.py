@@ -22,7 +22,6 @@ from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy, judge_declaration
 from gpu_scheduler.core.text.secrets import hide_secrets, masked_words
 from gpu_scheduler.store.events import events_of_job
-from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 
@@ -110,7 +109,7 @@ def _read(store: Store, job_id: int) -> JobDetail:
         context = context_of(store, open_now, is_up=is_up)
         view = job_views.job_view(job, attempts[-1] if attempts else None, context)
         spec = job.spec
-        tolerance = recorded_options(store).tolerance
+        tolerance = store.recorded_options().tolerance
         line = store.line_of(job_id)
         return JobDetail(
             now=context.now.wall,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import AttemptRecord, GpuRecord
 from gpu_scheduler.store.store import Store
 
@@ -32,7 +31,7 @@ class OomCase:
 
 def oom_case(store: Store, attempt: AttemptRecord, spec: JobSpec, ended_at: float) -> OomCase:
     """Returns the facts about the attempt that ran out of memory; ended_at is in wall seconds."""
-    limits, managed = recorded_options(store), store.gpus()
+    limits, managed = store.recorded_options(), store.gpus()
     allowed = [gpu for gpu in managed if spec.allowed is None or gpu.index in spec.allowed]
     own_mib = max((gpu.total_mib or 0 for gpu in managed if gpu.uuid in attempt.gpus), default=0)
     foreign_mib = max((_foreign_mib(gpu) for gpu in allowed if gpu.uuid in attempt.gpus), default=0)

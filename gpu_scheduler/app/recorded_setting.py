@@ -9,7 +9,6 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.store.recorded_options import recorded_options
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def recorded_setting(location: Location, jobs_file: str) -> RecordedSetting:
                 frozenset(store.gpu_indices().values()) or None,
                 None if file is None else file.cwd,
                 {gpu.index: gpu.total_mib for gpu in store.gpus() if gpu.total_mib is not None},
-                recorded_options(store),
+                store.recorded_options(),
                 scheduler_pid_of(store),
             )
     except SchedulerError:

@@ -18,7 +18,6 @@ from gpu_scheduler.store.job_lists import (
     state_counts,
     unsuccessful_counts,
 )
-from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import MalformedLineRecord
 from gpu_scheduler.store.store import Store
 
@@ -77,7 +76,7 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
             pid=pid,
             state_file=str(store.data_dir.state_file),
             data_dir=str(store.data_dir.folder),
-            gpus=gpu_views.gpu_views(store.gpus(), active, requested_pauses(store), recorded_options(store)),
+            gpus=gpu_views.gpu_views(store.gpus(), active, requested_pauses(store), store.recorded_options()),
             jobs=tuple(job_views.job_view(row, attempts.get(row.id), context) for row in rows),
             counts=state_counts(store),
             unsuccessful_counts=unsuccessful_counts(store),

@@ -15,7 +15,6 @@ from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
 from gpu_scheduler.store.location import original_of_copy
 from gpu_scheduler.store.pending_groups import wait_reasons
-from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import ActiveAttemptRecord
 from gpu_scheduler.store.store import Store
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 def health_issues_of(store: Store) -> tuple[HealthIssue, ...]:
     """Returns the health issues of the files that the scheduler writes."""
-    logs, started = store.db.meta(LOG_FOLDER_KEY), recorded_options(store)
+    logs, started = store.db.meta(LOG_FOLDER_KEY), store.recorded_options()
     trust = started.trust_files
     found = find_issues(store.data_dir, LogFolder.from_json(logs) if logs is not None else None, trust=trust)
     config = (
@@ -50,7 +49,7 @@ def context_of(store: Store, active: Iterable[ActiveAttemptRecord], *, is_up: bo
     if not is_up:
         # The reasons of the last scheduler may be outdated, except that a job can never fit.
         reasons = {key: reason for key, reason in reasons.items() if reason.is_infeasible}
-    started = recorded_options(store)
+    started = store.recorded_options()
     return job_views.ViewContext(
         now=Clock().now(),
         wait_reasons=reasons,

@@ -26,7 +26,6 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.location import refuse_copy
-from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -92,7 +91,7 @@ def refresh_state_file(store: Store) -> list[float] | None:
     # The lock keeps a scheduler from starting meanwhile, so that two processes do not write at once.
     lock = InstanceLock(store.data_dir.lock)
     try:
-        trust = recorded_options(store).trust_files
+        trust = store.recorded_options().trust_files
         before = _gpu_status(path, trust) if lock.acquire() else None
         if before is None:
             return None

@@ -7,7 +7,6 @@ from gpu_scheduler.core.command.build import display_command
 from gpu_scheduler.core.command.cuda import format_ids
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 
@@ -31,6 +30,6 @@ def _misleading_gpu_ids(store: Store, attempt: AttemptRecord, spec: JobSpec) -> 
     """Returns the physical GPU ids given to the command, unless they equal its visible numbering."""
     index = store.gpu_indices()
     gpus = tuple(index[uuid] for uuid in attempt.gpus if uuid in index)
-    mode = spec.cuda_ids or recorded_options(store).cuda_ids
+    mode = spec.cuda_ids or store.recorded_options().cuda_ids
     same = format_ids(gpus, mode) == format_ids(gpus, "visible")
     return () if same or _GPU_IDS_PLACEHOLDER not in display_command(spec, _GPU_IDS_PLACEHOLDER) else gpus

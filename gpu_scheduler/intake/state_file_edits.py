@@ -16,7 +16,6 @@ from typing import Any
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.read_only import has_meta
-from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import safe_file
@@ -40,7 +39,7 @@ def request_pauses(
 ) -> list[int]:
     """Requests to pause or resume these GPUs, after applying the state file. Returns the request ids."""
     with store.db.transaction():
-        found = safe_file.read(store.data_dir.state_file, trust=recorded_options(store).trust_files)
+        found = safe_file.read(store.data_dir.state_file, trust=store.recorded_options().trust_files)
         if isinstance(found, Content):
             try:
                 apply_edit(store, found.data)

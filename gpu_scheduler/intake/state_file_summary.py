@@ -8,7 +8,6 @@ from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.attempt_facts import allocated_shares
 from gpu_scheduler.store.job_lists import open_jobs, state_counts
-from gpu_scheduler.store.recorded_options import recorded_options
 from gpu_scheduler.store.store import Store
 
 
@@ -22,7 +21,7 @@ def summarize(
     """
     gpus, active = store.gpus(), store.active_attempts()
     remaining = [attempt for attempt in active if attempt.id not in ended_attempts]
-    shares = allocated_shares(gpus, remaining, recorded_options(store).spike_buffer)
+    shares = allocated_shares(gpus, remaining, store.recorded_options().spike_buffer)
     listed = [0.0] * (max((gpu.index for gpu in gpus), default=-1) + 1)
     for gpu in gpus:
         listed[gpu.index] = shares[gpu.uuid] / 1000

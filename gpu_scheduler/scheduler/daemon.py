@@ -39,7 +39,6 @@ from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.ownership_check import Ownership
 from gpu_scheduler.store.pending_groups import next_retry, wait_reason_by_spec
-from gpu_scheduler.store.recorded_options import record_options
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.shortages import describe_shortage, shortage_of
@@ -82,7 +81,6 @@ class Daemon:
         self._executors = executors
         self._config = LlmConfigFile(options.llm_config, trust=options.trust_files)
         home, self._store = store.data_dir, store
-        store.set_learning(options.learn)
         self._ownership = ownership
         self._watch = GpuWatch()
         self._sampler = Sampler(
@@ -102,7 +100,7 @@ class Daemon:
             verbose=options.verbose, on_attempt_end=console.finish_attempt,
         )  # fmt: skip
         self._store.db.set_meta(LOG_FOLDER_KEY, logs.to_json())
-        record_options(self._store, options_to_record(options, str(self._config.path)))
+        store.record_options(options_to_record(options, str(self._config.path)))
         self._launcher = Launcher(
             self._store,
             self._loop.recorder,

@@ -11,6 +11,8 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
@@ -37,10 +39,11 @@ from gpu_scheduler.store.records import (
 )
 
 if TYPE_CHECKING:
+    from gpu_scheduler.config import StartOptions
     from gpu_scheduler.core.model.job_spec import JobSpec
 
-#: Key in `meta`: whether needs are learned.
-_LEARN_KEY = "learn"
+#: Key in `meta`: the options of the newest scheduler.
+_OPTIONS_KEY = "started_with"
 
 
 class Store:
@@ -64,30 +67,37 @@ class Store:
             _refuse_lost_store(data_dir)
         self.db = Database(data_dir.database, create=create)
 
+    def recorded_options(self) -> StartOptions:
+        """Returns the options of the scheduler that runs, or ran last; defaults where none are recorded."""
+        return _parse_options(self.db.meta(_OPTIONS_KEY) or "{}")
+
     @property
     def learning(self) -> bool:
         """True if the newest scheduler learns undeclared needs."""
         if self._learning is None:
-            self._learning = self.db.meta(_LEARN_KEY) == "1"
+            self._learning = self.recorded_options().learn
         return self._learning
 
-    def set_learning(self, learn: bool) -> None:
-        """Sets whether needs are learned and updates the spec keys of the waiting jobs."""
-        if self.learning == learn:
-            return
+    def record_options(self, options: StartOptions) -> None:
+        """Records the options of this scheduler, with absolute paths of the files that readers open.
+
+        If `learn` changed, the spec keys of the waiting jobs are updated.
+        """
         from gpu_scheduler.core.model.job_spec import JobSpec
         from gpu_scheduler.core.scheduling.needs import ResourceSpec
 
+        has_changed, self._learning = self.learning != options.learn, None
         with self.db.transaction() as db:
-            self.db.set_meta(_LEARN_KEY, "1" if learn else "0")
+            self.db.set_meta(_OPTIONS_KEY, json.dumps(asdict(options)))
+            if not has_changed:
+                return
             for row in self.db.rows(
                 "SELECT id, spec, min_vram_mib FROM job WHERE state IN ('queued', 'held')"
             ):
                 resource_spec = ResourceSpec.of(
-                    JobSpec.from_json(row["spec"]), row["min_vram_mib"], learn_needs=learn
+                    JobSpec.from_json(row["spec"]), row["min_vram_mib"], learn_needs=options.learn
                 )
                 db.execute("UPDATE job SET spec_key = ? WHERE id = ?", (resource_spec.key(), row["id"]))
-        self._learning = learn
 
     def close(self) -> None:
         """Closes the database."""
@@ -217,6 +227,13 @@ class Store:
             attempt.job_id, until, since, json.dumps(attempt.gpus),
         )  # fmt: skip
         return row is not None
+
+
+@lru_cache(maxsize=1)
+def _parse_options(text: str) -> StartOptions:
+    from gpu_scheduler.config import StartOptions
+
+    return StartOptions.from_values(json.loads(text))
 
 
 def _refuse_lost_store(data_dir: DataDir) -> None:

@@ -19,7 +19,6 @@ from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.store.recorded_options import record_options
 from tests.cli.desk import Desk
 from tests.fakes.conda import plant
 
@@ -378,7 +377,7 @@ def test_add_warns_of_an_unknown_conda_environment(
 ) -> None:
     assert line_of(desk, "train.py", "--conda", "nope") == f"0,{script},nope,,"
     monkeypatch.setenv("FAKE_CONDA_ROOT", str(plant(desk.path / "conda", "ml")))
-    record_options(desk.store, StartOptions(conda_sh=str(CONDA)))
+    desk.store.record_options(StartOptions(conda_sh=str(CONDA)))
     for words in (["train.py", "--conda", "nope"], ["--conda", "nope", "--", "true"]):
         code, out, err = desk.run("add", *words)
         assert (code, out.count("nope")) == (0, 1)
@@ -389,14 +388,14 @@ def test_add_warns_of_an_unknown_conda_environment(
     monkeypatch.setattr("gpu_scheduler.health.doctor.conda.list_environments", None)
     (desk.path / "conda" / "etc" / "profile.d").mkdir(parents=True)
     (desk.path / "conda" / "etc" / "profile.d" / "conda.sh").symlink_to(CONDA)
-    record_options(
-        desk.store, StartOptions(conda_sh=str(desk.path / "conda" / "etc" / "profile.d" / "conda.sh"))
+    desk.store.record_options(
+        StartOptions(conda_sh=str(desk.path / "conda" / "etc" / "profile.d" / "conda.sh"))
     )
     assert desk.run("add", "train.py", "--conda", "ml", "--args", "1")[2] == ""
 
 
 def test_add_warns_if_the_scheduler_watches_another_file(desk: Desk, script: Path) -> None:
-    record_options(desk.store, StartOptions(jobs_file=str(desk.path / "jobs.txt")))
+    desk.store.record_options(StartOptions(jobs_file=str(desk.path / "jobs.txt")))
     assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == ""  # no scheduler is up
     with desk.scheduler("deaf") as pid:
         assert desk.run("add", "train.py")[2] == ""
@@ -405,7 +404,7 @@ def test_add_warns_if_the_scheduler_watches_another_file(desk: Desk, script: Pat
             f"gpu-scheduler: warning: the scheduler (pid {pid}) does not watch {desk.path}/other.txt;"
             f" it watches {desk.path}/jobs.txt\n"
         )
-        record_options(desk.store, StartOptions(jobs_file=""))
+        desk.store.record_options(StartOptions(jobs_file=""))
         assert "it watches no jobs file" in desk.run("add", "train.py")[2]
 
 

@@ -16,7 +16,6 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import parse_llm_config
 from gpu_scheduler.intake.llm_config import LlmConfigFile, LlmConfigText
-from gpu_scheduler.store.recorded_options import record_options
 from tests.cli.desk import Desk
 
 CONFIG = '{\n  "note": "mine",\n  "models": {\n    "qwen": 1.0,\n    "other": {"share": 0.5}\n  }\n}\n'
@@ -41,7 +40,7 @@ def config(desk: Desk) -> Path:
     """Provides the llm_config.json that the scheduler uses, and three kinds of finished jobs."""
     path = desk.path / "llm_config.json"
     path.write_text(CONFIG)
-    record_options(desk.store, StartOptions(llm_config=str(path)))
+    desk.store.record_options(StartOptions(llm_config=str(path)))
     finish_job(desk, "python t.py --llm qwen", 8000)
     finish_job(desk, "python t.py --llm qwen --lr 1", 8300)
     finish_job(desk, "python t.py --llm qwen --lr 2", 8200)
@@ -141,7 +140,7 @@ def test_calibrate_json_has_the_documented_keys(desk: Desk, config: Path) -> Non
 
 
 def test_calibrate_uses_the_buffer_and_tolerance_of_the_scheduler(desk: Desk, config: Path) -> None:
-    record_options(desk.store, StartOptions(llm_config=str(config), spike_buffer=0.5, tolerance=0.01))
+    desk.store.record_options(StartOptions(llm_config=str(config), spike_buffer=0.5, tolerance=0.01))
     found = {one["program"]: one for one in calibrate_json(desk)["measured"]}
     assert found["t.py"]["suggested"] == {"vram": 12480}
     assert found["good.py"]["attributes"] == "[vram=6016]"

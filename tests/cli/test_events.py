@@ -17,7 +17,6 @@ import pytest
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.store.recorded_options import record_options
 from tests.cli.desk import Desk
 from tests.reasons import worded
 from tests.waiting import wait_for
@@ -117,7 +116,7 @@ def test_events_use_the_tolerance_of_the_scheduler(desk: Desk) -> None:
     desk.record(act.RecordUsage(job, attempt, 1.0, (("SIM-0", 1200, 1.0),)))
     desk.record(act.FinishAttempt(job, attempt, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED))
     assert "under-declared (+20%)" in desk.run("events")[1]
-    record_options(desk.store, StartOptions(tolerance=0.25))
+    desk.store.record_options(StartOptions(tolerance=0.25))
     assert "within ±25%" in desk.run("events")[1]
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.text.secrets import HIDDEN
-from gpu_scheduler.store.recorded_options import record_options
 from tests.cli.desk import Desk
 
 CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"
@@ -129,7 +128,7 @@ def test_lint_takes_the_size_of_the_gpus_from_the_store(desk: Desk) -> None:
     out = desk.run("lint")[1]
     assert out.count("warning: ") == 1
     assert "warning: it needs 24.0 GiB of a GPU, but its GPUs are too small (512 MiB of each" in out
-    record_options(desk.store, StartOptions(margin_mib=2048))
+    desk.store.record_options(StartOptions(margin_mib=2048))
     assert desk.run("lint")[1].count("warning: ") == 2
 
 

@@ -16,7 +16,6 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.text.secrets import HIDDEN, hide_secrets
-from gpu_scheduler.store.recorded_options import record_options
 from tests.cli.desk import Desk
 from tests.reasons import worded
 from tests.waiting import wait_for
@@ -194,12 +193,12 @@ def test_show_prints_the_source_of_the_need(desk: Desk) -> None:
 
     path = desk.path / "llm.json"
     path.write_text('{"models": {"qwen": {"vram": "9G", "gpus": 2}}}')
-    record_options(desk.store, StartOptions(llm_config=str(path), exclusive=True))
+    desk.store.record_options(StartOptions(llm_config=str(path), exclusive=True))
     assert need("python t.py --llm qwen") == "9.0 GiB of each of 2 GPUs, each alone (model qwen)"
     assert need("true", vram=1024) == "1.0 GiB of a GPU, alone (its attributes)"
-    record_options(desk.store, StartOptions(llm_config=str(path)))
+    desk.store.record_options(StartOptions(llm_config=str(path)))
     assert need("python t.py") == "1 idle GPU (a command without declared need)"
-    desk.store.set_learning(True)
+    desk.store.record_options(StartOptions(llm_config=str(path), learn=True))
     for peak, program in ((4000, "t.py"), (23000, "big.py")):
         job = desk.job(f"python {program}")
         this = desk.record(act.Start(job, ("SIM-0",), 0))[job]

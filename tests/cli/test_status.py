@@ -27,7 +27,6 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.job_lists import state_counts
-from gpu_scheduler.store.recorded_options import record_options
 from gpu_scheduler.store.requests import open_requests
 from tests.cli.desk import Desk
 from tests.reasons import worded
@@ -429,7 +428,7 @@ def test_status_shows_allocated_and_used_memory(desk: Desk) -> None:
         act.RecordOveruse(job, this, "SIM-1", 21000, 18432),
     )
     assert report(desk)["gpus"][1]["memory_allocated_mib"] == 23100
-    record_options(desk.store, StartOptions(spike_buffer=0.0))
+    desk.store.record_options(StartOptions(spike_buffer=0.0))
     assert report(desk)["gpus"][1]["memory_allocated_mib"] == 21000
     [warning] = jobs(desk)[job]["warnings"]
     assert warning.startswith(f"job {job} declared 18432 MiB but used 21000 MiB on GPU 1: ")

@@ -18,7 +18,6 @@ from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, State
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.gpus.attribution import ProcessOwners
-from gpu_scheduler.store.recorded_options import record_options
 from gpu_scheduler.store.requests import add_request
 from tests.cli.desk import Desk
 from tests.cli.test_logs import on_terminal
@@ -80,7 +79,7 @@ def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
         "takes it; no job of ours, load 28 %, foreign memory 600 MiB, 60 % of it (threshold 80 %),"
         " foreign load unknown, which excludes no job"
     )
-    record_options(desk.store, StartOptions(mem_threshold=0.5))
+    desk.store.record_options(StartOptions(mem_threshold=0.5))
     grade, says, remedy = checks(desk, job)["GPU 0"]
     assert (grade, remedy[-15:]) == ("warn", "--mem-threshold")
     assert says.startswith(f"does not take it: foreign process {os.getpid()} holds 600 MiB; no job of ours")
@@ -90,7 +89,7 @@ def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
     idle = checks(desk, desk.job(allowed=(0,)))["GPU 0"]
     assert idle[1].endswith("load 28 %, foreign memory 600 MiB (idle threshold 200 MiB)")
     assert idle[2].endswith("such as [vram=8G] or [share=0.5]")
-    record_options(desk.store, StartOptions(load_threshold=0.2))
+    desk.store.record_options(StartOptions(load_threshold=0.2))
     desk.record(act.RecordForeignLoad("SIM-0", (None, 10.0, 40.0), 7.0))
     grade, says, remedy = checks(desk, job)["GPU 0"]
     assert (grade, remedy[-16:]) == ("warn", "--load-threshold")
@@ -119,7 +118,7 @@ def test_why_shows_the_memory_available_to_a_declaration(desk: Desk) -> None:
         ", 16.0 GiB of 24.0 GiB allocated or in use, 7.5 GiB left for a declaration (margin 512 MiB)"
     )
     assert found["placing"][:2] == ("ok", "it would start on GPU 1 now")
-    record_options(desk.store, StartOptions(margin_mib=16384))
+    desk.store.record_options(StartOptions(margin_mib=16384))
     told = "needs 8.0 GiB of a GPU, 0 free, GPU 0 full, GPU 1 room for 7.4 GiB"
     assert checks(desk, job)["placing"][1].startswith(told)
     assert "booked" not in checks(desk, desk.job(share=100))["GPU 0"][1]
@@ -129,7 +128,7 @@ def test_why_follows_the_exclusive_option_of_the_scheduler(desk: Desk) -> None:
     desk.record(act.Start(desk.job(share=100), ("SIM-0",), 100))
     job = desk.job(share=100)
     assert checks(desk, job)["GPU 0"][1].startswith("takes it; ")
-    record_options(desk.store, StartOptions(exclusive=True))
+    desk.store.record_options(StartOptions(exclusive=True))
     assert checks(desk, job)["GPU 0"][1].startswith("does not take it: busy; ")
 
 
@@ -178,7 +177,7 @@ def test_why_checks_the_environment_and_the_script(desk: Desk, monkeypatch: pyte
         return checks(desk, desk.store.insert_job(spec, "cli"))
 
     assert csv("good", str(script))["environment"][1] == "conda good: no conda was found"
-    record_options(desk.store, StartOptions(conda_sh=str(CONDA)))
+    desk.store.record_options(StartOptions(conda_sh=str(CONDA)))
     found = csv("good", str(script))
     assert found["environment"][:2] == ("ok", "conda good exists")
     assert found["script"][:2] == ("ok", f"{script} (absolute)")

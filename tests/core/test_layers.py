@@ -18,7 +18,7 @@ STORE = tuple(
     f"store.{name}"
     for name in (
         "accepted_lines", "attempt_facts", "data_dir", "database", "events", "gpu_kind", "job_lists",
-        "location", "measurements", "pending_groups", "permissions", "read_only", "recorded_options",
+        "location", "measurements", "pending_groups", "permissions", "read_only",
         "records", "requests", "scheduler_lock", "state_file", "store",
     )
 )  # fmt: skip

@@ -16,7 +16,6 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample, Snapshot
 from gpu_scheduler.reporting.reporter import EventReporter
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.recorded_options import record_options, recorded_options
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 from tests.loop.rig import Rig
@@ -89,7 +88,7 @@ def test_only_the_log_of_a_failure_is_read_and_only_once(rig: Rig, monkeypatch: 
 def test_job_with_remapped_device_numbers_gets_advice(
     rig: Rig, gpu: int, default: str, own: str | None, cuda: str | None, advised: bool
 ) -> None:
-    record_options(rig.store, replace(StartOptions(), cuda_ids=default))  # type: ignore[arg-type]
+    rig.store.record_options(replace(StartOptions(), cuda_ids=default))  # type: ignore[arg-type]
     job = rig.add_job("echo 'RuntimeError: CUDA error: invalid device ordinal'; : --cuda 0; exit 1",
                   allowed=(gpu,), cuda_ids=own, cuda=cuda)  # fmt: skip
     reason = words(rig.tick_until_ended(job).reason)
@@ -99,12 +98,12 @@ def test_job_with_remapped_device_numbers_gets_advice(
 
 def test_start_options_of_the_newest_scheduler(tmp_path: Path) -> None:
     store = Store(DataDir.of(str(tmp_path / "state.json")), create=True)
-    assert recorded_options(store) == StartOptions()
+    assert store.recorded_options() == StartOptions()
     options = StartOptions(mem_threshold=0.5, cuda_ids="visible", llm_config="/etc/llm.json", gpus="0,2")
-    record_options(store, options)
-    assert recorded_options(store) == options
+    store.record_options(options)
+    assert store.recorded_options() == options
     store.db.set_meta("started_with", '{"cuda_ids": "visible", "of a later version": 1}')
-    assert recorded_options(store) == StartOptions(cuda_ids="visible")
+    assert store.recorded_options() == StartOptions(cuda_ids="visible")
     store.close()
 
 

@@ -23,7 +23,6 @@ from gpu_scheduler.store.attempt_facts import allocated_shares, attempt_from_rec
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.measurements import LearnedNeeds, quantile, workload_classes
-from gpu_scheduler.store.recorded_options import record_options, recorded_options
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -280,12 +279,12 @@ def test_reads_an_open_attempt_for_the_next_round(store: Store) -> None:
 
 
 def shares(store: Store) -> dict[str, int]:
-    spike_buffer = recorded_options(store).spike_buffer
+    spike_buffer = store.recorded_options().spike_buffer
     return allocated_shares(store.gpus(), store.active_attempts(), spike_buffer)
 
 
 def test_the_allocated_share_grows_with_the_buffered_peak_until_release(store: Store) -> None:
-    record_options(store, StartOptions(spike_buffer=0.5))
+    store.record_options(StartOptions(spike_buffer=0.5))
     job = add(store)
     attempt = start(store, job, vram=6144)
     assert shares(store) == {"U0": 250, "U1": 0}
