@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpu_scheduler.core.model.event import (
-    AttemptDetails,
     AttemptEnded,
     AttemptStarted,
     EventKind,
@@ -87,12 +86,7 @@ def relaunch(context: WriteContext, action: act.Relaunch) -> None:
         (deadline, action.attempt_id),
     )
     if before:
-        _add_event(context, EventKind.RELAUNCHED, action.attempt_id)
-
-
-def reset_launch_count(context: WriteContext, action: act.ResetLaunchCount) -> None:
-    """Resets the launch count of an attempt."""
-    context.db.execute("UPDATE attempt SET launch_count = 0 WHERE id = ?", (action.attempt_id,))
+        context.add_attempt_event(EventKind.RELAUNCHED, action.attempt_id)
 
 
 def record_transition(context: WriteContext, action: act.Transition) -> None:
@@ -105,29 +99,10 @@ def record_transition(context: WriteContext, action: act.Transition) -> None:
     _change_state(context, action.attempt_id, AttemptState(action.state.value), columns, time)
 
 
-def record_signal(context: WriteContext, action: act.VoidClaim | act.WakeRunner | act.RequestStop) -> None:
-    """Records when the runner was signalled last."""
-    context.set_attempt_time("signalled_boot", action.attempt_id)
-
-
-def record_runner_kill(context: WriteContext, action: act.KillRunner) -> None:
-    """Records that the runner was killed."""
-    context.set_attempt_time("signalled_boot", action.attempt_id)
-    _add_event(context, EventKind.RUNNER_KILLED, action.attempt_id)
-
-
-def record_runner(context: WriteContext, action: act.RecordRunner) -> None:
-    """Records the runner process."""
-    context.db.execute(
-        "UPDATE attempt SET runner_pid = ?, runner_start_ticks = ? WHERE id = ?",
-        (action.pid, action.start_ticks, action.attempt_id),
-    )
-
-
 def record_runner_death(context: WriteContext, action: act.RecordRunnerDeath) -> None:
     """Records that the runner died without a result."""
     _change_state(context, action.attempt_id, AttemptState.ORPHANED, "runner_died_boot = ?", context.now.boot)
-    _add_event(context, EventKind.RUNNER_LOST, action.attempt_id)
+    context.add_attempt_event(EventKind.RUNNER_LOST, action.attempt_id)
 
 
 def record_misplaced_process(context: WriteContext, action: act.RecordMisplacedProcess) -> None:
@@ -140,12 +115,6 @@ def record_misplaced_process(context: WriteContext, action: act.RecordMisplacedP
     [gpu] = context.gpu_indices([action.uuid])
     details = MisplacedProcess(attempt.number, gpu, action.pid, context.gpu_indices(attempt.gpus))
     context.add_event(EventKind.MISPLACED_PROCESS, attempt.job_id, details=details)
-
-
-def record_window_closed(context: WriteContext, action: act.RecordWindowClosed) -> None:
-    """Records that the Screen window of an attempt was closed."""
-    context.db.execute("UPDATE attempt SET window_closed = 1 WHERE id = ?", (action.attempt_id,))
-    _add_event(context, EventKind.WINDOW_CLOSED, action.attempt_id)
 
 
 def record_usage(context: WriteContext, action: act.RecordUsage) -> None:
@@ -171,13 +140,6 @@ def record_overuse(context: WriteContext, action: act.RecordOveruse) -> None:
     [gpu] = context.gpu_indices([action.uuid])
     details = Overuse(attempt.number, gpu, action.used_mib, action.declared_mib, action.share)
     context.add_event(EventKind.OVERUSE, attempt.job_id, details=details)
-
-
-def record_sweep(context: WriteContext, action: act.Sweep) -> None:
-    """Records when the processes of an attempt were signalled."""
-    context.set_attempt_time("signalled_boot", action.attempt_id)
-    if not action.kill:
-        context.set_attempt_time("swept_boot", action.attempt_id)
 
 
 def finish_attempt(context: WriteContext, action: act.FinishAttempt) -> None:
@@ -263,8 +225,3 @@ def _attempt(context: WriteContext, attempt_id: int) -> AttemptRecord:
     attempt = context.store.attempt(attempt_id)
     assert attempt is not None
     return attempt
-
-
-def _add_event(context: WriteContext, kind: EventKind, attempt_id: int) -> None:
-    row = context.db.execute("SELECT job_id, number FROM attempt WHERE id = ?", (attempt_id,)).fetchone()
-    context.add_event(kind, row["job_id"], details=AttemptDetails(row["number"]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.model.event import EventDetails, EventKind
+from gpu_scheduler.core.model.event import AttemptDetails, EventDetails, EventKind
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.scheduling.settings import Settings
 
@@ -40,10 +40,6 @@ class WriteContext:
         """Returns the memory size of a GPU; None if it is unknown."""
         return self._gpus[gpu][1] if gpu in self._gpus else None
 
-    def set_attempt_time(self, column: str, attempt_id: int) -> None:
-        """Sets a column of an attempt to the boot time of the round."""
-        self.db.execute(f"UPDATE attempt SET {column} = ? WHERE id = ?", (self.now.boot, attempt_id))
-
     def job_history(self, job_id: int) -> tuple[str, ...]:
         """Returns the events of a job as texts, oldest first."""
         events = self.db.execute("SELECT kind, reason FROM event WHERE job_id = ? ORDER BY id", (job_id,))
@@ -62,3 +58,10 @@ class WriteContext:
             "INSERT INTO event (job_id, at, kind, reason, data) VALUES (?, ?, ?, ?, ?)",
             (job_id, self.now.wall, kind.value, reason, json.dumps(data)),
         )
+
+    def add_attempt_event(self, kind: EventKind, attempt_id: int) -> None:
+        """Adds an event about an attempt."""
+        job_id, number = self.db.execute(
+            "SELECT job_id, number FROM attempt WHERE id = ?", (attempt_id,)
+        ).fetchone()
+        self.add_event(kind, job_id, details=AttemptDetails(number))

@@ -59,21 +59,6 @@ def set_paused(context: WriteContext, action: act.SetPaused) -> None:
         context.add_event(kind, reason=action.reason, details=details)
 
 
-def record_foreign_load(context: WriteContext, action: act.RecordForeignLoad) -> None:
-    """Records the load of foreign processes in the last samples."""
-    context.db.execute(
-        "UPDATE gpu SET foreign_loads = ?, foreign_load_boot = ? WHERE uuid = ?",
-        (json.dumps(action.loads), action.sampled_at, action.uuid),
-    )
-
-
-def record_foreign_peaks(context: WriteContext, action: act.RecordForeignPeaks) -> None:
-    """Records the memory peaks of the foreign processes on a GPU."""
-    context.db.execute(
-        "UPDATE gpu SET foreign_peaks = ? WHERE uuid = ?", (json.dumps(action.peaks), action.uuid)
-    )
-
-
 def _processes_json(gpu: GpuSample) -> str | None:
     """Returns the processes of a sample in the form of the column `processes`."""
     if gpu.processes is None:

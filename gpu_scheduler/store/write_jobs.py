@@ -84,14 +84,6 @@ def requeue_job(context: WriteContext, action: act.RequeueJob) -> None:
     )  # fmt: skip
 
 
-def record_cancel(context: WriteContext, action: act.RecordCancel) -> None:
-    """Records a cancel that is pending until the job's attempt has ended."""
-    context.db.execute(
-        "UPDATE job SET cancel_cause = ?, cancel_grace_s = ? WHERE id = ?",
-        (action.cause, action.grace_s, action.job_id),
-    )
-
-
 def set_attribute(context: WriteContext, action: act.SetAttribute) -> None:
     """Changes an attribute of a job."""
     db = context.db
@@ -128,14 +120,6 @@ def set_wait_reason(context: WriteContext, action: act.SetWaitReason) -> None:
         ).fetchall()
         for row in rows:
             context.add_event(EventKind.INFEASIBLE, row["id"], action.reason.to_json())
-
-
-def record_bypassed(context: WriteContext, action: act.RecordBypassed) -> None:
-    """Records since when jobs behind this one start before it."""
-    context.db.execute(
-        "UPDATE job SET bypassed_at = coalesce(bypassed_at, ?) WHERE id = ?",
-        (context.now.wall, action.job_id),
-    )
 
 
 def answer_request(context: WriteContext, action: act.AnswerRequest) -> None:

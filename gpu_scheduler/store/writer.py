@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -14,44 +16,52 @@ from gpu_scheduler.store import write_attempts, write_gpus, write_jobs
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.write_context import WriteContext
 
+#: Action that changes one row -> the statement. Its parameters are the fields of the action, tuples as JSON,
+#: and the time of the round, :boot and :wall.
+_UPDATES: Mapping[type[act.Action], str] = {
+    act.ResetLaunchCount: "UPDATE attempt SET launch_count = 0 WHERE id = :attempt_id",
+    act.VoidClaim: "UPDATE attempt SET signalled_boot = :boot WHERE id = :attempt_id",
+    act.RequestStop: "UPDATE attempt SET signalled_boot = :boot WHERE id = :attempt_id",
+    act.WakeRunner: "UPDATE attempt SET signalled_boot = :boot WHERE id = :attempt_id",
+    act.KillRunner: "UPDATE attempt SET signalled_boot = :boot WHERE id = :attempt_id",
+    act.Sweep: "UPDATE attempt SET signalled_boot = :boot,"
+    " swept_boot = CASE WHEN :kill THEN swept_boot ELSE :boot END WHERE id = :attempt_id",
+    act.RecordRunner: "UPDATE attempt SET runner_pid = :pid, runner_start_ticks = :start_ticks"
+    " WHERE id = :attempt_id",
+    act.RecordWindowClosed: "UPDATE attempt SET window_closed = 1 WHERE id = :attempt_id",
+    act.RecordForeignLoad: "UPDATE gpu SET foreign_loads = :loads, foreign_load_boot = :sampled_at"
+    " WHERE uuid = :uuid",
+    act.RecordForeignPeaks: "UPDATE gpu SET foreign_peaks = :peaks WHERE uuid = :uuid",
+    act.RecordCancel: "UPDATE job SET cancel_cause = :cause, cancel_grace_s = :grace_s WHERE id = :job_id",
+    act.RecordBypassed: "UPDATE job SET bypassed_at = coalesce(bypassed_at, :wall) WHERE id = :job_id",
+}
 
-def _record_nothing(context: WriteContext, action: act.EndScheduler) -> None:
-    """Records nothing: the end of the scheduler needs no entry."""
+#: The events of attempts that these add.
+_ATTEMPT_EVENTS = {
+    act.KillRunner: EventKind.RUNNER_KILLED,
+    act.RecordWindowClosed: EventKind.WINDOW_CLOSED,
+}
 
-
-#: Action -> the function that records it.
+#: Any other action that changes the store -> the function that records it.
 _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = {
     act.Start: write_attempts.start,
     act.Relaunch: write_attempts.relaunch,
-    act.ResetLaunchCount: write_attempts.reset_launch_count,
-    act.VoidClaim: write_attempts.record_signal,
     act.Transition: write_attempts.record_transition,
-    act.RequestStop: write_attempts.record_signal,
-    act.WakeRunner: write_attempts.record_signal,
-    act.KillRunner: write_attempts.record_runner_kill,
-    act.RecordRunner: write_attempts.record_runner,
     act.RecordRunnerDeath: write_attempts.record_runner_death,
     act.RecordMisplacedProcess: write_attempts.record_misplaced_process,
-    act.RecordWindowClosed: write_attempts.record_window_closed,
     act.RecordUsage: write_attempts.record_usage,
     act.RecordOveruse: write_attempts.record_overuse,
-    act.Sweep: write_attempts.record_sweep,
     act.FinishAttempt: write_attempts.finish_attempt,
     act.ReleaseAllocation: write_attempts.release_allocation,
     act.RecordMemoryReleased: write_attempts.record_memory_released,
-    act.RecordForeignLoad: write_gpus.record_foreign_load,
-    act.RecordForeignPeaks: write_gpus.record_foreign_peaks,
     act.SetPaused: write_gpus.set_paused,
     act.FinishJob: write_jobs.finish_job,
     act.HoldJob: write_jobs.hold_job,
     act.RequeueJob: write_jobs.requeue_job,
-    act.RecordCancel: write_jobs.record_cancel,
     act.SetAttribute: write_jobs.set_attribute,
     act.SetQueuePositions: write_jobs.set_queue_positions,
     act.SetWaitReason: write_jobs.set_wait_reason,
-    act.RecordBypassed: write_jobs.record_bypassed,
     act.AnswerRequest: write_jobs.answer_request,
-    act.EndScheduler: _record_nothing,
 }
 
 #: Actions that a power cut may undo: the folders have them too, or they concern processes that it ends.
@@ -80,9 +90,12 @@ class StoreWriter:
         with self._store.db.transaction(synced=synced) as db:
             context = WriteContext(self._store, db, self._settings, now, self._executor)
             for action in actions:
-                attempt_id = _RECORD[type(action)](context, action)
-                if isinstance(action, act.Start) and attempt_id is not None:
-                    opened[action.job_id] = attempt_id
+                if type(action) in _UPDATES:
+                    _update(context, action)
+                elif not isinstance(action, act.EndScheduler):
+                    attempt_id = _RECORD[type(action)](context, action)
+                    if isinstance(action, act.Start) and attempt_id is not None:
+                        opened[action.job_id] = attempt_id
         return opened
 
     def record_launch_error(self, attempt_id: int, text: str) -> None:
@@ -133,3 +146,13 @@ class StoreWriter:
                 "UPDATE job SET source_missing = 1, line_wait = ? WHERE id = ?",
                 [(wait.to_json(), job_id) for job_id, wait in waits.items()],
             )
+
+
+def _update(context: WriteContext, action: Any) -> None:
+    """Records an action of `_UPDATES`."""
+    values = {
+        name: json.dumps(value) if isinstance(value, tuple) else value for name, value in vars(action).items()
+    }
+    context.db.execute(_UPDATES[type(action)], {**values, "boot": context.now.boot, "wall": context.now.wall})
+    if type(action) in _ATTEMPT_EVENTS:
+        context.add_attempt_event(_ATTEMPT_EVENTS[type(action)], action.attempt_id)
