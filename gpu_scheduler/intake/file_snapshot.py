@@ -23,8 +23,6 @@ MAX_LINES = 250_000
 #: Nanoseconds within which a file may change again without a change of its timestamps (their resolution).
 _RACY_WINDOW_NS = 2_000_000_000
 
-_Signature = tuple[int, int, int, int, int]
-
 
 @dataclass(frozen=True)
 class FileSnapshot:
@@ -46,7 +44,7 @@ class JobsFile:
     def __init__(self, path: Path, *, trust: bool = False) -> None:
         self.path = path
         self._trust = trust
-        self._last_signature: _Signature | None = None
+        self._last_version: tuple[int, ...] | None = None
         self._snapshot = FileSnapshot("missing", problem=ProblemKind.MISSING.value)
 
     def read(self) -> FileSnapshot:
@@ -58,7 +56,7 @@ class JobsFile:
             status = os.stat(self.path)
         except OSError as error:
             return self._unavailable(safe_file.problem_from_error(error))
-        if self._last_signature is not None and self._last_signature == _signature(status):
+        if self._last_version == safe_file.file_version(status):
             return self._snapshot
         found = safe_file.read(self.path, MAX_BYTES, trust=self._trust)
         if isinstance(found, FileProblem):
@@ -67,7 +65,7 @@ class JobsFile:
         settled = (
             abs(time.time_ns() - max(found.status.st_mtime_ns, found.status.st_ctime_ns)) > _RACY_WINDOW_NS
         )
-        self._last_signature = _signature(found.status) if settled else None
+        self._last_version = safe_file.file_version(found.status) if settled else None
         why = _not_a_jobs_file(found.data)
         if why is not None:
             self._set_problem("unreadable", why)
@@ -76,7 +74,7 @@ class JobsFile:
         return self._snapshot
 
     def _unavailable(self, problem: FileProblem) -> FileSnapshot:
-        self._last_signature = None
+        self._last_version = None
         state: Literal["missing", "unreadable"] = (
             "missing" if problem.kind is ProblemKind.MISSING else "unreadable"
         )
@@ -108,10 +106,6 @@ def _not_a_jobs_file(content: bytes) -> str | None:
         return "is binary: it holds NUL bytes"
     lines = content.count(b"\n")
     return f"has {lines:,} lines; a jobs file has at most {MAX_LINES:,}" if lines > MAX_LINES else None
-
-
-def _signature(status: os.stat_result) -> _Signature:
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def is_open_for_writing(path: Path) -> bool:

@@ -16,31 +16,8 @@ from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.intake.file_snapshot import FileSnapshot, JobsFile, is_open_for_writing
 from gpu_scheduler.intake.text_parser import ParsedText, TextParser
-
-
-@dataclass(frozen=True)
-class MalformedLine:
-    """A malformed line, which is reported until it is fixed."""
-
-    path: str
-    number: int
-    text: str
-    reason: str
-    accepted_form: str
-
-    def message(self, with_accepted_form: bool) -> str:
-        """Returns the message for the line."""
-        shown = masked(self.text)
-        shown = shown if len(shown) <= 120 else shown[:117] + "…"
-        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
-        accepted = f"\n  accepted: {self.accepted_form}" if with_accepted_form else ""
-        return f"{self.path}:{self.number}: `{shown}`: {self.reason}{accepted}"
-
-    def __str__(self) -> str:
-        return self.message(with_accepted_form=True)
 
 
 @dataclass(frozen=True)
@@ -59,7 +36,7 @@ class Poll:
     accepted: AcceptedLines | None
     waits: Mapping[int, WaitReason]
     recheck_at: float | None
-    malformed: tuple[MalformedLine, ...]
+    malformed: tuple[Line, ...]
     problem: str | None = None
     missing: bool = False
     has_more: bool = False
@@ -102,15 +79,14 @@ class JobsFileReader:
         if snapshot is not self._snapshot:
             self._snapshot, self._unchanged_since = snapshot, now_s
         if snapshot.state != "present":
-            mistakes = self._malformed_lines(previous)
             problem = f"{snapshot.problem}; {snapshot.remedy}" if snapshot.remedy else snapshot.problem
-            return Poll(None, {}, None, mistakes, problem, snapshot.state == "missing")
+            return Poll(None, {}, None, _malformed(previous), problem, snapshot.state == "missing")
         if previous is not self._text.lines:
             if not _are_identical(previous, self._text.lines):
                 return self._poll_whole(snapshot.content, previous, jobs, now_s)
             self._text = replace(self._text, lines=previous)  # drops what was needed only to create the jobs
         if snapshot.content == self._text.content:
-            return Poll(None, {}, None, self._malformed_lines(self._text.malformed))
+            return Poll(None, {}, None, self._text.malformed)
         if self._text.can_be_extended and snapshot.content.startswith(self._text.content):
             return self._poll_appended(snapshot.content, now_s)
         return self._poll_whole(snapshot.content, previous, jobs, now_s)
@@ -127,11 +103,10 @@ class JobsFileReader:
             known = previous if previous is self._text.lines else (*previous, *self._text.lines)
             self._text = self._parser.parse(content, known)
         decision = self._decide(previous, self._text.lines, jobs, now_s)
-        mistakes = self._malformed_lines(previous if decision.accepted is None else decision.accepted.lines)
         if decision.accepted is None and decision.recheck_at is None and decision.none_missing:
-            wrong = tuple(line for line in previous if line.malformed)
-            self._text = replace(self._text, lines=previous, malformed=wrong)
-        return Poll(decision.accepted, decision.waits, decision.recheck_at, mistakes)
+            self._text = replace(self._text, lines=previous, malformed=_malformed(previous))
+        reading = previous if decision.accepted is None else decision.accepted.lines
+        return Poll(decision.accepted, decision.waits, decision.recheck_at, _malformed(reading))
 
     def _poll_appended(self, content: bytes, now_s: float) -> Poll:
         """Reads the lines appended to a text that equals the last reading, and compares no others.
@@ -150,7 +125,7 @@ class JobsFileReader:
             # The last line has no line ending yet and does not count.
             self._text = self._parser.parse(content[: content.rfind(b"\n") + 1], before=before)
         more = len(text.content) < len(content)
-        mistakes = self._malformed_lines((*before.malformed, *counted))
+        mistakes = (*before.malformed, *_malformed(counted))
         return Poll(accepted, {}, now_s if more else decision.recheck_at, mistakes, has_more=more)
 
     def _decide(
@@ -163,12 +138,9 @@ class JobsFileReader:
             return debounce.decide_accepted(previous, replace(current, open_for_writing=True), jobs, now_s)
         return decision
 
-    def _malformed_lines(self, lines: Iterable[Line]) -> tuple[MalformedLine, ...]:
-        return tuple(
-            MalformedLine(str(self.path), line.number, line.text, line.problem, line.accepted_form or "")
-            for line in lines
-            if line.problem is not None
-        )
+
+def _malformed(lines: Iterable[Line]) -> tuple[Line, ...]:
+    return tuple(line for line in lines if line.malformed)
 
 
 def _are_identical(one: Sequence[Line], other: Sequence[Line]) -> bool:

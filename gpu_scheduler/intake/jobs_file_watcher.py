@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from gpu_scheduler.core.jobsfile import diff
-from gpu_scheduler.core.jobsfile.reading import Reading
+from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.intake.job_shell import job_shell
-from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, MalformedLine, Poll
+from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, Poll
 from gpu_scheduler.intake.submit import FrontEnd, request_attribute, submit_job
 from gpu_scheduler.store import accepted_lines
 from gpu_scheduler.store.pending_groups import wait_reasons
@@ -82,7 +83,8 @@ class JobsFileWatcher:
         )
         self._reading = accepted_lines.load(store, self._key)
         self._logged = 0
-        self._reported: frozenset[MalformedLine] = frozenset()
+        #: The number, text and problem of each malformed line that was logged.
+        self._reported: set[tuple[int, str, str | None]] = set()
         self._problem: str | None = None
         accepted_lines.set_problem(store, self._key, None)  # an earlier scheduler's; the next read sets it
 
@@ -199,12 +201,12 @@ class JobsFileWatcher:
             add_request(self._store, "places", "", self._key, places=moved)
 
     def _report(self, poll: Poll) -> None:
-        mistakes = frozenset(poll.malformed)
-        forms: set[str] = set()
-        for mistake in sorted(mistakes - self._reported, key=lambda m: m.number):
-            log.error("%s", mistake.message(mistake.accepted_form not in forms))
-            forms.add(mistake.accepted_form)
-        self._reported = mistakes
+        forms: set[str | None] = set()
+        for line in sorted(poll.malformed, key=lambda line: line.number):
+            if (line.number, line.text, line.problem) not in self._reported:
+                log.error("%s", malformed_message(self.path, line, line.accepted_form not in forms))
+                forms.add(line.accepted_form)
+        self._reported = {(line.number, line.text, line.problem) for line in poll.malformed}
         if poll.problem != self._problem:
             if poll.problem is None:
                 log.info("%s can be read again", self.path)
@@ -218,6 +220,15 @@ class JobsFileWatcher:
             log.info("%s does not exist yet; waiting for it", self.path)
         else:
             log.warning("%s %s; its jobs continue", self.path, poll.problem)
+
+
+def malformed_message(path: Path, line: Line, with_accepted_form: bool) -> str:
+    """Returns the log message for a malformed line."""
+    shown = masked(line.text)
+    shown = shown if len(shown) <= 120 else shown[:117] + "…"
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
+    accepted = f"\n  accepted: {line.accepted_form}" if with_accepted_form else ""
+    return f"{path}:{line.number}: `{shown}`: {line.problem}{accepted}"
 
 
 def _lasting_waits(waits: Mapping[int, WaitReason], now: float) -> dict[int, WaitReason]:

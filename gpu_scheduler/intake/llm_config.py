@@ -20,7 +20,7 @@ from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.atomic_file import create_file, sync
-from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
+from gpu_scheduler.system.safe_file import Content, FileProblem, ProblemKind, file_version
 
 log = logging.getLogger(__name__)
 
@@ -41,20 +41,13 @@ class LlmConfigFile:
         self._problem: FileProblem | None = None
         if named is not None or self.path.exists():
             shown = f"--llm-config {named}" if named is not None else str(self.path)
-            found = safe_file.read(self.path, trust=trust)
-            if isinstance(found, FileProblem):
-                remedy = found.remedy or "name a JSON file that you may read"
-                raise UsageError(f"{shown} {found.description}; {remedy}")
-            try:
-                parse_llm_config(strict_json.decode(found.data))
-            except ValueError as error:
-                raise UsageError(f"{shown}: {error}; fix it: the needs of jobs are never guessed") from None
+            _validate(shown, safe_file.read(self.path, trust=trust))
 
     def refresh(self) -> bool:
         """Reloads the file if it has changed; returns whether `current` changed."""
         first, self._is_first_read = self._is_first_read, False
         try:
-            if self._last_version == _file_version(os.stat(self.path)):
+            if self._last_version == file_version(os.stat(self.path)):
                 return False
         except OSError:
             pass  # reading it reports why
@@ -63,7 +56,7 @@ class LlmConfigFile:
             self._report_problem(found, first)
             self._last_version = None
             return False
-        self._last_version, self._problem = _file_version(found.status), None
+        self._last_version, self._problem = file_version(found.status), None
         try:
             config = parse_llm_config(strict_json.decode(found.data))
         except ValueError as error:
@@ -90,7 +83,7 @@ class LlmConfigFile:
 
 @dataclass(frozen=True)
 class LlmConfigText:
-    """llm_config.json as it was read. text: None if there is no file; seen: the status of this version."""
+    """llm_config.json as it was read. text: None if there is no file; status: that of this version."""
 
     path: Path
     text: str | None
@@ -103,16 +96,11 @@ class LlmConfigText:
         """Reads the file. Raises UsageError if it is invalid, unreadable, or absent but required."""
         real = Path(os.path.realpath(path))
         found = safe_file.read(real, trust=True)  # the user named it, and it runs nothing
-        if isinstance(found, FileProblem):
-            if found.kind is ProblemKind.MISSING and not must_exist:
-                return cls(real, None, LlmConfig())
-            raise UsageError(f"{path} {found}; name a JSON file that you may read")
-        bom = codecs.BOM_UTF8 if found.data.startswith(codecs.BOM_UTF8) else b""
-        try:
-            text = strict_json.decode(found.data)
-            return cls(real, text, parse_llm_config(text), found.status, bom)
-        except ValueError as error:
-            raise UsageError(f"{path}: {error}; fix it: the needs of jobs are never guessed") from None
+        if isinstance(found, FileProblem) and found.kind is ProblemKind.MISSING and not must_exist:
+            return cls(real, None, LlmConfig())
+        content, config = _validate(path, found)
+        bom = codecs.BOM_UTF8 if content.data.startswith(codecs.BOM_UTF8) else b""
+        return cls(real, strict_json.decode(content.data), config, content.status, bom)
 
     @property
     def models(self) -> Mapping[str, Any]:
@@ -155,7 +143,7 @@ class LlmConfigText:
             now = os.stat(self.path)
         except FileNotFoundError:
             return self.status is None
-        return self.status is not None and _file_version(now) == _file_version(self.status)
+        return self.status is not None and file_version(now) == file_version(self.status)
 
     def _write_backup(self) -> Path:
         """Writes a backup of the version that was read, next to the file under a free name."""
@@ -170,5 +158,13 @@ class LlmConfigText:
                 number += 1
 
 
-def _file_version(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_ino, status.st_mtime_ns, status.st_size, status.st_uid, status.st_mode
+def _validate(shown: str, found: Content | FileProblem) -> tuple[Content, LlmConfig]:
+    """Returns the content of a file as it was read, and its needs. Raises UsageError if it cannot be used."""
+    if isinstance(found, FileProblem):
+        raise UsageError(
+            f"{shown} {found.description}; {found.remedy or 'name a JSON file that you may read'}"
+        )
+    try:
+        return found, parse_llm_config(strict_json.decode(found.data))
+    except ValueError as error:
+        raise UsageError(f"{shown}: {error}; fix it: the needs of jobs are never guessed") from None

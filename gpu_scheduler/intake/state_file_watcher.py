@@ -14,10 +14,9 @@ from gpu_scheduler.intake.file_snapshot import is_open_for_writing
 from gpu_scheduler.intake.state_file_edits import apply_edit, forget_last_edit, resume_all
 from gpu_scheduler.intake.state_file_summary import summarize
 from gpu_scheduler.store import state_file
-from gpu_scheduler.store.state_file import is_same_version
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import safe_file
-from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
+from gpu_scheduler.system.safe_file import FileProblem, ProblemKind, file_version
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class StateFileWatcher:
         self._ended_attempts = ended_attempts
         self._trust = trust
         self._path: Path = store.data_dir.state_file
-        self._last_status: os.stat_result | None = None
+        self._last_version: tuple[int, ...] | None = None
         self._broken_since: tuple[str, float] | None = None
         self._written_at = float("-inf")
         self._last_summary: object = None
@@ -66,26 +65,22 @@ class StateFileWatcher:
     def check(self, now: float) -> None:
         """Examines the file if it has changed."""
         try:
-            status = os.stat(self._path)
-            if (
-                self._broken_since is None
-                and self._last_status is not None
-                and is_same_version(status, self._last_status)
-            ):
+            version = file_version(os.stat(self._path))
+            if self._broken_since is None and version == self._last_version:
                 return
             content = state_file.read(self._path, trust=self._trust)
         except OSError:
             content = None
         if content is None:
-            self._last_status = self._broken_since = None
+            self._last_version = self._broken_since = None
             return
         self._last_summary = None
         try:
             self._apply_and_log_edits(content)
             # Not earlier: an edit that could not be recorded is examined again.
-            self._last_status, self._broken_since = status, None
+            self._last_version, self._broken_since = version, None
         except ValueError as error:
-            self._last_status = status
+            self._last_version = version
             self._handle_broken(content, str(error), now)
 
     def write(self, now: float, *, at_once: bool = False) -> None:
@@ -126,7 +121,7 @@ class StateFileWatcher:
     def is_unchanged(self) -> bool:
         """Returns whether the file is the version that was examined or written last."""
         try:
-            return self._last_status is not None and is_same_version(os.stat(self._path), self._last_status)
+            return file_version(os.stat(self._path)) == self._last_version
         except OSError:
             return False
 
@@ -148,7 +143,7 @@ class StateFileWatcher:
         """
         while content != there:
             state_file.exchange(self._path, content)
-            self._last_status = os.stat(self._path)
+            self._last_version = file_version(os.stat(self._path))
             edit = self._apply_displaced(there)
             with self._store.db.transaction():
                 self._store.db.set_meta("statefile_examined", state_file.digest(content))
@@ -232,5 +227,5 @@ class StateFileWatcher:
         if now < self._broken_since[1] + BROKEN_DELAY_S:
             return
         aside = state_file.set_aside(state_file.link_target(self._path), self._path)
-        self._broken_since = self._last_status = None
+        self._broken_since = self._last_version = None
         log.error("%s was set aside as %s and rewritten from the store: %s", self._path, aside.name, why)

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.core.text import strict_json
-from gpu_scheduler.system.safe_file import ProblemKind, check_status, read_json_bytes, trusted_owners
+from gpu_scheduler.system.safe_file import (
+    ProblemKind,
+    check_status,
+    file_version,
+    read_json_bytes,
+    trusted_owners,
+)
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -194,14 +200,9 @@ def _compare_and_rename(spare: Path, path: Path) -> bytes:
         status = os.stat(path)
         before = read_json_bytes(path, trust=True)
         spare.write_bytes(before)
-        if is_same_version(os.stat(path), status):
+        if file_version(os.stat(path)) == file_version(status):
             os.rename(fresh, path)
             return before
-
-
-def is_same_version(one: os.stat_result, other: os.stat_result) -> bool:
-    """Returns whether both stat results are of the same version of a file."""
-    return (one.st_ino, one.st_mtime_ns, one.st_size) == (other.st_ino, other.st_mtime_ns, other.st_size)
 
 
 def _exchange_names(one: Path, other: Path) -> bool:

@@ -172,6 +172,11 @@ def check_folder_status(status: os.stat_result, allowed_owners: Collection[int |
     )
 
 
+def file_version(status: os.stat_result) -> tuple[int, ...]:
+    """Returns a value that differs for each version of a file, and after a change of owner or permissions."""
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
 def writable_by_others(status: os.stat_result) -> bool:
     """Returns whether the group or everyone may write it."""
     return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))

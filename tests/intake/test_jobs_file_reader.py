@@ -27,6 +27,7 @@ from gpu_scheduler.intake.file_snapshot import (
     read_standard_input,
 )
 from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, Poll
+from gpu_scheduler.intake.jobs_file_watcher import malformed_message
 
 
 class ReaderDriver:
@@ -71,7 +72,7 @@ def watch(tmp_path: Path, content: str | bytes) -> ReaderDriver:
 
 def malformed(tmp_path: Path, content: str | bytes) -> dict[int, str]:
     """Returns line number -> reason."""
-    return {line.number: line.reason for line in watch(tmp_path, content).poll().malformed}
+    return {line.number: line.problem or "" for line in watch(tmp_path, content).poll().malformed}
 
 
 @pytest.mark.parametrize("content", ["[allowed=3] a\n", "[allowed=3] a\r\n", "[allowed=3] a\nb\n"])
@@ -102,9 +103,10 @@ def test_only_line_feeds_split_lines(tmp_path: Path) -> None:
 def test_invalid_utf8_is_reported_with_line_column_and_byte(tmp_path: Path) -> None:
     w = watch(tmp_path, b"ok\npython caf\xe9.py\nok2\n")
     (line,) = w.poll().malformed
-    assert (line.number, line.reason) == (2, "column 11: byte 0xe9 is not UTF-8")
-    assert str(line).startswith(f"{w.path}:2: `python caf")
-    assert "save the file as UTF-8" in str(line)
+    assert (line.number, line.problem) == (2, "column 11: byte 0xe9 is not UTF-8")
+    message = malformed_message(w.path, line, with_accepted_form=True)
+    assert message.startswith(f"{w.path}:2: `python caf")
+    assert "save the file as UTF-8" in message
     assert w.texts() == ["ok", "ok2"]
 
 
@@ -152,7 +154,7 @@ def test_the_standard_input_is_read_as_a_jobs_file(content: str) -> None:
 
 def test_reports_escape_control_characters(tmp_path: Path) -> None:
     (line,) = watch(tmp_path, "0;\x1b[2J,a.py,x\n").poll().malformed
-    assert "\x1b" not in str(line)
+    assert "\x1b" not in malformed_message(tmp_path, line, with_accepted_form=True)
 
 
 def test_follows_a_jobs_file_that_appears_and_disappears(tmp_path: Path) -> None:
@@ -301,7 +303,7 @@ def test_commands_that_bash_rejects_do_not_affect_other_lines(tmp_path: Path) ->
         "python a.py > o && echo done\necho it's\npython b.py | tee x\n( x ))\nx; }; { y\necho $(date)\n"
     )
     w = watch(tmp_path, content)
-    reasons = {line.number: line.reason for line in w.poll().malformed}
+    reasons = {line.number: line.problem or "" for line in w.poll().malformed}
     assert set(reasons) == {2, 4, 5}
     assert all(reason.startswith("bash rejects it: ") for reason in reasons.values())
     assert len(w.jobs) == 3
@@ -346,7 +348,7 @@ def test_a_known_line_stays_valid_with_fewer_gpus(tmp_path: Path) -> None:
     with w.path.open("a") as file:
         file.write("0,/b.py,,x,3\n")
     (line,) = restarted.poll().malformed
-    assert "there is no GPU 3" in line.reason
+    assert "there is no GPU 3" in (line.problem or "")
 
 
 def test_a_restart_without_changes_reports_nothing(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import random
 from collections import Counter
 from pathlib import Path
 
+from gpu_scheduler.core.jobsfile.reading import Line
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, MalformedLine
+from gpu_scheduler.intake.jobs_file_reader import JobsFileReader
 from tests.core.jobs_file_world import JobsFileWorld
 
 
@@ -21,7 +22,7 @@ class JobsFileObserver(JobsFileWorld):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._reader = JobsFileReader(path, "/w", "/home/u", frozenset(range(8)))
-        self.malformed: tuple[MalformedLine, ...] = ()
+        self.malformed: tuple[Line, ...] = ()
         self.problem: str | None = None
         self.started: Counter[str] = Counter()
 

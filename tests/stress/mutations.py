@@ -18,6 +18,7 @@ from pathlib import Path
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.intake.bash_check import is_complete
+from gpu_scheduler.intake.jobs_file_watcher import malformed_message
 from tests.stress.file_observers import JobsFileObserver
 from tests.stress.part import Findings, Order
 
@@ -192,7 +193,7 @@ def _continuation_lines(eye: JobsFileObserver, at: int, pieces: int) -> dict[int
     return {
         mistake.number: mistake.text
         for mistake in eye.malformed
-        if any(mistake.reason.startswith(words) for words in opened)
+        if (mistake.problem or "").startswith(tuple(opened))
     }
 
 
@@ -207,8 +208,9 @@ def _judge_reports(
     for mistake in eye.malformed:
         found.count("reported")
         reported.add(mistake.number - at - 1)
-        if not mistake.accepted_form or not mistake.reason or f":{mistake.number}: " not in str(mistake):
-            found.fault("unhelpful errors", str(mistake))
+        message = malformed_message(Path("jobs.txt"), mistake, with_accepted_form=True)
+        if not mistake.accepted_form or not mistake.problem or f":{mistake.number}: " not in message:
+            found.fault("unhelpful errors", message)
     for number in reported - set(range(len(pieces))):
         if number + at + 1 not in same:
             found.fault("others affected", f"line {number + at + 1} is reported after {pieces}")
