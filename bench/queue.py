@@ -221,7 +221,7 @@ class QueueBench:
         while not done():
             if time.monotonic() > end:
                 raise SystemExit(
-                    "given up after 300 s; the scheduler printed:\n" + (self.folder / "out").read_text()
+                    "gave up after 300 s; the scheduler printed:\n" + (self.folder / "out").read_text()
                 )
             time.sleep(every_s)
 

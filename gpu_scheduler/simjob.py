@@ -81,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ramp", type=float, default=0.0, metavar="S", help="seconds to allocate all of it (0)"
     )
-    parser.add_argument("--hold", type=float, default=1.0, metavar="S", help="seconds to then keep it (1)")
+    parser.add_argument(
+        "--hold", type=float, default=1.0, metavar="S", help="seconds to keep it afterwards (1)"
+    )
     parser.add_argument("--load", type=float, default=90.0, metavar="PERCENT", help="simulated load (90)")
     parser.add_argument("--oom", action="store_true", help="run out of GPU memory after the ramp")
     parser.add_argument("--gpus", metavar="LIST", help="GPUs to use instead of CUDA_VISIBLE_DEVICES")

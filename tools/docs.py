@@ -72,8 +72,8 @@ NOTES = {
     "lint": "It also warns of likely mistakes: a program that does not exist, `conda activate`,"
     " more processes than GPUs. `add` and the log give the same warnings. Exits with 1 if a line is"
     " malformed.",
-    "status": "The output fits the terminal; a pipe gets whole lines. Jobs that wait for the same thing share"
-    " a line (`20 jobs wait for half a GPU: 12-31`).",
+    "status": "The output fits the terminal; a pipe gets whole lines. Jobs that wait for the same reason"
+    " share a line (`20 jobs wait for half a GPU: 12-31`).",
     "why": "For a job that failed, it shows the reason, what to do, and the end of its log.",
     "cancel": "Each job receives SIGTERM, and SIGKILL after 10 s or the seconds of `--grace`.",
     "stop": "If no scheduler is running, it brings the state file up to date.",
@@ -122,7 +122,7 @@ def _command_section(name: str, parser: argparse.ArgumentParser, common: Collect
 _FIRST_JOB_STATES = (JobState.QUEUED, JobState.HELD, f"{JobState.FINISHED}: a new line with [cancel]")
 ATTEMPTS = """\
 Each launch of a job is an attempt, which has states of its own. A job is `starting`, `running` or `stopping`
-while it has an attempt without an outcome; its next attempt starts once the one before is `released`."""
+while it has an attempt without an outcome; its next attempt starts once the previous one is `released`."""
 
 
 def states() -> str:
@@ -147,7 +147,7 @@ def states() -> str:
             "",
             *_state_table(ATTEMPT_STATES, ATTEMPT_TRANSITIONS),
             "",
-            "The scheduler refuses any other change with an error that holds the history of the job.",
+            "The scheduler refuses any other change with an error that contains the history of the job.",
             "",
             "| outcome | meaning, for an attempt or its job |",
             "| --- | --- |",

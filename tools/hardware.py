@@ -54,7 +54,7 @@ def probe_differences(nvml: Sequence[GpuSample], gputil: Sequence[GpuSample]) ->
             found.append(f"{where}: its memory is unknown ({one.total_mib} and {other.total_mib} MiB)")
             continue
         if abs(one.total_mib - other.total_mib) > 0.02 * one.total_mib:
-            found.append(f"{where}: {one.total_mib} and {other.total_mib} MiB in all")
+            found.append(f"{where}: {one.total_mib} and {other.total_mib} MiB in total")
         if one.used_mib is None or other.used_mib is None:
             found.append(f"{where}: its memory in use is unknown ({one.used_mib} and {other.used_mib} MiB)")
         elif abs(one.used_mib - other.used_mib) > max(512, 0.05 * one.total_mib):
@@ -148,7 +148,7 @@ def main(rounds: int = 5, torch: str | None = None) -> int:
     except GpuStateError as error:
         print(f"no GPU can be read: {error}", file=sys.stderr)
         return error.exit_code
-    print("| GPU | name | probe | total MiB | used MiB | load % | processes | fault | ms a query |")
+    print("| GPU | name | probe | total MiB | used MiB | load % | processes | fault | ms per query |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in probes:
         for gpu in samples[name]:

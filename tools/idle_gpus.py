@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         problem = f"no GPU is used ({str(error).splitlines()[0]})"
     else:
         managed, _ = restrict_to_visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        busy = [f"GPU {gpu.index} is in use or unwell" for gpu in gpus if not is_idle(gpu)]
+        busy = [f"GPU {gpu.index} is in use or faulty" for gpu in gpus if not is_idle(gpu)]
         if len(managed) < len(gpus):
             busy.append("CUDA_VISIBLE_DEVICES hides some GPUs")
         problem = busy[0] if busy else ""

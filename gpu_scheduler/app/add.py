@@ -194,7 +194,7 @@ def _duplicate_notes(location: Location, spec: JobSpec) -> list[str]:
         return []
     if job is None:
         return []
-    same = f"job {job.id}, which runs the same,"
+    same = f"the identical job {job.id}"
     if job.state is not JobState.FINISHED:
         return [f"this line adds no new job: {same} is {job.state}"]
     if job.outcome is Outcome.COMPLETED:

@@ -20,7 +20,7 @@ class AnswerKind(Enum):
     UNANSWERED = "recorded, the scheduler has not answered yet"
     STOPPED = "carried out without a scheduler"
     IN_STATE_FILE = "written to the state file, which the first scheduler reads"
-    NOTHING_TO_DO = "already so, no scheduler has run yet"
+    NOTHING_TO_DO = "already in effect, no scheduler has run yet"
 
 
 class StopResult(Enum):

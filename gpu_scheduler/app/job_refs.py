@@ -78,7 +78,7 @@ def _job_named(store: Store, name: str) -> int:
         more = f" and {len(open_rows) - _MAX_LISTED:,} more" if len(open_rows) > _MAX_LISTED else ""
         raise SchedulerError(
             f"{count_noun(len(open_rows), 'open job')} are named {name}: {listed}{more}\n"
-            "use the number of one; nothing was done"
+            "give the number of one of them; nothing was done"
         )
     return (open_rows or rows)[0].id
 

@@ -88,7 +88,7 @@ def _start_launches(group: argparse._ArgumentGroup) -> None:
     option("--screen", action="store_true", help="Run each job in its own GNU Screen session")
     _conda_sh(group)
     _value(group, "--oom-retries", metavar="N", type=values.integer(0, 1000),
-           help="Retries of a job after CUDA out of memory, with more memory"
+           help="Retries of a job that ran out of CUDA memory, each with more memory"
            " (default: %(default)g)")  # fmt: skip
     _value(group, "--fail-retries", metavar="N", type=values.integer(0, 1000),
            help="Retries of a job after any failure (default: %(default)g)")  # fmt: skip

@@ -135,7 +135,7 @@ class Sampler:
                 self._next_query_at = min(self._next_query_at, now.boot + RETRY_S)
                 if self._watch.failure is None:
                     log.warning(
-                        "%s; running jobs continue, no job starts",
+                        "%s; running jobs continue, but no job starts",
                         GpuFault(FaultKind.UNREADABLE, answer.text),
                     )
                     recorder.record_probe_failure(answer.text)

@@ -37,7 +37,7 @@ def restrict_to_visible(
     if len(kept) == len(everything):
         return kept, None
     numbers = ", ".join(str(gpu.index) for gpu in kept)
-    return kept, f"{setting}: this scheduler manages GPU {numbers} of {len(everything)} only"
+    return kept, f"{setting}: this scheduler manages only GPU {numbers} of {len(everything)}"
 
 
 def _names(item: str, gpu: GpuSample) -> bool:

@@ -88,12 +88,12 @@ class StorageMonitor:
 
     def _record_failure(self, cause: str) -> None:
         if self._backoff.record_failure(cause, self._clock.now().boot):
-            log.error("%s; until then launches are retried now and then, running jobs continue", cause)
+            log.error("%s; until then launches are retried now and then; running jobs continue", cause)
 
     def _log_changes(self, issues: frozenset[HealthIssue]) -> None:
         for issue in sorted(issues - self._reported, key=str):
             if issue.blocks_starts:
-                log.error("%s; until then no new job starts, running jobs continue", issue)
+                log.error("%s; until then no new job starts; running jobs continue", issue)
             else:
                 log.warning("%s", issue)
         for issue in sorted(self._reported - issues, key=str):

@@ -91,7 +91,7 @@ def apply_edit(store: Store, content: bytes) -> list[str]:
     messages = []
     older = state_file.is_from_older_scheduler(state) and store.db.meta("statefile_written") is None
     if older:
-        messages.append("a state file of the older scheduler: its pauses are kept, its shares are recomputed")
+        messages.append("a state file of the older scheduler: its pauses are kept and its shares recomputed")
     with store.db.transaction():
         by_index = {row.index: row.uuid for row in store.gpus()}
         requested = requested_pauses(store)

@@ -128,7 +128,7 @@ class StateFileWatcher:
     def _report_error(self, error: OSError) -> None:
         problem = error.strerror or str(error)
         if problem != self._problem:
-            log.error("%s cannot be read or written (%s); jobs continue, will retry", self._path, problem)
+            log.error("%s cannot be read or written (%s); jobs continue; retrying", self._path, problem)
         self._problem = problem
 
     def _render(self, old: bytes, edit: Mapping[str, Any]) -> bytes:

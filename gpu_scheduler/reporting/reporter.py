@@ -165,7 +165,7 @@ class EventReporter:
             part.retry_at = now + RETRY_S
             problem = getattr(error, "strerror", None) or str(error)
             if problem != part.problem:
-                log.error("%s cannot be written: %s; jobs continue, retrying", name, problem)
+                log.error("%s cannot be written: %s; jobs continue; retrying", name, problem)
             part.problem = problem
 
 

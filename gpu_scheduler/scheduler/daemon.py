@@ -164,7 +164,7 @@ class Daemon:
                 self._store.db.shrink()
                 failure = _failure_of(error)
                 if failure != failing:
-                    log.error("%s; retrying every second, running jobs continue", failure.problem)
+                    log.error("%s; retrying every second; running jobs continue", failure.problem)
                 failing = failure
                 code = self._wait_to_retry()
             except sqlite3.DatabaseError as error:

@@ -171,4 +171,4 @@ def _folder_warnings(folder: Path) -> Iterator[str]:
     except OSError:
         return
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        yield f"{folder} is writable by everyone, who can replace the files in it: `chmod o-w` it"
+        yield f"{folder} is writable by everyone, so any user can replace the files in it: `chmod o-w` it"

@@ -7,7 +7,7 @@ from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 
 _STOP_TEXTS = {
     StopResult.HAD_ENDED: "had already ended by itself; the scheduler records this at its next start",
-    StopResult.PROCESSES_LEFT: "not ended: some of its processes are left",
+    StopResult.PROCESSES_LEFT: "not ended: some of its processes are still running",
     StopResult.RUNNER_UNLOCKED: (
         "not ended: its runner is alive but does not hold the claim in this folder; see `why`"
     ),

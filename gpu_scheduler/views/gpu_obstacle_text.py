@@ -56,7 +56,7 @@ def obstacle_remedy(found: GpuObstacle) -> str:
     return _OBSTACLE_REMEDIES.get(found.kind, "").format(gpu=found.gpu)
 
 
-_SOON = "it takes jobs again in a few seconds"
+_SOON = "it accepts jobs again in a few seconds"
 _CHECK = "check it with `nvidia-smi -i {gpu}` and `doctor`"
 _WAIT = "wait for the process to end, or end it; or "
 _OBSTACLE_REMEDIES = {

@@ -51,8 +51,8 @@ def gpu(
         return ok(Check.GPU, f"{message}; {measured}", view.index)
     why = obstacle(view, need, limits)
     if why is None:
-        return ok(Check.GPU, f"takes it; {measured}", view.index)
-    message = f"does not take it: {obstacle_text(why)}; {measured}"
+        return ok(Check.GPU, f"accepts it; {measured}", view.index)
+    message = f"does not accept it: {obstacle_text(why)}; {measured}"
     return warn(Check.GPU, message, obstacle_remedy(why), view.index)
 
 

@@ -119,11 +119,11 @@ def test_add_reports_an_equal_job_that_is_queued_or_completed(desk: Desk, script
     job_id = desk.store.insert_job(read.spec, f"file:{desk.path}/jobs.txt")
     code, out, err = desk.run("add", "train.py", "--args", "--llm x", "--priority", "7")
     assert (code, out) == (0, f"7,{script},,--llm x,\n")
-    assert f"adds no new job: job {job_id}, which runs the same, is queued" in err
+    assert f"adds no new job: the identical job {job_id} is queued" in err
     desk.record(act.FinishJob(job_id, Outcome.COMPLETED, None))
     code, _, err = desk.run("add", "train.py", "--args", "--llm x")
     assert code == 0
-    assert f"job {job_id}, which runs the same, completed; `retry {job_id}` runs it again" in err
+    assert f"the identical job {job_id} completed; `retry {job_id}` runs it again" in err
     assert desk.run("add", "train.py", "--args", "--llm y")[2] == ""
     assert desk.run("add", "train.py", "--args", "--llm x", "--conda", "e")[2] == ""
 

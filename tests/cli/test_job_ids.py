@@ -65,7 +65,7 @@ def test_empty_range_and_ambiguous_name_are_rejected(desk: Desk) -> None:
         resolve_job(desk.store, "bert")
     assert str(caught.value) == (
         "3 open jobs are named bert: job 1 (queued), job 2 (queued), job 3 (held)\n"
-        "use the number of one; nothing was done"
+        "give the number of one of them; nothing was done"
     )
     for _ in range(9):
         desk.job(name="bert")

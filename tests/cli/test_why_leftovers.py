@@ -50,7 +50,7 @@ def test_gpu_lost_in_the_last_sample_is_shown(desk: Desk) -> None:
     desk.writer.record_gpus([lost, replace(lost, uuid="SIM-1", index=1, fault=None)], None, Clock().now())
     grade, says, _ = checks(desk, job)["GPU 0"]
     assert grade == "warn"
-    assert says.startswith("does not take it: lost")
+    assert says.startswith("does not accept it: lost")
 
 
 def test_interrupted_job_shows_the_end_of_its_log_or_that_the_log_is_missing(desk: Desk) -> None:

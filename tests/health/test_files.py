@@ -182,7 +182,7 @@ def test_reports_the_age_of_the_newest_backup(home: DataDir, monkeypatch: pytest
     for days, is_up, grade, expected in (
         (1, True, "ok", says),
         (3, False, "ok", says),
-        (3, True, "warn", f"{says}, though a scheduler runs"),
+        (3, True, "warn", f"{says}, although a scheduler is running"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(time, "time", lambda days=days: at + days * 86_400)

@@ -471,7 +471,7 @@ def test_logs_a_write_error_once_and_retries(
     harness.update()
     [line] = logged()
     assert line.startswith("journal.jsonl cannot be written: ")
-    assert line.endswith("; jobs continue, retrying")
+    assert line.endswith("; jobs continue; retrying")
     assert harness.reporter.next_write_at == harness.clock.boot + RETRY_S
     assert "1 queued" in harness.board.read_text()
     harness.clock.boot += RETRY_S
@@ -499,7 +499,7 @@ def test_rejects_a_journal_that_is_a_fifo(harness: ReporterHarness, logged: Call
     os.mkfifo(harness.journal)
     harness.job()
     harness.update()
-    assert logged() == ["journal.jsonl cannot be written: not a file; jobs continue, retrying"]
+    assert logged() == ["journal.jsonl cannot be written: not a file; jobs continue; retrying"]
 
 
 def test_close_writes_despite_earlier_errors(harness: ReporterHarness) -> None:

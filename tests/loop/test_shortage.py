@@ -312,7 +312,7 @@ def test_round_that_fails_because_of_a_shortage_is_retried_and_reported_once(
     monkeypatch.setattr(daemon, "_cycle", turn)
     assert daemon.serve() == 7
     for number in (errno.EMFILE, errno.ENOMEM):
-        messages = f"{describe_shortage(number)}; retrying every second, running jobs continue"
+        messages = f"{describe_shortage(number)}; retrying every second; running jobs continue"
         assert caplog.text.count(messages) == 1
 
 

@@ -109,7 +109,9 @@ def test_start_accepts_links_of_the_user_to_own_files(folder: Path) -> None:
 
 def test_start_warns_about_a_world_writable_folder(folder: Path) -> None:
     folder.chmod(0o777)
-    assert checked() == [f"{folder} is writable by everyone, who can replace the files in it: `chmod o-w` it"]
+    assert checked() == [
+        f"{folder} is writable by everyone, so any user can replace the files in it: `chmod o-w` it"
+    ]
     folder.chmod(0o1777)
     assert checked() == []
 

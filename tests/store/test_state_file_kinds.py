@@ -50,7 +50,7 @@ def test_reports_an_unusable_file_once_and_keeps_it(
     machine.begin()
     for _ in range(3):
         machine.round()
-    assert caplog.text.count(f"cannot be read or written ({why}); jobs continue, will retry") == 1
+    assert caplog.text.count(f"cannot be read or written ({why}); jobs continue; retrying") == 1
     assert (machine.path.lstat().st_ino, machine.path.lstat().st_mode) == (status.st_ino, status.st_mode)
     request_pauses(machine.store, ["U3"], True, "cli", scheduler_is_up=False)
     assert not imports_old_state_file(machine.store.data_dir)

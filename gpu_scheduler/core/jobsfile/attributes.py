@@ -24,7 +24,7 @@ ATTRIBUTE_HELP: dict[str, tuple[str | None, str]] = {
     "share": ("X", "fraction of a GPU needed, or a number of whole GPUs"),
     "allowed": ("LIST", "GPUs that the job may use"),
     "exclusive": (None, "share its GPUs with no other job"),
-    "oom-retries": ("N", "number of retries after CUDA out of memory, each with more memory"),
+    "oom-retries": ("N", "number of retries after the job ran out of CUDA memory, each with more memory"),
     "fail-retries": ("N", "number of retries after any failure"),
     "timeout": ("TIME", "end the job after this time: 90s, 15m, 2h, 1d"),
     "name": ("NAME", "name shown by `status`"),

@@ -37,8 +37,8 @@ def check_finished(text: str) -> None:
         raise ValueError("it ends in a backslash: a command cannot continue on the next line")
     if re.search(r"(?<!&)&$", text) and quotes_closed(text) and not _ends_in_odd_backslashes(text[:-1]):
         raise ValueError(
-            "it ends in `&`: the job would complete at once and its processes be ended; remove the `&`, the"
-            " scheduler runs every line in the background"
+            "it ends in `&`: the job would complete at once and its processes would be ended; remove the `&`:"
+            " the scheduler runs every line in the background"
         )
 
 

@@ -15,7 +15,7 @@ from gpu_scheduler.core.jobsfile.job_line import Malformed
 from gpu_scheduler.core.jobsfile.reading import Line
 
 REASON = "a second line was appended to a line that had no line ending"
-TORN_APPEND = Malformed(REASON, "two lines; or, if it is one, the same line with [] in front of it")
+TORN_APPEND = Malformed(REASON, "two lines; or, if it is a single one, the same line with [] in front of it")
 
 _PROGRAMS = re.compile(
     r"(?:python|pypy|bash|sh|zsh|env|conda|mamba|micromamba|torchrun|accelerate|deepspeed|uv|uvx|poetry|pipenv"

@@ -30,10 +30,10 @@ def parse_simulate(text: str) -> tuple[int, ...]:
             raise ValueError(f"--simulate {text!r}: {part.strip()!r} is not a number of GPUs, {_ACCEPTED}")
         size = DEFAULT_MIB if match[2] is None else int(match[2]) * (1024 if match[3] == "G" else 1)
         if size == 0:
-            raise ValueError(f"--simulate {text!r}: a GPU needs memory, {_ACCEPTED}")
+            raise ValueError(f"--simulate {text!r}: give each GPU some memory, {_ACCEPTED}")
         totals += [size] * int(match[1])
     if not 1 <= len(totals) <= MAX_GPUS:
-        raise ValueError(f"--simulate {text!r}: between 1 and {MAX_GPUS} GPUs, {_ACCEPTED}")
+        raise ValueError(f"--simulate {text!r}: give 1 to {MAX_GPUS} GPUs, {_ACCEPTED}")
     return tuple(totals)
 
 

@@ -119,7 +119,7 @@ def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
         if age_s > _MAX_BACKUP_AGE_S and scheduler_pid(data_dir.lock) is not None:
             yield warn(
                 Check.BACKUPS,
-                f"{message}, though a scheduler runs",
+                f"{message}, although a scheduler is running",
                 f"see {data_dir.main_log} for the reason",
             )
         else:
