@@ -36,6 +36,7 @@ from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
+from gpu_scheduler.store.jobs_files import line_of, malformed_lines
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -205,9 +206,9 @@ def _placement_facts(inspected: _Inspection) -> PlacementFacts:
 
 
 def _line_facts(store: Store, record: JobRecord) -> LineFacts:
-    line = store.line_of(record.id)
+    line = line_of(store, record.id)
     path = record.source.partition(":")[2]
-    malformed = [(one.number, one.problem) for one in store.malformed_lines() if one.path == path]
+    malformed = [(one.number, one.problem) for one in malformed_lines(store) if one.path == path]
     near = [one for one in malformed if line is not None and abs(one[0] - line.number) <= _NEARBY_LINES]
     where = None if line is None else (line.path, line.number)
     return LineFacts(where, record.line_wait, near, len(malformed))

@@ -71,7 +71,7 @@ def _request_in_store(
 
 def _selected_gpus(store: Store, gpus: Collection[int] | None) -> dict[int, str]:
     """Returns index -> UUID of the named GPUs, in order; of every managed GPU for None."""
-    managed = {row.index: row.uuid for row in store.gpus()}
+    managed = store.managed_gpus()
     if not managed:
         raise SchedulerError(
             f"no GPUs are recorded in {store.data_dir.folder} yet; the first `start` records them"

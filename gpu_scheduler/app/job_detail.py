@@ -22,6 +22,7 @@ from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy, judge_declaration
 from gpu_scheduler.core.text.secrets import hide_secrets, masked_words
 from gpu_scheduler.store.events import events_of_job
+from gpu_scheduler.store.jobs_files import line_of
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 
@@ -110,7 +111,7 @@ def _read(store: Store, job_id: int) -> JobDetail:
         view = job_views.job_view(job, attempts[-1] if attempts else None, context)
         spec = job.spec
         tolerance = store.recorded_options().tolerance
-        line = store.line_of(job_id)
+        line = line_of(store, job_id)
         return JobDetail(
             now=context.now.wall,
             job=view,

@@ -9,6 +9,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.store.jobs_files import find_jobs_file
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ def recorded_setting(location: Location, jobs_file: str) -> RecordedSetting:
     """Returns the setting for the lines of a jobs file, which is given by its absolute path."""
     try:
         with open_store(location, read_only=True) as store:
-            file = store.jobs_file(jobs_file)
+            file = find_jobs_file(store, jobs_file)
             return RecordedSetting(
                 frozenset(store.gpu_indices().values()) or None,
                 None if file is None else file.cwd,

@@ -18,7 +18,7 @@ from gpu_scheduler.store.job_lists import (
     state_counts,
     unsuccessful_counts,
 )
-from gpu_scheduler.store.records import MalformedLineRecord
+from gpu_scheduler.store.jobs_files import MalformedLineRecord, jobs_files, malformed_lines
 from gpu_scheduler.store.store import Store
 
 #: Number of bytes at the end of a running job's log in which its last line is searched.
@@ -80,8 +80,8 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
             jobs=tuple(job_views.job_view(row, attempts.get(row.id), context) for row in rows),
             counts=state_counts(store),
             unsuccessful_counts=unsuccessful_counts(store),
-            malformed=tuple(_malformed_view(row) for row in store.malformed_lines()),
-            jobs_files=tuple(JobsFileView(one.path, one.problem) for one in store.jobs_files()),
+            malformed=tuple(_malformed_view(row) for row in malformed_lines(store)),
+            jobs_files=tuple(JobsFileView(one.path, one.problem) for one in jobs_files(store)),
         )
     return report.failed_only(query.max_finished) if query.only_failed else report
 

@@ -15,6 +15,7 @@ from gpu_scheduler.core.command.session_names import session_name
 from gpu_scheduler.core.model.job_spec import CudaIds
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.store import attempt_folders
+from gpu_scheduler.store.jobs_files import find_jobs_file
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -128,5 +129,5 @@ class Launcher:
     def _source_cwd(self, source: str) -> str | None:
         """Returns the working folder of the jobs file that a job came from; None if it came from none."""
         path = source.removeprefix("file:")
-        jobs_file = self._store.jobs_file(path) if path != source else None
+        jobs_file = find_jobs_file(self._store, path) if path != source else None
         return None if jobs_file is None else jobs_file.cwd

@@ -27,7 +27,7 @@ SAME_EDIT_S = 5.0
 
 def requested_pauses(store: Store) -> dict[str, bool]:
     """Returns UUID -> paused, as it will be once every open request is carried out."""
-    paused = {row.uuid: row.paused for row in store.gpus()}
+    paused = store.recorded_pauses()
     for request in open_requests(store):
         if request.verb in ("pause", "resume") and request.target in paused:
             paused[request.target] = request.verb == "pause"
@@ -93,7 +93,7 @@ def apply_edit(store: Store, content: bytes) -> list[str]:
     if older:
         messages.append("a state file of the older scheduler: its pauses are kept and its shares recomputed")
     with store.db.transaction():
-        by_index = {row.index: row.uuid for row in store.gpus()}
+        by_index = store.managed_gpus()
         requested = requested_pauses(store)
         recorded = [index for index, uuid in by_index.items() if requested[uuid]]
         for index, paused in state_file.pause_edits(_rebased_on_last_edit(store, state), recorded).items():

@@ -12,6 +12,7 @@ from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt, FinishJob
 from gpu_scheduler.core.scheduling.draining import JobEnd, exit_code
 from gpu_scheduler.store.job_lists import jobs_of_file
+from gpu_scheduler.store.jobs_files import malformed_lines
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.unfinished import unfinished_text
@@ -41,7 +42,7 @@ class DrainReport:
         jobs = self._jobs()
         malformed = [
             MalformedLineView(line.path, line.number, line.text, line.problem, line.accepted_form)
-            for line in self._store.malformed_lines()
+            for line in malformed_lines(self._store)
             if line.path == self._jobs_file
         ]
         left = unfinished_text(malformed, [job for job in jobs if job.state != JobState.FINISHED.value])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.model.attempt_status import RunnerIdentity
 from gpu_scheduler.core.model.gpu import GpuProcess
@@ -35,28 +35,6 @@ ATTEMPT_COLUMNS = """
 
 
 _STATES = {state.value: state for state in JobState}
-
-_Record = TypeVar("_Record")
-
-
-class RecordCache(Generic[_Record]):
-    """Builds records from rows, and returns the record built last time for a row that has not changed.
-
-    A round reads the same few rows several times, and building a record costs more than reading its row.
-    """
-
-    def __init__(self, build: Callable[[sqlite3.Row], _Record]) -> None:
-        self._build = build
-        self._records: dict[tuple[Any, ...], _Record] = {}
-
-    def records(self, rows: Sequence[sqlite3.Row]) -> list[_Record]:
-        """Returns the records of these distinct rows, in their order; forgets all others."""
-        known = self._records
-        self._records = {}
-        for row in rows:
-            key = tuple(row)
-            self._records[key] = known[key] if key in known else self._build(row)
-        return list(self._records.values())
 
 
 def job_records(rows: Sequence[sqlite3.Row]) -> list[JobRecord]:

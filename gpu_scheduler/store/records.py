@@ -1,4 +1,4 @@
-"""The records that the store returns: jobs, attempts with allocations, GPUs, lines.
+"""The records that the store returns: jobs, attempts with allocations, GPUs.
 
 Times: `*_at` are wall seconds since 1970, `*_boot` seconds since the boot of the record's `boot_id`. GPUs are
 named by UUID.
@@ -241,32 +241,3 @@ class GpuRecord:
     foreign_peaks: tuple[tuple[int, float, int], ...]
     foreign_loads: tuple[float | None, ...]
     foreign_load_boot: float | None
-
-
-@dataclass(frozen=True)
-class JobsFileRecord:
-    """A jobs file. cwd: working directory of its lines; problem: why it cannot be read, None = it can."""
-
-    path: str
-    cwd: str
-    problem: str | None
-
-
-@dataclass(frozen=True)
-class LineLocation:
-    """The jobs file and the line number of a job."""
-
-    path: str
-    number: int
-
-
-@dataclass(frozen=True)
-class MalformedLineRecord:
-    """A malformed line of a jobs file. raw: as written; problem: the fault; accepted_form: a valid form."""
-
-    path: str
-    number: int
-    text: str
-    raw: str
-    problem: str
-    accepted_form: str | None

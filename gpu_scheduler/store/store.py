@@ -9,45 +9,55 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import Database, no_store_error
-from gpu_scheduler.store.from_rows import (
-    ATTEMPT_COLUMNS,
-    RecordCache,
-    active_attempt_record,
-    attempt_record,
-    gpu_record,
-    job_records,
-)
-from gpu_scheduler.store.records import (
-    ActiveAttemptRecord,
-    AttemptRecord,
-    GpuRecord,
-    JobRecord,
-    JobsFileRecord,
-    LineLocation,
-    MalformedLineRecord,
-)
 
 if TYPE_CHECKING:
+    import sqlite3
+
     from gpu_scheduler.config import StartOptions
     from gpu_scheduler.core.model.job_spec import JobSpec
+    from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, GpuRecord, JobRecord
 
 #: Key in `meta`: the options of the newest scheduler.
 _OPTIONS_KEY = "started_with"
 
+_Record = TypeVar("_Record")
+
+
+class RecordCache(Generic[_Record]):
+    """Builds records from rows, and returns the record built last time for a row that has not changed.
+
+    A round reads the same few rows several times, and building a record costs more than reading its row.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[Any, ...], _Record] = {}
+
+    def records(self, rows: Sequence[sqlite3.Row], build: Callable[[sqlite3.Row], _Record]) -> list[_Record]:
+        """Returns the records of these distinct rows, in their order; forgets all others."""
+        known = self._records
+        self._records = {}
+        for row in rows:
+            key = tuple(row)
+            self._records[key] = known[key] if key in known else build(row)
+        return list(self._records.values())
+
 
 class Store:
-    """The store of one state file. Raises SchedulerError if another host owns it."""
+    """The store of one state file. Raises SchedulerError if another host owns it.
+
+    The records are imported by the methods that return them: `pause` needs none, and their classes take
+    longer to create than all else that it does.
+    """
 
     def __init__(self, data_dir: DataDir, *, create: bool = False) -> None:
         data_dir.check_access()
@@ -55,8 +65,8 @@ class Store:
             data_dir.create()
         self.data_dir = data_dir
         self._learning: bool | None = None
-        self._active_attempts = RecordCache(active_attempt_record)
-        self._gpus = RecordCache(gpu_record)
+        self._active_attempts: RecordCache[ActiveAttemptRecord] = RecordCache()
+        self._gpus: RecordCache[GpuRecord] = RecordCache()
         owner = None if create else data_dir.other_host()
         if owner is not None:
             # Even a reader of SQLite takes locks that another host does not see, and may write into the file.
@@ -108,6 +118,7 @@ class Store:
 
         It is queued, or held or cancelled if its line says so. now: wall seconds.
         """
+        from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
         from gpu_scheduler.core.scheduling.needs import ResourceSpec
         from gpu_scheduler.core.scheduling.order import NORMAL_PRIORITY
 
@@ -136,13 +147,20 @@ class Store:
 
     def job(self, job_id: int) -> JobRecord | None:
         """Returns a job, or None."""
+        from gpu_scheduler.store.from_rows import job_records
+
         row = self.db.row("SELECT * FROM job WHERE id = ?", job_id)
         return None if row is None else job_records([row])[0]
 
     def attempt(self, attempt_id: int) -> AttemptRecord | None:
         """Returns an attempt, or None."""
-        row = self.db.row(f"SELECT {ATTEMPT_COLUMNS} FROM attempt WHERE id = ?", attempt_id)
-        return None if row is None else attempt_record(row)
+        return next(iter(self._attempts("id = ?", attempt_id)), None)
+
+    def _attempts(self, where: str, *values: object) -> list[AttemptRecord]:
+        from gpu_scheduler.store.from_rows import ATTEMPT_COLUMNS, attempt_record
+
+        rows = self.db.rows(f"SELECT {ATTEMPT_COLUMNS} FROM attempt WHERE {where}", *values)
+        return [attempt_record(row) for row in rows]
 
     def attempt_with_job(self, attempt_id: int) -> tuple[AttemptRecord, JobRecord]:
         """Returns an attempt, which must exist, and its job."""
@@ -154,11 +172,12 @@ class Store:
 
     def attempts(self, job_id: int) -> list[AttemptRecord]:
         """Returns the attempts of a job, oldest first."""
-        rows = self.db.rows(f"SELECT {ATTEMPT_COLUMNS} FROM attempt WHERE job_id = ? ORDER BY number", job_id)
-        return [attempt_record(row) for row in rows]
+        return self._attempts("job_id = ? ORDER BY number", job_id)
 
     def active_attempts(self) -> list[ActiveAttemptRecord]:
         """Returns the attempts that are open, hold GPUs or await memory release, with their jobs' part."""
+        from gpu_scheduler.store.from_rows import ATTEMPT_COLUMNS, active_attempt_record
+
         rows = self.db.rows(
             f"SELECT {ATTEMPT_COLUMNS}, job.cancel_cause, job.cancel_grace_s,"
             " job.launch_failures, job.source AS job_source, job.spec_key, job.oom_retries_used,"
@@ -167,11 +186,22 @@ class Store:
             " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.state <> 'closed'"
             " ORDER BY +attempt.id"  # "+" makes SQLite use the partial index, not scan all attempts
         )
-        return self._active_attempts.records(rows)
+        return self._active_attempts.records(rows, active_attempt_record)
 
     def gpus(self) -> list[GpuRecord]:
         """Returns the managed GPUs, by index."""
-        return self._gpus.records(self.db.rows("SELECT * FROM gpu WHERE managed ORDER BY idx"))
+        from gpu_scheduler.store.from_rows import gpu_record
+
+        return self._gpus.records(self.db.rows("SELECT * FROM gpu WHERE managed ORDER BY idx"), gpu_record)
+
+    def managed_gpus(self) -> dict[int, str]:
+        """Returns index -> UUID of the managed GPUs, by index."""
+        return dict(map(tuple, self.db.rows("SELECT idx, uuid FROM gpu WHERE managed ORDER BY idx")))
+
+    def recorded_pauses(self) -> dict[str, bool]:
+        """Returns UUID -> whether it is paused, of the managed GPUs, by index."""
+        rows = self.db.rows("SELECT uuid, paused FROM gpu WHERE managed ORDER BY idx")
+        return {uuid: bool(paused) for uuid, paused in rows}
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -184,39 +214,16 @@ class Store:
 
     def newest_attempts(self, job_ids: Iterable[int]) -> dict[int, AttemptRecord]:
         """Returns job id -> newest attempt, for those of these jobs that have one."""
-        rows = self.db.rows(
-            f"SELECT {ATTEMPT_COLUMNS} FROM attempt WHERE job_id IN (SELECT value FROM json_each(?))"
+        found = self._attempts(
+            "job_id IN (SELECT value FROM json_each(?))"
             " AND number = (SELECT max(number) FROM attempt AS one WHERE one.job_id = attempt.job_id)",
             json.dumps(list(job_ids)),
         )
-        return {row["job_id"]: attempt_record(row) for row in rows}
+        return {attempt.job_id: attempt for attempt in found}
 
     def gpu_indices(self) -> dict[str, int]:
         """Returns UUID -> index of every known GPU, also of unmanaged ones."""
         return {row["uuid"]: row["idx"] for row in self.db.rows("SELECT uuid, idx FROM gpu")}
-
-    def malformed_lines(self) -> list[MalformedLineRecord]:
-        """Returns the malformed lines of the last readings, by file and line."""
-        rows = self.db.rows(
-            "SELECT path, number, text, raw, problem, accepted_form FROM line WHERE problem IS NOT NULL"
-            " ORDER BY path, position"
-        )
-        return [MalformedLineRecord(*row) for row in rows]
-
-    def line_of(self, job_id: int) -> LineLocation | None:
-        """Returns where a job's line is; None if it has none."""
-        row = self.db.row("SELECT path, number FROM line WHERE job_id = ? ORDER BY position LIMIT 1", job_id)
-        return None if row is None else LineLocation(*row)
-
-    def jobs_files(self) -> list[JobsFileRecord]:
-        """Returns the jobs files."""
-        rows = self.db.rows("SELECT path, cwd, problem FROM jobs_file ORDER BY path")
-        return [JobsFileRecord(*row) for row in rows]
-
-    def jobs_file(self, path: str) -> JobsFileRecord | None:
-        """Returns a jobs file; None if the scheduler has not read it."""
-        row = self.db.row("SELECT path, cwd, problem FROM jobs_file WHERE path = ?", path)
-        return None if row is None else JobsFileRecord(*row)
 
     def was_gpu_shared(self, attempt: AttemptRecord, since: float, until: float) -> bool:
         """Returns whether an attempt of another job held one of these GPUs in this time (wall seconds)."""

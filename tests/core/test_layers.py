@@ -18,7 +18,7 @@ STORE = tuple(
     f"store.{name}"
     for name in (
         "accepted_lines", "attempt_facts", "data_dir", "database", "events", "gpu_kind", "job_lists",
-        "location", "measurements", "pending_groups", "permissions", "read_only",
+        "jobs_files", "location", "measurements", "pending_groups", "permissions", "read_only",
         "records", "requests", "scheduler_lock", "state_file", "store",
     )
 )  # fmt: skip
@@ -63,7 +63,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "views": ("core.model", "core.text", "core.failure", "core.scheduling", "app"),
     "reporting": (
         "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "store.events",
-        "store.job_lists", "store.pending_groups", "store.records", "store.store",
+        "store.job_lists", "store.jobs_files", "store.pending_groups", "store.records", "store.store",
         "health.storage", "attempts.log_folder", "app", "views",
     ),
     "scheduler": (

@@ -12,6 +12,7 @@ from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, parse_llm_config
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
+from gpu_scheduler.store.jobs_files import jobs_files
 from gpu_scheduler.store.requests import add_request, request_answer
 from tests.loop.rig import Rig
 from tests.loop.watched_file import WatchedFile
@@ -345,5 +346,5 @@ def test_reports_an_unreadable_file_once(desk: WatchedFile, caplog: pytest.LogCa
         desk.wait(0)
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == [f"{desk.path} does not exist; its jobs continue"]
-    [file] = desk.rig.store.jobs_files()
+    [file] = jobs_files(desk.rig.store)
     assert (file.path, file.problem) == (str(desk.path), "does not exist")

@@ -41,6 +41,7 @@ from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import state_counts
+from gpu_scheduler.store.jobs_files import jobs_files, malformed_lines
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.system import procfs, shortages
 from gpu_scheduler.system.shortages import describe_shortage
@@ -191,14 +192,14 @@ def test_lines_that_cannot_be_checked_are_neither_malformed_nor_jobs(
             watch.check(now)
             assert (watch.recheck_at, watch.pending) == (now + 1.0, True)
     number = errno.ENOMEM if loads else errno.EAGAIN
-    assert (state_counts(rig.store), rig.store.malformed_lines()) == ({}, [])
-    [file] = rig.store.jobs_files()
+    assert (state_counts(rig.store), malformed_lines(rig.store)) == ({}, [])
+    [file] = jobs_files(rig.store)
     assert file.problem == f"cannot be checked now: {describe_shortage(number)}"
     assert caplog.text.count("cannot be checked now") == 1
     watch.check(30.0)
     watch.check(40.0)
     assert state_counts(rig.store) == {"queued": 2}
-    assert [row.number for row in rig.store.malformed_lines()] == [3]
+    assert [row.number for row in malformed_lines(rig.store)] == [3]
 
 
 def test_console_starts_no_thread_after_its_creation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from gpu_scheduler.scheduler.start_checks import check_files, check_paths
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.job_lists import open_jobs
+from gpu_scheduler.store.jobs_files import jobs_files
 from gpu_scheduler.store.ownership_check import Ownership
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import InstanceLock
@@ -135,11 +136,11 @@ def test_does_not_read_a_jobs_file_that_became_world_writable(folder: Path, rig:
     assert [row.text for row in open_jobs(rig.store, (JobState.QUEUED,))] == ["true", "false"]
     assert open_requests(rig.store) == []
     problem = "is writable by everyone; `chmod o-w` it, or `start --trust-files`"
-    assert [row.problem for row in rig.store.jobs_files()] == [problem]
+    assert [row.problem for row in jobs_files(rig.store)] == [problem]
     trusting = JobsFileWatcher(rig.store, str(path), None, trust=True)
     for now in (400.0, 500.0):
         trusting.check(now)
-    assert [row.problem for row in rig.store.jobs_files()] == [None]
+    assert [row.problem for row in jobs_files(rig.store)] == [None]
     assert "echo planted" in [row.text for row in open_jobs(rig.store, (JobState.QUEUED,))]
 
 

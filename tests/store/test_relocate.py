@@ -12,7 +12,7 @@ from gpu_scheduler.core.jobsfile.reading import Line, line_from_result
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.store import accepted_lines, location
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.records import JobsFileRecord
+from gpu_scheduler.store.jobs_files import JobsFileRecord, jobs_files
 from gpu_scheduler.store.relocate import Relocation
 from gpu_scheduler.store.store import Store
 
@@ -56,7 +56,7 @@ def test_lines_keep_their_jobs_and_jobs_their_folders(tmp_path: Path, old: Path,
     assert (spec.cwd, spec.script) == (str(new), str(new / "t.py"))
     assert (first.identity, first.source) == (spec.identity, f"file:{new}/jobs.txt")
     assert second.spec.cwd == str(tmp_path / "else")
-    assert store.jobs_files() == [JobsFileRecord(f"{new}/jobs.txt", str(new), None)]
+    assert jobs_files(store) == [JobsFileRecord(f"{new}/jobs.txt", str(new), None)]
     [line] = accepted_lines.load(store, f"{new}/jobs.txt")
     assert (line.job_id, line.identity) == (1, spec.identity)
     assert accepted_lines.load(store, f"{old}/jobs.txt") == ()
@@ -77,7 +77,7 @@ def test_lines_run_beside_their_moved_file_whatever_is_at_the_old_path(
         (old / ".git").touch()
     store = Store(DataDir.of(str(new / "s.json")))
     location.adopt_folder(store)
-    assert store.jobs_files() == [JobsFileRecord(f"{new}/jobs.txt", str(new), None)]
+    assert jobs_files(store) == [JobsFileRecord(f"{new}/jobs.txt", str(new), None)]
     [row] = accepted_lines.load(store, f"{new}/jobs.txt")
     assert row.job_id == 1
     spec = JobSpec.from_json(store.db.rows("SELECT spec FROM job WHERE id = 1")[0]["spec"])
@@ -93,7 +93,7 @@ def test_a_moved_reading_replaces_an_older_one_at_the_same_path(tmp_path: Path, 
     accepted_lines.working_folder(store, path, str(new))
     accepted_lines.save(store, path, (), (line(raws, 0, str(new), store),))
     location.adopt_folder(store)
-    assert store.jobs_files() == [JobsFileRecord(path, str(new), None)]
+    assert jobs_files(store) == [JobsFileRecord(path, str(new), None)]
     assert [row.job_id for row in accepted_lines.load(store, path)] == [1]
     store.close()
 
@@ -104,7 +104,7 @@ def test_moving_only_the_data_directory_changes_no_path(tmp_path: Path, old: Pat
     (old / "s.d").rename(new / "s.d")
     store = Store(DataDir.of(str(new / "s.json")))
     location.adopt_folder(store)
-    assert store.jobs_files() == [JobsFileRecord(f"{old}/jobs.txt", str(old), None)]
+    assert jobs_files(store) == [JobsFileRecord(f"{old}/jobs.txt", str(old), None)]
     store.close()
 
 
