@@ -60,14 +60,14 @@ def test_why_shows_for_each_gpu_whether_it_accepts_the_job(desk: Desk) -> None:
     found = checks(desk, job)
     assert found["GPU 0"][:2] == (
         "warn",
-        f"does not take it: 0.4 free; share 0.6 allocated to job {holder}, load 0 %, no foreign memory",
+        f"does not accept it: 0.4 free; share 0.6 allocated to job {holder}, load 0 %, no foreign memory",
     )
     assert found["GPU 1"][0] == "warn"
-    assert found["GPU 1"][1].startswith("does not take it: paused; no job of ours")
+    assert found["GPU 1"][1].startswith("does not accept it: paused; no job of ours")
     assert found["GPU 1"][2] == "`resume 1` makes it available again"
     assert found["placing"][:2] == ("warn", "needs 0.5 of a GPU, 0 free, GPU 0 0.4 free, GPU 1 paused")
     add_request(desk.store, "resume", "SIM-1")
-    assert checks(desk, job)["GPU 1"][1].startswith("takes it; ")
+    assert checks(desk, job)["GPU 1"][1].startswith("accepts it; ")
     assert checks(desk, job)["placing"][:2] == ("ok", "it would start on GPU 1 now")
 
 
@@ -76,13 +76,13 @@ def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
     job = desk.job(share=500, allowed=(0,))
     desk.writer.record_gpus([foreign], None, Clock().now())
     assert checks(desk, job)["GPU 0"][1] == (
-        "takes it; no job of ours, load 28 %, foreign memory 600 MiB, 60 % of it (threshold 80 %),"
+        "accepts it; no job of ours, load 28 %, foreign memory 600 MiB, 60 % of it (threshold 80 %),"
         " foreign load unknown, which excludes no job"
     )
     desk.store.record_options(StartOptions(mem_threshold=0.5))
     grade, says, remedy = checks(desk, job)["GPU 0"]
     assert (grade, remedy[-15:]) == ("warn", "--mem-threshold")
-    assert says.startswith(f"does not take it: foreign process {os.getpid()} holds 600 MiB; no job of ours")
+    assert says.startswith(f"does not accept it: foreign process {os.getpid()} holds 600 MiB; no job of ours")
     assert "60 % of it (threshold 50 %), foreign load " in says
     # Neither is for a job that declares memory, nor that of memory for one that wants an idle GPU.
     assert " % of it" not in checks(desk, desk.job(vram=1000, allowed=(0,)))["GPU 0"][1]
@@ -113,7 +113,7 @@ def test_why_shows_the_memory_available_to_a_declaration(desk: Desk) -> None:
     assert found["need"][1] == "8.0 GiB of a GPU (its attributes)"
     grade, says, remedy = found["GPU 0"]
     assert (grade, remedy) == ("warn", "")
-    assert says.startswith("does not take it: room for 7.5 GiB; share 0.667 allocated to job ")
+    assert says.startswith("does not accept it: room for 7.5 GiB; share 0.667 allocated to job ")
     assert says.endswith(
         ", 16.0 GiB of 24.0 GiB allocated or in use, 7.5 GiB left for a declaration (margin 512 MiB)"
     )
@@ -127,9 +127,9 @@ def test_why_shows_the_memory_available_to_a_declaration(desk: Desk) -> None:
 def test_why_follows_the_exclusive_option_of_the_scheduler(desk: Desk) -> None:
     desk.record(act.Start(desk.job(share=100), ("SIM-0",), 100))
     job = desk.job(share=100)
-    assert checks(desk, job)["GPU 0"][1].startswith("takes it; ")
+    assert checks(desk, job)["GPU 0"][1].startswith("accepts it; ")
     desk.store.record_options(StartOptions(exclusive=True))
-    assert checks(desk, job)["GPU 0"][1].startswith("does not take it: busy; ")
+    assert checks(desk, job)["GPU 0"][1].startswith("does not accept it: busy; ")
 
 
 def test_foreign_process_counts_with_its_peak(desk: Desk) -> None:
@@ -328,7 +328,7 @@ def test_checks_are_wrapped_at_words_on_a_terminal(desk: Desk) -> None:
     desk.record(act.Start(holder, ("SIM-0",), 600))
     rows = on_terminal("why", desk.job(share=500)).decode().splitlines()
     begin = next(at for at, row in enumerate(rows) if row.startswith("warn  GPU 0 "))
-    assert rows[begin] == f"{'warn  GPU 0':<28}does not take it: 0.4 free; share 0.6 allocated to"
+    assert rows[begin] == f"{'warn  GPU 0':<28}does not accept it: 0.4 free; share 0.6 allocated to"
     assert rows[begin + 1] == f"{'':<28}job {holder}, load 0 %, no foreign memory"
     assert all(len(row) <= 80 for row in rows if str(desk.path) not in row)
 
