@@ -10,7 +10,7 @@ from pathlib import Path
 from gpu_scheduler.app.append_line import append_line
 from gpu_scheduler.app.current_need import current_llm_config
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.preview import PreviewContext, preview
+from gpu_scheduler.app.preview import PreviewContext, UnmetNeed, preview
 from gpu_scheduler.app.recorded_setting import RecordedSetting, recorded_setting
 from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.core.command.environment import find_conda_sh
@@ -50,7 +50,7 @@ class AddedLine:
     """A line that was or could be appended. warnings: why it may not run as intended."""
 
     line: str
-    warnings: tuple[str, ...]
+    warnings: tuple[str | UnmetNeed, ...]
 
 
 def add(location: Location, new: NewLine, path: str) -> AddedLine:
@@ -72,8 +72,8 @@ def _check(location: Location, new: NewLine, path: str | None) -> AddedLine:
     else:
         line = _script_line(new, new.script, recorded.known_gpus)
     spec, notes = _parse_line(line, recorded.cwd or os.getcwd(), recorded.known_gpus)
-    notes += [*_duplicate_notes(location, spec), *_watch_notes(recorded, path), *_warnings(recorded, spec)]
-    return AddedLine(line, tuple(notes))
+    notes += [*_duplicate_notes(location, spec), *_watch_notes(recorded, path)]
+    return AddedLine(line, (*notes, *_warnings(recorded, spec)))
 
 
 def _script_line(new: NewLine, given: str, known_gpus: frozenset[int] | None) -> str:
@@ -152,7 +152,7 @@ def _parse_line(line: str, cwd: str, known_gpus: frozenset[int] | None) -> tuple
     return spec, list(notes) if spec.kind == "command" else []
 
 
-def _warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[str]:
+def _warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[str | UnmetNeed]:
     """Yields the warnings that `lint` gives for the job."""
     started = recorded.options
     conda_sh = (started and started.conda_sh) or find_conda_sh(os.environ, os.path.exists)

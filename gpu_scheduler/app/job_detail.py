@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpu_scheduler.app import job_views
 from gpu_scheduler.app.current_need import CurrentNeed, current_need
@@ -25,6 +26,9 @@ from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.jobs_files import line_of
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.status_report import AttemptWarning
 
 #: The end of `core.command.build.BEGIN` and the `exec` before the job's own command.
 _JOB_COMMAND_START = re.compile(r"exec 3>&-[^\n]*\nexec ")
@@ -54,7 +58,7 @@ class AttemptView:
     command: str | None
     survivors: tuple[int, ...]
     launches: int
-    warnings: tuple[str, ...]
+    warnings: tuple[AttemptWarning, ...]
     vram_declared: int | None
     share_declared: float | None
     peaks: Mapping[int, int]

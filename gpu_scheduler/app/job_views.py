@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.core.model.share import share_text
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, AttemptState, JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
 if TYPE_CHECKING:
+    from gpu_scheduler.app.status_report import AttemptWarning
     from gpu_scheduler.core.model.now import Now
     from gpu_scheduler.core.scheduling.facts import Attempt
     from gpu_scheduler.store.records import AttemptRecord, JobRecord
@@ -91,31 +91,25 @@ def _start_delay(attempt: AttemptRecord) -> WaitReason | None:
     return WaitReason(WaitKind.RELAUNCHED, launches=launches) if launches > 1 else None
 
 
-def warnings(attempt: AttemptRecord, indices: Mapping[str, int]) -> tuple[str, ...]:
+def warnings(attempt: AttemptRecord, indices: Mapping[str, int]) -> tuple[AttemptWarning, ...]:
     """Returns the warnings about an attempt: memory use above its declaration, and processes on GPUs that
     were not allocated to it."""
-    texts = [_overuse_warning(attempt, uuid, indices) for uuid in attempt.overused_gpus]
-    if attempt.misplaced:
-        from gpu_scheduler.core.scheduling.misplaced import misplaced_process_message
+    if not (attempt.overused_gpus or attempt.misplaced):
+        return ()
+    from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
 
-        allocated = gpu_indices(attempt, indices)
-        job = f"job {attempt.job_id}"
-        texts += [
-            f"{job} {misplaced_process_message(allocated, indices.get(uuid, -1), pid)}"
-            for uuid, pid in attempt.misplaced
-        ]
-    return tuple(texts)
-
-
-def _overuse_warning(attempt: AttemptRecord, uuid: str, indices: Mapping[str, int]) -> str:
-    peak, mib = attempt.peaks.get(uuid), attempt.budgets.get(uuid)
-    declared = f"{mib} MiB" if attempt.vram is not None else share_text(attempt.share, mib)
-    where = f"GPU {indices.get(uuid, -1)}"
-    runs = attempt.state.is_open
-    return (
-        f"job {attempt.job_id} declared {declared} but used {peak} MiB on {where}"
-        f"{': its neighbors may run out of memory' if runs else ''}"
+    share = attempt.share if attempt.vram is None else None
+    peaks, budgets = attempt.peaks, attempt.budgets
+    overuses = (
+        Overuse(attempt.number, indices.get(uuid, -1), peaks.get(uuid) or 0, budgets.get(uuid) or 0, share)
+        for uuid in attempt.overused_gpus
     )
+    allocated = gpu_indices(attempt, indices)
+    misplaced = (
+        MisplacedProcess(attempt.number, indices.get(uuid, -1), pid, allocated)
+        for uuid, pid in attempt.misplaced
+    )
+    return (*overuses, *misplaced)
 
 
 def vram_declared(attempt: AttemptRecord) -> int | None:
@@ -177,8 +171,7 @@ def _with_observed_status(values: JobView, attempt: Attempt, context: ViewContex
     session = None if closed else status.session or values.session
     values = replace(values, session=session, window_closed=closed, log=values.log or status.log)
     if status.claim != "none":
-        anomalies = tuple(f"job {attempt.job_id}: {text}" for text in status.anomalies)
-        values = replace(values, warnings=(*values.warnings, *anomalies))
+        values = replace(values, warnings=(*values.warnings, *status.anomalies))
     if runs_as_recorded(attempt):
         return values
     from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition

@@ -45,6 +45,19 @@ class PreviewContext:
 
 
 @dataclass(frozen=True)
+class UnmetNeed:
+    """The need of a job that the present GPUs cannot meet.
+
+    usable: number of GPUs that the job may use, None = there are enough of them, but they are too small;
+    margin_mib: memory of each GPU that is not given to jobs.
+    """
+
+    need: Need
+    usable: int | None
+    margin_mib: int
+
+
+@dataclass(frozen=True)
 class Preview:
     """The preview of a well-formed line.
 
@@ -60,7 +73,7 @@ class Preview:
     command: str
     duplicate_of: int | None
     notes: tuple[str, ...]
-    warnings: tuple[str, ...]
+    warnings: tuple[str | UnmetNeed, ...]
 
 
 def preview(
@@ -89,15 +102,14 @@ def _notes(spec: JobSpec, context: PreviewContext) -> Iterator[str]:
         yield f"script {_script_as_written(spec)} is a relative path: it is resolved in {spec.cwd}"
 
 
-def _warnings(spec: JobSpec, need: Need, context: PreviewContext) -> Iterator[str]:
+def _warnings(spec: JobSpec, need: Need, context: PreviewContext) -> Iterator[str | UnmetNeed]:
     if context.known_gpus is not None:
         usable = [gpu for gpu in context.known_gpus if spec.allowed is None or gpu in spec.allowed]
         large = [gpu for gpu in usable if could_fit(need, context.totals_mib.get(gpu), context.limits)]
         if need.count > len(usable):
-            yield f"it needs {need}, but may use only {len(usable)}: it would wait for more"
+            yield UnmetNeed(need, len(usable), context.limits.margin_mib)
         elif need.count > len(large):
-            margin = f"{context.limits.margin_mib} MiB of each stay free"
-            yield f"it needs {need}, but its GPUs are too small ({margin}): it would wait for larger ones"
+            yield UnmetNeed(need, None, context.limits.margin_mib)
     if not context.path_exists(spec.cwd):
         yield f"its folder {spec.cwd} does not exist"
     if spec.conda is not None and context.conda_sh is None:

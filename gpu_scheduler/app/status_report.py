@@ -12,7 +12,11 @@ from gpu_scheduler.core.model.states import FAILED, JobState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
     from gpu_scheduler.core.model.gpu_fault import GpuFault
+
+    #: A warning about an attempt; a text describes unexpected contents of its folder.
+    AttemptWarning = Overuse | MisplacedProcess | str
 
 #: States of a GPU, in order of precedence.
 LOST, PAUSED, BUSY, AVAILABLE = "lost", "paused", "busy", "available"
@@ -72,7 +76,7 @@ class JobView:
     finished_at: float | None = None
     priority: int = 200
     source: str = ""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[AttemptWarning, ...] = ()
     vram_declared: int | None = None
     share_declared: int | None = None
     memory_used: Mapping[int, int] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from gpu_scheduler.app.add import NewLine
 from gpu_scheduler.cli.program import location_of, print_error
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.errors import UsageError
+from gpu_scheduler.views.lint import warning_text
 
 _ATTRIBUTE_PREFIX = "attribute_"
 
@@ -23,7 +24,7 @@ def add(options: Namespace) -> int:
         added = app.add(location, new, options.output_file)
         print(masked(added.line))
     for warning in added.warnings:
-        print_error(f"warning: {warning}")
+        print_error(f"warning: {warning_text(warning)}")
     return 0
 
 

@@ -134,10 +134,9 @@ def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None)
     if isinstance(details, Overuse):
         return EventMessage(_WARNING, f"{_overuse_warning(details)}; neighbors may OOM")
     if isinstance(details, MisplacedProcess):
-        from gpu_scheduler.core.scheduling.misplaced import misplaced_process_message
+        from gpu_scheduler.views.warnings import misplaced_process_text
 
-        text = misplaced_process_message(details.allocated, details.gpu, details.pid)
-        return EventMessage(_WARNING, text)
+        return EventMessage(_WARNING, misplaced_process_text(details))
     return _fixed_message(event, details) or _state_message(event)
 
 

@@ -7,15 +7,16 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
 from gpu_scheduler.core.text.secrets import masked_values
 from gpu_scheduler.views.event_messages import detail as event_detail
 from gpu_scheduler.views.need_text import current_need_text
+from gpu_scheduler.views.outcome_text import outcome_text
 from gpu_scheduler.views.reason_text import reason_text
 from gpu_scheduler.views.status_json import job_object
 from gpu_scheduler.views.wait_text import job_reason_text
+from gpu_scheduler.views.warnings import attempt_warnings, job_warnings
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_detail import AttemptView, JobDetail
@@ -45,7 +46,7 @@ def to_json(detail: JobDetail) -> str:
             "environment": {
                 "conda": detail.conda, "venv": detail.venv, "cwd": detail.cwd, "env": dict(detail.env),
             },
-            "attempts": masked_values([_attempt_object(one, detail.tolerance) for one in detail.attempts]),
+            "attempts": masked_values([_attempt_object(one, detail) for one in detail.attempts]),
             "history": masked_values(
                 [{"at": one.at, "state": one.kind, "reason": event_detail(one)} for one in detail.history]
             ),
@@ -54,10 +55,14 @@ def to_json(detail: JobDetail) -> str:
     ) + "\n"  # fmt: skip
 
 
-def _attempt_object(attempt: AttemptView, tolerance: float) -> dict[str, Any]:
+def _attempt_object(attempt: AttemptView, detail: JobDetail) -> dict[str, Any]:
     # The fields of a view are the keys that docs/json.md describes.
-    accuracy = accuracy_text(attempt.declaration_accuracy, tolerance)
-    values = {**vars(attempt), "reason": _reason_text(attempt), "declaration_accuracy": accuracy}
+    values = {
+        **vars(attempt),
+        "reason": _reason_text(attempt),
+        "warnings": attempt_warnings(detail.job.id, attempt),
+        "declaration_accuracy": accuracy_text(attempt.declaration_accuracy, detail.tolerance),
+    }
     del values["launch_error"]
     return values
 
@@ -86,7 +91,7 @@ def _fact_lines(detail: JobDetail) -> Iterator[str]:
     reason = job_reason_text(job)
     if reason:
         yield _row("Reason", reason)
-    yield from (_row("Warning", warning) for warning in job.warnings)
+    yield from (_row("Warning", warning) for warning in job_warnings(job))
     yield _row("From", _origin(detail))
     yield _row("Kind", f"{detail.kind}, identity {detail.identity}")
     if detail.script is not None:
@@ -172,7 +177,7 @@ def _attempt_lines(attempt: AttemptView, detail: JobDetail) -> Iterator[str]:
     if reason:
         yield _row("  Reason", reason)
     yield from _memory_lines(attempt, detail.tolerance)
-    yield from (_row("  Warning", warning) for warning in attempt.warnings)
+    yield from (_row("  Warning", warning) for warning in attempt_warnings(detail.job.id, attempt))
     if attempt.launches > 1:
         yield _row("  Launches", str(attempt.launches))
     if attempt.survivors:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.text.formatting import (
@@ -19,8 +18,11 @@ from gpu_scheduler.core.text.formatting import (
 )
 from gpu_scheduler.views.colours import CYAN, FAINT, OF_STATE, RED, YELLOW, of_outcome
 from gpu_scheduler.views.layout import Cell, Column, TableRow
+from gpu_scheduler.views.need_text import need_text
+from gpu_scheduler.views.outcome_text import outcome_text
 from gpu_scheduler.views.titles import common_prefix, title
 from gpu_scheduler.views.wait_text import job_reason_text
+from gpu_scheduler.views.warnings import job_warnings
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.need import Need
@@ -94,7 +96,7 @@ def detail_lines(job: JobView) -> list[str]:
         ("session", job.session),
         ("window", closed),
         ("log", job.log),
-        *(("warning", text) for text in job.warnings),
+        *(("warning", text) for text in job_warnings(job)),
     ]
     return [f"{name} {safe_text(text)}" for name, text in details if text]
 
@@ -121,7 +123,7 @@ def _group_row(jobs: Sequence[JobView]) -> TableRow:
 
 def _need_text(need: Need) -> str:
     half = replace(need, count=1, share=500, alone=False, vram=None, exclusive=False, learned=False)
-    return "half a GPU" if need == half else str(need)
+    return "half a GPU" if need == half else need_text(need)
 
 
 def _reason_cell(job: JobView) -> Cell:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.app.preview import Preview
+from gpu_scheduler.app.preview import Preview, UnmetNeed
 from gpu_scheduler.app.status_report import MalformedLineView
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, limit_length, safe_text
 from gpu_scheduler.core.text.secrets import hide_secrets, masked_values
+from gpu_scheduler.views.need_text import need_text, unmet_need_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.lint import LintView
@@ -38,7 +39,7 @@ def _line_text(path: str, line: Preview) -> str:
     if line.duplicate_of is not None:
         return f"{safe_text(path)}:{line.number}: duplicate of line {line.duplicate_of}; both are one job"
     where = "any" if spec.allowed is None else format_gpu_list(spec.allowed)
-    facts = [_kind_name(line), f"needs {line.need}", f"GPUs {where}", f"priority {line.priority}"]
+    facts = [_kind_name(line), f"needs {need_text(line.need)}", f"GPUs {where}", f"priority {line.priority}"]
     facts += [f"name {spec.name}"] if spec.name else []
     facts += [f"conda {line.conda}"] if line.conda else []
     facts += [f"venv {spec.venv}"] if spec.venv else []
@@ -50,7 +51,7 @@ def _line_text(path: str, line: Preview) -> str:
     facts += ["cancelled by its line"] if spec.cancel else []
     below = [safe_text(limit_length(line.command)), f"in {safe_text(spec.cwd)}"]
     below += [f"note: {safe_text(limit_length(note))}" for note in line.notes]
-    below += [f"warning: {safe_text(limit_length(warning))}" for warning in line.warnings]
+    below += [f"warning: {safe_text(limit_length(warning))}" for warning in map(warning_text, line.warnings)]
     head = f"{safe_text(path)}:{line.number}: {safe_text('; '.join(facts))}"
     return "\n".join([head, *(f"    {text}" for text in below)])
 
@@ -67,6 +68,11 @@ def _malformed_text(bad: MalformedLineView, show_accepted: bool) -> str:
         *([f"accepted: {safe_text(bad.accepted or '')}"] if show_accepted else []),
     ]
     return "\n    ".join([head, *below])
+
+
+def warning_text(warning: str | UnmetNeed) -> str:
+    """Formats a warning about a line."""
+    return warning if isinstance(warning, str) else unmet_need_text(warning)
 
 
 def to_json(linted: LintView) -> str:
@@ -91,7 +97,7 @@ def need_object(need: Need) -> dict[str, Any]:
         "vram": need.vram,
         "idle": need.alone,
         "exclusive": need.exclusive,
-        "description": str(need),
+        "description": need_text(need),
     }
 
 
@@ -117,5 +123,5 @@ def _line_object(line: Preview) -> dict[str, Any]:
         "hold": spec.hold,
         "cancel": spec.cancel,
         "notes": list(line.notes),
-        "warnings": list(line.warnings),
+        "warnings": list(map(warning_text, line.warnings)),
     }

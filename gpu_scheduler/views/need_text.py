@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.app.current_need import CurrentNeed, NeedSource
+from typing import TYPE_CHECKING
+
+from gpu_scheduler.core.model.share import WHOLE, format_share
 from gpu_scheduler.core.model.units import human_mib
 from gpu_scheduler.core.text.formatting import count_noun
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.current_need import CurrentNeed
+    from gpu_scheduler.app.preview import UnmetNeed
+    from gpu_scheduler.core.model.need import Need
+
+
+def need_text(need: Need) -> str:
+    """Formats a need: "0.5 of a GPU", "2 idle GPUs", "17.6 GiB of each of 2 GPUs"."""
+    each = "" if need.count == 1 else "each of "
+    many = "a GPU" if need.count == 1 else f"{need.count} GPUs"
+    if need.vram is not None and need.share == WHOLE:
+        free = f"{need.count} free GPU{'' if need.count == 1 else 's'}"
+        return f"{free} with {human_mib(need.vram)}{'' if need.count == 1 else ' each'}"
+    if need.vram is not None:
+        part = f"{format_share(need.share)} and " if need.share else ""
+        shared = "" if not need.exclusive else ", alone" if need.count == 1 else ", each alone"
+        return f"{part}{human_mib(need.vram)} of {each}{many}{shared}"
+    if need.share == WHOLE or need.alone or not need.share:
+        kind = "idle" if need.alone else "free"
+        return f"{need.count} {kind} GPU{'' if need.count == 1 else 's'}"
+    shared = ", alone" if need.exclusive else ""
+    return f"{format_share(need.share)} of {each}{many}{shared}"
+
+
+def unmet_need_text(unmet: UnmetNeed) -> str:
+    """Formats the warning about a need that the present GPUs cannot meet."""
+    needs = f"it needs {need_text(unmet.need)}"
+    if unmet.usable is not None:
+        return f"{needs}, but may use only {unmet.usable}: it would wait for more"
+    margin = f"{unmet.margin_mib} MiB of each stay free"
+    return f"{needs}, but its GPUs are too small ({margin}): it would wait for larger ones"
 
 
 def current_need_text(current: CurrentNeed) -> str:
     """Formats a need with its source: "0.5 of a GPU (model qwen2.5-3b-inst)"."""
-    return f"{current.need} ({_source_text(current)})"
+    return f"{need_text(current.need)} ({_source_text(current)})"
 
 
 def _source_text(current: CurrentNeed) -> str:
+    # Imported here to keep commands fast that show a need alone.
+    from gpu_scheduler.app.current_need import NeedSource
+
     spec, source = current.spec, current.source
     if source is NeedSource.OUT_OF_MEMORY:
         declared = "no memory" if spec.vram is None else human_mib(spec.vram)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpu_scheduler.core.failure.outcome_text import signal_name
 from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.units import human_mib
+from gpu_scheduler.views.outcome_text import signal_name
 
 _MAX_PIDS = 8
 _SIGNAL_MEANINGS = {

@@ -10,6 +10,7 @@ from gpu_scheduler.app.status_report import GpuStatusView, JobView, StatusReport
 from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.text.secrets import masked, masked_values
 from gpu_scheduler.views.wait_text import job_reason_text
+from gpu_scheduler.views.warnings import job_warnings
 
 
 def gpu_object(gpu: GpuStatusView) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def job_object(job: JobView) -> dict[str, Any]:
         "finished_at": job.finished_at,
         "priority": job.priority,
         "source": job.source,
-        "warnings": list(job.warnings),
+        "warnings": job_warnings(job),
         "vram_declared": job.vram_declared,
         "peaks": job.peaks,
     }

@@ -30,6 +30,7 @@ from gpu_scheduler.views.layout import (
     table,
 )
 from gpu_scheduler.views.text_width import display_width, wrap_text
+from gpu_scheduler.views.warnings import job_warnings
 
 #: Maximum numbers of malformed lines and of warnings: without a limit on rows, and on a screen.
 MAX_LISTED, MAX_LISTED_ON_SCREEN = 20, 3
@@ -195,7 +196,7 @@ def _path_lines(report: StatusReport, *, verbose: bool) -> Iterator[StyledLine]:
 
 
 def _warnings(report: StatusReport) -> list[str]:
-    return [text for job in report.jobs if JobState(job.state) in ACTIVE for text in job.warnings]
+    return [text for job in report.jobs if JobState(job.state) in ACTIVE for text in job_warnings(job)]
 
 
 def _malformed_lines(report: StatusReport) -> Iterator[str]:

@@ -8,6 +8,7 @@ import posixpath
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.units import human_mib
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.views.need_text import need_text
 from gpu_scheduler.views.reason_text import reason_text
 
 #: Kinds whose text is the reason stored with the job.
@@ -62,7 +63,7 @@ def held_text(job: JobView) -> str:
 
 def infeasibility_text(reason: WaitReason) -> str:
     """Formats why a job can never fit, without the word "infeasible"."""
-    needs = f"needs {reason.need}"
+    needs = _needs(reason)
     if reason.kind is WaitKind.GPUS_TOO_SMALL:
         return f"{needs}, but {_too_small_text(reason)}"
     if reason.allowed is None:
@@ -70,6 +71,10 @@ def infeasibility_text(reason: WaitReason) -> str:
     if reason.gpus < min(reason.allowed, reason.managed):
         return f"{needs}; {reason.gpus} of its allowed GPUs managed"
     return f"{needs}, {reason.gpus} allowed"
+
+
+def _needs(reason: WaitReason) -> str:
+    return "" if reason.need is None else f"needs {need_text(reason.need)}"
 
 
 def _too_small_text(reason: WaitReason) -> str:
@@ -92,13 +97,13 @@ def _too_small_text(reason: WaitReason) -> str:
 def _no_free_gpu_text(reason: WaitReason) -> str:
     obstacles = reason.obstacles
     if not obstacles:
-        return f"needs {reason.need}, {reason.gpus} free"
+        return f"{_needs(reason)}, {reason.gpus} free"
     # Imported here to keep `status` fast when no GPU is named.
     from gpu_scheduler.views.gpu_obstacle_text import obstacle_text
 
     named = ", ".join(f"GPU {one.gpu} {obstacle_text(one)}" for one in obstacles[:_MAX_OBSTACLES])
     rest = f" and {len(obstacles) - _MAX_OBSTACLES} more" if len(obstacles) > _MAX_OBSTACLES else ""
-    return f"needs {reason.need}, {reason.gpus} free, {named}{rest}"
+    return f"{_needs(reason)}, {reason.gpus} free, {named}{rest}"
 
 
 def _line_wait_text(reason: WaitReason, source: str, due_in_s: float | None) -> str:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import dropwhile
 
 from gpu_scheduler.app.diagnosis import Diagnosis, PlacementFacts, WaitingFacts
-from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
@@ -24,10 +23,12 @@ from gpu_scheduler.views import job_findings, placement_findings
 from gpu_scheduler.views.event_messages import dated_line
 from gpu_scheduler.views.findings import finding_object, format_finding
 from gpu_scheduler.views.need_text import current_need_text
+from gpu_scheduler.views.outcome_text import outcome_text
 from gpu_scheduler.views.reason_text import reason_text
 from gpu_scheduler.views.remedies import failure_remedy, oom_remedy
 from gpu_scheduler.views.text_width import wrap_words
 from gpu_scheduler.views.wait_text import job_reason_text
+from gpu_scheduler.views.warnings import job_warnings
 
 #: Checks that say how a job ended, and checks that may say what else was wrong.
 _END_CHECKS, _OTHER_CHECKS = (Check.END, Check.HELD), (Check.SCHEDULER, Check.SEEN, Check.LOG)
@@ -84,7 +85,7 @@ def findings(diagnosis: Diagnosis) -> Iterator[Finding]:
         yield from _end(diagnosis)
     else:
         yield from _running(diagnosis)
-    yield from (warn(Check.SEEN, warning, "") for warning in diagnosis.job.warnings)
+    yield from (warn(Check.SEEN, warning, "") for warning in job_warnings(diagnosis.job))
     yield from _logs(diagnosis)
 
 

@@ -27,6 +27,7 @@ from gpu_scheduler.core.scheduling.reconcile import reconcile
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.views import job_table
 from gpu_scheduler.views.wait_text import job_reason_text
+from gpu_scheduler.views.warnings import job_warnings
 from tests.reasons import worded, words
 from tests.records import attempt_record, job_record
 
@@ -220,7 +221,7 @@ def test_closed_window_hides_the_session() -> None:
 def test_warns_of_a_process_on_another_gpu() -> None:
     row = attempt_record(["A"], misplaced=(("B", 71),))
     view = job_view(job_record(state="running"), row, context())
-    [warning] = view.warnings
+    [warning] = job_warnings(view)
     assert warning.startswith("job 3 was given GPU 0 but uses GPU 1 (process 71): ")
 
 
@@ -243,22 +244,22 @@ def test_warns_of_use_above_the_declared_memory() -> None:
         misplaced=(("C", 71),),
     )  # fmt: skip
     view = job_view(job_record(state="running"), row, context())
-    first, second = view.warnings
+    first, second = job_warnings(view)
     assert first.startswith("job 3 declared 500 MiB but used 800 MiB on GPU 1: its neighbors ")
     assert "process 71" in second
     ended = replace(row, misplaced=(), state=AttemptState.ENDED)
     over = job_view(job_record(state="finished"), ended, context())
-    assert over.warnings == ("job 3 declared 500 MiB but used 800 MiB on GPU 1",)
+    assert job_warnings(over) == ["job 3 declared 500 MiB but used 800 MiB on GPU 1"]
 
 
 def test_warns_of_use_above_the_memory_of_a_share() -> None:
     row = attempt_record(share=250, budgets={"A": 6144, "B": 20480}, peaks={"A": 16000}, overused=["A"])
     expected = "job 3 declared share 0.25 (6144 MiB) but used 16000 MiB on GPU 0"
     view = job_view(job_record(state="running"), row, context())
-    assert view.warnings == (f"{expected}: its neighbors may run out of memory",)
+    assert job_warnings(view) == [f"{expected}: its neighbors may run out of memory"]
     assert view.vram_declared is None
     over = job_view(job_record(state="finished"), replace(row, state=AttemptState.ENDED), context())
-    assert over.warnings == (expected,)
+    assert job_warnings(over) == [expected]
 
 
 def test_an_attempt_runs_as_recorded_only_if_reconciling_changes_no_state() -> None:

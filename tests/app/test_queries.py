@@ -19,6 +19,7 @@ from gpu_scheduler.core.model.event import EventKind
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
+from gpu_scheduler.views.need_text import need_text
 from tests.cli.desk import Desk
 from tests.waiting import wait_for
 
@@ -92,7 +93,7 @@ def test_only_a_job_with_a_session_can_be_attached_to(desk: Desk, location: Loca
 
 def test_lint_previews_lines_and_lists_malformed_ones(desk: Desk, location: Location) -> None:
     view = lint(location, "jobs.txt", b"[share=0.5] echo a\n[share=x] echo b\n")
-    assert [(line.number, str(line.need)) for line in view.lines] == [(1, "0.5 of a GPU")]
+    assert [(line.number, need_text(line.need)) for line in view.lines] == [(1, "0.5 of a GPU")]
     assert [line.number for line in view.malformed] == [2]
     assert view.cwd == str(desk.path)
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.failure.outcome_text import outcome_text
 from gpu_scheduler.core.text.formatting import (
     count_noun,
     format_age,
@@ -17,6 +16,7 @@ from gpu_scheduler.core.text.formatting import (
     safe_text,
     without_repetition,
 )
+from gpu_scheduler.views.outcome_text import outcome_text
 
 
 @pytest.mark.parametrize(

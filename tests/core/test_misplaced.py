@@ -10,7 +10,7 @@ from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling.actions import RecordForeignPeaks, RecordMisplacedProcess
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
-from gpu_scheduler.core.scheduling.misplaced import misplaced_process_message, misplaced_processes
+from gpu_scheduler.core.scheduling.misplaced import misplaced_processes
 from gpu_scheduler.core.scheduling.plan import plan
 from tests.core.gpu_world import facts, gpu, running
 
@@ -61,10 +61,3 @@ def test_reports_every_gpu_including_unmanaged_ones() -> None:
 )
 def test_ignores_processes_that_are_not_misplaced(sampled: Gpu, attempt: Attempt) -> None:
     assert misplaced_processes(observed(sampled, attempt=attempt)) == []
-
-
-def test_the_message_names_both_gpus() -> None:
-    assert misplaced_process_message((0,), 2, 4711).startswith(
-        "was given GPU 0 but uses GPU 2 (process 4711): it probably sets CUDA_VISIBLE_DEVICES itself"
-    )
-    assert "was given GPUs 0,1 but" in misplaced_process_message((0, 1), 2, 4711)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -272,7 +272,11 @@ def test_misplaced_process_names_both_gpus() -> None:
     event = Event(9, 0.0, "misplaced process", 3, None, {"attempt": 1, "gpu": 2, "pid": 77, "allocated": [0]})
     level, text = log_line(event)
     assert level == WARNING
-    assert text.startswith("job 3 was given GPU 0 but uses GPU 2 (process 77)")
+    assert text.startswith(
+        "job 3 was given GPU 0 but uses GPU 2 (process 77): it probably sets CUDA_VISIBLE_DE"
+    )
+    two = replace(event, data={**event.data, "allocated": [0, 1]})
+    assert "was given GPUs 0,1 but" in log_line(two)[1]
 
 
 def test_message_is_one_line_without_control_characters() -> None:

@@ -241,11 +241,11 @@ def test_clock_is_at_the_right_end_of_the_first_line() -> None:
 
 
 def test_shows_warnings_of_running_jobs_only() -> None:
-    running = replace(REPORT.jobs[0], warnings=("job 3 uses GPU 1",))
-    over = replace(REPORT.jobs[-1], warnings=("job 1 used GPU 1",))
+    running = replace(REPORT.jobs[0], warnings=("uses GPU 1",))
+    over = replace(REPORT.jobs[-1], warnings=("used GPU 1",))
     text = to_text(replace(REPORT, jobs=(running, over)))
-    assert "Warning: job 3 uses GPU 1\n" in text
-    assert "job 1 used" not in text
+    assert f"Warning: job {running.id}: uses GPU 1\n" in text
+    assert "used GPU 1" not in text
 
 
 def test_health_issue_is_complete_on_a_narrow_screen() -> None:

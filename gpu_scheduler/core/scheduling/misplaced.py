@@ -6,8 +6,6 @@ cannot list is skipped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gpu_scheduler.core.scheduling.actions import RecordMisplacedProcess
 from gpu_scheduler.core.scheduling.facts import Facts
 
@@ -29,13 +27,3 @@ def misplaced_processes(facts: Facts) -> list[RecordMisplacedProcess]:
             action = RecordMisplacedProcess(attempt.job_id, attempt.attempt_id, gpu.uuid, process.pid)
             found.setdefault((attempt.attempt_id, gpu.uuid), action)
     return list(found.values())
-
-
-def misplaced_process_message(allocated_gpus: Sequence[int], used_gpu: int, pid: int) -> str:
-    """Returns the message without its subject, the job. allocated_gpus and used_gpu: GPU indices."""
-    own = f"GPU{'' if len(allocated_gpus) == 1 else 's'} {','.join(map(str, allocated_gpus))}"
-    return (
-        f"was given {own} but uses GPU {used_gpu} (process {pid}): it probably sets"
-        " CUDA_VISIBLE_DEVICES itself, which the scheduler already does; if it must run there, add"
-        f" [allowed={used_gpu}] to its line"
-    )

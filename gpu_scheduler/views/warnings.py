@@ -1,0 +1,51 @@
+"""Formats the warnings about an attempt: memory above its declaration, and processes on other GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_scheduler.core.model.share import share_text
+from gpu_scheduler.core.model.states import ACTIVE, JobState
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.job_detail import AttemptView
+    from gpu_scheduler.app.status_report import AttemptWarning, JobView
+    from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
+
+
+def job_warnings(job: JobView) -> list[str]:
+    """Returns the warnings about a job and its newest attempt."""
+    return [_warning_text(job.id, one, is_open=JobState(job.state) in ACTIVE) for one in job.warnings]
+
+
+def attempt_warnings(job_id: int, attempt: AttemptView) -> list[str]:
+    """Returns the warnings about an attempt of a job."""
+    return [_warning_text(job_id, one, is_open=attempt.outcome is None) for one in attempt.warnings]
+
+
+def _warning_text(job_id: int, warning: AttemptWarning, *, is_open: bool) -> str:
+    # Imported here to keep commands fast when there is no warning.
+    from gpu_scheduler.core.model.event import MisplacedProcess
+
+    if isinstance(warning, str):
+        return f"job {job_id}: {warning}"
+    if isinstance(warning, MisplacedProcess):
+        return f"job {job_id} {misplaced_process_text(warning)}"
+    effect = ": its neighbors may run out of memory" if is_open else ""
+    return f"job {job_id} {_overuse_text(warning)}{effect}"
+
+
+def _overuse_text(overuse: Overuse) -> str:
+    mib = overuse.declared
+    declared = f"{mib} MiB" if overuse.share is None else share_text(overuse.share, mib)
+    return f"declared {declared} but used {overuse.observed} MiB on GPU {overuse.gpu}"
+
+
+def misplaced_process_text(found: MisplacedProcess) -> str:
+    """Formats a misplaced process without its subject, the job."""
+    own = f"GPU{'' if len(found.allocated) == 1 else 's'} {','.join(map(str, found.allocated))}"
+    return (
+        f"was given {own} but uses GPU {found.gpu} (process {found.pid}): it probably sets"
+        " CUDA_VISIBLE_DEVICES itself, which the scheduler already does; if it must run there, add"
+        f" [allowed={found.gpu}] to its line"
+    )
