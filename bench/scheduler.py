@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 HERE = Path(__file__).resolve().parents[1]
-#: Printed for a completed job, by this scheduler or by one before jobs were placed by memory.
+#: Printed for a completed job, by this version or by one that did not yet place jobs by memory.
 COMPLETED = r"finished \[OK\]|completed after"
 #: Seconds before a round in which the scheduler becomes idle.
 _IDLE_S = 0.15

@@ -19,13 +19,12 @@ from pathlib import Path
 
 from gpu_scheduler.core.command.environment import find_conda_sh
 
-#: Path of a conda in /opt or /usr/local, which every scheduler finds and nothing can hide; None: there is
-#: none.
+#: Path of a conda in /opt or /usr/local, which every scheduler finds and nothing can hide; None if absent.
 SYSTEM_CONDA = find_conda_sh({}, os.path.exists)
 #: Reason for skipping a test on such a machine.
 SYSTEM_CONDA_REASON = f"a job without an environment gets the base of {SYSTEM_CONDA}"
 
-#: Programs that the scheduler or its jobs look for and that not every machine has; tests use fakes.
+#: Programs that the scheduler or its jobs look for but some machines lack; tests use fakes.
 HIDDEN = frozenset(
     ["accelerate", "conda", "deepspeed", "gpu-scheduler", "mamba", "micromamba", "nvidia-smi", "torchrun"]
 )

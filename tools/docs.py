@@ -49,7 +49,7 @@ OUTCOMES = {
     Outcome.SKIPPED: "never started, because a job that it depends on failed",
 }
 
-#: Facts about all commands, which belong to no single help text.
+#: Facts that apply to all commands and so belong to no single help text.
 ABOUT_COMMANDS = """\
 JOB is a number or a name, and where several jobs are accepted also a range such as `5-9`. A name means the
 only open job with that name, otherwise the one that ended last. If several open jobs share the name, the

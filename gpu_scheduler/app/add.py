@@ -157,7 +157,7 @@ def _warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[str | UnmetN
     started = recorded.options
     conda_sh = (started and started.conda_sh) or find_conda_sh(os.environ, os.path.exists)
     if conda_sh is None:
-        spec = replace(spec, conda=None)  # the machine on which the scheduler will run may have conda
+        spec = replace(spec, conda=None)  # the scheduler may run on a machine that has conda
     context = PreviewContext(
         LlmConfig() if started is None else current_llm_config(started),
         recorded.known_gpus,

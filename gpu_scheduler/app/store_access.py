@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.request import Request
     from gpu_scheduler.core.model.request_answer import RequestAnswer
 
-#: Seconds that a command waits for the scheduler's answer, and between two polls.
+#: Seconds that a command waits for the scheduler's answer, and seconds between two polls for it.
 ANSWER_TIMEOUT_S = 2.0
 POLL_INTERVAL_S = 0.01
 

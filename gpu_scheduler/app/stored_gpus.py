@@ -25,7 +25,7 @@ def stored_gpus(
     """Returns a view of each of these GPUs. attempts: all that are not reconciled."""
     sampled = [gpu for gpu in records if gpu.sampled_at is not None]
     watch = GpuWatch()
-    # Replays the samples, newest last; of earlier ones only the load is kept and matters.
+    # Replays the samples, newest last; only the load of earlier ones is kept and matters.
     for ago in reversed(range(max((len(gpu.loads) for gpu in sampled), default=1) or 1)):
         samples = [_sample(gpu, ago) for gpu in sampled if ago < max(1, len(gpu.loads))]
         watch.accept_sample(Snapshot(now.boot, tuple(samples)))

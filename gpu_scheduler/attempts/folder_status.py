@@ -36,12 +36,12 @@ def observe(folder: Path, token: str, recorded_runner: RunnerIdentity | None = N
         return status
     if recorded_command(folder, token) is None:
         return replace(status, folder_complete=is_prepared(folder))
-    # The claim precedes the command: it has appeared meanwhile, or it was removed.
+    # The claim precedes the command, so it has appeared meanwhile or was removed.
     return replace(_read_status(folder, token, recorded_runner), command_began=True)
 
 
 def _read_status(folder: Path, token: str, recorded_runner: RunnerIdentity | None) -> AttemptStatus:
-    # The claim first, because a runner that is found dead writes nothing afterwards.
+    # Reads the claim first, because a runner that is found dead writes nothing afterwards.
     reader = FolderReader(folder, token)
     claim, holder = reader.read_claim()
     state = _claim_state(claim, holder, recorded_runner, folder)

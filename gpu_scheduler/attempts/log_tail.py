@@ -9,7 +9,7 @@ from gpu_scheduler.system.shortages import reraise_shortage
 
 #: Bytes at the end of a log that are searched for its last error.
 TAIL_BYTES = 64 * 1024
-#: If the first, cut line is longer than this, so many bytes at its end are kept.
+#: If the first, cut line is longer than this, only this many bytes at its end are kept.
 _LONG_LINE_BYTES = 4 * 1024
 
 

@@ -91,7 +91,7 @@ def _signal_holder(fd: int, number: signal.Signals) -> bool:
     except OSError:
         return False
     try:
-        # Checked again: the pid of a holder that has just died may have been reused.
+        # Checks again, because the pid of a holder that has just died may have been reused.
         if lock_holder(fd) != holder:
             return False
         signal.pidfd_send_signal(process, number)

@@ -10,7 +10,7 @@ from gpu_scheduler.cli.program import location_of, print_error
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.views.answers import answer_text
 
-#: Up to this many jobs with the same answer get a line each; more share one line.
+#: Up to this many jobs with the same answer get one line each; more of them share one line.
 MAX_LINES = 20
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Number of finished jobs shown, unless --all is given or the terminal has more rows.
 DEFAULT_FINISHED = 20
-#: Number of queued jobs read for the text, and as many held ones; equal ones are grouped into one row.
+#: Number of queued jobs, and of held ones, that are read for the text; equal ones share a row.
 MAX_GROUPED = 1000
 
 

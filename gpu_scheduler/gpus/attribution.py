@@ -86,7 +86,8 @@ class ProcessOwners:
         #: attempt.
         self._sessions: dict[int, dict[str, int]] = {}
         self._cgroups: dict[str, dict[str, int]] = {}
-        #: Foreign processes for which all of /proc has been searched; it is again only if they change.
+        #: Foreign processes for which all of /proc has been searched; it is searched again only if they
+        #: change.
         self._searched: set[Process] = set()
         self._carriers: list[tuple[Process, str]] | None = None
         self._inner_pids: dict[int, list[tuple[Process, str]]] | None = None
@@ -144,7 +145,7 @@ class ProcessOwners:
         if process is None:
             return self._attribute_missing(pid, known, is_real_gpu)
         known_before = known is not None and process.is_same_as(known.process)
-        # If /proc does not show every process, the pid may be that of one of ours by chance.
+        # If /proc does not show every process, the pid may equal that of one of ours by chance.
         if is_real_gpu and not (known_before or self._proc.sees_all or self._proc.uses_gpu(pid)):
             return self._by_inner_pid(pid, is_real_gpu) or _UNMATCHED
         self._known[pid] = _KnownProcess(process, self._owner(process))

@@ -30,7 +30,8 @@ SAMPLE_EVERY_S = 5.0
 RETRY_S = 2.0
 #: Seconds after the start of a job in which samples are frequent, and seconds between those samples.
 FREQUENT_S, FREQUENT_EVERY_S = 60.0, 1.0
-#: Seconds that a start waits for the first answer when the store has GPUs, whose jobs may need attention.
+#: Seconds that a start waits for the first answer if the store has GPUs, because their jobs may need
+#: attention.
 FIRST_SAMPLE_S = 5.0
 
 

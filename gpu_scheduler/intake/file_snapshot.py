@@ -20,7 +20,7 @@ from gpu_scheduler.system.shortages import reraise_shortage
 #: Limits of a jobs file in bytes and lines; each line takes about 2 KiB of memory.
 MAX_BYTES = 64 * 1024 * 1024
 MAX_LINES = 250_000
-#: Nanoseconds within which a file may change again without a change of its timestamps (their resolution).
+#: Nanoseconds within which a file may change again with the same timestamps, because of their resolution.
 _RACY_WINDOW_NS = 2_000_000_000
 
 

@@ -66,7 +66,7 @@ class JobsFileReader:
         self._batch_lines = batch_lines
         self._snapshot: FileSnapshot | None = None
         self._unchanged_since = 0.0
-        #: Its lines are the last reading itself if they equal it.
+        #: Contains the last reading itself if the lines are equal to it.
         self._text = ParsedText()
 
     def poll(self, previous: Reading, jobs: Mapping[int, JobFact], now_s: float) -> Poll:

@@ -86,7 +86,7 @@ class JobsFileWatcher:
         #: The number, text and problem of each malformed line that was logged.
         self._reported: set[tuple[int, str, str | None]] = set()
         self._problem: str | None = None
-        accepted_lines.set_problem(store, self._key, None)  # an earlier scheduler's; the next read sets it
+        accepted_lines.set_problem(store, self._key, None)  # set again by the next read
 
     def check(self, now: float) -> None:
         """Reads the file and applies its changes."""
@@ -103,7 +103,7 @@ class JobsFileWatcher:
                 break
             jobs = accepted_lines.JobFacts(self._store, self._reading)
         self._report(poll)
-        # An editor may move the file away for a moment: that neither fixes nor restores a line.
+        # An editor may move the file away for a moment, which neither fixes nor restores a line.
         self.waits = poll.waits if poll.problem is None else _lasting_waits(self.waits, now)
         dues = [wait.due_at for wait in self.waits.values() if wait.due_at is not None]
         self.recheck_at = poll.recheck_at if poll.problem is None else min(dues, default=None)

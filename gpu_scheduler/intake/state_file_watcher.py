@@ -77,7 +77,7 @@ class StateFileWatcher:
         self._last_summary = None
         try:
             self._apply_and_log_edits(content)
-            # Not earlier: an edit that could not be recorded is examined again.
+            # Set only now, so that an edit that could not be recorded is examined again.
             self._last_version, self._broken_since = version, None
         except ValueError as error:
             self._last_version = version
@@ -176,7 +176,8 @@ class StateFileWatcher:
         if content == known:
             state_file.forget_displaced(self._path)
             return {}
-        # Before the version is deleted: we may be killed before the write that restores its keys.
+        # Stored before the version is deleted, because we may be killed before the write that restores its
+        # keys.
         self._save_displaced_keys({**self._displaced_keys, **edit})
         state_file.forget_displaced(self._path)
         forget_last_edit(self._store)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 #: Key of the last reported event ids in the store: [in the log, in the journal].
 _POSITIONS_KEY = "reported_events"
-#: Its name in the message that it cannot be written.
+#: The name of the output in messages about failed writes.
 _POSITIONS = "log position"
 #: Seconds after which a failed write is retried.
 RETRY_S = 5.0

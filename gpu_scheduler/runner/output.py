@@ -106,7 +106,8 @@ class TerminalMirror:
         self._unsent = bytearray()
         self._saved_mode: list[int | list[bytes | int]] | None = None
         try:
-            # Opened anew: O_NONBLOCK on an inherited descriptor would affect all processes that share it.
+            # Opens the terminal anew, because O_NONBLOCK on an inherited descriptor would affect all who
+            # share it.
             fd = move_fd_up(os.open("/dev/tty", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY))
         except OSError:
             return

@@ -31,7 +31,7 @@ _EXITING = 0x00000004
 #: A process inside exec shows an empty environment: it is read again for this long, this often (seconds).
 _EXEC_S = 0.05
 _EXEC_RETRY_S = 0.0005
-#: Processes (pid, start) that showed none for that long: they have none, and are not read again.
+#: Processes (pid, start) that showed an empty one for that long; they have none and are not read again.
 _without_environment: set[tuple[int, int]] = set()
 _MAX_WITHOUT_ENVIRONMENT = 4096
 #: Zombies (pid, start) of the last scan. Some are never collected.

@@ -76,8 +76,8 @@ def _claim(path: str) -> AttemptSupervisor | int:
     if spec["boot_id"] != files.boot_id():
         return 1
     if os.environ.get(files.TOKEN) != spec["token"]:
-        # Started by hand. A sweep must find the runner too, and /proc shows the environment given to exec
-        # only.
+        # Started by hand. A sweep must find the runner too, and /proc shows only the environment passed to
+        # exec.
         os.execve(sys.executable, sys.orig_argv, {**os.environ, files.TOKEN: spec["token"]})
     attempt = AttemptSupervisor(path, folder, spec)
     return attempt if attempt.claim() else 0
@@ -205,8 +205,8 @@ class AttemptSupervisor:
             self._withdraw()
 
     def _withdraw(self) -> None:
-        # Renamed instead of removed: a cancel that has replaced the request meanwhile moves along and is
-        # read.
+        # Renames the file instead of removing it: a cancel that has replaced the request is moved too and
+        # then read.
         try:
             os.rename("stop", "withdrawn", src_dir_fd=self._folder, dst_dir_fd=self._folder)
         except OSError:

@@ -190,7 +190,7 @@ def _set_database_aside(data_dir: DataDir) -> None:
     while os.path.lexists(aside):
         aside = aside.with_name(f"{aside.name}-")
     moved = False
-    # The log first: it must never be beside another database.
+    # Renames the log first, because it must never be beside another database.
     for suffix in ("-wal", "-shm", ""):
         try:
             os.rename(f"{data_dir.database}{suffix}", f"{aside}{suffix}")

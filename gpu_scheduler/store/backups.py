@@ -76,7 +76,7 @@ def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
         with closing(sqlite3.connect(temporary, isolation_level=None)) as copy:
-            # Not a backup yet: the whole file is synced before it gets its name.
+            # It is not a backup yet: the file is synced completely before it gets its final name.
             copy.execute("PRAGMA synchronous = OFF")
             copy.execute("PRAGMA journal_mode = OFF")
             db.backup(copy)

@@ -258,7 +258,7 @@ class DataDir:
             with open(self.doorbell, "ab"):
                 pass
         except OSError:
-            pass  # it checks by itself at intervals
+            pass  # the scheduler also checks at intervals
 
 
 def _user_name(uid: int) -> str:

@@ -99,7 +99,7 @@ def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition
 
 def unknown_attempt_folders(data_dir: DataDir) -> list[AttemptFolder]:
     """Returns the folders of attempts that the store lacks. Raises OSError and sqlite3.Error."""
-    # Before the store, which has an attempt before its folder is created.
+    # Read before the store, in which an attempt is recorded before its folder is created.
     folders = list_attempt_folders(data_dir)
     with closing(connect_read_only(data_dir.database)) as db:
         return unknown_to_store(folders, db)

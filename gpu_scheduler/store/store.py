@@ -184,7 +184,7 @@ class Store:
             " job.fail_retries_used,"
             " EXISTS (SELECT 1 FROM line WHERE line.job_id = job.id) AS has_line"
             " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.state <> 'closed'"
-            " ORDER BY +attempt.id"  # "+" makes SQLite use the partial index, not scan all attempts
+            " ORDER BY +attempt.id"  # "+" makes SQLite use the partial index instead of scanning all attempts
         )
         return self._active_attempts.records(rows, active_attempt_record)
 

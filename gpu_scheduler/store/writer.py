@@ -36,7 +36,7 @@ _UPDATES: Mapping[type[act.Action], str] = {
     act.RecordBypassed: "UPDATE job SET bypassed_at = coalesce(bypassed_at, :wall) WHERE id = :job_id",
 }
 
-#: The events of attempts that these add.
+#: The kinds of the events that these actions add.
 _ATTEMPT_EVENTS = {
     act.KillRunner: EventKind.RUNNER_KILLED,
     act.RecordWindowClosed: EventKind.WINDOW_CLOSED,
@@ -64,7 +64,7 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = 
     act.AnswerRequest: write_jobs.answer_request,
 }
 
-#: Actions that a power cut may undo: the folders have them too, or they concern processes that it ends.
+#: Actions that a power cut may undo: the folders record them too, or they concern processes that it ends.
 _REPEATABLE = (
     act.RecordUsage, act.RecordForeignLoad, act.RecordForeignPeaks, act.RecordRunner, act.Transition,
     act.ReleaseAllocation, act.RecordMemoryReleased, act.SetWaitReason, act.RecordBypassed, act.EndScheduler,

@@ -28,7 +28,7 @@ def answer_text(answer: Answer, data_dir: str) -> str:
     return "" if answer.reply is None else _reply_text(answer.reply, answer.target, data_dir)
 
 
-#: Code -> words, where they are not the code itself.
+#: Code -> its text, for codes whose text differs from the code.
 _REPLY_TEXTS = {
     AnswerCode.STOPPING: "being stopped",
     AnswerCode.QUEUED: "queued again",

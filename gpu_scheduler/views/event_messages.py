@@ -35,7 +35,7 @@ _DEBUG, _INFO, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
 #: Outcomes that need no attention and are logged at info.
 _UNREMARKABLE_OUTCOMES = ("completed", "cancelled", "ended")
 
-#: Kind -> level and text of the events whose text follows from their values alone.
+#: Kind -> level and text of the events whose text depends only on their values.
 _TEXTS: Mapping[str, tuple[int, str]] = {
     EventKind.WINDOW_CLOSED: (
         _WARNING,

@@ -134,7 +134,7 @@ def _one_line(text: str | None) -> str:
     return safe_text(limit_length(text or ""))
 
 
-#: State -> the function that builds the row of a job in it.
+#: State -> the function that builds the row of a job in that state.
 ROW_BUILDERS: dict[JobState, RowBuilder] = {
     JobState.STARTING: running_row,
     JobState.RUNNING: running_row,

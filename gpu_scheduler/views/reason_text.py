@@ -20,7 +20,7 @@ _SIGNAL_MEANINGS = {
     "SIGXFSZ": "file size limit exceeded",
 }
 _EXIT_CODE_MEANINGS = {126: "found, but cannot be executed", 127: "command not found"}
-#: The words of kinds without data.
+#: The texts of kinds without data.
 _PLAIN = {
     ReasonKind.PREEMPTED: "preempted",
     ReasonKind.INTERRUPTED: "interrupted",

@@ -11,7 +11,7 @@ from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import limit_length, safe_text
 from gpu_scheduler.views.wait_text import held_text, job_reason_text
 
-#: Maximum number of lines and jobs listed.
+#: Maximum number of listed lines and jobs.
 MAX_ITEMS = 10
 #: Maximum number of characters shown of one reason.
 _MAX_REASON_CHARACTERS = 200

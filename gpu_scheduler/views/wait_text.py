@@ -13,9 +13,9 @@ from gpu_scheduler.views.reason_text import reason_text
 
 #: Kinds whose text is the reason stored with the job.
 _STORED = frozenset({WaitKind.HELD, WaitKind.RETRY_DELAY})
-#: Causes of a hold whose reason says so.
+#: Causes of a hold that the stored reason explains.
 _HELD_ON_REQUEST = ("", "user", "line")
-#: Maximum number of GPUs of which a reason names the obstacle.
+#: Maximum number of GPUs whose obstacles a reason names.
 _MAX_OBSTACLES = 4
 
 

@@ -70,7 +70,7 @@ def test_completion_line_of_the_docs_works_in_a_clone(tmp_path: Path) -> None:
     (line,) = re.findall(r"`(source <\([^`]+\))`", (ROOT / "docs" / "commands.md").read_text())
     shutil.copy2(ROOT / "scheduler.py", tmp_path)
     (tmp_path / "gpu_scheduler").symlink_to(ROOT / "gpu_scheduler")
-    python = tmp_path / ".venv" / "bin" / "python"  # as `make install` leaves it, and nothing of it on PATH
+    python = tmp_path / ".venv" / "bin" / "python"  # as after `make install`, but not on PATH
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)

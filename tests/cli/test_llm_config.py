@@ -67,7 +67,7 @@ def test_disk_error_leaves_no_temporary_file(
 
     def fsync(fd: int) -> None:
         synced.append(fd)
-        if len(synced) == which:  # of the new version, then of the copy of the one before
+        if len(synced) == which:  # of the new version, then of the backup of the previous one
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("gpu_scheduler.intake.llm_config.os.fsync", fsync)

@@ -195,7 +195,7 @@ def on_terminal(*argv: object) -> bytes:
         while data := os.read(ours, 4096):
             shown += data
     except OSError:
-        pass  # the last one that had it open has closed it
+        pass  # the last process that had the terminal open has closed it
     os.close(ours)
     assert process.wait(60) == 0
     return shown
@@ -308,7 +308,7 @@ class ClaimedAttempt:
         self._window = -1
 
     def end(self) -> None:
-        """The runner is gone."""
+        """Ends the runner."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()

@@ -84,7 +84,7 @@ def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
     assert (grade, remedy[-15:]) == ("warn", "--mem-threshold")
     assert says.startswith(f"does not accept it: foreign process {os.getpid()} holds 600 MiB; no job of ours")
     assert "60 % of it (threshold 50 %), foreign load " in says
-    # Neither is for a job that declares memory, nor that of memory for one that wants an idle GPU.
+    # The memory threshold applies neither to a job that declares memory nor to one that needs an idle GPU.
     assert " % of it" not in checks(desk, desk.job(vram=1000, allowed=(0,)))["GPU 0"][1]
     idle = checks(desk, desk.job(allowed=(0,)))["GPU 0"]
     assert idle[1].endswith("load 28 %, foreign memory 600 MiB (idle threshold 200 MiB)")
@@ -311,7 +311,7 @@ def test_long_error_is_shown_only_once(desk: Desk) -> None:
         assert head.endswith("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 …")
     assert told["reason"] in {one["message"] for one in told["checks"]}
     assert told["log_end"] == [oom]
-    # Without the log, only the reason holds the error.
+    # Without the log, only the reason contains the error.
     (desk.path / f"job_{job}.log").unlink()
     assert "no longer exists" in desk.run("why", job)[1]
 

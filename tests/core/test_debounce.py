@@ -128,7 +128,7 @@ def test_removed_lines_do_not_count_while_a_new_line_is_malformed() -> None:
         ("a\nb\nc\nd\n", "high,x,x\nlow,x,x\nb\nd\n", {1, 3}, set()),
         # Two equal typos cannot both be that line.
         ("a\nb\nc\n", "a\n[x=1] b\n[x=2] b\n", {2, 3}, set()),
-        # A typo without an original keeps none.
+        # A typo without an original protects no line.
         ("a\nb\n", "a\nhigh,x,x\nlow,x,x\nb\n", set(), set()),
     ],
 )

@@ -104,7 +104,7 @@ WORKLOAD_CLASS = '["train.py", null]'
             ResourceSpec(workload_class=WORKLOAD_CLASS, llm="unknown", is_command=True),
             Need(1, vram=7000, learned=True),
         ),
-        # A declaration precedes learned memory; an unknown workload class gets an idle GPU, or the default.
+        # A declaration overrides learned memory; an unknown workload class gets an idle GPU, or the default.
         (ResourceSpec(workload_class=WORKLOAD_CLASS, llm="small"), Need(1, 500)),
         (ResourceSpec(workload_class=WORKLOAD_CLASS, vram=50), Need(1, vram=50)),
         (ResourceSpec(workload_class=WORKLOAD_CLASS, share=50), Need(1, 50)),

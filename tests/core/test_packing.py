@@ -82,7 +82,7 @@ def scenes(
 @given(scenes(ANY, 100), st.booleans())
 def test_starts_exactly_the_jobs_that_fit(scene: Scene, exclusive: bool) -> None:
     machine = Machine(scene, Settings(exclusive=exclusive))
-    machine.play()  # checks every start, and at each tick every waiting job
+    machine.play()  # checks every start, and every waiting job at each tick
     assert machine.starts + len(machine.queued) == len(scene.jobs)
 
 

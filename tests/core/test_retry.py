@@ -267,7 +267,7 @@ def gpu_of_size(index: int, total: int | None, **values: object) -> Gpu:
         # A GPU that cannot be read keeps its stored size.
         (failed(vram=7000), (gpu_of_size(0, None, total_mib=8192),), 7480),
         (failed(vram=7000), (replace(gpu(0), sample=None, total_mib=8192),), 7480),
-        # Unknown sizes limit nothing; memory of displays and unattributed memory are never available.
+        # Unknown sizes impose no limit; memory of displays and unattributed memory are never available.
         (failed(vram=7000), (gpu_of_size(0, None),), 8750),
         (failed(vram=7000), (gpu_of_size(0, None), gpu_of_size(1, 8192)), 7480),
         (failed(vram=7000, baseline_mib={"U0": 100}), (gpu_of_size(0, 8192),), 7380),

@@ -174,7 +174,7 @@ def test_a_shutdown_interrupts_jobs_in_either_signal_order(world: World) -> None
     for n, order in ((1, (0, 1)), (2, (1, 0))):
         pids = [int(pid) for pid in world.wait_for_lines(f"pids{n}")[0].split()]
         os.kill(pids[order[0]], signal.SIGTERM)
-        with contextlib.suppress(ProcessLookupError):  # the runner passes it on and may be faster
+        with contextlib.suppress(ProcessLookupError):  # the runner forwards it and may be faster
             os.kill(pids[order[1]], signal.SIGTERM)
     world.wait_until(lambda jobs: all(jobs.get(i, {}).get("state") == "held" for i in (1, 2)), "both held")
     jobs = world.jobs()

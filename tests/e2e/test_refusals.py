@@ -93,7 +93,7 @@ def test_retries_a_failed_launch_after_the_wait_and_then_fails(world: World) -> 
     store = Store(DataDir.of(str(world.folder / world.state)))
     begun = [row.created_at for row in store.attempts(1)]
     store.close()
-    # Not only with the next sample of the GPUs, every 5 s.
+    # Does not wait for the next sample of the GPUs, taken every 5 s.
     assert 0.5 <= begun[1] - begun[0] < 4
     assert 1 <= begun[2] - begun[1] < 4.9
 

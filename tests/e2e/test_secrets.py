@@ -10,7 +10,7 @@ from pathlib import Path
 from gpu_scheduler.cli import main
 from tests.e2e.world import World
 
-#: Each is given in a different way, and none has a known form.
+#: Each secret is passed in a different way, and none has a known form.
 IN_ARGUMENTS, IN_COMMAND, IN_MESSAGE, IN_ENV = "s3arguments", "s3command", "s3message", "s3env"
 MALFORMED = ("s3unknown", "s3unquoted", "s3fields", "s3background")
 IN_ADD = "s3added"

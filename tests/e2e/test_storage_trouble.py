@@ -94,7 +94,7 @@ def test_survives_a_full_disk_under_the_store(
         wait_for(lambda: why in world.output(), "the scheduler says it")
 
         def is_full() -> bool:
-            disk.fill()  # also the space that the scheduler has freed
+            disk.fill()  # including the space that the scheduler has freed
             return reported_issues(world) == [("store", "is on a full disk", True)]
 
         wait_for(is_full, "status says it")

@@ -83,7 +83,7 @@ def test_usage_of_dead_processes_is_ignored_and_removed(tmp_path: Path) -> None:
         assert not other_life.exists()
         child.kill()
         until(lambda: simulated_usage.start_ticks(child.pid) is None)
-        # A zombie until Popen collects it: its memory is free all the same.
+        # The process is a zombie until Popen collects it, but its memory is free.
         assert probe.sample()[0].used_mib == 0
         assert not mine.exists()
 

@@ -155,7 +155,7 @@ def test_a_crash_after_a_second_launch_runs_the_job_once(place: Place) -> None:
 
 @pytest.mark.parametrize("step", [performed(act.RecordRunnerDeath), performed(act.Sweep)])
 def test_a_crash_while_a_killed_runner_is_reconciled_leaves_no_process(place: Place, step: str) -> None:
-    # It writes only once a closing terminal can no longer end it.
+    # It writes only after a closing terminal can no longer end it.
     lasting = f"sh -c 'echo 0 start 1 1 >> {place.folder}/trace; exec sleep 60'"
     job = place.insert(f"setsid sleep 60 & exec setsid -w {lasting}")
     run_until_job_runs(place)

@@ -23,7 +23,7 @@ from tests.reasons import words
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedFile]:
     monkeypatch.chdir(tmp_path)
     yield WatchedFile(Rig(tmp_path))
-    (tmp_path / "go").touch()  # so that a failed test leaves no waiting process
+    (tmp_path / "go").touch()  # ensures that a failed test leaves no waiting process
 
 
 WAIT = "[gpus=2 hold] "

@@ -21,7 +21,7 @@ from gpu_scheduler.store.store import Store
 from tests.loop.rig import Rig
 from tests.loop.watched_file import WatchedFile
 
-#: Both larger than the part of the queue that a round reads (looking.HEADS of each resource spec).
+#: Both are larger than the part of the queue that a round reads for each resource spec.
 FEW, MANY = 800, 4000
 
 
@@ -69,7 +69,7 @@ def test_cost_of_a_round_does_not_grow_with_the_queue(tmp_path: Path) -> None:
         with rig.store.db.transaction():
             ended(rig, over)
             for n in range(queued):
-                # It waits, since it needs three GPUs of two. Every second one has had a launch.
+                # Each job waits, since it needs three GPUs of two. Every second one was launched once.
                 job = rig.add_job(f"echo {n}", gpus=3, allowed=(n % 5,))
                 if n % 2:
                     later = (rig.clock.now().boot + 1e6, rig.clock.now().boot_id, job)

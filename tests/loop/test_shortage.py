@@ -91,7 +91,7 @@ def test_launch_that_fails_because_of_a_shortage_does_not_count(
     executor = Refusing(number)
     rig = rig_with(tmp_path, executor)
     job, other = rig.add_job("exit 7", share=1000), rig.add_job("exit 0", share=1000)
-    # More than the launches of an attempt and the attempts of a job.
+    # More than the allowed launches of an attempt and attempts of a job.
     rig.tick_until(lambda: executor.tried > 5, "launches")
     [reason] = wait_reasons(rig.store).values()
     assert reason.cause == describe_shortage(number)
@@ -105,7 +105,7 @@ def test_launch_that_fails_because_of_a_shortage_does_not_count(
 def test_unclaimed_attempt_is_kept_while_no_process_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Over before the next check of the storage.
+    # The shortage is over before the next check of the storage.
     monkeypatch.setattr(storage_monitor, "BACKOFF_S", 0.0)
     executor = Refusing(0)
     settings = Settings(launch_deadline_s=0.01, assign_retry_wait_s=0.01, grace_s=1.0)

@@ -155,7 +155,7 @@ def elsewhere(tmp_path: Path) -> DataDir:
     store = Store(data_dir, create=True)
     store.insert_job(JobSpec("command", "echo hello", "/", command="echo hello"), "cli")
     assert data_dir.database.with_name("scheduler.db-wal").stat().st_size > 0
-    for name in ("scheduler.db", "scheduler.db-wal"):  # their state while the other host has them open
+    for name in ("scheduler.db", "scheduler.db-wal"):  # while the other host has them open
         data = (data_dir.folder / name).read_bytes()
         (data_dir.folder / f"kept-{name}").write_bytes(data)
     store.close()

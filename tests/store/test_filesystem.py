@@ -52,7 +52,7 @@ MOUNTS = parse_mountinfo(MOUNTINFO.splitlines())
         ("/mnt/usb/y", "8:17", "fuseblk", False),
         ("/scratch/u", "0:64", "lustre", True),
         ("/auto/u", "0:66", "nfs", True),
-        ("/auto/u", "0:96", "nfs", True),  # mounted over its autofs: the later line hides the earlier
+        ("/auto/u", "0:96", "nfs", True),  # mounted over its autofs: the later line hides the earlier one
         ("/net", "0:40", "autofs", False),
         ("/var/lib/docker/overlay2/ab/merged/w", "0:67", "overlay", False),
         ("/gpfs/fs1/u", "0:68", "gpfs", True),

@@ -144,17 +144,18 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
     store = Store(DataDir.of(str(new / "s.json")))
     location.adopt_folder(store, new_id=way == "copied")
 
-    # The text of the file has not changed: nothing is to be done.
+    # The text of the file has not changed, so nothing needs to be done.
     reading = accepted_lines.load(store, f"{new}/jobs.txt")
     assert [kept.identity for kept in reading] == [line(read, n, str(new)).identity for n in range(len(read))]
     assert [kept.job_id for kept in reading] == [1, 2, 3]
     specs = [JobSpec.from_json(row["spec"]) for row in store.db.rows("SELECT spec FROM job ORDER BY id")]
-    there = old if way == "copied" else new  # a copy runs what its lines name; what was moved is found
+    there = old if way == "copied" else new  # a copy runs the paths of its lines; moved files are found
     assert (specs[0].script, specs[0].cwd) == (f"{there}/t.py", str(new))
     assert specs[1].cwd == f"{there}/sub"
     assert (specs[2].script, specs[2].venv, specs[2].cwd) == (f"{new}/sub/t.py", f"{there}/env", f"{new}/sub")
 
-    # Its user writes the new folder into the lines: what has run, or runs, is known; what waits is replaced.
+    # Its user writes the new folder into the lines: jobs that have run or are running are recognised; waiting
+    # ones are replaced.
     written = [line([raw.format(new) for raw in ABSOLUTE], n, str(new)).identity for n in range(len(read))]
     known = accepted_lines.newest_job_facts(store, frozenset(filter(None, written)))
     assert set(known) == (set() if way == "copied" or state == "queued" else set(written))

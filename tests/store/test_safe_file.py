@@ -257,7 +257,7 @@ def test_root_reads_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, other
 def test_a_private_group_of_the_folders_owner_counts_as_the_owner(
     monkeypatch: pytest.MonkeyPatch, mode: int, expected: set[int]
 ) -> None:
-    # The umask 002, usual with a private group for each user, creates such folders.
+    # A umask of 002, usual where each user has a private group, creates such folders.
     monkeypatch.setattr(os, "geteuid", lambda: ROOT)
     monkeypatch.setattr(os, "stat", lambda path: status_of(mode, ANN, gid=ANN))
     assert safe_file.trusted_owners("folder/file") == expected

@@ -115,7 +115,7 @@ def test_a_program_that_locks_the_folder_is_not_mistaken_for_a_scheduler(
 def test_distinguishes_a_scheduler_in_another_pid_namespace_from_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instance, "lock_holder", lambda fd: 0)  # F_GETLK where the pid cannot be named
+    monkeypatch.setattr(instance, "lock_holder", lambda fd: 0)  # F_GETLK if the pid is not visible
     lock = InstanceLock(tmp_path / "lock")
     assert lock.holder_pid() == 0
     lock.release()
@@ -200,7 +200,7 @@ def test_a_start_names_the_program_that_locks_the_folder(
     message = f"{data_dir.folder} is locked by another program \\(pid {pid}\\), which is not a scheduler"
     with pytest.raises(SchedulerError, match=message):
         service._acquire_lock(data_dir, take_over=False)
-    with monkeypatch.context() as hidden:  # as /proc/locks may be
+    with monkeypatch.context() as hidden:  # a format that /proc/locks may have
         hidden.setattr(instance, "_is_alive", lambda pid: False)
         with pytest.raises(SchedulerError, match="a program that is not visible from here"):
             service._acquire_lock(data_dir, take_over=False)

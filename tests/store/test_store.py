@@ -277,7 +277,7 @@ def test_shrinks_the_write_ahead_log(store: Store) -> None:
     log = store.data_dir.database.with_name(f"{store.data_dir.database.name}-wal")
     assert log.stat().st_size > 50_000
     with Store(store.data_dir).snapshot():
-        store.db.shrink()  # has no effect yet, because a reader is active
+        store.db.shrink()  # has no effect yet because a reader is active
     store.db.shrink()
     assert log.stat().st_size == 0
     [timeout] = store.db.rows("PRAGMA busy_timeout")

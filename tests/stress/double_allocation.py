@@ -28,7 +28,7 @@ from tests.waiting import wait_for
 _GPUS, _GPU_MIB = 2, 24 * 1024
 #: Declarations of the jobs, GiB.
 _BIG, _SMALL = 14, 8
-#: MiB that fit beside a big job and a small one.
+#: MiB that still fit beside a big job and a small one.
 _BESIDE_MIB = _GPU_MIB - (_BIG + _SMALL) * 1024 - 512
 _USE = Path(__file__).with_name("memory_use.py")
 #: Seconds within which the appended jobs must have ended.

@@ -115,7 +115,7 @@ def _fact(dice: random.Random) -> JobFacts:
 
 
 def _line(order: Order, stage: Stage, number: int, fact: JobFacts, dice: random.Random) -> str:
-    # Nobody ends what the negative control has lost.
+    # No process ends the jobs that the negative control has lost.
     longest = 3 if order.is_control else 60
     seconds = longest if fact.way in _ENDED_FROM_OUTSIDE else dice.uniform(0, 0.2)
     line = f"sh {order.folder}/end.sh {stage.trace} {number} {seconds:.3f} {fact.end}"

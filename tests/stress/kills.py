@@ -49,7 +49,7 @@ def kills(order: Order, variant: Variant, times: int, count: int) -> Findings:
     codes = {n: dice.choice([0, 0, 0, 1, 3, 7, 42, 255]) for n in range(count)}
     jobs = [_job(stage, n, code, variant, dice) for n, code in codes.items()]
     again = DirectExecutor()
-    first = stage.start()  # its data directory exists from now on
+    first = stage.start()  # from now on its data directory exists
     first.kill()
     first.wait()
     with _Submitter(stage, variant) as submitter:

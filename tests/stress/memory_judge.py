@@ -180,7 +180,7 @@ class Watcher(threading.Thread):
                 )
 
     def _check_gpus(self) -> None:
-        # Locked, so that no memory moves from one process to another while it is added up.
+        # Locked, so that no memory moves between processes while it is added up.
         with simulated_usage.locked(self._sim):
             uses = simulated_usage.read_usages(self._sim)
         used: dict[int, int] = {}

@@ -29,7 +29,7 @@ _WRITERS = ((editors.truncate, editors.slow), (editors.rename,), (editors.backup
 #: Seconds before a GPU may be changed again. Two changes of one GPU in quick succession that cancel each
 #: other out may leave the file as it was, and no reader could know of either.
 _AGAIN_S = 0.5
-#: Seconds between two turns, at the full size (0.32 in the mean) and below.
+#: Seconds between two turns, at full size (0.32 on average) and below it.
 _GAPS_S = {True: (0.0, 0.0, 0.02, 0.2, 0.6, 1.1), False: (0.0, 0.0, 0.02, 0.1)}
 
 

@@ -53,7 +53,7 @@ class User:
 
     def _new(self) -> str:
         self._serial += 1
-        # The number appears twice: in a line that was cut off the two would differ.
+        # The number appears twice, because the two differ in a truncated line.
         line = self._command.format(n=self._serial)
         self.ever.add(line)
         return line

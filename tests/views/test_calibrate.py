@@ -16,5 +16,5 @@ def test_table_fits_the_terminal() -> None:
     whole, cut = to_text(view).splitlines(), to_text(view, 80).splitlines()
     assert max(map(len, cut[:2])) <= 80 < len(whole[1])
     assert cut[2].strip() == f"{family.program}; current entry 0.5"
-    # Text truncated in the table follows below it in full.
+    # Text truncated in the table is repeated in full below it.
     assert '  "qwen2.5-vl-32b-inst": {"share": 0.5, "vram": 20000, "gpus": 2}' in cut

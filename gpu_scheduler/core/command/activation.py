@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 
-#: This shell sources a hook, which may end it; that is reported. A subshell of a hook may end in any way.
+#: A hook that this shell sources may end the shell, which is reported. A subshell of a hook may end in any
+#: way.
 _EXIT_HANDLER = """\
 exit() {{
     set -- "${{1-$?}}"

@@ -35,7 +35,8 @@ if [ -x {programs}/python ]; then python=python; else python=python3; fi
 [ -x {programs}/"$python" ] || fail python_missing {missing}
 """
 
-#: torchrun starts python with its own interpreter and -u. Its module is equivalent to the program.
+#: torchrun starts Python with its own interpreter and -u. The module torch.distributed.run is equivalent to
+#: it.
 _FIND_TORCHRUN = """\
 if {there}; then torchrun=(torchrun); else
     torchrun=("$python" -u -m torch.distributed.run)

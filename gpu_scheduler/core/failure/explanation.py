@@ -21,7 +21,7 @@ _MAX_LINES_AFTER = 40
 _SIGKILL = 9
 
 _WAS_KILLED = re.compile(r"\bKilled\b|SIGKILL|\bexit ?code:? -9\b|signal 9\b")
-#: Messages of PyTorch, CUDA, CuPy and TensorFlow about a GPU number that does not exist in the job.
+#: Messages of PyTorch, CUDA, CuPy and TensorFlow about a GPU number that the job does not have.
 _INVALID_GPU_ID = re.compile(
     r"invalid device (?:ordinal|id)\b|cudaErrorInvalidDevice\b|device >= 0 && device < num_gpus"
     r"|listed an invalid (?:GPU|Device) id|device:GPU:\d+ unknown device",

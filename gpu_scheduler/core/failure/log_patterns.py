@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-#: A line that holds one of these reports host memory, or no failure, although a signature matches it.
+#: A line that contains one of these reports host memory, or no failure, although a signature matches it.
 HOST_MEMORY = re.compile(
     r"\bbytes on host\b|\bpinned (?:system )?memory\b|host_mem|_nchwc"
     r"|\bcaller indicates that this is not a failure\b"
@@ -66,7 +66,7 @@ CLAUSE_END = re.compile(
     r"(?:\s*$|[.!]+(?:[\s\"')*]|$)|\s*[;)*\"]|,\s|\s+\(|\s+[^\w\s|]+\s|:\s+(?![\d.]+\b)\S+\s+\S"
     r"|\s+(?:encountered|occurred|detected|raised|caught|during|while|at|in|on|for|with)\b)"
 )
-#: Words before an error name that only mention it: a setting, a list item, advice, another run.
+#: Words before an error name that show a mere mention: a setting, a list item, advice, another run.
 MENTION = re.compile(
     r"(?i)(?:^\s*-\s+|^\W*(?:if|when|in case|note|hint|tip|to avoid)\b.*|[=(\[{,/`]\s*(?:<class )?['\"]?"
     r"|\b(?:previous|earlier|prior|last (?:run|try|attempt|time)|of a run|expected|known|simulat\w+)\b.*"

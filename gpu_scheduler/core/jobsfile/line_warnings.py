@@ -76,7 +76,7 @@ def _check_first_word(spec: JobSpec, text: str, shell: JobShell) -> Iterator[str
     if spec.conda is not None or spec.venv is not None or "PATH" in dict(spec.env):
         return
     if _ACTIVATE.match(text):
-        return  # has a warning of its own
+        return  # the caller warns about it separately
     name = _first_program(text)
     known = name is None or name in BUILTINS or name in RESERVED or name in shell.functions
     if name is not None and not known and not shell.can_find(name, spec.cwd):

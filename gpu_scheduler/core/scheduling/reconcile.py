@@ -123,7 +123,7 @@ def reconcile(
             # The problem that blocks starts now also explains why no runner claimed it.
             tried = attempt.launch_count >= settings.max_launches
             return [ResetLaunchCount(attempt.attempt_id)] if tried else []
-        # A launch into a folder that a full disk left incomplete does not count as failed either.
+        # A launch into a folder that is incomplete because of a full disk does not count as failed either.
         if not attempt.status.folder_complete or attempt.launch_count < settings.max_launches:
             return [Relaunch(attempt.attempt_id)]
     return _void_claim(attempt, now, gives_up=attempt.launch_error is None)
@@ -192,7 +192,7 @@ def _reconcile_unknown_runner(attempt: Attempt, now: Now, settings: Settings) ->
 
 
 def _void_claim(attempt: Attempt, now: Now, *, gives_up: bool = False) -> list[Action]:
-    # At intervals only: a claim that cannot be voided must not block the rest of the round.
+    # Retried only at intervals: a claim that cannot be voided must not block the rest of the round.
     return [VoidClaim(attempt.attempt_id, gives_up)] if may_signal(attempt, now) else []
 
 

@@ -46,7 +46,7 @@ def _measure_foreign_load(gpu: Gpu, facts: Facts) -> list[Action]:
         return []
     load = foreign_load(gpu, facts.attempts, facts.settings)
     loads = (*gpu.foreign_loads, load)[-LOAD_SAMPLES:]
-    # Equal only if all loads are the same; then the store is up to date.
+    # They are equal only if all loads are the same; the store is then up to date.
     return [] if loads == gpu.foreign_loads else [RecordForeignLoad(gpu.uuid, loads, gpu.sampled_at)]
 
 

@@ -23,7 +23,7 @@ __all__ = ["DEADLINE_S", "ProbeClient", "ProbeFailure", "UnreadableError"]
 
 #: Seconds that an answer may take, including the first. Waking four sleeping GPUs takes about 2 s, eight
 #: large ones without persistence mode 10 s and more. A query to a hanging driver is answered as soon as the
-#: driver responds again; a shorter deadline would only kill it before.
+#: driver responds again; a shorter deadline would only kill the process before that.
 DEADLINE_S = 20.0
 
 
