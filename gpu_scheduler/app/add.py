@@ -23,7 +23,7 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError
-from gpu_scheduler.intake.job_shell import job_shell
+from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.submit import parse_job_line
 from gpu_scheduler.store.job_lists import newest_jobs
 
@@ -84,7 +84,7 @@ def _script_line(new: NewLine, given: str, known_gpus: frozenset[int] | None) ->
     allowed = _allowed_gpus(new, known_gpus)
     return _compose_line(
         lambda: format_script_line(
-            _attribute_items(new), script, new.conda or None, new.arguments, new.priority, allowed
+            script, new.conda or None, new.arguments, new.priority, allowed, _attribute_items(new)
         )
     )
 

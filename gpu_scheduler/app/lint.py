@@ -18,8 +18,8 @@ from gpu_scheduler.core.jobsfile.reading import Line
 from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.errors import UsageError
+from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.file_snapshot import JobsFile, read_standard_input
-from gpu_scheduler.intake.job_shell import job_shell
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.text_parser import TextParser
 

@@ -20,7 +20,7 @@ from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.text.secrets import masked
-from gpu_scheduler.intake.job_shell import job_shell
+from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, Poll
 from gpu_scheduler.intake.submit import FrontEnd, request_attribute, submit_job
 from gpu_scheduler.store import accepted_lines

@@ -54,7 +54,7 @@ def save(store: Store, path: str, old: Reading, new: Reading, first: int = 0) ->
         head += 1
     down = new[-1].number - old[-1].number if old and new else 0
     tail = 0
-    while tail < most - head and new[-1 - tail].is_shifted_from(old[-1 - tail], down):
+    while tail < most - head and _is_same_row(new[-1 - tail], old[-1 - tail], down):
         tail += 1
     with store.db.transaction() as db:
         before = _position_of_line(db, path, head - 1, len(old)) if head else -_POSITION_STEP
@@ -78,6 +78,10 @@ def save(store: Store, path: str, old: Reading, new: Reading, first: int = 0) ->
         )  # fmt: skip
         marks = ", ".join("?" * 12)
         db.executemany(f"INSERT INTO line (path, position, {_COLUMNS}) VALUES ({marks})", rows)
+
+
+def _is_same_row(new: Line, old: Line, down: int) -> bool:
+    return new.job_id == old.job_id and new.is_identical_to(old, down)
 
 
 def _position_of_line(db: sqlite3.Connection, path: str, index: int, count: int) -> int:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.jobsfile.job_line import Malformed, ParsedJob, format_csv_line, parse_line
+from gpu_scheduler.core.jobsfile.compose import format_script_line
+from gpu_scheduler.core.jobsfile.job_line import Malformed, ParsedJob, parse_line
 from gpu_scheduler.core.model.job_spec import JobSpec
 
 EIGHT_GPUS = frozenset(range(8))
@@ -360,38 +361,38 @@ def test_formatted_csv_lines_are_read_back(
         words = tuple(shlex.split(args))
     except ValueError:
         with pytest.raises(ValueError, match=r"closed|backslash|cannot be written"):
-            format_csv_line(script, conda, args, priority, allowed)
+            format_script_line(script, conda, args, priority, allowed)
         return
     if re.search(r'\\".*[ \t]#', script):
         return  # refused or read back: see the next test
-    job = spec(format_csv_line(script, conda, args, priority, allowed))
+    job = spec(format_script_line(script, conda, args, priority, allowed))
     assert (job.kind, job.script, job.conda, job.arguments) == ("csv", script, conda, words)
     assert (job.priority, job.allowed) == (priority, allowed)
 
 
 def test_rejects_a_script_name_that_no_line_can_express() -> None:
     with pytest.raises(ValueError, match="the # in its name would begin a comment; rename it"):
-        format_csv_line('/s/\\" #', priority=None)
+        format_script_line('/s/\\" #', priority=None)
 
 
 @pytest.mark.parametrize("word", ["python", "torchrun", "torchrun-2gpu", "Torchrun-x"])
 def test_arguments_that_look_like_an_execution_type_are_quoted(word: str) -> None:
-    line = format_csv_line("/a.py", args=word, allowed=(0,))
+    line = format_script_line("/a.py", args=word, allowed=(0,))
     assert line == f'0,/a.py,,"{word}",0'
     assert (spec(line).arguments, spec(line).torchrun, spec(line).allowed) == ((word,), None, (0,))
 
 
 def test_a_blank_after_a_final_backslash_is_an_argument() -> None:
-    assert spec(format_csv_line("/a.py", args="x \\ ")).arguments == ("x", " ")
+    assert spec(format_script_line("/a.py", args="x \\ ")).arguments == ("x", " ")
 
 
 def test_fields_are_quoted_only_if_necessary() -> None:
-    line = format_csv_line("/path/to/script.py", "myenv", "--llm q --epochs 100", 0, (0, 1, 2, 3))
+    line = format_script_line("/path/to/script.py", "myenv", "--llm q --epochs 100", 0, (0, 1, 2, 3))
     assert line == "0,/path/to/script.py,myenv,--llm q --epochs 100,0-3"
     with pytest.raises(ValueError, match="line break"):
-        format_csv_line("/a\nb.py")
+        format_script_line("/a\nb.py")
     with pytest.raises(ValueError, match="conda environment"):
-        format_csv_line("/a.py", "a b")
+        format_script_line("/a.py", "a b")
 
 
 @settings(deadline=None, max_examples=300)

@@ -5,30 +5,57 @@ Every line is checked with the parser of jobs files before it is returned.
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from collections.abc import Sequence
 
-from gpu_scheduler.core.jobsfile.job_line import LineResult, Malformed, ParsedJob, format_csv_line, parse_line
+from gpu_scheduler.core.jobsfile.attributes import parse_conda
+from gpu_scheduler.core.jobsfile.csv_line import quote_field
+from gpu_scheduler.core.jobsfile.job_line import LineResult, Malformed, ParsedJob, parse_line
+from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.core.text.quoting import BLANK
 
 #: Precedes a command that would be parsed as something else: `[ -f x ] && …`, `7,a.py,b`.
 _NO_OP_PREFIX = "true && "
 
 
 def format_script_line(
-    items: Sequence[str],
     script: str,
-    conda: str | None,
-    args: str,
-    priority: int | None,
-    allowed: tuple[int, ...] | None,
+    conda: str | None = None,
+    args: str = "",
+    priority: int | None = 0,
+    allowed: tuple[int, ...] | None = None,
+    items: Sequence[str] = (),
 ) -> str:
     """Returns the CSV line of a script. items: its other attributes as in a block: "vram=18G", "hold".
 
     script: absolute path; args: its arguments as one text, quoted as for a shell. Raises ValueError for
-    values that no line can express.
+    values that no line can express (a line break, an unbalanced quote, a bad environment name).
     """
-    line = _format_block(items) + format_csv_line(script, conda, args, priority, allowed)
-    _raise_if_malformed(_parse_back(line))
+    for name, value in (("script", script), ("conda environment", conda or ""), ("arguments", args)):
+        if any(bad in value for bad in "\n\r\0"):
+            raise ValueError(
+                f"{name} {value!r} contains a line break or NUL, which a jobs file cannot express"
+            )
+    if conda:
+        parse_conda(conda)
+    gpus = format_gpu_list(allowed)
+    bare = args.strip(BLANK)
+    # After a final backslash, a blank is an argument, not white space.
+    arguments = quote_field(args.lstrip(BLANK) if bare.endswith("\\") else bare)
+    if "," in gpus and arguments and not arguments.startswith('"'):
+        arguments = f'"{arguments}"'
+    number = "" if priority is None else str(priority)
+    fields = (number, quote_field(script), quote_field(conda or ""), arguments, gpus)
+    line = _format_block(items) + ",".join(fields)
+    read = _parse_back(line)
+    _raise_if_malformed(read)
+    if not isinstance(read, ParsedJob) or read.spec.script != posixpath.normpath(script):
+        # A quote after a backslash, then a # after a blank: a comment would begin inside the name.
+        raise ValueError(
+            f"script {script!r} cannot be written to a jobs file: the # in its name would begin a comment;"
+            " rename it"
+        )
     return line
 
 

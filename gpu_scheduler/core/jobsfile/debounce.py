@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from gpu_scheduler.core.jobsfile import torn_append
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines
 from gpu_scheduler.core.jobsfile.line_matching import LinePairs, find_typos, match_lines
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
+from gpu_scheduler.core.jobsfile.torn_append import mark_torn_appends
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.states import ACTIVE, WAITING
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
@@ -64,7 +64,7 @@ def decide_accepted(
     A line that became malformed stays in the reading, with its job, until it is fixed; every other missing
     line counts as removed once its delay is over.
     """
-    lines = _mark_torn_appends(previous, current.lines)
+    lines = mark_torn_appends(previous, current.lines)
     counted, last_due = _drop_unfinished(previous, lines, current, now)
     pairs = match_lines(previous, counted, jobs)
     malformed = find_typos(previous, counted, pairs)
@@ -90,26 +90,6 @@ def decide_accepted(
         waits = {**_waits_for_changes(previous, accepted, jobs, due), **waits}
         return AcceptDecision(None, waits, due if _differs(previous, accepted) else last_due, not lost)
     return AcceptDecision(accepted if _differs(previous, accepted) else None, waits, last_due, not lost)
-
-
-def _mark_torn_appends(previous: Reading, lines: tuple[Line, ...]) -> tuple[Line, ...]:
-    """Returns the lines, marking as malformed one that grew after it was read and contains a second line."""
-    known = {line.raw.rstrip("\r\n") for line in previous if line.problem == torn_append.REASON}
-    open_line = next((line for line in previous if not line.has_newline and not line.malformed), None)
-    if open_line is not None and any(line.key == open_line.key for line in lines):
-        open_line = None
-    if open_line is None and not known:
-        return lines
-    programs = {torn_append.first_word(line.text) for line in previous if line.kind == "command"}
-    changed = list(lines)
-    for i, line in enumerate(lines):
-        here = open_line is not None and torn_append.contains_second_line(open_line, line, programs)
-        if here or line.raw.rstrip("\r\n") in known:
-            changed[i] = replace(
-                line, kind=None, identity=None, attributes={}, spec=None, notes=(), text=line.raw.strip(),
-                problem=torn_append.TORN_APPEND.reason, accepted_form=torn_append.TORN_APPEND.accepted_form,
-            )  # fmt: skip
-    return tuple(changed)
 
 
 def _drop_unfinished(

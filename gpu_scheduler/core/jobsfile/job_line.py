@@ -13,7 +13,6 @@ from typing import Any
 from gpu_scheduler.core.command import cuda
 from gpu_scheduler.core.jobsfile import attributes, csv_line, shell_syntax
 from gpu_scheduler.core.jobsfile.attributes import AttributeBlock
-from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text.quoting import BLANK, find_comment
 
@@ -174,44 +173,3 @@ def _parse_command_job(block: AttributeBlock, text: str, context: _PathContext) 
             "cuda=add: cannot tell where --cuda belongs in this command; write --cuda 0 in its place"
         )
     return ParsedJob(spec, (note,) if note else (), shell_syntax.needs_bash(text))
-
-
-def format_csv_line(
-    script: str,
-    conda: str | None = None,
-    args: str = "",
-    priority: int | None = 0,
-    allowed: tuple[int, ...] | None = None,
-) -> str:
-    """Returns the CSV line, without a line ending, that `parse_line` reads back as these values.
-
-    script: absolute path; args: the arguments as one text, quoted as for a shell. Raises ValueError for
-    values that no line can express (a line break, an unbalanced quote, a bad environment name).
-    """
-    for name, value in (("script", script), ("conda environment", conda or ""), ("arguments", args)):
-        if any(bad in value for bad in "\n\r\0"):
-            raise ValueError(
-                f"{name} {value!r} contains a line break or NUL, which a jobs file cannot express"
-            )
-    if conda:
-        attributes.parse_conda(conda)
-    gpus = format_gpu_list(allowed)
-    bare = args.strip(BLANK)
-    # After a final backslash, a blank is an argument, not white space.
-    arguments = csv_line.quote_field(args.lstrip(BLANK) if bare.endswith("\\") else bare)
-    if "," in gpus and arguments and not arguments.startswith('"'):
-        arguments = f'"{arguments}"'
-    number = "" if priority is None else str(priority)
-    line = ",".join(
-        (number, csv_line.quote_field(script), csv_line.quote_field(conda or ""), arguments, gpus)
-    )
-    read = parse_line(line, "/", "/", None)
-    if isinstance(read, Malformed):
-        raise ValueError(read.reason)
-    if read is None or read.spec.kind != "csv" or read.spec.script != posixpath.normpath(script):
-        # A quote after a backslash, then a # after a blank: a comment would begin inside the name.
-        raise ValueError(
-            f"script {script!r} cannot be written to a jobs file: the # in its name would begin a comment;"
-            " rename it"
-        )
-    return line

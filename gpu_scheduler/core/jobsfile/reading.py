@@ -86,23 +86,12 @@ class Line:
             self.content_key == other.content_key and self.attributes == other.attributes
         )
 
-    def is_identical_to(self, other: Line) -> bool:
-        """Returns whether both have the same number and text, and were parsed alike."""
-        return self is other or (
-            self.number == other.number
-            and self.raw == other.raw
-            and self.problem == other.problem
-            and self.is_typo == other.is_typo
-            and self.is_equivalent_to(other)
-        )
-
-    def is_shifted_from(self, other: Line, shift: int) -> bool:
-        """Returns whether this is the line `other` of an earlier reading, moved `shift` lines down."""
+    def is_identical_to(self, other: Line, shift: int = 0) -> bool:
+        """Returns whether both have the same text and were parsed alike, this one `shift` lines below."""
         return self.number == other.number + shift and (
             self is other
             or (
                 self.raw == other.raw
-                and self.job_id == other.job_id
                 and self.problem == other.problem
                 and self.accepted_form == other.accepted_form
                 and self.is_typo == other.is_typo

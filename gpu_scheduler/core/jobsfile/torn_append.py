@@ -12,10 +12,10 @@ from collections.abc import Collection
 from gpu_scheduler.core.jobsfile.attributes import FLAGS
 from gpu_scheduler.core.jobsfile.csv_line import looks_like_csv
 from gpu_scheduler.core.jobsfile.job_line import Malformed
-from gpu_scheduler.core.jobsfile.reading import Line
+from gpu_scheduler.core.jobsfile.reading import Line, Reading, line_from_result
 
 REASON = "a second line was appended to a line that had no line ending"
-TORN_APPEND = Malformed(REASON, "two lines; or, if it is a single one, the same line with [] in front of it")
+_TORN_APPEND = Malformed(REASON, "two lines; or, if it is a single one, the same line with [] in front of it")
 
 _PROGRAMS = re.compile(
     r"(?:python|pypy|bash|sh|zsh|env|conda|mamba|micromamba|torchrun|accelerate|deepspeed|uv|uvx|poetry|pipenv"
@@ -29,26 +29,38 @@ _SECOND_IS_PATH = re.compile(r'[+-]?[0-9]*[ \t]*,[ \t]*"?[^,"]*(?:\.py|/)')
 _SCRIPT = re.compile(r"(?:\.|~)/\S+")
 
 
-def first_word(command: str) -> str:
+def mark_torn_appends(previous: Reading, lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    """Returns the lines, marking as malformed one that grew after it was read and contains a second line."""
+    known = {line.raw.rstrip("\r\n") for line in previous if line.problem == REASON}
+    open_line = next((line for line in previous if not line.has_newline and not line.malformed), None)
+    if open_line is not None and any(line.key == open_line.key for line in lines):
+        open_line = None
+    if open_line is None and not known:
+        return lines
+    programs = {_first_word(line.text) for line in previous if line.kind == "command"}
+    return tuple(
+        line_from_result(line.number, line.raw, _TORN_APPEND)
+        if line.raw.rstrip("\r\n") in known
+        or (open_line is not None and _contains_second_line(open_line, line, programs))
+        else line
+        for line in lines
+    )
+
+
+def _first_word(command: str) -> str:
     """Returns the first word of a command after its variable assignments."""
     words = command[_ASSIGNMENTS.match(command).end() :].split(None, 1)  # type: ignore[union-attr]
     return words[0] if words else ""
 
 
-def contains_second_line(before: Line, now: Line, programs: Collection[str]) -> bool:
-    """Returns whether `now`, which replaced `before`, is that line followed by the beginning of another.
+def _contains_second_line(before: Line, now: Line, programs: Collection[str]) -> bool:
+    """Returns whether `now` is the line `before`, which had no line ending, and the beginning of another.
 
     programs: words that begin commands elsewhere in the file.
     """
     grown = now.raw.rstrip("\r\n")
     old = before.raw.rstrip("\r\n")
-    return (
-        not before.has_newline
-        and not before.malformed
-        and grown != old
-        and grown.startswith(old)
-        and starts_a_line(grown[len(old) :], {*programs, first_word(before.text)})
-    )
+    return grown.startswith(old) and starts_a_line(grown[len(old) :], {*programs, _first_word(before.text)})
 
 
 def starts_a_line(tail: str, programs: Collection[str]) -> bool:
@@ -61,6 +73,6 @@ def starts_a_line(tail: str, programs: Collection[str]) -> bool:
         return all("=" in item or item in FLAGS for item in block["items"].split())
     if looks_like_csv(tail) and _SECOND_IS_PATH.match(tail):
         return True
-    word = first_word(tail)
+    word = _first_word(tail)
     assigned = bool(word) and not tail.startswith(word)
     return assigned or word in programs or bool(_PROGRAMS.fullmatch(word) or _SCRIPT.fullmatch(word))
