@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpu_scheduler.core.model.attempt_status import RunnerIdentity
 from gpu_scheduler.core.model.gpu import GpuProcess
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
@@ -23,6 +23,11 @@ from gpu_scheduler.store.records import (
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.gpu_fault import GpuFault
 
+_Record = TypeVar("_Record")
+
+#: The columns of a job and of a GPU.
+JOB_COLUMNS = ", ".join(one.name for one in fields(JobRecord)).replace("spec_json", "spec AS spec_json")
+GPU_COLUMNS = ", ".join(one.name for one in fields(GpuRecord)).replace("index", 'idx AS "index"')
 #: The columns of an attempt, with its allocations and misplaced processes as JSON lists, in one query.
 ATTEMPT_COLUMNS = """
     attempt.*,
@@ -34,90 +39,45 @@ ATTEMPT_COLUMNS = """
 """
 
 
-_STATES = {state.value: state for state in JobState}
-
-
 def job_records(rows: Sequence[sqlite3.Row]) -> list[JobRecord]:
-    """Builds jobs from rows of `job`, whose columns are the fields of the record."""
-    names = rows[0].keys() if rows else []
-    return [_job_record(row, names) for row in rows]
+    """Builds jobs from rows with JOB_COLUMNS."""
+    return _records(JobRecord, rows, _JOB_FIELDS)
 
 
-def _job_record(row: sqlite3.Row, names: Sequence[str]) -> JobRecord:
-    """Builds a job without its constructor, which takes several times as long; a list may have thousands."""
-    values = dict(zip(names, row))  # noqa: B905 - of equal length, and without a check faster
-    values["spec_json"] = values.pop("spec")
-    values["state"] = _STATES[values["state"]]
-    values["source_missing"] = bool(values["source_missing"])
-    if values["outcome"] is not None:
-        values["outcome"] = Outcome(values["outcome"])
-    values["reason"] = state_reason(values["reason"])
-    values["line_wait"] = wait_reason(values["line_wait"])
-    record = object.__new__(JobRecord)
-    record.__dict__.update(values)
-    return record
-
-
-def attempt_record(row: sqlite3.Row) -> AttemptRecord:
-    """Builds an attempt from a row with ATTEMPT_COLUMNS."""
-    return AttemptRecord(**_attempt_values(row))
+def attempt_records(rows: Sequence[sqlite3.Row]) -> list[AttemptRecord]:
+    """Builds attempts from rows with ATTEMPT_COLUMNS."""
+    return _records(AttemptRecord, rows, _ATTEMPT_FIELDS)
 
 
 def active_attempt_record(row: sqlite3.Row) -> ActiveAttemptRecord:
     """Builds an attempt from a row with ATTEMPT_COLUMNS that is joined with its job."""
-    return ActiveAttemptRecord(
-        **_attempt_values(row),
-        cancel_cause=row["cancel_cause"],
-        cancel_grace_s=row["cancel_grace_s"],
-        launch_failures=row["launch_failures"],
-        spec_key=row["spec_key"],
-        oom_retries_used=row["oom_retries_used"],
-        fail_retries_used=row["fail_retries_used"],
-        source_missing=row["job_source"].startswith("file:") and not row["has_line"],
-    )
+    return _records(ActiveAttemptRecord, [row], {**_ATTEMPT_FIELDS, "source_missing": bool})[0]
 
 
-def _attempt_values(row: sqlite3.Row) -> dict[str, Any]:
-    return {
-        "id": row["id"],
-        "job_id": row["job_id"],
-        "number": row["number"],
-        "token": row["token"],
-        "boot_id": row["boot_id"],
-        "state": AttemptState(row["state"]),
-        "executor": row["executor"],
-        "allocations": _allocations(row["allocations"]),
-        "learned": bool(row["learned"]),
-        "assumed": bool(row["assumed"]),
-        "launch_count": row["launch_count"],
-        "launch_deadline_boot": row["launch_deadline_boot"],
-        "launch_error": row["launch_error"],
-        "runner": _runner(row),
-        "stopping_boot": row["stopping_boot"],
-        "signalled_boot": row["signalled_boot"],
-        "swept_boot": row["swept_boot"],
-        "runner_died_boot": row["runner_died_boot"],
-        "released_boot": row["released_boot"],
-        "measured_boot": row["measured_boot"],
-        "misplaced": tuple((gpu, pid) for gpu, pid in json.loads(row["misplaced"])),
-        "outcome": _outcome(row["outcome"]),
-        "exit_code": row["exit_code"],
-        "signal": row["signal"],
-        "reason": state_reason(row["reason"]),
-        "survivors": tuple(json.loads(row["survivors"])),
-        "log": row["log"],
-        "session": row["session"],
-        "window_closed": bool(row["window_closed"]),
-        "created_at": row["created_at"],
-        "started_at": row["started_at"],
-        "ended_at": row["ended_at"],
-    }
+def gpu_record(row: sqlite3.Row) -> GpuRecord:
+    """Builds a GPU from a row with GPU_COLUMNS."""
+    return _records(GpuRecord, [row], _GPU_FIELDS)[0]
 
 
-def _runner(row: sqlite3.Row) -> RunnerIdentity | None:
-    if row["runner_pid"] is None:
-        return None
-    return RunnerIdentity(row["runner_pid"], row["runner_start_ticks"], row["boot_id"])
+def _records(
+    kind: type[_Record], rows: Sequence[sqlite3.Row], converters: Mapping[str, Callable[[Any], Any]]
+) -> list[_Record]:
+    """Builds records from rows whose columns are the fields of the record.
+
+    converters: field -> the function that converts its value, unless it is NULL. The constructor is not
+    called: it takes several times as long, and a list may have thousands of jobs.
+    """
+    names = rows[0].keys() if rows else []
+    found = []
+    for row in rows:
+        values = dict(zip(names, row))  # noqa: B905 - of equal length, and without a check faster
+        for name, convert in converters.items():
+            if values[name] is not None:
+                values[name] = convert(values[name])
+        record = object.__new__(kind)
+        record.__dict__.update(values)
+        found.append(record)
+    return found
 
 
 def _allocations(listed: str) -> tuple[AllocationRecord, ...]:
@@ -129,37 +89,18 @@ def _allocations(listed: str) -> tuple[AllocationRecord, ...]:
     )
 
 
-def gpu_record(row: sqlite3.Row) -> GpuRecord:
-    """Builds a GPU from a row of `gpu`."""
-    return GpuRecord(
-        uuid=row["uuid"],
-        index=row["idx"],
-        name=row["name"],
-        total_mib=row["total_mib"],
-        managed=bool(row["managed"]),
-        paused=bool(row["paused"]),
-        used_mib=row["used_mib"],
-        load_percent=row["load_percent"],
-        fault=_fault(row["fault"]),
-        sampled_at=row["sampled_at"],
-        processes=_processes(row["processes"]),
-        loads=tuple(json.loads(row["loads"])),
-        foreign_peaks=tuple((pid, start, mib) for pid, start, mib in json.loads(row["foreign_peaks"])),
-        foreign_loads=tuple(json.loads(row["foreign_loads"])),
-        foreign_load_boot=row["foreign_load_boot"],
-    )
+def _tuple(listed: str) -> tuple[Any, ...]:
+    return tuple(json.loads(listed))
 
 
-def _processes(listed: str | None) -> tuple[GpuProcess, ...] | None:
-    if listed is None:
-        return None
+def _tuples(listed: str) -> tuple[tuple[Any, ...], ...]:
+    return tuple(map(tuple, json.loads(listed)))
+
+
+def _processes(listed: str) -> tuple[GpuProcess, ...]:
     return tuple(
         GpuProcess(pid, used_mib, bool(graphics_only)) for pid, used_mib, graphics_only in json.loads(listed)
     )
-
-
-def _outcome(value: str | None) -> Outcome | None:
-    return None if value is None else Outcome(value)
 
 
 def wait_reason(text: str | None) -> WaitReason | None:
@@ -172,9 +113,35 @@ def state_reason(text: str | None) -> StateReason | None:
     return None if text is None else StateReason.from_json(text)
 
 
-def _fault(text: str | None) -> GpuFault | None:
-    if text is None:
-        return None
+def _fault(text: str) -> GpuFault:
     from gpu_scheduler.core.model.gpu_fault import GpuFault
 
     return GpuFault.from_json(text)
+
+
+#: The fields whose values differ from those in the database, with the functions that convert them.
+_JOB_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "state": {state.value: state for state in JobState}.__getitem__,
+    "outcome": Outcome,
+    "reason": StateReason.from_json,
+    "line_wait": WaitReason.from_json,
+}
+_ATTEMPT_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "state": AttemptState,
+    "allocations": _allocations,
+    "learned": bool,
+    "assumed": bool,
+    "misplaced": _tuples,
+    "outcome": Outcome,
+    "reason": StateReason.from_json,
+    "survivors": _tuple,
+    "window_closed": bool,
+}
+_GPU_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "paused": bool,
+    "fault": _fault,
+    "processes": _processes,
+    "loads": _tuple,
+    "foreign_peaks": _tuples,
+    "foreign_loads": _tuple,
+}

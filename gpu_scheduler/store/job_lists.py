@@ -6,14 +6,14 @@ import json
 from collections.abc import Collection, Iterable
 
 from gpu_scheduler.core.model.states import FAILED, JobState
-from gpu_scheduler.store.from_rows import job_records
+from gpu_scheduler.store.from_rows import JOB_COLUMNS, job_records
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
 
 def _jobs(store: Store, sql: str, *values: object) -> list[JobRecord]:
     """Returns the jobs that a query on the table `job` selects. sql: all after FROM."""
-    return job_records(store.db.rows(f"SELECT * FROM {sql}", *values))
+    return job_records(store.db.rows(f"SELECT {JOB_COLUMNS} FROM {sql}", *values))
 
 
 def open_jobs(store: Store, states: Collection[JobState], limit: int | None = None) -> list[JobRecord]:
@@ -72,12 +72,13 @@ def jobs_ahead_of(store: Store, job: JobRecord, limit: int) -> tuple[int, list[i
 
 def newest_jobs(store: Store, identities: Iterable[str]) -> dict[str, JobRecord]:
     """Returns identity -> its newest job, whatever its source."""
-    rows = store.db.rows(
-        "SELECT job.* FROM json_each(?) AS wanted JOIN job"
-        " ON job.id = (SELECT max(id) FROM job WHERE identity = wanted.value)",
+    found = _jobs(
+        store,
+        "job WHERE id IN (SELECT (SELECT max(id) FROM job WHERE identity = wanted.value)"
+        " FROM json_each(?) AS wanted)",
         json.dumps(list(identities)),
     )
-    return {job.identity: job for job in job_records(rows)}
+    return {job.identity: job for job in found}
 
 
 def job_count(store: Store) -> int:

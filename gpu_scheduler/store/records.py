@@ -30,15 +30,13 @@ class JobRecord:
     JobSpec as JSON; spec_key: the resource spec, which jobs that wait for the same thing share; priority,
     position: queue order, lowest first.
 
-    held_by: "user", "line", or the outcome that holds it. cancel_cause, cancel_grace_s: a pending cancel or
-    preempt. not_before_boot: no start before this time. source_missing: it must not start because of its line
-    in the jobs file; line_wait: the reason. bypassed_at: since when jobs behind it start before it.
-    min_vram_mib: memory that it needs since an attempt ran out of it.
+    held_by: "user", "line", or the outcome that holds it. cancel_cause: a pending cancel or preempt.
+    not_before_boot: no start before this time. line_wait: why its line in the jobs file keeps it from
+    starting. min_vram_mib: memory that it needs since an attempt ran out of it.
     """
 
     id: int
     source: str
-    kind: str
     identity: str
     name: str | None
     text: str
@@ -53,13 +51,10 @@ class JobRecord:
     reason: StateReason | None
     held_by: str | None
     cancel_cause: str | None
-    cancel_grace_s: float | None
     launch_failures: int
     not_before_boot: float | None
     boot_id: str | None
-    source_missing: bool
     line_wait: WaitReason | None
-    bypassed_at: float | None
     min_vram_mib: int | None
     oom_retries_used: int
     fail_retries_used: int
@@ -118,7 +113,8 @@ class AttemptRecord:
     launch_count: int
     launch_deadline_boot: float
     launch_error: str | None
-    runner: RunnerIdentity | None
+    runner_pid: int | None
+    runner_start_ticks: int | None
     stopping_boot: float | None
     signalled_boot: float | None
     swept_boot: float | None
@@ -137,6 +133,15 @@ class AttemptRecord:
     created_at: float
     started_at: float | None
     ended_at: float | None
+
+    @property
+    def runner(self) -> RunnerIdentity | None:
+        """The runner process that its claim names; None = not known yet."""
+        if self.runner_pid is None or self.runner_start_ticks is None:
+            return None
+        from gpu_scheduler.core.model.attempt_status import RunnerIdentity
+
+        return RunnerIdentity(self.runner_pid, self.runner_start_ticks, self.boot_id)
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -230,7 +235,6 @@ class GpuRecord:
     index: int
     name: str
     total_mib: int | None
-    managed: bool
     paused: bool
     used_mib: int | None
     load_percent: float | None

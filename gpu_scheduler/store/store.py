@@ -147,20 +147,20 @@ class Store:
 
     def job(self, job_id: int) -> JobRecord | None:
         """Returns a job, or None."""
-        from gpu_scheduler.store.from_rows import job_records
+        from gpu_scheduler.store.from_rows import JOB_COLUMNS, job_records
 
-        row = self.db.row("SELECT * FROM job WHERE id = ?", job_id)
-        return None if row is None else job_records([row])[0]
+        found = job_records(self.db.rows(f"SELECT {JOB_COLUMNS} FROM job WHERE id = ?", job_id))
+        return found[0] if found else None
 
     def attempt(self, attempt_id: int) -> AttemptRecord | None:
         """Returns an attempt, or None."""
         return next(iter(self._attempts("id = ?", attempt_id)), None)
 
     def _attempts(self, where: str, *values: object) -> list[AttemptRecord]:
-        from gpu_scheduler.store.from_rows import ATTEMPT_COLUMNS, attempt_record
+        from gpu_scheduler.store.from_rows import ATTEMPT_COLUMNS, attempt_records
 
         rows = self.db.rows(f"SELECT {ATTEMPT_COLUMNS} FROM attempt WHERE {where}", *values)
-        return [attempt_record(row) for row in rows]
+        return attempt_records(rows)
 
     def attempt_with_job(self, attempt_id: int) -> tuple[AttemptRecord, JobRecord]:
         """Returns an attempt, which must exist, and its job."""
@@ -180,9 +180,9 @@ class Store:
 
         rows = self.db.rows(
             f"SELECT {ATTEMPT_COLUMNS}, job.cancel_cause, job.cancel_grace_s,"
-            " job.launch_failures, job.source AS job_source, job.spec_key, job.oom_retries_used,"
-            " job.fail_retries_used,"
-            " EXISTS (SELECT 1 FROM line WHERE line.job_id = job.id) AS has_line"
+            " job.launch_failures, job.spec_key, job.oom_retries_used, job.fail_retries_used,"
+            " substr(job.source, 1, 5) = 'file:'"
+            " AND NOT EXISTS (SELECT 1 FROM line WHERE line.job_id = job.id) AS source_missing"
             " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.state <> 'closed'"
             " ORDER BY +attempt.id"  # "+" makes SQLite use the partial index instead of scanning all attempts
         )
@@ -190,9 +190,10 @@ class Store:
 
     def gpus(self) -> list[GpuRecord]:
         """Returns the managed GPUs, by index."""
-        from gpu_scheduler.store.from_rows import gpu_record
+        from gpu_scheduler.store.from_rows import GPU_COLUMNS, gpu_record
 
-        return self._gpus.records(self.db.rows("SELECT * FROM gpu WHERE managed ORDER BY idx"), gpu_record)
+        rows = self.db.rows(f"SELECT {GPU_COLUMNS} FROM gpu WHERE managed ORDER BY idx")
+        return self._gpus.records(rows, gpu_record)
 
     def managed_gpus(self) -> dict[int, str]:
         """Returns index -> UUID of the managed GPUs, by index."""
