@@ -102,8 +102,8 @@ def apply_edit(store: Store, content: bytes) -> list[str]:
                 messages.append(f"GPU {index} in paused_gpus is not managed; ignored")
             elif requested[uuid] != paused:
                 # The file that the older scheduler left is not an edit.
-                reason = {} if older else {"reason": "by an edit of the state file"}
-                add_request(store, "pause" if paused else "resume", uuid, "state file", **reason)
+                cause = None if older else "state_file_edited"
+                add_request(store, "pause" if paused else "resume", uuid, "state file", cause=cause)
         last = {"version": version, "state": _pause_keys(state), "at": time.time()}
         store.db.set_meta("statefile_examined", version)
         store.db.set_meta("statefile_edit", json.dumps(last))
@@ -153,6 +153,4 @@ def resume_all(store: Store) -> None:
         store.db.set_meta("statefile_written", "0")
         for uuid, paused in requested_pauses(store).items():
             if paused:
-                add_request(
-                    store, "resume", uuid, "state file removed", reason="because the state file was removed"
-                )
+                add_request(store, "resume", uuid, "state file removed", cause="state_file_removed")

@@ -82,10 +82,9 @@ def insert_attempt(
         (state, folder.job_id),
     )
     data = json.dumps(AttemptDetails(folder.number).data())
-    reason = f"attempt {folder.number}, from its folder"
     db.execute(
-        "INSERT INTO event (job_id, at, kind, reason, data) VALUES (?, ?, ?, ?, ?)",
-        (folder.job_id, time.time(), EventKind.RESTORED.value, reason, data),
+        "INSERT INTO event (job_id, at, kind, data) VALUES (?, ?, ?, ?)",
+        (folder.job_id, time.time(), EventKind.RESTORED.value, data),
     )
 
 

@@ -49,10 +49,9 @@ def _delete_jobs(db: sqlite3.Connection) -> int:
     if newest:
         # The ids of events continue, so that `events --follow` misses none.
         data = json.dumps(JobsForgotten(jobs).data())
-        reason = f"{jobs} job{'s' * (jobs != 1)} forgotten"
         db.execute(
-            "INSERT INTO event (id, job_id, at, kind, reason, data) VALUES (?, 0, ?, ?, ?, ?)",
-            (newest + 1, time.time(), EventKind.FORGOTTEN.value, reason, data),
+            "INSERT INTO event (id, job_id, at, kind, data) VALUES (?, 0, ?, ?, ?)",
+            (newest + 1, time.time(), EventKind.FORGOTTEN.value, data),
         )
     return jobs
 

@@ -55,8 +55,8 @@ def set_paused(context: WriteContext, action: act.SetPaused) -> None:
     )
     if cursor.rowcount:
         kind = EventKind.PAUSED if action.paused else EventKind.RESUMED
-        details = GpusChanged(context.gpu_indices([action.uuid]))
-        context.add_event(kind, reason=action.reason, details=details)
+        details = GpusChanged(context.gpu_indices([action.uuid]), action.cause)
+        context.add_event(kind, details=details)
 
 
 def _processes_json(gpu: GpuSample) -> str | None:

@@ -19,13 +19,14 @@ from gpu_scheduler.core.model.event import (
     Event,
     EventDetails,
     EventKind,
+    JobsForgotten,
     MisplacedProcess,
     Overuse,
 )
 from gpu_scheduler.core.model.share import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.text.formatting import safe_text
+from gpu_scheduler.core.text.formatting import count_noun, safe_text
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.views.attempt_end import OUTCOME_LABELS, format_seconds, memory_source, usage_parts
 from gpu_scheduler.views.reason_text import reason_text
@@ -45,9 +46,15 @@ _TEXTS: Mapping[str, tuple[int, str]] = {
     EventKind.RUNNER_LOST: (_WARNING, "lost the runner of attempt {attempt}, which left no result"),
     EventKind.RUNNER_KILLED: (_WARNING, "did not end in time; killing the runner of attempt {attempt}"),
     EventKind.INFEASIBLE: (_WARNING, "waits, {reason}"),
+    EventKind.RESTORED: (_INFO, "restored: attempt {attempt}, from its folder"),
     EventKind.PAUSED: (_INFO, "GPU {gpus} paused {reason}"),
     EventKind.RESUMED: (_INFO, "GPU {gpus} resumed {reason}"),
     EventKind.STOPPING: (_INFO, "is being stopped"),
+}
+#: Cause of a pause or its end, if it is not a command -> its text.
+_PAUSE_CAUSES = {
+    "state_file_edited": "by an edit of the state file",
+    "state_file_removed": "because the state file was removed",
 }
 
 
@@ -114,7 +121,9 @@ def detail(event: Event) -> str | None:
 def _reason(event: Event) -> str | None:
     if isinstance(event.reason, WaitReason):
         return wait_text(event.reason)
-    return reason_text(event.reason) if isinstance(event.reason, StateReason) else event.reason
+    if isinstance(event.reason, StateReason):
+        return reason_text(event.reason)
+    return event.reason or _PAUSE_CAUSES.get(event.data.get("cause", ""))
 
 
 def message_of(
@@ -137,6 +146,8 @@ def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None)
         from gpu_scheduler.views.warnings import misplaced_process_text
 
         return EventMessage(_WARNING, misplaced_process_text(details))
+    if isinstance(details, JobsForgotten):
+        return EventMessage(_DEBUG, f"{count_noun(details.jobs, 'job')} forgotten")
     return _fixed_message(event, details) or _state_message(event)
 
 

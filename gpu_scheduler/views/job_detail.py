@@ -194,7 +194,7 @@ def _history_lines(detail: JobDetail) -> Iterator[str]:
     for event in detail.history:
         reason = event_detail(event)
         suffix = f": {safe_text(reason)}" if reason else ""
-        yield f"  {_local_time(event.at)}  {event.kind}{suffix}"
+        yield f"  {_local_time(event.at)}  {event.kind.replace('_', ' ')}{suffix}"
 
 
 def _time_and_age(at: float | None, now: float) -> str:

@@ -65,7 +65,7 @@ def test_events_prints_the_last_ones_as_json(desk: Desk) -> None:
     code, out, _ = desk.run("events", "--jsonl", "-n", 3)
     assert code == 0
     said = [json.loads(line) for line in out.splitlines()]
-    assert [one["event"] for one in said] == ["misplaced process", "finished", "paused"]
+    assert [one["event"] for one in said] == ["misplaced_process", "finished", "paused"]
     assert (said[0]["allocated"], said[0]["gpu"], said[0]["pid"]) == ([0], 1, 77)
     assert said[1]["id"] == said[2]["id"] - 1
     everything = [json.loads(line) for line in desk.run("events", "--jsonl", "-n", 10**6)[1].splitlines()]
@@ -130,7 +130,7 @@ def test_show_lists_the_events_of_one_job(desk: Desk) -> None:
     jobs = three_jobs(desk)
     history = json.loads(desk.run("show", jobs[1], "--json")[1])["history"]
     assert [(one["state"], one["reason"]) for one in history] == [
-        ("queued", None), ("starting", None), ("running", None), ("misplaced process", "pid 77 on GPU 1"),
+        ("queued", None), ("starting", None), ("running", None), ("misplaced_process", "pid 77 on GPU 1"),
         ("finished", "exit code 3"),
     ]  # fmt: skip
     assert "misplaced process: pid 77 on GPU 1" in desk.run("show", jobs[1])[1]

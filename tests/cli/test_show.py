@@ -75,7 +75,7 @@ def test_show_prints_attempts_and_history(desk: Desk) -> None:
     assert "after 1 min" in out
     assert out.count(f"job {job} was given GPU 0 but uses GPU 1 (process 71)") == 2
     assert [step["state"] for step in show_json(desk, job)["history"]] == [
-        "queued", "starting", "running", "misplaced process", "finished",
+        "queued", "starting", "running", "misplaced_process", "finished",
     ]  # fmt: skip
 
 

@@ -53,8 +53,8 @@ CREATE TABLE attempt (
     ended_at             REAL,
     UNIQUE (job_id, number)
 );
-INSERT INTO "attempt" VALUES(1,1,1,'b5c36e9738c2dd1ef4780f4bc41ab3d3','boot','closed','direct',0,0,1,1010.0,NULL,NULL,NULL,NULL,NULL,NULL,NULL,1000.0,NULL,'failed',3,NULL,'{"kind": "command_failed"}','[]',NULL,NULL,0,1700000000.0,NULL,1700000000.0);
-INSERT INTO "attempt" VALUES(2,2,1,'27c86e4844ebf46020a9d723d2c71437','boot','running','direct',0,0,1,1010.0,NULL,4711,99,NULL,NULL,NULL,NULL,NULL,1000.0,NULL,NULL,NULL,NULL,'[]',NULL,NULL,0,1700000000.0,1700000000.0,NULL);
+INSERT INTO "attempt" VALUES(1,1,1,'7eeac5f45380a8a21f7c80e73f22a31e','boot','closed','direct',0,0,1,1010.0,NULL,NULL,NULL,NULL,NULL,NULL,NULL,1000.0,NULL,'failed',3,NULL,'{"kind": "command_failed"}','[]',NULL,NULL,0,1700000000.0,NULL,1700000000.0);
+INSERT INTO "attempt" VALUES(2,2,1,'12c4def9771fa52329e711ab3749f44c','boot','running','direct',0,0,1,1010.0,NULL,4711,99,NULL,NULL,NULL,NULL,NULL,1000.0,NULL,NULL,NULL,NULL,'[]',NULL,NULL,0,1700000000.0,1700000000.0,NULL);
 CREATE TABLE event (                                 -- a state that a job came to, or something else that happened
     id     INTEGER PRIMARY KEY,
     job_id INTEGER NOT NULL,                         -- 0: it is about no job
@@ -71,8 +71,8 @@ INSERT INTO "event" VALUES(5,1,1700000000.0,'finished','{"kind": "command_failed
 INSERT INTO "event" VALUES(6,2,1700000000.0,'starting',NULL,'{"attempt": 1, "gpus": [1, 0], "share": 0, "vram": 9000, "exclusive": false, "learned": false, "assumed": false}');
 INSERT INTO "event" VALUES(7,2,1700000000.0,'running',NULL,'{}');
 INSERT INTO "event" VALUES(8,2,1700000000.0,'exceeded',NULL,'{"attempt": 1, "gpu": 1, "observed": 9500, "declared": 9000, "share": null}');
-INSERT INTO "event" VALUES(9,2,1700000000.0,'misplaced process',NULL,'{"attempt": 1, "gpu": -1, "pid": 78, "allocated": [1, 0]}');
-INSERT INTO "event" VALUES(10,0,1700000000.0,'paused','by hand','{"gpus": [0]}');
+INSERT INTO "event" VALUES(9,2,1700000000.0,'misplaced_process',NULL,'{"attempt": 1, "gpu": -1, "pid": 78, "allocated": [1, 0]}');
+INSERT INTO "event" VALUES(10,0,1700000000.0,'paused',NULL,'{"gpus": [0], "cause": "state_file_edited"}');
 CREATE TABLE gpu (
     uuid              TEXT PRIMARY KEY,
     idx               INTEGER NOT NULL,
@@ -189,7 +189,7 @@ CREATE TABLE request (
     answered_at REAL,
     answer      TEXT                                 -- RequestAnswer as JSON
 );
-INSERT INTO "request" VALUES(1,'cancel','2','{"grace_s": 5.0}','cli',1.7953583805628428459e+09,NULL,NULL);
+INSERT INTO "request" VALUES(1,'cancel','2','{"grace_s": 5.0}','cli',1795373466.66525,NULL,NULL);
 CREATE INDEX job_queue ON job (spec_key, source_missing, priority, position, id) WHERE state = 'queued';
 CREATE INDEX job_open ON job (state, priority, position, id) WHERE state <> 'finished';
 CREATE INDEX job_identity ON job (identity, id);

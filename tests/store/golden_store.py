@@ -64,7 +64,7 @@ def fill(store: Store) -> None:
             act.RecordUsage(runs, attempt, NOW.boot, usage),
             act.RecordOveruse(runs, attempt, "U1", 9500, 9000),
             act.RecordMisplacedProcess(runs, attempt, "U2", 78),
-            act.SetPaused("U0", True, "by hand"),
+            act.SetPaused("U0", True, "state_file_edited"),
         ],
         NOW,
     )

@@ -200,11 +200,11 @@ def test_end_of_an_attempt_shows_outcome_reason_and_log(
             (WARNING, "job 3 is launched again: no runner claimed attempt 2 in time"),
         ),
         (
-            Event(9, 0.0, "runner lost", 3, None, {"attempt": 2}),
+            Event(9, 0.0, "runner_lost", 3, None, {"attempt": 2}),
             (WARNING, "job 3 lost the runner of attempt 2, which left no result"),
         ),
         (
-            Event(9, 0.0, "runner killed", 3, None, {"attempt": 2}),
+            Event(9, 0.0, "runner_killed", 3, None, {"attempt": 2}),
             (WARNING, "job 3 did not end in time; killing the runner of attempt 2"),
         ),
         (
@@ -213,6 +213,14 @@ def test_end_of_an_attempt_shows_outcome_reason_and_log(
         ),
         (Event(9, 0.0, "paused", data={"gpus": [2]}), (INFO, "GPU 2 paused")),
         (Event(9, 0.0, "resumed", data={"gpus": [2]}), (INFO, "GPU 2 resumed")),
+        (
+            Event(9, 0.0, "paused", data={"gpus": [2], "cause": "state_file_edited"}),
+            (INFO, "GPU 2 paused by an edit of the state file"),
+        ),
+        (
+            Event(9, 0.0, "restored", 3, data={"attempt": 2}),
+            (INFO, "job 3 restored: attempt 2, from its folder"),
+        ),
         (Event(9, 0.0, "stopping", 3), (INFO, "job 3 is being stopped")),
         (Event(9, 0.0, "held", 3, "held by the user"), (INFO, "job 3 held: held by the user")),
         (Event(9, 0.0, "queued", 3, "released"), (INFO, "job 3 queued: released")),
@@ -227,7 +235,7 @@ def test_end_of_an_attempt_shows_outcome_reason_and_log(
             Event(9, 0.0, "held", 3, "held by its line", command="CMD", is_new_job=True),
             (DEBUG, "job 3 held: CMD (held by its line)"),
         ),
-        (Event(9, 0.0, "forgotten", 0, "12 jobs forgotten", {"jobs": 12}), (DEBUG, "12 jobs forgotten")),
+        (Event(9, 0.0, "forgotten", 0, None, {"jobs": 12}), (DEBUG, "12 jobs forgotten")),
         # Recorded by a later version.
         (Event(9, 0.0, "dreamt", 3, "of sheep", {"sheep": 2}), (INFO, "job 3 dreamt: of sheep")),
         # Recorded by another version, with other keys.
@@ -269,7 +277,7 @@ def test_every_kind_has_a_message_for_its_details(kind: EventKind) -> None:
 
 
 def test_misplaced_process_names_both_gpus() -> None:
-    event = Event(9, 0.0, "misplaced process", 3, None, {"attempt": 1, "gpu": 2, "pid": 77, "allocated": [0]})
+    event = Event(9, 0.0, "misplaced_process", 3, None, {"attempt": 1, "gpu": 2, "pid": 77, "allocated": [0]})
     level, text = log_line(event)
     assert level == WARNING
     assert text.startswith(
@@ -316,11 +324,11 @@ def test_json_has_all_data_in_ascii() -> None:
         (Event(1, 0.0, "queued", 3, "released"), "released"),
         (Event(1, 0.0, "running", 3), None),
         (
-            Event(1, 0.0, "misplaced process", 3, None, {"attempt": 1, "gpu": 2, "pid": 77}),
+            Event(1, 0.0, "misplaced_process", 3, None, {"attempt": 1, "gpu": 2, "pid": 77}),
             "pid 77 on GPU 2",
         ),
-        (Event(1, 0.0, "runner lost", 3, None, {"attempt": 1}), "attempt 1"),
-        (Event(1, 0.0, "window closed", 3, None, {"attempt": 1}), "attempt 1"),
+        (Event(1, 0.0, "runner_lost", 3, None, {"attempt": 1}), "attempt 1"),
+        (Event(1, 0.0, "window_closed", 3, None, {"attempt": 1}), "attempt 1"),
         (
             Event(1, 0.0, "infeasible", 3, reason=NEVER),
             "needs 9 idle GPUs, 2 managed",
@@ -352,8 +360,8 @@ def test_documentation_lists_exactly_the_keys_of_each_event() -> None:
         "`finished`, `queued` or `held` at an attempt's end": AttemptEnded,
         "`finished` without an attempt": JobEnded,
         "`exceeded`": Overuse,
-        "`misplaced process`": MisplacedProcess,
-        "`relaunched`, `runner lost`, `runner killed`, `window closed`": AttemptDetails,
+        "`misplaced_process`": MisplacedProcess,
+        "`relaunched`, `runner_lost`, `runner_killed`, `window_closed`": AttemptDetails,
         "`paused`, `resumed`": GpusChanged,
         "`restored`": AttemptDetails,
         "`forgotten`": JobsForgotten,

@@ -50,7 +50,7 @@ def event(kind: str, reason: str | None = None, /, **data: Any) -> Event:
         (event("held", "why", **INTERRUPTED), "✗", "31", "interrupted in 3.2s, held — why |"),
         (event("held", "by the user"), "·", "", "held: by the user"),
         (Event(9, 0.0, "infeasible", 3, name="bert", reason=NEVER), "·", "33", "waits, infeasible: needs"),
-        (event("runner lost", attempt=2), "!", "33", "lost the runner of attempt 2"),
+        (event("runner_lost", attempt=2), "!", "33", "lost the runner of attempt 2"),
     ],
 )  # fmt: skip
 def test_event_line_has_time_mark_job_title_and_message(

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.wait_reason import WaitReason
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.request import PauseCause
 
 
 class EventKind(str, Enum):
@@ -22,11 +25,11 @@ class EventKind(str, Enum):
     STOPPING = "stopping"
     FINISHED = "finished"
     OVERUSE = "exceeded"
-    MISPLACED_PROCESS = "misplaced process"
-    WINDOW_CLOSED = "window closed"
+    MISPLACED_PROCESS = "misplaced_process"
+    WINDOW_CLOSED = "window_closed"
     RELAUNCHED = "relaunched"
-    RUNNER_LOST = "runner lost"
-    RUNNER_KILLED = "runner killed"
+    RUNNER_LOST = "runner_lost"
+    RUNNER_KILLED = "runner_killed"
     INFEASIBLE = "infeasible"
     RESTORED = "restored"
     PAUSED = "paused"
@@ -123,9 +126,10 @@ class MisplacedProcess(AttemptDetails):
 
 @dataclass(frozen=True)
 class GpusChanged(EventDetails):
-    """GPUs were paused or resumed."""
+    """GPUs were paused or resumed. cause: None = by a command."""
 
     gpus: Sequence[int]
+    cause: PauseCause | None = None
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ class Event:
 
     id: increases with every event; at: wall seconds; kind: value of an EventKind, or a kind that only another
     version knows; job_id: 0 = not about a job; reason: of a job's new state, why an
-    infeasible job waits, or as text; data: the details by key, as stored.
+    infeasible job waits, or the text of another version; data: the details by key, as stored.
 
     command: the line of the job; name: of the job; spec: of the job, as JSON; is_new_job: the event
     introduced the job.
@@ -166,6 +170,7 @@ class Event:
         EventKind.RELAUNCHED: AttemptDetails,
         EventKind.RUNNER_LOST: AttemptDetails,
         EventKind.RUNNER_KILLED: AttemptDetails,
+        EventKind.RESTORED: AttemptDetails,
         EventKind.PAUSED: GpusChanged,
         EventKind.RESUMED: GpusChanged,
         EventKind.FORGOTTEN: JobsForgotten,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+#: What pauses or resumes a GPU other than a command.
+PauseCause = Literal["state_file_edited", "state_file_removed"]
 
 
 @dataclass(frozen=True)
@@ -13,8 +16,8 @@ class Request:
 
     target: a job id or the UUID of a GPU, as text; "" for the scheduler itself. args, by verb: cancel
     {grace_s, line: whether its line asks for it}, requeue {added_to: the file to which its line was added
-    again}, pause and resume {reason}, set {name, value, line: whether the jobs file sets it}, places {places:
-    [[job id, queue position], …]}.
+    again}, pause and resume {cause: a PauseCause, null for a command}, set {name, value, line: whether the
+    jobs file sets it}, places {places: [[job id, queue position], …]}.
     """
 
     request_id: int

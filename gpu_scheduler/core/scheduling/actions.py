@@ -12,6 +12,7 @@ from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.request import PauseCause
     from gpu_scheduler.core.model.request_answer import RequestAnswer
     from gpu_scheduler.core.model.wait_reason import WaitReason
 
@@ -278,11 +279,11 @@ class SetQueuePositions:
 
 @dataclass(frozen=True)
 class SetPaused:
-    """Pauses or resumes a GPU. reason: the origin of the request, unless it was a command."""
+    """Pauses or resumes a GPU. cause: None = by a command."""
 
     uuid: str
     paused: bool
-    reason: str | None = None
+    cause: PauseCause | None = None
 
 
 @dataclass(frozen=True)

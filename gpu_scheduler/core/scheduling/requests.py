@@ -69,7 +69,7 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
         return _done(AnswerCode.ENDING, EndScheduler())
     if request.verb in ("pause", "resume"):
         paused = request.verb == "pause"
-        change = SetPaused(request.target, paused, request.args.get("reason"))
+        change = SetPaused(request.target, paused, request.args.get("cause"))
         return _done(AnswerCode.PAUSED if paused else AnswerCode.RESUMED, change)
     if request.verb == "places":
         positions = tuple((job, position) for job, position in request.args["places"])
