@@ -19,9 +19,10 @@ from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.intake.bash_check import job_shell
-from gpu_scheduler.intake.file_snapshot import JobsFile, read_standard_input
+from gpu_scheduler.intake.jobs_file_content import JobsFile, read_standard_input
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.text_parser import TextParser
+from gpu_scheduler.system.safe_file import FileProblem
 
 
 @dataclass(frozen=True)
@@ -36,18 +37,18 @@ class LintView:
 
 def read_jobs_file(path: str) -> bytes:
     """Returns the content of a jobs file. Raises UsageError if it cannot be read."""
-    look = JobsFile(Path(path), trust=True).read()
-    if look.state != "present":
-        raise UsageError(f"{path}: {look.problem}; give a jobs file, or - for the standard input")
-    return look.content
+    content = JobsFile(Path(path), trust=True).read()
+    if isinstance(content, FileProblem):
+        raise UsageError(f"{path}: {content.description}; give a jobs file, or - for the standard input")
+    return content
 
 
 def read_stream(fd: int) -> bytes:
     """Returns the content of the standard input. Raises UsageError if it cannot be read."""
-    look = read_standard_input(fd)
-    if look.state != "present":
-        raise UsageError(f"the standard input {look.problem}; pipe a jobs file into it")
-    return look.content
+    content = read_standard_input(fd)
+    if isinstance(content, FileProblem):
+        raise UsageError(f"the standard input {content}; pipe a jobs file into it")
+    return content
 
 
 def lint(

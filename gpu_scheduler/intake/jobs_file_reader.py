@@ -16,8 +16,9 @@ from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.intake.file_snapshot import FileSnapshot, JobsFile, is_open_for_writing
+from gpu_scheduler.intake.jobs_file_content import JobsFile, is_open_for_writing
 from gpu_scheduler.intake.text_parser import ParsedText, TextParser
+from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class JobsFileReader:
         self._file = JobsFile(path, trust=trust)
         self._parser = TextParser(cwd, home, known_gpus)
         self._batch_lines = batch_lines
-        self._snapshot: FileSnapshot | None = None
+        self._content: bytes | FileProblem | None = None
         self._unchanged_since = 0.0
         #: Contains the last reading itself if the lines are equal to it.
         self._text = ParsedText()
@@ -75,21 +76,21 @@ class JobsFileReader:
         An unchanged file costs one stat as long as the same object `previous` is passed. Of a long file, only
         appended lines are parsed. Raises OSError for a shortage.
         """
-        snapshot = self._file.read()
-        if snapshot is not self._snapshot:
-            self._snapshot, self._unchanged_since = snapshot, now_s
-        if snapshot.state != "present":
-            problem = f"{snapshot.problem}; {snapshot.remedy}" if snapshot.remedy else snapshot.problem
-            return Poll(None, {}, None, _malformed(previous), problem, snapshot.state == "missing")
+        content = self._file.read()
+        if content is not self._content:
+            self._content, self._unchanged_since = content, now_s
+        if isinstance(content, FileProblem):
+            missing = content.kind is ProblemKind.MISSING
+            return Poll(None, {}, None, _malformed(previous), str(content), missing)
         if previous is not self._text.lines:
             if not _are_identical(previous, self._text.lines):
-                return self._poll_whole(snapshot.content, previous, jobs, now_s)
+                return self._poll_whole(content, previous, jobs, now_s)
             self._text = replace(self._text, lines=previous)  # drops what was needed only to create the jobs
-        if snapshot.content == self._text.content:
+        if content == self._text.content:
             return Poll(None, {}, None, self._text.malformed)
-        if self._text.can_be_extended and snapshot.content.startswith(self._text.content):
-            return self._poll_appended(snapshot.content, now_s)
-        return self._poll_whole(snapshot.content, previous, jobs, now_s)
+        if self._text.can_be_extended and content.startswith(self._text.content):
+            return self._poll_appended(content, now_s)
+        return self._poll_whole(content, previous, jobs, now_s)
 
     def spec_of(self, line: Line) -> JobSpec:
         """Returns the job of a well-formed line of the last poll."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_scheduler.intake.file_snapshot import is_open_for_writing
+from gpu_scheduler.intake.jobs_file_content import is_open_for_writing
 from gpu_scheduler.intake.state_file_edits import apply_edit, forget_last_edit, resume_all
 from gpu_scheduler.intake.state_file_summary import summarize
 from gpu_scheduler.store import state_file

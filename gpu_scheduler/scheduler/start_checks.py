@@ -12,8 +12,8 @@ from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.config import LLM_CONFIG, StartOptions
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
-from gpu_scheduler.intake.file_snapshot import MAX_BYTES as LARGEST_JOBS_FILE
-from gpu_scheduler.intake.file_snapshot import JobsFile
+from gpu_scheduler.intake.jobs_file_content import MAX_BYTES as LARGEST_JOBS_FILE
+from gpu_scheduler.intake.jobs_file_content import JobsFile
 from gpu_scheduler.intake.state_file_edits import imports_old_state_file
 from gpu_scheduler.runner.process_scan import shows_own_pids
 from gpu_scheduler.store.data_dir import DataDir
@@ -106,11 +106,13 @@ def _check_state_file(path: str) -> None:
 def _check_jobs_file(options: StartOptions) -> None:
     path = options.jobs_file
     found = JobsFile(Path(path), trust=options.trust_files).read()
-    if found.state == "missing" and options.drain:
-        raise UsageError(f"--jobs-file {path}: does not exist; --drain requires an existing file")
-    if found.state == "unreadable":
+    if not isinstance(found, FileProblem):
+        return
+    if found.kind is not ProblemKind.MISSING:
         remedy = found.remedy or "name a text file of jobs that you can read"
-        raise UsageError(f"--jobs-file {path}: {found.problem}; {remedy}")
+        raise UsageError(f"--jobs-file {path}: {found.description}; {remedy}")
+    if options.drain:
+        raise UsageError(f"--jobs-file {path}: does not exist; --drain requires an existing file")
 
 
 #: The main log has no option of its own.

@@ -60,7 +60,7 @@ def refuse_hard_link(store: Store) -> None:
     """Raises SchedulerError if a hard link makes the databases of a copy and its original one file."""
     known = recorded_location(store)
     original = os.path.join(known.path, store.data_dir.database.name) if known is not None else ""
-    if _is_same_file(store.data_dir.database, original):
+    if is_same_file(store.data_dir.database, original):
         raise SchedulerError(
             f"{store.data_dir.database} and {original} are the same file (a hard link): a write to one"
             " would change the other\n"
@@ -130,7 +130,8 @@ def _relocate_project(store: Store, *, copied: bool) -> None:
         relocate(store, Relocation(old, new, copied=copied))
 
 
-def _is_same_file(one: Path, other: str) -> bool:
+def is_same_file(one: str | Path, other: str) -> bool:
+    """Returns whether both paths exist and lead to one file."""
     try:
         return os.path.samefile(one, other)
     except OSError:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import WAITING
+from gpu_scheduler.store.location import is_same_file
 from gpu_scheduler.store.store import Store
 
 
@@ -50,7 +51,7 @@ class Relocation:
             return path
         moved = self._new + path[len(self._old) :]
         here, there = os.path.lexists(moved), os.path.lexists(path)
-        return moved if here and (self._copied or not there or _is_same_file(moved, path)) else path
+        return moved if here and (self._copied or not there or is_same_file(moved, path)) else path
 
     def assume_folder_moved(self) -> None:
         """Treats the folder itself as moved, whatever was left at or is mounted on the old path."""
@@ -116,10 +117,3 @@ def _reparse_lines(store: Store, to: Relocation) -> dict[int, JobSpec]:
             "UPDATE line SET identity = ? WHERE path = ? AND position = ?", changed
         )
     return found
-
-
-def _is_same_file(one: str, other: str) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False

@@ -32,6 +32,7 @@ class ProblemKind(Enum):
     OTHER_OWNER = "belongs to another user (uid {})"
     OTHER_OWNER_LINK = "is a link of another user (uid {})"
     WORLD_WRITABLE = "is writable by everyone"
+    WRONG_CONTENT = "{}"
 
 
 _ERRNOS = {
@@ -54,7 +55,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class FileProblem:
-    """The problem of an unusable file or folder. detail: a limit, the system's error text, or a uid."""
+    """The problem of an unusable file or folder. detail: fills the kind's text, such as a limit or a uid."""
 
     kind: ProblemKind
     detail: str = ""

@@ -20,8 +20,7 @@ from gpu_scheduler.core.jobsfile.diff import NewJob, diff_reading
 from gpu_scheduler.core.jobsfile.reading import Reading
 from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.states import JobState
-from gpu_scheduler.intake.file_snapshot import (
-    FileSnapshot,
+from gpu_scheduler.intake.jobs_file_content import (
     JobsFile,
     is_open_for_writing,
     read_standard_input,
@@ -146,10 +145,10 @@ def test_the_standard_input_is_read_as_a_jobs_file(content: str) -> None:
     with tempfile.TemporaryFile() as file:
         file.write(content.encode())
         file.seek(0)
-        assert read_standard_input(file.fileno()) == FileSnapshot("present", content.encode())
+        assert read_standard_input(file.fileno()) == content.encode()
         file.write(b"\0")
         file.seek(0)
-        assert read_standard_input(file.fileno()).problem == "is binary: it holds NUL bytes"
+        assert str(read_standard_input(file.fileno())) == "is binary: it holds NUL bytes"
 
 
 def test_reports_escape_control_characters(tmp_path: Path) -> None:
@@ -246,10 +245,10 @@ def test_detects_a_change_with_equal_size_and_timestamp(tmp_path: Path) -> None:
     path.write_text("a\n")
     os.utime(path, ns=(5, 5))
     file = JobsFile(path)
-    assert file.read().content == b"a\n"
+    assert file.read() == b"a\n"
     path.write_text("b\n")
     os.utime(path, ns=(5, 5))
-    assert file.read().content == b"b\n"
+    assert file.read() == b"b\n"
 
 
 def test_detects_a_writer(tmp_path: Path) -> None:
@@ -270,7 +269,7 @@ def test_processes_that_break_the_lease_do_not_kill_the_reader(tmp_path: Path) -
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from gpu_scheduler.intake.file_snapshot import is_open_for_writing\n"
+        "from gpu_scheduler.intake.jobs_file_content import is_open_for_writing\n"
         "seen = [is_open_for_writing(Path(sys.argv[1])) for _ in range(4000)]\n"
         "print(len(seen))\n"
     )

@@ -30,7 +30,7 @@ from gpu_scheduler.gpus.probes import probe_process
 from gpu_scheduler.health import storage_monitor
 from gpu_scheduler.health.storage import find_issues, unusable_file_issue
 from gpu_scheduler.health.storage_monitor import StorageMonitor
-from gpu_scheduler.intake import file_snapshot
+from gpu_scheduler.intake import jobs_file_content
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.reporting import job_output
 from gpu_scheduler.reporting.console import Console
@@ -160,8 +160,8 @@ def test_a_shortage_of_descriptors_is_raised_instead_of_misread(
     monkeypatch.setattr(procfs, "open", refuse(errno.EMFILE), raising=False)
     for look in (
         lambda: read_tail(str(path)),
-        lambda: file_snapshot.is_open_for_writing(path),
-        lambda: file_snapshot.JobsFile(path).read(),
+        lambda: jobs_file_content.is_open_for_writing(path),
+        lambda: jobs_file_content.JobsFile(path).read(),
         lambda: procfs.Proc().process(os.getpid()),
         lambda: read_spec(tmp_path),
         lambda: folder.load(0, "spec.json"),
@@ -173,7 +173,7 @@ def test_a_shortage_of_descriptors_is_raised_instead_of_misread(
     assert [issue, *find_issues(home, None)] == [None]
     missing = tmp_path / "missing"
     monkeypatch.setattr(os, "open", refuse(errno.ENOENT))
-    assert (read_tail(str(missing)), file_snapshot.is_open_for_writing(missing)) == ("", False)
+    assert (read_tail(str(missing)), jobs_file_content.is_open_for_writing(missing)) == ("", False)
 
 
 @pytest.mark.parametrize("loads", [False, True])

@@ -134,16 +134,16 @@ def test_reads_a_small_file_with_little_memory(tmp_path: Path) -> None:
     code = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from gpu_scheduler.intake.file_snapshot import JobsFile\n"
+        "from gpu_scheduler.intake.jobs_file_content import JobsFile\n"
         "now = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "limit = now + 32 * 1024 * 1024\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
-        "print(JobsFile(Path(sys.argv[1])).read().state)\n"
+        "print(JobsFile(Path(sys.argv[1])).read())\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=False
     )
-    assert (done.stdout, done.stderr) == ("present\n", "")
+    assert (done.stdout, done.stderr) == ("b'echo hi\\n'\n", "")
 
 
 ME, ROOT, ANN, EVE = 1000, 0, 1001, 1002

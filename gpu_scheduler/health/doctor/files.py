@@ -18,7 +18,7 @@ from gpu_scheduler.core.model.health_issue import HealthSubject
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.storage import find_issues
-from gpu_scheduler.intake.file_snapshot import JobsFile
+from gpu_scheduler.intake.jobs_file_content import JobsFile
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.store import state_file as statefile
 from gpu_scheduler.store.backups import list_backups
@@ -176,12 +176,12 @@ def jobs_file(path: str, *, trust: bool = False) -> Finding:
     if not path:
         return ok(Check.JOBS_FILE, "none")
     file = Path(os.path.abspath(path))
-    look = JobsFile(file, trust=trust).read()
-    if look.state == "missing":
-        return ok(Check.JOBS_FILE, f"{file} (does not exist; `start` waits for it)")
-    if look.state == "unreadable":
-        remedy = look.remedy or "name a text file of jobs that you can read"
-        return bad(Check.JOBS_FILE, f"{file} {look.problem}", remedy)
+    found = JobsFile(file, trust=trust).read()
+    if isinstance(found, FileProblem):
+        if found.kind is ProblemKind.MISSING:
+            return ok(Check.JOBS_FILE, f"{file} (does not exist; `start` waits for it)")
+        remedy = found.remedy or "name a text file of jobs that you can read"
+        return bad(Check.JOBS_FILE, f"{file} {found.description}", remedy)
     return _check_permissions(Check.JOBS_FILE, file, f"`lint {path}` explains its lines", trust=trust)
 
 

@@ -9,9 +9,7 @@ import fcntl
 import os
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
@@ -24,20 +22,6 @@ MAX_LINES = 250_000
 _RACY_WINDOW_NS = 2_000_000_000
 
 
-@dataclass(frozen=True)
-class FileSnapshot:
-    """The state of a file when it was read.
-
-    content: set if it is present; problem: why it cannot be read, without the path; remedy: set if it is the
-    same for every file.
-    """
-
-    state: Literal["present", "missing", "unreadable"]
-    content: bytes = b""
-    problem: str | None = None
-    remedy: str = ""
-
-
 class JobsFile:
     """A file that is read repeatedly. trust: accept the file whoever owns it or may write it."""
 
@@ -45,67 +29,53 @@ class JobsFile:
         self.path = path
         self._trust = trust
         self._last_version: tuple[int, ...] | None = None
-        self._snapshot = FileSnapshot("missing", problem=ProblemKind.MISSING.value)
+        self._last_content: bytes | FileProblem = FileProblem(ProblemKind.MISSING)
 
-    def read(self) -> FileSnapshot:
+    def read(self) -> bytes | FileProblem:
         """Reads the file; returns the same object as the last time if it has not changed.
 
         Raises OSError for a shortage, which says nothing about the file.
         """
         try:
-            status = os.stat(self.path)
-        except OSError as error:
-            return self._unavailable(safe_file.problem_from_error(error))
-        if self._last_version == safe_file.file_version(status):
-            return self._snapshot
+            if self._last_version == safe_file.file_version(os.stat(self.path)):
+                return self._last_content
+        except OSError:
+            pass  # reading it returns the reason
         found = safe_file.read(self.path, MAX_BYTES, trust=self._trust)
         if isinstance(found, FileProblem):
             reraise_shortage(found.as_error(self.path))
-            return self._unavailable(found)
-        settled = (
-            abs(time.time_ns() - max(found.status.st_mtime_ns, found.status.st_ctime_ns)) > _RACY_WINDOW_NS
-        )
-        self._last_version = safe_file.file_version(found.status) if settled else None
-        why = _not_a_jobs_file(found.data)
-        if why is not None:
-            self._set_problem("unreadable", why)
-        elif self._snapshot.state != "present" or self._snapshot.content != found.data:
-            self._snapshot = FileSnapshot("present", found.data)
-        return self._snapshot
-
-    def _unavailable(self, problem: FileProblem) -> FileSnapshot:
-        self._last_version = None
-        state: Literal["missing", "unreadable"] = (
-            "missing" if problem.kind is ProblemKind.MISSING else "unreadable"
-        )
-        self._set_problem(state, problem.description, problem.remedy)
-        return self._snapshot
-
-    def _set_problem(self, state: Literal["missing", "unreadable"], why: str, remedy: str = "") -> None:
-        if self._snapshot.problem != why:
-            self._snapshot = FileSnapshot(state, problem=why, remedy=remedy)
+            self._last_version = None
+            content: bytes | FileProblem = found
+        else:
+            changed_ns = max(found.status.st_mtime_ns, found.status.st_ctime_ns)
+            settled = abs(time.time_ns() - changed_ns) > _RACY_WINDOW_NS
+            self._last_version = safe_file.file_version(found.status) if settled else None
+            content = _check_content(found.data)
+        if content != self._last_content:
+            self._last_content = content
+        return self._last_content
 
 
-def read_standard_input(fd: int) -> FileSnapshot:
+def read_standard_input(fd: int) -> bytes | FileProblem:
     """Reads the standard input, of any kind, to its end in place of a jobs file."""
     try:
         found = safe_file.read_descriptor(fd, MAX_BYTES)
     except OSError as error:
-        found = safe_file.problem_from_error(error)
-    why = str(found) if isinstance(found, FileProblem) else _not_a_jobs_file(found)
-    if isinstance(found, FileProblem) or why is not None:
-        return FileSnapshot("unreadable", problem=why)
-    return FileSnapshot("present", found)
+        return safe_file.problem_from_error(error)
+    return found if isinstance(found, FileProblem) else _check_content(found)
 
 
-def _not_a_jobs_file(content: bytes) -> str | None:
-    """Returns why this cannot be a jobs file, as a predicate; None if it can."""
+def _check_content(content: bytes) -> bytes | FileProblem:
+    """Returns the content, or the reason why it cannot be a jobs file."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "is text in UTF-16; save it as UTF-8"
+        return FileProblem(ProblemKind.WRONG_CONTENT, "is text in UTF-16; save it as UTF-8")
     if b"\0" in content:
-        return "is binary: it holds NUL bytes"
+        return FileProblem(ProblemKind.WRONG_CONTENT, "is binary: it holds NUL bytes")
     lines = content.count(b"\n")
-    return f"has {lines:,} lines; a jobs file has at most {MAX_LINES:,}" if lines > MAX_LINES else None
+    if lines > MAX_LINES:
+        problem = f"has {lines:,} lines; a jobs file has at most {MAX_LINES:,}"
+        return FileProblem(ProblemKind.WRONG_CONTENT, problem)
+    return content
 
 
 def is_open_for_writing(path: Path) -> bool:
