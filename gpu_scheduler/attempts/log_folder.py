@@ -18,7 +18,7 @@ DEFAULT_FOLDER = Path("/tmp/gpu_scheduler_logs")
 
 @dataclass(frozen=True)
 class LogFolder:
-    """The candidate folders for job logs, preferred one first, and the uid that must own them.
+    """The candidate folders for job logs, in order of preference, and the uid that must own them.
 
     One path: the folder of `--log-dir`. Two: the default folder and one named after the user. creator: the
     uid that creates a missing folder, where it may differ from the first owner.

@@ -63,7 +63,7 @@ class StoreCondition:
 def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition:
     """Inspects database, attempt folders and backups without changing anything.
 
-    thorough: also read the folders of jobs that the store has as finished, and raise OSError for folders that
+    thorough: also read the folders of jobs that are finished in the store, and raise OSError for folders that
     cannot be read. A folder of a finished job hides a newer attempt only if an older database was put back
     and nothing but a retry of that job has happened since.
 

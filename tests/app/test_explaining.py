@@ -33,7 +33,7 @@ def test_detail_names_the_source_of_the_need(
     assert current.source is source
 
 
-def test_detail_has_the_attempts_and_the_history(desk: Desk, location: Location) -> None:
+def test_detail_contains_the_attempts_and_the_history(desk: Desk, location: Location) -> None:
     job = desk.job("echo a b", name="one")
     attempt = desk.attempt(job)
     detail = job_detail(location, "one")

@@ -34,7 +34,7 @@ def test_status_reports_only_the_requested_jobs(desk: Desk, location: Location) 
     assert [job.id for job in status(location, StatusQuery(only_failed=True)).jobs] == [jobs[0]]
 
 
-def test_last_lines_are_read_only_if_asked_for(desk: Desk, location: Location) -> None:
+def test_reads_last_lines_only_on_request(desk: Desk, location: Location) -> None:
     job = desk.run_job("echo up; while :; do sleep 0.02; done")
     wait_for(lambda: "up" in (desk.path / f"job_{job}.log").read_text(), "output")
     assert [one.last_line for one in status(location, StatusQuery()).jobs] == [None]

@@ -60,7 +60,7 @@ def test_refused_requests_are_listed_first(desk: Desk, location: Location) -> No
     ]
 
 
-def test_none_means_every_job(desk: Desk, location: Location) -> None:
+def test_none_selects_every_job(desk: Desk, location: Location) -> None:
     assert job_requests.cancel(location, None, 1.0) == ()
     assert job_requests.retry(location, None) == ()
     failed, queued = desk.job(), desk.job("echo b")

@@ -73,7 +73,7 @@ def test_calibrate_compares_each_workload_class_and_changes_nothing(desk: Desk, 
     assert [path.name for path in desk.path.glob("llm_config*")] == ["llm_config.json"]
 
 
-def test_written_entries_change_the_need_and_are_not_suggested_again(desk: Desk, config: Path) -> None:
+def test_written_entries_change_the_need_and_are_suggested_only_once(desk: Desk, config: Path) -> None:
     watched = LlmConfigFile(str(config))
     watched.refresh()
     code, out, err = desk.run("calibrate", "--write")

@@ -89,7 +89,7 @@ def test_every_key_of_an_attempt_is_documented(desk: Desk) -> None:
         assert "learned" in one
 
 
-def test_each_end_has_its_own_outcome(desk: Desk) -> None:
+def test_each_kind_of_end_has_its_own_outcome(desk: Desk) -> None:
     job = desk.job("echo first")
     desk.record(act.FinishJob(job, Outcome.CANCELLED, worded("line removed")))
     desk.record(act.RequeueJob(job, worded("asked for")))
@@ -120,7 +120,7 @@ def test_events_use_the_tolerance_of_the_scheduler(desk: Desk) -> None:
     assert "within ±25%" in desk.run("events")[1]
 
 
-def test_events_without_a_store_is_an_error(desk: Desk) -> None:
+def test_events_fails_without_a_store(desk: Desk) -> None:
     code, _, err = desk.run("events")
     assert code == 1
     assert "no scheduler store" in err

@@ -169,7 +169,9 @@ def started_scheduler(world: World, *words: str) -> Process:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_restart_skips_finished_jobs_and_continues_running_ones(world: World, number: int, code: int) -> None:
+def test_a_restart_skips_finished_jobs_and_continues_running_ones(
+    world: World, number: int, code: int
+) -> None:
     wait = "while [ ! -e go ]; do sleep 0.02; done"
     world.append("echo one >> ran", f"echo two >> ran; {wait}")
     world.append(f"echo three >> ran; {wait}", "echo four >> ran")

@@ -46,7 +46,7 @@ def test_pause_rejects_an_unknown_gpu_and_records_nothing(desk: Desk, words: lis
     assert desk.requests() == []
 
 
-def test_unknown_gpus_are_listed_as_ranges(desk: Desk) -> None:
+def test_lists_unknown_gpus_as_ranges(desk: Desk) -> None:
     assert desk.store
     assert desk.run("pause", "0,5-99")[2] == (
         "gpu-scheduler: GPUs 5-99 are not managed; the managed GPUs are 0,1\n"

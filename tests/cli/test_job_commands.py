@@ -96,7 +96,7 @@ def test_cancel_all_cancels_every_job_and_accepts_an_empty_queue(desk: Desk) -> 
     assert out == f"job {held}: {RECORDED}\njob {queued}: {RECORDED}\n"
 
 
-def test_many_jobs_with_one_answer_share_a_line(desk: Desk) -> None:
+def test_many_jobs_with_the_same_answer_share_a_line(desk: Desk) -> None:
     with desk.store.db.transaction():
         for _ in range(30):
             desk.job()

@@ -180,7 +180,7 @@ def test_unrecorded_failure_counts_as_failed(desk: Desk) -> None:
     desk.wait_until_processes_end()
 
 
-def test_long_list_of_failed_jobs_is_cut_and_counted(desk: Desk) -> None:
+def test_a_long_list_of_failed_jobs_is_shortened_and_counted(desk: Desk) -> None:
     with desk.store.db.transaction():
         jobs = [desk.job() for _ in range(25)]
     desk.record(*(act.FinishJob(job, Outcome.FAILED, None) for job in jobs))

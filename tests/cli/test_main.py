@@ -181,7 +181,7 @@ def test_store_that_is_not_a_database_is_reported(desk: Desk) -> None:
     assert "Traceback" not in err
 
 
-def test_closed_pipe_is_not_an_error(desk: Desk) -> None:
+def test_a_closed_pipe_is_not_an_error(desk: Desk) -> None:
     with desk.store.db.transaction():
         for number in range(400):
             desk.job(f"echo {number} {'x' * 400}")

@@ -30,7 +30,7 @@ def test_session_that_is_being_created_has_no_attach_command(desk: Desk) -> None
     assert "gpujob_0_echo_1 is being created" in desk.run("screens")[1]
 
 
-def test_attempt_with_a_dead_runner_has_no_session(desk: Desk) -> None:
+def test_an_attempt_with_a_dead_runner_has_no_session(desk: Desk) -> None:
     job = desk.run_job("exec sleep 60")
     row = desk.store.attempts(job)[0]
     assert screens_json(desk)["without_session"] == 1

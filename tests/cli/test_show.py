@@ -232,7 +232,7 @@ def test_show_reports_a_failed_launch_before_its_end(desk: Desk) -> None:
     assert "  Reason      fork failed\n" in desk.run("show", job)[1]
 
 
-def test_show_prints_the_location_of_the_line(desk: Desk) -> None:
+def test_show_prints_the_file_and_number_of_the_line(desk: Desk) -> None:
     path = str(desk.path / "jobs.txt")
     spec = JobSpec("csv", "0,t.py,,,", str(desk.path), script="/x/t.py", arguments=("--lr", "1"))
     job = desk.store.insert_job(spec, f"file:{path}")

@@ -288,7 +288,7 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", text)
 
 
-def test_lines_are_cut_to_the_width_of_the_terminal(desk: Desk, terminal: Terminals) -> None:
+def test_lines_are_truncated_to_the_width_of_the_terminal(desk: Desk, terminal: Terminals) -> None:
     job = desk.job("python " + "x" * 300 + " --last 3")
     desk.record(act.FinishJob(job, Outcome.CANCELLED, worded("y" * 200)))
     assert desk.state(job) == JobState.FINISHED

@@ -132,7 +132,7 @@ def test_why_follows_the_exclusive_option_of_the_scheduler(desk: Desk) -> None:
     assert checks(desk, job)["GPU 0"][1].startswith("does not accept it: busy; ")
 
 
-def test_foreign_process_counts_with_its_peak(desk: Desk) -> None:
+def test_a_foreign_process_counts_at_its_peak(desk: Desk) -> None:
     job = desk.job(vram=12288, allowed=(0,))
     foreign = GpuSample("SIM-0", 0, "card", 24576, 1000, 5.0, (GpuProcess(os.getpid(), 1000),))
     desk.writer.record_gpus([foreign], None, Clock().now())
@@ -333,7 +333,7 @@ def test_checks_are_wrapped_at_words_on_a_terminal(desk: Desk) -> None:
     assert all(len(row) <= 80 for row in rows if str(desk.path) not in row)
 
 
-def test_header_of_a_log_is_not_shown_as_output(desk: Desk) -> None:
+def test_does_not_show_the_header_of_a_log_as_output(desk: Desk) -> None:
     job = run_to_end(desk, "exit 3")
     log = desk.path / f"job_{job}.log"
     header, end = "# job 1, attempt 1: exit 3\n# GPUs: 0\n", "--- failed: exit code 3, after 0.1 s\n"
@@ -459,7 +459,7 @@ def test_why_shows_a_missing_script(desk: Desk) -> None:
     )
 
 
-def test_very_long_line_is_cut_in_text_but_not_in_json(desk: Desk) -> None:
+def test_a_very_long_line_is_truncated_in_text_but_not_in_json(desk: Desk) -> None:
     text = f"echo {'x' * 60_000}"
     job = desk.job(text, share=100)
     jobs = desk.path / "jobs.txt"

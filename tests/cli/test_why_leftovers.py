@@ -30,7 +30,7 @@ def test_omits_an_ended_job_whose_gpu_was_released(desk: Desk) -> None:
     assert len(desk.store.active_attempts()) == 1  # its memory may not be back yet
 
 
-def test_wait_for_a_retry_ends_with_the_boot(desk: Desk) -> None:
+def test_a_reboot_ends_the_wait_for_a_retry(desk: Desk) -> None:
     job, clock = desk.job(), Clock()
     row = desk.attempt(job)
     later = clock.now().boot + 100

@@ -94,13 +94,13 @@ def _remote_trial(tmp_path: Path, exit_code: int | None) -> Trial:
     return Trial(executor, ref, lambda: executor.attempts[ref.token].begun)
 
 
-def test_attempt_without_a_launch_has_no_claim(make: Make) -> None:
+def test_an_attempt_without_a_launch_has_no_claim(make: Make) -> None:
     status = make(0).status()
     assert (status.claim, status.result, status.stop) == ("none", None, None)
 
 
 @pytest.mark.parametrize("exit_code", [0, 7])
-def test_result_has_the_exit_code(make: Make, exit_code: int) -> None:
+def test_the_result_contains_the_exit_code(make: Make, exit_code: int) -> None:
     trial = make(exit_code).launch()
     result = trial.result()
     assert (result.exit_code, result.signal, result.cause, result.began) == (exit_code, None, None, True)

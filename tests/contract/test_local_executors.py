@@ -68,7 +68,7 @@ Make = Callable[..., PreparedAttempt]
 @pytest.mark.parametrize(
     ("script", "code", "number"), [("exit 0", 0, None), ("exit 7", 7, None), ("kill -6 $$", None, 6)]
 )
-def test_result_has_the_exit_code_or_the_signal(
+def test_the_result_contains_the_exit_code_or_the_signal(
     executor: Executor, make: Make, script: str, code: int | None, number: int | None
 ) -> None:
     result = make(script).launch(executor).result()

@@ -84,7 +84,7 @@ def test_index_follows_pci_order_and_the_uuid_identifies_the_gpu(real: FakeMachi
     ]
 
 
-def test_unknown_load_is_not_a_fault(real: FakeMachine, where: str) -> None:
+def test_an_unknown_load_is_not_a_fault(real: FakeMachine, where: str) -> None:
     real.plant(FakeGpu(load=None))
     (gpu,) = sample(real, where)
     assert (gpu.load_percent, gpu.fault, gpu.total_mib) == (None, None, 24576)

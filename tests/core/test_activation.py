@@ -101,7 +101,7 @@ OUTSIDE = {"HF_HOME": "/hub", "LR": "0.1", "MINE": "x"}
     ],
     ids=str,
 )  # fmt: skip
-def test_a_job_inherits_nothing_of_the_active_environments_of_the_scheduler(
+def test_a_job_inherits_nothing_from_environments_active_in_the_scheduler(
     conda: Installation, activated: tuple[str, ...], name: str
 ) -> None:
     clean = conda.variables(name, {**conda.plain, **OUTSIDE})
@@ -129,7 +129,7 @@ def test_a_conda_job_deactivates_a_venv_on_top_of_a_conda_environment(
     assert str(tmp_path / "v") not in found["PATH"]
 
 
-def test_a_command_without_an_environment_uses_the_schedulers(conda: Installation) -> None:
+def test_a_command_without_an_environment_uses_that_of_the_scheduler(conda: Installation) -> None:
     base = conda.shell("base", "ml", **OUTSIDE)
     assert conda.variables(env_job(), base) == base
 

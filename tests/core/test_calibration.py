@@ -61,7 +61,9 @@ def test_suggests_an_entry_for_a_model(now: Any, gpus: int, entry: dict[str, Any
     ("runs", "longest_s", "enough"),
     [(1, 3.0, False), (2, 599.9, False), (2, None, False), (3, 3.0, True), (3, None, True), (1, 600.0, True)],
 )
-def test_an_entry_requires_three_runs_or_a_long_one(runs: int, longest_s: float | None, enough: bool) -> None:
+def test_an_entry_requires_three_runs_or_one_long_run(
+    runs: int, longest_s: float | None, enough: bool
+) -> None:
     advice = advice_for(replace(QWEN, runs=runs, longest_s=longest_s), 0.5)
     assert (advice.suggested_entry, advice.has_enough_runs) == ({"vram": 9152}, enough)
     assert suggested_entries([advice]) == ({"qwen": {"vram": 9152}} if enough else {})
@@ -99,7 +101,7 @@ def test_suggests_an_attribute_for_lines_without_a_model(
     ("declared", "is_within"),
     [(8300, True), (7546, True), (9222, True), (9210, True), (7500, False), (9230, False), (18432, False)],
 )
-def test_suggests_nothing_within_the_tolerance(declared: int, is_within: bool) -> None:
+def test_makes_no_suggestion_within_the_tolerance(declared: int, is_within: bool) -> None:
     why = NoSuggestion.WITHIN_TOLERANCE if is_within else None
     assert advice_for(replace(PLAIN, declared_mib=declared)).why_not == why
     assert advice_for(replace(QWEN, declared_mib=declared)).why_not == why

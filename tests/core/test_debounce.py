@@ -59,7 +59,7 @@ def test_a_known_last_line_without_a_newline_is_not_missing() -> None:
     assert w.queue() == ["n", "a", "b"]
 
 
-def test_a_last_line_without_a_newline_waits_for_its_writer() -> None:
+def test_a_last_line_without_a_newline_waits_until_the_writer_closes_the_file() -> None:
     w = world("")
     w.open_for_writing = True
     w.save("python train.py --lr 0.0", wait=30)
@@ -162,14 +162,14 @@ def test_a_later_save_removes_a_line_near_a_malformed_one() -> None:
     assert w.states() == {1: "queued", 2: "cancelled", 3: "cancelled", 4: "queued"}
 
 
-def test_a_typo_fixed_to_another_text_is_a_changed_line() -> None:
+def test_correcting_a_typo_to_another_text_changes_the_line() -> None:
     w = world("a\nb\n")
     w.save("a\n[vram=20H] b\n", wait=60)
     w.save("a\n[vram=20G] B\n", wait=60)
     assert w.states() == {1: "queued", 2: "cancelled", 3: "queued"}
 
 
-def test_a_typo_fixed_with_other_attributes_changes_its_job() -> None:
+def test_correcting_a_typo_with_other_attributes_changes_the_job() -> None:
     w = world("a\n[vram=2G] b\n")
     w.save("a\n[vram=4H] b\n", wait=60)
     w.save("a\n[vram=4G] b\n", wait=60)

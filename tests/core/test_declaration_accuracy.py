@@ -59,7 +59,7 @@ def test_judges_a_declaration_by_its_peaks(
     ],
 )
 @pytest.mark.parametrize("completed", [True, False])
-def test_judges_a_share_for_overuse_only(
+def test_judges_a_share_only_for_overuse(
     peaks: list[int | None], budgets: list[int | None], completed: bool, verdict: DeclarationAccuracy | None
 ) -> None:
     assert judge_declaration(peaks, budgets, 0.10, completed=completed, by_share=True) == verdict

@@ -199,7 +199,7 @@ def test_a_change_requested_elsewhere_is_not_undone() -> None:
     assert w.states() == {1: "held", 2: "cancelled", 3: "queued"}
 
 
-def test_equal_commands_keep_their_own_attributes_line_by_line() -> None:
+def test_equal_commands_each_keep_the_attributes_of_their_line() -> None:
     w = world("[priority=1] a\n[priority=2] a\n")
     w.save("[priority=2] a\n[priority=3] a\n", wait=2)
     assert {i: job.spec.priority for i, job in w.jobs.items()} == {1: 2, 2: 3}

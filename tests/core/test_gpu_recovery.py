@@ -41,7 +41,7 @@ def known(index: int, uuid: str, fault: GpuFault | None = None) -> KnownGpu:
         (TWO, None, None, True),
         (TWO, LOST, LOST, None),
         (UNLISTED, None, ONE, None),
-        # A sample without any readable GPU loses none of them.
+        # A sample in which no GPU is readable marks none of them as lost.
         (ALL_UNREADABLE, None, None, None),
         (ALL_UNREADABLE, LOST, LOST, False),
     ],
@@ -88,7 +88,7 @@ def test_an_unknown_gpu_is_returned_unchanged() -> None:
     assert ([gpu.fault for gpu in shown], changes) == ([LOST, None], ())
 
 
-def test_an_unlisted_gpu_is_lost_at_its_index_and_comes_back() -> None:
+def test_an_unlisted_gpu_is_lost_and_keeps_its_index_until_it_returns() -> None:
     shown, changes = update_faults(
         [sample(0, "GPU-a"), sample(2, "GPU-c")], [known(i, f"GPU-{c}") for i, c in enumerate("abc")]
     )
@@ -102,7 +102,7 @@ def test_an_unlisted_gpu_is_lost_at_its_index_and_comes_back() -> None:
     assert back.fault == ONE
 
 
-def test_a_missing_gpu_gets_the_last_index_if_its_own_is_taken() -> None:
+def test_a_missing_gpu_gets_the_last_index_if_its_index_is_taken() -> None:
     before = [known(i, f"GPU-{c}") for i, c in enumerate("abcd")]
     shown, _ = update_faults([sample(0, "GPU-a"), sample(1, "GPU-d")], before)
     assert [(gpu.index, gpu.uuid, gpu.fault) for gpu in shown] == [

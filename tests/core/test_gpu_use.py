@@ -70,7 +70,7 @@ def test_adds_up_allocations_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("values", [{"share": 1000, "whole": True}, {"vram": 5, "whole": True}, {}])
-def test_an_attempt_with_whole_gpus_fills_share_and_memory(values: dict[str, int]) -> None:
+def test_an_attempt_with_whole_gpus_uses_up_share_and_memory(values: dict[str, int]) -> None:
     found = available(gpu(0), running(1, **values))
     assert (found.allocated_share, found.committed_mib) == (1000, TOTAL)
 
@@ -81,7 +81,7 @@ def test_a_peak_counts_on_its_own_gpu_only() -> None:
     assert [availability(one, both).committed_mib for one in both.gpus] == [5000, 9900]
 
 
-def test_a_released_attempt_makes_its_gpu_unavailable_until_its_memory_is_free() -> None:
+def test_a_released_gpu_is_unavailable_until_its_memory_is_free() -> None:
     released = running(1, vram=5000, state=AttemptState.RELEASED, released_at=999.5)
     found = available(gpu(0), released)
     assert (found.allocated_share, found.committed_mib, found.occupied, found.unavailable) == (
@@ -193,7 +193,7 @@ def test_without_a_process_list_little_memory_means_no_foreign_process(mib: int,
     assert re.sub("room for [0-9.]+ GiB", "", obstacle_text(short)) == who
 
 
-def test_memory_is_unknown_without_any_value() -> None:
+def test_memory_is_unknown_if_no_value_is_reported() -> None:
     unsampled = available(gpu(0, None, None))
     assert (unsampled.foreign_mib, unsampled.committed_mib) == (None, None)
     assert available(Gpu("U0", 0)).committed_mib is None
@@ -392,7 +392,9 @@ def test_a_start_counts_for_later_jobs_of_the_round() -> None:
         (ResourceSpec(share=500), ResourceSpec(share=501)),
     ],
 )
-def test_a_start_of_this_round_counts_like_a_recorded_one(first: ResourceSpec, second: ResourceSpec) -> None:
+def test_a_start_planned_in_this_round_counts_like_a_recorded_one(
+    first: ResourceSpec, second: ResourceSpec
+) -> None:
     world = facts(gpu(0), pending_groups=(group(first, 1), group(second, 2)))
     assert [a.job_id for a in plan(world) if isinstance(a, act.Start)] == [1]
     wider = facts(gpu(0), gpu(1), pending_groups=world.pending_groups)

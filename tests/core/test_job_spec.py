@@ -78,7 +78,7 @@ def test_program_ignores_arguments(spec: JobSpec, program: str) -> None:
         COMMAND,
     ],
 )
-def test_jobs_that_run_something_else_have_another_identity(other: JobSpec) -> None:
+def test_jobs_that_run_different_things_have_different_identities(other: JobSpec) -> None:
     assert other.identity != CSV.identity
 
 

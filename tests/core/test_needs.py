@@ -50,7 +50,7 @@ def test_rejects_an_invalid_share(text: str) -> None:
         parse_share(text)
 
 
-def test_rounds_shares_up_so_that_three_thirds_never_overfill_a_gpu() -> None:
+def test_rounding_shares_never_lets_three_thirds_overfill_a_gpu() -> None:
     assert parse_share("0.3334") * 3 > 1000
     assert parse_share("0.333") * 3 <= 1000
 
@@ -267,7 +267,7 @@ SPECS = st.builds(
 
 @settings(deadline=None)
 @given(SPECS, SPECS)
-def test_specs_are_equal_if_their_keys_are(one: ResourceSpec, two: ResourceSpec) -> None:
+def test_specs_are_equal_if_their_keys_are_equal(one: ResourceSpec, two: ResourceSpec) -> None:
     assert (one == two) == (one.key() == two.key())
     assert ResourceSpec.from_key(one.key()) == one
 

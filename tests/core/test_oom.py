@@ -135,7 +135,7 @@ def test_rejects_an_oom_that_the_program_recovered_from(line: str) -> None:
         "Retrying",
     ],
 )
-def test_advice_after_the_error_is_not_a_recovery(line: str) -> None:
+def test_advice_after_the_error_does_not_count_as_a_recovery(line: str) -> None:
     assert cuda_oom(f"{died(TORCH)}{line}\n") == TORCH
 
 
@@ -202,13 +202,13 @@ def test_strips_the_process_prefix_from_the_line(mark: str) -> None:
 
 
 @pytest.mark.parametrize("row", SIGNATURES, ids=lambda row: row.name)
-def test_each_signature_is_needed_for_its_example(row: Signature) -> None:
+def test_only_its_own_signature_matches_an_example(row: Signature) -> None:
     assert [other.name for other in SIGNATURES if other.pattern.search(row.example)] == [row.name]
     assert cuda_oom(row.example) == row.example
 
 
 @pytest.mark.parametrize("word", KEYWORDS)
-def test_each_keyword_is_needed(word: str) -> None:
+def test_each_keyword_finds_a_line_that_no_other_finds(word: str) -> None:
     lines = [case.expected.lower() for case in OOMS if case.expected] + [
         row.example.lower() for row in SIGNATURES
     ]

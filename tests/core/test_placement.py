@@ -279,7 +279,7 @@ def test_foreign_processes_block_an_alone_job_but_not_an_exclusive_one() -> None
 
 
 @pytest.mark.parametrize(("mib", "idle"), [(0, True), (60, True), (200, True), (201, False)])
-def test_a_gpu_is_idle_up_to_the_idle_threshold(mib: int, idle: bool) -> None:
+def test_a_gpu_counts_as_idle_up_to_the_idle_threshold(mib: int, idle: bool) -> None:
     view = available(0, foreign_mib=mib, foreign_pid=8)
     assert (obstacle(view, Need(1, 1000, alone=True), LIMITS) is None) == idle
     assert obstacle(view, Need(1, 1000, alone=True), Limits(idle_threshold_mib=201)) is None

@@ -361,7 +361,7 @@ FAMILY = '["train.py", null]'
         (None, True),
     ],
 )
-def test_learned_memory_applies_if_it_leaves_room_on_a_gpu(learned: int | None, alone: bool) -> None:
+def test_learned_memory_applies_only_if_it_leaves_room_on_a_gpu(learned: int | None, alone: bool) -> None:
     ask = ResourceSpec(is_command=True, workload_class=FAMILY)
     known = {} if learned is None else {FAMILY: learned}
     world = round_of(1, group(ask, (1, 0), (2, 0)), learned_mib=known)

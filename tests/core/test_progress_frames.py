@@ -126,7 +126,7 @@ def test_does_not_repeat_a_message_between_bars_that_an_update_showed() -> None:
 
 
 @pytest.mark.parametrize("sequence", [b"\x1b[A", b"\x1b[0m"])
-def test_many_escape_sequences_are_fast(sequence: bytes) -> None:
+def test_handles_many_escape_sequences_quickly(sequence: bytes) -> None:
     many = sequence * 100_000
     for text in (many, many + b"x", b"x" + many):
         lines = FrameFilter(update_interval_s=1.0)

@@ -260,9 +260,7 @@ def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None
         ("the file result is a link", "its runner died, and the file result is a link"),
     ],
 )
-def test_a_dead_runner_with_a_damaged_folder_holds_the_job_and_names_the_file(
-    damage: str | None, reason: str
-) -> None:
+def test_holds_a_job_with_a_dead_runner_and_names_the_damaged_file(damage: str | None, reason: str) -> None:
     end = finished(replace(OPEN, status=status(claim="dead", damage=damage), survivors=()))
     assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
     assert words(end.reason) == f"{reason}; `retry 7` runs it again"
@@ -457,7 +455,7 @@ def test_an_unknown_cause_is_not_read_as_success() -> None:
     assert end.outcome is Outcome.INTERRUPTED
 
 
-def test_a_shutdown_is_reported_with_the_survivors() -> None:
+def test_reports_a_shutdown_and_the_surviving_processes() -> None:
     machine = replace(RESULT, cause="machine", exit_code=None, signal=15, survivors=(7, 8))
     end = finished(replace(OPEN, status=status(result=machine)))
     assert end.survivors == (7, 8)

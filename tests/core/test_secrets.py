@@ -140,7 +140,7 @@ def test_hides_any_shell_quoted_value(secret: str, form: str) -> None:
      'key "' * 20_000, '""a' * 40_000, "wandb login" + " --a" * 30_000, "wandb." * 20_000,
      "sk-" + "a-" * 50_000],
 )  # fmt: skip
-def test_time_grows_linearly_with_the_text(text: str) -> None:
+def test_search_time_grows_linearly_with_the_text(text: str) -> None:
     began = time.process_time()
     masked(text)
     assert time.process_time() - began < 1.0

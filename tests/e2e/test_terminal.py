@@ -78,7 +78,7 @@ def test_obeys_no_color_and_an_ascii_encoding(jobs: World) -> None:
     assert not any("\x1b" in line or "\\u" in line for line in lines)
 
 
-def test_pipe_gets_full_lines(jobs: World) -> None:
+def test_a_pipe_gets_complete_lines(jobs: World) -> None:
     done = jobs.cli("start", "--simulate", "1", "--log-dir", "logs", "--drain")
     assert done.returncode == 7
     assert re.search(

@@ -64,7 +64,7 @@ def test_graphics_only_processes_are_marked(machine: FakeMachine) -> None:
     )
 
 
-def test_entries_of_one_process_are_added_up(machine: FakeMachine) -> None:
+def test_adds_up_the_entries_of_one_process(machine: FakeMachine) -> None:
     machine.plant(FakeGpu(compute=((10, 400), (10, 100), (11, 5), (11, None))))
     (gpu,) = machine.probe().sample()
     assert [(one.pid, one.used_mib) for one in gpu.processes or ()] == [(10, 500), (11, None)]
@@ -132,7 +132,7 @@ def test_old_driver_uses_version_1_of_the_memory_call(machine: FakeMachine) -> N
     assert machine.probe().sample()[0].used_mib == 321
 
 
-def test_fault_keeps_the_values_read_before_it(machine: FakeMachine) -> None:
+def test_a_fault_keeps_the_values_read_before_it(machine: FakeMachine) -> None:
     machine.plant(FakeGpu(used=5, errors={"GetUtilizationRates": UNKNOWN}), FakeGpu("GPU-b", 2, used=6))
     first, second = machine.probe().sample()
     assert (first.used_mib, first.load_percent, first.processes) == (5, None, None)
@@ -210,7 +210,7 @@ def test_library_is_reopened_for_a_gpu_that_came_back(
     assert len(opened) == 3
 
 
-def test_pending_mig_mode_is_not_a_fault(machine: FakeMachine) -> None:
+def test_a_pending_mig_mode_is_not_a_fault(machine: FakeMachine) -> None:
     machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2))
     file = machine.folder / "gpus.json"
     world = json.loads(file.read_text())

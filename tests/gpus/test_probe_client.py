@@ -140,7 +140,7 @@ def test_at_most_three_unkillable_queries_linger(
         assert isinstance(answer(probe), Snapshot)
 
 
-def test_hanging_library_is_killed_like_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kills_a_hanging_library_like_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = FakeMachine("nvml", tmp_path / "machine", monkeypatch)
     machine.plant(FakeGpu())
     (machine.folder / "hang").touch()

@@ -64,7 +64,7 @@ def test_processes_have_loads_unless_they_are_withheld(tmp_path: Path) -> None:
     assert reported() == [dict.fromkeys(loads), {os.getpid(): 70.0}]
 
 
-def test_usage_adds_up_and_never_exceeds_the_gpu(tmp_path: Path) -> None:
+def test_adds_up_usage_but_never_exceeds_the_gpus_memory(tmp_path: Path) -> None:
     plant(tmp_path, os.getpid(), {"0": 20000, "1": 100}, 70)
     plant(tmp_path, os.getppid(), {"0": 20000}, 70)
     first, second = SimulatedProbe([24576, 24576], str(tmp_path)).sample()
@@ -110,7 +110,7 @@ def test_other_files_in_the_folder_are_kept(tmp_path: Path) -> None:
     }
 
 
-def test_missing_folder_means_no_usage(tmp_path: Path) -> None:
+def test_a_missing_folder_means_no_usage(tmp_path: Path) -> None:
     assert SimulatedProbe([24576], None).sample()[0].processes == ()
     assert SimulatedProbe([24576], str(tmp_path / "none")).sample()[0].used_mib == 0
 

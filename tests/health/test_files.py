@@ -34,7 +34,7 @@ def findings_by_check(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings}
 
 
-def test_missing_files_are_fine_and_none_is_created(home: DataDir, tmp_path: Path) -> None:
+def test_accepts_missing_files_and_creates_none(home: DataDir, tmp_path: Path) -> None:
     found = findings_by_check([*files.folders(home, logs(tmp_path / "logs")), *files.store_findings(home)])
     assert {finding.grade for finding in found.values()} == {"ok"}
     assert "not created yet" in found["log folder"].message

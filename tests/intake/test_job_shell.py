@@ -40,7 +40,7 @@ def test_finds_inherited_functions() -> None:
     assert set(shell.functions) == {"module"}
 
 
-def test_builtins_and_reserved_words_match_bash() -> None:
+def test_builtins_and_reserved_words_match_those_of_bash() -> None:
     bash = subprocess.run(
         ["bash", "--norc", "-c", "compgen -b; compgen -k"], capture_output=True, text=True, check=True
     )

@@ -122,9 +122,7 @@ def test_invalid_utf8_is_reported_with_line_column_and_byte(tmp_path: Path) -> N
     ids=["UTF-16", "one NUL", "random bytes", "newlines", "too many jobs", "too large"],
 )
 @pytest.mark.timeout(20)
-def test_a_file_that_cannot_be_a_jobs_file_removes_no_job(
-    tmp_path: Path, content: bytes, problem: str
-) -> None:
+def test_an_unusable_jobs_file_removes_no_job(tmp_path: Path, content: bytes, problem: str) -> None:
     w = watch(tmp_path, "a\n")
     w.path.write_bytes(content)
     tracemalloc.start()
@@ -283,7 +281,7 @@ def test_processes_that_break_the_lease_do_not_kill_the_reader(tmp_path: Path) -
     assert asking.returncode == 0
 
 
-def test_removed_lines_wait_for_the_writer(tmp_path: Path) -> None:
+def test_removals_wait_until_the_writer_closes_the_file(tmp_path: Path) -> None:
     w = watch(tmp_path, "a\nb\n")
     with w.path.open("w"):
         w.poll()

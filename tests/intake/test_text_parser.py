@@ -248,7 +248,7 @@ def test_an_unused_poll_result_is_returned_again(tmp_path: Path) -> None:
         assert poll.accepted.lines[-1].text == "b"
 
 
-def test_a_reading_does_not_keep_specs(tmp_path: Path) -> None:
+def test_a_reading_contains_no_specs(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("[gpus=1] a\n[gpus=1] b\n")
     reader = JobsFileReader(path, "/w", "/home/u", GPUS)

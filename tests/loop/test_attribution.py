@@ -250,7 +250,7 @@ def unused_number() -> int:
     return next(number for number in range(most - 100, 1, -1) if not exists(number))
 
 
-def test_process_in_an_inner_pid_namespace_belongs_to_the_attempt(
+def test_a_process_in_an_inner_pid_namespace_belongs_to_the_attempt(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if subprocess.run(["unshare", "-p", "-f", "--mount-proc", "true"], capture_output=True).returncode:

@@ -83,7 +83,7 @@ def test_the_innermost_cgroup_decides(machine: FakeProc, order: tuple[int, int])
     assert owner_of(owners, AB, one, two).owners == {one: OURS, two: OTHER}
 
 
-def test_cgroup_of_a_listed_process_is_remembered(machine: FakeProc) -> None:
+def test_remembers_the_cgroup_of_a_listed_process(machine: FakeProc) -> None:
     machine.add_process(100, token="a")
     pid, later = machine.add_process(101, parent=100, token="a", cgroup="/scope"), 300
     owners = ProcessOwners(str(machine.root))
@@ -153,7 +153,7 @@ def test_ignores_a_session_shared_by_two_attempts(machine: FakeProc) -> None:
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: None}
 
 
-def test_reused_session_id_inherits_nothing(machine: FakeProc) -> None:
+def test_a_reused_session_id_inherits_nothing(machine: FakeProc) -> None:
     machine.add_process(100, token="a")
     member = machine.add_process(101, parent=100, token="a", session=100)
     owners = ProcessOwners(str(machine.root))
@@ -200,7 +200,7 @@ def test_pid_in_a_container_may_be_an_inner_pid_of_another_process(
         assert seen == Ownership({100: OTHER}, {100: 1000007.0})
 
 
-def test_confirmed_pid_in_a_container_stays_confirmed(container: FakeProc) -> None:
+def test_a_confirmed_pid_in_a_container_stays_confirmed(container: FakeProc) -> None:
     pid = container.add_process(100, token="a", open_path="/dev/nvidia0")
     owners = ProcessOwners(str(container.root))
     assert owner_of(owners, AB, pid, uuid="GPU-a").owners == {pid: OURS}
@@ -220,7 +220,7 @@ def test_pid_without_a_process_in_a_container_is_unmatched_at_once(container: Fa
 @pytest.mark.parametrize(
     ("one", "two", "owner"), [("a", None, OURS), ("a", "a", OURS), ("a", "b", None), (None, None, None)]
 )
-def test_inner_pid_counts_if_one_attempt_has_it(
+def test_an_inner_pid_counts_if_only_one_attempt_has_it(
     container: FakeProc, one: str | None, two: str | None, owner: int | None
 ) -> None:
     container.add_process(100, token=one, inner_pids=(7000, 12), open_path="/dev/nvidiactl")

@@ -9,7 +9,7 @@ from typing import Any
 from gpu_scheduler.scheduler.daemon import Daemon
 
 
-def test_a_signal_ends_rounds_that_never_finish() -> None:
+def test_a_signal_interrupts_endless_rounds() -> None:
     rounds = 0
 
     def tick() -> None:

@@ -130,7 +130,7 @@ def test_result_written_between_observation_and_scan_counts(
     assert (rig.folder / "starts").read_text().count("start") == 1
 
 
-def test_job_with_a_result_is_scanned_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scans_once_for_a_job_with_a_result(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its runner waited for all its processes; a second scan would only delay the next job."""
     asked: list[tuple[str, ...]] = []
 

@@ -241,7 +241,7 @@ def test_jobs_start_in_order_and_shares_fill_a_gpu(rig: Rig) -> None:
     assert [placed[str(job)] for job in jobs[:4]] == ["0", "0", "1", "1"]
 
 
-def test_files_of_another_attempt_are_ignored(rig: Rig) -> None:
+def test_ignores_files_of_another_attempt(rig: Rig) -> None:
     job = rig.add_job("while [ ! -e go ]; do sleep 0.02; done; exit 3")
     rig.runner_pid(job)
     forged = {

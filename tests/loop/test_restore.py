@@ -452,7 +452,7 @@ def test_a_fresh_start_reuses_no_id(desk: RestoredStore) -> None:
     assert desk.rig.add_job("true") == job + 1
 
 
-def test_a_failed_fresh_start_leaves_a_lost_store_lost(desk: RestoredStore) -> None:
+def test_after_a_failed_fresh_start_a_lost_store_still_counts_as_lost(desk: RestoredStore) -> None:
     job = desk.ended("true")
     desk.lose()
     store = desk.start(fresh=True)
@@ -556,7 +556,7 @@ def test_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: RestoredStor
     desk.rig = Rig(desk.folder, executor=Quick())
 
 
-def test_a_copy_without_its_database_is_still_a_copy(desk: RestoredStore) -> None:
+def test_a_copy_without_its_database_still_counts_as_a_copy(desk: RestoredStore) -> None:
     location.adopt_folder(desk.rig.store)
     job = desk.running()
     desk.close()

@@ -85,7 +85,7 @@ def test_a_failed_sample_prevents_placement() -> None:
     assert watch.failure == "hangs"
 
 
-def test_a_process_belongs_to_an_attempt_by_its_own_or_a_parents_token() -> None:
+def test_a_process_belongs_to_the_attempt_of_its_own_or_its_parents_token() -> None:
     env = {**os.environ, "GPU_SCHEDULER_TOKEN": "abc"}
     ours = subprocess.Popen(["sh", "-c", "env -i sleep 60 & wait"], env=env)
     theirs = subprocess.Popen(["sleep", "60"])
@@ -162,7 +162,7 @@ def test_the_output_of_a_direct_job_is_printed_with_its_number(
     assert (tmp_path / "main.log").read_text().endswith(ours)
 
 
-def test_only_watched_names_wake(tmp_path: Path) -> None:
+def test_only_watched_names_wake_the_scheduler(tmp_path: Path) -> None:
     wakeups = Wakeups()
     assert wakeups.watch(tmp_path / "jobs.txt", "jobs")
     assert not wakeups.watch(tmp_path / "none" / "x", "x")

@@ -282,7 +282,7 @@ def test_helper_that_cannot_start_leaks_no_descriptor(monkeypatch: pytest.Monkey
         assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def test_ended_probe_is_not_reported_as_ended_while_proc_is_unreadable(
+def test_a_probe_counts_as_running_while_proc_is_unreadable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as short:

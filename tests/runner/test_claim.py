@@ -145,7 +145,7 @@ def test_a_voided_claim_prevents_the_attempt_from_running(make: Make) -> None:
     assert attempt.output() == ""
 
 
-def test_live_claim_cannot_be_voided(make: Make) -> None:
+def test_a_live_claim_cannot_be_voided(make: Make) -> None:
     attempt = make("exec sleep 300").launch()
     attempt.until_live()
     assert void_claim(attempt.folder, attempt.token) is False
@@ -260,7 +260,7 @@ def test_claim_of_another_process_is_dead(tmp_path: Path, change: dict[str, obje
     assert observe(tmp_path, "t").claim == "dead"
 
 
-def test_zombie_counts_as_dead(tmp_path: Path) -> None:
+def test_a_zombie_counts_as_dead(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         signal.pause()

@@ -20,7 +20,7 @@ from tests.runner.conftest import Make
     ("script", "code", "number"),
     [("exit 0", 0, None), ("exit 7", 7, None), ("exit 255", 255, None), ("kill -9 $$", None, 9)],
 )
-def test_result_has_the_exit_code_or_the_signal(
+def test_the_result_contains_the_exit_code_or_the_signal(
     make: Make, script: str, code: int | None, number: int | None
 ) -> None:
     attempt = make(f"echo out; echo err >&2; {script}").launch()

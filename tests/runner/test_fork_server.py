@@ -128,7 +128,7 @@ def test_runners_survive_the_helper_and_later_ones_start_without_it(
     assert before.result().exit_code == 5
 
 
-def test_dead_helper_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaces_a_dead_helper(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "_START_EVERY_S", 0.0)
     executor = ForkingExecutor()
     old = wait_for(executor.helper_pid, "the helper")

@@ -150,7 +150,7 @@ def test_command_records_itself_before_it_begins(make: Make) -> None:
         ("", None),
     ],
 )
-def test_rejects_a_recorded_command_that_is_incomplete_or_of_another_attempt_boot_or_container(
+def test_rejects_an_incomplete_or_foreign_recorded_command(
     tmp_path: Path, text: str, recorded: tuple[int, int, str | None] | None
 ) -> None:
     text = text.format(token="t", boot=files.boot_id(), init=files.init_ticks())

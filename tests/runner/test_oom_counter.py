@@ -68,7 +68,7 @@ def test_prefers_the_counter_of_the_own_cgroup(
     assert places[-1] == "/proc/vmstat"
 
 
-def test_result_has_the_number_of_kills(make: Make, tmp_path: Path) -> None:
+def test_the_result_contains_the_number_of_kills(make: Make, tmp_path: Path) -> None:
     """The command itself increments a counter file, as the kernel would."""
     counter = tmp_path / "counter"
     counter.write_text("oom_kill 4\n")
@@ -107,7 +107,7 @@ def small_memory() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("through_a_shell", [False, True])
-def test_counts_real_kills_of_the_kernel(
+def test_counts_real_kills_by_the_kernel(
     make: Make, tmp_path: Path, small_memory: Path, through_a_shell: bool
 ) -> None:
     join = f"open({str(small_memory / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"

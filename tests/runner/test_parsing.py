@@ -81,7 +81,7 @@ def test_unusable_file_is_reported_and_counts_as_absent(tmp_path: Path, name: st
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_unreadable_file_is_reported(tmp_path: Path) -> None:
+def test_reports_an_unreadable_file(tmp_path: Path) -> None:
     (tmp_path / "claim").write_text(json.dumps(CLAIM))
     (tmp_path / "claim").chmod(0)
     assert observe(tmp_path, "t").damage == "the file claim is not readable"

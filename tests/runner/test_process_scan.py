@@ -77,7 +77,7 @@ def test_descendants_exclude_zombies() -> None:
         process.wait()
 
 
-def test_process_with_another_start_is_not_signalled() -> None:
+def test_does_not_signal_a_process_with_another_start() -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
         ticks = process_scan.ticks_of(process.pid)
@@ -137,7 +137,7 @@ def test_a_process_that_ends_during_a_scan_counts_as_found(monkeypatch: pytest.M
         process.wait()
 
 
-def test_reused_process_group_is_not_signalled() -> None:
+def test_does_not_signal_a_reused_process_group() -> None:
     process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
     try:
         ticks = process_scan.ticks_of(process.pid)

@@ -40,7 +40,7 @@ os.posix_spawn = noting
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_no_slow_import_before_the_spawn(make: Make, tmp_path: Path, terminal: bool) -> None:
+def test_imports_no_slow_module_before_the_spawn(make: Make, tmp_path: Path, terminal: bool) -> None:
     attempt = make("exit 0", terminal=terminal).launch(patched(tmp_path, NOTES_MODULES))
     attempt.result()
     loaded = set((attempt.folder / "modules").read_text().split())

@@ -96,7 +96,7 @@ def test_later_request_shortens_the_grace_period(make: Make) -> None:
     assert attempt.result(5).signal == signal.SIGKILL
 
 
-def test_withdrawn_request_leaves_the_command_running(make: Make, tmp_path: Path) -> None:
+def test_a_withdrawn_request_leaves_the_command_running(make: Make, tmp_path: Path) -> None:
     attempt = make(f"trap '' TERM; echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5").launch()
     attempt.until_logged("up")
     assert attempt.stop("preempted", 0.2, "withdraw") is True

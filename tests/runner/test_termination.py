@@ -36,7 +36,7 @@ def test_first_cause_requests_sigterm_and_sigkill_follows_repeatedly() -> None:
         ("preempted", "something new", "something new"),
     ],
 )
-def test_stronger_cause_wins(first: str, second: str, cause: str) -> None:
+def test_a_stronger_cause_takes_precedence(first: str, second: str, cause: str) -> None:
     ending = Termination()
     ending.request(first, 10, "kill", now=0)
     ending.request(second, 10, "kill", now=1)

@@ -254,7 +254,7 @@ def test_root_reads_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, other
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(0o40775, {ROOT, ANN}), (0o40777, {ROOT})])
-def test_a_private_group_of_the_folders_owner_counts_as_the_owner(
+def test_the_private_group_of_a_folders_owner_counts_as_the_owner(
     monkeypatch: pytest.MonkeyPatch, mode: int, expected: set[int]
 ) -> None:
     # A umask of 002, usual where each user has a private group, creates such folders.

@@ -27,7 +27,7 @@ _RIVALS = 3
 def deletions(order: Order) -> Findings:
     """Takes the lock from half of 60 schedulers, and the database or data directory from the others."""
     found, dice, rounds = Findings(), order.rng("deletions"), order.scaled(60)
-    found.figures = {"records": rounds}
+    found.figures = {"stores": rounds}
     for number, (stage, jobs) in enumerate(each_folder(order, dice, rounds)):
         stage.append(jobs.lines(_RUNNING))
         process = stage.start()
@@ -36,7 +36,7 @@ def deletions(order: Order) -> Findings:
             if number % 2 == 0:
                 _lose_lock(stage, process, jobs, dice, found)
             else:
-                _lose_record(stage, process, jobs, dice, found)
+                _lose_store(stage, process, jobs, dice, found)
             jobs.open_gate()
         stage.drain(60)
         jobs.judge(stage, order, found)
@@ -66,26 +66,26 @@ def _second_is_up(stage: Stage) -> bool:
     return len(_UP.findall(stage.output_file.read_bytes())) > 1
 
 
-def _delete(lock: Path) -> None:
+def _lock_deleted(lock: Path) -> None:
     lock.unlink()
 
 
-def _replace(lock: Path) -> None:
+def _lock_replaced(lock: Path) -> None:
     lock.with_name("spare").touch()
     lock.with_name("spare").replace(lock)
 
 
-def _copy_over(lock: Path) -> None:
+def _lock_copied(lock: Path) -> None:
     """Replaces the lock by a copy, as restoring a backup does."""
     shutil.copy(lock, lock.with_name("spare"))
     lock.unlink()
     lock.with_name("spare").rename(lock)
 
 
-_LOCK_DAMAGES: tuple[Callable[[Path], None], ...] = (_delete, _replace, _copy_over)
+_LOCK_DAMAGES: tuple[Callable[[Path], None], ...] = (_lock_deleted, _lock_replaced, _lock_copied)
 
 
-def _lose_record(
+def _lose_store(
     stage: Stage, process: subprocess.Popen[bytes], jobs: GatedJobs, dice: random.Random, found: Findings
 ) -> None:
     """Removes or replaces the store; the scheduler must end with 1 and start nothing more.
@@ -122,9 +122,9 @@ def _refused(stage: Stage, jobs: GatedJobs, found: Findings) -> None:
     with _rivals(stage) as rivals:
         codes = [rival.wait(60) for rival in rivals]
     if codes != [1] * _RIVALS or jobs.started() != _RUNNING:
-        found.fault("taken for a new record", f"{codes}: {stage.output_file.read_text()[-1000:]}")
+        found.fault("mistaken for a new store", f"{codes}: {stage.output_file.read_text()[-1000:]}")
     if stage.home.database.exists():
-        found.fault("taken for a new record", "there is a new database")
+        found.fault("mistaken for a new store", "there is a new database")
         stage.home.database.unlink()
 
 

@@ -169,7 +169,7 @@ class _Rounds:
             found.fault("GPUs over-full", text)
         for number in full:
             found.fault("out of memory", f"job {number}")
-        found.figures["waited for an end"] = judging.count_waits(lived, self._sent_at)
+        found.figures["jobs that waited"] = judging.count_waits(lived, self._sent_at)
         found.figures["samples"] = self._watcher.samples
         if not self._is_control:
             self._judge_record(lived)

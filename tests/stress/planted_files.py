@@ -37,7 +37,7 @@ class _OtherUser:
         self._own = stage.folder / "planted"
         self._command = f"id -u >> {self.canary}"
 
-    def record(self) -> None:
+    def store(self) -> None:
         """Plants a data directory with a waiting job."""
         home = self._stage.home
         home.folder.mkdir()
@@ -53,9 +53,9 @@ class _OtherUser:
         for path in (home.folder, *home.folder.rglob("*")):
             self._give(path, mode)
 
-    def linked_record(self) -> None:
+    def linked_store(self) -> None:
         """Plants a link to such a data directory."""
-        self.record()
+        self.store()
         self._stage.home.folder.rename(self._own)
         self._link(self._stage.home.folder, self._own)
 
@@ -71,7 +71,7 @@ class _OtherUser:
         self._stage.jobs_file.rename(self._own)
         self._link(self._stage.jobs_file, self._own)
 
-    def open_jobs_file(self) -> None:
+    def writable_jobs_file(self) -> None:
         """Appends a line to a world-writable jobs file."""
         self._stage.append([self._command])
         self._stage.jobs_file.chmod(0o666)
@@ -107,9 +107,9 @@ class _OtherUser:
     @property
     def attacks(self) -> tuple[Callable[[], None], ...]:
         """All attacks; the negative control gets only those that it can fail."""
-        mine = (self.record, self.jobs_file)
+        mine = (self.store, self.jobs_file)
         others = (
-            self.linked_record, self.linked_jobs_file, self.open_jobs_file, self.log, self.state_file,
+            self.linked_store, self.linked_jobs_file, self.writable_jobs_file, self.log, self.state_file,
             self.config, self.log_folder,
         )  # fmt: skip
         return mine if self._is_control else (*mine, *others)
@@ -156,10 +156,10 @@ def _start(stage: Stage, stranger: _OtherUser, found: Findings, label: str) -> N
         )  # fmt: skip
         if process.poll() is None:
             found.count("started")
-            store = stranger.canary.parent / "probe"
-            stage.append([f"[share=0.5] echo > {store}"])
+            probe = stranger.canary.parent / "probe"
+            stage.append([f"[share=0.5] echo > {probe}"])
             try:
-                wait_for(lambda: store.exists() or process.poll() is not None, "a job", 10)
+                wait_for(lambda: probe.exists() or process.poll() is not None, "a job", 10)
             except AssertionError:
                 found.count("jobs file not read")
         else:

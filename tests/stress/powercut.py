@@ -51,7 +51,7 @@ def _cuts(order: Order, kind: str) -> Findings:
     if found.skipped is not None:
         return found
     rounds = order.scaled(20)
-    found.figures = {"power cuts": rounds, "accepted": 0, "reported as ended": 0, "were running": 0}
+    found.figures = {"power cuts": rounds, "accepted": 0, "reported as ended": 0, "running at the cut": 0}
     for number in range(rounds):
         folder = order.folder / str(number)
         (folder / "disk").mkdir(parents=True)
@@ -203,6 +203,6 @@ def _judge_final(out: Path, ended: dict[str, str], is_control: bool, found: Find
     for job, code in ended.items():
         if str(by_id.get(job, {}).get("exit_code")) != code:
             found.fault("lost", f"job {job} was reported as ended with {code}: {by_id.get(job)}")
-    found.count("were running", sum(1 for job in status["jobs"] if job["state"] == "held"))
+    found.count("running at the cut", sum(1 for job in status["jobs"] if job["state"] == "held"))
     codes = {number: number % 5 for number in (number_of(job["command"]) for job in status["jobs"])}
     judge(out / "trace", codes, outcomes_of(status), killed=True).report_to(found)

@@ -26,7 +26,7 @@ def _missing(database: Path, dice: random.Random) -> None:
         path.unlink()
 
 
-def _missing_alone(database: Path, dice: random.Random) -> None:
+def _journal_left(database: Path, dice: random.Random) -> None:
     database.unlink()
 
 
@@ -35,7 +35,7 @@ def _emptied(database: Path, dice: random.Random) -> None:
     database.touch()
 
 
-def _no_database(database: Path, dice: random.Random) -> None:
+def _random_bytes(database: Path, dice: random.Random) -> None:
     database.write_bytes(os.urandom(dice.randint(1, 100_000)))
 
 
@@ -45,7 +45,7 @@ def _page_overwritten(database: Path, dice: random.Random) -> None:
         file.write(os.urandom(_PAGE))
 
 
-def _cut_off(database: Path, dice: random.Random) -> None:
+def _truncated(database: Path, dice: random.Random) -> None:
     os.truncate(database, database.stat().st_size // 2)
 
 
@@ -55,7 +55,7 @@ def _journal_lost(database: Path, dice: random.Random) -> None:
 
 
 _LOSSES: tuple[Callable[[Path, random.Random], None], ...] = (
-    _missing, _missing_alone, _emptied, _no_database, _page_overwritten, _page_overwritten, _cut_off,
+    _missing, _journal_left, _emptied, _random_bytes, _page_overwritten, _page_overwritten, _truncated,
     _journal_lost,
 )  # fmt: skip
 
@@ -63,7 +63,7 @@ _LOSSES: tuple[Callable[[Path, random.Random], None], ...] = (
 def losses(order: Order) -> Findings:
     """Damages 80 databases, half of which have a backup."""
     found, dice, rounds = Findings(), order.rng("losses"), order.scaled(80)
-    found.figures = {"records": rounds}
+    found.figures = {"stores": rounds}
     for number, (stage, jobs) in enumerate(each_folder(order, dice, rounds)):
         loss = _missing if order.is_control else _LOSSES[number % len(_LOSSES)]
         _one(stage, jobs, loss, order, dice, found)
@@ -112,7 +112,7 @@ def _restore(stage: Stage, jobs: GatedJobs, label: str, found: Findings) -> None
     with killed_at_exit(process):
         wait_for(lambda: process.poll() is not None or "scheduler up" in output(), "a start", 60)
         if process.poll() is None:
-            found.count("went on")
+            found.count("continued")
         else:
             found.count("refused")
             if process.returncode != 1 or "Traceback" in output():

@@ -176,7 +176,7 @@ def ready(order: Order) -> Findings:
     )
     found.figures = {
         "running": count, "kills": times,
-        "up again, median s": round(statistics.median(up), 2),
+        "restarted, median s": round(statistics.median(up), 2),
         "first answer, median s": round(statistics.median(answered), 2),
         "first answer, slowest s": round(max(answered), 2),
     }  # fmt: skip

@@ -137,7 +137,7 @@ def live(order: Order) -> Findings:
     for note, times in Counter(_runs_in(stage.trace)).items():
         if note not in ever or times > 1:
             found.fault("wrong jobs" if note not in ever else "twice", f"{note} ran {times} times")
-    found.figures = {"saves": count, "lines ever": len(ever), "ran": len(_runs_in(stage.trace))}
+    found.figures = {"saves": count, "lines written": len(ever), "jobs run": len(_runs_in(stage.trace))}
     return found
 
 

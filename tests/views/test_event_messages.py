@@ -175,7 +175,7 @@ USE = "peak vram n/a | no declaration"
         ),
     ],
 )  # fmt: skip
-def test_end_of_an_attempt_shows_outcome_reason_and_log(
+def test_the_end_of_an_attempt_shows_outcome_reason_and_log(
     kind: str, reason: str | None, changes: dict[str, Any], expected: tuple[int, str]
 ) -> None:
     data = end(**{"seconds": 3.21, "peaks": [None], "declared": None, "load": None} | changes)

@@ -158,7 +158,7 @@ def test_forty_jobs_fit_on_a_screen(width: int, rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 5, 9, 14, 20, 30, 60])
 @pytest.mark.parametrize("width", [10, 40, 80, 200])
-def test_running_jobs_are_cut_last(width: int, rows: int) -> None:
+def test_shortens_the_list_of_running_jobs_last(width: int, rows: int) -> None:
     lines = to_text(many(), Viewport(width, rows)).splitlines()
     assert max(map(cell_len, lines)) <= width
     assert len(lines) <= max(rows, 7)

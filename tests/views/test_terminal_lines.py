@@ -124,7 +124,7 @@ def test_level_colours_a_message(level: int, line: str) -> None:
     assert found.replace("\x1b[2m07:05:09\x1b[0m", "07:05:09") == line
 
 
-def test_message_keeps_line_breaks_and_paths() -> None:
+def test_a_message_keeps_its_line_breaks_and_paths() -> None:
     path = f"/{'x' * 100}"
     rows = format_message(logging.WARNING, f"one {path} two\nthree\x07", AT, Terminal(60)).split("\n")
     assert rows == ["07:05:09  ! one", f"{' ' * 12}{path}", f"{' ' * 12}two", f"{' ' * 12}three\\x07"]

@@ -19,7 +19,7 @@ def test_returns_an_empty_text_if_nothing_is_unfinished() -> None:
     assert unfinished_text([], []) == ""
 
 
-def test_names_each_line_and_job_with_its_reason() -> None:
+def test_lists_each_line_and_job_with_its_reason() -> None:
     line = MalformedLineView("/home/me/jobs.txt", 2, "[vram=20H] b", "memory '20H'\x1b is not MiB")
     jobs = [
         job(2, wait=WaitReason(WaitKind.LINE_MALFORMED, line_number=2)),

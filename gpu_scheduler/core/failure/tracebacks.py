@@ -117,9 +117,9 @@ def _error_index(lines: Sequence[LogLine], header: int, header_line: LogLine) ->
     for index in range(header + 1, min(len(lines), header + 1 + _MAX_LINES)):
         line = lines[index]
         if line.rank != header_line.rank:
-            continue  # another process's line in between
+            continue  # a line of another process lies between them
         if line.depth >= 0 > header_line.depth:
-            continue  # a bar in the source text
+            continue  # a progress bar in the source text
         if line.depth != header_line.depth or _HEADER.search(line.text):
             return None
         text = line.text.lstrip(" ")

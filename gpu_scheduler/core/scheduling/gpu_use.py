@@ -107,9 +107,9 @@ def _foreign_peak_above_use(gpu: Gpu, attempts: Sequence[Attempt]) -> int:
 def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
     """Returns the current foreign memory use on a GPU, MiB; None = unknown.
 
-    If the probe lists the processes with their memory: the sum of the foreign ones, plus any unattributed
-    memory beyond the amount that a driver may use. Otherwise from the totals: the baseline when our first job
-    started, or whatever exceeds the sum of our allocations, whichever is larger.
+    If the probe lists the processes with their memory, this is the sum of the foreign ones, plus any
+    unattributed memory beyond the amount that a driver may use. Otherwise it is the larger of the baseline
+    when our first job started and the memory in use beyond the sum of our allocations.
     """
     sample = gpu.sample
     if sample is None:
