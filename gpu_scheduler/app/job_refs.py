@@ -63,29 +63,29 @@ def _jobs_in_range(store: Store, numbers: range) -> list[int]:
 
 
 def _job_named(store: Store, name: str) -> int:
-    rows = jobs_named(store, name)
-    if not rows:
+    jobs = jobs_named(store, name)
+    if not jobs:
         raise SchedulerError(
             f"{store.data_dir.folder} has no job named {name}; `status --all` lists the jobs"
             " (jobs are named by [name=…] on their line)"
         )
-    open_rows = [row for row in rows if row.state is not JobState.FINISHED]
-    if len(open_rows) > 1:
+    open_ones = [job for job in jobs if job.state is not JobState.FINISHED]
+    if len(open_ones) > 1:
         # Without a running scheduler, the end of some may not be recorded yet.
-        open_rows = [row for row in open_rows if not _has_ended(store, row)]
-    if len(open_rows) > 1:
-        listed = ", ".join(f"job {row.id} ({row.state})" for row in open_rows[:_MAX_LISTED])
-        more = f" and {len(open_rows) - _MAX_LISTED:,} more" if len(open_rows) > _MAX_LISTED else ""
+        open_ones = [job for job in open_ones if not _has_ended(store, job)]
+    if len(open_ones) > 1:
+        listed = ", ".join(f"job {job.id} ({job.state})" for job in open_ones[:_MAX_LISTED])
+        more = f" and {len(open_ones) - _MAX_LISTED:,} more" if len(open_ones) > _MAX_LISTED else ""
         raise SchedulerError(
-            f"{count_noun(len(open_rows), 'open job')} are named {name}: {listed}{more}\n"
+            f"{count_noun(len(open_ones), 'open job')} are named {name}: {listed}{more}\n"
             "give the number of one of them; nothing was done"
         )
-    return (open_rows or rows)[0].id
+    return (open_ones or jobs)[0].id
 
 
-def _has_ended(store: Store, row: JobRecord) -> bool:
-    if row.state not in ACTIVE:
+def _has_ended(store: Store, job: JobRecord) -> bool:
+    if job.state not in ACTIVE:
         return False
     from gpu_scheduler.app.without_scheduler import unrecorded_end
 
-    return unrecorded_end(store, row) is not None
+    return unrecorded_end(store, job) is not None

@@ -107,12 +107,12 @@ def _early_refusal(
     store: Store, verb: str, job_id: int, pending: Iterable[str], is_up: bool
 ) -> RequestAnswer | None:
     """Returns why a request is refused without recording it; None if it is recorded."""
-    row = store.job(job_id)
-    if row is None:
+    job = store.job(job_id)
+    if job is None:
         return RequestAnswer(AnswerCode.NO_SUCH_JOB)
     if is_up:
         return None  # the scheduler judges by the job's state at that moment
-    ended = _unrecorded_end(store, row)
+    ended = _unrecorded_end(store, job)
     if ended is not None:
         code = AnswerCode.ALREADY_FINISHED if verb == "cancel" else AnswerCode.ENDED_UNRECORDED
         outcome = Outcome(ended.outcome) if ended.outcome else Outcome.ENDED
@@ -124,26 +124,26 @@ def _early_refusal(
             signal=ended.signal,
             is_recorded=False,
         )
-    after = predicted_state(row.state, pending)
+    after = predicted_state(job.state, pending)
     if verb == "cancel":
-        finished = row.state is after is JobState.FINISHED
-        return RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=row.outcome) if finished else None
+        finished = job.state is after is JobState.FINISHED
+        return RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=job.outcome) if finished else None
     return None if after in ACCEPTED_STATES[verb] else wrong_state(verb, after)
 
 
-def _unrecorded_end(store: Store, row: JobRecord) -> JobView | None:
-    if row.state not in ACTIVE:
+def _unrecorded_end(store: Store, job: JobRecord) -> JobView | None:
+    if job.state not in ACTIVE:
         return None
     from gpu_scheduler.app.without_scheduler import unrecorded_end
 
-    return unrecorded_end(store, row)
+    return unrecorded_end(store, job)
 
 
 def _open_jobs(store: Store) -> list[int]:
     """Returns the open jobs that have not ended, oldest first."""
     open_states = [state for state in JobState if state is not JobState.FINISHED]
-    rows = sorted(open_jobs(store, open_states), key=lambda row: row.id)
-    return [row.id for row in rows if _unrecorded_end(store, row) is None]
+    jobs = sorted(open_jobs(store, open_states), key=lambda job: job.id)
+    return [job.id for job in jobs if _unrecorded_end(store, job) is None]
 
 
 def _failed_jobs(store: Store) -> list[int]:

@@ -136,7 +136,7 @@ def _open_session(job_id: int, status: AttemptStatus) -> str:
 def _selected_attempt(store: Store, job_id: int, number: int | None) -> AttemptRecord:
     """Returns the attempt with that number, the latest for None."""
     job = job_record(store, job_id)
-    attempts = {row.number: row for row in store.attempts(job_id)}
+    attempts = {attempt.number: attempt for attempt in store.attempts(job_id)}
     if not attempts:
         raise SchedulerError(f"job {job_id} has no log: it is {job.state} and was never started")
     attempt = attempts.get(max(attempts) if number is None else number)

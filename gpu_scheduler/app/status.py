@@ -62,12 +62,12 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
     """Reads the report from the store, without last lines of output."""
     pid = scheduler_pid_of(store)
     with store.snapshot():
-        rows = open_jobs(store, tuple(ACTIVE))
+        jobs = open_jobs(store, tuple(ACTIVE))
         for state in (JobState.QUEUED, JobState.HELD):
-            rows += [] if query.only_failed else open_jobs(store, (state,), query.max_queued)
+            jobs += [] if query.only_failed else open_jobs(store, (state,), query.max_queued)
         max_finished = None if query.only_failed else query.max_finished
-        rows += finished_jobs(store, max_finished, only_failed=query.only_failed)
-        attempts = store.newest_attempts(row.id for row in rows)
+        jobs += finished_jobs(store, max_finished, only_failed=query.only_failed)
+        attempts = store.newest_attempts(job.id for job in jobs)
         active = store.active_attempts()
         context = context_of(store, active, is_up=pid is not None)
         report = StatusReport(
@@ -77,10 +77,10 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
             state_file=str(store.data_dir.state_file),
             data_dir=str(store.data_dir.folder),
             gpus=gpu_views.gpu_views(store.gpus(), active, requested_pauses(store), store.recorded_options()),
-            jobs=tuple(job_views.job_view(row, attempts.get(row.id), context) for row in rows),
+            jobs=tuple(job_views.job_view(job, attempts.get(job.id), context) for job in jobs),
             counts=state_counts(store),
             unsuccessful_counts=unsuccessful_counts(store),
-            malformed=tuple(_malformed_view(row) for row in malformed_lines(store)),
+            malformed=tuple(_malformed_view(line) for line in malformed_lines(store)),
             jobs_files=tuple(JobsFileView(one.path, one.problem) for one in jobs_files(store)),
         )
     return report.failed_only(query.max_finished) if query.only_failed else report

@@ -56,16 +56,16 @@ def context_of(store: Store, active: Iterable[ActiveAttemptRecord], *, is_up: bo
         default_wait=WaitKind.NOT_TRIED if is_up else WaitKind.NO_SCHEDULER,
         indices=store.gpu_indices(),
         open_requests={job_id: verbs[-1] for job_id, verbs in requested_verbs(store).items()},
-        open_attempts=_observe_open(store, [row for row in active if row.state.is_open]),
+        open_attempts=_observe_open(store, [attempt for attempt in active if attempt.state.is_open]),
         oom_retries=started.oom_retries,
         fail_retries=started.fail_retries,
         is_scheduler_up=is_up,
     )
 
 
-def _observe_open(store: Store, rows: Collection[ActiveAttemptRecord]) -> dict[int, Attempt]:
-    if not rows:
+def _observe_open(store: Store, attempts: Collection[ActiveAttemptRecord]) -> dict[int, Attempt]:
+    if not attempts:
         return {}
     from gpu_scheduler.attempts.observe import observe_attempt
 
-    return {row.id: observe_attempt(store, row) for row in rows}
+    return {attempt.id: observe_attempt(store, attempt) for attempt in attempts}

@@ -50,8 +50,8 @@ def unrecorded_end(store: Store, job: JobRecord) -> JobView | None:
 
 def open_attempts(store: Store) -> list[ActiveAttemptRecord]:
     """Returns the attempts that are open in the store and have no result in their folder either."""
-    rows = [row for row in store.active_attempts() if row.state.is_open]
-    return [row for row in rows if _observe(store, row).result is None]
+    attempts = [attempt for attempt in store.active_attempts() if attempt.state.is_open]
+    return [attempt for attempt in attempts if _observe(store, attempt).result is None]
 
 
 def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, StopResult]:
@@ -61,18 +61,20 @@ def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, S
     store is a copy, whose attempts belong to the original.
     """
     refuse_copy(store)
-    attempts = [row for row in store.active_attempts() if row.state.is_open and row.job_id in jobs]
-    elsewhere = [row for row in attempts if row.executor not in LOCAL_EXECUTORS]
-    attempts = [row for row in attempts if row.executor in LOCAL_EXECUTORS]
-    for row in attempts:
-        folder = store.data_dir.attempt_folder(row)
+    attempts = [one for one in store.active_attempts() if one.state.is_open and one.job_id in jobs]
+    elsewhere = [attempt for attempt in attempts if attempt.executor not in LOCAL_EXECUTORS]
+    attempts = [attempt for attempt in attempts if attempt.executor in LOCAL_EXECUTORS]
+    for attempt in attempts:
+        folder = store.data_dir.attempt_folder(attempt)
         try:
-            request_stop(folder, row.token, StopRequest("cancelled", grace_s), row.runner)
+            request_stop(folder, attempt.token, StopRequest("cancelled", grace_s), attempt.runner)
         except OSError as error:
-            raise SchedulerError(f"job {row.job_id} cannot be stopped: {folder}: {error.strerror}") from None
+            raise SchedulerError(
+                f"job {attempt.job_id} cannot be stopped: {folder}: {error.strerror}"
+            ) from None
     end = time.monotonic() + grace_s + STOP_MARGIN_S
-    ended = {row.job_id: _wait_until_over(store, row, grace_s, end) for row in attempts}
-    return ended | {row.job_id: StopResult.RUNS_ELSEWHERE for row in elsewhere}
+    ended = {attempt.job_id: _wait_until_over(store, attempt, grace_s, end) for attempt in attempts}
+    return ended | {attempt.job_id: StopResult.RUNS_ELSEWHERE for attempt in elsewhere}
 
 
 def refresh_state_file(store: Store) -> list[float] | None:
@@ -134,10 +136,10 @@ def _wait_until_over(
     return StopResult.RUNNER_HAD_DIED if status.claim == "dead" else StopResult.CANCELLED
 
 
-def _observe(store: Store, row: AttemptRecord) -> AttemptStatus:
+def _observe(store: Store, attempt: AttemptRecord) -> AttemptStatus:
     try:
-        return read_status(store, row)
+        return read_status(store, attempt)
     except OSError as error:
         raise SchedulerError(
-            f"{store.data_dir.attempt_folder(row)} cannot be read: {error.strerror}"
+            f"{store.data_dir.attempt_folder(attempt)} cannot be read: {error.strerror}"
         ) from None

@@ -186,7 +186,7 @@ class Sampler:
 
 
 def _stored_gpus(store: Store) -> list[KnownGpu]:
-    return [KnownGpu(row.uuid, row.index, row.name, row.fault) for row in store.gpus()]
+    return [KnownGpu(gpu.uuid, gpu.index, gpu.name, gpu.fault) for gpu in store.gpus()]
 
 
 def _still_managed(known: Sequence[KnownGpu], samples: Sequence[GpuSample]) -> list[KnownGpu]:

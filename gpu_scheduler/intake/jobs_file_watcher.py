@@ -190,8 +190,8 @@ class JobsFileWatcher:
         reasons = {key: why for key, why in wait_reasons(self._store).items() if why.is_infeasible}
         if not reasons:
             return []
-        rows = (row for job in new if (row := self._store.job(job)) is not None)
-        found = ((row.id, reasons.get(row.spec_key)) for row in rows)
+        jobs = (job for job_id in new if (job := self._store.job(job_id)) is not None)
+        found = ((job.id, reasons.get(job.spec_key)) for job in jobs)
         return [f"job {job_id} waits, {self._wait_text(why)}" for job_id, why in found if why is not None]
 
     def _update_positions(self, reading: Reading) -> None:

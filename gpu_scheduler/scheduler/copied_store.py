@@ -49,6 +49,6 @@ def _leave_to_original(store: Store, options: StartOptions) -> None:
     assert known is not None
     now = Clock().now()
     actions = []
-    for row in store.active_attempts():
-        actions += detach(observe_attempt(store, row), now, options, known.path)
+    for attempt in store.active_attempts():
+        actions += detach(observe_attempt(store, attempt), now, options, known.path)
     StoreWriter(store, options).record(actions, now)

@@ -298,11 +298,11 @@ class Daemon:
 
     def _shut_down(self) -> int:
         log.info("scheduler ends (%s)", signal.Signals(self._signal).name if self._signal else "requested")
-        running = [row for row in self._store.active_attempts() if row.outcome is None]
-        for row in running:
-            has_window = row.session and not row.window_closed
-            where = f"`attach {row.job_id}`" if has_window else f"log {row.log}"
-            log.info("job %d keeps running: %s", row.job_id, where)
+        running = [attempt for attempt in self._store.active_attempts() if attempt.outcome is None]
+        for attempt in running:
+            has_window = attempt.session and not attempt.window_closed
+            where = f"`attach {attempt.job_id}`" if has_window else f"log {attempt.log}"
+            log.info("job %d keeps running: %s", attempt.job_id, where)
         if running:
             log.info("`status` shows the running jobs; run the same command again to continue")
         if not self._options.drain:

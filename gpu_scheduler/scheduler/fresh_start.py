@@ -99,16 +99,18 @@ def _active_jobs(store: Store, void_claims: bool) -> dict[int, bool]:
     """Returns active job id -> whether its command is over and only other processes of it are left."""
     boot_id, active = Clock().boot_id, store.active_attempts()
     elsewhere = {
-        row.job_id: False for row in active if row.state.is_open and row.executor not in LOCAL_EXECUTORS
+        attempt.job_id: False
+        for attempt in active
+        if attempt.state.is_open and attempt.executor not in LOCAL_EXECUTORS
     }
     attempts = [
         _OpenAttempt(
-            row.job_id, row.token,
-            store.data_dir.attempt_folder(row),
-            row.runner, not row.state.is_open,
+            attempt.job_id, attempt.token,
+            store.data_dir.attempt_folder(attempt),
+            attempt.runner, not attempt.state.is_open,
         )
-        for row in active
-        if row.boot_id == boot_id and row.executor in LOCAL_EXECUTORS
+        for attempt in active
+        if attempt.boot_id == boot_id and attempt.executor in LOCAL_EXECUTORS
     ]  # fmt: skip
     attempts += _unknown_attempts(unknown_to_store(list_attempt_folders(store.data_dir), store.db.connection))
     return _active_jobs_of(attempts, void_claims=void_claims) | elsewhere

@@ -52,8 +52,8 @@ def read_facts(
         return recorded_command(refs[token].folder, token)
 
     managed = store.gpus()
-    paused = {row.uuid: (row.index, row.paused) for row in managed}
-    recorded = {row.uuid: row for row in managed}
+    paused = {gpu.uuid: (gpu.index, gpu.paused) for gpu in managed}
+    recorded = {gpu.uuid: gpu for gpu in managed}
     sampled = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
     unmanaged = {gpu.uuid: (gpu.index, False) for gpu in sampled if gpu.uuid not in paused}
     requests = tuple(open_requests(store))
@@ -126,7 +126,7 @@ def _pending_groups(store: Store, now: Now) -> tuple[PendingGroup, ...]:
 def _target_jobs(store: Store, targets: Collection[str]) -> dict[int, JobFact]:
     found = {}
     for job_id in {int(target) for target in targets if target.isascii() and target.isdigit()}:
-        row = store.job(job_id)
-        if row is not None:
-            found[job_id] = job_fact(row)
+        job = store.job(job_id)
+        if job is not None:
+            found[job_id] = job_fact(job)
     return found

@@ -295,12 +295,13 @@ class _AttemptImport:
 
     def _close_superseded(self) -> None:
         """Finishes the open attempts of these jobs in the store, which a later attempt has superseded."""
-        rows = [row for row in self._store.active_attempts() if row.job_id in self._jobs and not row.outcome]
+        active = self._store.active_attempts()
+        records = [one for one in active if one.job_id in self._jobs and not one.outcome]
         data_dir = self._store.data_dir
-        folders = {row.token: data_dir.attempt_folder(row) for row in rows}
+        folders = {record.token: data_dir.attempt_folder(record) for record in records}
         alive = processes_of(folders, folders) if folders else {}
-        for row in rows:
-            attempt = replace(observe_attempt(self._store, row), survivors=alive.get(row.token, ()))
+        for record in records:
+            attempt = replace(observe_attempt(self._store, record), survivors=alive.get(record.token, ()))
             self._writer.record(supersede(attempt, self._now, self._settings), self._now)
 
     def _import_turn(self, turn: int) -> None:
@@ -315,10 +316,12 @@ class _AttemptImport:
                     running=origin.token in self._without_claim,
                 )  # fmt: skip
                 tokens[origin.token] = turn == len(found) - 1
-        for row in self._store.active_attempts():
-            if row.token in tokens:
-                attempt = replace(observe_attempt(self._store, row), survivors=self._alive.get(row.token, ()))
-                decide = restore if tokens[row.token] else supersede
+        for record in self._store.active_attempts():
+            if record.token in tokens:
+                attempt = replace(
+                    observe_attempt(self._store, record), survivors=self._alive.get(record.token, ())
+                )
+                decide = restore if tokens[record.token] else supersede
                 self._writer.record(decide(attempt, self._now, self._settings), self._now)
 
     def _assume_location(self, new: Iterable[tuple[AttemptFolder, Origin]]) -> None:
