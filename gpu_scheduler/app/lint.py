@@ -60,7 +60,7 @@ def lint(
     gpus: str | None = None,
     conda_sh: str | None = None,
 ) -> LintView:
-    """Returns what each line will do. path: names the file, whose recorded working folder is used.
+    """Returns the effect of each line. path: names the file, whose recorded working folder is used.
 
     gpus: as for `start`, None = those of the scheduler. Raises UsageError if llm_config cannot be used.
     """

@@ -1,4 +1,4 @@
-"""Reads what the store knows about a machine on which a line of a jobs file will run."""
+"""Reads from the store the facts about the machine on which a line of a jobs file will run."""
 
 from __future__ import annotations
 

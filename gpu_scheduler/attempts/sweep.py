@@ -1,6 +1,6 @@
 """Finds and ends the processes of attempts whose runner is gone.
 
-One scan of /proc serves any number of attempts. The caller decides when to scan again; `sweep` is for callers
+One scan of /proc covers any number of attempts. The caller decides when to scan again; `sweep` is for callers
 that may block.
 """
 

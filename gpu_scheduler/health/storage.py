@@ -45,7 +45,7 @@ def find_issues(
 ) -> tuple[HealthIssue, ...]:
     """Returns the present health issues, those that stop new starts first. Changes nothing.
 
-    log_folder: None if not known. trust: files are used whoever owns them or may write them.
+    log_folder: None if not known. trust: files are used whatever their owner and mode.
     """
     found = [*_log_folder_issues(log_folder)] if log_folder is not None else []
     store = _folder_issue(HealthSubject.STORE, data_dir.folder, data_dir.runs)

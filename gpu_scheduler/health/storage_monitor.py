@@ -31,7 +31,7 @@ _STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 class StorageMonitor:
     """A monitor that checks at most twice a second and logs when a health issue begins and ends.
 
-    trust: files are used whoever owns them or may write them.
+    trust: files are used whatever their owner and mode.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ _RACY_WINDOW_NS = 2_000_000_000
 
 
 class JobsFile:
-    """A file that is read repeatedly. trust: accept the file whoever owns it or may write it."""
+    """A file that is read repeatedly. trust: accept the file whatever its owner and mode."""
 
     def __init__(self, path: Path, *, trust: bool = False) -> None:
         self.path = path

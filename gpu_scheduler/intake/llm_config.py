@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class LlmConfigFile:
     """The file named by `--llm-config`, or the default one, which may be absent.
 
-    trust: accept the file whoever owns it or may write it. Raises UsageError at once if a named file is
+    trust: accept the file whatever its owner and mode. Raises UsageError at once if a named file is
     absent, or an existing one is invalid or not trusted.
     """
 

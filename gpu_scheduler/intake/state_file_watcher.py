@@ -28,8 +28,8 @@ WRITE_INTERVAL_S = 1.0
 class StateFileWatcher:
     """Examines each version of the file once, and writes it when its content changes. Times are boot seconds.
 
-    ended_attempts: attempts whose end no scheduler has recorded yet; trust: accept the file whoever
-    owns it or may write it.
+    ended_attempts: attempts whose end no scheduler has recorded yet; trust: accept the file whatever
+    its owner and mode.
     """
 
     def __init__(self, store: Store, ended_attempts: Collection[int] = (), *, trust: bool = False) -> None:

@@ -61,8 +61,8 @@ def _current_terminal() -> Terminal:
 def configure_logging(path: Path, console: Console, prefix: str = "", *, trust: bool = False) -> None:
     """Sends the package's log lines of level info and above to the console and to the main log.
 
-    prefix: begins each line in the file, for schedulers that share one; trust: accept the file whoever owns
-    it or may write to it.
+    prefix: begins each line in the file, for schedulers that share one; trust: accept the file whatever its
+    owner and mode.
     """
     root = logging.getLogger("gpu_scheduler")
     for old in list(root.handlers):

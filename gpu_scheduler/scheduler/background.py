@@ -34,7 +34,7 @@ def run(
     exit code. In the scheduler: its exit code, at its end.
 
     serve: schedules until asked to end, and calls its argument once it is up; main_log: gets internal errors
-    from then on; trust: accept it whoever owns it or may write it.
+    from then on; trust: accept it whatever its owner and mode.
     """
     ready, ready_out = os.pipe()
     sys.stdout.flush()

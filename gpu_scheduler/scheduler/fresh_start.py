@@ -39,7 +39,7 @@ _DEVELOPMENT_REMEDY = "end them with the version that started them"
 
 @contextmanager
 def jobs_forgotten(store: Store, *, copied: bool = False) -> Iterator[None]:
-    """Removes all jobs from the store for the block, and for good if the block succeeds.
+    """Removes all jobs from the store for the block, and permanently if the block succeeds.
 
     The caller must hold the locks. Raises SchedulerError, having changed nothing, while a job is active.
     copied: do not check that, since the active jobs belong to the original of this store.

@@ -152,7 +152,7 @@ class Database:
 
     @contextmanager
     def upgraded(self) -> Iterator[None]:
-        """Upgrades the schema to that of this version for the block, and for good if the block succeeds.
+        """Upgrades the schema to that of this version for the block, and permanently if the block succeeds.
 
         Only the scheduler that holds the locks may call it.
         """

@@ -92,7 +92,7 @@ class Content:
 def read(path: str | Path, max_bytes: int = MAX_JSON_BYTES, *, trust: bool = False) -> Content | FileProblem:
     """Returns the whole file, following links, or why it is not read. Never blocks on a FIFO or device.
 
-    trust: read it whoever owns it or may write it.
+    trust: read it whatever its owner and mode.
     """
     try:
         allowed = None if trust else trusted_owners(path)

@@ -1,1 +1,1 @@
-"""Formats values as tables, JSON and text. Reads no files and decides nothing."""
+"""Formats values as tables, JSON and text. Reads no files and makes no decisions."""

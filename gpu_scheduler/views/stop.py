@@ -12,7 +12,7 @@ from gpu_scheduler.views.outcome_text import outcome_text
 
 
 def wait_text(wait: StopWait) -> str:
-    """Formats what `stop` waits for."""
+    """Formats the progress message of a waiting `stop`."""
     jobs = f"job{'s' * (len(wait.jobs) > 1)} {', '.join(map(str, wait.jobs))}"
     kill = f"SIGKILL after {wait.grace_s:g} s"
     if wait.scheduler_pid is None:

@@ -66,7 +66,7 @@ def facts(*gpus: Gpu, attempts: tuple[Attempt, ...] = (), **values: object) -> F
 
 
 def round_of(gpus: int, *groups: PendingGroup, **values: object) -> Facts:
-    """Returns the facts of a round with so many idle GPUs and these waiting jobs."""
+    """Returns the facts of a round with this many idle GPUs and these waiting jobs."""
     base = facts(*map(gpu, range(gpus)), pending_groups=groups)
     return replace(base, **values)  # type: ignore[arg-type]
 

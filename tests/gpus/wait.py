@@ -1,4 +1,4 @@
-"""Waits for a condition that other processes bring about, with a deadline."""
+"""Waits, with a deadline, for a condition that other processes cause."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def finds(state: bytes | bytearray, a: int, rules: Rules) -> bool:
 
 
 def finds_foreign_process(state: bytes | bytearray, a: int, rules: Rules) -> bool:
-    """Returns whether a scan takes a foreign process for one of the attempt."""
+    """Returns whether a scan mistakes a foreign process for one of the attempt."""
     return bool(state[a + REUSED] & SESSION_NUMBER) and rules.by_session and not rules.session_checked
 
 

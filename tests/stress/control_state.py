@@ -1,5 +1,5 @@
 """Negative control: rewrites the state file with an earlier version, over any edit made meanwhile,
- and takes a file that it cannot read for an empty one.
+ and treats a file that it cannot read as an empty one.
 
 Usage: python -m tests.stress.control_state STATE
 """

@@ -69,7 +69,7 @@ class JobsFileObserver(JobsFileWorld):
 
 
 class CredulousObserver:
-    """Negative control: takes every line that it has not read before for a job, immediately."""
+    """Negative control: treats every line that it has not read before as a job, immediately."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

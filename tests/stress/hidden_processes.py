@@ -80,7 +80,7 @@ def _line(stage: Stage, number: int, code: int, seconds: float) -> str:
 
 @contextlib.contextmanager
 def _bystanders(stage: Stage, found: Findings) -> Iterator[None]:
-    """Runs three processes that nobody may signal."""
+    """Runs three processes that must not be signalled."""
     script = stage.folder / "bystander.sh"
     script.write_text(_BYSTANDER)
     processes = [

@@ -229,7 +229,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _wrong(spec: JobSpec, corrupted: bytes) -> str | None:
-    """Returns why the job is not what the line says, judged independently of the parser; None: it is."""
+    """Returns how the job differs from its line, judged independently of the parser; None: not at all."""
     if not _is_utf8(corrupted):
         return "it is not UTF-8"
     text = corrupted.decode()

@@ -1,4 +1,4 @@
-"""Answers to requests: stored without loss, and in words by their code."""
+"""Answers to requests: stored without loss, and formatted as text by their code."""
 
 from __future__ import annotations
 

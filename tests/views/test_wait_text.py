@@ -1,4 +1,4 @@
-"""Wait reasons and obstacles: stored without loss, in words, and with a remedy by their kind."""
+"""Wait reasons and obstacles: stored without loss, formatted as text, and with a remedy by their kind."""
 
 from __future__ import annotations
 

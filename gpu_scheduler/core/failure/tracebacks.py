@@ -119,7 +119,7 @@ def _error_index(lines: Sequence[LogLine], header: int, header_line: LogLine) ->
         if line.rank != header_line.rank:
             continue  # a line of another process lies between them
         if line.depth >= 0 > header_line.depth:
-            continue  # a progress bar in the source text
+            continue  # a vertical bar in the source text
         if line.depth != header_line.depth or _HEADER.search(line.text):
             return None
         text = line.text.lstrip(" ")

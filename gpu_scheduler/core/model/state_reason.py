@@ -122,8 +122,8 @@ class StateReason(StoredValue):
     error: the line of its log that names the error; message: a report of command.sh, the runner or the
     executor; oom_kill: the kernel killed the "command" or a "child" of it when host memory ran out;
     gpu_ids: the misread ids that `--cuda` gave it; gpu_used_twice: NCCL found two of its processes on one
-    GPU; launches: how often its runner was started in vain; subject: the data directory or file it is about;
-    survivors: pids of processes that still run; next_steps: what follows.
+    GPU; launches: how often its runner was started without success; subject: the data directory or file it is
+    about; survivors: pids of processes that still run; next_steps: what follows.
     """
 
     kind: ReasonKind

@@ -41,7 +41,7 @@ class _GpuIdentity:
 class NvmlProbe:
     """A probe that uses NVML.
 
-    It opens the library at the first sample, again after the library has failed, and now and then while a GPU
+    It opens the library at the first sample, again after the library has failed, and occasionally while a GPU
     does not respond, because NVML keeps the state of a GPU until the library is closed.
     """
 

@@ -45,7 +45,7 @@ _CHECK_TIMEOUT_S = 20.0
 def folders(data_dir: DataDir, log_folder: LogFolder, *, trust: bool = False) -> Iterator[Finding]:
     """Yields the health issues that the scheduler sees, and the free space of the log folder and the store.
 
-    trust, here and below: files are used whoever owns them or may write them.
+    trust, here and below: files are used whatever their owner and mode.
     """
     found = find_issues(data_dir, log_folder, trust=trust)
     yield from map(from_health_issue, found)
