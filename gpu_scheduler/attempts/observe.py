@@ -9,9 +9,9 @@ from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.failure.explanation import is_failure
-from gpu_scheduler.core.model.attempt_status import AttemptStatus
-from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.store.attempt_facts import attempt_from_record
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
+from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
+from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord
 from gpu_scheduler.store.store import Store
 
@@ -87,3 +87,52 @@ def _processes(store: Store, record: ActiveAttemptRecord, alive: Mapping[str, Co
 def read_status(store: Store, record: AttemptRecord) -> AttemptStatus:
     """Reads the status of an attempt of this machine. Raises OSError."""
     return _observe_folder(attempt_ref(store, record))
+
+
+def attempt_from_record(
+    record: ActiveAttemptRecord, status: AttemptStatus, failure_context: FailureContext | None = None
+) -> Attempt:
+    """Combines the row of an attempt with the status read from its folder."""
+    return Attempt(
+        attempt_id=record.id,
+        job_id=record.job_id,
+        token=record.token,
+        boot_id=record.boot_id,
+        state=record.state,
+        executor=record.executor,
+        number=record.number,
+        gpus=record.gpus,
+        share=record.share,
+        vram=record.vram,
+        whole=record.whole,
+        budgets=record.budgets,
+        peaks=record.peaks,
+        measured_at=record.measured_boot,
+        overused_gpus=record.overused_gpus,
+        resources=ResourceSpec.from_key(record.spec_key),
+        oom_retries_used=record.oom_retries_used,
+        fail_retries_used=record.fail_retries_used,
+        baseline_mib=record.baseline_mib,
+        status=status,
+        failure_context=failure_context,
+        launch_count=record.launch_count,
+        launch_deadline=record.launch_deadline_boot,
+        launch_error=record.launch_error,
+        stopping_at=record.stopping_boot,
+        signalled_at=record.signalled_boot,
+        runner_died_at=record.runner_died_boot,
+        swept_at=record.swept_boot,
+        released_at=record.released_boot,
+        cancel=_pending_cancel(record),
+        launch_failures=record.launch_failures,
+        source_missing=record.source_missing,
+        misplaced_gpus=tuple(gpu for gpu, _ in record.misplaced),
+        window_closed_recorded=record.window_closed,
+        runner=record.runner,
+    )
+
+
+def _pending_cancel(record: ActiveAttemptRecord) -> Cancel | None:
+    if record.cancel_cause is None or record.cancel_grace_s is None:
+        return None
+    return Cancel(record.cancel_cause, record.cancel_grace_s)

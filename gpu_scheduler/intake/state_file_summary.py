@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.core.scheduling.accounting import allocated_share
 from gpu_scheduler.intake.state_file_edits import requested_pauses
-from gpu_scheduler.store.attempt_facts import allocated_shares
 from gpu_scheduler.store.job_lists import open_jobs, state_counts
+from gpu_scheduler.store.records import ActiveAttemptRecord, GpuRecord
 from gpu_scheduler.store.store import Store
 
 
@@ -36,3 +37,18 @@ def summarize(
     jobs["running_ids"] = sorted(running)
     requested = requested_pauses(store)
     return listed, [gpu.index for gpu in gpus if requested[gpu.uuid]], jobs
+
+
+def allocated_shares(
+    gpus: Sequence[GpuRecord], attempts: Sequence[ActiveAttemptRecord], spike_buffer: float
+) -> dict[str, int]:
+    """Returns UUID -> thousandths allocated by those of the attempts that hold the GPU; 0 for a free GPU."""
+    totals = {gpu.uuid: gpu.total_mib for gpu in gpus}
+    shares = dict.fromkeys(totals, 0)
+    for attempt in attempts:
+        if not attempt.state.holds_gpus:
+            continue
+        for allocation in attempt.allocations:
+            share = allocated_share(allocation, totals.get(allocation.gpu), spike_buffer)
+            shares[allocation.gpu] = shares.get(allocation.gpu, 0) + share
+    return shares

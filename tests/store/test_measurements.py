@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpu_scheduler.attempts.observe import attempt_from_record
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.gpu import GpuSample
@@ -19,7 +20,7 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, workload_class_of
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.store.attempt_facts import allocated_shares, attempt_from_record
+from gpu_scheduler.intake.state_file_summary import allocated_shares
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.measurements import LearnedNeeds, quantile, workload_classes
