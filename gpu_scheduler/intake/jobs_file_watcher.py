@@ -45,8 +45,7 @@ class JobsFileWatcher:
     config: returns the present needs of models; trust: accept the file whatever its owner and mode;
     wait_text: returns a wait reason in words, for the log.
 
-    recheck_at when to read the file again without an event; None if nothing is pending.
-    pending    something in the file does not count yet.
+    recheck_at when to read the file again without an event; None if everything in the file counts.
     loading    further lines are about to be read and may change the order of those before them: no job should
                start until then.
     waits      jobs that must not start because of the state of their line, and why.
@@ -64,7 +63,6 @@ class JobsFileWatcher:
     ) -> None:
         self.path = Path(os.path.abspath(path))
         self.recheck_at: float | None = None
-        self.pending = False
         self.loading = False
         self._store = store
         self._key = str(self.path)
@@ -85,8 +83,7 @@ class JobsFileWatcher:
         self._logged = 0
         #: The number, text and problem of each malformed line that was logged.
         self._reported: set[tuple[int, str, str | None]] = set()
-        self._problem: str | None = None
-        accepted_lines.set_problem(store, self._key, None)  # set again by the next read
+        self._set_problem(None)  # until the next read
 
     def check(self, now: float) -> None:
         """Reads the file and applies its changes."""
@@ -107,7 +104,6 @@ class JobsFileWatcher:
         self.waits = poll.waits if poll.problem is None else _lasting_waits(self.waits, now)
         dues = [wait.due_at for wait in self.waits.values() if wait.due_at is not None]
         self.recheck_at = poll.recheck_at if poll.problem is None else min(dues, default=None)
-        self.pending = self.recheck_at is not None
         self.loading = poll.has_more
         if not poll.has_more:
             self._log_remainder()
@@ -120,10 +116,8 @@ class JobsFileWatcher:
         problem = f"cannot be checked now: {describe_shortage(number)}"
         if problem != self._problem:
             log.warning("%s %s; its jobs continue", self.path, problem)
-            accepted_lines.set_problem(self._store, self._key, problem)
-            self._problem = problem
+            self._set_problem(problem)
         self.recheck_at = now + SHORTAGE_RETRY_S
-        self.pending = True
 
     def _apply(self, accepted: diff.AcceptedLines, jobs: accepted_lines.JobFacts) -> None:
         before = self._reading
@@ -210,16 +204,15 @@ class JobsFileWatcher:
         if poll.problem != self._problem:
             if poll.problem is None:
                 log.info("%s can be read again", self.path)
+            elif poll.missing and not self._reading:
+                log.info("%s does not exist yet; waiting for it", self.path)
             else:
-                self._report_problem(poll)
-            accepted_lines.set_problem(self._store, self._key, poll.problem)
-            self._problem = poll.problem
+                log.warning("%s %s; its jobs continue", self.path, poll.problem)
+            self._set_problem(poll.problem)
 
-    def _report_problem(self, poll: Poll) -> None:
-        if poll.missing and not self._reading:
-            log.info("%s does not exist yet; waiting for it", self.path)
-        else:
-            log.warning("%s %s; its jobs continue", self.path, poll.problem)
+    def _set_problem(self, problem: str | None) -> None:
+        accepted_lines.set_problem(self._store, self._key, problem)
+        self._problem = problem
 
 
 def malformed_message(path: Path, line: Line, with_accepted_form: bool) -> str:

@@ -46,7 +46,7 @@ class FileInputs:
     @property
     def has_pending_lines(self) -> bool:
         """Returns whether a change of the jobs file does not count yet."""
-        return self._jobs is not None and self._jobs.pending
+        return self._jobs is not None and self._jobs.recheck_at is not None
 
     def start(self, wakeups: Wakeups, now: float) -> None:
         """Watches the files, and reads the state file for the first time."""

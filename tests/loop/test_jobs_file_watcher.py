@@ -130,7 +130,7 @@ def test_starts_no_job_of_a_removed_line_while_an_editor_replaces_the_file(desk:
     desk.path.unlink()
     desk.wait(0)
     assert desk.states() == {1: "completed", 2: "queued"}
-    assert desk.watch.pending
+    assert desk.watch.recheck_at is not None
     assert desk.watch.recheck_at == desk.now + 9
     desk.save(held)
     assert desk.states() == {1: "completed", 2: "cancelled"}
@@ -147,7 +147,7 @@ def test_a_missing_jobs_file_removes_no_line(desk: WatchedFile) -> None:
     assert desk.rig.tick_until_ended(1).outcome == "completed"
     assert desk.states() == {1: "completed", 2: "queued"}
     desk.wait(9)
-    assert not desk.watch.pending
+    assert desk.watch.recheck_at is None
     assert desk.rig.tick_until_ended(2).outcome == "completed"
 
 

@@ -176,7 +176,7 @@ def test_reads_a_long_file_in_portions_and_starts_its_jobs_in_order(
         portions.append(state_counts(rig.store)["queued"])
         rig.loop.placing = not desk.watch.loading
         if desk.watch.loading:
-            assert desk.watch.pending
+            assert desk.watch.recheck_at is not None
             assert desk.watch.recheck_at == desk.now
             assert rig.tick().attempts == ()
     assert portions == [50, 100, 120]

@@ -186,12 +186,6 @@ def parse_conda(text: str) -> str:
     return text
 
 
-def _parse_gpu_count(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MAX_GPUS:
-        raise ValueError(f"gpus={text} is not a whole number from 1 to {MAX_GPUS}")
-    return int(text)
-
-
 def _parse_share(text: str) -> int:
     # Decimal would also accept digits of other scripts, underscores and exponents.
     if not re.fullmatch(r"[0-9]*\.?[0-9]*", text):
@@ -199,24 +193,20 @@ def _parse_share(text: str) -> int:
     return parse_share(text)
 
 
-def _parse_vram(text: str) -> int:
-    try:
-        return parse_mib(text)
-    except ValueError as error:
-        raise ValueError(f"vram: {error}") from None
+def _quantity_parser(key: str, parse: Callable[[str], float]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from None
+
+    return read
 
 
-def _parse_timeout(text: str) -> float:
-    try:
-        return parse_seconds(text)
-    except ValueError as error:
-        raise ValueError(f"timeout: {error}") from None
-
-
-def _retries_parser(key: str) -> Callable[[str], int]:
+def _count_parser(key: str, least: int, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,4}", text) or int(text) > MAX_RETRIES:
-            raise ValueError(f"{key}={text} is not a whole number from 0 to {MAX_RETRIES}")
+        if not re.fullmatch(r"[0-9]{1,4}", text) or not least <= int(text) <= most:
+            raise ValueError(f"{key}={text} is not a whole number from {least} to {most}")
         return int(text)
 
     return read
@@ -238,10 +228,10 @@ def _choice_parser(key: str, *choices: str) -> Callable[[str], str]:
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
-    "vram": _parse_vram,
-    "gpus": _parse_gpu_count,
-    **{key: _retries_parser(key) for key in ("oom-retries", "retries", "fail-retries")},
-    "timeout": _parse_timeout,
+    "vram": _quantity_parser("vram", parse_mib),
+    "gpus": _count_parser("gpus", 1, MAX_GPUS),
+    **{key: _count_parser(key, 0, MAX_RETRIES) for key in ("oom-retries", "retries", "fail-retries")},
+    "timeout": _quantity_parser("timeout", parse_seconds),
     "share": _parse_share,
     "name": _parse_name,
     "priority": parse_priority,

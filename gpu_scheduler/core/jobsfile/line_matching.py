@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from gpu_scheduler.core.jobsfile.attributes import find_block_end
 from gpu_scheduler.core.jobsfile.reading import Line
@@ -67,20 +68,12 @@ def _widen_stretch(old: Sequence[Line], new: Sequence[Line], head: int, tail: in
 def _match_stretch(
     old: Sequence[Line],
     new: Sequence[Line],
-    olds: Iterable[int],
-    news: Iterable[int],
+    olds: list[int],
+    news: list[int],
     jobs: Mapping[int, JobFact],
     pairs: list[int | None],
 ) -> None:
-    olds, news = list(olds), list(news)
-
-    def by_key(line: Line) -> Hashable:
-        return line.key
-
-    def by_identity(line: Line) -> Hashable:
-        return line.content_key
-
-    for same in (by_key, by_identity):
+    for same in (attrgetter("key"), attrgetter("content_key")):
         left = _group_by(old, olds, same)
         for group, new_group in _group_by(new, news, same).items():
             old_group = left.get(group, [])
