@@ -66,7 +66,6 @@ def _read_status(folder: Path, token: str, recorded_runner: RunnerIdentity | Non
         pid=holder or (runner.pid if runner is not None else None),
         session=session,
         stop=stop,
-        withdrawn=withdrawn is not None and withdrawn.on_timeout == "withdraw",
         result=result,
         log=claim.log if isinstance(claim, ClaimFile) else None,
         anomalies=tuple(anomalies),

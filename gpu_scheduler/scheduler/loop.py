@@ -33,8 +33,7 @@ from gpu_scheduler.store.writer import StoreWriter
 
 log = logging.getLogger(__name__)
 
-AttemptAction = act.VoidClaim | act.RequestStop | act.WakeRunner | act.KillRunner | act.Sweep
-_ATTEMPT_ACTIONS = (act.VoidClaim, act.RequestStop, act.WakeRunner, act.KillRunner, act.Sweep)
+_PERFORMED_ON_ATTEMPT = (act.VoidClaim, act.RequestStop, act.WakeRunner, act.KillRunner, act.Sweep)
 
 
 class AttemptLauncher(Protocol):
@@ -173,7 +172,7 @@ class Loop:
             self._launch(opened[action.job_id])
         elif isinstance(action, act.Relaunch):
             self._launch(action.attempt_id)
-        elif isinstance(action, _ATTEMPT_ACTIONS):
+        elif isinstance(action, _PERFORMED_ON_ATTEMPT):
             self._perform_on_attempt(action, facts)
         elif isinstance(action, act.ReleaseAllocation):
             self.sample_wanted = True
@@ -197,7 +196,7 @@ class Loop:
             log.warning("%s", error)
             self.recorder.record_launch_error(attempt_id, str(error))
 
-    def _perform_on_attempt(self, action: AttemptAction, facts: Facts) -> None:
+    def _perform_on_attempt(self, action: act.AttemptAction, facts: Facts) -> None:
         attempt = next(one for one in facts.attempts if one.attempt_id == action.attempt_id)
         ref = attempt_ref(self.store, attempt)
         executor = self._executors.of(ref)
@@ -209,7 +208,7 @@ class Loop:
             executor.repeat_stop(ref)
         elif isinstance(action, act.KillRunner):
             executor.kill(ref)
-        else:
+        elif isinstance(action, act.Sweep):
             sweep_once(ref.folder, ref.token, signal.SIGKILL if action.kill else signal.SIGTERM)
 
     def _cancel_launch(self, attempt: AttemptRef, executor: Executor) -> None:

@@ -28,7 +28,7 @@ def three_jobs(desk: Desk) -> list[int]:
     desk.record(act.FinishJob(jobs[0], Outcome.CANCELLED, worded("line removed")))
     attempt = desk.attempt(jobs[1]).id
     desk.record(act.Transition(jobs[1], attempt, JobState.RUNNING))
-    desk.record(act.RecordMisplacedProcess(jobs[1], attempt, "SIM-1", 77))
+    desk.record(act.RecordMisplacedProcess(attempt, "SIM-1", 77))
     desk.record(
         act.FinishAttempt(
             jobs[1], attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, worded("exit code 3")

@@ -418,7 +418,7 @@ def test_attach_and_status_report_a_closed_window(
     assert session not in text
     [shown] = json.loads(desk.run("status", "--json")[1])["jobs"]
     assert (shown["state"], shown["session"], shown["window_closed"]) == ("running", None, True)
-    desk.record(act.RecordWindowClosed(job, held.attempt_id))
+    desk.record(act.RecordWindowClosed(held.attempt_id))
     assert f"`logs {job} -f` follows it" in desk.run("why", job)[1]
     assert "window closed, the job continues" in desk.run("screens")[1]
     told = f"job {job} continues without its Screen window, which was closed; `logs {job} -f` follows it\n"

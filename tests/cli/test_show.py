@@ -58,7 +58,7 @@ def test_show_prints_attempts_and_history(desk: Desk) -> None:
     desk.writer.record_log(row.id, "/logs/1.log", "gpujob_0_echo_1")
     desk.record(
         act.Transition(job, row.id, JobState.RUNNING),
-        act.RecordMisplacedProcess(job, row.id, "SIM-1", 71),
+        act.RecordMisplacedProcess(row.id, "SIM-1", 71),
     )
     desk.record(
         act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED,
@@ -86,7 +86,7 @@ def test_show_prints_declared_and_measured_memory_with_the_retry(desk: Desk) -> 
         act.Transition(job, this, JobState.RUNNING),
         act.RecordUsage(job, this, 5.0, (("SIM-0", 4900, 80.0), ("SIM-1", 4000, 40.0))),
         act.RecordUsage(job, this, 6.0, (("SIM-0", 4800, 100.0), ("SIM-1", 4096, None))),
-        act.RecordOveruse(job, this, "SIM-0", 4900, 4096),
+        act.RecordOveruse(this, "SIM-0", 4900, 4096),
     )
     [attempt] = show_json(desk, job)["attempts"]
     assert (attempt["vram_declared"], attempt["peaks"]) == (4096, {"0": 4900, "1": 4096})
@@ -130,7 +130,7 @@ def test_overused_share_appears_in_accuracy_and_warnings(desk: Desk) -> None:
     desk.record(
         act.Transition(job, this, JobState.RUNNING),
         act.RecordUsage(job, this, 5.0, (("SIM-0", 16_000, 80.0),)),
-        act.RecordOveruse(job, this, "SIM-0", 16_000, 6144, 250),
+        act.RecordOveruse(this, "SIM-0", 16_000, 6144, 250),
         act.FinishAttempt(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
     )
     [attempt] = show_json(desk, job)["attempts"]

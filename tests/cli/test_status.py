@@ -425,7 +425,7 @@ def test_status_shows_allocated_and_used_memory(desk: Desk) -> None:
     assert "memory 17910 of 18432 MiB\n" in desk.run("status", "-v")[1]
     desk.record(
         act.RecordUsage(job, this, 6.0, (("SIM-1", 21000, 96.0),)),
-        act.RecordOveruse(job, this, "SIM-1", 21000, 18432),
+        act.RecordOveruse(this, "SIM-1", 21000, 18432),
     )
     assert report(desk)["gpus"][1]["memory_allocated_mib"] == 23100
     desk.store.record_options(StartOptions(spike_buffer=0.0))

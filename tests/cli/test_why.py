@@ -423,7 +423,7 @@ def test_oom_advice_does_not_request_more_than_a_gpu_has(desk: Desk) -> None:
 def test_why_shows_warnings_of_a_failed_job_beside_its_end(desk: Desk) -> None:
     job = desk.job(vram=8192)
     row = desk.attempt(job)
-    desk.record(act.RecordOveruse(job, row.id, "SIM-0", 12034, 8192))
+    desk.record(act.RecordOveruse(row.id, "SIM-0", 12034, 8192))
     end = act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=7)
     desk.record(end)
     out = desk.run("why", job)[1]

@@ -156,7 +156,7 @@ def test_rule_4_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> Non
 def test_rule_4_stop_makes_the_job_stopping_and_its_withdrawal_running() -> None:
     stopped = replace(OPEN, status=status(claim="live", stop=StopRequest("cancelled", 3.0)))
     assert reconcile(stopped, NOW, SETTINGS) == [act.Transition(7, 1, JobState.STOPPING)]
-    withdrawn = replace(OPEN, state=AttemptState.STOPPING, status=status(claim="live", withdrawn=True))
+    withdrawn = replace(OPEN, state=AttemptState.STOPPING, status=status(claim="live"))
     assert reconcile(withdrawn, NOW, SETTINGS) == [act.Transition(7, 1, JobState.RUNNING)]
 
 

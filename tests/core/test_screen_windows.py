@@ -27,7 +27,7 @@ OPEN, UNKNOWN = (
 @pytest.mark.parametrize(
     ("attempt", "noted"),
     [
-        (CLOSED, [RecordWindowClosed(7, 1)]),
+        (CLOSED, [RecordWindowClosed(1)]),
         (replace(CLOSED, window_closed_recorded=True), []),
         (OPEN, []),
         (UNKNOWN, []),

@@ -125,7 +125,7 @@ def test_measures_nothing_without_a_sample() -> None:
 def test_records_overuse_above_the_tolerance(declared: int | None, tolerance: float, reported: bool) -> None:
     attempt = running(vram=declared, share=0 if declared else 250, measured_at=None)
     notes = record_measurements(facts(OURS, attempts=(attempt,), settings=Settings(tolerance=tolerance)))
-    assert notes[1:] == ([RecordOveruse(90, 9, "U0", 5300, declared)] if reported and declared else [])
+    assert notes[1:] == ([RecordOveruse(9, "U0", 5300, declared)] if reported and declared else [])
 
 
 @pytest.mark.parametrize(
@@ -154,14 +154,14 @@ def test_records_overuse_of_the_memory_of_a_share(
     one = gpu(0, None, (GpuProcess(7, used),), owners={7: 9})
     notes = record_measurements(facts(one, attempts=(running(share=share, measured_at=None, **values),)))
     of_share = None if "vram" in values else share
-    assert notes[1:] == ([] if reported is None else [RecordOveruse(90, 9, "U0", used, reported, of_share)])
+    assert notes[1:] == ([] if reported is None else [RecordOveruse(9, "U0", used, reported, of_share)])
 
 
 def test_judges_a_share_by_the_size_of_each_gpu() -> None:
     small, large = (gpu(n, None, (GpuProcess(7, 9000),), owners={7: 9}) for n in (0, 1))
     both = running(9, "U0", "U1", share=250, measured_at=None, budgets={"U0": 6144, "U1": 20_480})
     notes = record_measurements(facts(small, large, attempts=(both,)))
-    assert notes[1:] == [RecordOveruse(90, 9, "U0", 9000, 6144, 250)]
+    assert notes[1:] == [RecordOveruse(9, "U0", 9000, 6144, 250)]
 
 
 def test_an_overused_share_counts_at_its_buffered_peak() -> None:

@@ -72,7 +72,7 @@ KINDS: dict[str, Callable[[Path], object]] = {
 def test_unusable_file_is_reported_and_counts_as_absent(tmp_path: Path, name: str, kind: str) -> None:
     KINDS[kind](tmp_path / name)
     seen = observe(tmp_path, "t")
-    assert (seen.stop, seen.withdrawn, seen.result, seen.pid) == (None, False, None, None)
+    assert (seen.stop, seen.result, seen.pid) == (None, None, None)
     assert seen.claim == ("invalid" if name == "claim" else "none")
     assert len(seen.anomalies) == 1
     assert f"{name} " in seen.anomalies[0]

@@ -109,7 +109,7 @@ def test_records_each_gpu_on_which_a_job_exceeds_its_memory(store: Store) -> Non
     job = add(store)
     attempt = start(store, job, BOTH, vram=9000)
     for uuid in BOTH:
-        record(store, act.RecordOveruse(job, attempt, uuid, 12000, 9000))
+        record(store, act.RecordOveruse(attempt, uuid, 12000, 9000))
     assert attempt_of(store, attempt).overused_gpus == BOTH
 
 
@@ -272,7 +272,7 @@ def test_reads_an_open_attempt_for_the_next_round(store: Store) -> None:
     end(store, job, start(store, job), Outcome.FAILED, **again)
     attempt = start(store, job, vram=9000, whole=True)
     use(store, job, attempt, 6.5, ("U0", 9900, 20.0))
-    record(store, act.RecordOveruse(job, attempt, "U0", 9900, 9000))
+    record(store, act.RecordOveruse(attempt, "U0", 9900, 9000))
     row = next(row for row in store.active_attempts() if row.id == attempt)
     fact = attempt_from_record(row, AttemptStatus())
     assert (fact.vram, fact.whole, fact.peaks, fact.measured_at) == (9000, True, {"U0": 9900}, 6.5)

@@ -91,7 +91,6 @@ class AttemptStatus:
     pid: int | None = None
     session: str | None = None
     stop: StopRequest | None = None
-    withdrawn: bool = False
     result: AttemptResult | None = None
     log: str | None = None
     anomalies: tuple[str, ...] = ()

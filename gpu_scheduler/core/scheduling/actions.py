@@ -17,8 +17,19 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.wait_reason import WaitReason
 
 
+class Action:
+    """One decision of a round."""
+
+
 @dataclass(frozen=True)
-class Start:
+class AttemptAction(Action):
+    """A decision about an attempt, which may need no further value."""
+
+    attempt_id: int
+
+
+@dataclass(frozen=True)
+class Start(Action):
     """Opens an attempt of a queued job on these GPUs and launches it.
 
     share (thousandths, 0 = none declared), vram (MiB): on each GPU; whole: no other job of ours beside it;
@@ -36,33 +47,26 @@ class Start:
     assumed: bool = False
 
 
-@dataclass(frozen=True)
-class Relaunch:
+class Relaunch(AttemptAction):
     """Launches the same attempt again, because no runner claimed it before its deadline."""
 
-    attempt_id: int
-
 
 @dataclass(frozen=True)
-class VoidClaim:
+class VoidClaim(AttemptAction):
     """Links a `void` claim, so that the attempt can never run; the next round observes who won the claim.
 
     gives_up: none of the launches was claimed.
     """
 
-    attempt_id: int
     gives_up: bool = False
 
 
-@dataclass(frozen=True)
-class ResetLaunchCount:
+class ResetLaunchCount(AttemptAction):
     """Resets the launch count of an attempt whose launches went unclaimed while starts were blocked."""
 
-    attempt_id: int
-
 
 @dataclass(frozen=True)
-class Transition:
+class Transition(Action):
     """Changes the state of a job with an open attempt, to running or stopping."""
 
     job_id: int
@@ -71,64 +75,47 @@ class Transition:
 
 
 @dataclass(frozen=True)
-class RequestStop:
+class RequestStop(AttemptAction):
     """Writes `stop` and wakes the runner. grace_s: seconds between SIGTERM and SIGKILL."""
 
-    attempt_id: int
     cause: str
     grace_s: float
 
 
-@dataclass(frozen=True)
-class WakeRunner:
+class WakeRunner(AttemptAction):
     """Signals the runner again: `stop` is written, but the attempt has not ended."""
 
-    attempt_id: int
 
-
-@dataclass(frozen=True)
-class KillRunner:
+class KillRunner(AttemptAction):
     """Kills a runner that did not exit within the grace period plus 10 s."""
 
-    attempt_id: int
-
 
 @dataclass(frozen=True)
-class RecordRunner:
+class RecordRunner(AttemptAction):
     """Records the runner process that the claim names. start_ticks: its start time since boot."""
 
-    attempt_id: int
     pid: int
     start_ticks: int
 
 
-@dataclass(frozen=True)
-class RecordRunnerDeath:
+class RecordRunnerDeath(AttemptAction):
     """Records that the runner died without a result; its processes now have 60 s to exit."""
 
-    attempt_id: int
-
 
 @dataclass(frozen=True)
-class RecordMisplacedProcess:
+class RecordMisplacedProcess(AttemptAction):
     """Records a process on a GPU (UUID) outside the attempt's allocation, once per attempt and GPU."""
 
-    job_id: int
-    attempt_id: int
     uuid: str
     pid: int
 
 
-@dataclass(frozen=True)
-class RecordWindowClosed:
+class RecordWindowClosed(AttemptAction):
     """Records, once, that the Screen window of this attempt was closed while its job continues."""
 
-    job_id: int
-    attempt_id: int
-
 
 @dataclass(frozen=True)
-class RecordUsage:
+class RecordUsage(Action):
     """Records the resource use of a running attempt in the sample of `sampled_at` (boot seconds).
 
     usage: for each of its GPUs (UUID, memory of its processes in MiB, load of the GPU in percent); None =
@@ -142,14 +129,12 @@ class RecordUsage:
 
 
 @dataclass(frozen=True)
-class RecordOveruse:
+class RecordOveruse(AttemptAction):
     """Records that an attempt uses more memory on a GPU (UUID) than declared, once per attempt and GPU.
 
     share: the declared share in thousandths, which equals declared_mib; None: vram was declared.
     """
 
-    job_id: int
-    attempt_id: int
     uuid: str
     used_mib: int
     declared_mib: int
@@ -157,7 +142,7 @@ class RecordOveruse:
 
 
 @dataclass(frozen=True)
-class RecordForeignLoad:
+class RecordForeignLoad(Action):
     """Records the load of foreign processes in the last samples, percent, newest last (None = unknown).
 
     sampled_at: time of the newest sample, boot seconds.
@@ -169,7 +154,7 @@ class RecordForeignLoad:
 
 
 @dataclass(frozen=True)
-class RecordForeignPeaks:
+class RecordForeignPeaks(Action):
     """Records the peak memory use of each living foreign process on a GPU (UUID): (pid, start, MiB)."""
 
     uuid: str
@@ -177,15 +162,14 @@ class RecordForeignPeaks:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(AttemptAction):
     """Signals every process that carries the attempt's token. kill: SIGKILL instead of SIGTERM."""
 
-    attempt_id: int
     kill: bool
 
 
 @dataclass(frozen=True)
-class FinishAttempt:
+class FinishAttempt(Action):
     """Records the end of an attempt and moves its job to `state`.
 
     not_before: boot seconds before which a requeued job does not start; launch_failures, oom_retries_used and
@@ -212,22 +196,16 @@ class FinishAttempt:
     shortage: int | None = None
 
 
-@dataclass(frozen=True)
-class ReleaseAllocation:
+class ReleaseAllocation(AttemptAction):
     """Releases the allocation of an ended attempt that has no process left."""
 
-    attempt_id: int
 
-
-@dataclass(frozen=True)
-class RecordMemoryReleased:
+class RecordMemoryReleased(AttemptAction):
     """Records that the memory of the attempt's GPUs is free again, or that 60 s have passed."""
 
-    attempt_id: int
-
 
 @dataclass(frozen=True)
-class FinishJob:
+class FinishJob(Action):
     """Ends a waiting job without an attempt."""
 
     job_id: int
@@ -236,7 +214,7 @@ class FinishJob:
 
 
 @dataclass(frozen=True)
-class HoldJob:
+class HoldJob(Action):
     """Holds a queued job. by: "user" or "line"."""
 
     job_id: int
@@ -245,7 +223,7 @@ class HoldJob:
 
 
 @dataclass(frozen=True)
-class RequeueJob:
+class RequeueJob(Action):
     """Queues a held or finished job again and resets its count of failed launches."""
 
     job_id: int
@@ -253,7 +231,7 @@ class RequeueJob:
 
 
 @dataclass(frozen=True)
-class RecordCancel:
+class RecordCancel(Action):
     """Records a cancel for a job with an open attempt; it stays pending until that attempt has ended."""
 
     job_id: int
@@ -262,7 +240,7 @@ class RecordCancel:
 
 
 @dataclass(frozen=True)
-class SetAttribute:
+class SetAttribute(Action):
     """Changes one attribute (a name in jobspec.ATTRIBUTES) of a waiting or finished job."""
 
     job_id: int
@@ -271,14 +249,14 @@ class SetAttribute:
 
 
 @dataclass(frozen=True)
-class SetQueuePositions:
+class SetQueuePositions(Action):
     """Sets the queue positions of waiting jobs: (job id, position)."""
 
     positions: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class SetPaused:
+class SetPaused(Action):
     """Pauses or resumes a GPU. cause: None = by a command."""
 
     uuid: str
@@ -287,7 +265,7 @@ class SetPaused:
 
 
 @dataclass(frozen=True)
-class SetWaitReason:
+class SetWaitReason(Action):
     """Sets the reason why the jobs of one resource spec wait."""
 
     spec_key: str
@@ -295,14 +273,14 @@ class SetWaitReason:
 
 
 @dataclass(frozen=True)
-class RecordBypassed:
+class RecordBypassed(Action):
     """Records that a job behind this one in the queue was started before it."""
 
     job_id: int
 
 
 @dataclass(frozen=True)
-class AnswerRequest:
+class AnswerRequest(Action):
     """Answers a request: it was carried out, or the reason why not."""
 
     request_id: int
@@ -310,40 +288,5 @@ class AnswerRequest:
 
 
 @dataclass(frozen=True)
-class EndScheduler:
+class EndScheduler(Action):
     """Ends the scheduler, as requested."""
-
-
-Action = (
-    Start
-    | Relaunch
-    | VoidClaim
-    | ResetLaunchCount
-    | Transition
-    | RequestStop
-    | WakeRunner
-    | KillRunner
-    | RecordRunner
-    | RecordRunnerDeath
-    | RecordMisplacedProcess
-    | RecordWindowClosed
-    | RecordUsage
-    | RecordOveruse
-    | RecordForeignLoad
-    | RecordForeignPeaks
-    | Sweep
-    | FinishAttempt
-    | ReleaseAllocation
-    | RecordMemoryReleased
-    | FinishJob
-    | HoldJob
-    | RequeueJob
-    | RecordCancel
-    | SetAttribute
-    | SetQueuePositions
-    | SetPaused
-    | SetWaitReason
-    | RecordBypassed
-    | AnswerRequest
-    | EndScheduler
-)

@@ -24,6 +24,6 @@ def misplaced_processes(facts: Facts) -> list[RecordMisplacedProcess]:
                 or gpu.uuid in (*attempt.gpus, *attempt.misplaced_gpus)
             ):
                 continue
-            action = RecordMisplacedProcess(attempt.job_id, attempt.attempt_id, gpu.uuid, process.pid)
+            action = RecordMisplacedProcess(attempt.attempt_id, gpu.uuid, process.pid)
             found.setdefault((attempt.attempt_id, gpu.uuid), action)
     return list(found.values())

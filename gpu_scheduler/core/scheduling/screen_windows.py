@@ -9,7 +9,7 @@ from gpu_scheduler.core.scheduling.facts import Facts
 def closed_windows(facts: Facts) -> list[RecordWindowClosed]:
     """Returns the closed windows of open attempts that are not recorded yet."""
     return [
-        RecordWindowClosed(attempt.job_id, attempt.attempt_id)
+        RecordWindowClosed(attempt.attempt_id)
         for attempt in facts.attempts
         if attempt.state.is_open
         and attempt.status.window_open is False

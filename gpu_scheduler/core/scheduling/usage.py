@@ -83,7 +83,7 @@ def _measure_attempt(attempt: Attempt, gpus: dict[str, Gpu], settings: Settings)
         if budget is None or mib is None or uuid in attempt.overused_gpus:
             continue
         if mib > budget * (1 + settings.tolerance):
-            actions.append(RecordOveruse(attempt.job_id, attempt.attempt_id, uuid, mib, budget, share))
+            actions.append(RecordOveruse(attempt.attempt_id, uuid, mib, budget, share))
     return actions
 
 
