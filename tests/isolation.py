@@ -91,7 +91,7 @@ def logging_restored() -> Iterator[None]:
     yield
     log = logging.getLogger("gpu_scheduler")
     for handler in list(log.handlers):
-        if type(handler).__module__.startswith("gpu_scheduler."):  # pytest removes its own
+        if type(handler).__module__.startswith("gpu_scheduler."):  # pytest removes its own handlers
             log.removeHandler(handler)
             handler.close()
     log.propagate = True

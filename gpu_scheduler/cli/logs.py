@@ -15,7 +15,7 @@ from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.views.reason_text import reason_text
 
 _POLL_INTERVAL_S = 0.1
-#: Seconds between two printed lines for one progress bar that is followed.
+#: Seconds between two printed lines of the same progress bar.
 _PROGRESS_INTERVAL_S = 1.0
 
 

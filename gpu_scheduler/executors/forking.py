@@ -97,7 +97,7 @@ class ForkingExecutor(LocalAttempts):
             # A helper that has not answered must not act on the request later.
             self._replace(helper)
             if not helper.was_ready:
-                self._next_start_at = float("inf")  # forking does not work here
+                self._next_start_at = float("inf")  # forking does not work on this machine
             return False
         if refused in SHORTAGE:
             if refused == EMFILE:

@@ -130,7 +130,7 @@ class LlmConfigText:
             finally:
                 for path in made:
                     path.unlink(missing_ok=True)
-            with suppress(OSError):  # some file systems cannot sync a folder; the rename holds all the same
+            with suppress(OSError):  # some file systems cannot sync a folder; the rename is valid anyway
                 sync(self.path.parent)
         except OSError as error:
             raise SchedulerError(

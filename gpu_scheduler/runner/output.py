@@ -91,7 +91,7 @@ class LogWriter:
                 return
 
     def write_line(self, text: str) -> None:
-        """Appends a line of the runner's own."""
+        """Appends a line from the runner itself."""
         start = "\n" if self._line_open else ""
         self.write(f"{start}{text}\n".encode("utf-8", "surrogateescape"))
 

@@ -106,4 +106,4 @@ def _close_inherited(keep: tuple[int, ...]) -> None:
             try:
                 os.close(int(name))
             except OSError:
-                pass  # the descriptor of the listing itself
+                pass  # the descriptor of the directory listing itself

@@ -130,7 +130,7 @@ class DataDir:
         try:
             status = os.lstat(self.folder)
         except OSError:
-            return  # a missing or inaccessible path is reported where it is needed
+            return  # a missing or inaccessible path is reported when it is used
         problem = check_folder_status(status, permissions.allowed_owners(self.folder))
         if problem is None:
             if os.access(self.folder, os.R_OK | os.X_OK, effective_ids=True):

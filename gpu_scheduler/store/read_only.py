@@ -25,7 +25,7 @@ def query_read_only(path: Path, sql: str) -> list[sqlite3.Row] | None:
 
     Returns None if there is no database or it cannot be read at the moment.
     """
-    if not os.path.exists(path) or not permissions.is_ours(path.parent):  # False also without permission
+    if not os.path.exists(path) or not permissions.is_ours(path.parent):  # also False without permission
         return None
     try:
         with closing(sqlite3.connect(path, isolation_level=None, timeout=10.0)) as db:

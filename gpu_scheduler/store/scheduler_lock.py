@@ -174,7 +174,7 @@ def _has_lock_file(pid: int) -> bool:
     try:
         links = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
     except PermissionError:
-        return True  # another user's process: assume it
+        return True  # another user's process: assume that it is a scheduler
     except OSError:
         return False
     return any(link.removesuffix(" (deleted)").endswith("/lock") for link in links)

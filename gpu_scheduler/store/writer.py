@@ -99,7 +99,7 @@ class StoreWriter:
         return opened
 
     def record_launch_error(self, attempt_id: int, text: str) -> None:
-        """Records that a launch failed immediately, which ends the attempt's deadline."""
+        """Records that a launch failed immediately, and sets the attempt's deadline to the past."""
         with self._store.db.transaction() as db:
             db.execute(
                 "UPDATE attempt SET launch_error = ?, launch_deadline_boot = 0 WHERE id = ?",

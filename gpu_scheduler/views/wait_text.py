@@ -89,7 +89,7 @@ def _too_small_text(reason: WaitReason) -> str:
     most = max(0, reason.size_mib - reason.margin_mib)
     given = human_mib(most)
     if reason.need and reason.need.vram is not None and given == human_mib(reason.need.vram):
-        given = f"{most} MiB"  # rounded, both would look equal
+        given = f"{most} MiB"  # both would look equal if rounded
     margin = human_mib(reason.margin_mib)
     return f"{have} {human_mib(reason.size_mib)}, of which {given} can be given to jobs (margin {margin})"
 

@@ -42,7 +42,7 @@ def _overuse_text(overuse: Overuse) -> str:
 
 
 def misplaced_process_text(found: MisplacedProcess) -> str:
-    """Formats a misplaced process without its subject, the job."""
+    """Formats the warning about a misplaced process, to follow the name of the job."""
     own = f"GPU{'' if len(found.allocated) == 1 else 's'} {','.join(map(str, found.allocated))}"
     return (
         f"was given {own} but uses GPU {found.gpu} (process {found.pid}): it probably sets"

@@ -243,7 +243,7 @@ def test_fresh_is_refused_while_a_process_of_an_ended_job_is_left(
         with pytest.raises(SchedulerError, match=f"job {job} is active"):
             fresh_start.refuse_active(desk.store)
         monkeypatch.setattr(fresh_start, "RUNNER_EXIT_S", 20.0)
-        monkeypatch.setattr(time, "sleep", lambda _s: left.kill())  # it ends during the check
+        monkeypatch.setattr(time, "sleep", lambda _s: left.kill())  # the process ends during the check
         fresh_start.refuse_active(desk.store)
     finally:
         left.kill()

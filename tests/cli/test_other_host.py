@@ -86,7 +86,7 @@ def test_network_folder_keeps_its_store_on_this_host(desk: Desk, monkeypatch: py
     )
     owner = desk.data_dir.state_file.with_suffix(".host")
     assert start(desk, "--gpus", "9", before=net).returncode == 2
-    assert not owner.exists()  # of a store that was never created
+    assert not owner.exists()  # no store was created
     done = start(desk, before=net)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not desk.data_dir.folder.exists()

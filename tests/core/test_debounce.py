@@ -156,7 +156,7 @@ def test_a_later_save_removes_a_line_near_a_malformed_one() -> None:
     w.save("a\nhigh,b.py,x\nc\nd\n", wait=60)
     w.save("a\nhigh,b.py,x\nd\n", wait=11)
     assert w.states() == {1: "queued", 2: "queued", 3: "cancelled", 4: "queued"}
-    w.save("d\na\nlow,b.py,x\n", wait=11)  # another typo, and another order
+    w.save("d\na\nlow,b.py,x\n", wait=11)  # another typo and another order
     assert (w.waiting_for_lines, w.queue()) == ({2}, ["d", "a", "b"])
     w.save("d\na\n", wait=11)
     assert w.states() == {1: "queued", 2: "cancelled", 3: "cancelled", 4: "queued"}

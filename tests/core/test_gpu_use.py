@@ -131,7 +131,7 @@ def test_drops_the_foreign_peak_of_a_process_identified_as_ours() -> None:
     assert plan(facts(ours, attempts=(running(1, vram=4000),))) == [act.RecordForeignPeaks("U0", ())]
 
 
-def test_a_misplaced_process_has_a_foreign_peak() -> None:
+def test_records_the_peak_of_a_misplaced_process_as_foreign() -> None:
     misplaced = gpu(1, None, (GpuProcess(7, 2000),), owners={7: 1})
     attempt = running(1, "U0", vram=4000)
     assert foreign_peaks(misplaced, (attempt,)) == {(7, 0.0): 2000}

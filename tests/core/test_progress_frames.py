@@ -46,7 +46,7 @@ NESTED = (
 def test_passes_only_the_last_frame_of_each_line(written: bytes, shown: bytes) -> None:
     whole, pieces = FrameFilter(), FrameFilter()
     assert whole.feed(written, 0.0) + whole.flush() == shown
-    if b"\x1b[A" not in written:  # this sequence is only found within one piece
+    if b"\x1b[A" not in written:  # this sequence is recognised only within one piece
         each = [pieces.feed(written[at : at + 1], float(at)) for at in range(len(written))]
         assert b"".join(each) + pieces.flush() == shown
 

@@ -105,7 +105,7 @@ def test_daemon_survives_the_session_and_keeps_no_descriptor_of_the_caller(daemo
     os.close(write)
     assert caller.stdout is not None
     with caller.stdout as out:
-        assert b"scheduler running in the background" in out.read()  # ends before the scheduler does
+        assert b"scheduler running in the background" in out.read()  # the output ends before the scheduler
     assert caller.wait(60) == -signal.SIGHUP
     assert os.read(read, 1) == b""
     os.close(read)

@@ -82,7 +82,7 @@ def test_a_drain_ends_when_a_line_becomes_malformed_while_its_job_runs(world: Wo
     )
     (world.folder / "go").touch()
     assert world.process is not None
-    assert world.process.wait(60) == 3  # because of the held job; otherwise it would be 1
+    assert world.process.wait(60) == 3  # the held job makes it 3 instead of 1
     jobs = world.jobs()
     assert [jobs[n]["state"] for n in (1, 2, 3, 4)] == ["finished", "queued", "finished", "held"]
     assert jobs[3]["reason"] == "line removed"

@@ -149,7 +149,7 @@ def test_a_restarted_scheduler_reads_results_written_while_it_was_down(
     home = DataDir.of(str(world.folder / world.state))
     wait_for(lambda: len(list(home.runs.glob("*/*/result"))) == 2, "two results without a scheduler")
     before = world.jobs()
-    assert before[1]["state"] == "finished"  # read from its folder, not in the store yet
+    assert before[1]["state"] == "finished"  # read from the attempt folder, not in the store yet
     world.start(*mode)
     jobs = world.wait_finished(1, 2, 5, 6, 7)
     assert [jobs[i]["exit_code"] for i in (1, 2)] == [0, 7]
@@ -252,7 +252,7 @@ def test_starts_nothing_after_another_host_takes_over_the_data_directory(world: 
     wait_for(home.host_file.exists, "the scheduler's own name, once more")
     wait_for(lambda: '"running": 1' in home.state_file.read_text(), "the state file with job 1")
     write_host(home.host_file, Host("gpu-other", "0" * 32))
-    home.state_file.write_text("{}")  # as the other host wrote it
+    home.state_file.write_text("{}")  # written by the other host
     assert world.process is not None
     assert world.process.wait(60) == 1
     assert "belongs to host gpu-other" in world.output()

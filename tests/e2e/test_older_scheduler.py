@@ -123,7 +123,7 @@ def test_does_not_start_a_line_that_still_runs_under_the_older_scheduler(world: 
         assert f".{name}, GPU 0" in world.output()
         world.wait_for_lines("ran", 2)
         assert world.end_scheduler() == 0
-        world.start()  # with its own data directory it only warns
+        world.start()  # with a data directory of its own the scheduler only warns
         assert world.output().count(f".{name}, GPU 0") == 2
     finally:
         (world.folder / "end").touch()

@@ -44,7 +44,7 @@ def _printed(*words: str) -> str:
 
 def _read_by_people(world: World) -> dict[str, str]:
     """Returns the output of all commands, and every file of the scheduler except the database."""
-    own = "[job 3] "  # the output of a job is its own
+    own = "[job 3] "  # the output of a job is not masked
     found = {"start": "\n".join(line for line in world.output().split("\n") if not line.startswith(own))}
     for words in (
         ["status", "--all", "-v"], ["lint", str(world.jobs_file)], ["events"], ["screens"], ["calibrate"],

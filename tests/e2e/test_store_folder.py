@@ -35,7 +35,7 @@ def original(tmp_path: Path) -> Iterator[World]:
     world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
     wait_for(lambda: trace(tmp_path), "its first word")
     with closing(Store(DataDir.of(str(tmp_path / "a" / world.state)))) as store:
-        # Readers report it as soon as the runner does.
+        # Read-only commands report the end as soon as the runner does.
         wait_for(lambda: store.db.row("SELECT 1 FROM job WHERE state = 'running'"), "that on the record")
     yield world
     (tmp_path / "go").touch()
@@ -88,7 +88,7 @@ def test_a_copy_signals_no_process_of_the_original(
     assert f"belongs to {tmp_path}/a/{DATA_DIR}" in job["reason"]
     assert [gpu["jobs"] for gpu in copy.status()["gpus"]] == [[], [], [], []]
     assert copy.end_scheduler() == 0
-    copy.start()  # a separate store by now
+    copy.start()  # it is a separate store now
     assert copy.end_scheduler() == 0
 
     shutil.copytree(tmp_path / "a", tmp_path / "c")
@@ -121,7 +121,7 @@ def test_a_removed_lock_file_admits_no_second_scheduler(original: World, tmp_pat
     assert (tmp_path / "ran").read_text() == "second\n"
     assert original.status()["scheduler"]["pid"] == pid
     original.end_scheduler(signal.SIGKILL)
-    original.start()  # its locks ended with it
+    original.start()  # the locks of the first one ended with it
     assert original.jobs()[1]["state"] == "running"
     assert len(trace(tmp_path)) == 1
 

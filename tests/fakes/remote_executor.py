@@ -71,7 +71,7 @@ class RemoteExecutor:
         self._of(attempt).reminders += 1
 
     def cancel_launch(self, attempt: AttemptRef) -> None:
-        """Makes an attempt that has not begun never begin."""
+        """Ensures that an attempt that has not begun never begins."""
         one = self._of(attempt)
         if one.state == "waiting":
             one.state = "void"

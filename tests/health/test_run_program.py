@@ -51,7 +51,7 @@ def test_does_not_wait_for_a_child_that_keeps_the_output_open(tmp_path: Path) ->
     result = run_program(
         ["sh", "-c", f"setsid sh -c 'until [ -e {go} ]; do sleep 0.02; done' & echo done"], timeout_s=60
     )
-    go.touch()  # the child lasts until here
+    go.touch()  # the child runs until here
     assert (result.exit_code, result.output) == (0, "done\n")
 
 

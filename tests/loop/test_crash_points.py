@@ -82,7 +82,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     yield made
     for row in made.store.active_attempts():
         folder = made.store.data_dir.attempt_folder(row)
-        sweep(folder, row.token, term_s=0.0)  # left behind by a failed test
+        sweep(folder, row.token, term_s=0.0)  # ends processes left by a failed test
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_recreates_a_named_folder_of_another_user(tmp_path: Path) -> None:
     chosen.rmdir()
     assert logs.create() == chosen
     assert chosen.stat().st_uid == os.geteuid()
-    assert logs.create() == chosen  # also after we created it
+    assert logs.create() == chosen  # even after we created it
     os.chown(chosen, 12346, 12346)
     with pytest.raises(PermissionError):
         logs.create()

@@ -134,7 +134,7 @@ def test_an_edit_writes_only_the_changed_lines(desk: WatchedFile) -> None:
     desk.lines[250] = desk.lines[250].replace("hold", "hold name=it")
     desk.save_lines()
     desk.read()
-    assert cost_of_reading(desk, 3)[1] == 3  # the line, twice, and a request
+    assert cost_of_reading(desk, 3)[1] == 3  # the line changes twice, and a request is added
     desk.lines.insert(250, "[gpus=3 hold] python inserted.py\n")
     desk.save_lines()
     desk.read()

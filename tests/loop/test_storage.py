@@ -62,7 +62,7 @@ def test_reports_no_issue_for_writable_folders(home: DataDir, tmp_path: Path) ->
     before = sorted(path.name for path in tmp_path.rglob("*"))
     assert issue_texts(home, logs) == []
     (tmp_path / "logs").rmdir()
-    assert issue_texts(home, logs) == []  # the next log creates it
+    assert issue_texts(home, logs) == []  # the next log creates the folder
     assert sorted(path.name for path in tmp_path.rglob("*")) == [n for n in before if n != "logs"]
 
 
@@ -244,7 +244,7 @@ def test_reports_a_link_among_the_parents_of_the_log_folder(home: DataDir, tmp_p
     assert [t.problem for t in find_issues(home, logs)] == ["is reached through a link"]
     assert LogFolder.from_option(str(tmp_path / "a" / "logs")).paths == (
         tmp_path / "b" / "logs",
-    )  # at the start a link is allowed
+    )  # a link is allowed at the start
 
 
 class ManualClock(Clock):

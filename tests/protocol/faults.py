@@ -98,7 +98,7 @@ def _reboot(steps: Steps) -> None:
 
 
 def _folder_is_tampered_with(steps: Steps) -> None:
-    """Adds copying, restoring or removing a folder or its claim under a runner that has taken it."""
+    """Adds copies, restores and removals of a folder or claim that a runner has taken."""
     state, a = steps.state, st.attempt(steps.state[st.NEWEST] or 1)
     if not st.owner(state, a) or state[a + st.LINK] or state[a + st.RESULT]:
         return

@@ -47,7 +47,7 @@ def steps_of_loop(steps: Steps) -> None:
         after = bytearray(state)
         after[st.LOOP] = st.IDLE
         if after[st.CLI] == st.CLI_WAITS:
-            after[st.CLI] = st.CLI_DONE  # the loop continues what it began
+            after[st.CLI] = st.CLI_DONE  # the loop takes over from `cancel`
         for a in st.ATTEMPTS:
             if not steps.rules.release_in_store and after[a + st.STORED_OUTCOME] > st.OPEN:
                 after[a + st.RELEASED] = 1

@@ -218,7 +218,7 @@ def _command(steps: Steps, a: int, name: str) -> None:
         steps.add(OWN, f"{name} exits 7", {**ended, a + st.ACTUAL_END: st.EXIT_7})
         if (
             not state[a + st.OTHER_PROCESS] and state[a + st.STORED_OUTCOME] <= st.OPEN
-        ):  # otherwise no scan could find it
+        ):  # otherwise no scan could find the process
             steps.add(OWN, f"{name} exits 0, leaves a child", {**ended, a + st.OTHER_PROCESS: st.PLAIN})
             steps.add(OWN, f"{name} exits 0, leaves an orphan", {**ended, a + st.OTHER_PROCESS: st.ORPHAN})
             _behave_badly(steps, a, name)

@@ -318,7 +318,7 @@ def test_names_the_owner_of_an_inaccessible_data_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, parts: list[str]
 ) -> None:
     data_dir = DataDir.of(str(tmp_path / "x.json"))
-    data_dir.check_access()  # it is not there yet
+    data_dir.check_access()  # the folder does not exist yet
     Store(data_dir, create=True).close()
     data_dir.check_access()
     monkeypatch.setattr(os, "geteuid", lambda: 1234)

@@ -181,6 +181,6 @@ def test_the_error_for_a_link_to_the_users_own_store_gives_a_remedy(
     data_dir.folder.symlink_to("a real one")
     message = refusal(data_dir)
     assert f"--data-dir '{tmp_path}/a real one' for every command" in message
-    subprocess.run(message.split("`")[1], shell=True, check=True)  # as it is printed
+    subprocess.run(message.split("`")[1], shell=True, check=True)  # exactly as printed
     data_dir.check_access()
     assert data_dir.database.exists()

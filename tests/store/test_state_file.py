@@ -297,7 +297,7 @@ def test_does_not_replace_a_file_that_is_being_written(machine: Machine) -> None
     writer.close()
     machine.round()
     machine.round()
-    assert machine.pauses() == ([3], [3])  # without a base, it lists all pauses
+    assert machine.pauses() == ([3], [3])  # without a base, the file lists all pauses
     assert json.loads(machine.path.read_text())["mine"] == 1
 
 

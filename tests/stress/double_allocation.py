@@ -217,7 +217,7 @@ class _ForeignProcesses:
         other = ForeignProcess(f"process {process.pid}", gpu, peak_mib, time.monotonic(), pid=process.pid)
         self._live[gpu] = other, process
         if process.stdout.readline() != "there\n":
-            return  # its exit code reports that later
+            return  # its exit code shows the failure later
         if observed_by is not None:
             wait_for(lambda: _is_observed(observed_by, other), f"{other} is in the store")
             other.begin = time.monotonic()

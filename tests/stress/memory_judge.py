@@ -72,7 +72,7 @@ def spans_in_trace(trace: Path) -> tuple[dict[int, Span], list[int]]:
 
 
 def spans_in_store(store: Store) -> dict[int, list[Span]]:
-    """Returns the allocations in the store, by job number; shortened a little at both ends."""
+    """Returns the allocations in the store by job number, each shortened slightly at both ends."""
     wall = time.time() - time.monotonic()
     boot = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
     index = store.gpu_indices()

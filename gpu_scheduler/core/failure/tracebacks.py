@@ -117,7 +117,7 @@ def _error_index(lines: Sequence[LogLine], header: int, header_line: LogLine) ->
     for index in range(header + 1, min(len(lines), header + 1 + _MAX_LINES)):
         line = lines[index]
         if line.rank != header_line.rank:
-            continue  # a line of another process lies between them
+            continue  # a line of another process
         if line.depth >= 0 > header_line.depth:
             continue  # a vertical bar in the source text
         if line.depth != header_line.depth or _HEADER.search(line.text):

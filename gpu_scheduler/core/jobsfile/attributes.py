@@ -214,7 +214,7 @@ def _count_parser(key: str, least: int, most: int) -> Callable[[str], int]:
 
 def _parse_name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise ValueError(f"name {text!r} is not 1 to 64 letters, digits, _ . or -")
+        raise ValueError(f"name {text!r} must consist of 1 to 64 letters, digits, _ . or -")
     return text
 
 

@@ -172,7 +172,7 @@ class _ReadingDiff:
         self._diff_removed()
         newly = {
             line.identity: line for line, old in zip(lines, pairs, strict=True) if old is None
-        }  # the last of equal ones
+        }  # of equal lines, the last one
         first: dict[str, int] = {}
         for index, (line, old) in enumerate(zip(lines, pairs, strict=True)):
             if line.identity is None:

@@ -113,7 +113,7 @@ class ProbeProcess:
     def abandon(self) -> None:
         """Leaves a killed process that is blocked in the kernel to init, which collects it later."""
         if self._process.returncode is None:
-            self._process.returncode = -_KILL  # else Python warns about it
+            self._process.returncode = -_KILL  # otherwise Python warns about the process
 
     def has_ended(self) -> bool:
         """Returns whether it and all that it started have ended; collects it.
@@ -135,5 +135,5 @@ def _group_lives(group: int) -> bool:
     try:
         tables = [fields_of(int(name)) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
-        return True  # out of file descriptors: it is checked again later
+        return True  # out of file descriptors: the caller checks again later
     return any(fields is not None and int(fields[2]) == group and not has_ended(fields) for fields in tables)
