@@ -321,7 +321,7 @@ def test_command_arguments_survive_a_round_trip(words: list[str]) -> None:
         (["--", "for i in 1; do"], "bash rejects it"),
         (["--", "a\nb"], "line break"),
         (["--vram", "8X", "--", "x"], "vram: memory '8X'"),
-        (["--name", "a b", "train.py"], "name 'a b' is not"),
+        (["--name", "a b", "train.py"], "name 'a b' must consist"),
         (["--env", "A", "--", "x"], "write env:KEY=VALUE"),
         (["--env", "CUDA_VISIBLE_DEVICES=1", "--", "x"], "is set by the scheduler"),
         (["--share", "2", "--vram", "8G", "train.py"], "give gpus=N instead"),

@@ -106,7 +106,7 @@ def test_commas_between_attributes_are_rejected_with_the_blank_separated_form(
 def test_commas_within_a_value_do_not_separate_attributes() -> None:
     values = parse_block("[allowed=0,2 env:A=1,hold cwd=/a,b] python t.py", None).values
     assert values == {"allowed": (0, 2), "env": (("A", "1,hold"),), "cwd": "/a,b"}
-    with pytest.raises(ValueError, match="name 'a,b' is not"):
+    with pytest.raises(ValueError, match="name 'a,b' must consist"):
         parse_block("[name=a,b] python t.py", None)
 
 
