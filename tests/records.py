@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from gpu_scheduler.app.status_report import GpuView, JobView
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.store.records import AllocationRecord, AttemptRecord, GpuRecord, JobRecord
 
@@ -74,3 +75,47 @@ def gpu_record(**values: Any) -> GpuRecord:
         "loads": (), "foreign_peaks": (), "foreign_loads": (), "foreign_load_boot": None, **values,
     }  # fmt: skip
     return GpuRecord(**fields)
+
+
+#: Values of a job's view that are those of its newest attempt, or of the view itself.
+_OF_ATTEMPT = ("session", "log", "started_at", "window_closed")
+_OF_VIEW = (
+    "is_recorded", "infeasible", "gpus", "warnings", "memory_used", "peaks", "wait", "due_in_s", "last_line",
+)  # fmt: skip
+
+
+def job_view(number: int = 3, state: str = "queued", outcome: str | None = None, **values: Any) -> JobView:
+    """Returns the view of a job. Its attempt is made from vram_declared, share_declared, attempts (its
+    number) and the values of _OF_ATTEMPT; without any of these there is none."""
+    vram, share = values.pop("vram_declared", None), values.pop("share_declared", None)
+    of_attempt = {name: values.pop(name) for name in _OF_ATTEMPT if name in values}
+    if "attempts" in values:
+        of_attempt["number"] = values.pop("attempts")
+    attempt = None
+    if of_attempt or vram is not None or share is not None:
+        has_budget = vram is not None or share is not None
+        attempt = attempt_record(
+            ["A"], share=share or 0, vram=vram, budgets={"A": vram or 0} if has_budget else None,
+            **{"job_id": number, "session": None, "log": None, "started_at": None, **of_attempt},
+        )  # fmt: skip
+    of_view = {name: values.pop(name) for name in _OF_VIEW if name in values}
+    record = job_record(
+        **{
+            "source": "",
+            "text": "",
+            "created_at": 0.0,
+            "id": number,
+            "state": state,
+            "outcome": outcome,
+            **values,
+        }
+    )
+    return JobView(record, attempt, **of_view)
+
+
+def gpu_view(state: str = "available", share: int = 0, **values: Any) -> GpuView:
+    """Returns the view of a GPU. Values that are not those of the view are those of its record."""
+    of_view = {
+        name: values.pop(name) for name in ("jobs", "allocated_mib", "has_declared_memory") if name in values
+    }
+    return GpuView(gpu_record(**values), state, share, **of_view)

@@ -10,6 +10,7 @@ from pathlib import Path
 from gpu_scheduler.app.append_line import append_line
 from gpu_scheduler.app.current_need import current_llm_config
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.preview import PreviewContext, UnmetNeed, preview
 from gpu_scheduler.app.recorded_setting import RecordedSetting, recorded_setting
 from gpu_scheduler.app.store_access import open_store
@@ -57,11 +58,11 @@ def add(location: Location, new: NewLine, path: str) -> AddedLine:
     """Checks everything, then appends the line to a jobs file. Raises UsageError for a wrong value."""
     added = _check(location, new, os.path.abspath(path))
     append_line(path, added.line)
-    return added
+    return without_secrets(added)
 
 
 def compose(location: Location, new: NewLine) -> AddedLine:
-    """Returns the line that `add` would append, checked for a jobs file in this folder."""
+    """Returns the line that `add` would append, with its secrets, checked for a jobs file in this folder."""
     return _check(location, new, None)
 
 

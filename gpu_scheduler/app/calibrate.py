@@ -8,6 +8,7 @@ from typing import Any
 
 from gpu_scheduler import config
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.core.scheduling.calibration import (
     Advice,
@@ -54,7 +55,9 @@ def calibrate(location: Location, llm_config: str | None, *, write: bool) -> Cal
         backup = file.replace(with_model_entries(_EMPTY_CONFIG if file.text is None else file.text, entries))
         written = True
     kept = None if backup is None else str(backup)
-    return CalibrationView(str(file.path), suggestions, entries, written, kept, rules.tolerance)
+    return without_secrets(
+        CalibrationView(str(file.path), suggestions, entries, written, kept, rules.tolerance)
+    )
 
 
 def _rules(store: Store) -> CalibrationRules:

@@ -13,6 +13,7 @@ from gpu_scheduler.app import job_views
 from gpu_scheduler.app.current_need import CurrentNeed, current_need
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.oom_case import OomCase, oom_case
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
@@ -31,7 +32,6 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.events import events_of_job
@@ -106,7 +106,6 @@ class Diagnosis:
     now: float
     job: JobView
     scheduler_pid: int | None
-    held_by: str | None
     waiting: WaitingFacts | None
     oom: OomCase | None
     attempt_folder: str | None
@@ -118,7 +117,7 @@ class Diagnosis:
     @property
     def has_failed(self) -> bool:
         """True if the job failed, or is held because it was interrupted."""
-        return self.job.outcome in FAILED or self.held_by == Outcome.INTERRUPTED.value
+        return _has_failed(self.job)
 
 
 @dataclass(frozen=True)
@@ -138,22 +137,25 @@ def diagnose(location: Location, job: JobRef) -> Diagnosis:
     with open_store(location, read_only=True) as store:
         pid = scheduler_pid_of(store)
         inspected = _inspect(store, resolve_job(store, job), is_up=pid is not None)
-        record, view, attempt = inspected.record, inspected.view, inspected.attempt
-        failed = view.outcome in FAILED or record.held_by == Outcome.INTERRUPTED.value
-        events = [one for one in events_of_job(store, view.id) if one.kind != EventKind.RUNNING]
-        return Diagnosis(
+        view, attempt = inspected.view, inspected.attempt
+        events = [one for one in events_of_job(store, view.record.id) if one.kind != EventKind.RUNNING]
+        diagnosis = Diagnosis(
             now=inspected.now.wall,
             job=view,
             scheduler_pid=pid,
-            held_by=record.held_by,
-            waiting=_waiting_facts(inspected) if JobState(view.state) in WAITING else None,
+            waiting=_waiting_facts(inspected) if view.record.state in WAITING else None,
             oom=_oom_case(inspected),
             attempt_folder=None if attempt is None else str(store.data_dir.attempt_folder(attempt)),
             log_exists=view.log is not None and os.path.exists(view.log),
-            log_end=_last_lines(view.log) if failed else (),
+            log_end=_last_lines(view.log) if _has_failed(view) else (),
             events=tuple(events[-_MAX_EVENTS:]),
             tolerance=store.recorded_options().tolerance,
         )
+        return without_secrets(diagnosis)
+
+
+def _has_failed(job: JobView) -> bool:
+    return job.record.outcome in FAILED or job.record.held_by == Outcome.INTERRUPTED.value
 
 
 def _inspect(store: Store, job_id: int, *, is_up: bool) -> _Inspection:
@@ -171,7 +173,7 @@ def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
     store, record = inspected.store, inspected.record
     conda_sh = store.recorded_options().conda_sh
     conda = conda_environment(record.spec, conda_sh)
-    is_queued = inspected.view.state == JobState.QUEUED.value
+    is_queued = inspected.view.record.state is JobState.QUEUED
     return WaitingFacts(
         health_issues=health_issues_of(store),
         need=current_need(store, record),
@@ -216,14 +218,14 @@ def _line_facts(store: Store, record: JobRecord) -> LineFacts:
 
 def _oom_case(inspected: _Inspection) -> OomCase | None:
     """Returns the facts about a job that ran out of GPU memory; None for any other."""
-    view, attempt = inspected.view, inspected.attempt
-    if view.outcome not in FAILED or view.reason is None or attempt is None:
+    job, attempt = inspected.view.record, inspected.attempt
+    if job.outcome not in FAILED or job.reason is None or attempt is None:
         return None
-    if view.reason.failure is not FailureKind.CUDA_OOM:
+    if job.reason.failure is not FailureKind.CUDA_OOM:
         return None
-    ended_at = view.finished_at or inspected.now.wall
+    ended_at = job.finished_at or inspected.now.wall
     return oom_case(inspected.store, attempt, inspected.record.spec, ended_at)
 
 
 def _last_lines(log: str | None) -> tuple[str, ...]:
-    return tuple(map(masked, rendered_lines(read_tail(log))[-MAX_LOG_LINES:]))
+    return tuple(rendered_lines(read_tail(log))[-MAX_LOG_LINES:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from gpu_scheduler.app import status_report
-from gpu_scheduler.app.status_report import GpuStatusView
+from gpu_scheduler.app.status_report import GpuView
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share
@@ -23,7 +23,7 @@ def gpu_views(
     attempts: Iterable[AttemptRecord],
     paused: Mapping[str, bool],
     limits: Limits = _DEFAULT_LIMITS,
-) -> tuple[GpuStatusView, ...]:
+) -> tuple[GpuView, ...]:
     """Returns the views of the GPUs.
 
     attempts: those not reconciled; paused: UUID -> whether the GPU is paused once all pending requests are
@@ -39,21 +39,14 @@ def gpu_views(
     )
 
 
-def _gpu_view(gpu: GpuRecord, holders: list[AttemptRecord], paused: bool, limits: Limits) -> GpuStatusView:
+def _gpu_view(gpu: GpuRecord, holders: list[AttemptRecord], paused: bool, limits: Limits) -> GpuView:
     total = gpu.total_mib
     allocations = [attempt.allocation_on(gpu.uuid) for attempt in holders]
     share = sum(allocated_share(one, total, limits.spike_buffer) for one in allocations)
-    return GpuStatusView(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        name=gpu.name,
+    return GpuView(
+        gpu,
         state=_state(gpu, share, paused, limits),
         share=share,
-        used_mib=gpu.used_mib,
-        total_mib=gpu.total_mib,
-        load_percent=gpu.load_percent,
-        fault=gpu.fault,
-        sampled_at=gpu.sampled_at,
         jobs=tuple(sorted({attempt.job_id for attempt in holders})),
         allocated_mib=None
         if total is None

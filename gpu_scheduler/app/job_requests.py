@@ -7,7 +7,6 @@ each job: the refused ones first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.answers import COMMAND_LINE, Answer, AnswerKind, StopResult, unanswered
 from gpu_scheduler.app.job_refs import JobRef, resolve_jobs
@@ -21,9 +20,6 @@ from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
-
-if TYPE_CHECKING:
-    from gpu_scheduler.app.status_report import JobView
 
 
 def cancel(
@@ -115,11 +111,10 @@ def _early_refusal(
     ended = _unrecorded_end(store, job)
     if ended is not None:
         code = AnswerCode.ALREADY_FINISHED if verb == "cancel" else AnswerCode.ENDED_UNRECORDED
-        outcome = Outcome(ended.outcome) if ended.outcome else Outcome.ENDED
         return RequestAnswer(
             code,
             verb=verb,
-            outcome=outcome,
+            outcome=ended.outcome or Outcome.ENDED,
             exit_code=ended.exit_code,
             signal=ended.signal,
             is_recorded=False,
@@ -131,7 +126,7 @@ def _early_refusal(
     return None if after in ACCEPTED_STATES[verb] else wrong_state(verb, after)
 
 
-def _unrecorded_end(store: Store, job: JobRecord) -> JobView | None:
+def _unrecorded_end(store: Store, job: JobRecord) -> JobRecord | None:
     if job.state not in ACTIVE:
         return None
     from gpu_scheduler.app.without_scheduler import unrecorded_end
@@ -152,9 +147,9 @@ def _failed_jobs(store: Store) -> list[int]:
 
     pending = requested_verbs(store)
     return sorted(
-        job.id
+        job.record.id
         for job in failed_jobs(store)
-        if predicted_state(JobState.FINISHED, pending.get(job.id, ())) in RETRYABLE
+        if predicted_state(JobState.FINISHED, pending.get(job.record.id, ())) in RETRYABLE
     )
 
 

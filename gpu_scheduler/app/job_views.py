@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, AttemptState, JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.status_report import AttemptWarning
+    from gpu_scheduler.core.model.attempt_status import AttemptStatus
     from gpu_scheduler.core.model.now import Now
+    from gpu_scheduler.core.scheduling.actions import FinishAttempt
     from gpu_scheduler.core.scheduling.facts import Attempt
     from gpu_scheduler.store.records import AttemptRecord, JobRecord
 
@@ -40,47 +43,27 @@ class ViewContext:
 
 def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext) -> JobView:
     """Returns the view of a job as it is now, even if the store does not know its state yet."""
-    state = job.state
-    wait = _wait_reason(job, attempt, context)
-    of_group = context.wait_reasons.get(job.spec_key) if state is JobState.QUEUED else None
-    values = JobView(
-        id=job.id,
-        state=state.value,
-        outcome=job.outcome and job.outcome.value,
-        reason=job.reason,
+    recorded, wait = job, _wait_reason(job, attempt, context)
+    of_group = context.wait_reasons.get(job.spec_key) if job.state is JobState.QUEUED else None
+    fact = None if attempt is None else context.open_attempts.get(attempt.id)
+    if attempt is not None and fact is not None:
+        attempt = _with_status(attempt, fact.status)
+        job, attempt = _with_next_round(job, attempt, fact, context)
+        if job is not recorded and job.state not in ACTIVE:
+            wait = None
+    if attempt is not None and job.state is JobState.STARTING:
+        wait = _start_delay(attempt)
+    return JobView(
+        without_secrets(job),
+        without_secrets(attempt),
+        is_recorded=job is recorded,
         wait=wait,
         due_in_s=_due_in_s(wait, context),
         infeasible=of_group is not None and of_group.is_infeasible,
-        name=job.name,
-        text=job.text,
-        exit_code=job.exit_code,
-        signal=job.signal,
-        created_at=job.created_at,
-        finished_at=job.finished_at,
-        priority=job.priority,
-        oom_retries_used=job.oom_retries_used,
-        source=job.source,
-        spec=job.spec_json,
+        gpus=() if attempt is None else gpu_indices(attempt, context.indices),
+        peaks={} if attempt is None else peaks_by_index(attempt, context.indices),
+        warnings=() if attempt is None else warnings(attempt, context.indices, fact),
     )
-    if attempt is None:
-        return values
-    closed = state in ACTIVE and attempt.window_closed
-    values = replace(
-        values,
-        gpus=gpu_indices(attempt, context.indices),
-        attempts=attempt.number,
-        session=None if closed else attempt.session if state in ACTIVE else None,
-        window_closed=closed,
-        log=attempt.log,
-        started_at=attempt.started_at,
-        warnings=warnings(attempt, context.indices),
-        vram_declared=vram_declared(attempt),
-        share_declared=share_declared(attempt),
-        peaks=peaks_by_index(attempt, context.indices),
-    )
-    fact = context.open_attempts.get(attempt.id)
-    view = values if fact is None else _with_observed_status(values, fact, context)
-    return replace(view, wait=_start_delay(attempt)) if view.state == JobState.STARTING.value else view
 
 
 def _start_delay(attempt: AttemptRecord) -> WaitReason | None:
@@ -91,35 +74,29 @@ def _start_delay(attempt: AttemptRecord) -> WaitReason | None:
     return WaitReason(WaitKind.RELAUNCHED, launches=launches) if launches > 1 else None
 
 
-def warnings(attempt: AttemptRecord, indices: Mapping[str, int]) -> tuple[AttemptWarning, ...]:
-    """Returns the warnings about an attempt: memory use above its declaration, and processes on GPUs that
-    were not allocated to it."""
-    if not (attempt.overused_gpus or attempt.misplaced):
-        return ()
-    from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
+def warnings(
+    attempt: AttemptRecord, indices: Mapping[str, int], fact: Attempt | None = None
+) -> tuple[AttemptWarning, ...]:
+    """Returns the warnings about an attempt: memory use above its declaration, misplaced processes, and the
+    anomalies of its folder. fact: the attempt as observed, None = it was not."""
+    found: list[AttemptWarning] = []
+    if attempt.overused_gpus or attempt.misplaced:
+        from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
 
-    share = attempt.share if attempt.vram is None else None
-    peaks, budgets = attempt.peaks, attempt.budgets
-    overuses = (
-        Overuse(attempt.number, indices.get(uuid, -1), peaks.get(uuid) or 0, budgets.get(uuid) or 0, share)
-        for uuid in attempt.overused_gpus
-    )
-    allocated = gpu_indices(attempt, indices)
-    misplaced = (
-        MisplacedProcess(attempt.number, indices.get(uuid, -1), pid, allocated)
-        for uuid, pid in attempt.misplaced
-    )
-    return (*overuses, *misplaced)
-
-
-def vram_declared(attempt: AttemptRecord) -> int | None:
-    """Returns the declared MiB on each GPU; None if the attempt declared a share, or nothing."""
-    return attempt.vram if attempt.budgets else None
-
-
-def share_declared(attempt: AttemptRecord) -> int | None:
-    """Returns the declared thousandths of each GPU; None if the attempt declared memory only, or nothing."""
-    return (attempt.share or None) if attempt.budgets else None
+        peaks, budgets = attempt.peaks, attempt.budgets
+        share = attempt.share if attempt.vram is None else None
+        found += [
+            Overuse(attempt.number, indices.get(uuid, -1), peaks.get(uuid, 0), budgets.get(uuid) or 0, share)
+            for uuid in attempt.overused_gpus
+        ]
+        allocated = gpu_indices(attempt, indices)
+        found += [
+            MisplacedProcess(attempt.number, indices.get(uuid, -1), pid, allocated)
+            for uuid, pid in attempt.misplaced
+        ]
+    if fact is not None and fact.status.claim != "none":
+        found += fact.status.anomalies
+    return tuple(found)
 
 
 def peaks_by_index(attempt: AttemptRecord, indices: Mapping[str, int]) -> dict[int, int]:
@@ -164,43 +141,60 @@ def _due_in_s(wait: WaitReason | None, context: ViewContext) -> float | None:
     return wait.due_at - context.now.boot
 
 
-def _with_observed_status(values: JobView, attempt: Attempt, context: ViewContext) -> JobView:
-    """Returns the view with the changes that the next round would record of an open attempt."""
-    status = attempt.status
-    closed = values.window_closed or status.window_open is False
-    session = None if closed else status.session or values.session
-    values = replace(values, session=session, window_closed=closed, log=values.log or status.log)
-    if status.claim != "none":
-        values = replace(values, warnings=(*values.warnings, *status.anomalies))
-    if runs_as_recorded(attempt):
-        return values
+def _with_status(attempt: AttemptRecord, status: AttemptStatus) -> AttemptRecord:
+    """Returns an open attempt with the session and the log that its folder names."""
+    closed = attempt.window_closed or status.window_open is False
+    session, log = None if closed else status.session or attempt.session, attempt.log or status.log
+    if (closed, session, log) == (attempt.window_closed, attempt.session, attempt.log):
+        return attempt
+    return replace(attempt, session=session, window_closed=closed, log=log)
+
+
+def _with_next_round(
+    job: JobRecord, attempt: AttemptRecord, fact: Attempt, context: ViewContext
+) -> tuple[JobRecord, AttemptRecord]:
+    """Returns both with the changes that the next round would record of an open attempt."""
+    if runs_as_recorded(fact):
+        return job, attempt
     from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
     from gpu_scheduler.core.scheduling.reconcile import has_unknown_runner, reconcile
     from gpu_scheduler.core.scheduling.settings import Settings
 
     settings = Settings(oom_retries=context.oom_retries, fail_retries=context.fail_retries)
     # Front ends do not scan processes, on which the outcome of an attempt without a known runner depends.
-    survivors = None if has_unknown_runner(attempt) else ()
-    for action in reconcile(replace(attempt, survivors=survivors), context.now, settings):
+    survivors = None if has_unknown_runner(fact) else ()
+    for action in reconcile(replace(fact, survivors=survivors), context.now, settings):
+        if isinstance(action, Transition):
+            return replace(job, state=action.state), attempt
         if isinstance(action, FinishAttempt):
-            finished = action.state is JobState.FINISHED
-            return replace(
-                values,
-                state=action.state.value,
-                outcome=action.job_outcome.value if action.job_outcome else None,
+            is_over = action.state is JobState.FINISHED
+            ended = replace(
+                job,
+                state=action.state,
+                outcome=action.job_outcome,
                 reason=action.reason,
-                wait=None,
                 exit_code=action.exit_code,
                 signal=action.signal,
-                started_at=action.started_at or values.started_at,
-                finished_at=action.ended_at if finished else None,
-                session=None,
-                window_closed=False,
-                is_recorded=False,
+                finished_at=action.ended_at if is_over else None,
             )
-        if isinstance(action, Transition):
-            return replace(values, state=action.state.value, is_recorded=False)
-    return values
+            return ended, _ended_attempt(attempt, action)
+    return job, attempt
+
+
+def _ended_attempt(attempt: AttemptRecord, action: FinishAttempt) -> AttemptRecord:
+    started_at = action.started_at or attempt.started_at
+    if action.job_outcome is None:  # the outcome is shown once it is recorded
+        return replace(attempt, started_at=started_at, session=None)
+    return replace(
+        attempt,
+        outcome=action.job_outcome,
+        reason=action.reason,
+        exit_code=action.exit_code,
+        signal=action.signal,
+        started_at=started_at,
+        ended_at=action.ended_at,
+        session=None,
+    )
 
 
 def runs_as_recorded(attempt: Attempt) -> bool:

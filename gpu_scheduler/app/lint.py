@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.preview import Preview, PreviewContext, preview
 from gpu_scheduler.app.recorded_setting import recorded_setting
-from gpu_scheduler.app.status_report import MalformedLineView
 from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines, NewJob, diff_reading
 from gpu_scheduler.core.jobsfile.reading import Line
@@ -22,6 +22,7 @@ from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.jobs_file_content import JobsFile, read_standard_input
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.text_parser import TextParser
+from gpu_scheduler.store.jobs_files import MalformedLineRecord
 from gpu_scheduler.system.safe_file import FileProblem
 
 
@@ -32,7 +33,7 @@ class LintView:
     path: str
     cwd: str
     lines: Sequence[Preview]
-    malformed: Sequence[MalformedLineView]
+    malformed: Sequence[MalformedLineRecord]
 
 
 def read_jobs_file(path: str) -> bytes:
@@ -79,11 +80,11 @@ def lint(
         config.current, known, conda_sh, os.path.exists, envs, recorded.totals_mib, limits, shell
     )
     malformed = [
-        MalformedLineView(path, line.number, line.text, line.problem or "", line.accepted_form)
+        MalformedLineRecord(path, line.number, line.text, line.problem or "", line.accepted_form)
         for line in lines
         if line.malformed
     ]
-    return LintView(path, cwd, tuple(_previews(parser, lines, context)), malformed)
+    return without_secrets(LintView(path, cwd, tuple(_previews(parser, lines, context)), malformed))
 
 
 def _conda_environments(parser: TextParser, lines: Sequence[Line], conda_sh: str | None) -> list[str] | None:

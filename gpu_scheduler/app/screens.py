@@ -14,6 +14,7 @@ from typing import Literal
 
 from gpu_scheduler.app import screen_sessions
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.attempts.observe import read_status
 from gpu_scheduler.core.command.screen_list import SessionList
@@ -61,7 +62,7 @@ class SessionsView:
 def screens(location: Location) -> SessionsView:
     """Returns the sessions. Raises StoreNotFoundError before the first start."""
     with open_store(location) as store:
-        return _read_sessions(store)
+        return without_secrets(_read_sessions(store))
 
 
 def _read_sessions(store: Store) -> SessionsView:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from gpu_scheduler.app import gpu_views, job_views
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.status_report import JobsFileView, JobView, MalformedLineView, StatusReport
+from gpu_scheduler.app.masking import without_secrets
+from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.view_context import context_of, health_issues_of
 from gpu_scheduler.core.model.states import ACTIVE, JobState
@@ -18,7 +19,7 @@ from gpu_scheduler.store.job_lists import (
     state_counts,
     unsuccessful_counts,
 )
-from gpu_scheduler.store.jobs_files import MalformedLineRecord, jobs_files, malformed_lines
+from gpu_scheduler.store.jobs_files import jobs_files, malformed_lines
 from gpu_scheduler.store.store import Store
 
 #: Number of bytes at the end of a running job's log in which its last line is searched.
@@ -80,8 +81,8 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
             jobs=tuple(job_views.job_view(job, attempts.get(job.id), context) for job in jobs),
             counts=state_counts(store),
             unsuccessful_counts=unsuccessful_counts(store),
-            malformed=tuple(_malformed_view(line) for line in malformed_lines(store)),
-            jobs_files=tuple(JobsFileView(one.path, one.problem) for one in jobs_files(store)),
+            malformed=without_secrets(tuple(malformed_lines(store))),
+            jobs_files=tuple(jobs_files(store)),
         )
     return report.failed_only(query.max_finished) if query.only_failed else report
 
@@ -91,14 +92,9 @@ def _with_last_lines(report: StatusReport) -> StatusReport:
 
 
 def _with_last_line(job: JobView) -> JobView:
-    if JobState(job.state) not in ACTIVE or job.log is None:
+    if job.record.state not in ACTIVE or job.log is None:
         return job
     from gpu_scheduler.attempts.log_tail import read_tail
     from gpu_scheduler.core.text.escapes import last_visible_line
 
-    return replace(job, last_line=last_visible_line(read_tail(job.log, _TAIL_BYTES)))
-
-
-def _malformed_view(line: MalformedLineRecord) -> MalformedLineView:
-    text = line.raw.strip() or line.text
-    return MalformedLineView(line.path, line.number, text, line.problem, line.accepted_form)
+    return replace(job, last_line=without_secrets(last_visible_line(read_tail(job.log, _TAIL_BYTES))))

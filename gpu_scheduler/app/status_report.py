@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.model.health_issue import HealthIssue
-from gpu_scheduler.core.model.state_reason import StateReason
-from gpu_scheduler.core.model.states import FAILED, JobState
+from gpu_scheduler.core.model.states import ACTIVE, FAILED, JobState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
-    from gpu_scheduler.core.model.gpu_fault import GpuFault
+    from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
+    from gpu_scheduler.store.records import AttemptRecord, GpuRecord, JobRecord
 
     #: A warning about an attempt; a text describes unexpected contents of its folder.
     AttemptWarning = Overuse | MisplacedProcess | str
@@ -23,21 +23,13 @@ LOST, PAUSED, BUSY, AVAILABLE = "lost", "paused", "busy", "available"
 
 
 @dataclass(frozen=True)
-class GpuStatusView:
+class GpuView:
     """A managed GPU. share: allocated thousandths; allocated_mib: memory allocated to jobs, None = unknown;
-    has_declared_memory: one of them declared memory; sampled_at: wall seconds; jobs: ids of the jobs that
-    hold it."""
+    has_declared_memory: one of them declared memory; jobs: ids of the jobs that hold it."""
 
-    index: int
-    uuid: str
-    name: str
+    record: GpuRecord
     state: str
     share: int
-    used_mib: int | None
-    total_mib: int | None
-    load_percent: float | None
-    fault: GpuFault | None
-    sampled_at: float | None
     jobs: tuple[int, ...] = ()
     allocated_mib: int | None = 0
     has_declared_memory: bool = False
@@ -45,67 +37,52 @@ class GpuStatusView:
 
 @dataclass(frozen=True)
 class JobView:
-    """A job and its newest attempt. Times in wall seconds.
+    """A job and its newest attempt, with the changes that the next round will record, without secrets.
 
-    is_recorded: False if state and outcome come from the attempt folder and are not in the store yet.
-    wait: why it waits, None = it does not wait; due_in_s: seconds until `wait.due_at`, None = unknown.
-    reason: why it ended, is held, or is tried again. infeasible: it is queued and could not fit even on empty
-    GPUs. window_closed: its Screen window was closed while it runs on; session is then None.
-    vram_declared: MiB on each of its GPUs, None = none; share_declared: thousandths of each; peaks,
-    memory_used: GPU index -> peak and present memory use there, MiB (the latter is known to the scheduler).
-    spec: its JobSpec as JSON; last_line: the last output line of a running job, None = no output, or not
-    requested.
+    is_recorded: False if there are such changes. wait: why it waits, None = it does not wait; due_in_s:
+    seconds until `wait.due_at`, None = unknown. infeasible: it is queued and could not fit even on empty
+    GPUs. gpus: indices of the GPUs of the attempt; peaks, memory_used: GPU index -> peak and present memory
+    use there, MiB (the latter is known to the scheduler). warnings: about the attempt; a text is an anomaly
+    of its folder. last_line: the last output line of a running job, None = no output, or not requested.
     """
 
-    id: int
-    state: str
-    outcome: str | None = None
+    record: JobRecord
+    attempt: AttemptRecord | None = None
     is_recorded: bool = True
-    reason: StateReason | None = None
-    infeasible: bool = False
-    name: str | None = None
-    text: str = ""
-    gpus: tuple[int, ...] = ()
-    exit_code: int | None = None
-    signal: int | None = None
-    attempts: int = 0
-    session: str | None = None
-    log: str | None = None
-    created_at: float = 0.0
-    started_at: float | None = None
-    finished_at: float | None = None
-    priority: int = 200
-    source: str = ""
-    warnings: tuple[AttemptWarning, ...] = ()
-    vram_declared: int | None = None
-    share_declared: int | None = None
-    memory_used: Mapping[int, int] = field(default_factory=dict)
-    oom_retries_used: int = 0
-    peaks: Mapping[int, int] = field(default_factory=dict)
     wait: WaitReason | None = None
     due_in_s: float | None = None
-    window_closed: bool = False
-    spec: str = "{}"
+    infeasible: bool = False
+    gpus: tuple[int, ...] = ()
+    peaks: Mapping[int, int] = field(default_factory=dict)
+    memory_used: Mapping[int, int] = field(default_factory=dict)
+    warnings: tuple[AttemptWarning, ...] = ()
     last_line: str | None = None
 
+    @property
+    def started_at(self) -> float | None:
+        """Wall seconds at which its newest attempt started; None if it has not."""
+        return None if self.attempt is None else self.attempt.started_at
 
-@dataclass(frozen=True)
-class MalformedLineView:
-    """A malformed line of a jobs file, the reason, and the accepted form."""
+    @property
+    def window_closed(self) -> bool:
+        """True if it runs on although its Screen window was closed."""
+        return self.attempt is not None and self.attempt.window_closed and self.record.state in ACTIVE
 
-    path: str
-    number: int
-    text: str
-    reason: str
-    accepted: str | None = None
+    @property
+    def session(self) -> str | None:
+        """The Screen session in which it runs; None if there is none, or its window was closed."""
+        is_shown = self.attempt is not None and self.record.state in ACTIVE and not self.window_closed
+        return self.attempt.session if self.attempt is not None and is_shown else None
 
+    @property
+    def log(self) -> str | None:
+        """The path of the log of its newest attempt."""
+        return None if self.attempt is None else self.attempt.log
 
-@dataclass(frozen=True)
-class JobsFileView:
-    """A jobs file. problem: why it cannot be read now, None = it can."""
-
-    path: str
-    problem: str | None = None
+    @property
+    def vram_declared(self) -> int | None:
+        """MiB that its newest attempt declared on each GPU; None = none."""
+        return None if self.attempt is None else self.attempt.vram_declared
 
 
 @dataclass(frozen=True)
@@ -121,19 +98,19 @@ class StatusReport:
     pid: int | None
     state_file: str
     data_dir: str
-    gpus: tuple[GpuStatusView, ...] = ()
+    gpus: tuple[GpuView, ...] = ()
     jobs: tuple[JobView, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     unsuccessful_counts: Mapping[str, int] = field(default_factory=dict)
-    malformed: tuple[MalformedLineView, ...] = ()
-    jobs_files: tuple[JobsFileView, ...] = ()
+    malformed: tuple[MalformedLineRecord, ...] = ()
+    jobs_files: tuple[JobsFileRecord, ...] = ()
     health_issues: tuple[HealthIssue, ...] = ()
     is_failed_only: bool = False
 
     def failed_only(self, limit: int | None) -> StatusReport:
         """Returns the report of failed jobs only, with at most `limit` of them (None: all)."""
-        jobs = tuple(job for job in self.jobs if job.outcome in FAILED)
-        recorded = [job.outcome or "" for job in jobs if job.is_recorded]
+        jobs = tuple(job for job in self.jobs if job.record.outcome in FAILED)
+        recorded = [str(job.record.outcome) for job in jobs if job.is_recorded]
         return replace(
             self,
             jobs=jobs[:limit],

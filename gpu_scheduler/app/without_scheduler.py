@@ -12,7 +12,6 @@ from pathlib import Path
 
 from gpu_scheduler.app.answers import StopResult
 from gpu_scheduler.app.job_views import ViewContext, job_view
-from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
 from gpu_scheduler.attempts.observe import (
     attempts_without_processes,
@@ -34,8 +33,8 @@ STOP_MARGIN_S = 10.0
 _POLL_INTERVAL_S = 0.02
 
 
-def unrecorded_end(store: Store, job: JobRecord) -> JobView | None:
-    """Returns the end of an open job whose attempt folder has a result; None without a result."""
+def unrecorded_end(store: Store, job: JobRecord) -> JobRecord | None:
+    """Returns an open job as its attempt folder says that it ended; None without a result."""
     from gpu_scheduler.clock import Clock
 
     open_ones = (one for one in store.active_attempts() if one.job_id == job.id and one.state.is_open)
@@ -45,7 +44,7 @@ def unrecorded_end(store: Store, job: JobRecord) -> JobView | None:
     fact = observe_attempt(store, attempt)
     if fact.status.result is None:
         return None
-    return job_view(job, attempt, ViewContext(Clock().now(), open_attempts={attempt.id: fact}))
+    return job_view(job, attempt, ViewContext(Clock().now(), open_attempts={attempt.id: fact})).record
 
 
 def open_attempts(store: Store) -> list[ActiveAttemptRecord]:

@@ -7,7 +7,6 @@ from argparse import Namespace
 from gpu_scheduler.app import add as app
 from gpu_scheduler.app.add import NewLine
 from gpu_scheduler.cli.program import location_of, print_error
-from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.views.lint import warning_text
 
@@ -19,10 +18,10 @@ def add(options: Namespace) -> int:
     location, new = location_of(options), _new_line(options)
     if options.output_file == "-":
         added = app.compose(location, new)
-        print(added.line)  # the line must be usable, so its secrets are not hidden
+        print(added.line)  # usable, with its secrets
     else:
         added = app.add(location, new, options.output_file)
-        print(masked(added.line))
+        print(added.line)
     for warning in added.warnings:
         print_error(f"warning: {warning_text(warning)}")
     return 0

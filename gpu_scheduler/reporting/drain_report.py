@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from gpu_scheduler.app.job_views import ViewContext, job_view
-from gpu_scheduler.app.status_report import JobView, MalformedLineView
+from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind
@@ -40,16 +40,12 @@ class DrainReport:
     def report(self) -> int:
         """Logs the unfinished jobs and returns the exit code."""
         jobs = self._jobs()
-        malformed = [
-            MalformedLineView(line.path, line.number, line.text, line.problem, line.accepted_form)
-            for line in malformed_lines(self._store)
-            if line.path == self._jobs_file
-        ]
-        left = unfinished_text(malformed, [job for job in jobs if job.state != JobState.FINISHED.value])
+        malformed = [line for line in malformed_lines(self._store) if line.path == self._jobs_file]
+        left = unfinished_text(malformed, [job for job in jobs if job.record.state is not JobState.FINISHED])
         if left:
             log.warning("left: %s", left)
         code = exit_code(map(_job_ending, jobs), bool(malformed))
-        done = sum(job.outcome == Outcome.COMPLETED.value for job in jobs)
+        done = sum(job.record.outcome is Outcome.COMPLETED for job in jobs)
         if not self._finished and code:
             log.info("no job was run: `retry JOB` runs a job again, `start --fresh` all of them")
         bad = len(malformed)
@@ -75,9 +71,9 @@ class DrainReport:
 
 def _job_ending(job: JobView) -> JobEnd:
     return JobEnd(
-        JobState(job.state),
-        Outcome(job.outcome) if job.outcome else None,
-        job.exit_code,
-        job.signal,
+        job.record.state,
+        job.record.outcome,
+        job.record.exit_code,
+        job.record.signal,
         malformed=job.wait is not None and job.wait.kind is WaitKind.LINE_MALFORMED,
     )

@@ -88,7 +88,7 @@ class StatusBoardFile:
             state_file=str(store.data_dir.state_file),
             data_dir=str(store.data_dir.folder),
             gpus=gpu_views.gpu_views(managed, unsettled, paused, self._limits),
-            jobs=tuple(replace(view, memory_used=memory_used.get(view.id, {})) for view in views),
+            jobs=tuple(replace(view, memory_used=memory_used.get(view.record.id, {})) for view in views),
             counts=counts,
         )
 

@@ -23,12 +23,11 @@ class LineLocation(NamedTuple):
 
 
 class MalformedLineRecord(NamedTuple):
-    """A malformed line of a jobs file. raw: as written; problem: the fault; accepted_form: a valid form."""
+    """A malformed line of a jobs file. problem: the fault; accepted_form: a valid form, if one is known."""
 
     path: str
     number: int
     text: str
-    raw: str
     problem: str
     accepted_form: str | None
 
@@ -36,7 +35,7 @@ class MalformedLineRecord(NamedTuple):
 def malformed_lines(store: Store) -> list[MalformedLineRecord]:
     """Returns the malformed lines of the last readings, by file and line."""
     rows = store.db.rows(
-        "SELECT path, number, text, raw, problem, accepted_form FROM line WHERE problem IS NOT NULL"
+        "SELECT path, number, text, problem, accepted_form FROM line WHERE problem IS NOT NULL"
         " ORDER BY path, position"
     )
     return [MalformedLineRecord(*row) for row in rows]

@@ -169,6 +169,16 @@ class AttemptRecord:
         return not self.assumed and bool(self.share or self.vram)
 
     @property
+    def vram_declared(self) -> int | None:
+        """MiB on each of its GPUs that were declared or learned; None = none, or a share."""
+        return self.vram if self.has_budget else None
+
+    @property
+    def share_declared(self) -> int | None:
+        """Thousandths of each of its GPUs that were declared or learned; None = none, or memory only."""
+        return (self.share or None) if self.has_budget else None
+
+    @property
     def budgets(self) -> dict[str, int | None]:
         """UUID -> MiB declared or learned there, None = GPU of unknown size; empty: nothing was declared."""
         return {one.gpu: one.budget_mib for one in self.allocations} if self.has_budget else {}

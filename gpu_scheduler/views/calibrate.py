@@ -14,7 +14,6 @@ from gpu_scheduler.core.scheduling.calibration import (
     suggested_entries,
 )
 from gpu_scheduler.core.text.formatting import format_duration, safe_text
-from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ def _suggestion_object(advice: Advice, tolerance: float) -> dict[str, Any]:
     family = advice.workload_class
     return {
         "model": family.llm,
-        "program": masked(family.program),
+        "program": family.program,
         "runs": family.runs,
         "gpus": family.gpus,
         "max_mib": family.max_mib,

@@ -27,7 +27,6 @@ from gpu_scheduler.core.model.share import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
-from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.views.attempt_end import OUTCOME_LABELS, format_seconds, memory_source, usage_parts
 from gpu_scheduler.views.reason_text import reason_text
 from gpu_scheduler.views.wait_text import infeasibility_text, wait_text
@@ -95,9 +94,9 @@ def to_json(event: Event) -> str:
     values = {"id": event.id, "at": iso_time(event.at), "event": event.kind, "job": event.job_id or None}
     reason = _reason(event)
     if reason is not None:
-        values["reason"] = masked(reason)
+        values["reason"] = reason
     if event.is_new_job or event.kind == EventKind.STARTING:
-        values["command"] = masked(event.command)
+        values["command"] = event.command
     return json.dumps({**values, **event.data})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_scheduler.app import status_report
-from gpu_scheduler.app.status_report import GpuStatusView
+from gpu_scheduler.app.status_report import GpuView
 from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.core.model.share import format_share
 from gpu_scheduler.core.text.formatting import format_memory, safe_text
@@ -16,7 +16,7 @@ _COLOURS = {status_report.LOST: RED, status_report.PAUSED: YELLOW, status_report
 
 
 def gpu_rows(
-    views: Sequence[GpuStatusView], *, with_allocated: bool = False
+    views: Sequence[GpuView], *, with_allocated: bool = False
 ) -> tuple[list[Column], list[TableRow]]:
     """Returns the columns and the rows; allocated memory has a column if any job declared memory, or on
     request."""
@@ -29,15 +29,15 @@ def gpu_rows(
     return columns, [_row(gpu, by_memory) for gpu in views]
 
 
-def _row(gpu: GpuStatusView, by_memory: bool) -> TableRow:
-    load = "?" if gpu.load_percent is None else f"{gpu.load_percent:.0f} %"
+def _row(gpu: GpuView, by_memory: bool) -> TableRow:
+    load = "?" if gpu.record.load_percent is None else f"{gpu.record.load_percent:.0f} %"
     allocated = [Cell(format_memory(gpu.allocated_mib))] if by_memory else []
-    name = safe_text(gpu.name)
-    if gpu.fault is not None and not gpu.fault.is_lost:
-        name = f"{safe_text(str(gpu.fault))} ({name})"
+    name = safe_text(gpu.record.name)
+    if gpu.record.fault is not None and not gpu.record.fault.is_lost:
+        name = f"{safe_text(str(gpu.record.fault))} ({name})"
     return TableRow(
         [
-            Cell(str(gpu.index)),
+            Cell(str(gpu.record.index)),
             Cell(gpu.state, _COLOURS.get(gpu.state, "")),
             Cell(format_share(gpu.share)),
             *allocated,
@@ -49,10 +49,10 @@ def _row(gpu: GpuStatusView, by_memory: bool) -> TableRow:
     )
 
 
-def _memory_text(gpu: GpuStatusView) -> str:
+def _memory_text(gpu: GpuView) -> str:
     """Formats used and total memory: "15.6 / 24.0 GiB", or in MiB for a GPU below 1 GiB."""
-    total = format_memory(gpu.total_mib)
-    used = format_memory(gpu.used_mib)
-    if gpu.used_mib is not None and total.endswith(" GiB"):
-        used = f"{gpu.used_mib / 1024:.1f}"
+    total = format_memory(gpu.record.total_mib)
+    used = format_memory(gpu.record.used_mib)
+    if gpu.record.used_mib is not None and total.endswith(" GiB"):
+        used = f"{gpu.record.used_mib / 1024:.1f}"
     return f"{used} / {total}"

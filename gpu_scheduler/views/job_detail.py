@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
-from gpu_scheduler.core.text.secrets import masked_values
 from gpu_scheduler.views.event_messages import detail as event_detail
 from gpu_scheduler.views.need_text import current_need_text
 from gpu_scheduler.views.outcome_text import outcome_text
@@ -20,54 +20,66 @@ from gpu_scheduler.views.warnings import attempt_warnings, job_warnings
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_detail import AttemptView, JobDetail
+    from gpu_scheduler.core.model.job_spec import JobSpec
+    from gpu_scheduler.store.records import AttemptRecord, JobRecord
 
 _LABEL_WIDTH = 14
 
 
 def to_json(detail: JobDetail) -> str:
     """Formats a job as one ASCII JSON object, as docs/json.md describes."""
-    return json.dumps(
-        {
-            "now": detail.now,
-            "job": job_object(detail.job),
-            "kind": detail.kind,
-            "identity": detail.identity,
-            "line": None if detail.line is None else {"file": detail.line[0], "line": detail.line[1]},
-            "script": detail.script,
-            "arguments": list(detail.arguments),
-            "need": current_need_text(detail.need),
-            "min_vram_mib": detail.min_vram_mib,
-            "oom_retries_used": detail.oom_used,
-            "oom_retries": detail.oom_retries,
-            "fail_retries_used": detail.fail_used,
-            "fail_retries": detail.fail_retries,
-            "timeout_s": detail.timeout_s,
-            "allowed_gpus": None if detail.allowed is None else list(detail.allowed),
-            "environment": {
-                "conda": detail.conda, "venv": detail.venv, "cwd": detail.cwd, "env": dict(detail.env),
-            },
-            "attempts": masked_values([_attempt_object(one, detail) for one in detail.attempts]),
-            "history": masked_values(
-                [{"at": one.at, "state": one.kind, "reason": event_detail(one)} for one in detail.history]
-            ),
-        },
-        indent=1,
-    ) + "\n"  # fmt: skip
-
-
-def _attempt_object(attempt: AttemptView, detail: JobDetail) -> dict[str, Any]:
-    # The fields of a view are the keys that docs/json.md describes.
-    values = {
-        **vars(attempt),
-        "reason": _reason_text(attempt),
-        "warnings": attempt_warnings(detail.job.id, attempt),
-        "declaration_accuracy": accuracy_text(attempt.declaration_accuracy, detail.tolerance),
+    record, spec = detail.job.record, detail.job.record.spec
+    value = {
+        "now": detail.now,
+        "job": job_object(detail.job),
+        "kind": spec.kind,
+        "identity": record.identity,
+        "line": None if detail.line is None else {"file": detail.line.path, "line": detail.line.number},
+        "script": spec.script,
+        "arguments": list(spec.arguments),
+        "need": current_need_text(detail.need),
+        "min_vram_mib": record.min_vram_mib,
+        "oom_retries_used": record.oom_retries_used,
+        "oom_retries": spec.oom_retries,
+        "fail_retries_used": record.fail_retries_used,
+        "fail_retries": spec.fail_retries,
+        "timeout_s": spec.timeout_s,
+        "allowed_gpus": None if spec.allowed is None else list(spec.allowed),
+        "environment": {"conda": spec.conda, "venv": spec.venv, "cwd": spec.cwd, "env": dict(spec.env)},
+        "attempts": [_attempt_object(one, detail.tolerance) for one in detail.attempts],
+        "history": [{"at": one.at, "state": one.kind, "reason": event_detail(one)} for one in detail.history],
     }
-    del values["launch_error"]
-    return values
+    return json.dumps(value, indent=1) + "\n"
 
 
-def _reason_text(attempt: AttemptView) -> str | None:
+def _attempt_object(view: AttemptView, tolerance: float) -> dict[str, Any]:
+    attempt, share = view.attempt, view.attempt.share_declared
+    return {
+        "number": attempt.number,
+        "gpus": view.gpus,
+        "outcome": attempt.outcome,
+        "reason": _reason_text(attempt),
+        "exit_code": attempt.exit_code,
+        "signal": attempt.signal,
+        "created_at": attempt.created_at,
+        "started_at": attempt.started_at,
+        "ended_at": attempt.ended_at,
+        "log": attempt.log,
+        "session": attempt.session,
+        "folder": view.folder,
+        "command": view.command,
+        "survivors": attempt.survivors,
+        "launches": attempt.launch_count,
+        "warnings": attempt_warnings(view),
+        "vram_declared": attempt.vram_declared,
+        "share_declared": None if share is None else share / WHOLE,
+        "peaks": view.peaks,
+        "load_percent": attempt.mean_load,
+        "declaration_accuracy": accuracy_text(view.declaration_accuracy, tolerance),
+    }
+
+
+def _reason_text(attempt: AttemptRecord) -> str | None:
     return attempt.launch_error if attempt.reason is None else reason_text(attempt.reason)
 
 
@@ -84,43 +96,43 @@ def _row(title: str, value: str) -> str:
 
 
 def _fact_lines(detail: JobDetail) -> Iterator[str]:
-    job = detail.job
-    state = outcome_text(job.outcome, job.exit_code, job.signal) if job.outcome else job.state
+    job, spec = detail.job.record, detail.job.record.spec
+    state = outcome_text(job.outcome, job.exit_code, job.signal) if job.outcome else job.state.value
     yield _row(f"Job {job.id}", f"{job.name}: {job.text}" if job.name else job.text)
     yield _row("State", state)
-    reason = job_reason_text(job)
+    reason = job_reason_text(detail.job)
     if reason:
         yield _row("Reason", reason)
-    yield from (_row("Warning", warning) for warning in job_warnings(job))
+    yield from (_row("Warning", warning) for warning in job_warnings(detail.job))
     yield _row("From", _origin(detail))
-    yield _row("Kind", f"{detail.kind}, identity {detail.identity}")
-    if detail.script is not None:
-        yield _row("Script", detail.script)
-        yield _row("Arguments", " ".join(detail.arguments) or "none")
+    yield _row("Kind", f"{spec.kind}, identity {job.identity}")
+    if spec.script is not None:
+        yield _row("Script", spec.script)
+        yield _row("Arguments", " ".join(spec.arguments) or "none")
     yield _row("Need", current_need_text(detail.need))
-    yield from _retry_lines(detail)
-    if detail.timeout_s is not None:
-        yield _row("Time limit", format_duration(detail.timeout_s))
-    yield _row("Allowed GPUs", "any" if detail.allowed is None else ", ".join(map(str, detail.allowed)))
+    yield from _retry_lines(job)
+    if spec.timeout_s is not None:
+        yield _row("Time limit", format_duration(spec.timeout_s))
+    yield _row("Allowed GPUs", "any" if spec.allowed is None else ", ".join(map(str, spec.allowed)))
     yield _row("Priority", str(job.priority))
-    yield _row("Environment", _environment_text(detail))
-    yield _row("Folder", detail.cwd)
-    yield from (_row("Variable", f"{name}={value}") for name, value in detail.env.items())
+    yield _row("Environment", _environment_text(spec))
+    yield _row("Folder", spec.cwd)
+    yield from (_row("Variable", f"{name}={value}") for name, value in dict(spec.env).items())
     yield _row("Submitted", _time_and_age(job.created_at, detail.now))
 
 
 def _origin(detail: JobDetail) -> str:
     """Formats the jobs file and the line of a job, or the front end that added it."""
     if detail.line is not None:
-        return f"{detail.line[0]}:{detail.line[1]}"
-    kind, _, path = detail.job.source.partition(":")
+        return f"{detail.line.path}:{detail.line.number}"
+    kind, _, path = detail.job.record.source.partition(":")
     return f"{path}, from which its line was removed" if kind == "file" else f"`{kind}`"
 
 
-def _retry_lines(detail: JobDetail) -> Iterator[str]:
+def _retry_lines(job: JobRecord) -> Iterator[str]:
     for after, used, allowed in (
-        ("out of memory", detail.oom_used, detail.oom_retries),
-        ("other failures", detail.fail_used, detail.fail_retries),
+        ("out of memory", job.oom_retries_used, job.spec.oom_retries),
+        ("other failures", job.fail_retries_used, job.spec.fail_retries),
     ):
         if used or allowed is not None:
             of = "" if allowed is None else f" of {allowed}"
@@ -136,33 +148,33 @@ def accuracy_text(accuracy: DeclarationAccuracy | None, tolerance: float) -> str
     return f"{accuracy.kind}-declared ({accuracy.percent:+d}%)"
 
 
-def _memory_lines(attempt: AttemptView, tolerance: float) -> Iterator[str]:
+def _memory_lines(view: AttemptView, tolerance: float) -> Iterator[str]:
     """Yields the declaration, peaks and load of an attempt."""
+    attempt = view.attempt
     if attempt.vram_declared is not None:
         yield _row("  Declared", f"{attempt.vram_declared} MiB per GPU")
     elif attempt.share_declared is not None:
-        yield _row("  Declared", f"share {attempt.share_declared:g} of each GPU")
-    if attempt.peaks:
-        peaks = ", ".join(f"GPU {gpu}: {mib} MiB" for gpu, mib in sorted(attempt.peaks.items()))
-        accuracy = accuracy_text(attempt.declaration_accuracy, tolerance)
+        yield _row("  Declared", f"share {attempt.share_declared / WHOLE:g} of each GPU")
+    if view.peaks:
+        peaks = ", ".join(f"GPU {gpu}: {mib} MiB" for gpu, mib in sorted(view.peaks.items()))
+        accuracy = accuracy_text(view.declaration_accuracy, tolerance)
         yield _row("  Peak", f"{peaks}; {accuracy}" if accuracy else peaks)
-    if attempt.load_percent is not None:
-        yield _row("  Load", f"{attempt.load_percent:.0f} % on average")
+    if attempt.mean_load is not None:
+        yield _row("  Load", f"{attempt.mean_load:.0f} % on average")
 
 
-def _environment_text(detail: JobDetail) -> str:
-    if detail.venv is not None:
-        return f"venv {detail.venv}"
-    if detail.conda:
-        return f"conda {detail.conda}"
-    return "conda base, if conda is installed" if detail.kind == "csv" else "none specified"
+def _environment_text(spec: JobSpec) -> str:
+    if spec.venv is not None:
+        return f"venv {spec.venv}"
+    if spec.conda:
+        return f"conda {spec.conda}"
+    return "conda base, if conda is installed" if spec.kind == "csv" else "none specified"
 
 
-def _attempt_lines(attempt: AttemptView, detail: JobDetail) -> Iterator[str]:
-    now = detail.now
-    gpus = ", ".join(map(str, attempt.gpus)) or "none"
+def _attempt_lines(view: AttemptView, detail: JobDetail) -> Iterator[str]:
+    attempt, now = view.attempt, detail.now
     yield f"Attempt {attempt.number}"
-    yield _row("  GPUs", gpus)
+    yield _row("  GPUs", ", ".join(map(str, view.gpus)) or "none")
     if attempt.started_at is None:
         yield _row("  Started", f"not yet; requested at {_time_and_age(attempt.created_at, now)}")
     else:
@@ -176,15 +188,15 @@ def _attempt_lines(attempt: AttemptView, detail: JobDetail) -> Iterator[str]:
     reason = _reason_text(attempt)
     if reason:
         yield _row("  Reason", reason)
-    yield from _memory_lines(attempt, detail.tolerance)
-    yield from (_row("  Warning", warning) for warning in attempt_warnings(detail.job.id, attempt))
-    if attempt.launches > 1:
-        yield _row("  Launches", str(attempt.launches))
+    yield from _memory_lines(view, detail.tolerance)
+    yield from (_row("  Warning", warning) for warning in attempt_warnings(view))
+    if attempt.launch_count > 1:
+        yield _row("  Launches", str(attempt.launch_count))
     if attempt.survivors:
         yield _row("  Still running", "processes " + ", ".join(map(str, attempt.survivors)))
     for title, value in (
-        ("  Command", attempt.command), ("  Log", attempt.log), ("  Session", attempt.session),
-        ("  Files", attempt.folder),
+        ("  Command", view.command), ("  Log", attempt.log), ("  Session", attempt.session),
+        ("  Files", view.folder),
     ):  # fmt: skip
         if value:
             yield _row(title, value)

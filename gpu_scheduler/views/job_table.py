@@ -44,34 +44,32 @@ def running_row(job: JobView, now: float) -> TableRow:
     # The end of a progress bar is as informative as its beginning.
     parts = ["window closed"] * job.window_closed + [_one_line(job.last_line)] * bool(job.last_line)
     last = Cell("; ".join(parts), keep_end=True) if parts else Cell(_one_line(job_reason_text(job)), YELLOW)
-    return _table_row(job, Cell(job.state, OF_STATE.get(job.state, "")), took, last)
+    return _table_row(job, _state_cell(job), took, last)
 
 
 def queued_row(job: JobView, _: float) -> TableRow:
     """Returns the row of a queued job, with the reason."""
-    return _table_row(job, Cell(job.state), "", _reason_cell(job))
+    return _table_row(job, _state_cell(job), "", _reason_cell(job))
 
 
 def held_row(job: JobView, _: float) -> TableRow:
     """Returns the row of a held job."""
-    return _table_row(
-        job, Cell(job.state, OF_STATE[job.state]), "", Cell(_one_line(job_reason_text(job)), YELLOW)
-    )
+    return _table_row(job, _state_cell(job), "", Cell(_one_line(job_reason_text(job)), YELLOW))
 
 
 def finished_row(job: JobView, now: float) -> TableRow:
     """Returns the row of a finished job: its outcome, run time, and reason or age."""
     took = ""
-    if job.started_at is not None and job.finished_at is not None:
-        took = format_elapsed(job.finished_at - job.started_at)
-    outcome = job.outcome or Outcome.ENDED.value
+    if job.started_at is not None and job.record.finished_at is not None:
+        took = format_elapsed(job.record.finished_at - job.started_at)
+    outcome = job.record.outcome or Outcome.ENDED
     colour = of_outcome(outcome)
     about = Cell(_one_line(job_reason_text(job)), colour if colour == RED else "")
     if not about.text and outcome == Outcome.FAILED.value:
-        text = outcome_text(outcome, job.exit_code, job.signal)
+        text = outcome_text(outcome, job.record.exit_code, job.record.signal)
         about = Cell(text.partition(", ")[2], colour)
     if not about.text:
-        about = Cell(format_age(job.finished_at, now), FAINT)
+        about = Cell(format_age(job.record.finished_at, now), FAINT)
     return _table_row(job, Cell(outcome_label(outcome), colour), took, about)
 
 
@@ -90,7 +88,7 @@ def queued_rows(jobs: Iterable[JobView], now: float) -> list[TableRow]:
 
 def detail_lines(job: JobView) -> list[str]:
     """Returns lines with the details of a job: memory, session, window, log, warnings."""
-    closed = f"closed; `logs {job.id} -f` follows the job" if job.window_closed else None
+    closed = f"closed; `logs {job.record.id} -f` follows the job" if job.window_closed else None
     details = [
         ("memory", memory_text(job.peaks, job.vram_declared)),
         ("session", job.session),
@@ -101,8 +99,19 @@ def detail_lines(job: JobView) -> list[str]:
     return [f"{name} {safe_text(text)}" for name, text in details if text]
 
 
+def _state_cell(job: JobView) -> Cell:
+    return Cell(job.record.state.value, OF_STATE.get(job.record.state.value, ""))
+
+
 def _table_row(job: JobView, state: Cell, time: str, last: Cell) -> TableRow:
-    cells = (Cell(str(job.id)), state, Cell(format_ranges(job.gpus)), Cell(time), Cell(title(job)), last)
+    cells = (
+        Cell(str(job.record.id)),
+        state,
+        Cell(format_ranges(job.gpus)),
+        Cell(time),
+        Cell(title(job)),
+        last,
+    )
     return TableRow(cells)
 
 
@@ -115,7 +124,7 @@ def _group_row(jobs: Sequence[JobView]) -> TableRow:
     why = (
         Cell(wait, YELLOW) if wait else Cell(f"wait, {_reason_cell(first).text}", _reason_cell(first).colour)
     )
-    ids = format_ranges([job.id for job in jobs])
+    ids = format_ranges([job.record.id for job in jobs])
     return TableRow(
         (Cell(f"{len(jobs):,} jobs "), why, Cell(f": {ids}{about}")), is_spanning=True, count=len(jobs)
     )

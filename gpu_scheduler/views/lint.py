@@ -6,16 +6,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.app.preview import Preview, UnmetNeed
-from gpu_scheduler.app.status_report import MalformedLineView
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.share import WHOLE
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, limit_length, safe_text
-from gpu_scheduler.core.text.secrets import hide_secrets, masked_values
 from gpu_scheduler.views.need_text import need_text, unmet_need_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.lint import LintView
+    from gpu_scheduler.store.jobs_files import MalformedLineRecord
 
 
 def to_text(linted: LintView) -> str:
@@ -23,8 +22,8 @@ def to_text(linted: LintView) -> str:
     blocks = [(line.number, _line_text(linted.path, line)) for line in linted.lines]
     shown: set[str | None] = set()
     for bad in linted.malformed:
-        blocks.append((bad.number, _malformed_text(bad, bad.accepted not in shown)))
-        shown.add(bad.accepted)
+        blocks.append((bad.number, _malformed_text(bad, bad.accepted_form not in shown)))
+        shown.add(bad.accepted_form)
     same = sum(line.duplicate_of is not None for line in linted.lines)
     warned = sum(bool(line.warnings) for line in linted.lines)
     counts = [count_noun(len(linted.lines) - same, "job")]
@@ -60,12 +59,12 @@ def _kind_name(line: Preview) -> str:
     return "torchrun" if line.spec.torchrun is not None else line.spec.kind
 
 
-def _malformed_text(bad: MalformedLineView, show_accepted: bool) -> str:
+def _malformed_text(bad: MalformedLineRecord, show_accepted: bool) -> str:
     """Formats a malformed line. show_accepted: add the accepted form."""
-    head = f"{safe_text(bad.path)}:{bad.number}: malformed: {safe_text(limit_length(bad.reason))}"
+    head = f"{safe_text(bad.path)}:{bad.number}: malformed: {safe_text(limit_length(bad.problem))}"
     below = [
         safe_text(limit_length(bad.text)),
-        *([f"accepted: {safe_text(bad.accepted or '')}"] if show_accepted else []),
+        *([f"accepted: {safe_text(bad.accepted_form or '')}"] if show_accepted else []),
     ]
     return "\n    ".join([head, *below])
 
@@ -82,11 +81,11 @@ def to_json(linted: LintView) -> str:
         "cwd": linted.cwd,
         "lines": [_line_object(line) for line in linted.lines],
         "malformed": [
-            {"line": bad.number, "text": bad.text, "reason": bad.reason, "accepted": bad.accepted}
+            {"line": bad.number, "text": bad.text, "reason": bad.problem, "accepted": bad.accepted_form}
             for bad in linted.malformed
         ],
     }
-    return json.dumps(masked_values(value), indent=2) + "\n"
+    return json.dumps(value, indent=2) + "\n"
 
 
 def need_object(need: Need) -> dict[str, Any]:
@@ -115,7 +114,7 @@ def _line_object(line: Preview) -> dict[str, Any]:
         "conda": line.conda,
         "venv": spec.venv,
         "cwd": spec.cwd,
-        "env": hide_secrets(spec.env),
+        "env": dict(spec.env),
         "command": line.command,
         "timeout_s": spec.timeout_s,
         "oom_retries": spec.oom_retries,

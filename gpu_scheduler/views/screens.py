@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.text.formatting import count_noun, format_age, safe_text
-from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 if TYPE_CHECKING:
@@ -74,5 +73,5 @@ def _session_object(session: SessionView) -> dict[str, Any]:
         "started_at": session.started_at,
         "command": session.attach_command,
         "screendir": session.screen_dir,
-        "line": masked(session.text),
+        "line": session.text,
     }

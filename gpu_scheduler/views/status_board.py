@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import zip_longest
 
 from gpu_scheduler.app.status_report import JobView, StatusReport
@@ -14,7 +13,7 @@ from gpu_scheduler.views import marks
 from gpu_scheduler.views.gpu_table import gpu_rows
 from gpu_scheduler.views.job_table import COLUMNS, ROW_BUILDERS
 from gpu_scheduler.views.layout import CappedList, Cell, Column, TableRow, render_table
-from gpu_scheduler.views.titles import title
+from gpu_scheduler.views.titles import title_of
 from gpu_scheduler.views.wait_text import job_reason_text
 
 #: Maximum numbers of waiting and of finished jobs on the board.
@@ -47,7 +46,7 @@ def _header(report: StatusReport) -> str:
 def _marked_rows(report: StatusReport) -> Iterator[tuple[str, TableRow]]:
     """Yields the mark and the row of each job, and a row that counts the omitted ones of a list."""
     for noun, states in _LISTS:
-        jobs = [job for job in report.jobs if JobState(job.state) in states]
+        jobs = [job for job in report.jobs if job.record.state in states]
         capped = CappedList(noun, [_row(job, report.now) for job in jobs], _count(report, states))
         yield from zip_longest(map(_mark, jobs), capped.capped(capped.line_count), fillvalue=marks.NONE)
 
@@ -66,27 +65,27 @@ def _count(report: StatusReport, states: Iterable[JobState]) -> int:
 
 def _row(job: JobView, now: float) -> TableRow:
     """Returns the row that `status` has, with the command of a named job and the memory of a running one."""
-    *cells, what, last = ROW_BUILDERS[JobState(job.state)](job, now).cells
-    if job.name:
-        what = Cell(f"{what.text}: {title(replace(job, name=None))}")
-    if JobState(job.state) in ACTIVE and not job_reason_text(job):
+    *cells, what, last = ROW_BUILDERS[job.record.state](job, now).cells
+    if job.record.name:
+        what = Cell(f"{what.text}: {title_of(None, job.record.text, job.record.spec_json)}")
+    if job.record.state in ACTIVE and not job_reason_text(job):
         last = Cell(_memory_text(job))
     return TableRow((*cells, what, last))
 
 
 def _mark(job: JobView) -> str:
-    state = JobState(job.state)
-    if state in ACTIVE:
+    if job.record.state in ACTIVE:
         return marks.RUNNING
-    if state in WAITING:
-        return marks.RETRY if job.oom_retries_used else marks.WAITING
-    return marks.of_outcome(job.outcome)
+    if job.record.state in WAITING:
+        return marks.RETRY if job.record.oom_retries_used else marks.WAITING
+    return marks.of_outcome(job.record.outcome)
 
 
 def _memory_text(job: JobView) -> str:
     """Formats the memory of a running job on each of its GPUs, and its declaration."""
     each = (f"GPU {gpu}: {_now_and_peak(job.memory_used.get(gpu), job.peaks.get(gpu))}" for gpu in job.gpus)
-    declared = [f"share {format_share(job.share_declared)}"] if job.share_declared else []
+    share = None if job.attempt is None else job.attempt.share_declared
+    declared = [f"share {format_share(share)}"] if share else []
     declared += [f"{job.vram_declared} MiB"] if job.vram_declared is not None else []
     text = f"declared {', '.join(declared)}" if declared else "no declaration"
     return f"{', '.join(each)} MiB; {text}"

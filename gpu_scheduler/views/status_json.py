@@ -6,55 +6,55 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpu_scheduler.app.status_report import GpuStatusView, JobView, StatusReport
+from gpu_scheduler.app.status_report import GpuView, JobView, StatusReport
 from gpu_scheduler.core.model.share import WHOLE
-from gpu_scheduler.core.text.secrets import masked, masked_values
 from gpu_scheduler.views.wait_text import job_reason_text
 from gpu_scheduler.views.warnings import job_warnings
 
 
-def gpu_object(gpu: GpuStatusView) -> dict[str, Any]:
+def gpu_object(gpu: GpuView) -> dict[str, Any]:
     """Returns one element of "gpus"."""
+    record = gpu.record
     return {
-        "index": gpu.index,
-        "uuid": gpu.uuid,
-        "name": gpu.name,
+        "index": record.index,
+        "uuid": record.uuid,
+        "name": record.name,
         "state": gpu.state,
         "allocated": gpu.share / WHOLE,
-        "memory_used_mib": gpu.used_mib,
-        "memory_total_mib": gpu.total_mib,
+        "memory_used_mib": record.used_mib,
+        "memory_total_mib": record.total_mib,
         "memory_allocated_mib": gpu.allocated_mib,
-        "load_percent": gpu.load_percent,
-        "fault": None if gpu.fault is None else str(gpu.fault),
-        "sampled_at": gpu.sampled_at,
+        "load_percent": record.load_percent,
+        "fault": None if record.fault is None else str(record.fault),
+        "sampled_at": record.sampled_at,
         "jobs": list(gpu.jobs),
     }
 
 
 def job_object(job: JobView) -> dict[str, Any]:
     """Returns one element of "jobs"."""
-    reason = job_reason_text(job)
+    record = job.record
     return {
-        "id": job.id,
-        "state": job.state,
-        "outcome": job.outcome,
-        "reason": reason and masked(reason),
+        "id": record.id,
+        "state": record.state,
+        "outcome": record.outcome,
+        "reason": job_reason_text(job),
         "infeasible": job.infeasible,
         "recorded": job.is_recorded,
-        "name": job.name,
-        "command": masked(job.text),
+        "name": record.name,
+        "command": record.text,
         "gpus": list(job.gpus),
-        "exit_code": job.exit_code,
-        "signal": job.signal,
-        "attempts": job.attempts,
+        "exit_code": record.exit_code,
+        "signal": record.signal,
+        "attempts": 0 if job.attempt is None else job.attempt.number,
         "session": job.session,
         "window_closed": job.window_closed,
         "log": job.log,
-        "created_at": job.created_at,
+        "created_at": record.created_at,
         "started_at": job.started_at,
-        "finished_at": job.finished_at,
-        "priority": job.priority,
-        "source": job.source,
+        "finished_at": record.finished_at,
+        "priority": record.priority,
+        "source": record.source,
         "warnings": job_warnings(job),
         "vram_declared": job.vram_declared,
         "peaks": job.peaks,
@@ -69,7 +69,7 @@ def to_json(report: StatusReport) -> str:
         "data_dir": report.data_dir,
     }
     malformed = (
-        {"file": m.path, "line": m.number, "text": m.text, "reason": m.reason, "accepted": m.accepted}
+        {"file": m.path, "line": m.number, "text": m.text, "reason": m.problem, "accepted": m.accepted_form}
         for m in report.malformed
     )
     files = ({"file": f.path, "problem": f.problem} for f in report.jobs_files)
@@ -89,7 +89,7 @@ def to_json(report: StatusReport) -> str:
         f'"counts": {json.dumps(dict(sorted(report.counts.items())))}',
         f'"gpus": {_json_array(map(gpu_object, report.gpus))}',
         f'"jobs": {_json_array(map(job_object, report.jobs))}',
-        f'"malformed": {_json_array(map(masked_values, malformed))}',
+        f'"malformed": {_json_array(malformed)}',
         f'"jobs_files": {_json_array(files)}',
         f'"health_issues": {_json_array(health_issues)}',
     ]

@@ -77,7 +77,7 @@ def _job_lists(report: StatusReport, *, show_all: bool, verbose: bool) -> Iterat
         ("held", (JobState.HELD,), numbers[JobState.HELD]),
         ("finished", (JobState.FINISHED,), ended),
     ):
-        jobs = [job for job in report.jobs if JobState(job.state) in states]
+        jobs = [job for job in report.jobs if job.record.state in states]
         if what == "queued" and not show_all and not verbose:
             entries = queued_rows(jobs, report.now)
         else:
@@ -89,7 +89,7 @@ def _job_lists(report: StatusReport, *, show_all: bool, verbose: bool) -> Iterat
 
 
 def _table_row(job: JobView, now: float, *, verbose: bool) -> TableRow:
-    entry = ROW_BUILDERS[JobState(job.state)](job, now)
+    entry = ROW_BUILDERS[job.record.state](job, now)
     return replace(entry, detail_lines=detail_lines(job)) if verbose else entry
 
 
@@ -120,8 +120,8 @@ def _job_counts(report: StatusReport) -> dict[JobState | Outcome, int]:
     for state in (JobState.QUEUED, JobState.HELD):
         numbers[state] = counts.get(state.value, 0)
     for job in report.jobs:
-        if not job.is_recorded and JobState(job.state) not in ACTIVE:
-            now = Outcome(job.outcome) if job.outcome else JobState(job.state)
+        if not job.is_recorded and job.record.state not in ACTIVE:
+            now = job.record.outcome or job.record.state
             numbers[JobState.RUNNING] = max(0, numbers[JobState.RUNNING] - 1)
             numbers[now] += 1
     return numbers
@@ -178,7 +178,7 @@ def _summary_cells(report: StatusReport) -> Iterator[Cell]:
 def _scheduler_lines(report: StatusReport) -> Iterator[StyledLine]:
     """Yields a line about the scheduler if none is running here."""
     if report.pid is None:
-        sampled = [gpu.sampled_at for gpu in report.gpus if gpu.sampled_at is not None]
+        sampled = [gpu.record.sampled_at for gpu in report.gpus if gpu.record.sampled_at is not None]
         stale = f"; GPU values as of {format_age(max(sampled), report.now)}" if sampled else ""
         yield [Cell(f"Scheduler not running{stale}", YELLOW)]
 
@@ -196,7 +196,7 @@ def _path_lines(report: StatusReport, *, verbose: bool) -> Iterator[StyledLine]:
 
 
 def _warnings(report: StatusReport) -> list[str]:
-    return [text for job in report.jobs if JobState(job.state) in ACTIVE for text in job_warnings(job)]
+    return [text for job in report.jobs if job.record.state in ACTIVE for text in job_warnings(job)]
 
 
 def _malformed_lines(report: StatusReport) -> Iterator[str]:
@@ -204,11 +204,11 @@ def _malformed_lines(report: StatusReport) -> Iterator[str]:
     line that it applies to."""
     shown: set[str] = set()
     for bad in report.malformed:
-        is_new = bad.accepted and bad.accepted not in shown
-        accepted = f" (accepted: {safe_text(bad.accepted or '')})" if is_new else ""
-        shown.add(bad.accepted or "")
+        is_new = bad.accepted_form and bad.accepted_form not in shown
+        accepted = f" (accepted: {safe_text(bad.accepted_form or '')})" if is_new else ""
+        shown.add(bad.accepted_form or "")
         where = f"{safe_text(posixpath.basename(bad.path))}:{bad.number}"
-        line = f"{safe_text(limit_length(bad.reason))}{accepted}: {safe_text(limit_length(bad.text))}"
+        line = f"{safe_text(limit_length(bad.problem))}{accepted}: {safe_text(limit_length(bad.text))}"
         yield f"Malformed: {where}: {line}"
 
 

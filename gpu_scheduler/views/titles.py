@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.text.formatting import limit_length, safe_text
-from gpu_scheduler.core.text.secrets import masked_words
 
 
 def title(job: JobView) -> str:
     """Returns the full title of a job as one line that is safe to print."""
-    return title_of(job.name, job.text, job.spec)
+    return title_of(job.record.name, job.record.text, job.record.spec_json)
 
 
 def title_of(name: str | None, text: str, spec: str) -> str:
@@ -28,7 +27,7 @@ def _program_text(text: str, spec_json: str) -> str:
     script = spec.get("script")
     if script is None:
         return text
-    return " ".join([posixpath.basename(script), *map(shlex.quote, masked_words(spec.get("arguments", ())))])
+    return " ".join([posixpath.basename(script), *map(shlex.quote, spec.get("arguments", ()))])
 
 
 def common_prefix(titles: Sequence[str]) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 
-from gpu_scheduler.app.status_report import JobView, MalformedLineView
+from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import limit_length, safe_text
+from gpu_scheduler.store.jobs_files import MalformedLineRecord
 from gpu_scheduler.views.wait_text import held_text, job_reason_text
 
 #: Maximum number of listed lines and jobs.
@@ -17,7 +18,7 @@ MAX_ITEMS = 10
 _MAX_REASON_CHARACTERS = 200
 
 
-def unfinished_text(malformed: Sequence[MalformedLineView], jobs: Sequence[JobView]) -> str:
+def unfinished_text(malformed: Sequence[MalformedLineRecord], jobs: Sequence[JobView]) -> str:
     """Lists the malformed lines, then the unfinished jobs; returns "" if there are none."""
     items = [*map(_malformed_line_text, malformed[:MAX_ITEMS]), *map(_job_text, jobs)][:MAX_ITEMS]
     more = len(malformed) + len(jobs) - len(items)
@@ -26,16 +27,16 @@ def unfinished_text(malformed: Sequence[MalformedLineView], jobs: Sequence[JobVi
     return "; ".join(items)
 
 
-def _malformed_line_text(line: MalformedLineView) -> str:
-    return f"line {line.number} of {posixpath.basename(line.path)} is malformed: {_short_text(line.reason)}"
+def _malformed_line_text(line: MalformedLineRecord) -> str:
+    return f"line {line.number} of {posixpath.basename(line.path)} is malformed: {_short_text(line.problem)}"
 
 
 def _job_text(job: JobView) -> str:
-    if job.state == JobState.HELD.value:
-        return f"job {job.id} is {_short_text(held_text(job))}"
+    if job.record.state is JobState.HELD:
+        return f"job {job.record.id} is {_short_text(held_text(job))}"
     if job.wait is not None and job.wait.kind is WaitKind.LINE_MALFORMED:
-        return f"job {job.id} waits for line {job.wait.line_number}"
-    return f"job {job.id} waits: {_short_text(job_reason_text(job) or 'not tried yet')}"
+        return f"job {job.record.id} waits for line {job.wait.line_number}"
+    return f"job {job.record.id} waits: {_short_text(job_reason_text(job) or 'not tried yet')}"
 
 
 def _short_text(text: str) -> str:

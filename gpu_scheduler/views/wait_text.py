@@ -21,11 +21,11 @@ _MAX_OBSTACLES = 4
 
 def job_reason_text(job: JobView) -> str | None:
     """Formats why a job waits or has ended; None if there is nothing to say."""
-    wait = job.wait
-    if wait is None or (wait.kind in _STORED and job.reason is not None):
-        return None if job.reason is None else reason_text(job.reason)
+    wait, reason = job.wait, job.record.reason
+    if wait is None or (wait.kind in _STORED and reason is not None):
+        return None if reason is None else reason_text(reason)
     if wait.kind in (WaitKind.LINE_MALFORMED, WaitKind.LINE_REMOVED, WaitKind.LINE_CHANGED):
-        return _line_wait_text(wait, job.source, job.due_in_s)
+        return _line_wait_text(wait, job.record.source, job.due_in_s)
     return wait_text(wait)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.model.share import share_text
-from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.core.model.states import ACTIVE
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_detail import AttemptView
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 def job_warnings(job: JobView) -> list[str]:
     """Returns the warnings about a job and its newest attempt."""
-    return [_warning_text(job.id, one, is_open=JobState(job.state) in ACTIVE) for one in job.warnings]
+    is_open = job.record.state in ACTIVE
+    return [_warning_text(job.record.id, one, is_open=is_open) for one in job.warnings]
 
 
-def attempt_warnings(job_id: int, attempt: AttemptView) -> list[str]:
-    """Returns the warnings about an attempt of a job."""
-    return [_warning_text(job_id, one, is_open=attempt.outcome is None) for one in attempt.warnings]
+def attempt_warnings(view: AttemptView) -> list[str]:
+    """Returns the warnings about an attempt."""
+    is_open = view.attempt.outcome is None
+    return [_warning_text(view.attempt.job_id, one, is_open=is_open) for one in view.warnings]
 
 
 def _warning_text(job_id: int, warning: AttemptWarning, *, is_open: bool) -> str:

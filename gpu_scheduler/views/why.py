@@ -18,7 +18,6 @@ from gpu_scheduler.core.text.formatting import (
     safe_text,
     without_repetition,
 )
-from gpu_scheduler.core.text.secrets import masked, masked_values
 from gpu_scheduler.views import job_findings, placement_findings
 from gpu_scheduler.views.event_messages import dated_line
 from gpu_scheduler.views.findings import finding_object, format_finding
@@ -42,7 +41,7 @@ def to_text(diagnosis: Diagnosis, width: int | None, *, verbose: bool) -> str:
     brief = diagnosis.has_failed and not verbose
     log = diagnosis.log_end
     lines = [*_wrapped(safe_text(limit_length(without_repetition(_headline(diagnosis), log))), width), ""]
-    repeated = [*log, _reason(diagnosis) or ""]
+    repeated = [*log, job_reason_text(diagnosis.job) or ""]
     found = [replace(one, message=without_repetition(one.message, repeated)) for one in findings(diagnosis)]
     if brief:
         remedies = [one.remedy for one in found if one.check in _END_CHECKS and one.remedy]
@@ -54,7 +53,7 @@ def to_text(diagnosis: Diagnosis, width: int | None, *, verbose: bool) -> str:
         end = [f"  {safe_text(limit_length(line))}" for line in output]
         lines += ["", "End of its log:", *end] if end else ["", "It printed nothing."]
     if brief:
-        lines += ["", f"`why {diagnosis.job.id} -v` shows every check."]
+        lines += ["", f"`why {diagnosis.job.record.id} -v` shows every check."]
     return "\n".join(lines) + "\n"
 
 
@@ -63,13 +62,13 @@ def to_json(diagnosis: Diagnosis) -> str:
     job = diagnosis.job
     value = {
         "now": diagnosis.now,
-        "job": job.id,
-        "state": job.state,
-        "outcome": job.outcome,
-        "reason": _reason(diagnosis),
+        "job": job.record.id,
+        "state": job.record.state,
+        "outcome": job.record.outcome,
+        "reason": job_reason_text(diagnosis.job),
         "recorded": job.is_recorded,
         "scheduler": diagnosis.scheduler_pid,
-        "checks": masked_values([finding_object(finding) for finding in findings(diagnosis)]),
+        "checks": [finding_object(finding) for finding in findings(diagnosis)],
         "log_end": list(diagnosis.log_end),
     }
     return json.dumps(value, indent=1) + "\n"
@@ -77,7 +76,7 @@ def to_json(diagnosis: Diagnosis) -> str:
 
 def findings(diagnosis: Diagnosis) -> Iterator[Finding]:
     """Yields the checks in order."""
-    state = JobState(diagnosis.job.state)
+    state = diagnosis.job.record.state
     yield job_findings.scheduler(diagnosis.scheduler_pid, is_waiting=state in WAITING)
     if diagnosis.waiting is not None:
         yield from _waiting(diagnosis, diagnosis.waiting)
@@ -89,26 +88,19 @@ def findings(diagnosis: Diagnosis) -> Iterator[Finding]:
     yield from _logs(diagnosis)
 
 
-def _reason(diagnosis: Diagnosis) -> str | None:
-    """Formats why the job waits or ended, without secrets."""
-    reason = job_reason_text(diagnosis.job)
-    return reason and masked(reason)
-
-
 def _headline(diagnosis: Diagnosis) -> str:
-    job = diagnosis.job
-    state = outcome_text(job.outcome, job.exit_code, job.signal) if job.outcome else job.state
-    more = _reason(diagnosis)
-    if job.wait is None and job.reason is not None:
-        more = masked(reason_text(job.reason, without_exit=True))
-    reason = f": {more}" if more else ""
-    return f"job {job.id} {'' if job.outcome else 'is '}{state}{reason}"
+    job = diagnosis.job.record
+    state = outcome_text(job.outcome, job.exit_code, job.signal) if job.outcome else f"is {job.state}"
+    more = job_reason_text(diagnosis.job)
+    if diagnosis.job.wait is None and job.reason is not None:
+        more = reason_text(job.reason, without_exit=True)
+    return f"job {job.id} {state}{f': {more}' if more else ''}"
 
 
 def _waiting(diagnosis: Diagnosis, waiting: WaitingFacts) -> Iterator[Finding]:
-    job = diagnosis.job
-    if job.state == JobState.HELD.value:
-        yield job_findings.held(job.id, diagnosis.held_by, _reason(diagnosis))
+    job = diagnosis.job.record
+    if job.state is JobState.HELD:
+        yield job_findings.held(job.id, job.held_by, job_reason_text(diagnosis.job))
     yield from map(from_health_issue, waiting.health_issues)
     yield ok(Check.NEED, current_need_text(waiting.need))
     yield from _placement(diagnosis, waiting.need.need, waiting.placement)
@@ -137,9 +129,9 @@ def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
     job = diagnosis.job
     gpus = ", ".join(map(str, job.gpus))
     since = "" if job.started_at is None else f", started {format_age(job.started_at, diagnosis.now)}"
-    follow = f"`logs {job.id} -f` follows its output"
+    follow = f"`logs {job.record.id} -f` follows its output"
     if job.session:
-        follow = f"`attach {job.id}` opens its session, {follow}"
+        follow = f"`attach {job.record.id}` opens its session, {follow}"
     yield ok(Check.RUNS, f"on GPU {gpus}{since}; {follow}")
     memory = memory_text(job.peaks, job.vram_declared)
     if memory:
@@ -147,12 +139,12 @@ def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
 
 
 def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
-    job = diagnosis.job
+    job = diagnosis.job.record
     again = f"`retry {job.id}` runs it again"
-    if job.outcome == Outcome.COMPLETED.value:
+    if job.outcome is Outcome.COMPLETED:
         yield ok(Check.END, f"it exited with code 0; {again}")
         return
-    end = _reason(diagnosis) or outcome_text(job.outcome or "ended", job.exit_code, job.signal)
+    end = job_reason_text(diagnosis.job) or outcome_text(job.outcome or "ended", job.exit_code, job.signal)
     if job.outcome not in FAILED:
         yield warn(Check.END, end, again)
         return
@@ -166,7 +158,9 @@ def _remedy(diagnosis: Diagnosis) -> str | None:
     """Returns the remedy for the failure of a job; None if none is known."""
     if diagnosis.oom is not None:
         return oom_remedy(diagnosis.oom)
-    return None if diagnosis.job.reason is None else failure_remedy(diagnosis.job.reason.failure)
+    return (
+        None if diagnosis.job.record.reason is None else failure_remedy(diagnosis.job.record.reason.failure)
+    )
 
 
 def _logs(diagnosis: Diagnosis) -> Iterator[Finding]:

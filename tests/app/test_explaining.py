@@ -37,8 +37,10 @@ def test_detail_contains_the_attempts_and_the_history(desk: Desk, location: Loca
     job = desk.job("echo a b", name="one")
     attempt = desk.attempt(job)
     detail = job_detail(location, "one")
-    assert (detail.job.id, detail.kind, detail.cwd) == (job, "command", str(desk.path))
-    assert [(one.number, one.gpus, one.outcome) for one in detail.attempts] == [(1, (0,), None)]
+    record = detail.job.record
+    assert (record.id, record.spec.kind, record.spec.cwd) == (job, "command", str(desk.path))
+    [one] = detail.attempts
+    assert (one.attempt.number, one.gpus, one.attempt.outcome) == (1, (0,), None)
     assert detail.attempts[0].folder == str(desk.folder(attempt))
     assert [event.kind for event in detail.history] == [EventKind.QUEUED, EventKind.STARTING]
 

@@ -17,6 +17,7 @@ from gpu_scheduler.core.model.attempt_status import (
     FailureContext,
     StopRequest,
 )
+from gpu_scheduler.core.model.event import MisplacedProcess
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
@@ -146,7 +147,11 @@ def test_starting_job_gives_the_reason_for_its_delay(launches: int, reason: str 
     last = attempt_record(launch_count=launches)
     fact = Attempt(11, 3, "t", "boot", AttemptState.STARTING, launch_deadline=NOW.boot + 100)
     view = job_view(job_record(state="starting"), last, context(open_attempts={11: fact}))
-    assert (view.state, job_reason_text(view), job_table.running_row(view, NOW.wall).cells[-1].text) == (
+    assert (
+        view.record.state,
+        job_reason_text(view),
+        job_table.running_row(view, NOW.wall).cells[-1].text,
+    ) == (
         "starting",
         reason,
         reason or "",
@@ -191,14 +196,24 @@ def test_folder_overrides_the_recorded_state(
     recorded: str, status: AttemptStatus, state: str, outcome: str | None, is_recorded: bool
 ) -> None:
     view = view_as(recorded, status)
-    assert (view.state, view.outcome, view.is_recorded) == (state, outcome, is_recorded)
+    assert (view.record.state, view.record.outcome, view.is_recorded) == (state, outcome, is_recorded)
 
 
 def test_unrecorded_end_has_reason_exit_code_and_times() -> None:
     view = view_as("running", ended(None, 7), FailureContext("ValueError: x\n"))
-    assert words(view.reason) == "exit code 7: ValueError: x"
-    assert (view.exit_code, view.signal, view.started_at, view.finished_at) == (7, None, 960.0, 990.0)
-    assert (view.gpus, view.attempts, view.log, view.session) == ((0, 1), 1, "/logs/3.log", None)
+    assert words(view.record.reason) == "exit code 7: ValueError: x"
+    assert (view.record.exit_code, view.record.signal, view.started_at, view.record.finished_at) == (
+        7,
+        None,
+        960.0,
+        990.0,
+    )
+    assert (view.gpus, view.attempt and view.attempt.number, view.log, view.session) == (
+        (0, 1),
+        1,
+        "/logs/3.log",
+        None,
+    )
 
 
 def test_live_session_is_shown_by_its_full_name() -> None:
@@ -208,7 +223,7 @@ def test_live_session_is_shown_by_its_full_name() -> None:
 
 def test_closed_window_hides_the_session() -> None:
     view = view_as("running", AttemptStatus("live", 12, "12.gpujob_0_echo_3", window_open=False))
-    assert (view.state, view.session, view.window_closed) == ("running", None, True)
+    assert (view.record.state, view.session, view.window_closed) == ("running", None, True)
     view = view_as("running", AttemptStatus("live", 12, "12.gpujob_0_echo_3", window_open=True))
     assert (view.session, view.window_closed) == ("12.gpujob_0_echo_3", False)
     noted = attempt_record(window_closed=True)
@@ -221,6 +236,7 @@ def test_closed_window_hides_the_session() -> None:
 def test_warns_of_a_process_on_another_gpu() -> None:
     row = attempt_record(["A"], misplaced=(("B", 71),))
     view = job_view(job_record(state="running"), row, context())
+    assert view.warnings == (MisplacedProcess(1, 1, 71, (0,)),)
     [warning] = job_warnings(view)
     assert warning.startswith("job 3 was given GPU 0 but uses GPU 1 (process 71): ")
 

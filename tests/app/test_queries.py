@@ -28,10 +28,11 @@ def test_status_reports_only_the_requested_jobs(desk: Desk, location: Location) 
     jobs = [desk.job(f"echo {number}") for number in range(3)]
     desk.record(act.FinishJob(jobs[0], Outcome.FAILED, None))
     report = status(location, StatusQuery())
-    assert [job.id for job in report.jobs] == [jobs[1], jobs[2], jobs[0]]
+    assert [job.record.id for job in report.jobs] == [jobs[1], jobs[2], jobs[0]]
     assert (report.pid, len(report.gpus), report.counts) == (None, 2, {"queued": 2, "finished": 1})
-    assert [job.id for job in status(location, StatusQuery(max_queued=1, max_finished=0)).jobs] == [jobs[1]]
-    assert [job.id for job in status(location, StatusQuery(only_failed=True)).jobs] == [jobs[0]]
+    limited = status(location, StatusQuery(max_queued=1, max_finished=0))
+    assert [job.record.id for job in limited.jobs] == [jobs[1]]
+    assert [job.record.id for job in status(location, StatusQuery(only_failed=True)).jobs] == [jobs[0]]
 
 
 def test_reads_last_lines_only_on_request(desk: Desk, location: Location) -> None:

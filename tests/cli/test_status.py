@@ -140,17 +140,17 @@ def test_first_line_counts_jobs_by_outcome(desk: Desk) -> None:
 
 
 def test_status_shows_malformed_lines_and_unreadable_files(desk: Desk) -> None:
-    path = f"{desk.path}/jobs.txt"
+    path, text = f"{desk.path}/jobs.txt", "high,a.py,\x1b[31menv"
     with desk.store.db.transaction() as db:
         db.execute("INSERT INTO jobs_file VALUES (?, ?, 'Permission denied')", (path, str(desk.path)))
         db.execute(
             "INSERT INTO line (path, position, number, text, raw, problem, accepted_form) VALUES"
-            " (?, 0, 3, 'x', 'high,a.py,\x1b[31menv', 'the priority is no number', 'a whole number')",
-            (path,),
+            " (?, 0, 3, ?, ?, 'the priority is no number', 'a whole number')",
+            (path, text, text),
         )
     shown = report(desk)
     assert shown["malformed"] == [
-        {"file": path, "line": 3, "text": "high,a.py,\x1b[31menv", "reason": "the priority is no number",
+        {"file": path, "line": 3, "text": text, "reason": "the priority is no number",
          "accepted": "a whole number"}
     ]  # fmt: skip
     assert shown["jobs_files"] == [{"file": path, "problem": "Permission denied"}]

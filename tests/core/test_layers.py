@@ -60,7 +60,11 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "intake",
     ),
     "app": (*CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health"),
-    "views": ("core.model", "core.text", "core.failure", "core.scheduling", "app"),
+    # Views know the types of records, which results hold; they read no store.
+    "views": (
+        "core.model", "core.text", "core.failure", "core.scheduling", "app", "store.records",
+        "store.jobs_files",
+    ),
     "reporting": (
         "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "store.events",
         "store.job_lists", "store.jobs_files", "store.pending_groups", "store.records", "store.store",

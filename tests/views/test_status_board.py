@@ -5,35 +5,37 @@ from __future__ import annotations
 import re
 import time
 
-from gpu_scheduler.app.status_report import GpuStatusView, JobView, StatusReport
+from gpu_scheduler.app.status_report import StatusReport
 from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.status_board import to_text
 from tests.reasons import worded
+from tests.records import gpu_view, job_view
 
 NOW = 1_000_000.0
 GPUS = (
-    GpuStatusView(0, "A", "NVIDIA H200", "busy", 375, 9000, 24576, 97.0, None, NOW, (1,), 9216),
-    GpuStatusView(1, "B", "NVIDIA H200", "lost", 0, None, None, None,
-                  GpuFault(FaultKind.QUERY_FAILED, "\x1b15"), NOW, allocated_mib=None),
+    gpu_view("busy", 375, total_mib=24576, used_mib=9000, load_percent=97.0, jobs=(1,), allocated_mib=9216,
+             name="NVIDIA H200"),
+    gpu_view("lost", 0, index=1, name="NVIDIA H200", total_mib=None, used_mib=None, load_percent=None,
+             fault=GpuFault(FaultKind.QUERY_FAILED, "\x1b15"), allocated_mib=None),
 )  # fmt: skip
 JOBS = (
-    JobView(1, "running", text="python a.py", gpus=(0,), started_at=NOW - 12, vram_declared=9216,
+    job_view(1, "running", text="python a.py", gpus=(0,), started_at=NOW - 12, vram_declared=9216,
             memory_used={0: 8123}, peaks={0: 8200}),
-    JobView(2, "stopping", text="python b.py", gpus=(0, 1), started_at=NOW - 3.21, share_declared=250,
+    job_view(2, "stopping", text="python b.py", gpus=(0, 1), started_at=NOW - 3.21, share_declared=250,
             memory_used={1: 7}, peaks={1: 9}),
-    JobView(3, "starting", name="bert", text="python c.py", gpus=(1,), share_declared=500, vram_declared=900,
+    job_view(3, "starting", name="bert", text="python c.py", gpus=(1,), share_declared=500, vram_declared=900,
             peaks={1: 70}),
-    JobView(4, "queued", reason=worded("needs 1 free GPU, 0 free"), text="evil \x1b[2J"),
-    JobView(5, "queued", reason=worded("exit code 1; OOM retry 1 of 3 with 6.6 GiB per GPU"),
+    job_view(4, "queued", reason=worded("needs 1 free GPU, 0 free"), text="evil \x1b[2J"),
+    job_view(5, "queued", reason=worded("exit code 1; OOM retry 1 of 3 with 6.6 GiB per GPU"),
             text="python e.py", oom_retries_used=1),
-    JobView(6, "held", reason=worded("interrupted; `retry 6` runs it again"), text="python f.py"),
-    JobView(7, "held", reason=worded("held by its line"), wait=WaitReason(WaitKind.HELD, "line"),
+    job_view(6, "held", reason=worded("interrupted; `retry 6` runs it again"), text="python f.py"),
+    job_view(7, "held", reason=worded("held by its line"), wait=WaitReason(WaitKind.HELD, "line"),
             text="python g.py"),
-    JobView(8, "finished", "completed", text="python h.py", started_at=NOW - 100, finished_at=NOW - 80),
-    JobView(9, "finished", "failed", reason=worded("exit code 1: ValueError: bad"), text="python i.py",
+    job_view(8, "finished", "completed", text="python h.py", started_at=NOW - 100, finished_at=NOW - 80),
+    job_view(9, "finished", "failed", reason=worded("exit code 1: ValueError: bad"), text="python i.py",
             started_at=NOW - 4.5, finished_at=NOW - 1),
-    JobView(10, "finished", "cancelled", reason=worded("line removed"), text="python j.py"),
+    job_view(10, "finished", "cancelled", reason=worded("line removed"), text="python j.py"),
 )  # fmt: skip
 
 
@@ -72,7 +74,7 @@ def test_shows_a_stopped_scheduler_and_counts_hidden_jobs() -> None:
 
 
 def test_truncates_long_lines() -> None:
-    waits = JobView(4, "queued", reason=worded("x" * 5000), text="y" * 5000)
+    waits = job_view(4, "queued", reason=worded("x" * 5000), text="y" * 5000)
     text = to_text(StatusReport(NOW, 1, "s", "d", jobs=(waits,), counts={"queued": 1}))
     [row] = re.findall(r"^·    4  queued .*$", text, re.MULTILINE)
     assert len(row) == 203

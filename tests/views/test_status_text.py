@@ -12,22 +12,18 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from gpu_scheduler.app.status_report import (
-    GpuStatusView,
-    JobsFileView,
-    JobView,
-    MalformedLineView,
-    StatusReport,
-)
+from gpu_scheduler.app.status_report import StatusReport
 from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
 from gpu_scheduler.views.layout import Viewport
 from gpu_scheduler.views.status_json import to_json
 from gpu_scheduler.views.status_text import to_text
 from tests.reasons import worded
+from tests.records import gpu_view, job_view
 
 GOLDEN = Path(__file__).with_name("golden")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "json.md"
@@ -40,33 +36,41 @@ REPORT = StatusReport(
     state_file="/home/me/gpu_scheduler_state.json",
     data_dir="/home/me/gpu_scheduler_state.d",
     gpus=(
-        GpuStatusView(
-            0, "GPU-a", "NVIDIA H200", "busy", 1000, 70_000, 143_771, 98.0, None, NOW - 2, (3, 4), 125_000,
+        gpu_view(
+            "busy", 1000, uuid="GPU-a", name="NVIDIA H200", used_mib=70_000, total_mib=143_771,
+            load_percent=98.0, sampled_at=NOW - 2, jobs=(3, 4), allocated_mib=125_000,
             has_declared_memory=True,
         ),
-        GpuStatusView(1, "GPU-b", "NVIDIA H200", "available", 500, 512, 143_771, 0.0, None, NOW - 2, (5,)),
-        GpuStatusView(2, "GPU-c", "NVIDIA H200", "lost", 0, None, None, None, FAILED, NOW - 2),
+        gpu_view(
+            "available", 500, uuid="GPU-b", index=1, name="NVIDIA H200", used_mib=512, total_mib=143_771,
+            load_percent=0.0, sampled_at=NOW - 2, jobs=(5,),
+        ),
+        gpu_view(
+            "lost", uuid="GPU-c", index=2, name="NVIDIA H200", used_mib=None, total_mib=None,
+            load_percent=None, fault=FAILED, sampled_at=NOW - 2,
+        ),
     ),
     jobs=(
-        JobView(
+        job_view(
             3, "running", text="0,/home/me/train.py,,--llm qwen", gpus=(0,), attempts=1,
             session="912.gpujob_0_train_3", log="/tmp/gpu_scheduler_logs/job_3.log",
             created_at=NOW - 500, started_at=NOW - 130, priority=0, vram_declared=81_920, peaks={0: 69_500},
-            spec='{"script": "/home/me/train.py", "arguments": ["--llm", "qwen"]}', last_line="loss 0.2 \x07",
+            spec_json='{"script": "/home/me/train.py", "arguments": ["--llm", "qwen"]}',
+            last_line="loss 0.2 \x07",
         ),
-        JobView(5, "running", is_recorded=False, text="python t.py", gpus=(1,), started_at=NOW - 3),
-        JobView(6, "queued", text="python big.py", reason=worded("needs 2 free GPUs, 1 free"), priority=200),
-        JobView(
+        job_view(5, "running", is_recorded=False, text="python t.py", gpus=(1,), started_at=NOW - 3),
+        job_view(6, "queued", text="python big.py", reason=worded("needs 2 free GPUs, 1 free"), priority=200),
+        job_view(
             7, "queued", text="evil \x1b[2J", reason=worded("infeasible: needs 9 idle GPUs, 3 managed"),
             infeasible=True,
         ),
-        JobView(8, "held", text="echo held", reason=worded("held by the user"), name="later"),
-        JobView(
+        job_view(8, "held", text="echo held", reason=worded("held by the user"), name="later"),
+        job_view(
             2, "finished", "failed", text="python bad.py", exit_code=7, reason=worded("exit code 7"),
             attempts=1,
             started_at=NOW - 400, finished_at=NOW - 300, gpus=(0,),
         ),
-        JobView(
+        job_view(
             1, "finished", "failed", text="python none.py", attempts=5,
             reason=worded("could not be started: conda environment x does not exist (tried 5 times)"),
             finished_at=NOW - 7200,
@@ -75,9 +79,13 @@ REPORT = StatusReport(
     counts={"running": 2, "queued": 20_002, "held": 1, "finished": 9},
     unsuccessful_counts={"failed": 4},
     malformed=(
-        MalformedLineView("/home/me/jobs.txt", 4, "train.py &\x07", "it ends in &", "the same without the &"),
+        MalformedLineRecord(
+            "/home/me/jobs.txt", 4, "train.py &\x07", "it ends in &", "the same without the &"
+        ),
     ),
-    jobs_files=(JobsFileView("/home/me/jobs.txt"), JobsFileView("/gone.txt", "no such file")),
+    jobs_files=(
+        JobsFileRecord("/home/me/jobs.txt", "/", None), JobsFileRecord("/gone.txt", "/", "no such file"),
+    ),
     health_issues=(
         HealthIssue(
             HealthSubject.STORE, "/home/me/gpu_scheduler_state.d", "is on a full disk", "free space there",
@@ -124,25 +132,28 @@ def many() -> StatusReport:
     ).to_json()
     bar = "epoch 3/30:  35%|███████             | 58/600 [01:39<05:00,  1.00it/s, loss=2.104]"
     jobs = [
-        JobView(n, "running", text="x", spec=sweep, gpus=(n - 1,), started_at=NOW - 60 * n, last_line=bar)
+        job_view(
+            n, "running", text="x", spec_json=sweep, gpus=(n - 1,), started_at=NOW - 60 * n, last_line=bar
+        )
         for n in range(1, 8)
     ]
-    jobs.append(replace(jobs[0], id=8, name="模型训练" * 9, gpus=(7,), last_line="载入" * 20))
+    wide = job_view(
+        8, "running", text="x", name="模型训练" * 9, spec_json=sweep, gpus=(7,), started_at=NOW - 60,
+        last_line="载入" * 20,
+    )  # fmt: skip
+    jobs.append(wide)
     half = WaitReason(WaitKind.NO_FREE_GPU, need=Need(1, 500))
-    waits = JobView(9, "queued", text="x", spec=sweep, wait=half)
-    jobs += [replace(waits, id=n) for n in range(9, 29)]
-    jobs.append(JobView(29, "queued", name="ddp", reason=worded("needs 2 idle GPUs, 0 free")))
-    jobs.append(JobView(30, "held", text="python t.py", reason=worded("held by its line")))
-    over = JobView(31, "finished", "completed", text="python t.py", started_at=NOW - 90, finished_at=NOW - 5)
-    jobs += [replace(over, id=n) for n in range(31, 40)]
-    jobs.append(
-        replace(
-            over, id=40, outcome="failed", exit_code=1, reason=worded("exit code 1: ValueError: " + "x" * 90)
-        )
-    )
+    jobs += [job_view(n, "queued", text="x", spec_json=sweep, wait=half) for n in range(9, 29)]
+    jobs.append(job_view(29, "queued", name="ddp", reason=worded("needs 2 idle GPUs, 0 free")))
+    jobs.append(job_view(30, "held", text="python t.py", reason=worded("held by its line")))
+    over = {"text": "python t.py", "started_at": NOW - 90, "finished_at": NOW - 5}
+    jobs += [job_view(n, "finished", "completed", **over) for n in range(31, 40)]
+    error = worded("exit code 1: ValueError: " + "x" * 90)
+    jobs.append(job_view(40, "finished", "failed", exit_code=1, reason=error, **over))
     gpu = replace(REPORT.gpus[0], has_declared_memory=False)
+    gpus = tuple(replace(gpu, record=replace(gpu.record, index=n), jobs=(n + 1,)) for n in range(8))
     return StatusReport(
-        NOW, 4711, "s", "d", tuple(replace(gpu, index=n, jobs=(n + 1,)) for n in range(8)), tuple(jobs),
+        NOW, 4711, "s", "d", gpus, tuple(jobs),
         counts={"running": 8, "queued": 21, "held": 1, "finished": 10}, unsuccessful_counts={"failed": 1},
     )  # fmt: skip
 
@@ -210,12 +221,12 @@ def test_queued_jobs_with_the_same_reason_share_a_row() -> None:
             {
                 "counts": {"finished": 2000, "running": 2, "held": 1},
                 "unsuccessful_counts": {"cancelled": 3, "timed_out": 1},
-                "jobs": (JobView(1, "finished", "cancelled", is_recorded=False),),
+                "jobs": (job_view(1, "finished", "cancelled", is_recorded=False),),
             },
             "2,003 jobs: 1,996 done, 1 timed out, 4 cancelled, 1 running, 1 held; scheduler pid 4711",
         ),
         (
-            {"counts": {"running": 1}, "jobs": (JobView(1, "held", is_recorded=False),)},
+            {"counts": {"running": 1}, "jobs": (job_view(1, "held", is_recorded=False),)},
             "1 job: 1 held; scheduler pid 4711",
         ),
     ],
@@ -225,7 +236,7 @@ def test_the_first_line_counts_all_jobs(values: dict[str, Any], expected: str) -
 
 
 def test_unrecorded_end_is_shown_with_its_outcome() -> None:
-    job = JobView(
+    job = job_view(
         1, "finished", "cancelled", is_recorded=False, text="t", reason=worded("cancelled by the user")
     )
     text = to_text(StatusReport(NOW, None, "s", "d", jobs=(job,), counts={"running": 1}))
@@ -241,11 +252,11 @@ def test_clock_is_at_the_right_end_of_the_first_line() -> None:
 
 
 def test_shows_warnings_of_running_jobs_only() -> None:
-    running = replace(REPORT.jobs[0], warnings=("uses GPU 1",))
-    over = replace(REPORT.jobs[-1], warnings=("used GPU 1",))
+    running = replace(REPORT.jobs[0], warnings=("odd folder",))
+    over = replace(REPORT.jobs[-1], warnings=("other folder",))
     text = to_text(replace(REPORT, jobs=(running, over)))
-    assert f"Warning: job {running.id}: uses GPU 1\n" in text
-    assert "used GPU 1" not in text
+    assert "Warning: job 3: odd folder\n" in text
+    assert "other folder" not in text
 
 
 def test_health_issue_is_complete_on_a_narrow_screen() -> None:
@@ -276,7 +287,7 @@ def test_counts_omitted_items() -> None:
     text = to_text(REPORT)
     assert "… and 20,000 more queued (status --all)" in text
     assert "… and 7 more finished (status --all)" in text
-    bad = tuple(replace(REPORT.malformed[0], number=n) for n in range(25))
+    bad = tuple(REPORT.malformed[0]._replace(number=n) for n in range(25))
     assert "… and 6 more malformed lines (status --all)" in to_text(replace(REPORT, malformed=bad))
     assert "… and 23 more malformed lines (status --all)" in to_text(replace(REPORT, malformed=bad), NARROW)
     assert "more malformed" not in to_text(replace(REPORT, malformed=bad), show_all=True)
@@ -315,7 +326,7 @@ def test_documentation_lists_exactly_the_keys() -> None:
 def test_accepted_form_is_shown_once() -> None:
     one, other = "one block of attributes", "the same without the &"
     forms = (one, one, None, other, one)
-    bad = tuple(MalformedLineView("/jobs.txt", 1 + at, "x", "why", each) for at, each in enumerate(forms))
+    bad = tuple(MalformedLineRecord("/jobs.txt", 1 + at, "x", "why", each) for at, each in enumerate(forms))
     lines = [line for line in to_text(replace(REPORT, malformed=bad)).splitlines() if "Malformed" in line]
     assert lines == [
         f"Malformed: jobs.txt:1: why (accepted: {one}): x",

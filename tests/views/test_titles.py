@@ -8,13 +8,14 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.views.titles import common_prefix, title
+from tests.records import job_view
 
 LINE = "0,/home/me/train.py,env,--llm qwen --note two,0-3"
 
 
 def shown(text: str, name: str | None = None, **spec: object) -> JobView:
     value = JobSpec(kind="command", text=text, cwd="/", **spec)  # type: ignore[arg-type]
-    return JobView(1, "queued", text=text, name=name, spec=value.to_json())
+    return job_view(1, text=text, name=name, spec_json=value.to_json())
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def shown(text: str, name: str | None = None, **spec: object) -> JobView:
 )
 def test_a_job_title_is_its_name_or_command(job: JobView, called: str) -> None:
     assert title(job) == called
-    assert json.loads(job.spec)["text"] == job.text
+    assert json.loads(job.record.spec_json)["text"] == job.record.text
 
 
 @pytest.mark.parametrize(

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_scheduler.app.status_report import JobView, MalformedLineView
+from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.store.jobs_files import MalformedLineRecord
 from gpu_scheduler.views.unfinished import MAX_ITEMS, unfinished_text
 from tests.reasons import worded
+from tests.records import job_view
 
 
 def job(number: int, state: str = "queued", reason: StateReason | None = None, **values: Any) -> JobView:
-    return JobView(number, state, reason=reason, **values)
+    return job_view(number, state, reason=reason, **values)
 
 
 def test_returns_an_empty_text_if_nothing_is_unfinished() -> None:
     assert unfinished_text([], []) == ""
 
 
-def test_lists_each_line_and_job_with_its_reason() -> None:
-    line = MalformedLineView("/home/me/jobs.txt", 2, "[vram=20H] b", "memory '20H'\x1b is not MiB")
+def test_names_each_line_and_job_with_its_reason() -> None:
+    line = MalformedLineRecord("/home/me/jobs.txt", 2, "[vram=20H] b", "memory '20H'\x1b is not MiB", None)
     jobs = [
         job(2, wait=WaitReason(WaitKind.LINE_MALFORMED, line_number=2)),
         job(3, "held"),

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.gpu_fault import LOST, UNLISTED, FaultKind, GpuFault
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.need import Need
@@ -17,6 +16,7 @@ from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.views.gpu_obstacle_text import obstacle_remedy, obstacle_text
 from gpu_scheduler.views.wait_text import held_text, job_reason_text, wait_text
 from tests.reasons import worded
+from tests.records import job_view
 
 ONE, ALONE = Need(1, 500), Need(1, 1000, alone=True)
 
@@ -43,7 +43,7 @@ def test_a_wait_reason_survives_storage(reason: WaitReason) -> None:
 
 @given(REASONS)
 def test_every_reason_has_a_text(reason: WaitReason) -> None:
-    assert job_reason_text(JobView(1, "queued", reason=worded("why"), wait=reason))
+    assert job_reason_text(job_view(1, "queued", reason=worded("why"), wait=reason))
     assert wait_text(reason).startswith("infeasible: ") or not reason.is_infeasible
     for one in reason.obstacles:
         assert isinstance(obstacle_text(one), str)
@@ -74,7 +74,7 @@ def test_rounding_memory_does_not_change_its_text(mib: int) -> None:
 def test_a_held_job_is_described_as_held_once(
     wait: WaitReason | None, reason: str | None, words: str
 ) -> None:
-    assert held_text(JobView(1, "held", reason=worded(reason) if reason else None, wait=wait)) == words
+    assert held_text(job_view(1, "held", reason=worded(reason) if reason else None, wait=wait)) == words
 
 
 def closed(kind: ObstacleKind, **values: object) -> GpuAvailability:

@@ -1,0 +1,69 @@
+"""Hides the secrets in what the use cases return. Front ends get no text that has not passed through here.
+
+The store, `command.sh` and the job keep the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from typing import Any, TypeVar
+
+from gpu_scheduler.core.model.event import Event
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.text.secrets import hide_secrets, masked, masked_words
+from gpu_scheduler.store.records import AttemptRecord, JobRecord
+
+_Result = TypeVar("_Result")
+
+#: The fields that may hold a secret, of types of which a result may have many.
+_TEXT_FIELDS: Mapping[type, tuple[str, ...]] = {
+    JobRecord: ("text", "spec_json", "reason"),
+    AttemptRecord: ("launch_error", "reason"),
+    Event: ("command", "spec", "reason"),
+}
+#: Fields that hold a JobSpec as JSON.
+_SPEC_FIELDS = ("spec", "spec_json")
+
+
+def without_secrets(result: _Result) -> _Result:
+    """Returns a result with `(hidden)` in place of every secret; the same value if it has none.
+
+    A sequence of texts counts as the words of a command.
+    """
+    shown: Any = _shown(result)
+    return shown  # type: ignore[no-any-return]
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if isinstance(value, Enum) else masked(value)
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(map(_shown, value))
+    if isinstance(value, (list, tuple)):
+        if all(isinstance(one, str) for one in value):
+            return type(value)(masked_words(value))
+        return type(value)(map(_shown, value))
+    if isinstance(value, Mapping):
+        return {key: _shown(one) for key, one in value.items()}
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    names = _TEXT_FIELDS.get(type(value)) or [one.name for one in fields(value) if one.init]
+    before = {name: getattr(value, name) for name in names}
+    after = {name: _shown_field(name, one) for name, one in before.items()}
+    changed = {name: one for name, one in after.items() if one != before[name]}
+    return replace(value, **changed) if changed else value
+
+
+def _shown_field(name: str, value: Any) -> Any:
+    if name == "env":
+        return tuple(hide_secrets(value).items())
+    return _shown_spec(value) if name in _SPEC_FIELDS and isinstance(value, str) else _shown(value)
+
+
+def _shown_spec(text: str) -> str:
+    if '"env"' not in text and masked(text) == text:
+        return text
+    shown: JobSpec = _shown(JobSpec.from_json(text))
+    return shown.to_json()

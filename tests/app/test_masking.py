@@ -1,0 +1,72 @@
+"""No result of a use case has a secret of a command line, whatever a front end does with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+from gpu_scheduler.app import add, screens
+from gpu_scheduler.app.diagnosis import diagnose
+from gpu_scheduler.app.events import open_events
+from gpu_scheduler.app.job_detail import job_detail
+from gpu_scheduler.app.lint import lint
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.masking import without_secrets
+from gpu_scheduler.app.status import StatusQuery, status
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from tests.cli.desk import Desk
+from tests.records import attempt_record, job_record
+
+#: Each in another place; none has a known form.
+IN_COMMAND, IN_ENV, IN_ERROR, IN_LINE, IN_ARGUMENTS = "s3command", "s3env", "s3error", "s3line", "s3arguments"
+SECRETS = (IN_COMMAND, IN_ENV, IN_ERROR, IN_LINE, IN_ARGUMENTS)
+COMMAND = f"WANDB_API_KEY={IN_COMMAND} python t.py"
+
+
+def assert_no_secret(result: object) -> None:
+    text = repr(result)
+    assert [secret for secret in SECRETS if secret in text] == []
+
+
+def test_no_result_has_a_secret(desk: Desk, location: Location, tmp_path: Path) -> None:
+    waiting = desk.job(COMMAND, env=(("X_TOKEN", IN_ENV),))
+    failed = desk.job(f"python u.py --password {IN_ARGUMENTS}")
+    reason = StateReason(ReasonKind.COMMAND_FAILED, exit_code=3, error=f"no https://me:{IN_ERROR}@host/x")
+    desk.record(act.FinishJob(failed, Outcome.FAILED, reason))
+    assert_no_secret(status(location, StatusQuery(last_lines=True)))
+    for job in (waiting, failed):
+        assert_no_secret(job_detail(location, job))
+        assert_no_secret(diagnose(location, job))
+    with open_events(location, None) as events:
+        found = list(events.new_events())
+        assert len(found) == 3
+        assert_no_secret(found)
+    assert_no_secret(screens.screens(location))
+    lines = f"[env:X_TOKEN={IN_ENV}] {COMMAND}\nHF_TOKEN={IN_LINE} python t.py &\n"
+    linted = lint(location, "jobs.txt", lines.encode())
+    assert (len(linted.lines), len(linted.malformed)) == (1, 1)
+    assert_no_secret(linted)
+    new = add.NewLine(command=["env", f"X_TOKEN={IN_COMMAND}", "python", "t.py"])
+    path = tmp_path / "jobs.txt"
+    assert_no_secret(add.add(location, new, str(path)))
+    assert IN_COMMAND in path.read_text()
+
+
+def test_a_masked_job_keeps_its_other_values() -> None:
+    spec = JobSpec("csv", COMMAND, "/", script="/t.py", arguments=("--api-key", IN_ARGUMENTS, "--n", "3"))
+    job = job_record(text=COMMAND, spec_json=spec.to_json(), reason=StateReason(ReasonKind.PREEMPTED))
+    shown = without_secrets(job)
+    assert shown.spec == dataclasses.replace(
+        spec, text="WANDB_API_KEY=(hidden) python t.py", arguments=("--api-key", "(hidden)", "--n", "3")
+    )
+    assert dataclasses.replace(shown, text=job.text, spec_json=job.spec_json) == job
+    assert json.loads(job.spec_json)["arguments"][1] == IN_ARGUMENTS
+
+
+def test_a_result_without_secrets_is_returned_as_it_is() -> None:
+    for record in (job_record(), attempt_record()):
+        assert without_secrets(record) is record
