@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from gpu_scheduler.app import status_report
 from gpu_scheduler.app.status_report import GpuView
 from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.model.share import WHOLE
+from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, foreign_use
 from gpu_scheduler.core.scheduling.settings import Limits

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from gpu_scheduler.core.command.session_names import log_file_name
 from gpu_scheduler.system.safe_file import check_folder_status
 
 #: The log folder of the older scheduler.
@@ -96,8 +95,8 @@ class LogFolder:
 
 
 def create_log(folder: Path, job_id: int, started_at: datetime) -> Path:
-    """Creates an empty private log file with an unused name. Raises OSError."""
-    name = log_file_name(job_id, started_at)
+    """Creates an empty private log file, `job_<job_id>_<timestamp>.log`. Raises OSError."""
+    name = f"job_{job_id}_{started_at:%Y%m%d_%H%M%S_%f}.log"
     for suffix in ("", *(f".{n}" for n in range(1, 1000))):
         path = folder / f"{name}{suffix}"
         try:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
 from gpu_scheduler.attempts.local import LocalAttempts
 from gpu_scheduler.attempts.prepare import replace
-from gpu_scheduler.core.command.screen_list import parse_session_list
+from gpu_scheduler.core.command.session_names import parse_session_list
 from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
 from gpu_scheduler.runner.folder import START, TOKEN
 from gpu_scheduler.runner.spec import read_spec

@@ -13,8 +13,8 @@ from pathlib import Path
 from gpu_scheduler.core.jobsfile import debounce
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
-from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.intake.jobs_file_content import JobsFile, is_open_for_writing
 from gpu_scheduler.intake.text_parser import ParsedText, TextParser

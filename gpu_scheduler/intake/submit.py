@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from gpu_scheduler.core.jobsfile.duplicates import SubmitEffect, submit_effect
 from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
-from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.intake.text_parser import TextParser
 from gpu_scheduler.store.requests import add_request

@@ -16,8 +16,8 @@ from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind
-from gpu_scheduler.core.model.share import share_text
 from gpu_scheduler.core.model.states import ACTIVE, JobState
+from gpu_scheduler.core.model.units import share_text
 from gpu_scheduler.core.scheduling.actions import Action, RecordUsage
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Settings

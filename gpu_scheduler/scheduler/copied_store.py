@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from gpu_scheduler.attempts.observe import observe_attempt
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.scheduling.copied_store import detach
+from gpu_scheduler.core.scheduling.restored_attempts import detach
 from gpu_scheduler.scheduler.fresh_start import jobs_forgotten
 from gpu_scheduler.store import location
 from gpu_scheduler.store.store import Store

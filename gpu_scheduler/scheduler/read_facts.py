@@ -8,8 +8,8 @@ from dataclasses import replace
 from gpu_scheduler.attempts.executor import AttemptRef, Executors
 from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt
 from gpu_scheduler.attempts.sweep import processes_of, recorded_command
-from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.reconcile import needs_process_scan

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 
 from gpu_scheduler.core.jobsfile.reading import Line, Reading, attributes_from_json, attributes_to_json
-from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.from_rows import wait_reason

@@ -118,9 +118,9 @@ class Store:
 
         It is queued, or held or cancelled if its line says so. now: wall seconds.
         """
+        from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY
         from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
         from gpu_scheduler.core.scheduling.needs import ResourceSpec
-        from gpu_scheduler.core.scheduling.order import NORMAL_PRIORITY
 
         at = time.time() if now is None else now
         state = JobState.HELD if spec.hold else JobState.QUEUED

@@ -6,12 +6,11 @@ import json
 from typing import Any
 
 from gpu_scheduler.core.model.event import EventDetails, EventKind, JobEnded
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import TRANSITIONS, JobState, check_transition
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
-from gpu_scheduler.core.scheduling.order import NORMAL_PRIORITY
 from gpu_scheduler.store.write_context import WriteContext
 
 #: Of the jobs that are infeasible for one reason, the number that get an event.

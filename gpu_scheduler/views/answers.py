@@ -55,7 +55,7 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
         return f"{safe_text(reply.attribute)} set"
     if reply.outcome is None:
         return _REPLY_TEXTS.get(reply.code) or str(reply.code.value)
-    from gpu_scheduler.views.outcome_text import outcome_text
+    from gpu_scheduler.views.reason_text import outcome_text
 
     end = outcome_text(reply.outcome.value, reply.exit_code, reply.signal)
     if reply.code is AnswerCode.ALREADY_FINISHED:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpu_scheduler.core.model.event import AttemptEnded
-from gpu_scheduler.core.model.share import share_text
+from gpu_scheduler.core.model.units import share_text
 from gpu_scheduler.core.scheduling.declaration_accuracy import judge_declaration
 
 #: Outcome -> its label in the log line and on the status board.

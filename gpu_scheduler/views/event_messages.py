@@ -23,8 +23,8 @@ from gpu_scheduler.core.model.event import (
     MisplacedProcess,
     Overuse,
 )
-from gpu_scheduler.core.model.share import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.units import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
 from gpu_scheduler.views.attempt_end import OUTCOME_LABELS, format_seconds, memory_source, usage_parts

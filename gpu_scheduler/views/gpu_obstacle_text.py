@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
-from gpu_scheduler.core.model.share import format_share
-from gpu_scheduler.core.model.units import human_mib
+from gpu_scheduler.core.model.units import format_share, human_mib
 
 
 def obstacle_text(found: GpuObstacle) -> str:

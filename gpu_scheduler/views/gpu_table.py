@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpu_scheduler.app import status_report
 from gpu_scheduler.app.status_report import GpuView
 from gpu_scheduler.core.model.gpu_list import format_ranges
-from gpu_scheduler.core.model.share import format_share
+from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.core.text.formatting import format_memory, safe_text
 from gpu_scheduler.views.colours import GREEN, RED, YELLOW
 from gpu_scheduler.views.layout import Cell, Column, TableRow

@@ -7,13 +7,12 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.core.model.share import WHOLE
+from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
 from gpu_scheduler.views.event_messages import detail as event_detail
 from gpu_scheduler.views.need_text import current_need_text
-from gpu_scheduler.views.outcome_text import outcome_text
-from gpu_scheduler.views.reason_text import reason_text
+from gpu_scheduler.views.reason_text import outcome_text, reason_text
 from gpu_scheduler.views.status_json import job_object
 from gpu_scheduler.views.wait_text import job_reason_text
 from gpu_scheduler.views.warnings import attempt_warnings, job_warnings

@@ -19,7 +19,7 @@ from gpu_scheduler.core.text.formatting import (
 from gpu_scheduler.views.colours import CYAN, FAINT, OF_STATE, RED, YELLOW, of_outcome
 from gpu_scheduler.views.layout import Cell, Column, TableRow
 from gpu_scheduler.views.need_text import need_text
-from gpu_scheduler.views.outcome_text import outcome_text
+from gpu_scheduler.views.reason_text import outcome_text
 from gpu_scheduler.views.titles import common_prefix, title
 from gpu_scheduler.views.wait_text import job_reason_text
 from gpu_scheduler.views.warnings import job_warnings

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_scheduler.app.preview import Preview, UnmetNeed
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.model.share import WHOLE
+from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, limit_length, safe_text
 from gpu_scheduler.views.need_text import need_text, unmet_need_text
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.model.share import WHOLE, format_share
-from gpu_scheduler.core.model.units import human_mib
+from gpu_scheduler.core.model.units import WHOLE, format_share, human_mib
 from gpu_scheduler.core.text.formatting import count_noun
 
 if TYPE_CHECKING:

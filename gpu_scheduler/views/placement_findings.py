@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.model.share import format_share
+from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.placement import place

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from signal import Signals
 
 from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.model.units import human_mib
-from gpu_scheduler.views.outcome_text import signal_name
 
 _MAX_PIDS = 8
 _SIGNAL_MEANINGS = {
@@ -146,3 +147,21 @@ def _next_step_text(step: NextStep, cause: ReasonKind) -> str:
     if step.kind is NextKind.HELD:
         return f"`retry {step.job_id}` {_RETRIED.get(cause, 'runs it again')}"
     return ""
+
+
+def outcome_text(outcome: str, exit_code: int | None, signal: int | None) -> str:
+    """Formats the outcome of a job: "completed", "failed, exit code 7", "failed, SIGKILL", "timed out"."""
+    words = outcome.replace("_", " ")
+    if outcome != Outcome.FAILED.value:
+        return words
+    if signal is not None:
+        return f"{words}, {signal_name(signal)}"
+    return words if exit_code is None else f"{words}, exit code {exit_code}"
+
+
+def signal_name(number: int) -> str:
+    """Returns the name of a signal: "SIGKILL" for 9, "signal 40" for one without a name."""
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"

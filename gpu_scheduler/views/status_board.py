@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
 from gpu_scheduler.app.status_report import JobView, StatusReport
-from gpu_scheduler.core.model.share import format_share
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
+from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.views import marks
 from gpu_scheduler.views.gpu_table import gpu_rows
 from gpu_scheduler.views.job_table import COLUMNS, ROW_BUILDERS

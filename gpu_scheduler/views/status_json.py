@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpu_scheduler.app.status_report import GpuView, JobView, StatusReport
-from gpu_scheduler.core.model.share import WHOLE
+from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.views.wait_text import job_reason_text
 from gpu_scheduler.views.warnings import job_warnings
 

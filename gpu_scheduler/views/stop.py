@@ -8,7 +8,7 @@ from gpu_scheduler.app.answers import StopResult
 from gpu_scheduler.app.stop import RecordedEnd, StopReport, StopWait
 from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.views.answers import stop_result_text
-from gpu_scheduler.views.outcome_text import outcome_text
+from gpu_scheduler.views.reason_text import outcome_text
 
 
 def wait_text(wait: StopWait) -> str:

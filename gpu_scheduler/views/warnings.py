@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.model.share import share_text
 from gpu_scheduler.core.model.states import ACTIVE
+from gpu_scheduler.core.model.units import share_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_detail import AttemptView

@@ -22,8 +22,7 @@ from gpu_scheduler.views import job_findings, placement_findings
 from gpu_scheduler.views.event_messages import dated_line
 from gpu_scheduler.views.findings import finding_object, format_finding
 from gpu_scheduler.views.need_text import current_need_text
-from gpu_scheduler.views.outcome_text import outcome_text
-from gpu_scheduler.views.reason_text import reason_text
+from gpu_scheduler.views.reason_text import outcome_text, reason_text
 from gpu_scheduler.views.remedies import failure_remedy, oom_remedy
 from gpu_scheduler.views.text_width import wrap_words
 from gpu_scheduler.views.wait_text import job_reason_text

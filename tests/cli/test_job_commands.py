@@ -14,7 +14,7 @@ import pytest
 from gpu_scheduler.app.predicted_state import predicted_state
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.runner_control import kill_runner
-from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling import requests

@@ -21,8 +21,8 @@ from gpu_scheduler.core.jobsfile.diff import (
 )
 from gpu_scheduler.core.jobsfile.job_line import parse_line
 from gpu_scheduler.core.jobsfile.reading import Reading, line_from_result
-from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 

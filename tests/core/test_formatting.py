@@ -16,7 +16,7 @@ from gpu_scheduler.core.text.formatting import (
     safe_text,
     without_repetition,
 )
-from gpu_scheduler.views.outcome_text import outcome_text
+from gpu_scheduler.views.reason_text import outcome_text
 
 
 @pytest.mark.parametrize(

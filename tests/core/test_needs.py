@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.model.share import format_share, parse_share
+from gpu_scheduler.core.model.units import format_share, parse_share
 from gpu_scheduler.core.scheduling.needs import (
     LlmConfig,
     Requirement,

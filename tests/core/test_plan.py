@@ -9,9 +9,8 @@ import pytest
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.gpu_fault import LOST
-from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.model.request import Request
+from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason

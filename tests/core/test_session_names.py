@@ -1,15 +1,14 @@
-"""Names of Screen sessions and log files."""
+"""Names of Screen sessions."""
 
 from __future__ import annotations
 
 import re
-from datetime import datetime
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.command.session_names import MAX_LENGTH, log_file_name, session_name
+from gpu_scheduler.core.command.session_names import MAX_LENGTH, session_name
 
 
 @pytest.mark.parametrize(
@@ -36,7 +35,3 @@ def test_every_session_name_is_valid_for_screen(gpus: set[int], mode: str, job_i
     assert re.fullmatch(r"gpujob_[0-9,.x-]+_[A-Za-z0-9_.,-]+_\d+", name)
     assert len(name) <= MAX_LENGTH
     assert name.endswith(f"_{job_id}")
-
-
-def test_log_name_has_job_and_start_time() -> None:
-    assert log_file_name(7, datetime(2026, 3, 4, 5, 6, 7, 89)) == "job_7_20260304_050607_000089.log"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile.diff import NewJob, diff_reading
 from gpu_scheduler.core.jobsfile.reading import Reading
-from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.intake.jobs_file_content import (
     JobsFile,

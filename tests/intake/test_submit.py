@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.core.jobsfile.duplicates import SubmitEffect, submit_effect
-from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.job_spec import JobSpec, Kind
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.intake.submit import FrontEnd, Submission, parse_job_line, submit_job

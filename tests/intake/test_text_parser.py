@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_scheduler.core.jobsfile import debounce, job_line
 from gpu_scheduler.core.jobsfile.diff import diff_reading
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
-from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.intake import text_parser
 from gpu_scheduler.intake.jobs_file_reader import JobsFileReader

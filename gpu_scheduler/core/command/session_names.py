@@ -1,10 +1,15 @@
-"""Defines the names of a job's Screen session and log file."""
+"""Names the Screen session of a job, and parses the output of `screen -ls`, which is for display only.
+
+That list misses new sessions and shows dead ones.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpu_scheduler.core.model.gpu_list import format_gpu_list
 
 #: Screen silently fails to bind the sockets of longer names.
 MAX_LENGTH = 40
@@ -18,21 +23,35 @@ def session_name(gpus: Sequence[int], mode: str, job_id: int) -> str:
     """
     word = re.sub(r"[^A-Za-z0-9_.,-]", "-", mode) or "job"
     room = MAX_LENGTH - len(f"gpujob___{job_id}")
-    texts = (",".join(map(str, gpus)), _format_ranges(gpus), f"{min(gpus)}.x{len(gpus)}" if gpus else "")
+    texts = (",".join(map(str, gpus)), format_gpu_list(gpus), f"{min(gpus)}.x{len(gpus)}" if gpus else "")
     ids = next((text for text in texts if len(text) < room), texts[-1])
     return f"gpujob_{ids}_{word[: max(0, room - len(ids))]}_{job_id}"
 
 
-def _format_ranges(gpus: Sequence[int]) -> str:
-    runs: list[tuple[int, int]] = []
-    for gpu in sorted(gpus):
-        if runs and gpu == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], gpu)
-        else:
-            runs.append((gpu, gpu))
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+_SESSION = re.compile(r"^[ \t]+(?P<name>[0-9]+\.\S+)[ \t].*\((?P<state>[^()]*)\)[ \t]*$", re.MULTILINE)
+_FOLDER = re.compile(r"(?:[Ss]ockets? (?:found )?in) (/.*?)\.?\s*$")
 
 
-def log_file_name(job_id: int, when: datetime) -> str:
-    """Returns `job_<job_id>_<timestamp>.log`, with microseconds."""
-    return f"job_{job_id}_{when:%Y%m%d_%H%M%S_%f}.log"
+@dataclass(frozen=True)
+class SessionList:
+    """The live sessions of a listing, without those that Screen itself considers dead.
+
+    folder: that of the sockets, None if not named; attached: `pid.name` -> whether a terminal is attached.
+    """
+
+    folder: str | None = None
+    attached: Mapping[str, bool] = field(default_factory=dict)
+
+
+def parse_session_list(text: str) -> SessionList:
+    """Parses the output of `screen -ls`."""
+    folder = _FOLDER.search(text.strip())
+    states = {found["name"]: found["state"].lower() for found in _SESSION.finditer(text)}
+    return SessionList(
+        folder[1] if folder else None,
+        {
+            name: "attached" in state
+            for name, state in states.items()
+            if state.endswith(("attached", "detached", "private"))
+        },
+    )

@@ -11,8 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_scheduler.core.model.gpu_list import format_gpu_list, parse_gpu_list
-from gpu_scheduler.core.model.share import WHOLE, format_share, parse_share
-from gpu_scheduler.core.model.units import format_mib, format_seconds, parse_mib, parse_seconds
+from gpu_scheduler.core.model.units import (
+    WHOLE,
+    format_mib,
+    format_seconds,
+    format_share,
+    parse_mib,
+    parse_seconds,
+    parse_share,
+)
 from gpu_scheduler.core.text.quoting import BLANK, split_words
 
 #: Synonym -> attribute.

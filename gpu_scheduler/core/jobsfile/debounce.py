@@ -15,7 +15,7 @@ from gpu_scheduler.core.jobsfile.diff import AcceptedLines
 from gpu_scheduler.core.jobsfile.line_matching import LinePairs, find_typos, match_lines
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.torn_append import mark_torn_appends
-from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import ACTIVE, WAITING
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 

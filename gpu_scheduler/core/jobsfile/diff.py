@@ -14,7 +14,7 @@ from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute
 from gpu_scheduler.core.jobsfile.duplicates import SubmitEffect, submit_effect
 from gpu_scheduler.core.jobsfile.line_matching import LinePairs
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
-from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.job_spec import Kind
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState, Outcome
 
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from gpu_scheduler.core.jobsfile.attributes import find_block_end
 from gpu_scheduler.core.jobsfile.reading import Line
-from gpu_scheduler.core.model.job_fact import JobFact
+from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.text.quoting import BLANK, find_comment
 

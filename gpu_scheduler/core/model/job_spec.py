@@ -25,6 +25,9 @@ COMPARED_ATTRIBUTES = (
     "timeout_s", "cuda", "cuda_ids", "hold", "cancel",
 )  # fmt: skip
 
+#: Priority of a job that sets none (docs/design.md, Queue order); `add` writes 0.
+NORMAL_PRIORITY = 200
+
 
 @dataclass(frozen=True)
 class JobSpec:

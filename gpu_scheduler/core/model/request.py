@@ -1,10 +1,12 @@
-"""A request from a front end to the loop."""
+"""A request from a front end to the loop, and the job that it concerns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from gpu_scheduler.core.model.states import JobState, Outcome
 
 #: What pauses or resumes a GPU other than a command.
 PauseCause = Literal["state_file_edited", "state_file_removed"]
@@ -24,3 +26,13 @@ class Request:
     verb: str
     target: str = ""
     args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class JobFact:
+    """The state of a job that a request or a line of the jobs file concerns."""
+
+    job_id: int
+    state: JobState
+    outcome: Outcome | None = None
+    held_by: str | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gpu_scheduler.core.model.share import WHOLE
+from gpu_scheduler.core.model.units import WHOLE
 
 #: Memory that a driver may use without a process, MiB; the default of `--margin` leaves as much free.
 DRIVER_MIB = 512

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gpu_scheduler.core.model.share import WHOLE, parse_share
-from gpu_scheduler.core.model.units import format_mib
+from gpu_scheduler.core.model.units import WHOLE, format_mib, parse_share
 from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
 from gpu_scheduler.core.scheduling.needs import LlmConfig, workload_class_key
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, RunnerIdentity
 from gpu_scheduler.core.model.gpu import GpuSample
-from gpu_scheduler.core.model.job_fact import JobFact
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.request import Request
+from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation

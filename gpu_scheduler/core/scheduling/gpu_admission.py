@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
-from gpu_scheduler.core.model.share import WHOLE
-from gpu_scheduler.core.model.units import round_mib
+from gpu_scheduler.core.model.units import WHOLE, round_mib
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.need import Need

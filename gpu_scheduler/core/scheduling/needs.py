@@ -15,8 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.model.share import WHOLE, parse_share
-from gpu_scheduler.core.model.units import parse_mib
+from gpu_scheduler.core.model.units import WHOLE, parse_mib, parse_share
 from gpu_scheduler.core.text import strict_json
 
 if TYPE_CHECKING:

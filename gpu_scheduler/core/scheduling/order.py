@@ -7,9 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpu_scheduler.core.scheduling.facts import PendingGroup, QueuedJob
 
-#: Priority of a job that sets none (docs/design.md, Queue order); `add` writes 0.
-NORMAL_PRIORITY = 200
-
 
 def order(groups: Sequence[PendingGroup]) -> Iterator[tuple[QueuedJob, PendingGroup]]:
     """Yields every waiting job with its group: lowest priority number first, then lowest queue position."""

@@ -14,6 +14,7 @@ from gpu_scheduler.core.scheduling.actions import (
     Action,
     RecordBypassed,
     RecordMemoryReleased,
+    RecordWindowClosed,
     SetWaitReason,
     Start,
 )
@@ -27,7 +28,6 @@ from gpu_scheduler.core.scheduling.placement import could_fit, place
 from gpu_scheduler.core.scheduling.reconcile import reconcile
 from gpu_scheduler.core.scheduling.release import check_memory_release, release_allocation
 from gpu_scheduler.core.scheduling.retry import GpuInventory
-from gpu_scheduler.core.scheduling.screen_windows import closed_windows
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.scheduling.usage import record_measurements, with_recorded_peaks
 
@@ -58,12 +58,23 @@ def plan(facts: Facts) -> list[Action]:
                 attempt, _memory_samples(attempt, facts), facts.now, facts.settings
             )
     actions += misplaced_processes(facts)
-    actions += closed_windows(facts)
+    actions += _closed_windows(facts)
     if not all(isinstance(action, RecordMemoryReleased) for action in actions):
         return actions
     released = {action.attempt_id for action in actions if isinstance(action, RecordMemoryReleased)}
     remaining = tuple(attempt for attempt in facts.attempts if attempt.attempt_id not in released)
     return actions + ([] if requests.is_ending(facts) else _place_jobs(replace(facts, attempts=remaining)))
+
+
+def _closed_windows(facts: Facts) -> list[Action]:
+    """Records, once per attempt, the Screen windows that were closed while their jobs continue."""
+    return [
+        RecordWindowClosed(attempt.attempt_id)
+        for attempt in facts.attempts
+        if attempt.state.is_open
+        and attempt.status.window_open is False
+        and not attempt.window_closed_recorded
+    ]
 
 
 def need_of(resources: ResourceSpec, facts: Facts) -> Need:

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute
-from gpu_scheduler.core.model.job_fact import JobFact
-from gpu_scheduler.core.model.request import Request
+from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome

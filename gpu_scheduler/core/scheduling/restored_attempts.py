@@ -1,7 +1,8 @@
-"""Decides how an attempt is restored into a store from its folder.
+"""Decides how attempts enter a store that was restored from their folders, or copied from another one.
 
-Its end is recorded, its job is held, or it stays open. Nothing is launched again: whatever the folder does
-not record, such as the number of retries used, counts against the job. Pure.
+A restored attempt ends, its job is held, or it stays open. Nothing is launched again: whatever the folder
+does not record, such as the number of retries used, counts against the job. In a copy, open attempts belong
+to the original, whose processes carry their tokens: the copy neither ends nor launches them again. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     FinishAttempt,
@@ -24,16 +25,14 @@ from gpu_scheduler.core.scheduling.settings import Settings
 
 
 def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
-    """Returns the actions for the newest attempt of a job.
+    """Returns the actions for the newest attempt of a job in a restored store.
 
     Without a FinishAttempt among them the attempt stays open, because it runs or has processes left; it is
     then reconciled like every open attempt.
     """
     status = attempt.status
     if status.result is None and status.claim == "void":
-        step = NextStep(NextKind.HELD, job_id=attempt.job_id)
-        reason = StateReason(ReasonKind.STORE_LOST, next_steps=(step,))
-        return _with_release(_finish_attempt(attempt, Outcome.NOT_STARTED, JobState.HELD, reason))
+        return _with_release(_hold(attempt, Outcome.NOT_STARTED, StateReason(ReasonKind.STORE_LOST)))
     if status.result is None and attempt.survivors and status.claim != "live":
         return []
     # With its source marked as missing, no retry runs it again.
@@ -53,6 +52,29 @@ def supersede(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
         ended = _finish_attempt(attempt, Outcome.INTERRUPTED, JobState.QUEUED, superseded)
     ended = replace(ended, state=JobState.QUEUED, job_outcome=None, not_before=None)
     return [ended] if attempt.survivors else _with_release(ended)
+
+
+def detach(attempt: Attempt, now: Now, settings: Settings, original: str) -> list[Action]:
+    """Returns the actions for an attempt in a copied store, without a process scan.
+
+    original: the original data directory. An attempt with a result ended before the copy was made; the job of
+    any other attempt is held.
+    """
+    this = attempt.attempt_id
+    if not attempt.state.is_open:
+        return [
+            *([ReleaseAllocation(this)] if attempt.state is AttemptState.ENDED else []),
+            RecordMemoryReleased(this),
+        ]
+    if attempt.status.result is not None:
+        return [*reconcile(replace(attempt, survivors=()), now, settings), RecordMemoryReleased(this)]
+    reason = StateReason(ReasonKind.IN_ORIGINAL_STORE, subject=original)
+    return _with_release(_hold(attempt, Outcome.INTERRUPTED, reason))
+
+
+def _hold(attempt: Attempt, outcome: Outcome, reason: StateReason) -> FinishAttempt:
+    step = NextStep(NextKind.HELD, job_id=attempt.job_id)
+    return _finish_attempt(attempt, outcome, JobState.HELD, replace(reason, next_steps=(step,)))
 
 
 def _finish_attempt(
