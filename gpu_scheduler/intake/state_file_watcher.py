@@ -42,13 +42,13 @@ class StateFileWatcher:
         self._written_at = float("-inf")
         self._last_summary: object = None
         self._problem: str | None = None
-        self._displaced_keys: dict[str, Any] = {}  # keys of edited versions that ours replaced
         self.due_at: float | None = None
 
     def start(self, now: float) -> None:
         """Examines a version that was replaced but not examined, then the file, or handles its removal."""
         try:
-            self._displaced_keys = {**self._load_displaced_keys(), **self._apply_displaced()}
+            self._drop_edited_keys()
+            self._apply_displaced()
             os.stat(self._path)
             there = True
         except FileNotFoundError:
@@ -101,14 +101,13 @@ class StateFileWatcher:
             if is_open_for_writing(self._path) or is_open_for_writing(state_file.displaced_path(self._path)):
                 self.due_at = now + WRITE_INTERVAL_S
                 return
-            self._displaced_keys.update(self._apply_displaced())
+            self._apply_displaced()
             there = state_file.read(self._path, trust=self._trust) or b""
             if there:
                 self._apply_and_log_edits(there)  # our version has to include the edits that it replaces
-            content = self._render(there, self._displaced_keys)
+            content = self._render(there, self._displaced_keys())
             if content != there:
                 self._exchange(content, there)
-            self._displaced_keys = {}
             self._save_displaced_keys({})
             self._last_summary, self._problem = summarize(self._store, self._ended_attempts), None
         except ValueError:
@@ -178,30 +177,34 @@ class StateFileWatcher:
             return {}
         # Stored before the version is deleted, because we may be killed before the write that restores its
         # keys.
-        self._save_displaced_keys({**self._displaced_keys, **edit})
+        self._save_displaced_keys({**self._displaced_keys(), **edit})
         state_file.forget_displaced(self._path)
         forget_last_edit(self._store)
         return edit
 
+    def _displaced_keys(self) -> dict[str, Any]:
+        """Returns the keys of edited versions that ours replaced and that are not in the file yet."""
+        keys: dict[str, Any] = json.loads(self._store.db.meta("statefile_left") or "{}")
+        return keys
+
     def _save_displaced_keys(self, keys: Mapping[str, Any]) -> None:
-        """Stores the keys of a version that ours replaced, for after a crash; {} once the file has them."""
         text = json.dumps(keys) if keys else ""
         if text != (self._store.db.meta("statefile_left") or ""):
             self._store.db.set_meta("statefile_left", text)
 
-    def _load_displaced_keys(self) -> dict[str, Any]:
-        """Returns the stored keys, without those that the file has itself if it was edited since then."""
-        left: dict[str, Any] = json.loads(self._store.db.meta("statefile_left") or "{}")
-        if not left:
-            return {}
+    def _drop_edited_keys(self) -> None:
+        """Drops the displaced keys that the file has itself if it was edited since then."""
+        keys = self._displaced_keys()
+        if not keys:
+            return
         try:
             content = state_file.read(self._path, trust=self._trust)
             if content is None or state_file.digest(content) == self._store.db.meta("statefile_examined"):
-                return left
+                return
             state = state_file.parse(content)
         except (OSError, ValueError):
-            return left
-        return {key: value for key, value in left.items() if key not in state}
+            return
+        self._save_displaced_keys({key: value for key, value in keys.items() if key not in state})
 
     def _apply_and_log_edits(self, content: bytes) -> None:
         for text in apply_edit(self._store, content):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -110,6 +111,28 @@ def test_keeps_unknown_keys_if_the_scheduler_dies_before_restoring_them(
     file = json.loads(machine.path.read_text())
     assert (file["mine"], file["other"]) == (later.get("mine", "kept"), 1)
     assert not machine.store.db.meta("statefile_left")
+
+
+def test_keeps_unknown_keys_if_restoring_them_fails_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = state_file.exchange, 0
+
+    def exchange(path: Path, content: bytes) -> bytes | None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            machine.edit(3, mine="kept")
+        if calls == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, content)
+
+    monkeypatch.setattr(state_file, "exchange", exchange)
+    machine.edit(0)
+    machine.round()
+    assert "mine" not in json.loads(machine.path.read_text())
+    machine.round()
+    assert json.loads(machine.path.read_text())["mine"] == "kept"
 
 
 def test_accepts_an_edit_still_being_written_when_the_file_is_replaced(machine: Machine) -> None:
