@@ -101,7 +101,7 @@ def measure_in_turn(
 ) -> list[list[float]]:
     """Returns the values of each checkout; kind: "direct" or "screen". Rounds of several checkouts alternate.
 
-    Each round begins with an idle scheduler; measure: gets the scheduler and the number of the round.
+    Each round begins with an idle scheduler; measure: called with the scheduler and the number of the round.
     """
     options = [f"--simulate={gpus}", *(["--screen"] if kind == "screen" else [])]
     values: list[list[float]] = [[] for _ in trees]

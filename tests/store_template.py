@@ -1,4 +1,4 @@
-"""Creates test databases by copying an empty one, instead of migrations with a sync after each."""
+"""Creates test databases by copying an empty one instead of running migrations, each of which is synced."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class StopResult(Enum):
 class Answer:
     """The answer to one request. target: job id or GPU index.
 
-    reply: of the scheduler, or why the request was refused before it was recorded; stop_result: for
+    reply: the scheduler's answer, or why the request was refused before it was recorded; stop_result: for
     `STOPPED`; scheduler_pid: for `UNANSWERED`.
     """
 

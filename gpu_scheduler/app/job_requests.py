@@ -159,7 +159,7 @@ def _answers(
     answers: Mapping[int, RequestAnswer | None],
     stopped: Mapping[int, StopResult],
 ) -> list[Answer]:
-    """Returns the answer to each request. stopped: jobs that were ended here instead."""
+    """Returns the answer to each request. stopped: jobs that this command ended itself."""
     pid = scheduler_pid_of(store)
     made = []
     for request, reply in answers.items():

@@ -1,4 +1,4 @@
-"""Ends the scheduler and, if asked, the running jobs. No request is left that would end the next one."""
+"""Ends the scheduler and, if asked, the running jobs. Leaves no request for the next scheduler to end."""
 
 from __future__ import annotations
 

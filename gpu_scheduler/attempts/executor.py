@@ -18,7 +18,7 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class AttemptRef:
-    """Names one attempt to its executor.
+    """Identifies one attempt to its executor.
 
     token: the random mark by which an executor recognises the attempt. folder: its attempt folder, which
     holds spec.json and command.sh when it is launched; an executor need not use it. runner: its runner
@@ -75,7 +75,7 @@ class Executor(Protocol):
         """Ends an attempt that did not end within its grace period, without leaving it time for a result."""
 
     def reap(self) -> None:
-        """Collects its ended processes without blocking. `launch` does so too."""
+        """Collects its ended processes without blocking; `launch` also does this."""
 
     def close(self) -> None:
         """Releases its resources; its attempts keep running."""

@@ -23,7 +23,7 @@ REMEDY = "start after they have ended, or remove their lines from jobs.txt and a
 
 @dataclass(frozen=True)
 class OldSession:
-    """A live session. name: `PID.NAME`, as Screen takes it; gpus: from the name; started_at: wall seconds."""
+    """A live session. name: `PID.NAME`, for Screen; gpus: from the name; started_at: wall seconds."""
 
     name: str
     gpus: str

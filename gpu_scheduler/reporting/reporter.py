@@ -193,7 +193,7 @@ class _RunCounter:
 
     first_id: the id of the newest event at that time.
 
-    A job counts as dispatched from its first start on, or once it ends without one, and stays so.
+    A job counts as dispatched from its first start, or from its end if it never started.
     """
 
     def __init__(self, store: Store, first_id: int) -> None:

@@ -287,8 +287,7 @@ class Output:
 
 
 def _make_byte_exact(terminal: int) -> None:
-    """Turns off output processing, so that the log has the command's exact bytes, and Ctrl-S, which could
-    stop it."""
+    """Disables output processing, so that the log has the command's exact bytes, and disables Ctrl-S."""
     mode = termios.tcgetattr(terminal)
     mode[0] &= ~termios.IXON
     mode[1] &= ~termios.OPOST

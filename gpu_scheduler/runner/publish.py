@@ -92,7 +92,7 @@ class ResultWriter:
         return os.open(self._name, flags, 0o600, dir_fd=self._folder)
 
     def discard(self) -> None:
-        """Removes the reserved file, when another runner has the attempt."""
+        """Removes the reserved file if another runner has claimed the attempt."""
         os.unlink(self._name, dir_fd=self._folder)
 
     def publish(self, fields: dict[str, str | int | float | list[int] | None]) -> bool:

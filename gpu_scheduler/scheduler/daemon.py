@@ -50,7 +50,7 @@ RETRY_S = 1.0
 
 
 class _Failure(NamedTuple):
-    """The reason why a round could not be recorded, and the message when it is over."""
+    """The reason why a round could not be recorded, and the message once the problem is over."""
 
     problem: str
     over: str

@@ -252,7 +252,7 @@ def test_failed_write_leaves_the_file_unchanged(
     assert [path for path in desk.path.iterdir() if "llm_config" in path.name] == [config]
 
 
-def test_calibrate_without_measurements_or_without_a_store(desk: Desk) -> None:
+def test_calibrate_reports_missing_measurements_or_a_missing_store(desk: Desk) -> None:
     code, _, err = desk.run("calibrate")
     assert code == 1
     assert "run `start` there first" in err

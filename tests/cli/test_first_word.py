@@ -310,7 +310,9 @@ def test_fresh_does_not_ask_with_yes_or_without_recorded_jobs(
     assert (asked.questions, asked.begun) == ([], 4)
 
 
-def test_fresh_is_refused_before_it_asks(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fresh_is_refused_before_it_asks_for_confirmation(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = desk.run_job("while :; do sleep 0.02; done")
     asked = Prompt(monkeypatch, "y")
     code, _, err = desk.run("start", "--fresh")

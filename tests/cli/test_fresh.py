@@ -260,7 +260,7 @@ def test_fresh_voids_the_claim_of_an_unclaimed_attempt(desk: Desk) -> None:
     assert desk.state(job) == "starting"
 
 
-def test_killed_runner_does_not_block_fresh_once_its_command_is_gone(desk: Desk) -> None:
+def test_a_killed_runner_does_not_block_a_fresh_start_once_its_command_has_ended(desk: Desk) -> None:
     job = desk.run_job(LONG)
     token = list(desk.folders)[-1]
     (row,) = desk.store.active_attempts()
@@ -303,7 +303,7 @@ def test_number_of_forgotten_jobs_is_logged_afterwards(desk: Desk, caplog: pytes
         assert caplog.messages == ["forgot 2 jobs"]
 
 
-def test_attempts_of_another_boot_do_not_block_fresh(desk: Desk) -> None:
+def test_attempts_of_another_boot_do_not_block_a_fresh_start(desk: Desk) -> None:
     row = desk.attempt(desk.job())
     with desk.store.db.transaction() as db:
         db.execute("UPDATE attempt SET boot_id = 'another'")

@@ -1,4 +1,4 @@
-"""`stop` ends the scheduler and leaves no request that would end the next one."""
+"""`stop` ends the scheduler and leaves no request that would end the next scheduler."""
 
 from __future__ import annotations
 

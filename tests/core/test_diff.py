@@ -50,7 +50,7 @@ def test_repeating_a_command_creates_and_reports_a_new_job() -> None:
     ("outcome", "after"),
     [(Outcome.COMPLETED, "completed"), (Outcome.FAILED, "queued"), (Outcome.CANCELLED, "queued")],
 )
-def test_adding_a_csv_line_again_depends_on_the_outcome_of_its_job(outcome: Outcome, after: str) -> None:
+def test_adding_a_csv_line_again_reruns_its_job_unless_it_completed(outcome: Outcome, after: str) -> None:
     w = world("0,a.py\n")
     w.end(1, outcome)
     w.save("", wait=11)

@@ -1,4 +1,4 @@
-"""Imports point inward (docs/architecture.md): our own imports, read from the source, against one table."""
+"""Tests that imports point inward: compares those in the source with one table (docs/architecture.md)."""
 
 from __future__ import annotations
 

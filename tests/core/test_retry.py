@@ -87,7 +87,7 @@ def test_raises_the_larger_of_peak_and_declaration(values: dict[str, object], ra
     assert raised_to(replace(failed(), **values), INVENTORY) == raised  # type: ignore[arg-type]
 
 
-def test_retries_an_oom_unchanged_without_any_known_memory() -> None:
+def test_retries_an_oom_unchanged_if_no_memory_is_known() -> None:
     blind = failed(vram=None, share=500)
     assert decide(replace(blind, vram=None, share=500), SETTINGS, GpuInventory()) == (
         NextStep(NextKind.OOM_RETRY, 1, 3),

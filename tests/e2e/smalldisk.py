@@ -78,8 +78,7 @@ def mounted(path: Path, world: World) -> Iterator[SmallDisk]:
 
 
 def needs_small_disk(test: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a test that mounts one and takes `request`; runs it in a user namespace where mounting needs
-    it."""
+    """Decorates a test that mounts one and takes `request`; runs it in a user namespace if needed."""
 
     @functools.wraps(test)
     def run(request: pytest.FixtureRequest, **fixtures: Any) -> None:

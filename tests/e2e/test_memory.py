@@ -84,7 +84,7 @@ def loaded(world: World, percent: float) -> None:
     wait_for(is_loaded, f"load {percent} %")
 
 
-def test_the_sixty_second_tour(world: World) -> None:
+def test_the_sixty_second_tour_prints_the_documented_lines(world: World) -> None:
     line = f"[vram=8G] {SIMJOB} --vram 8000 --ramp 0.6 --hold 0.7"
     (world.folder / "jobs.txt").write_text(f"{line}\n")
     done = drained(world, "jobs.txt", "--sim", "2", "--poll", "0.2", "-v")
@@ -104,7 +104,7 @@ def test_the_sixty_second_tour(world: World) -> None:
     assert "job 2 finished [OK]" in fresh.stdout
 
 
-def test_the_complete_memory_example(world: World) -> None:
+def test_the_complete_memory_example_runs_as_documented(world: World) -> None:
     for name in ("preprocess.py", "train.py", "train_big.py", "sweep.py", "flaky_eval.py"):
         shutil.copy(Path(__file__).parent / "scripts" / "pretend.py", world.folder / name)
     (world.folder / "run_eval.sh").write_text("echo evaluated\n")

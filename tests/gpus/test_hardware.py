@@ -78,7 +78,7 @@ def test_judges_a_job_that_runs_out_of_memory(ends: list[dict[str, Any]], fault:
     assert found == [] if fault is None else fault in found[0]
 
 
-def test_full_run_on_a_fake_gpu(
+def test_prints_all_results_for_a_fake_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = FakeMachine("auto", tmp_path / "gpus", monkeypatch)

@@ -103,7 +103,7 @@ def test_prints_only_the_end_of_output_that_comes_too_fast(
     assert lines[1] == "[job 1] last"
 
 
-def test_prints_again_once_a_full_disk_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumes_printing_once_a_full_disk_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(io.StringIO):
         is_full = True
 

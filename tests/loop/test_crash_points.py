@@ -172,7 +172,7 @@ def test_a_crash_while_a_killed_runner_is_reconciled_leaves_no_process(place: Pl
 @pytest.mark.parametrize(
     ("verb", "step"), [("cancel", performed(act.FinishJob)), ("retry", performed(act.RequeueJob))]
 )
-def test_a_crash_after_an_action_that_only_changes_the_store(place: Place, verb: str, step: str) -> None:
+def test_a_request_survives_a_crash_after_its_action_is_recorded(place: Place, verb: str, step: str) -> None:
     job = place.add(0)
     if verb == "retry":
         assert place.run() == 0
@@ -185,7 +185,7 @@ def test_a_crash_after_an_action_that_only_changes_the_store(place: Place, verb:
     assert len(place.store.attempts(job)) == (0 if verb == "cancel" else 2)
 
 
-def test_a_crash_after_an_overdue_runner_was_killed(tmp_path: Path) -> None:
+def test_a_cancel_survives_a_crash_after_an_overdue_runner_is_killed(tmp_path: Path) -> None:
     place = Place(tmp_path, "direct")
     job = place.add(0, seconds=60)
     run_until_job_runs(place)

@@ -96,7 +96,7 @@ def test_job_with_remapped_device_numbers_gets_advice(
     assert (f"it was given --cuda {gpu}" in reason) is advised
 
 
-def test_start_options_of_the_newest_scheduler(tmp_path: Path) -> None:
+def test_reads_the_start_options_of_the_newest_scheduler(tmp_path: Path) -> None:
     store = Store(DataDir.of(str(tmp_path / "state.json")), create=True)
     assert store.recorded_options() == StartOptions()
     options = StartOptions(mem_threshold=0.5, cuda_ids="visible", llm_config="/etc/llm.json", gpus="0,2")

@@ -204,5 +204,5 @@ def take_back(termination: int) -> int:
 
 
 def end_cause(termination: int) -> int:
-    """Returns why the command is to end, as an outcome; NONE: no end was requested."""
+    """Returns the reason for ending the command, as an outcome; NONE: no end was requested."""
     return _CAUSES[_endings[termination].cause]

@@ -187,7 +187,7 @@ def test_later_machine_shutdown_changes_nothing(make: Make) -> None:
     assert (result.cause, result.exit_code) == (None, 3)
 
 
-def test_machine_shutdown_before_the_command_begins(make: Make) -> None:
+def test_a_machine_shutdown_interrupts_a_command_that_has_not_begun(make: Make) -> None:
     attempt = make("")
     attempt.command_sh = "echo up; sleep 300; printf . >&3\n"
     attempt.launch()

@@ -34,7 +34,7 @@ class Span:
 
 @dataclass
 class ForeignProcess(Span):
-    """A foreign process at its peak, from when the scheduler must know it until it is requested to end."""
+    """A foreign process at its peak, from when the scheduler must know it until it is asked to end."""
 
     pid: int = 0
 

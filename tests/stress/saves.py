@@ -21,7 +21,7 @@ _STEPS_S = (0.0, 0.0, 0.05, 0.3, 1.0, 2.5, 6.0, 11.0)
 
 
 class User:
-    """A user who edits a file of unique lines. ever: every line that was ever meant to be in it."""
+    """A user who edits a file of unique lines. ever: every line that was ever intended to be in it."""
 
     def __init__(self, dice: random.Random, command: str) -> None:
         self._dice, self._command = dice, command

@@ -66,7 +66,7 @@ def _oom_step(attempt: Attempt, allowed: int, settings: Settings, inventory: Gpu
 
 
 def _had_maximum(attempt: Attempt, inventory: GpuInventory) -> bool:
-    """Returns whether it had the most memory available, by its declaration or on GPUs of its own."""
+    """Returns whether the job had the most memory available, by its declaration or on GPUs of its own."""
     if inventory.available_mib is None:
         return False
     if attempt.vram is not None:
