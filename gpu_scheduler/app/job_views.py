@@ -165,11 +165,10 @@ def _with_next_round(
     survivors = None if has_unknown_runner(fact) else ()
     for action in reconcile(replace(fact, survivors=survivors), context.now, settings):
         if isinstance(action, Transition):
-            return replace(job, state=action.state), attempt
+            return job._replace(state=action.state), attempt
         if isinstance(action, FinishAttempt):
             is_over = action.state is JobState.FINISHED
-            ended = replace(
-                job,
+            ended = job._replace(
                 state=action.state,
                 outcome=action.job_outcome,
                 reason=action.reason,

@@ -5,7 +5,7 @@ The store, `command.sh` and the job keep the values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar
@@ -37,6 +37,9 @@ def without_secrets(result: _Result) -> _Result:
 
 
 def _shown(value: Any) -> Any:
+    names = _TEXT_FIELDS.get(type(value))
+    if names is not None:
+        return _with_shown_fields(value, names)
     if isinstance(value, str):
         return value if isinstance(value, Enum) else masked(value)
     if isinstance(value, tuple) and hasattr(value, "_make"):
@@ -49,11 +52,17 @@ def _shown(value: Any) -> Any:
         return {key: _shown(one) for key, one in value.items()}
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    names = _TEXT_FIELDS.get(type(value)) or [one.name for one in fields(value) if one.init]
+    return _with_shown_fields(value, [one.name for one in fields(value) if one.init])
+
+
+def _with_shown_fields(value: Any, names: Iterable[str]) -> Any:
+    """Returns a dataclass or named tuple without the secrets in these fields."""
     before = {name: getattr(value, name) for name in names}
-    after = {name: _shown_field(name, one) for name, one in before.items()}
+    after = {name: _shown_field(name, one) for name, one in before.items() if one is not None}
     changed = {name: one for name, one in after.items() if one != before[name]}
-    return replace(value, **changed) if changed else value
+    if not changed:
+        return value
+    return value._replace(**changed) if isinstance(value, JobRecord) else replace(value, **changed)
 
 
 def _shown_field(name: str, value: Any) -> Any:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _Record = TypeVar("_Record")
 
 #: The columns of a job and of a GPU.
-JOB_COLUMNS = ", ".join(one.name for one in fields(JobRecord)).replace("spec_json", "spec AS spec_json")
+JOB_COLUMNS = ", ".join(JobRecord._fields).replace("spec_json", "spec AS spec_json")
 GPU_COLUMNS = ", ".join(one.name for one in fields(GpuRecord)).replace("index", 'idx AS "index"')
 #: The columns of an attempt, with its allocations and misplaced processes as JSON lists, in one query.
 ATTEMPT_COLUMNS = """
@@ -41,7 +41,15 @@ ATTEMPT_COLUMNS = """
 
 def job_records(rows: Sequence[sqlite3.Row]) -> list[JobRecord]:
     """Builds jobs from rows with JOB_COLUMNS."""
-    return _records(JobRecord, rows, _JOB_FIELDS)
+    converters = [(JobRecord._fields.index(name), convert) for name, convert in _JOB_FIELDS.items()]
+    found = []
+    for row in rows:
+        values = list(row)
+        for index, convert in converters:
+            if values[index] is not None:
+                values[index] = convert(values[index])
+        found.append(JobRecord._make(values))
+    return found
 
 
 def attempt_records(rows: Sequence[sqlite3.Row]) -> list[AttemptRecord]:
@@ -65,7 +73,7 @@ def _records(
     """Builds records from rows whose columns are the fields of the record.
 
     converters: field -> the function that converts its value, unless it is NULL. The constructor is not
-    called: it takes several times as long, and a list may have thousands of jobs.
+    called: it takes several times as long.
     """
     names = rows[0].keys() if rows else []
     found = []

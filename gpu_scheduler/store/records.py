@@ -7,8 +7,7 @@ named by UUID.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_scheduler.core.scheduling.accounting import Allocation
 
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.wait_reason import WaitReason
 
 
-@dataclass(frozen=True)
-class JobRecord:
-    """A job.
+class JobRecord(NamedTuple):
+    """A job; a named tuple, which is created quickly, because a list may have 100,000.
 
     source: "file:PATH" or the front end that added it; text: its line or command as written; spec_json: its
     JobSpec as JSON; spec_key: the resource spec, which jobs that wait for the same thing share; priority,
@@ -61,7 +59,7 @@ class JobRecord:
     created_at: float
     finished_at: float | None
 
-    @cached_property
+    @property
     def spec(self) -> JobSpec:
         """Its parsed spec."""
         from gpu_scheduler.core.model.job_spec import JobSpec

@@ -63,7 +63,7 @@ def test_a_masked_job_keeps_its_other_values() -> None:
     assert shown.spec == dataclasses.replace(
         spec, text="WANDB_API_KEY=(hidden) python t.py", arguments=("--api-key", "(hidden)", "--n", "3")
     )
-    assert dataclasses.replace(shown, text=job.text, spec_json=job.spec_json) == job
+    assert shown._replace(text=job.text, spec_json=job.spec_json) == job
     assert json.loads(job.spec_json)["arguments"][1] == IN_ARGUMENTS
 
 

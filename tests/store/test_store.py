@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 import threading
-from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,6 @@ from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.pending_groups import next_retry, startable_jobs, wait_reason_by_spec, wait_reasons
-from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 from tests.reasons import worded
@@ -282,13 +280,6 @@ def test_shrinks_the_write_ahead_log(store: Store) -> None:
     assert log.stat().st_size == 0
     [timeout] = store.db.rows("PRAGMA busy_timeout")
     assert timeout[0] == 10_000
-
-
-def test_a_job_has_every_field_of_its_record(store: Store) -> None:
-    job = store.job(store.insert_job(spec(), "cli"))
-    assert job is not None
-    assert replace(job) == job
-    assert vars(job).keys() == {field.name for field in fields(JobRecord)}
 
 
 @pytest.mark.parametrize(
