@@ -267,7 +267,7 @@ class _AttemptImport:
         self._close_superseded()
         for job_id, (folder, origin) in new.items():
             at = min(_created_at(one, origin) for one, origin in self._jobs[job_id])
-            attempt_import.insert_job(db, folder, origin, at, learn=self._store.learning)
+            attempt_import.insert_job(self._store, db, folder, origin, at)
         for turn in range(max(map(len, self._jobs.values()), default=0)):
             self._import_turn(turn)
         attempt_import.bind_lines(db, [(job_id, found[-1][1]) for job_id, found in self._jobs.items()])

@@ -11,9 +11,10 @@ from typing import Any
 from gpu_scheduler.core.jobsfile.reading import attributes_to_json
 from gpu_scheduler.core.model.event import AttemptDetails, EventKind
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.attempt_folders import AttemptFolder, Origin
 from gpu_scheduler.store.backups import HighestIds
+from gpu_scheduler.store.database import insert
+from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.write_attempts import insert_allocations
 
 _UNKNOWN_JOB: dict[str, Any] = {
@@ -31,7 +32,7 @@ def has_job(db: sqlite3.Connection, job_id: int) -> bool:
 
 
 def insert_job(
-    db: sqlite3.Connection, folder: AttemptFolder, origin: Origin, created_at: float, *, learn: bool
+    store: Store, db: sqlite3.Connection, folder: AttemptFolder, origin: Origin, created_at: float
 ) -> None:
     """Inserts the job of an attempt as queued; its id is its queue position.
 
@@ -40,15 +41,10 @@ def insert_job(
     command = f"bash {folder.path / 'command.sh'}"
     spec = origin.spec or JobSpec("command", command, str(folder.path), command=command)
     job = origin.job or _UNKNOWN_JOB
-    db.execute(
-        "INSERT INTO job (id, source, kind, identity, name, text, spec, spec_key, priority, position,"
-        " state, min_vram_mib, oom_retries_used, fail_retries_used, created_at)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?, ?, ?, ?)",
-        (
-            folder.job_id, job["source"], spec.kind, spec.identity, spec.name, spec.text, spec.to_json(),
-            ResourceSpec.of(spec, job["min_vram_mib"], learn_needs=learn).key(), job["priority"],
-            folder.job_id, job["min_vram_mib"], job["oom_retries_used"], job["fail_retries_used"], created_at,
-        ),
+    insert(
+        db, "job", id=folder.job_id, kind=spec.kind, identity=spec.identity, name=spec.name, text=spec.text,
+        spec=spec.to_json(), spec_key=store.spec_key(spec, job["min_vram_mib"]), position=folder.job_id,
+        state="queued", created_at=created_at, **job,
     )  # fmt: skip
 
 
@@ -66,15 +62,13 @@ def insert_attempt(
     created_at, started_at: wall seconds at which the attempt was created and its runner began.
     """
     state = "running" if running else "starting"
-    cursor = db.execute(
-        "INSERT INTO attempt (job_id, number, token, boot_id, state, executor, learned, assumed,"
-        " launch_deadline_boot, log, session, created_at, started_at)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?)",
-        (folder.job_id, folder.number, origin.token, origin.boot_id, state, origin.executor, origin.learned,
-         origin.assumed, origin.log, origin.session, created_at, started_at),
+    attempt_id = insert(
+        db, "attempt", job_id=folder.job_id, number=folder.number, token=origin.token, boot_id=origin.boot_id,
+        state=state, executor=origin.executor, learned=origin.learned, assumed=origin.assumed,
+        launch_deadline_boot=0, log=origin.log, session=origin.session, created_at=created_at,
+        started_at=started_at,
     )  # fmt: skip
-    assert cursor.lastrowid is not None
-    insert_allocations(db, cursor.lastrowid, origin.allocations)
+    insert_allocations(db, attempt_id, origin.allocations)
     # No folder has the states in between, so the table of allowed changes does not apply here.
     db.execute(
         "UPDATE job SET state = ?, outcome = NULL, exit_code = NULL, signal = NULL, reason = NULL,"
@@ -82,10 +76,7 @@ def insert_attempt(
         (state, folder.job_id),
     )
     data = json.dumps(AttemptDetails(folder.number).data())
-    db.execute(
-        "INSERT INTO event (job_id, at, kind, data) VALUES (?, ?, ?, ?)",
-        (folder.job_id, time.time(), EventKind.RESTORED.value, data),
-    )
+    insert(db, "event", job_id=folder.job_id, at=time.time(), kind=EventKind.RESTORED.value, data=data)
 
 
 def bind_lines(db: sqlite3.Connection, jobs: Iterable[tuple[int, Origin]]) -> None:
@@ -106,13 +97,10 @@ def bind_lines(db: sqlite3.Connection, jobs: Iterable[tuple[int, Origin]]) -> No
             "SELECT coalesce(max(position), 0), coalesce(max(number), 0) FROM line WHERE path = ?", (path,)
         ).fetchone()
         spec = origin.spec
-        db.execute(
-            "INSERT INTO line (path, position, number, identity, kind, text, raw, attributes, job_id)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                path, last[0] + (1 << 20), last[1] + 1, spec.identity, spec.kind, spec.text, f"{spec.text}\n",
-                attributes_to_json(spec.attributes), job_id,
-            ),
+        insert(
+            db, "line", path=path, position=last[0] + (1 << 20), number=last[1] + 1, identity=spec.identity,
+            kind=spec.kind, text=spec.text, raw=f"{spec.text}\n",
+            attributes=attributes_to_json(spec.attributes), job_id=job_id,
         )  # fmt: skip
 
 

@@ -196,6 +196,14 @@ class Database:
                 self.connection.execute(f"PRAGMA user_version = {number}")
 
 
+def insert(db: sqlite3.Connection, table: str, **values: object) -> int:
+    """Inserts a row, given as column -> value; returns its id."""
+    marks = ", ".join("?" * len(values))
+    cursor = db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
 def is_development_schema(db: sqlite3.Connection) -> bool:
     """Returns whether a version under development wrote the database. No release reads such a schema."""
     version, application = (

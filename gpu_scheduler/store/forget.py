@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from gpu_scheduler.core.model.event import EventKind, JobsForgotten
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -49,10 +50,8 @@ def _delete_jobs(db: sqlite3.Connection) -> int:
     if newest:
         # The ids of events continue, so that `events --follow` misses none.
         data = json.dumps(JobsForgotten(jobs).data())
-        db.execute(
-            "INSERT INTO event (id, job_id, at, kind, data) VALUES (?, 0, ?, ?, ?)",
-            (newest + 1, time.time(), EventKind.FORGOTTEN.value, data),
-        )
+        kind = EventKind.FORGOTTEN.value
+        insert(db, "event", id=newest + 1, job_id=0, at=time.time(), kind=kind, data=data)
     return jobs
 
 

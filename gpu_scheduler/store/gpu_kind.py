@@ -14,7 +14,6 @@ from gpu_scheduler.core.model.gpu import is_simulated
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
-from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.read_only import query_read_only
 from gpu_scheduler.store.store import Store
 
@@ -90,8 +89,5 @@ def change_gpu_kind(store: Store, uuids: Iterable[str], now: Now) -> None:
 def _reset_min_vram(store: Store, db: sqlite3.Connection) -> None:
     rows = db.execute("SELECT id, spec FROM job WHERE min_vram_mib IS NOT NULL").fetchall()
     for row in rows:
-        resource_spec = ResourceSpec.of(JobSpec.from_json(row["spec"]), learn_needs=store.learning)
-        db.execute(
-            "UPDATE job SET min_vram_mib = NULL, spec_key = ? WHERE id = ?",
-            (resource_spec.key(), row["id"]),
-        )
+        key = store.spec_key(JobSpec.from_json(row["spec"]))
+        db.execute("UPDATE job SET min_vram_mib = NULL, spec_key = ? WHERE id = ?", (key, row["id"]))

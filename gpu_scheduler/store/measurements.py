@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
 from gpu_scheduler.core.scheduling.calibration import WorkloadClass
 from gpu_scheduler.core.scheduling.needs import workload_class_of
+from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -64,11 +65,10 @@ def record_measurement(db: sqlite3.Connection, attempt: AttemptRecord, job: JobR
     judged = not attempt.learned and job.min_vram_mib is None
     declared = job.spec.vram if not judged else attempt.vram if attempt.has_budget else None
     workload_class = workload_class_of(job.spec)
-    db.execute(
-        "INSERT INTO measurement (workload_class, at, gpu_count, peak_mib, declared_mib, seconds, outcome)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (workload_class, time, len(attempt.gpus), peak, declared, attempt.run_time_s, attempt.outcome.value),
-    )
+    insert(
+        db, "measurement", workload_class=workload_class, at=time, gpu_count=len(attempt.gpus), peak_mib=peak,
+        declared_mib=declared, seconds=attempt.run_time_s, outcome=attempt.outcome.value,
+    )  # fmt: skip
     db.execute(
         "DELETE FROM measurement WHERE workload_class = ? AND id <= (SELECT id FROM measurement"
         " WHERE workload_class = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",

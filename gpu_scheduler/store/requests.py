@@ -6,6 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
+from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -16,12 +17,9 @@ if TYPE_CHECKING:
 def add_request(store: Store, verb: str, target: str = "", by: str = "cli", **args: object) -> int:
     """Adds a request to the loop. Returns its id, for which `request_answer` gives the answer."""
     with store.db.transaction() as db:
-        cursor = db.execute(
-            "INSERT INTO request (verb, target, args, by, made_at) VALUES (?, ?, ?, ?, ?)",
-            (verb, target, json.dumps(args), by, time.time()),
+        return insert(
+            db, "request", verb=verb, target=target, args=json.dumps(args), by=by, made_at=time.time()
         )
-    assert cursor.lastrowid is not None
-    return cursor.lastrowid
 
 
 def request_answer(store: Store, request_id: int) -> RequestAnswer | None:

@@ -94,7 +94,6 @@ class Store:
         If `learn` changed, the spec keys of the waiting jobs are updated.
         """
         from gpu_scheduler.core.model.job_spec import JobSpec
-        from gpu_scheduler.core.scheduling.needs import ResourceSpec
 
         has_changed, self._learning = self.learning != options.learn, None
         with self.db.transaction() as db:
@@ -104,10 +103,14 @@ class Store:
             for row in self.db.rows(
                 "SELECT id, spec, min_vram_mib FROM job WHERE state IN ('queued', 'held')"
             ):
-                resource_spec = ResourceSpec.of(
-                    JobSpec.from_json(row["spec"]), row["min_vram_mib"], learn_needs=options.learn
-                )
-                db.execute("UPDATE job SET spec_key = ? WHERE id = ?", (resource_spec.key(), row["id"]))
+                key = self.spec_key(JobSpec.from_json(row["spec"]), row["min_vram_mib"])
+                db.execute("UPDATE job SET spec_key = ? WHERE id = ?", (key, row["id"]))
+
+    def spec_key(self, spec: JobSpec, min_vram_mib: int | None = None) -> str:
+        """Returns the key of the resource spec of a job."""
+        from gpu_scheduler.core.scheduling.needs import ResourceSpec
+
+        return ResourceSpec.of(spec, min_vram_mib, learn_needs=self.learning).key()
 
     def close(self) -> None:
         """Closes the database."""
@@ -120,7 +123,6 @@ class Store:
         """
         from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY
         from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
-        from gpu_scheduler.core.scheduling.needs import ResourceSpec
 
         at = time.time() if now is None else now
         state = JobState.HELD if spec.hold else JobState.QUEUED
@@ -135,7 +137,7 @@ class Store:
                 " state, outcome, reason, held_by, created_at, finished_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?,"
                 " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'job'), 0) + 1, ?, ?, ?, ?, ?, ?)",
                 (source, spec.kind, spec.identity, spec.name, spec.text, spec.to_json(),
-                 ResourceSpec.of(spec, learn_needs=self.learning).key(),
+                 self.spec_key(spec),
                  NORMAL_PRIORITY if spec.priority is None else spec.priority, state.value,
                  outcome.value if outcome else None, reason.to_json() if reason else None,
                  "line" if state is JobState.HELD else None,

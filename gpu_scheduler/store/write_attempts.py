@@ -18,10 +18,11 @@ from gpu_scheduler.core.model.event import (
 from gpu_scheduler.core.model.states import AttemptState, IllegalTransitionError, JobState, states_before
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
+from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.measurements import record_measurement
 from gpu_scheduler.store.records import AllocationRecord, AttemptRecord
 from gpu_scheduler.store.write_context import WriteContext
-from gpu_scheduler.store.write_jobs import change_job_state, reason_json, spec_key
+from gpu_scheduler.store.write_jobs import change_job_state, reason_json
 
 
 def start(context: WriteContext, action: act.Start) -> int:
@@ -32,15 +33,13 @@ def start(context: WriteContext, action: act.Start) -> int:
         " FROM job WHERE id = ?",
         (action.job_id,),
     ).fetchone()
-    cursor = db.execute(
-        "INSERT INTO attempt (job_id, number, token, boot_id, state, executor, learned, assumed,"
-        " launch_deadline_boot, created_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (action.job_id, number, secrets.token_hex(16), now.boot_id, AttemptState.STARTING.value,
-         context.executor, action.learned, action.assumed, now.boot + context.settings.launch_deadline_s,
-         now.wall),
+    attempt_id = insert(
+        db, "attempt", job_id=action.job_id, number=number, token=secrets.token_hex(16), boot_id=now.boot_id,
+        state=AttemptState.STARTING.value, executor=context.executor, learned=action.learned,
+        assumed=action.assumed, launch_deadline_boot=now.boot + context.settings.launch_deadline_s,
+        created_at=now.wall,
     )  # fmt: skip
-    assert cursor.lastrowid is not None
-    insert_allocations(db, cursor.lastrowid, _allocations(context, action))
+    insert_allocations(db, attempt_id, _allocations(context, action))
     details = AttemptStarted(
         number, context.gpu_indices(action.gpus), action.share, action.vram, action.whole, action.learned,
         action.assumed,
@@ -49,7 +48,7 @@ def start(context: WriteContext, action: act.Start) -> int:
         context, action.job_id, JobState.STARTING, None, details, before=JobState(state),
         not_before_boot=None, bypassed_at=None,
     )  # fmt: skip
-    return cursor.lastrowid
+    return attempt_id
 
 
 def _allocations(context: WriteContext, action: act.Start) -> Iterable[AllocationRecord]:
@@ -156,7 +155,7 @@ def finish_attempt(context: WriteContext, action: act.FinishAttempt) -> None:
     record_measurement(context.db, attempt, job, context.now.wall)
     raised: dict[str, Any] = {}
     if action.min_vram_mib is not None:
-        key = spec_key(context, job.spec, action.min_vram_mib)
+        key = context.store.spec_key(job.spec, action.min_vram_mib)
         raised = {"min_vram_mib": action.min_vram_mib, "spec_key": key}
     change_job_state(
         context, action.job_id, action.state, action.reason, _details_of_end(context, attempt, action),

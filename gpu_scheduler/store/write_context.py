@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gpu_scheduler.core.model.event import AttemptDetails, EventDetails, EventKind
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.scheduling.settings import Settings
+from gpu_scheduler.store.database import insert
 
 if TYPE_CHECKING:
     from gpu_scheduler.store.store import Store
@@ -54,10 +55,10 @@ class WriteContext:
     ) -> None:
         """Adds an event. job_id: 0 = about no job; reason: as text, or as JSON of its value."""
         data = {} if details is None else details.data()
-        self.db.execute(
-            "INSERT INTO event (job_id, at, kind, reason, data) VALUES (?, ?, ?, ?, ?)",
-            (job_id, self.now.wall, kind.value, reason, json.dumps(data)),
-        )
+        insert(
+            self.db, "event", job_id=job_id, at=self.now.wall, kind=kind.value, reason=reason,
+            data=json.dumps(data),
+        )  # fmt: skip
 
     def add_attempt_event(self, kind: EventKind, attempt_id: int) -> None:
         """Adds an event about an attempt."""

@@ -10,7 +10,6 @@ from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import TRANSITIONS, JobState, check_transition
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.write_context import WriteContext
 
 #: Of the jobs that are infeasible for one reason, the number that get an event.
@@ -50,11 +49,6 @@ def reason_json(reason: StateReason | None) -> str | None:
     return None if reason is None else reason.to_json()
 
 
-def spec_key(context: WriteContext, spec: JobSpec, min_vram_mib: int | None) -> str:
-    """Returns the key of the resource spec of a job."""
-    return ResourceSpec.of(spec, min_vram_mib, learn_needs=context.store.learning).key()
-
-
 def finish_job(context: WriteContext, action: act.FinishJob) -> None:
     """Ends a waiting job without an attempt."""
     change_job_state(
@@ -79,7 +73,7 @@ def requeue_job(context: WriteContext, action: act.RequeueJob) -> None:
         finished_at=None, cancel_cause=None,
         oom_retries_used=row["oom_retries_used"] if kept else 0,
         fail_retries_used=row["fail_retries_used"] if kept else 0,
-        spec_key=spec_key(context, JobSpec.from_json(row["spec"]), row["min_vram_mib"]),
+        spec_key=context.store.spec_key(JobSpec.from_json(row["spec"]), row["min_vram_mib"]),
     )  # fmt: skip
 
 
@@ -92,7 +86,7 @@ def set_attribute(context: WriteContext, action: act.SetAttribute) -> None:
     spec = JobSpec.from_json(json.dumps({**json.loads(row["spec"]), action.name: action.value}))
     db.execute(
         "UPDATE job SET spec = ?, spec_key = ?, name = ?, priority = ?, min_vram_mib = ? WHERE id = ?",
-        (spec.to_json(), spec_key(context, spec, min_vram_mib), spec.name,
+        (spec.to_json(), context.store.spec_key(spec, min_vram_mib), spec.name,
          NORMAL_PRIORITY if spec.priority is None else spec.priority, min_vram_mib, action.job_id),
     )  # fmt: skip
 
