@@ -13,7 +13,7 @@ from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.preview import Preview, PreviewContext, preview
 from gpu_scheduler.app.recorded_setting import recorded_setting
 from gpu_scheduler.core.command.environment import find_conda_sh
-from gpu_scheduler.core.jobsfile.diff import AcceptedLines, NewJob, diff_reading
+from gpu_scheduler.core.jobsfile.diff import AcceptedLines, NewJob, ReadingDiff
 from gpu_scheduler.core.jobsfile.reading import Line
 from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 from gpu_scheduler.core.scheduling.settings import Limits
@@ -116,7 +116,7 @@ def _previews(parser: TextParser, lines: Sequence[Line], context: PreviewContext
 
 def _duplicate_lines(lines: Sequence[Line]) -> Mapping[int, int]:
     """Returns, for each line that adds no job, line number -> number of the line with the same job."""
-    actions = diff_reading((), AcceptedLines(tuple(lines), (None,) * len(lines)), {}, {}).actions
+    actions = ReadingDiff((), AcceptedLines(tuple(lines), (None,) * len(lines)), {}, {}).actions
     jobs = {action.index for action in actions if isinstance(action, NewJob)}
     first = {lines[index].identity: lines[index].number for index in sorted(jobs, reverse=True)}
     return {

@@ -25,7 +25,7 @@ from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
 class Poll:
     """The result of one poll of the file.
 
-    accepted   the lines that count now, for `diff_reading`; None if nothing changes.
+    accepted   the lines that count now, for `ReadingDiff`; None if nothing changes.
     waits      jobs that must not start because of the state of their line, and why.
     recheck_at monotonic time in seconds at which something may count without a further change; None if
                nothing is pending.

@@ -122,7 +122,7 @@ class JobsFileWatcher:
     def _apply(self, accepted: diff.AcceptedLines, jobs: accepted_lines.JobFacts) -> None:
         before = self._reading
         newest = accepted_lines.newest_job_facts(self._store, accepted.new_identities())
-        result = diff.diff_reading(before, accepted, jobs, newest)
+        result = diff.ReadingDiff(before, accepted, jobs, newest)
         new: dict[int, int] = {}
         messages: list[tuple[str, Event | None]] = [(text, None) for text in result.messages]
         warnings = list[str]()

@@ -14,8 +14,8 @@ from gpu_scheduler.core.jobsfile.diff import (
     DiffAction,
     LineRemoved,
     NewJob,
+    ReadingDiff,
     RequeueFinished,
-    diff_reading,
     job_order,
     redistribute_positions,
 )
@@ -99,7 +99,7 @@ class JobsFileWorld:
 
     def accept(self, accepted: AcceptedLines) -> None:
         """Applies accepted lines to the jobs."""
-        result = diff_reading(self.reading, accepted, self.facts(), self.newest())
+        result = ReadingDiff(self.reading, accepted, self.facts(), self.newest())
         self.actions += result.actions
         self.messages += result.messages
         new: dict[int, int] = {}

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.jobsfile.diff import NewJob, diff_reading
+from gpu_scheduler.core.jobsfile.diff import NewJob, ReadingDiff
 from gpu_scheduler.core.jobsfile.reading import Reading
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState
@@ -47,7 +47,7 @@ class ReaderDriver:
         self.now += later
         poll = self.reader.poll(self.reading, self.facts(), self.now)
         if poll.accepted is not None:
-            result = diff_reading(self.reading, poll.accepted, self.facts(), {})
+            result = ReadingDiff(self.reading, poll.accepted, self.facts(), {})
             new = {}
             for action in result.actions:
                 if isinstance(action, NewJob):
@@ -396,7 +396,7 @@ def test_reads_twenty_thousand_lines(tmp_path: Path) -> None:
     poll = watcher.reader.poll((), {}, 0.0)
     assert poll.accepted is not None
     assert len(poll.accepted.lines) == 2 * half
-    result = diff_reading((), poll.accepted, {}, {})
+    result = ReadingDiff((), poll.accepted, {}, {})
     reading = result.to_reading({i: i + 1 for i in range(2 * half)})
     jobs = {i + 1: JobFact(i + 1, JobState.QUEUED) for i in range(2 * half)}
     path.write_text(content + "python one_more.py\n")

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile import debounce, job_line
-from gpu_scheduler.core.jobsfile.diff import diff_reading
+from gpu_scheduler.core.jobsfile.diff import ReadingDiff
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState
@@ -152,8 +152,8 @@ def test_the_reader_matches_a_stateless_decision(
             assert comparable(before + poll.accepted.lines) == comparable(wanted.accepted.lines)
             assert (*range(len(before)), *poll.accepted.pairs) == wanted.accepted.pairs
             newest = dict.fromkeys(poll.accepted.new_identities(), FACT)
-            found = diff_reading(previous, poll.accepted, jobs, newest)
-            expected = diff_reading(previous, wanted.accepted, jobs, newest)
+            found = ReadingDiff(previous, poll.accepted, jobs, newest)
+            expected = ReadingDiff(previous, wanted.accepted, jobs, newest)
             assert found.messages == expected.messages
             assert comparable(found.to_reading({})) == comparable(expected.to_reading({}))
             previous = with_job_ids(wanted.accepted.lines)

@@ -87,7 +87,7 @@ class AcceptedLines:
     unchanged: Reading = ()
 
     def new_identities(self) -> frozenset[str]:
-        """Returns the identities whose newest job `diff` needs."""
+        """Returns the identities whose newest job `ReadingDiff` needs."""
         new = (line for line, old in zip(self.lines, self.pairs, strict=True) if old is None)
         return frozenset(line.identity for line in new if line.identity is not None)
 
@@ -96,38 +96,6 @@ class AcceptedLines:
         if not any(line.kind == "csv" and line.identity in newest for line in self.lines):
             return self
         return AcceptedLines(self.unchanged + self.lines, (*range(len(self.unchanged)), *self.pairs))
-
-
-@dataclass(frozen=True)
-class DiffResult:
-    """The result of a comparison: actions in order, messages to log, and the reading to keep.
-
-    The reading consists of the lines `unchanged`, followed by `lines` with their `jobs`; new jobs have no id
-    yet.
-    """
-
-    actions: tuple[DiffAction, ...]
-    messages: tuple[str, ...]
-    lines: Reading
-    jobs: Sequence[int | None]
-    unchanged: Reading = ()
-
-    def to_reading(self, new_jobs: Mapping[int, int]) -> Reading:
-        """Returns the reading to keep. new_jobs: index of a NewJob -> the id of its job."""
-        kept = enumerate(zip(self.lines, self.jobs, strict=True))
-        return (*self.unchanged, *(line.with_job(new_jobs.get(i, job)) for i, (line, job) in kept))
-
-
-def diff_reading(
-    previous: Reading, accepted: AcceptedLines, jobs: Mapping[int, JobFact], newest: Mapping[str, JobFact]
-) -> DiffResult:
-    """Compares the accepted lines with the previous reading.
-
-    jobs: the jobs of the previous reading; newest: the newest job of each of `accepted.new_identities()` that
-    has one, from any file or front end.
-    """
-    accepted = accepted.with_possible_duplicates(newest)
-    return _ReadingDiff(() if accepted.unchanged else previous, accepted, jobs, newest).result()
 
 
 def job_order(reading: Iterable[Line]) -> tuple[int, ...]:
@@ -145,8 +113,13 @@ def redistribute_positions(order: Sequence[int], positions: Mapping[int, int]) -
     return tuple((job, place) for job, place in zip(queued, free, strict=True) if positions[job] != place)
 
 
-class _ReadingDiff:
-    """One comparison. Collects actions and messages while walking the lines in order."""
+class ReadingDiff:
+    """The difference between the previous reading and the accepted lines.
+
+    actions, messages: in order; lines: the accepted ones, which follow the `unchanged` ones; jobs: those of
+    the previous reading; newest: the newest job of each of `accepted.new_identities()` that has one, from
+    any file or front end.
+    """
 
     def __init__(
         self,
@@ -155,24 +128,33 @@ class _ReadingDiff:
         jobs: Mapping[int, JobFact],
         newest: Mapping[str, JobFact],
     ) -> None:
-        self.previous, self.accepted, self.jobs, self.newest = previous, accepted, jobs, newest
+        accepted = accepted.with_possible_duplicates(newest)
+        self.lines, self.unchanged = accepted.lines, accepted.unchanged
         self.actions: list[DiffAction] = []
         self.messages: list[str] = []
-        self.job_ids: list[int | None] = [None] * len(accepted.lines)
-        self.previous_lines: dict[str, Line] = {}
-        self.previous_jobs: dict[str, int] = {}
-        for line in previous:
+        self._previous = () if accepted.unchanged else previous
+        self._pairs, self._jobs, self._newest = accepted.pairs, jobs, newest
+        self._job_ids: list[int | None] = [None] * len(accepted.lines)
+        self._previous_lines: dict[str, Line] = {}
+        self._previous_jobs: dict[str, int] = {}
+        for line in self._previous:
             if line.kind == "csv" and line.identity is not None:
-                self.previous_lines.setdefault(line.identity, line)
+                self._previous_lines.setdefault(line.identity, line)
                 if line.job_id is not None:
-                    self.previous_jobs.setdefault(line.identity, line.job_id)
-
-    def result(self) -> DiffResult:
-        lines, pairs = self.accepted.lines, self.accepted.pairs
+                    self._previous_jobs.setdefault(line.identity, line.job_id)
         self._diff_removed()
+        self._diff_lines()
+
+    def to_reading(self, new_jobs: Mapping[int, int]) -> Reading:
+        """Returns the reading to keep. new_jobs: index of a NewJob -> the id of its job."""
+        kept = enumerate(zip(self.lines, self._job_ids, strict=True))
+        return (*self.unchanged, *(line.with_job(new_jobs.get(i, job)) for i, (line, job) in kept))
+
+    def _diff_lines(self) -> None:
+        lines, pairs = self.lines, self._pairs
         newly = {
             line.identity: line for line, old in zip(lines, pairs, strict=True) if old is None
-        }  # of equal lines, the last one
+        }  # the last of equal ones
         first: dict[str, int] = {}
         for index, (line, old) in enumerate(zip(lines, pairs, strict=True)):
             if line.identity is None:
@@ -180,24 +162,21 @@ class _ReadingDiff:
             if old is None:
                 self.messages += [f"line {line.number}: {note}" for note in line.notes]
             if line.kind == "command":
-                self._diff_command(index, line, None if old is None else self.previous[old])
+                self._diff_command(index, line, None if old is None else self._previous[old])
             elif line.identity not in first:
                 first[line.identity] = index
                 self._diff_csv(index, line, newly.get(line.identity), old is None)
             elif old is None:
                 number = lines[first[line.identity]].number
                 self.messages.append(f"line {line.number}: duplicate of line {number}; both are one job")
-        return DiffResult(
-            tuple(self.actions), tuple(self.messages), lines, self.job_ids, self.accepted.unchanged
-        )
 
     def _diff_removed(self) -> None:
-        kept = {old for old in self.accepted.pairs if old is not None}
-        still = {line.identity for line in self.accepted.lines if line.kind == "csv"}
-        for index, line in enumerate(self.previous):
+        kept = {old for old in self._pairs if old is not None}
+        still = {line.identity for line in self.lines if line.kind == "csv"}
+        for index, line in enumerate(self._previous):
             if index in kept or line.job_id is None or line.identity in still:
                 continue
-            job = self.jobs.get(line.job_id)
+            job = self._jobs.get(line.job_id)
             if job is not None and job.state in WAITING:
                 self.actions.append(LineRemoved(line.job_id))
             elif job is not None and job.state in ACTIVE:
@@ -207,31 +186,31 @@ class _ReadingDiff:
 
     def _diff_command(self, index: int, line: Line, old: Line | None) -> None:
         if old is not None and old.job_id is not None:
-            self.job_ids[index] = old.job_id
+            self._job_ids[index] = old.job_id
             if old.attributes != line.attributes:
-                self._diff_attributes(line, self.jobs.get(old.job_id), old.attributes)
+                self._diff_attributes(line, self._jobs.get(old.job_id), old.attributes)
             return
-        same = self.newest.get(line.identity or "")
+        same = self._newest.get(line.identity or "")
         self.actions.append(NewJob(index, line.number, _job_label(same) if same is not None else None))
 
     def _diff_csv(self, index: int, line: Line, new: Line | None, is_new: bool) -> None:
         """Handles the first line of its identity. new: the last new line of that identity, if any."""
         assert line.identity is not None
-        before = self.previous_lines.get(line.identity)
-        job_id = self.previous_jobs.get(line.identity)
+        before = self._previous_lines.get(line.identity)
+        job_id = self._previous_jobs.get(line.identity)
         if job_id is not None and new is None:
-            self.job_ids[index] = job_id
+            self._job_ids[index] = job_id
             old = before.attributes if before is not None else line.attributes
             if old != line.attributes:
-                self._diff_attributes(line, self.jobs.get(job_id), old)
+                self._diff_attributes(line, self._jobs.get(job_id), old)
             return
-        job = self.newest.get(line.identity) or (self.jobs.get(job_id) if job_id is not None else None)
+        job = self._newest.get(line.identity) or (self._jobs.get(job_id) if job_id is not None else None)
         effect = submit_effect("csv", job, bool(line.attributes.get("cancel")))
         if job is None:
             self.actions.append(NewJob(index, line.number))
             return
         new = new or line
-        self.job_ids[index] = job.job_id
+        self._job_ids[index] = job.job_id
         if effect is SubmitEffect.REQUEUED:
             self.actions.append(RequeueFinished(index, job))
             of = "" if new.attributes == line.attributes else f", with the attributes of line {line.number}"
