@@ -12,7 +12,6 @@ from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuSample, Snapsho
 from gpu_scheduler.core.model.gpu_fault import GOOD_SAMPLES_NEEDED, UNLISTED, FaultKind, GpuFault
 from gpu_scheduler.core.scheduling.gpu_recovery import (
     GpuChange,
-    KnownGpu,
     update_faults,
 )
 from gpu_scheduler.errors import GpuStateError, UsageError
@@ -156,7 +155,7 @@ class Sampler:
             for gpu in _with_uuid(snapshot.gpus)
             if gpu.uuid not in managed and gpu.index in self._without_uuid
         ]
-        known += [KnownGpu(gpu.uuid, gpu.index, gpu.name, UNLISTED) for gpu in found]
+        known += [replace(gpu, fault=UNLISTED) for gpu in found]
         settled, changes = update_faults(snapshot.gpus, known)
         if self._watch.failure is not None:
             log.info("the GPUs respond again")
@@ -185,11 +184,11 @@ class Sampler:
         return [str(attempt.job_id) for attempt in allocated if uuid in attempt.gpus]
 
 
-def _stored_gpus(store: Store) -> list[KnownGpu]:
-    return [KnownGpu(gpu.uuid, gpu.index, gpu.name, gpu.fault) for gpu in store.gpus()]
+def _stored_gpus(store: Store) -> list[GpuSample]:
+    return [GpuSample(gpu.uuid, gpu.index, gpu.name, fault=gpu.fault) for gpu in store.gpus()]
 
 
-def _still_managed(known: Sequence[KnownGpu], samples: Sequence[GpuSample]) -> list[KnownGpu]:
+def _still_managed(known: Sequence[GpuSample], samples: Sequence[GpuSample]) -> list[GpuSample]:
     """Returns the stored GPUs that a start keeps.
 
     A real GPU that the driver does not list is lost and may come back; simulated ones follow the option.

@@ -46,7 +46,7 @@ def test_a_reboot_ends_the_wait_for_a_retry(desk: Desk) -> None:
 
 def test_gpu_lost_in_the_last_sample_is_shown(desk: Desk) -> None:
     job = desk.job(share=500)
-    lost = GpuSample("SIM-0", 0, "card", None, None, None, fault=LOST)
+    lost = GpuSample("SIM-0", 0, "card", fault=LOST)
     desk.writer.record_gpus([lost, replace(lost, uuid="SIM-1", index=1, fault=None)], None, Clock().now())
     grade, says, _ = checks(desk, job)["GPU 0"]
     assert grade == "warn"

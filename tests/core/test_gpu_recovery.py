@@ -12,7 +12,6 @@ from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.gpu_fault import LOST, UNLISTED, FaultKind, GpuFault
 from gpu_scheduler.core.scheduling.gpu_recovery import (
     GpuChange,
-    KnownGpu,
     update_faults,
 )
 
@@ -25,8 +24,8 @@ def sample(index: int, uuid: str, fault: GpuFault | None = None) -> GpuSample:
     return GpuSample(uuid, index, "GPU", 24576, 0, 0.0, (), fault)
 
 
-def known(index: int, uuid: str, fault: GpuFault | None = None) -> KnownGpu:
-    return KnownGpu(uuid, index, "GPU", fault)
+def known(index: int, uuid: str, fault: GpuFault | None = None) -> GpuSample:
+    return GpuSample(uuid, index, "GPU", fault=fault)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +110,8 @@ def test_a_missing_gpu_gets_the_last_index_if_its_index_is_taken() -> None:
         (2, "GPU-c", UNLISTED),
         (3, "GPU-b", UNLISTED),
     ]
-    again, _ = update_faults(
-        [sample(0, "GPU-a"), sample(1, "GPU-d")], [KnownGpu(g.uuid, g.index, g.name, g.fault) for g in shown]
-    )
+    stored = [GpuSample(gpu.uuid, gpu.index, gpu.name, fault=gpu.fault) for gpu in shown]
+    again, _ = update_faults([sample(0, "GPU-a"), sample(1, "GPU-d")], stored)
     assert again == shown
 
 

@@ -14,8 +14,8 @@ from gpu_scheduler.health.doctor import gpus
     [
         (GpuSample("U", 3, "gpu", 100, 9, 5.0), "ok", "gpu, 9 of 100 MiB in use, load 5 %"),
         (GpuSample("U", 3, "gpu", 100, 9, None), "warn", "gpu: load cannot be read"),
-        (GpuSample("U", 3, "gpu", None, None, None), "warn", "gpu: memory and load cannot be read"),
-        (GpuSample("U", 3, "gpu", None, None, None, fault=LOST), "bad", "gpu: lost"),
+        (GpuSample("U", 3, "gpu"), "warn", "gpu: memory and load cannot be read"),
+        (GpuSample("U", 3, "gpu", fault=LOST), "bad", "gpu: lost"),
         (GpuSample("U", 3, "gpu", 100, 9, 5.0, fault=LOST), "bad", "gpu: lost"),
     ],
 )

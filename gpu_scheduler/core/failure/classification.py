@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM
 
 from gpu_scheduler.core.model.state_reason import FailureKind
 
-_SIGHUP, _SIGINT, _SIGILL, _SIGABRT, _SIGBUS, _SIGFPE, _SIGKILL, _SIGSEGV, _SIGTERM = (
-    1,
-    2,
-    4,
-    6,
-    7,
-    8,
-    9,
-    11,
-    15,
-)
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _PRECEDENCE = tuple(FailureKind)
 
@@ -44,10 +34,10 @@ _ERRORS = tuple(
         ),
     )
 )
-_SIGNALS = {
-    **dict.fromkeys((_SIGSEGV, _SIGILL, _SIGBUS, _SIGFPE, _SIGABRT), FailureKind.CRASHED),
-    _SIGKILL: FailureKind.KILLED,
-    **dict.fromkeys((_SIGTERM, _SIGINT, _SIGHUP), FailureKind.TERMINATED),
+_SIGNALS: dict[int, FailureKind] = {
+    **dict.fromkeys((SIGSEGV, SIGILL, SIGBUS, SIGFPE, SIGABRT), FailureKind.CRASHED),
+    SIGKILL: FailureKind.KILLED,
+    **dict.fromkeys((SIGTERM, SIGINT, SIGHUP), FailureKind.TERMINATED),
 }
 
 
@@ -58,7 +48,7 @@ def failure_kinds(exit_code: int | None, signal: int | None, error: str) -> list
         kinds.append(FailureKind.COMMAND_NOT_FOUND)
     elif exit_code == _NOT_EXECUTABLE:
         kinds.append(FailureKind.NOT_EXECUTABLE)
-    elif signal == _SIGBUS:
+    elif signal == SIGBUS:
         kinds.append(FailureKind.SHARED_MEMORY)
     # A shell reports the signal that killed its program as 128 + its number.
     number = signal if signal is not None else (exit_code or 0) - 128

@@ -44,9 +44,9 @@ class GpuSample:
     uuid: str
     index: int
     name: str
-    total_mib: int | None
-    used_mib: int | None
-    load_percent: float | None
+    total_mib: int | None = None
+    used_mib: int | None = None
+    load_percent: float | None = None
     processes: tuple[GpuProcess, ...] | None = None
     fault: GpuFault | None = None
 

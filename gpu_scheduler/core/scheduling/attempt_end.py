@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult
@@ -95,65 +95,52 @@ def end_attempt(
     result: AttemptResult | None = None,
 ) -> FinishAttempt:
     """Returns the end of an attempt with this outcome. survivors: processes that are left."""
-    follows = _what_follows(attempt, outcome, now, settings, result)
-    if reason is None and follows.state is JobState.HELD:
-        reason = StateReason(ReasonKind(outcome.value))
-    if reason is not None and follows.step is not None:
-        reason = replace(reason, next_steps=(*reason.next_steps, follows.step))
-    return FinishAttempt(
+    end = FinishAttempt(
         attempt.job_id,
         attempt.attempt_id,
         outcome,
-        follows.state,
-        follows.outcome,
-        reason=reason,
+        JobState.FINISHED,
+        outcome,
         # If the command did not begin, the exit code is that of our own checks.
         exit_code=result.exit_code if result and result.began else None,
         signal=result.signal if result and result.began else None,
         survivors=survivors,
-        launch_failures=follows.launch_failures,
-        not_before=follows.not_before,
         oom_retries_used=attempt.oom_retries_used,
         fail_retries_used=attempt.fail_retries_used,
         started_at=result.started_at if result else None,
         ended_at=result.ended_at if result else None,
         shortage=result.shortage if result else None,
     )
+    end, step = _with_next_state(end, attempt, now, settings)
+    if reason is None and end.state is JobState.HELD:
+        reason = StateReason(ReasonKind(outcome.value))
+    if reason is not None and step is not None:
+        reason = replace(reason, next_steps=(*reason.next_steps, step))
+    return replace(end, reason=reason)
 
 
-@dataclass(frozen=True)
-class _Follows:
-    """The next state of the job of an ended attempt, and its outcome if it finishes.
-
-    step: the next step as a value for the reason; None = the outcome alone is the reason.
-    """
-
-    state: JobState
-    outcome: Outcome | None = None
-    launch_failures: int = 0
-    not_before: float | None = None
-    step: NextStep | None = None
-
-
-def _what_follows(
-    attempt: Attempt, outcome: Outcome, now: Now, settings: Settings, result: AttemptResult | None
-) -> _Follows:
+def _with_next_state(
+    end: FinishAttempt, attempt: Attempt, now: Now, settings: Settings
+) -> tuple[FinishAttempt, NextStep | None]:
+    """Returns the end with the next state of the job, and the step for its reason; None = it needs none."""
     cancelled = attempt.cancel is not None and attempt.cancel.cause == "cancelled"
-    if outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED, Outcome.NOT_STARTED) and cancelled:
-        return _Follows(JobState.FINISHED, Outcome.CANCELLED)
-    if outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED):
-        return _Follows(JobState.HELD, step=NextStep(NextKind.HELD, job_id=attempt.job_id))
-    if outcome is not Outcome.NOT_STARTED:
-        return _Follows(JobState.FINISHED, outcome)
-    if result and result.shortage and not attempt.source_missing:
+    if end.outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED, Outcome.NOT_STARTED) and cancelled:
+        return replace(end, job_outcome=Outcome.CANCELLED), None
+    if end.outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED):
+        step = NextStep(NextKind.HELD, job_id=attempt.job_id)
+        return replace(end, state=JobState.HELD, job_outcome=None), step
+    if end.outcome is not Outcome.NOT_STARTED:
+        return end, None
+    queued = replace(end, state=JobState.QUEUED, job_outcome=None)
+    if end.shortage and not attempt.source_missing:
         # Not a failure of the job: it is not counted, and the job is retried while the shortage lasts.
         wait = settings.assign_retry_wait_s
         step = NextStep(NextKind.LAUNCH_RETRY_UNCOUNTED, wait_s=wait)
-        return _Follows(JobState.QUEUED, None, attempt.launch_failures, now.boot + wait, step)
+        return replace(queued, launch_failures=attempt.launch_failures, not_before=now.boot + wait), step
     failures = attempt.launch_failures + 1
     if failures < settings.max_assign_attempts and not attempt.source_missing:
         wait = min(settings.assign_retry_wait_s * 2 ** (failures - 1), MAX_RETRY_WAIT_S)
         step = NextStep(NextKind.LAUNCH_RETRY, failures + 1, settings.max_assign_attempts, wait)
-        return _Follows(JobState.QUEUED, None, failures, now.boot + wait, step)
+        return replace(queued, launch_failures=failures, not_before=now.boot + wait), step
     step = NextStep(NextKind.LAUNCH_ABANDONED, failures)
-    return _Follows(JobState.FINISHED, Outcome.FAILED, failures, step=step)
+    return replace(end, job_outcome=Outcome.FAILED, launch_failures=failures), step

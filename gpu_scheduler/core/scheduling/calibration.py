@@ -6,7 +6,7 @@ For each model an entry of llm_config.json, for programs without a model an attr
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -87,20 +87,33 @@ def advise(
     classes: Sequence[WorkloadClass], models: Mapping[str, Any], config: LlmConfig, rules: CalibrationRules
 ) -> list[Advice]:
     """Returns advice for each workload class, in order. models: the present entries of llm_config.json."""
-    advice = []
-    for family in classes:
-        if family.llm is None:
-            advice.append(_advise_lines(family, rules))
-            continue
-        same = [one for one in classes if one.llm == family.llm]
-        now = models.get(family.llm)
-        largest = max(same, key=lambda one: one.p95_mib)
-        declared = config.of(family.llm).vram or largest.declared_mib
-        gpus = min(one.gpus for one in same)  # a run on fewer GPUs shows that no more are needed
-        wanted, why = _suggested_mib(largest.p95_mib, max(one.max_mib for one in same), gpus, declared, rules)
-        entry = None if wanted is None else _suggested_entry(now, wanted, gpus)
-        advice.append(Advice(family, now, entry, entry is not None and _has_enough_runs(same), why_not=why))
-    return advice
+    return [
+        _advise_line(one, rules) if one.llm is None else _advise_model(one, classes, models, config, rules)
+        for one in classes
+    ]
+
+
+def _advise_model(
+    workload_class: WorkloadClass,
+    classes: Sequence[WorkloadClass],
+    models: Mapping[str, Any],
+    config: LlmConfig,
+    rules: CalibrationRules,
+) -> Advice:
+    """Returns advice on the entry of the model, from the runs of all programs with it."""
+    llm = workload_class.llm or ""
+    same = [one for one in classes if one.llm == llm]
+    largest = max(same, key=lambda one: one.p95_mib)
+    together = replace(
+        largest,
+        max_mib=max(one.max_mib for one in same),
+        gpus=min(one.gpus for one in same),  # a run on fewer GPUs shows that no more are needed
+        declared_mib=config.of(llm).vram or largest.declared_mib,
+    )
+    wanted, why = _suggested_mib(together, rules)
+    entry = None if wanted is None else _suggested_entry(models.get(llm), wanted, together.gpus)
+    enough = entry is not None and _has_enough_runs(same)
+    return Advice(workload_class, models.get(llm), entry, enough, why_not=why)
 
 
 def _has_enough_runs(classes: Sequence[WorkloadClass]) -> bool:
@@ -109,14 +122,8 @@ def _has_enough_runs(classes: Sequence[WorkloadClass]) -> bool:
     return is_long or sum(one.runs for one in classes) >= MIN_RUNS
 
 
-def _advise_lines(workload_class: WorkloadClass, rules: CalibrationRules) -> Advice:
-    wanted, why = _suggested_mib(
-        workload_class.p95_mib,
-        workload_class.max_mib,
-        workload_class.gpus,
-        workload_class.declared_mib,
-        rules,
-    )
+def _advise_line(workload_class: WorkloadClass, rules: CalibrationRules) -> Advice:
+    wanted, why = _suggested_mib(workload_class, rules)
     if wanted is None:
         return Advice(workload_class, why_not=why)
     more = f" gpus={workload_class.gpus}" if workload_class.gpus > 1 else ""
@@ -124,14 +131,15 @@ def _advise_lines(workload_class: WorkloadClass, rules: CalibrationRules) -> Adv
 
 
 def _suggested_mib(
-    p95: int, max_mib: int, gpus: int, declared: int | None, rules: CalibrationRules
+    measured: WorkloadClass, rules: CalibrationRules
 ) -> tuple[int | None, NoSuggestion | None]:
     """Returns the suggested MiB on each GPU, or why none is suggested."""
+    p95, declared, gpus = measured.p95_mib, measured.declared_mib, measured.gpus
     steps = -(-with_spike_buffer(p95, rules.spike_buffer) // STEP_MIB)
     wanted = steps * STEP_MIB
     if len(rules.totals_mib) >= gpus:
         room = sorted(rules.totals_mib, reverse=True)[gpus - 1] - rules.margin_mib
-        if max_mib > room:
+        if measured.max_mib > room:
             return None, NoSuggestion.NEEDS_WHOLE_GPU
         wanted = min(wanted, room)  # a larger need could never be placed
     if declared is not None:

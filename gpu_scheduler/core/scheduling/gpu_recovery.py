@@ -15,16 +15,6 @@ from gpu_scheduler.core.model.gpu_fault import GOOD_SAMPLES_NEEDED, UNLISTED, Fa
 
 
 @dataclass(frozen=True)
-class KnownGpu:
-    """A GPU as stored; `fault` is that of the previous sample."""
-
-    uuid: str
-    index: int
-    name: str
-    fault: GpuFault | None = None
-
-
-@dataclass(frozen=True)
 class GpuChange:
     """A GPU that this sample shows as lost, or as available again (`recovered`)."""
 
@@ -33,12 +23,12 @@ class GpuChange:
 
 
 def update_faults(
-    samples: Sequence[GpuSample], known: Iterable[KnownGpu]
+    samples: Sequence[GpuSample], known: Iterable[GpuSample]
 ) -> tuple[tuple[GpuSample, ...], tuple[GpuChange, ...]]:
     """Merges a sample with the known GPUs; returns the result ordered by index, and the changes.
 
     A known GPU missing from the sample is added as lost; one that came back keeps a fault while it recovers.
-    Unknown GPUs are returned unchanged.
+    Unknown GPUs are returned unchanged. known: as stored, each with the fault of the previous sample.
     """
     before = {gpu.uuid: gpu for gpu in known}
     found = _with_known_uuids(samples, before)
@@ -66,7 +56,7 @@ def _next_fault(before: GpuFault | None, now: GpuFault | None) -> GpuFault | Non
     return None if good >= GOOD_SAMPLES_NEEDED else GpuFault(FaultKind.RECOVERING, good_samples=good)
 
 
-def _with_known_uuids(samples: Sequence[GpuSample], known: dict[str, KnownGpu]) -> list[GpuSample]:
+def _with_known_uuids(samples: Sequence[GpuSample], known: dict[str, GpuSample]) -> list[GpuSample]:
     """Returns the samples, each without a UUID identified as the missing known GPU at its index, or else as
     any other missing one."""
     missing = {uuid: gpu for uuid, gpu in known.items() if uuid not in {sample.uuid for sample in samples}}
@@ -81,12 +71,12 @@ def _with_known_uuids(samples: Sequence[GpuSample], known: dict[str, KnownGpu]) 
     return found
 
 
-def _as_unlisted(missing: Sequence[KnownGpu], taken: set[int]) -> list[GpuSample]:
+def _as_unlisted(missing: Sequence[GpuSample], taken: set[int]) -> list[GpuSample]:
     """Returns the missing GPUs with their old indices, or with one past all others if it is taken now."""
     lost = []
     last = max(taken | {gpu.index for gpu in missing}, default=0)
     for gpu in missing:
         last += gpu.index in taken
         index = last if gpu.index in taken else gpu.index
-        lost.append(GpuSample(gpu.uuid, index, gpu.name, None, None, None, fault=UNLISTED))
+        lost.append(GpuSample(gpu.uuid, index, gpu.name, fault=UNLISTED))
     return lost

@@ -71,9 +71,7 @@ class SimulatedProbe:
         total = self._totals[index]
         name = f"Simulated {total // 1024} GiB" if total >= 1024 else f"Simulated {total} MiB"
         if fault is not None:
-            return GpuSample(
-                f"{SIMULATED_UUID_PREFIX}{index}", index, name, None, None, None, fault=_fault(str(fault))
-            )
+            return GpuSample(f"{SIMULATED_UUID_PREFIX}{index}", index, name, fault=_fault(str(fault)))
         here = [use for use in uses if index in use.gpus]
         return GpuSample(
             uuid=f"{SIMULATED_UUID_PREFIX}{index}",
