@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,15 +72,7 @@ def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
     SchedulerError if a backup is newer than the store. The existing backups are then unchanged.
     """
     data_dir.backups.mkdir(mode=0o700, exist_ok=True)
-    temporary = data_dir.backups / _TEMPORARY
-    temporary.unlink(missing_ok=True)  # left by a scheduler that was killed
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    try:
-        with closing(sqlite3.connect(temporary, isolation_level=None)) as copy:
-            # It is not a backup yet: the file is synced completely before it gets its final name.
-            copy.execute("PRAGMA synchronous = OFF")
-            copy.execute("PRAGMA journal_mode = OFF")
-            db.backup(copy)
+    with _temporary_copy(db, data_dir.backups) as temporary:
         extent = highest_ids(temporary, immutable=True)
         existing = list_backups(data_dir)
         if existing and not extent.covers(known := highest_ids_of_backup(existing[0])):
@@ -90,9 +83,6 @@ def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
         made = _publish(
             temporary, data_dir.backups / f"scheduler-{existing[0].number + 1 if existing else 1}.db"
         )
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     for old in existing[KEPT - 1 :]:
         old.path.unlink(missing_ok=True)
     return made
@@ -112,12 +102,11 @@ def highest_ids(database: Path, *, immutable: bool = False) -> HighestIds:
             tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "job" not in tables:
                 raise DamagedDatabaseError(f"{database} is not a scheduler store: it has no jobs table")
-            numbers = dict(db.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
+            return _highest_ids(db)
     except sqlite3.OperationalError:
         raise  # not evidence of damage
     except sqlite3.DatabaseError as error:
         raise DamagedDatabaseError(f"{database} is damaged: {error}") from None
-    return HighestIds(numbers.get("job", 0), numbers.get("attempt", 0))
 
 
 def is_of_development_version(backup: Backup) -> bool:
@@ -128,28 +117,39 @@ def is_of_development_version(backup: Backup) -> bool:
 
 def restore_backup(backup: Backup, target: Path) -> None:
     """Copies a backup to an unused path, atomically and synced. Raises OSError and sqlite3.Error."""
-    temporary = target.with_name(_TEMPORARY)
-    temporary.unlink(missing_ok=True)
+    source = connect_read_only(backup.path, immutable=True)
+    with closing(source) as db, _temporary_copy(db, target.parent) as temporary:
+        _publish(temporary, target)
+
+
+@contextmanager
+def _temporary_copy(db: sqlite3.Connection, folder: Path) -> Iterator[Path]:
+    """Yields a copy of a database in this folder, which is removed after the block unless it was renamed."""
+    temporary = folder / _TEMPORARY
+    temporary.unlink(missing_ok=True)  # left by a scheduler that was killed
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
-        source = connect_read_only(backup.path, immutable=True)
-        with closing(source) as db, closing(sqlite3.connect(temporary)) as copy:
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as copy:
+            # It is not a backup yet: the file is synced completely before it gets its final name.
             copy.execute("PRAGMA synchronous = OFF")
             copy.execute("PRAGMA journal_mode = OFF")
             db.backup(copy)
-        _publish(temporary, target)
-    except BaseException:
+        yield temporary
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 def highest_ids_of_backup(backup: Backup) -> HighestIds:
     """Returns the highest ids in a backup without an integrity check; zeros if it cannot be read."""
     try:
         with closing(connect_read_only(backup.path, immutable=True)) as db:
-            numbers = dict(db.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
+            return _highest_ids(db)
     except sqlite3.Error:
         return HighestIds()
+
+
+def _highest_ids(db: sqlite3.Connection) -> HighestIds:
+    numbers = dict(db.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
     return HighestIds(numbers.get("job", 0), numbers.get("attempt", 0))
 
 
