@@ -61,7 +61,7 @@ class Scheduler:
         return began
 
     def count_printed(self, pattern: str) -> int:
-        """Returns how often the output matches this regular expression."""
+        """Returns the number of matches of this regular expression in the output."""
         return len(re.findall(pattern, (self.folder / "out").read_text("utf-8", "replace")))
 
     def wait_until_printed(

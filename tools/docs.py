@@ -51,7 +51,7 @@ OUTCOMES = {
 
 #: Facts that apply to all commands and so belong to no single help text.
 ABOUT_COMMANDS = """\
-JOB is a number or a name, and where several jobs are accepted also a range such as `5-9`. A name means the
+JOB is a number or a name; where several jobs are accepted, also a range such as `5-9`. A name means the
 only open job with that name, otherwise the one that ended last. If several open jobs share the name, the
 command does nothing and lists them.
 

@@ -16,11 +16,11 @@ class AnswerKind(Enum):
 
     CARRIED_OUT = "carried out by the scheduler"
     REFUSED = "refused"
-    RECORDED = "recorded, no scheduler is running"
-    UNANSWERED = "recorded, the scheduler has not answered yet"
+    RECORDED = "recorded; no scheduler is running"
+    UNANSWERED = "recorded; the scheduler has not answered yet"
     STOPPED = "carried out without a scheduler"
     IN_STATE_FILE = "written to the state file, which the first scheduler reads"
-    NOTHING_TO_DO = "already in effect, no scheduler has run yet"
+    NOTHING_TO_DO = "already in effect; no scheduler has run yet"
 
 
 class StopResult(Enum):

@@ -60,7 +60,7 @@ class JobView:
 
     @property
     def started_at(self) -> float | None:
-        """Wall seconds at which its newest attempt started; None if it has not."""
+        """Wall seconds at which its newest attempt started; None if it has not started."""
         return None if self.attempt is None else self.attempt.started_at
 
     @property

@@ -1,4 +1,4 @@
-"""Ends the scheduler and, if asked, the running jobs. Leaves no request for the next scheduler to end."""
+"""Ends the scheduler and, if asked, the running jobs; leaves no request to end for the next scheduler."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class StorageHealth(Protocol):
     """Reports whether the scheduler can write its own files; see `health.storage_monitor`."""
 
     def issue(self, *, fresh: bool = False) -> str | None:
-        """Returns the health issue because of which nothing can be started now, else None.
+        """Returns the health issue that prevents new starts; None if there is none.
 
         fresh: checks again instead of using a recent result.
         """
@@ -56,7 +56,7 @@ class StorageHealth(Protocol):
         """Returns whether storage or a shortage is the cause of a launch that failed with this error."""
 
     def record_shortage(self, number: int) -> None:
-        """Records a shortage because of which something could not be started. number: its errno."""
+        """Records a shortage that prevented a start. number: its errno."""
 
     def check_processes(self) -> str | None:
         """Tries to start processes. Returns and records the shortage that prevents it, else returns None."""

@@ -80,7 +80,7 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
 
 
 def is_shared(kind: str | None) -> bool:
-    """Returns whether the file system type is a network one or FUSE, on which a store is unsafe."""
+    """Returns whether the type is FUSE or a network file system, on which a store is unsafe."""
     if kind is None or kind in _LOCAL_FUSE_KINDS:
         return False
     return kind in _SHARED_KINDS or kind == "fuse" or kind.startswith("fuse.")

@@ -42,7 +42,7 @@ def malformed_lines(store: Store) -> list[MalformedLineRecord]:
 
 
 def line_of(store: Store, job_id: int) -> LineLocation | None:
-    """Returns where a job's line is; None if it has none."""
+    """Returns the location of a job's line; None if it has none."""
     row = store.db.row("SELECT path, number FROM line WHERE job_id = ? ORDER BY position LIMIT 1", job_id)
     return None if row is None else LineLocation(*row)
 

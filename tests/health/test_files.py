@@ -199,7 +199,7 @@ def test_reports_attempts_missing_from_the_store_and_a_lost_store(home: DataDir)
     found = findings_by_check(list(files.store_findings(home)))["attempts"]
     assert (found.grade, found.message.split(":")[0]) == (
         "bad",
-        f"3 in {home.runs} of job 3, 4 are not in the store, which is older",
+        f"3 in {home.runs} of job 3, 4 are not in the store, which is older than they are",
     )
     assert "`start --restore`" in found.remedy
     store.close()

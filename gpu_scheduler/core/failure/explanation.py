@@ -84,7 +84,7 @@ def explain_launch_failure(result: AttemptResult) -> StateReason:
 
 
 def _oom_kill(result: AttemptResult, end: LogEnd) -> Literal["command", "child"] | None:
-    """Returns which process the kernel probably killed because host memory ran out; None if none.
+    """Returns the process that the kernel probably killed when host memory ran out; None if there is none.
 
     Other processes share the counter, so a child counts only if the log mentions a kill.
     """

@@ -116,7 +116,7 @@ def parse_csv(text: str, known_gpus: frozenset[int] | None) -> CsvLine:
         raise _comma_error(
             fields,
             f"arguments {fields.arguments!r}: {error}; arguments with commas need double quotes around"
-            " the whole field, inner double quotes doubled",
+            " the whole field, and inner double quotes must be doubled",
             known_gpus,
         ) from None
     try:
@@ -247,7 +247,7 @@ def _parse_field(text: str, at: int, is_arguments: bool) -> tuple[str, bool, int
             return value, True, None
         if after[0] != ",":
             raise ValueError(
-                f"text follows the closing quote at column {end}; quote the whole field, inner quotes doubled"
+                f"text follows the closing quote at column {end}; quote the field and double inner quotes"
             )
         return value, True, len(text) - len(after) + 1
     comma = text.find(",", at)
@@ -258,7 +258,7 @@ def _parse_field(text: str, at: int, is_arguments: bool) -> tuple[str, bool, int
     value = piece[: None if comment is None else comment - len(before)].strip(BLANK)
     if not is_arguments and '"' in value:
         raise ValueError(
-            f"there is a double quote inside the field {value!r}; quote the whole field, inner quotes doubled"
+            f"there is a double quote inside the field {value!r}; quote the field and double inner quotes"
         )
     return value, False, None if comment is not None or comma < 0 else comma + 1
 

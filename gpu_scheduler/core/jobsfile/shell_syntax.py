@@ -58,6 +58,6 @@ def cuda_override_note(text: str) -> str | None:
     if not _SETS_CUDA.search(text):
         return None
     return (
-        "sets CUDA_VISIBLE_DEVICES itself and so ignores the GPUs allocated to it; remove that and write the"
-        " GPUs it may use in front, as in [allowed=0]"
+        "sets CUDA_VISIBLE_DEVICES itself and so ignores the GPUs allocated to it; remove that, and list"
+        " the GPUs that it may use before the line, as in [allowed=0]"
     )

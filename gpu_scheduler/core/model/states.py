@@ -121,11 +121,11 @@ class IllegalTransitionError(RuntimeError):
 
 
 def check_transition(job_id: int, old: JobState, new: JobState, history: tuple[str, ...] = ()) -> None:
-    """Raises IllegalTransitionError unless `old -> new` is allowed; staying in a state always is."""
+    """Raises IllegalTransitionError unless `old -> new` is allowed; staying in a state is always allowed."""
     if new is not old and new not in TRANSITIONS[old]:
         raise IllegalTransitionError(f"job {job_id}", old, new, history)
 
 
 def states_before(new: AttemptState) -> frozenset[AttemptState]:
-    """Returns the states in which an attempt may change to this one; staying in a state always is allowed."""
+    """Returns the states in which an attempt may change to this one; staying in a state is always allowed."""
     return frozenset(old for old, after in ATTEMPT_TRANSITIONS.items() if new in after) | {new}

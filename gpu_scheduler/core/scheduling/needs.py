@@ -1,8 +1,8 @@
 """Resolves the GPU need of a job from the attributes of its line, the model named by `--llm`, or the default.
 
-A `ResourceSpec` is the request of the line and never changes by itself; a `Need` is what that means under the
-present llm_config.json. Jobs with the same resource spec wait for the same reason, so a round resolves each
-spec once.
+A `ResourceSpec` is the request of the line and never changes by itself; a `Need` is the result of applying
+the present llm_config.json to it. Jobs with the same resource spec wait for the same reason, so a round
+resolves each spec once.
 """
 
 from __future__ import annotations

@@ -133,7 +133,8 @@ def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
     if unknown_folders:
         jobs = format_ranges(sorted({one.job_id for one in unknown_folders}))
         message = (
-            f"{len(unknown_folders)} in {data_dir.runs} of job {jobs} are not in the store, which is older"
+            f"{len(unknown_folders)} in {data_dir.runs} of job {jobs} are not in the store,"
+            " which is older than they are"
         )
         yield bad(Check.ATTEMPTS, message, _RESTORE_REMEDY)
 
@@ -225,7 +226,7 @@ def _check_permissions(check: Check, path: Path, message: str, *, trust: bool) -
 
 
 def _other_writers(path: Path) -> str | None:
-    """Returns who else may write to a path, as a predicate; None for nobody, or for a sticky folder."""
+    """Returns who else may write to a path, as a predicate; None if nobody may, or for a sticky folder."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
         return None

@@ -33,7 +33,7 @@ def inotify(limits: Path = Path("/proc/sys/fs/inotify")) -> Finding:
 
 
 def ptys(limits: Path = Path("/proc/sys/kernel/pty")) -> Finding:
-    """Returns how many ptys are free; each job in Screen takes two."""
+    """Returns the number of free ptys; each job in Screen takes two."""
     most, used = _read_number(limits / "max"), _read_number(limits / "nr")
     if most is not None and used is not None and most - used < _MIN_FREE_PTYS:
         message = f"{most - used} of {most} are free; each job in Screen takes two"
