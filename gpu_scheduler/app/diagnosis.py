@@ -28,7 +28,6 @@ from gpu_scheduler.core.model.health_issue import HealthIssue
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
-from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.settings import Limits
@@ -36,7 +35,7 @@ from gpu_scheduler.health.doctor import job as checks
 from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.events import events_of_job
 from gpu_scheduler.store.job_lists import jobs_ahead_of
-from gpu_scheduler.store.jobs_files import line_of, malformed_lines
+from gpu_scheduler.store.jobs_files import LineLocation, MalformedLineRecord, line_of, malformed_lines
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -52,11 +51,10 @@ _NEARBY_LINES = 3
 class PlacementFacts:
     """The GPUs as placement sees them now.
 
-    allowed: indices that the job may use, None = any; holders: UUID -> ids of our jobs on the GPU;
-    sampled_at: wall seconds of the newest sample, None = no sample.
+    holders: UUID -> ids of our jobs on the GPU; sampled_at: wall seconds of the newest sample, None = no
+    sample.
     """
 
-    allowed: tuple[int, ...] | None
     gpus: Sequence[GpuAvailability]
     holders: Mapping[str, frozenset[int]]
     limits: Limits
@@ -65,14 +63,11 @@ class PlacementFacts:
 
 @dataclass(frozen=True)
 class LineFacts:
-    """The line of a job. where: (file, number), None = it was removed; wait: why the job waits for it.
+    """The line of a job. location: None = it was removed; nearby: malformed lines around it; malformed: how
+    many malformed lines the file has."""
 
-    nearby: (number, problem) of malformed lines around it; malformed: how many malformed lines the file has.
-    """
-
-    where: tuple[str, int] | None
-    wait: WaitReason | None
-    nearby: Sequence[tuple[int, str]]
+    location: LineLocation | None
+    nearby: Sequence[MalformedLineRecord]
     malformed: int
 
 
@@ -89,7 +84,6 @@ class WaitingFacts:
     placement: PlacementFacts
     environment: tuple[Finding, ...]
     ahead: tuple[int, Sequence[int]] | None
-    launch_failures: int
     retry_in_s: float | None
     line: LineFacts
 
@@ -180,7 +174,6 @@ def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
         placement=_placement_facts(inspected),
         environment=(*checks.environment(record.spec, conda, conda_sh), checks.script(record.spec)),
         ahead=jobs_ahead_of(store, record, _MAX_JOBS_NAMED) if is_queued else None,
-        launch_failures=record.launch_failures,
         retry_in_s=_retry_in_s(record, inspected.now),
         line=_line_facts(store, record),
     )
@@ -204,16 +197,15 @@ def _placement_facts(inspected: _Inspection) -> PlacementFacts:
         for gpu in gpus
     }
     sampled = max((gpu.sampled_at for gpu in records if gpu.sampled_at is not None), default=None)
-    return PlacementFacts(inspected.record.spec.allowed, gpus, holders, options, sampled)
+    return PlacementFacts(gpus, holders, options, sampled)
 
 
 def _line_facts(store: Store, record: JobRecord) -> LineFacts:
     line = line_of(store, record.id)
     path = record.source.partition(":")[2]
-    malformed = [(one.number, one.problem) for one in malformed_lines(store) if one.path == path]
-    near = [one for one in malformed if line is not None and abs(one[0] - line.number) <= _NEARBY_LINES]
-    where = None if line is None else (line.path, line.number)
-    return LineFacts(where, record.line_wait, near, len(malformed))
+    malformed = [one for one in malformed_lines(store) if one.path == path]
+    near = [one for one in malformed if line is not None and abs(one.number - line.number) <= _NEARBY_LINES]
+    return LineFacts(line, near, len(malformed))
 
 
 def _oom_case(inspected: _Inspection) -> OomCase | None:

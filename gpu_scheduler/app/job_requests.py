@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from gpu_scheduler.app.answers import COMMAND_LINE, Answer, AnswerKind, StopResult, unanswered
 from gpu_scheduler.app.job_refs import JobRef, resolve_jobs
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.predicted_state import RETRYABLE, predicted_state
 from gpu_scheduler.app.store_access import open_store, requested_verbs, scheduler_pid_of, wake_and_wait
 from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
@@ -20,6 +19,18 @@ from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
+
+#: The states of jobs that `retry` accepts.
+_RETRYABLE = frozenset(ACCEPTED_STATES["retry"])
+#: Verb -> the new state of a job that it changes. Cancelling an active job changes nothing at once.
+_EFFECTS = {
+    "cancel": JobState.FINISHED,
+    "line_removed": JobState.FINISHED,
+    "retry": JobState.QUEUED,
+    "requeue": JobState.QUEUED,
+    "hold": JobState.HELD,
+    "release": JobState.QUEUED,
+}
 
 
 def cancel(
@@ -149,7 +160,7 @@ def _failed_jobs(store: Store) -> list[int]:
     return sorted(
         job.record.id
         for job in failed_jobs(store)
-        if predicted_state(JobState.FINISHED, pending.get(job.record.id, ())) in RETRYABLE
+        if predicted_state(JobState.FINISHED, pending.get(job.record.id, ())) in _RETRYABLE
     )
 
 
@@ -172,3 +183,11 @@ def _answers(
         else:
             made.append(unanswered(job_id, pid))
     return made
+
+
+def predicted_state(state: JobState, verbs: Iterable[str]) -> JobState:
+    """Returns the state after these requests, in their order; a verb that does not apply changes nothing."""
+    for verb in verbs:
+        if verb in _EFFECTS and state in ACCEPTED_STATES[verb]:
+            state = _EFFECTS[verb]
+    return state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from gpu_scheduler import config
@@ -18,6 +19,26 @@ _DAY_S = 86400
 _MAX_FRACTION = 10
 _PRIORITY = values.integer(-(10**9) + 1, 10**9 - 1)
 
+#: Options of several commands.
+_SHARED: Mapping[str, Mapping[str, Any]] = {
+    "--jobs-file": {"metavar": "PATH", "help": f'Jobs file; "" for none (default: {config.JOBS_FILE})'},
+    "--llm-config": {
+        "metavar": "PATH", "type": path,
+        "help": f"File of GPU needs (default: {config.LLM_CONFIG}, if it exists)",
+    },
+    "--log-dir": {
+        "metavar": "DIR", "type": path, "help": "Folder of the job logs (default: /tmp/gpu_scheduler_logs)",
+    },
+    "--trust-files": {
+        "action": "store_true", "help": "Use files that other users own or that everyone may write",
+    },
+    "--conda-sh": {
+        "metavar": "PATH", "type": path,
+        "help": "Path of conda's profile.d/conda.sh (default: found automatically)",
+    },
+    "--json": {"action": "store_true", "help": "Print JSON (see docs/json.md)"},
+}  # fmt: skip
+
 
 def start(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `start`."""
@@ -29,14 +50,14 @@ def start(parser: argparse.ArgumentParser) -> None:
 
 
 def _start_jobs(group: argparse._ArgumentGroup) -> None:
-    _jobs_file(group)
+    _shared(group, "--jobs-file")
     end = group.add_mutually_exclusive_group().add_argument
     end("--drain", action="store_true",
         help="Exit when no job can run any more; the exit code shows whether all jobs succeeded")  # fmt: skip
     end("--watch", action="store_true",
         help="Keep waiting for new lines (default, unless a jobs file is given instead of"
              " `start`)")  # fmt: skip
-    _llm_config(group)
+    _shared(group, "--llm-config")
     option = group.add_argument
     history = group.add_mutually_exclusive_group().add_argument
     history("--fresh", action="store_true",
@@ -86,7 +107,7 @@ def _start_memory(group: argparse._ArgumentGroup) -> None:
 def _start_launches(group: argparse._ArgumentGroup) -> None:
     option = group.add_argument
     option("--screen", action="store_true", help="Run each job in its own GNU Screen session")
-    _conda_sh(group)
+    _shared(group, "--conda-sh")
     _value(group, "--oom-retries", metavar="N", type=values.integer(0, 1000),
            help="Retries of a job that ran out of CUDA memory, each with more memory"
            " (default: %(default)g)")  # fmt: skip
@@ -108,7 +129,7 @@ def _start_scheduler(group: argparse._ArgumentGroup) -> None:
     _value(group, "--state-interval", "state_interval_s", metavar="S", type=interval,
            help="Maximum seconds until an edit of the state file is noticed"
            " (default: %(default)g)")  # fmt: skip
-    _log_dir(group)
+    _shared(group, "--log-dir")
     option("--daemon", action="store_true",
            help="Continue in the background once the scheduler is up; prints its pid and log")  # fmt: skip
     option("--ignore-old-sessions", action="store_true",
@@ -117,7 +138,12 @@ def _start_scheduler(group: argparse._ArgumentGroup) -> None:
            help="Continue with the store of another host that no longer uses it")  # fmt: skip
     option("--as-copy", action="store_true",
            help="Continue with a copied store; jobs that run in the original are held here")  # fmt: skip
-    _trust_files(group)
+    _shared(group, "--trust-files")
+
+
+def _shared(parser: _ArgumentContainer, *flags: str) -> None:
+    for flag in flags:
+        parser.add_argument(flag, **_SHARED[flag])
 
 
 def _value(parser: _ArgumentContainer, flag: str, dest: str | None = None, **given: Any) -> None:
@@ -132,26 +158,6 @@ def _gpus(parser: _ArgumentContainer, default: str) -> None:
                         f" alone; default: {default})")  # fmt: skip
 
 
-def _jobs_file(parser: _ArgumentContainer) -> None:
-    parser.add_argument("--jobs-file", metavar="PATH",
-                        help=f'Jobs file; "" for none (default: {config.JOBS_FILE})')  # fmt: skip
-
-
-def _llm_config(parser: _ArgumentContainer) -> None:
-    parser.add_argument("--llm-config", metavar="PATH", type=path,
-                        help=f"File of GPU needs (default: {config.LLM_CONFIG}, if it exists)")  # fmt: skip
-
-
-def _log_dir(parser: _ArgumentContainer) -> None:
-    parser.add_argument("--log-dir", metavar="DIR", type=path,
-                        help="Folder of the job logs (default: /tmp/gpu_scheduler_logs)")  # fmt: skip
-
-
-def _trust_files(parser: _ArgumentContainer) -> None:
-    parser.add_argument("--trust-files", action="store_true",
-                        help="Use files that other users own or that everyone may write")  # fmt: skip
-
-
 def _probe(parser: _ArgumentContainer) -> None:
     _value(parser, "--gpu-probe", choices=get_args(config.ProbeKind),
            help="Library that reads the GPUs (default: %(default)s, NVML or else GPUtil)")  # fmt: skip
@@ -159,15 +165,6 @@ def _probe(parser: _ArgumentContainer) -> None:
     simulated("--simulate", metavar="N",
               help="Simulate GPUs: 4 (of 24 GiB each), 4:80G, 2:24G,2:80G")  # fmt: skip
     simulated("--sim", metavar="N", dest="simulate", help="Same as --simulate")
-
-
-def _conda_sh(parser: _ArgumentContainer) -> None:
-    parser.add_argument("--conda-sh", metavar="PATH", type=path,
-                        help="Path of conda's profile.d/conda.sh (default: found automatically)")  # fmt: skip
-
-
-def _json(parser: _ArgumentContainer) -> None:
-    parser.add_argument("--json", action="store_true", help="Print JSON (see docs/json.md)")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -216,16 +213,15 @@ def lint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", nargs="?", default=config.JOBS_FILE, type=path,
                         help=f"Jobs file, or - for the standard input"
                         f" (default: {config.JOBS_FILE})")  # fmt: skip
-    _llm_config(parser)
+    _shared(parser, "--llm-config")
     _gpus(parser, "those that the scheduler knows")
-    _conda_sh(parser)
-    _json(parser)
+    _shared(parser, "--conda-sh", "--json")
 
 
 def status(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `status`."""
     way = parser.add_mutually_exclusive_group()
-    _json(way)
+    _shared(way, "--json")
     way.add_argument("--watch", metavar="SECONDS", nargs="?", const=2.0,
                      type=values.number(0, 3600, minimum=0.1),
                      help="Refresh the display every SECONDS (default: 2) until Ctrl-C")  # fmt: skip
@@ -245,7 +241,7 @@ def gpus(parser: argparse.ArgumentParser) -> None:
 
 def screens(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `screens`."""
-    _json(parser)
+    _shared(parser, "--json")
 
 
 def one_job(parser: argparse.ArgumentParser) -> None:
@@ -257,7 +253,7 @@ def one_job(parser: argparse.ArgumentParser) -> None:
 def show(parser: argparse.ArgumentParser) -> None:
     """Declares the job and the options of `show`."""
     one_job(parser)
-    _json(parser)
+    _shared(parser, "--json")
 
 
 def why(parser: argparse.ArgumentParser) -> None:
@@ -331,18 +327,14 @@ def calibrate(parser: argparse.ArgumentParser) -> None:
                         help="File of GPU needs (default: the one that the scheduler uses)")  # fmt: skip
     parser.add_argument("--write", action="store_true",
                         help="Write the suggested entries to that file, keeping a backup")  # fmt: skip
-    _json(parser)
+    _shared(parser, "--json")
 
 
 def doctor(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `start` that `doctor` checks."""
-    _jobs_file(parser)
-    _llm_config(parser)
-    _log_dir(parser)
+    _shared(parser, "--jobs-file", "--llm-config", "--log-dir")
     _probe(parser)
-    _conda_sh(parser)
-    _trust_files(parser)
-    _json(parser)
+    _shared(parser, "--conda-sh", "--trust-files", "--json")
 
 
 def completion(parser: argparse.ArgumentParser) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.cli.program import location_of, print_error
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.views.answers import answer_text
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.job_refs import JobRef
 
 #: Up to this many jobs with the same answer get one line each; more of them share one line.
 MAX_LINES = 20
@@ -16,48 +20,49 @@ MAX_LINES = 20
 
 def cancel(options: Namespace) -> int:
     """Cancels queued or running jobs, even without a running scheduler."""
-    if options.all == bool(options.jobs):
-        raise UsageError("name the jobs to cancel or use --all, not both\n`status` lists the jobs")
-    jobs = None if options.all else options.jobs
-    from gpu_scheduler.app import job_requests
+    from gpu_scheduler.app.job_requests import cancel as request
 
-    answers = job_requests.cancel(location_of(options), jobs, options.grace)
+    jobs = _jobs_unless(options.all, "--all", options)
+    answers = request(location_of(options), jobs, options.grace)
     return _print_job_answers(options, answers, "no jobs to cancel")
 
 
 def retry(options: Namespace) -> int:
     """Queues finished or held jobs again."""
-    if options.failed == bool(options.jobs):
-        raise UsageError("name the jobs to retry or use --failed, not both\n`status` lists the jobs")
-    jobs = None if options.failed else options.jobs
-    from gpu_scheduler.app import job_requests
+    from gpu_scheduler.app.job_requests import retry as request
 
-    answers = job_requests.retry(location_of(options), jobs)
-    return _print_job_answers(options, answers, "no job has failed")
+    jobs = _jobs_unless(options.failed, "--failed", options)
+    return _print_job_answers(options, request(location_of(options), jobs), "no job has failed")
 
 
 def hold(options: Namespace) -> int:
     """Keeps queued jobs from starting."""
-    from gpu_scheduler.app import job_requests
+    from gpu_scheduler.app.job_requests import hold as request
 
-    answers = job_requests.hold(location_of(options), options.jobs)
-    return _print_job_answers(options, answers)
+    return _print_job_answers(options, request(location_of(options), options.jobs))
 
 
 def release(options: Namespace) -> int:
     """Returns held jobs to the queue."""
-    from gpu_scheduler.app import job_requests
+    from gpu_scheduler.app.job_requests import release as request
 
-    answers = job_requests.release(location_of(options), options.jobs)
-    return _print_job_answers(options, answers)
+    return _print_job_answers(options, request(location_of(options), options.jobs))
 
 
 def priority(options: Namespace) -> int:
     """Changes the priority of waiting jobs."""
-    from gpu_scheduler.app import job_requests
+    from gpu_scheduler.app.job_requests import set_priority as request
 
-    answers = job_requests.set_priority(location_of(options), options.jobs, options.number)
-    return _print_job_answers(options, answers)
+    return _print_job_answers(options, request(location_of(options), options.jobs, options.number))
+
+
+def _jobs_unless(is_for_all: bool, flag: str, options: Namespace) -> Sequence[JobRef] | None:
+    """Returns the named jobs, None if the flag stands for all. Raises UsageError for both, or neither."""
+    if is_for_all == bool(options.jobs):
+        raise UsageError(
+            f"name the jobs to {options.command} or use {flag}, not both\n`status` lists the jobs"
+        )
+    return None if is_for_all else options.jobs
 
 
 def _print_job_answers(options: Namespace, answers: Collection[Answer], if_none: str = "") -> int:

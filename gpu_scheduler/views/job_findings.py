@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
-from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import count_noun, pid_text
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.diagnosis import LineFacts
+    from gpu_scheduler.store.records import JobRecord
 
 _MAX_NEARBY = 5
 
@@ -49,7 +54,7 @@ def order(priority: int, count: int, first_ids: Sequence[int]) -> Finding:
     )
 
 
-def retry(job_id: int, wait_s: float | None, failures: int) -> Iterator[Finding]:
+def retry(wait_s: float | None, failures: int) -> Iterator[Finding]:
     """Yields the number of failed launches, and the wait before the next one."""
     if wait_s is not None and wait_s > 0:
         failed = f"{count_noun(failures, 'failed start')}; " if failures else ""
@@ -58,21 +63,13 @@ def retry(job_id: int, wait_s: float | None, failures: int) -> Iterator[Finding]
         yield ok(Check.RETRY, f"{count_noun(failures, 'failed start')}; the next try is due")
 
 
-def line(
-    source: str,
-    where: tuple[str, int] | None,
-    wait: WaitReason | None,
-    nearby: Sequence[tuple[int, str]],
-    malformed: int,
-) -> Iterator[Finding]:
-    """Yields findings about the job's line in its jobs file.
-
-    nearby: malformed lines around it, with their problems; malformed: how many malformed lines the file has.
-    """
-    kind, _, path = source.partition(":")
+def line(job: JobRecord, facts: LineFacts) -> Iterator[Finding]:
+    """Yields findings about the job's line in its jobs file."""
+    kind, _, path = job.source.partition(":")
     if kind != "file":
         yield ok(Check.LINE, f"none: submitted by `{kind}`")
         return
+    wait, where = job.line_wait, facts.location
     if wait is not None and wait.kind is WaitKind.LINE_MALFORMED:
         yield bad(
             Check.LINE,
@@ -82,14 +79,15 @@ def line(
     elif where is None or (wait is not None and wait.kind is WaitKind.LINE_REMOVED):
         yield warn(Check.LINE, f"no longer in {path}", "write it there again, or `cancel` the job")
     else:
-        yield ok(Check.LINE, f"{where[0]}:{where[1]}")
-    for number, problem in nearby[:_MAX_NEARBY]:
+        yield ok(Check.LINE, f"{where.path}:{where.number}")
+    nearby = facts.nearby[:_MAX_NEARBY]
+    for one in nearby:
         yield warn(
             Check.NEAR_IT,
-            f"{path}:{number} is malformed: {problem}",
+            f"{path}:{one.number} is malformed: {one.problem}",
             "correct it; `status` shows the accepted form",
         )
-    rest = malformed - len(nearby[:_MAX_NEARBY])
+    rest = facts.malformed - len(nearby)
     if rest > 0:
         yield warn(
             Check.JOBS_FILE, f"{count_noun(rest, 'malformed line')} elsewhere in it", "`status` lists them"

@@ -106,19 +106,19 @@ def _waiting(diagnosis: Diagnosis, waiting: WaitingFacts) -> Iterator[Finding]:
     yield from waiting.environment
     if waiting.ahead is not None:
         yield job_findings.order(job.priority, *waiting.ahead)
-    yield from job_findings.retry(job.id, waiting.retry_in_s, waiting.launch_failures)
-    line = waiting.line
-    yield from job_findings.line(job.source, line.where, line.wait, line.nearby, line.malformed)
+    yield from job_findings.retry(waiting.retry_in_s, job.launch_failures)
+    yield from job_findings.line(job, waiting.line)
 
 
 def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Iterator[Finding]:
     if not facts.gpus:
         yield bad(Check.GPUS, "none is known yet", "`start` detects them; `doctor` shows what it would find")
         return
-    yield placement_findings.placement(need, facts.allowed, facts.gpus, facts.limits)
-    yield from job_findings.unmanaged(facts.allowed, [gpu.index for gpu in facts.gpus])
+    allowed = diagnosis.job.record.spec.allowed
+    yield placement_findings.placement(need, allowed, facts.gpus, facts.limits)
+    yield from job_findings.unmanaged(allowed, [gpu.index for gpu in facts.gpus])
     for gpu in facts.gpus:
-        yield placement_findings.gpu(gpu, need, facts.allowed, facts.limits, facts.holders[gpu.uuid])
+        yield placement_findings.gpu(gpu, need, allowed, facts.limits, facts.holders[gpu.uuid])
     if diagnosis.scheduler_pid is None and facts.sampled_at is not None:
         age = format_age(facts.sampled_at, diagnosis.now)
         yield warn(Check.VALUES, f"the GPUs were last sampled {age}", "")
