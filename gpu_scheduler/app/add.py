@@ -26,7 +26,7 @@ from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.submit import parse_job_line
-from gpu_scheduler.store.job_lists import newest_jobs
+from gpu_scheduler.store.job_lists import newest_job_facts
 
 
 @dataclass(frozen=True)
@@ -190,16 +190,16 @@ def _duplicate_notes(location: Location, spec: JobSpec) -> list[str]:
         return []  # adding a command always creates a new job
     try:
         with open_store(location, read_only=True) as store:
-            job = newest_jobs(store, [spec.identity]).get(spec.identity)
+            job = newest_job_facts(store, [spec.identity]).get(spec.identity)
     except SchedulerError:
         return []
     if job is None:
         return []
-    same = f"the identical job {job.id}"
+    same = f"the identical job {job.job_id}"
     if job.state is not JobState.FINISHED:
         return [f"this line adds no new job: {same} is {job.state}"]
     if job.outcome is Outcome.COMPLETED:
-        return [f"this line will not run: {same} completed; `retry {job.id}` runs it again"]
+        return [f"this line will not run: {same} completed; `retry {job.job_id}` runs it again"]
     return []
 
 

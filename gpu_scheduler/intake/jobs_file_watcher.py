@@ -24,6 +24,7 @@ from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, Poll
 from gpu_scheduler.intake.submit import FrontEnd, request_attribute, submit_job
 from gpu_scheduler.store import accepted_lines
+from gpu_scheduler.store.job_lists import newest_job_facts
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
@@ -121,7 +122,7 @@ class JobsFileWatcher:
 
     def _apply(self, accepted: diff.AcceptedLines, jobs: accepted_lines.JobFacts) -> None:
         before = self._reading
-        newest = accepted_lines.newest_job_facts(self._store, accepted.new_identities())
+        newest = newest_job_facts(self._store, accepted.new_identities())
         result = diff.ReadingDiff(before, accepted, jobs, newest)
         new: dict[int, int] = {}
         messages: list[tuple[str, Event | None]] = [(text, None) for text in result.messages]

@@ -16,7 +16,7 @@ from gpu_scheduler.core.scheduling.reconcile import needs_process_scan
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch, with_stored_values
 from gpu_scheduler.runner.membership import RecordedCommand
-from gpu_scheduler.store.accepted_lines import job_fact
+from gpu_scheduler.store.job_lists import find_job_fact
 from gpu_scheduler.store.measurements import LearnedNeeds
 from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
 from gpu_scheduler.store.records import ActiveAttemptRecord
@@ -126,7 +126,7 @@ def _pending_groups(store: Store, now: Now) -> tuple[PendingGroup, ...]:
 def _target_jobs(store: Store, targets: Collection[str]) -> dict[int, JobFact]:
     found = {}
     for job_id in {int(target) for target in targets if target.isascii() and target.isdigit()}:
-        job = store.job(job_id)
+        job = find_job_fact(store, job_id)
         if job is not None:
-            found[job_id] = job_fact(job)
+            found[job_id] = job
     return found

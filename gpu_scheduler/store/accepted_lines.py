@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping
 
 from gpu_scheduler.core.jobsfile.reading import Line, Reading, attributes_from_json, attributes_to_json
 from gpu_scheduler.core.model.request import JobFact
-from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.from_rows import wait_reason
-from gpu_scheduler.store.job_lists import newest_jobs
-from gpu_scheduler.store.records import JobRecord
+from gpu_scheduler.store.job_lists import find_job_fact
 from gpu_scheduler.store.store import Store
 
 #: The distance between the positions of adjacent lines, and a position after all lines.
@@ -112,31 +110,16 @@ class JobFacts(Mapping[int, JobFact]):
         self._store, self._reading = store, reading
 
     def __getitem__(self, job_id: int) -> JobFact:
-        row = self._store.db.row("SELECT id, state, outcome, held_by FROM job WHERE id = ?", job_id)
-        if row is None:
+        found = find_job_fact(self._store, job_id)
+        if found is None:
             raise KeyError(job_id)
-        return _job_fact(row)
+        return found
 
     def __iter__(self) -> Iterator[int]:
         return iter(dict.fromkeys(line.job_id for line in self._reading if line.job_id is not None))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-
-def newest_job_facts(store: Store, identities: frozenset[str]) -> Mapping[str, JobFact]:
-    """Returns identity -> the newest job that runs it."""
-    return {identity: job_fact(job) for identity, job in newest_jobs(store, identities).items()}
-
-
-def job_fact(job: JobRecord) -> JobFact:
-    """Returns the facts about a job that requests and the jobs file need."""
-    return JobFact(job.id, job.state, job.outcome, job.held_by)
-
-
-def _job_fact(row: sqlite3.Row) -> JobFact:
-    outcome = Outcome(row["outcome"]) if row["outcome"] else None
-    return JobFact(row["id"], JobState(row["state"]), outcome, row["held_by"])
 
 
 def queue_positions(store: Store, job_ids: tuple[int, ...]) -> dict[int, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 
-from gpu_scheduler.core.model.states import FAILED, JobState
+from gpu_scheduler.core.model.request import JobFact
+from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.store.from_rows import JOB_COLUMNS, job_records
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
@@ -70,15 +71,24 @@ def jobs_ahead_of(store: Store, job: JobRecord, limit: int) -> tuple[int, list[i
     return (count["n"] if count else 0), [row["id"] for row in rows]
 
 
-def newest_jobs(store: Store, identities: Iterable[str]) -> dict[str, JobRecord]:
-    """Returns identity -> its newest job, whatever its source."""
-    found = _jobs(
-        store,
-        "job WHERE id IN (SELECT (SELECT max(id) FROM job WHERE identity = wanted.value)"
-        " FROM json_each(?) AS wanted)",
+def find_job_fact(store: Store, job_id: int) -> JobFact | None:
+    """Returns the facts about a job that requests and the jobs file need; None if there is no such job."""
+    row = store.db.row("SELECT id, state, outcome, held_by FROM job WHERE id = ?", job_id)
+    return None if row is None else _job_fact(*row)
+
+
+def newest_job_facts(store: Store, identities: Iterable[str]) -> dict[str, JobFact]:
+    """Returns identity -> the newest job that runs it, whatever its source."""
+    rows = store.db.rows(
+        "SELECT identity, job.id, state, outcome, held_by FROM json_each(?) AS wanted JOIN job"
+        " ON job.id = (SELECT max(id) FROM job WHERE identity = wanted.value)",
         json.dumps(list(identities)),
     )
-    return {job.identity: job for job in found}
+    return {identity: _job_fact(*values) for identity, *values in rows}
+
+
+def _job_fact(job_id: int, state: str, outcome: str | None, held_by: str | None) -> JobFact:
+    return JobFact(job_id, JobState(state), Outcome(outcome) if outcome else None, held_by)
 
 
 def job_count(store: Store) -> int:
