@@ -14,7 +14,7 @@ from gpu_scheduler.runner.spec import STOP_FIELDS, invalid_field, is_optional_te
 
 @dataclass(frozen=True)
 class ClaimFile:
-    """The file `claim`. void: no runner has or will ever run the attempt."""
+    """The file `claim`. void: no runner has run or will ever run the attempt."""
 
     void: bool
     runner: RunnerIdentity | None = None

@@ -36,7 +36,7 @@ class OldSession:
 
 
 def old_sessions(proc: Proc | None = None) -> list[OldSession]:
-    """Returns this user's sessions named `gpujob_*` in which processes run, none of them with our token."""
+    """Returns this user's sessions named `gpujob_*` that contain processes, none of which has our token."""
     proc = Proc() if proc is None else proc
     found = {}
     for process in proc.processes():

@@ -64,7 +64,7 @@ class EventReporter:
         self._tolerance = settings.tolerance
         self._verbose = verbose
         newest = events.newest_event_id(store)
-        # Never beyond the newest event: a power cut may have lost some that were reported.
+        # The position never exceeds the newest event: a power cut may have lost events that were reported.
         positions = [
             min(id, newest) for id in json.loads(store.db.meta(_POSITIONS_KEY) or f"[{newest}, {newest}]")
         ]

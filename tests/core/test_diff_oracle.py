@@ -97,8 +97,9 @@ class User:
 def edit(user: User, kind: str, a: int, b: int) -> None:
     """Makes one edit.
 
-    Only CSV lines are uncommented, because a command that returns is another job. Only saved lines get a
-    typo: a new one would keep a line that is deleted in the same save, a corrected one would never be read.
+    Only CSV lines are uncommented, because a command that is added again is another job. Only saved lines get
+    a typo: a typo in a new line would protect a line that is deleted in the same save, and a corrected one
+    would never be read.
     """
     if kind in ("append", "insert") or not user.lines:
         line = user.new(csv=bool(b % 2))

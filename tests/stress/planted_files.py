@@ -169,7 +169,7 @@ def _start(stage: Stage, stranger: _OtherUser, found: Findings, label: str) -> N
 
 
 def _mend_and_go_on(stage: Stage, jobs: GatedJobs, order: Order, found: Findings) -> None:
-    """Empties the folder but for a jobs file, and checks that a scheduler works there."""
+    """Empties the folder except for a jobs file, and checks that a scheduler works there."""
     shutil.rmtree(stage.folder)
     stage_in(stage.folder, order)
     stage.append(jobs.lines(1, gated=False))

@@ -1,8 +1,8 @@
 """P8: limits of processes, open files and memory are lowered under a running scheduler, and raised again.
 
-No job may fail because of that, every job runs once to its own end, and the scheduler stays up. When started
-as root, the scheduler runs with another uid, since the process limit does not bind root. The jobs need no
-further process.
+No job may fail because of that; every job must run once to its own end, and the scheduler must stay up. When
+started as root, the scheduler runs with another uid, since the process limit does not bind root. The jobs
+need no further process.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def answer_requests(facts: Facts) -> list[Action]:
     touched: set[str] = set()
     for request in facts.requests:
         if request.verb == "stop" and request.args.get("jobs") and _live_attempts(facts):
-            # Stays open until no job is live; nothing is placed meanwhile (see `is_ending`).
+            # The request stays open until no job is live; nothing is placed meanwhile (see `is_ending`).
             actions += _cancel_all(facts, request.args)
             continue
         if request.verb in _JOB_REQUESTS:
