@@ -20,7 +20,7 @@ from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.app.view_context import context_of, health_issues_of
 from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.attempts.observe import observe_attempt
-from gpu_scheduler.core.command.build import conda_environment
+from gpu_scheduler.core.command.activation import environment_of
 from gpu_scheduler.core.failure.log_lines import rendered_lines
 from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.finding import Finding
@@ -166,7 +166,7 @@ def _inspect(store: Store, job_id: int, *, is_up: bool) -> _Inspection:
 def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
     store, record = inspected.store, inspected.record
     conda_sh = store.recorded_options().conda_sh
-    conda = conda_environment(record.spec, conda_sh)
+    conda = environment_of(record.spec, conda_sh).conda
     is_queued = inspected.view.record.state is JobState.QUEUED
     return WaitingFacts(
         health_issues=health_issues_of(store),

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gpu_scheduler.core.command.build import conda_environment, display_command
+from gpu_scheduler.core.command.activation import environment_of
+from gpu_scheduler.core.command.build import display_command
 from gpu_scheduler.core.jobsfile.csv_line import parse_csv
 from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
 from gpu_scheduler.core.jobsfile.shell_syntax import needs_bash
@@ -85,7 +86,7 @@ def preview(
         spec,
         need,
         NORMAL_PRIORITY if spec.priority is None else spec.priority,
-        conda_environment(spec, context.conda_sh),
+        environment_of(spec, context.conda_sh).conda,
         display_command(spec, GPU_IDS_PLACEHOLDER),
         duplicate_of,
         (*notes, *_notes(spec, context)),

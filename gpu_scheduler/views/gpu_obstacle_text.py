@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
-from gpu_scheduler.core.model.units import format_share, human_mib
+from gpu_scheduler.core.model.units import format_share
+from gpu_scheduler.core.text.formatting import format_memory
 
 
 def obstacle_text(found: GpuObstacle) -> str:
@@ -34,14 +35,14 @@ _OBSTACLE_TEXTS = {
 
 
 def _shortfall_text(found: GpuObstacle) -> str:
-    head = f"room for {human_mib(found.free)}" if found.free else "full"
+    head = f"room for {format_memory(found.free)}" if found.free else "full"
     if found.foreign_peak_mib is not None:
-        return f"{head}, running foreign processes have used up to {human_mib(found.foreign_peak_mib)}"
+        return f"{head}, running foreign processes have used up to {format_memory(found.foreign_peak_mib)}"
     return head if found.foreign_mib is None else f"{head}, {_foreign_memory_text(found)}"
 
 
 def _foreign_memory_text(found: GpuObstacle) -> str:
-    return f"foreign {_holder(found)} holds {human_mib(found.foreign_mib or 0)}"
+    return f"foreign {_holder(found)} holds {format_memory(found.foreign_mib or 0)}"
 
 
 def _holder(found: GpuObstacle) -> str:

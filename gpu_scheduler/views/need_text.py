@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.core.model.units import WHOLE, format_share, human_mib
-from gpu_scheduler.core.text.formatting import count_noun
+from gpu_scheduler.core.model.units import WHOLE, format_share
+from gpu_scheduler.core.text.formatting import count_noun, format_memory
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.current_need import CurrentNeed
@@ -19,11 +19,11 @@ def need_text(need: Need) -> str:
     many = "a GPU" if need.count == 1 else f"{need.count} GPUs"
     if need.vram is not None and need.share == WHOLE:
         free = f"{need.count} free GPU{'' if need.count == 1 else 's'}"
-        return f"{free} with {human_mib(need.vram)}{'' if need.count == 1 else ' each'}"
+        return f"{free} with {format_memory(need.vram)}{'' if need.count == 1 else ' each'}"
     if need.vram is not None:
         part = f"{format_share(need.share)} and " if need.share else ""
         shared = "" if not need.exclusive else ", alone" if need.count == 1 else ", each alone"
-        return f"{part}{human_mib(need.vram)} of {each}{many}{shared}"
+        return f"{part}{format_memory(need.vram)} of {each}{many}{shared}"
     if need.share == WHOLE or need.alone or not need.share:
         kind = "idle" if need.alone else "free"
         return f"{need.count} {kind} GPU{'' if need.count == 1 else 's'}"
@@ -51,7 +51,7 @@ def _source_text(current: CurrentNeed) -> str:
 
     spec, source = current.spec, current.source
     if source is NeedSource.OUT_OF_MEMORY:
-        declared = "no memory" if spec.vram is None else human_mib(spec.vram)
+        declared = "no memory" if spec.vram is None else format_memory(spec.vram)
         return f"raised after it ran out of memory; its line declares {declared}"
     if source is NeedSource.TORCHRUN:
         return f"torchrun, {count_noun(spec.torchrun or 0, 'GPU')}"

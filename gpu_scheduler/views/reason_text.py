@@ -7,7 +7,7 @@ from signal import Signals
 
 from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
-from gpu_scheduler.core.model.units import human_mib
+from gpu_scheduler.core.text.formatting import format_memory
 
 _MAX_PIDS = 8
 _SIGNAL_MEANINGS = {
@@ -132,12 +132,12 @@ def _exit_code_meaning(code: int) -> str:
 
 def _next_step_text(step: NextStep, cause: ReasonKind) -> str:
     if step.kind is NextKind.OOM_RETRY:
-        more = f" with {human_mib(step.vram_mib)} per GPU" if step.vram_mib is not None else ""
+        more = f" with {format_memory(step.vram_mib)} per GPU" if step.vram_mib is not None else ""
         return f"OOM retry {step.number} of {step.of}{more}"
     if step.kind is NextKind.OOM_RETRIES_USED_UP:
         return f"OOM retries used up ({step.of})"
     if step.kind is NextKind.NO_LARGER_GPU:
-        return f"no larger GPU: it already had {human_mib(step.vram_mib or 0)}, the most available"
+        return f"no larger GPU: it already had {format_memory(step.vram_mib or 0)}, the most available"
     if step.kind is NextKind.RETRY:
         return f"retry {step.number} of {step.of} in {step.wait_s:g} s"
     if step.kind is NextKind.LAUNCH_RETRY:

@@ -6,8 +6,8 @@ import math
 import posixpath
 
 from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.core.model.units import human_mib
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+from gpu_scheduler.core.text.formatting import format_memory
 from gpu_scheduler.views.need_text import need_text
 from gpu_scheduler.views.reason_text import reason_text
 
@@ -87,11 +87,11 @@ def _too_small_text(reason: WaitReason) -> str:
     else:
         have = f"the smallest of the {count} largest {kind} GPUs has"
     most = max(0, reason.size_mib - reason.margin_mib)
-    given = human_mib(most)
-    if reason.need and reason.need.vram is not None and given == human_mib(reason.need.vram):
+    given = format_memory(most)
+    if reason.need and reason.need.vram is not None and given == format_memory(reason.need.vram):
         given = f"{most} MiB"  # both would look equal if rounded
-    margin = human_mib(reason.margin_mib)
-    return f"{have} {human_mib(reason.size_mib)}, of which {given} can be given to jobs (margin {margin})"
+    margin = format_memory(reason.margin_mib)
+    return f"{have} {format_memory(reason.size_mib)}, of which {given} can be given to jobs (margin {margin})"
 
 
 def _no_free_gpu_text(reason: WaitReason) -> str:

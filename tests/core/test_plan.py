@@ -15,7 +15,7 @@ from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.draining import JobEnd, exit_code, is_drained
+from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Gpu, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_use import availability, foreign_memory
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
@@ -222,27 +222,6 @@ def test_a_drain_ends_when_every_waiting_job_needs_the_user() -> None:
     assert is_drained(paused, [HALF], False)
     assert is_drained(replace(idle, all_sampled=False), [], False)
     assert not is_drained(replace(idle, all_sampled=False), [ResourceSpec(gpus=3)], False)
-
-
-@pytest.mark.parametrize(
-    ("ending", "code"),
-    [
-        (JobEnd(JobState.FINISHED, Outcome.COMPLETED, 0), 0),
-        (JobEnd(JobState.FINISHED, Outcome.FAILED, 7), 7),
-        (JobEnd(JobState.FINISHED, Outcome.FAILED, None, 9), 137),
-        (JobEnd(JobState.FINISHED, Outcome.TIMED_OUT, None, 15), 124),
-        (JobEnd(JobState.FINISHED, Outcome.CANCELLED), 1),
-        (JobEnd(JobState.FINISHED, Outcome.FAILED), 1),
-        (JobEnd(JobState.HELD), 3),
-        (JobEnd(JobState.QUEUED), 3),
-        (JobEnd(JobState.QUEUED, malformed=True), 1),
-        (JobEnd(JobState.HELD, malformed=True), 3),
-    ],
-)
-def test_the_exit_code_reflects_job_ends_and_malformed_lines(ending: JobEnd, code: int) -> None:
-    good = JobEnd(JobState.FINISHED, Outcome.COMPLETED, 0)
-    assert exit_code([good, ending], has_malformed_line=False) == code
-    assert exit_code([good, ending], has_malformed_line=True) == max(code, 1)
 
 
 def test_places_nothing_in_a_round_that_finishes_an_attempt() -> None:

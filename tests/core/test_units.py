@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.units import format_mib, format_seconds, human_mib, parse_mib, parse_seconds
+from gpu_scheduler.core.model.units import format_mib, format_seconds, parse_mib, parse_seconds
+from gpu_scheduler.core.text.formatting import format_memory
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_formatted_memory_parses_to_the_same_value(mib: int) -> None:
     ],
 )
 def test_formats_memory(mib: int, written: str, shown: str) -> None:
-    assert (format_mib(mib), human_mib(mib)) == (written, shown)
+    assert (format_mib(mib), format_memory(mib)) == (written, shown)
 
 
 @pytest.mark.parametrize(

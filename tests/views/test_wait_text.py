@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from gpu_scheduler.core.model.gpu_fault import LOST, UNLISTED, FaultKind, GpuFault
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.need import Need
-from gpu_scheduler.core.model.units import human_mib, round_mib
+from gpu_scheduler.core.model.units import round_mib
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle
 from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.core.text.formatting import format_memory
 from gpu_scheduler.views.gpu_obstacle_text import obstacle_remedy, obstacle_text
 from gpu_scheduler.views.wait_text import held_text, job_reason_text, wait_text
 from tests.reasons import worded
@@ -57,7 +58,7 @@ def test_unused_fields_are_not_stored() -> None:
 
 @given(st.integers(0, 1 << 30))
 def test_rounding_memory_does_not_change_its_text(mib: int) -> None:
-    assert human_mib(round_mib(mib)) == human_mib(mib)
+    assert format_memory(round_mib(mib)) == format_memory(mib)
     assert round_mib(round_mib(mib)) == round_mib(mib)
 
 

@@ -17,8 +17,6 @@ from gpu_scheduler.core.command.activation import JobEnvironment, activation_tex
 from gpu_scheduler.core.command.environment import inherited_environment
 from gpu_scheduler.core.model.job_spec import CudaIds, JobSpec
 
-__all__ = ["AttemptCommand", "build_command", "conda_environment", "display_command"]
-
 _HEADER = """\
 # Job {job_id}, attempt {attempt}, as its runner starts it. By hand: bash command.sh
 fail() {{ printf '%s\\n' "$2" >&2; {{ printf '!%s %s' "$1" "$2" >&3; }} 2>/dev/null; builtin exit 1; }}
@@ -63,8 +61,8 @@ record() {
 class AttemptCommand:
     """The command of an attempt.
 
-    env: the whole environment; command_sh: the text of that file; shown: the job's own command for display;
-    environment_label: the conda or virtual environment for display.
+    env: the whole environment; command_sh: the text of that file; display_text: the job's own command;
+    environment_label: the conda or virtual environment.
     """
 
     env: dict[str, str]
@@ -123,11 +121,6 @@ def build_command(
 def display_command(spec: JobSpec, ids: str) -> str:
     """Returns the job's own command for display. ids: text that stands for the indices of its GPUs."""
     return _job_command(spec, ids, JobEnvironment(None, None, None))[0]
-
-
-def conda_environment(spec: JobSpec, conda_sh: str | None) -> str | None:
-    """Returns the conda environment to activate, if any."""
-    return environment_of(spec, conda_sh).conda
 
 
 def _environment_label(environment: JobEnvironment, base_env: Mapping[str, str]) -> str:

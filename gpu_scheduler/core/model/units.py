@@ -1,4 +1,7 @@
-"""Parses and formats memory and time as people write them: "18G" in MiB, "15m" in seconds."""
+"""Parses and formats memory, time and shares as people write them: "18G" in MiB, "15m" in seconds.
+
+Shares of a GPU are counted in integer thousandths, so that two halves fill one GPU exactly.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,8 @@ def format_mib(mib: int) -> str:
     return f"{mib // 1024}G" if mib >= 1024 and mib % 1024 == 0 else str(mib)
 
 
-def human_mib(mib: int) -> str:
-    """Formats MiB for people: "17.6 GiB", "900 MiB"."""
-    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib} MiB"
-
-
 def round_mib(mib: int) -> int:
-    """Rounds MiB to the precision of `human_mib`, so that a stored value changes only when its text does."""
+    """Rounds MiB to the precision of `format_memory`: a stored value changes only when its text does."""
     if mib < 1024:
         return mib
     tenths, rest = divmod(10 * mib, 1024)
