@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from gpu_scheduler.core.jobsfile.reading import Line, Reading, attributes_from_json, attributes_to_json
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.store.from_rows import wait_reason
 from gpu_scheduler.store.job_lists import find_job_fact
 from gpu_scheduler.store.store import Store
 
@@ -99,8 +98,8 @@ def set_problem(store: Store, path: str, problem: str | None) -> None:
 def line_waits(store: Store, path: str) -> dict[int, WaitReason]:
     """Returns job id -> why it waits for its line, for the jobs of a file, as last recorded."""
     sql = "SELECT id, line_wait FROM job WHERE source_missing AND line_wait IS NOT NULL AND source = ?"
-    found = {row["id"]: wait_reason(row["line_wait"]) for row in store.db.rows(sql, f"file:{path}")}
-    return {job_id: wait for job_id, wait in found.items() if wait is not None}
+    rows = store.db.rows(sql, f"file:{path}")
+    return {row["id"]: WaitReason.from_json(row["line_wait"]) for row in rows}
 
 
 class JobFacts(Mapping[int, JobFact]):

@@ -9,7 +9,6 @@ from gpu_scheduler.core.model.event import Event, EventKind
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.store.from_rows import state_reason, wait_reason
 from gpu_scheduler.store.store import Store
 
 _EVENT_QUERY = (
@@ -98,6 +97,8 @@ def _event(row: sqlite3.Row) -> Event:
 
 def _reason(kind: str, reason: str | None) -> StateReason | WaitReason | str | None:
     """Returns the value of a stored reason; the reason of some kinds is a text."""
+    if reason is None:
+        return None
     if kind == EventKind.INFEASIBLE:
-        return wait_reason(reason)
-    return state_reason(reason) if kind in _JOB_STATES else reason
+        return WaitReason.from_json(reason)
+    return StateReason.from_json(reason) if kind in _JOB_STATES else reason

@@ -111,16 +111,6 @@ def _processes(listed: str) -> tuple[GpuProcess, ...]:
     )
 
 
-def wait_reason(text: str | None) -> WaitReason | None:
-    """Returns a stored wait reason; None if there is none."""
-    return None if text is None else WaitReason.from_json(text)
-
-
-def state_reason(text: str | None) -> StateReason | None:
-    """Returns the stored reason for a state; None if there is none."""
-    return None if text is None else StateReason.from_json(text)
-
-
 def _fault(text: str) -> GpuFault:
     from gpu_scheduler.core.model.gpu_fault import GpuFault
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.store.from_rows import wait_reason
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 def wait_reasons(store: Store) -> Mapping[str, WaitReason]:
     """Returns spec key -> why its jobs wait, where that is known."""
     rows = store.db.rows("SELECT spec_key, reason FROM pending_group")
-    found = {row["spec_key"]: wait_reason(row["reason"]) for row in rows}
-    return {key: reason for key, reason in found.items() if reason is not None}
+    return {row["spec_key"]: WaitReason.from_json(row["reason"]) for row in rows}
 
 
 def wait_reason_by_spec(store: Store) -> dict[str, WaitReason | None]:
@@ -34,7 +32,7 @@ def wait_reason_by_spec(store: Store) -> dict[str, WaitReason | None]:
         " (SELECT 1 FROM job WHERE state = 'queued' AND job.spec_key = queued.spec_key"
         " AND source_missing = 0)"
     )
-    return {row["spec_key"]: wait_reason(row["reason"]) for row in rows}
+    return {spec_key: None if reason is None else WaitReason.from_json(reason) for spec_key, reason in rows}
 
 
 def startable_jobs(store: Store, spec_key: str, boot: float, boot_id: str, limit: int) -> list[QueuedJob]:
