@@ -15,5 +15,5 @@ class Clock:
         self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
     def now(self) -> Now:
-        """Returns the present wall time, boot time and boot id."""
+        """Returns the current wall time, boot time and boot id."""
         return Now(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), self.boot_id)

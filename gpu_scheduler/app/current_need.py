@@ -39,7 +39,7 @@ class NeedSource(Enum):
 
 @dataclass(frozen=True)
 class CurrentNeed:
-    """The present need of a job, its source, and the request of the line."""
+    """The current need of a job, its source, and the request of the line."""
 
     need: Need
     source: NeedSource
@@ -65,7 +65,7 @@ def learned_needs(store: Store) -> Mapping[str, int]:
 
 
 def current_need(store: Store, job: JobRecord) -> CurrentNeed:
-    """Returns the present need of a job, as the scheduler would decide."""
+    """Returns the current need of a job, as the scheduler would decide."""
     started = store.recorded_options()
     config, learned = current_llm_config(started), learned_needs(store)
     facts = Facts(

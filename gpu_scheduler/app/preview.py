@@ -46,7 +46,7 @@ class PreviewContext:
 
 @dataclass(frozen=True)
 class UnmetNeed:
-    """The need of a job that the present GPUs cannot meet.
+    """The need of a job that the current GPUs cannot meet.
 
     usable: number of GPUs that the job may use, None = there are enough of them, but they are too small;
     margin_mib: memory of each GPU that is not given to jobs.

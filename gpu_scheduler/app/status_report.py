@@ -41,7 +41,7 @@ class JobView:
 
     is_recorded: False if there are such changes. wait: why it waits, None = it does not wait; due_in_s:
     seconds until `wait.due_at`, None = unknown. infeasible: it is queued and could not fit even on empty
-    GPUs. gpus: indices of the GPUs of the attempt; peaks, memory_used: GPU index -> peak and present memory
+    GPUs. gpus: indices of the GPUs of the attempt; peaks, memory_used: GPU index -> peak and current memory
     use there, MiB (the latter is known to the scheduler). warnings: about the attempt; a text is an anomaly
     of its folder. last_line: the last output line of a running job, None = no output, or not requested.
     """

@@ -130,8 +130,8 @@ def _request_stop_and_wait(store: Store, pid: int, args: Mapping[str, Any], limi
                     f"the scheduler ({pid_text(pid)}) has not ended within {limit_s:g} s\n"
                     f"{how}; running jobs continue"
                 )
-            # A scheduler that is starting treats the requests that it finds as meant for an earlier one, and
-            # with --fresh it forgets them: repeat the request as long as it runs.
+            # A scheduler that is starting treats existing requests as meant for an earlier one, and with
+            # --fresh it forgets them. Repeat the request while that scheduler runs.
             if all(request.request_id != made for request in open_requests(store)):
                 made = add_request(store, "stop", **args)
                 store.data_dir.ring_doorbell()

@@ -57,7 +57,7 @@ class Executor(Protocol):
         """
 
     def observe(self, attempt: AttemptRef) -> AttemptStatus:
-        """Returns the present status of an attempt. Raises OSError if it cannot be read now."""
+        """Returns the current status of an attempt. Raises OSError if it cannot be read now."""
 
     def request_stop(self, attempt: AttemptRef, stop: StopRequest) -> None:
         """Asks an attempt to end; a request weaker than an earlier one changes nothing. Raises OSError."""
@@ -96,7 +96,7 @@ class Executors:
             raise LaunchError(f"this scheduler has no executor {attempt.executor!r}") from None
 
     def observe(self, attempt: AttemptRef) -> AttemptStatus:
-        """Returns the present status of an attempt, "unknown" if its executor is missing. Raises OSError."""
+        """Returns the current status of an attempt, "unknown" if its executor is missing. Raises OSError."""
         try:
             return self.of(attempt).observe(attempt)
         except LaunchError as error:

@@ -33,7 +33,7 @@ def observe_attempt(
     record: ActiveAttemptRecord,
     observe_one: Callable[[AttemptRef], AttemptStatus] = _observe_folder,
 ) -> Attempt:
-    """Returns an active attempt with its present status; one that has ended is not observed.
+    """Returns an active attempt with its current status; one that has ended is not observed.
 
     observe_one: `observe` of its executor.
     """

@@ -43,7 +43,7 @@ _CONCLUSIVE_ERRNOS = (
 def find_issues(
     data_dir: DataDir, log_folder: LogFolder | None, *, trust: bool = False
 ) -> tuple[HealthIssue, ...]:
-    """Returns the present health issues, those that stop new starts first. Changes nothing.
+    """Returns the current health issues, those that stop new starts first. Changes nothing.
 
     log_folder: None if not known. trust: files are used whatever their owner and mode.
     """

@@ -88,7 +88,7 @@ class StorageMonitor:
 
     def _record_failure(self, cause: str) -> None:
         if self._backoff.record_failure(cause, self._clock.now().boot):
-            log.error("%s; until then launches are retried now and then; running jobs continue", cause)
+            log.error("%s; until then launches are retried occasionally; running jobs continue", cause)
 
     def _log_changes(self, issues: frozenset[HealthIssue]) -> None:
         for issue in sorted(issues - self._reported, key=str):

@@ -39,7 +39,7 @@ class _SafeFormatter(logging.Formatter):
 
 
 class _TerminalFormatter(logging.Formatter):
-    """Formatter for a terminal on stdout, at its present width."""
+    """Formatter for a terminal on stdout, at its current width."""
 
     def format(self, record: logging.LogRecord) -> str:
         terminal = _current_terminal()

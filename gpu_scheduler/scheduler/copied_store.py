@@ -20,7 +20,7 @@ from gpu_scheduler.store.writer import StoreWriter
 
 @contextmanager
 def in_own_folder(store: Store, options: StartOptions) -> Iterator[None]:
-    """Adopts the present folder of the store for the block, and permanently if the block succeeds.
+    """Adopts the current folder of the store for the block, and permanently if the block succeeds.
 
     With `--fresh`, all jobs are forgotten; with `--as-copy`, the active jobs of a copy are held. The caller
     must hold the locks. Raises SchedulerError.

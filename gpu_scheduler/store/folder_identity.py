@@ -23,7 +23,7 @@ class RecordedFolder(NamedTuple):
 
 
 class ObservedFolder(NamedTuple):
-    """A folder at present. id: the contents of its id file; None = missing or unreadable."""
+    """The current state of a folder. id: the contents of its id file; None = missing or unreadable."""
 
     path: str
     device: int
@@ -42,7 +42,7 @@ def compare_folders(
 ) -> FolderRelation:
     """Compares the folder `current` with the recorded one.
 
-    at_recorded_path: the present folder at the recorded path; None = there is none.
+    at_recorded_path: the current folder at the recorded path; None = there is none.
 
     The inode alone is not conclusive: a restore changes it, and two file systems can have the same one. The
     folder at the recorded path decides, if it has the same id.

@@ -69,7 +69,7 @@ def refuse_hard_link(store: Store) -> None:
 
 
 def adopt_folder(store: Store, *, new_id: bool = False) -> None:
-    """Records the present folder of the store, in the caller's transaction if there is one.
+    """Records the current folder of the store, in the caller's transaction if there is one.
 
     new_id: give the store a new id, since it is a copy. Only the scheduler that holds the locks may call it.
     Raises SchedulerError.

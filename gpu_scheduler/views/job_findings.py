@@ -42,7 +42,7 @@ def unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iter
 
 
 def order(priority: int, count: int, first_ids: Sequence[int]) -> Finding:
-    """Returns how many queued jobs come before the job, and the first of them."""
+    """Returns a finding with the number of queued jobs before the job, and the first of them."""
     if not count:
         return ok(Check.ORDER, f"first in the queue (priority {priority})")
     more = f" and {count - len(first_ids):,} more" if count > len(first_ids) else ""

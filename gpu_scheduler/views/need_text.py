@@ -32,7 +32,7 @@ def need_text(need: Need) -> str:
 
 
 def unmet_need_text(unmet: UnmetNeed) -> str:
-    """Formats the warning about a need that the present GPUs cannot meet."""
+    """Formats the warning about a need that the current GPUs cannot meet."""
     needs = f"it needs {need_text(unmet.need)}"
     if unmet.usable is not None:
         return f"{needs}, but may use only {unmet.usable}: it would wait for more"

@@ -69,7 +69,7 @@ HELD = ((7, 50.0, 9000), (8, 60.0, 700), (9, 0.0, 300))
     ("listed", "alive", "kept"),
     [
         ([], [], {}),
-        # It is alive, but not on the GPU at present.
+        # It is alive, but not on the GPU now.
         ([], [(7, 50.0)], {(7, 50.0): 9000}),
         # A listed process counts even if /proc does not show it; without a known start it is matched by pid.
         ([7, 9], [], {(7, 50.0): 9000, (9, 0.0): 300}),

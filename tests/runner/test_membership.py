@@ -93,7 +93,7 @@ def test_token_decides_without_a_recorded_command() -> None:
     assert members(leader(token=A), p(200, 100, 200), attempts={A: None}) == {A: [100, 200]}
 
 
-def test_the_own_token_of_a_process_takes_precedence() -> None:
+def test_a_process_with_its_own_token_belongs_to_the_attempt_of_that_token() -> None:
     """Job A started a scheduler, whose job is process 300 in its own session."""
     nested = [leader(), p(200, 100, 200, token=B), p(300, 200, 300), p(301, 300, 300)]
     assert members(*nested) == {A: [100]}

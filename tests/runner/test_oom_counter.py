@@ -59,7 +59,7 @@ def test_missing_counter_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
         ("nonsense\n", "/sys/fs/cgroup/memory.events"),
     ],
 )
-def test_prefers_the_counter_of_the_own_cgroup(
+def test_prefers_the_counter_of_its_own_cgroup(
     monkeypatch: pytest.MonkeyPatch, cgroup: str, place: str
 ) -> None:
     monkeypatch.setattr(oom_counter, "_read_text", lambda path: cgroup)

@@ -94,7 +94,7 @@ class WaitReason(StoredValue):
 
     @property
     def is_infeasible(self) -> bool:
-        """Returns whether the job could not fit even on present, empty, unpaused GPUs."""
+        """Returns whether the job could not fit even on the current GPUs, all empty and unpaused."""
         return self.kind in (WaitKind.TOO_FEW_GPUS, WaitKind.GPUS_TOO_SMALL)
 
     @classmethod

@@ -86,7 +86,7 @@ class Advice:
 def advise(
     classes: Sequence[WorkloadClass], models: Mapping[str, Any], config: LlmConfig, rules: CalibrationRules
 ) -> list[Advice]:
-    """Returns advice for each workload class, in order. models: the present entries of llm_config.json."""
+    """Returns advice for each workload class, in order. models: the current entries of llm_config.json."""
     return [
         _advise_line(one, rules) if one.llm is None else _advise_model(one, classes, models, config, rules)
         for one in classes

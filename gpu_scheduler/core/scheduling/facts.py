@@ -56,7 +56,7 @@ class Attempt:
     share (thousandths, 0 = none) and vram (MiB): declared for each of its GPUs; whole: no other job of ours
     may run there. budgets: UUID -> MiB declared (or learned) there, None = unknown; empty: nothing was
     declared. peaks: UUID -> highest memory use of its processes there, MiB; measured_at: time of the newest
-    sample in them. overused_gpus: GPUs on which overuse was reported. resources: the present resource spec
+    sample in them. overused_gpus: GPUs on which overuse was reported. resources: the current resource spec
     of its job. oom_retries_used, fail_retries_used: retries that its job has used.
     """
 

@@ -1,7 +1,7 @@
 """Resolves the GPU need of a job from the attributes of its line, the model named by `--llm`, or the default.
 
 A `ResourceSpec` is the request of the line and never changes by itself; a `Need` is the result of applying
-the present llm_config.json to it. Jobs with the same resource spec wait for the same reason, so a round
+the current llm_config.json to it. Jobs with the same resource spec wait for the same reason, so a round
 resolves each spec once.
 """
 
@@ -72,7 +72,7 @@ class ResourceSpec:
 
 
 def workload_class_of(spec: JobSpec) -> str:
-    """Returns the workload class: program (or script) and `--llm`. Its jobs are expected to need the same."""
+    """Returns the workload class: program (or script) and `--llm`. Its jobs should need the same memory."""
     return workload_class_key(spec.program, spec.llm)
 
 

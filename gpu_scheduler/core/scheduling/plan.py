@@ -78,7 +78,7 @@ def _closed_windows(facts: Facts) -> list[Action]:
 
 
 def need_of(resources: ResourceSpec, facts: Facts) -> Need:
-    """Returns the present need of a job with these resources.
+    """Returns the current need of a job with these resources.
 
     Learned memory applies only if it leaves room for another job on some GPU; otherwise the job declares
     nothing.
