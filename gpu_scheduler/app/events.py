@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.app.masking import without_secrets
+from gpu_scheduler.app.masking import event_without_secrets
 from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.store.events import events_after, id_before_last
@@ -32,7 +32,7 @@ class EventReader:
         self._version = version
         while found := events_after(self._store, self._after, _BATCH_SIZE):
             self._after = found[-1].id
-            yield from map(without_secrets, found)
+            yield from map(event_without_secrets, found)
 
 
 @contextmanager

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpu_scheduler.core.model.event import Event
-from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text.secrets import hide_secrets, masked, masked_words
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
+
+if TYPE_CHECKING:
+    from gpu_scheduler.core.model.event import Event
 
 _Result = TypeVar("_Result")
 
@@ -21,8 +22,8 @@ _Result = TypeVar("_Result")
 _TEXT_FIELDS: Mapping[type, tuple[str, ...]] = {
     JobRecord: ("text", "spec_json", "reason"),
     AttemptRecord: ("launch_error", "reason"),
-    Event: ("command", "spec", "reason"),
 }
+_EVENT_FIELDS = ("command", "spec", "reason")
 #: Fields that hold a JobSpec as JSON.
 _SPEC_FIELDS = ("spec", "spec_json")
 
@@ -34,6 +35,12 @@ def without_secrets(result: _Result) -> _Result:
     """
     shown: Any = _shown(result)
     return shown  # type: ignore[no-any-return]
+
+
+def event_without_secrets(event: Event) -> Event:
+    """Returns an event with `(hidden)` in place of every secret, faster than `without_secrets`."""
+    shown: Event = _with_shown_fields(event, _EVENT_FIELDS)
+    return shown
 
 
 def _shown(value: Any) -> Any:
@@ -57,9 +64,11 @@ def _shown(value: Any) -> Any:
 
 def _with_shown_fields(value: Any, names: Iterable[str]) -> Any:
     """Returns a dataclass or named tuple without the secrets in these fields."""
-    before = {name: getattr(value, name) for name in names}
-    after = {name: _shown_field(name, one) for name, one in before.items() if one is not None}
-    changed = {name: one for name, one in after.items() if one != before[name]}
+    changed = {}
+    for name in names:
+        before = getattr(value, name)
+        if before is not None and (after := _shown_field(name, before)) != before:
+            changed[name] = after
     if not changed:
         return value
     return value._replace(**changed) if isinstance(value, JobRecord) else replace(value, **changed)
@@ -72,7 +81,10 @@ def _shown_field(name: str, value: Any) -> Any:
 
 
 def _shown_spec(text: str) -> str:
-    if '"env"' not in text and masked(text) == text:
+    if '"env": ' not in text and masked(text) == text:
         return text
+    # Imported here, because few jobs need it.
+    from gpu_scheduler.core.model.job_spec import JobSpec
+
     shown: JobSpec = _shown(JobSpec.from_json(text))
     return shown.to_json()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from gpu_scheduler.app.masking import without_secrets
+from gpu_scheduler.app.masking import event_without_secrets
 from gpu_scheduler.core.model.event import Event
 from gpu_scheduler.store import events
 from gpu_scheduler.store.store import Store
@@ -77,7 +77,7 @@ class Journal:
                 os.close(fd)
                 fd, size = _open(path), 0
             for event in new:
-                size += _append_line(fd, f"{to_json(without_secrets(event))}\n".encode("ascii"), size)
+                size += _append_line(fd, f"{to_json(event_without_secrets(event))}\n".encode("ascii"), size)
                 self.last_id = event.id
         finally:
             os.close(fd)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_scheduler.app.masking import without_secrets
+from gpu_scheduler.app.masking import event_without_secrets
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind
@@ -126,7 +126,7 @@ class EventReporter:
         newest = events.newest_event_id(self._store)
         if newest == self._logged_id:
             return
-        new = [*map(without_secrets, events.notable_events(self._store, self._logged_id, newest))]
+        new = [*map(event_without_secrets, events.notable_events(self._store, self._logged_id, newest))]
         for event, dispatched in zip(new, self._run.dispatch_counts(new), strict=True):
             if isinstance(event.details, AttemptEnded):
                 self._on_attempt_end(event.job_id, event.details.attempt)
