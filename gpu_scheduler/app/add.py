@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpu_scheduler.app.current_need import current_llm_config
+from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
-from gpu_scheduler.app.preview import PreviewContext, UnmetNeed, preview
+from gpu_scheduler.app.preview import PreviewContext, preview
 from gpu_scheduler.app.recorded_setting import RecordedSetting, recorded_setting
 from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.core.command.environment import find_conda_sh
@@ -22,7 +23,6 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.core.text.formatting import pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.submit import parse_job_line
@@ -51,7 +51,7 @@ class AddedLine:
     """A line that was or could be appended. warnings: why it may not run as intended."""
 
     line: str
-    warnings: tuple[str | UnmetNeed, ...]
+    warnings: tuple[LineNote, ...]
 
 
 def add(location: Location, new: NewLine, path: str) -> AddedLine:
@@ -73,8 +73,8 @@ def _check(location: Location, new: NewLine, path: str | None) -> AddedLine:
     else:
         line = _script_line(new, new.script, recorded.known_gpus)
     spec, notes = _parse_line(line, recorded.cwd or os.getcwd(), recorded.known_gpus)
-    notes += [*_duplicate_notes(location, spec), *_watch_notes(recorded, path)]
-    return AddedLine(line, (*notes, *_warnings(recorded, spec)))
+    found = (*_duplicate_notes(location, spec), *_watch_notes(recorded, path), *_warnings(recorded, spec))
+    return AddedLine(line, (*notes, *found))
 
 
 def _script_line(new: NewLine, given: str, known_gpus: frozenset[int] | None) -> str:
@@ -153,7 +153,7 @@ def _parse_line(line: str, cwd: str, known_gpus: frozenset[int] | None) -> tuple
     return spec, list(notes) if spec.kind == "command" else []
 
 
-def _warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[str | UnmetNeed]:
+def _warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[LineNote]:
     """Yields the warnings that `lint` gives for the job."""
     started = recorded.options
     conda_sh = (started and started.conda_sh) or find_conda_sh(os.environ, os.path.exists)
@@ -184,7 +184,7 @@ def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
     return known_environments(conda_sh)
 
 
-def _duplicate_notes(location: Location, spec: JobSpec) -> list[str]:
+def _duplicate_notes(location: Location, spec: JobSpec) -> list[Note]:
     """Returns why the line creates no new job, or none now; empty without a readable store."""
     if spec.kind != "csv":
         return []  # adding a command always creates a new job
@@ -195,23 +195,22 @@ def _duplicate_notes(location: Location, spec: JobSpec) -> list[str]:
         return []
     if job is None:
         return []
-    same = f"the identical job {job.job_id}"
     if job.state is not JobState.FINISHED:
-        return [f"this line adds no new job: {same} is {job.state}"]
+        return [Note(NoteKind.JOB_EXISTS, {"job": job.job_id, "state": job.state})]
     if job.outcome is Outcome.COMPLETED:
-        return [f"this line will not run: {same} completed; `retry {job.job_id}` runs it again"]
+        return [Note(NoteKind.JOB_COMPLETED, {"job": job.job_id})]
     return []
 
 
-def _watch_notes(recorded: RecordedSetting, path: str | None) -> list[str]:
+def _watch_notes(recorded: RecordedSetting, path: str | None) -> list[Note]:
     """Returns a note if the running scheduler watches another file than this one."""
     if path is None or recorded.scheduler_pid is None or recorded.options is None:
         return []
     watched = recorded.options.jobs_file
     if watched and os.path.abspath(watched) == path:
         return []
-    pid = pid_text(recorded.scheduler_pid)
-    return [f"the scheduler ({pid}) does not watch {path}; it watches {watched or 'no jobs file'}"]
+    data = {"path": path, "scheduler_pid": recorded.scheduler_pid, "watched": watched}
+    return [Note(NoteKind.NOT_WATCHED, data)]
 
 
 def append_line(path: str, line: str) -> None:

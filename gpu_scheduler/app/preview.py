@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from gpu_scheduler.app.line_note import LineNote, Note, NoteKind, UnmetNeed
 from gpu_scheduler.core.command.activation import environment_of
 from gpu_scheduler.core.command.build import display_command
 from gpu_scheduler.core.jobsfile.csv_line import parse_csv
@@ -45,19 +46,6 @@ class PreviewContext:
 
 
 @dataclass(frozen=True)
-class UnmetNeed:
-    """The need of a job that the current GPUs cannot meet.
-
-    usable: number of GPUs that the job may use, None = there are enough of them, but they are too small;
-    margin_mib: memory of each GPU that is not given to jobs.
-    """
-
-    need: Need
-    usable: int | None
-    margin_mib: int
-
-
-@dataclass(frozen=True)
 class Preview:
     """The preview of a well-formed line.
 
@@ -72,8 +60,8 @@ class Preview:
     conda: str | None
     command: str
     duplicate_of: int | None
-    notes: tuple[str, ...]
-    warnings: tuple[str | UnmetNeed, ...]
+    notes: tuple[LineNote, ...]
+    warnings: tuple[LineNote, ...]
 
 
 def preview(
@@ -94,15 +82,15 @@ def preview(
     )
 
 
-def _notes(spec: JobSpec, context: PreviewContext) -> Iterator[str]:
+def _notes(spec: JobSpec, context: PreviewContext) -> Iterator[Note]:
     stated = (spec.share, spec.gpus, spec.vram, spec.torchrun)
     if spec.llm is not None and stated == (None,) * 4 and spec.llm not in context.config.models:
-        yield f"model {spec.llm} is not in llm_config.json: the default requirement applies"
+        yield Note(NoteKind.MODEL_UNKNOWN, {"model": spec.llm})
     if spec.kind == "csv" and not _script_as_written(spec).startswith(("/", "~")):
-        yield f"script {_script_as_written(spec)} is a relative path: it is resolved in {spec.cwd}"
+        yield Note(NoteKind.SCRIPT_RELATIVE, {"script": _script_as_written(spec), "cwd": spec.cwd})
 
 
-def _warnings(spec: JobSpec, need: Need, context: PreviewContext) -> Iterator[str | UnmetNeed]:
+def _warnings(spec: JobSpec, need: Need, context: PreviewContext) -> Iterator[LineNote]:
     if context.known_gpus is not None:
         usable = [gpu for gpu in context.known_gpus if spec.allowed is None or gpu in spec.allowed]
         large = [gpu for gpu in usable if could_fit(need, context.totals_mib.get(gpu), context.limits)]
@@ -111,29 +99,26 @@ def _warnings(spec: JobSpec, need: Need, context: PreviewContext) -> Iterator[st
         elif need.count > len(large):
             yield UnmetNeed(need, None, context.limits.margin_mib)
     if not context.path_exists(spec.cwd):
-        yield f"its folder {spec.cwd} does not exist"
+        yield Note(NoteKind.CWD_MISSING, {"cwd": spec.cwd})
     if spec.conda is not None and context.conda_sh is None:
-        yield f"conda environment {spec.conda}: no conda was found; pass its conda.sh with --conda-sh"
+        yield Note(NoteKind.CONDA_MISSING, {"name": spec.conda})
     elif spec.conda is not None and _is_missing_env(context, spec.conda):
-        yield f"conda environment {spec.conda} does not exist; environments: {_env_list(context.conda_envs)}"
+        environments = tuple(context.conda_envs or ())
+        yield Note(NoteKind.CONDA_ENVIRONMENT_MISSING, {"name": spec.conda, "environments": environments})
     if spec.venv is not None and not context.path_exists(f"{spec.venv}/bin/activate"):
-        yield f"virtual environment {spec.venv} does not exist (no bin/activate in it)"
+        yield Note(NoteKind.VENV_MISSING, {"path": spec.venv})
     if spec.script is not None and not context.path_exists(spec.script):
-        yield f"script {spec.script} does not exist"
+        yield Note(NoteKind.SCRIPT_MISSING, {"script": spec.script})
     yield from line_warnings(spec, need.count, context.shell)
     missing = _missing_script(spec, context.path_exists) if spec.kind == "command" else None
     if missing is not None:
-        yield f"script {missing} does not exist"
+        yield Note(NoteKind.SCRIPT_MISSING, {"script": missing})
 
 
 def _is_missing_env(context: PreviewContext, conda: str) -> bool:
     if conda.startswith("/"):
         return not context.path_exists(conda)
     return context.conda_envs is not None and conda not in context.conda_envs
-
-
-def _env_list(names: Collection[str] | None) -> str:
-    return ", ".join(names or ()) or "none known"
 
 
 def _script_as_written(spec: JobSpec) -> str:

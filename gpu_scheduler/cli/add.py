@@ -8,7 +8,7 @@ from gpu_scheduler.app import add as app
 from gpu_scheduler.app.add import NewLine
 from gpu_scheduler.cli.program import location_of, print_error
 from gpu_scheduler.errors import UsageError
-from gpu_scheduler.views.lint import warning_text
+from gpu_scheduler.views.line_notes import line_note_text
 
 _ATTRIBUTE_PREFIX = "attribute_"
 
@@ -23,7 +23,7 @@ def add(options: Namespace) -> int:
         added = app.add(location, new, options.output_file)
         print(added.line)
     for warning in added.warnings:
-        print_error(f"warning: {warning_text(warning)}")
+        print_error(f"warning: {line_note_text(warning)}")
     return 0
 
 

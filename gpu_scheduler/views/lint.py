@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.app.preview import Preview, UnmetNeed
+from gpu_scheduler.app.preview import Preview
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.text.formatting import count_noun, format_duration, limit_length, safe_text
-from gpu_scheduler.views.need_text import need_text, unmet_need_text
+from gpu_scheduler.views.line_notes import line_note_text
+from gpu_scheduler.views.need_text import need_text
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.lint import LintView
@@ -49,8 +50,10 @@ def _line_text(path: str, line: Preview) -> str:
     facts += ["held until `release`"] if spec.hold else []
     facts += ["cancelled by its line"] if spec.cancel else []
     below = [safe_text(limit_length(line.command)), f"in {safe_text(spec.cwd)}"]
-    below += [f"note: {safe_text(limit_length(note))}" for note in line.notes]
-    below += [f"warning: {safe_text(limit_length(warning))}" for warning in map(warning_text, line.warnings)]
+    below += [f"note: {safe_text(limit_length(note))}" for note in map(line_note_text, line.notes)]
+    below += [
+        f"warning: {safe_text(limit_length(warning))}" for warning in map(line_note_text, line.warnings)
+    ]
     head = f"{safe_text(path)}:{line.number}: {safe_text('; '.join(facts))}"
     return "\n".join([head, *(f"    {text}" for text in below)])
 
@@ -67,11 +70,6 @@ def _malformed_text(bad: MalformedLineRecord, show_accepted: bool) -> str:
         *([f"accepted: {safe_text(bad.accepted_form or '')}"] if show_accepted else []),
     ]
     return "\n    ".join([head, *below])
-
-
-def warning_text(warning: str | UnmetNeed) -> str:
-    """Formats a warning about a line."""
-    return warning if isinstance(warning, str) else unmet_need_text(warning)
 
 
 def to_json(linted: LintView) -> str:
@@ -121,6 +119,6 @@ def _line_object(line: Preview) -> dict[str, Any]:
         "fail_retries": spec.fail_retries,
         "hold": spec.hold,
         "cancel": spec.cancel,
-        "notes": list(line.notes),
-        "warnings": list(map(warning_text, line.warnings)),
+        "notes": list(map(line_note_text, line.notes)),
+        "warnings": list(map(line_note_text, line.warnings)),
     }

@@ -9,7 +9,6 @@ from gpu_scheduler.core.text.formatting import count_noun, format_memory
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.current_need import CurrentNeed
-    from gpu_scheduler.app.preview import UnmetNeed
     from gpu_scheduler.core.model.need import Need
 
 
@@ -29,15 +28,6 @@ def need_text(need: Need) -> str:
         return f"{need.count} {kind} GPU{'' if need.count == 1 else 's'}"
     shared = ", alone" if need.exclusive else ""
     return f"{format_share(need.share)} of {each}{many}{shared}"
-
-
-def unmet_need_text(unmet: UnmetNeed) -> str:
-    """Formats the warning about a need that the current GPUs cannot meet."""
-    needs = f"it needs {need_text(unmet.need)}"
-    if unmet.usable is not None:
-        return f"{needs}, but may use only {unmet.usable}: it would wait for more"
-    margin = f"{unmet.margin_mib} MiB of each stay free"
-    return f"{needs}, but its GPUs are too small ({margin}): it would wait for larger ones"
 
 
 def current_need_text(current: CurrentNeed) -> str:

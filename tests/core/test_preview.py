@@ -6,11 +6,11 @@ from collections.abc import Collection
 
 import pytest
 
-from gpu_scheduler.app.preview import Preview, PreviewContext, UnmetNeed, preview
+from gpu_scheduler.app.preview import Preview, PreviewContext, preview
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
 from gpu_scheduler.core.scheduling.settings import Limits
-from gpu_scheduler.views.lint import warning_text
+from gpu_scheduler.views.line_notes import line_note_text
 from gpu_scheduler.views.need_text import need_text
 
 CONFIG = parse_llm_config(
@@ -71,7 +71,7 @@ def test_previews_no_environment_without_conda() -> None:
 )
 def test_warns_about_problems_that_prevent_the_job_from_running(line: str, part: str) -> None:
     (warning,) = previewed(line).warnings
-    assert part in warning_text(warning)
+    assert part in line_note_text(warning)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ def test_does_not_guess_a_script_in_other_commands(line: str) -> None:
 
 
 def test_warns_of_a_missing_conda_environment() -> None:
-    def warnings(conda: str, envs: Collection[str] | None) -> tuple[str | UnmetNeed, ...]:
+    def warnings(conda: str, envs: Collection[str] | None) -> tuple[str, ...]:
         read = parse_line(f"[conda={conda}] true", "/w", "/home/u")
         assert isinstance(read, ParsedJob)
         setting = PreviewContext(CONFIG, None, "/c/conda.sh", EXISTING_PATHS.__contains__, envs)
-        return preview(1, read.spec, (), None, setting).warnings
+        return tuple(map(line_note_text, preview(1, read.spec, (), None, setting).warnings))
 
     missing = "conda environment e does not exist; environments: base, f"
     assert warnings("e", ["base", "f"]) == (missing,)
@@ -99,7 +99,7 @@ def test_warns_of_a_missing_conda_environment() -> None:
 
 
 def test_warns_of_a_conda_environment_without_conda() -> None:
-    assert "no conda was found" in warning_text(previewed("0,/s/a.py,env", conda_sh=None).warnings[0])
+    assert "no conda was found" in line_note_text(previewed("0,/s/a.py,env", conda_sh=None).warnings[0])
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,9 @@ def test_warns_of_a_conda_environment_without_conda() -> None:
     ],
 )
 def test_warns_of_more_gpus_than_exist(line: str, known: Collection[int] | None, warned: bool) -> None:
-    assert any("would wait" in warning_text(warning) for warning in previewed(line, known).warnings) is warned
+    assert (
+        any("would wait" in line_note_text(warning) for warning in previewed(line, known).warnings) is warned
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_warns_of_more_gpus_than_exist(line: str, known: Collection[int] | None,
     ],
 )
 def test_notes_surprising_defaults(line: str, parts: list[str]) -> None:
-    notes = "\n".join(previewed(line).notes)
+    notes = "\n".join(map(line_note_text, previewed(line).notes))
     assert bool(notes) is bool(parts)
     assert all(part in notes for part in parts), notes
 
@@ -153,4 +155,4 @@ def test_warns_of_more_memory_than_the_gpus_have(line: str, warned: bool) -> Non
     known = (0, 1, 2) if "allowed" in line else (0, 1)  # the size of GPU 2 is unknown
     setting = PreviewContext(CONFIG, known, None, EXISTING_PATHS.__contains__, None, totals, limits)
     warnings = preview(1, read.spec, (), None, setting).warnings
-    assert ["too small (100 MiB" in warning_text(warning) for warning in warnings] == [True] * warned
+    assert ["too small (100 MiB" in line_note_text(warning) for warning in warnings] == [True] * warned

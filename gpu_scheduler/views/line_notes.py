@@ -1,0 +1,50 @@
+"""Formats the notes about a line of a jobs file."""
+
+from __future__ import annotations
+
+from gpu_scheduler.app.line_note import LineNote, NoteKind, UnmetNeed
+from gpu_scheduler.core.text.formatting import pid_text
+from gpu_scheduler.views.need_text import need_text
+
+_TEXTS = {
+    NoteKind.MODEL_UNKNOWN: "model {model} is not in llm_config.json: the default requirement applies",
+    NoteKind.SCRIPT_RELATIVE: "script {script} is a relative path: it is resolved in {cwd}",
+    NoteKind.CWD_MISSING: "its folder {cwd} does not exist",
+    NoteKind.CONDA_MISSING: "conda environment {name}: no conda was found; pass its conda.sh with --conda-sh",
+    NoteKind.CONDA_ENVIRONMENT_MISSING: (
+        "conda environment {name} does not exist; environments: {environments}"
+    ),
+    NoteKind.VENV_MISSING: "virtual environment {path} does not exist (no bin/activate in it)",
+    NoteKind.SCRIPT_MISSING: "script {script} does not exist",
+    NoteKind.JOB_EXISTS: "this line adds no new job: the identical job {job} is {state}",
+    NoteKind.JOB_COMPLETED: (
+        "this line will not run: the identical job {job} completed; `retry {job}` runs it again"
+    ),
+    NoteKind.NOT_WATCHED: "the scheduler ({scheduler_pid}) does not watch {path}; it watches {watched}",
+}
+
+
+def line_note_text(note: LineNote) -> str:
+    """Formats a note about a line."""
+    if isinstance(note, UnmetNeed):
+        return unmet_need_text(note)
+    if isinstance(note, str):
+        return note
+    return _TEXTS[note.kind].format_map({key: _value_text(key, one) for key, one in note.data.items()})
+
+
+def _value_text(key: str, value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none known"
+    if key == "scheduler_pid" and isinstance(value, int):
+        return pid_text(value)
+    return str(value) if value else "no jobs file"
+
+
+def unmet_need_text(unmet: UnmetNeed) -> str:
+    """Formats the warning about a need that the current GPUs cannot meet."""
+    needs = f"it needs {need_text(unmet.need)}"
+    if unmet.usable is not None:
+        return f"{needs}, but may use only {unmet.usable}: it would wait for more"
+    margin = f"{unmet.margin_mib} MiB of each stay free"
+    return f"{needs}, but its GPUs are too small ({margin}): it would wait for larger ones"
