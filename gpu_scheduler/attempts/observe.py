@@ -9,8 +9,8 @@ from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.failure.explanation import is_failure
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
-from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, StopRequest
+from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord
 from gpu_scheduler.store.store import Store
@@ -132,7 +132,7 @@ def attempt_from_record(
     )
 
 
-def _pending_cancel(record: ActiveAttemptRecord) -> Cancel | None:
+def _pending_cancel(record: ActiveAttemptRecord) -> StopRequest | None:
     if record.cancel_cause is None or record.cancel_grace_s is None:
         return None
-    return Cancel(record.cancel_cause, record.cancel_grace_s)
+    return StopRequest(record.cancel_cause, record.cancel_grace_s)

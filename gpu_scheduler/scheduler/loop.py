@@ -17,7 +17,6 @@ from gpu_scheduler.attempts.executor import AttemptRef, Executor, Executors, Lau
 from gpu_scheduler.attempts.observe import attempt_ref
 from gpu_scheduler.attempts.sweep import sweep_once
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
@@ -203,7 +202,7 @@ class Loop:
         if isinstance(action, act.VoidClaim):
             self._cancel_launch(ref, executor)
         elif isinstance(action, act.RequestStop):
-            executor.request_stop(ref, StopRequest(action.cause, action.grace_s))
+            executor.request_stop(ref, action.stop)
         elif isinstance(action, act.WakeRunner):
             executor.repeat_stop(ref)
         elif isinstance(action, act.KillRunner):

@@ -23,7 +23,7 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
-from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
+from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.reconcile import reconcile
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.views import job_table
@@ -286,7 +286,7 @@ def test_an_attempt_runs_as_recorded_only_if_reconciling_changes_no_state() -> N
         get_args(ClaimState),
         (None, StopRequest("cancelled", 9.0)),
         (None, result),
-        (None, Cancel("user", 9.0)),
+        (None, StopRequest("user", 9.0)),
     ):
         status = AttemptStatus(claim, stop=stop, result=ended)
         attempt = Attempt(11, 3, "t", "boot", state, status=status, cancel=cancel, survivors=())

@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import OPEN as OPEN_STATES
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
+from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.restored_attempts import detach
 from gpu_scheduler.core.scheduling.settings import Settings
 from tests.reasons import words
@@ -28,8 +28,10 @@ def detached(attempt: Attempt) -> list[act.Action]:
 
 @pytest.mark.parametrize("claim", list(get_args(ClaimState)))
 @pytest.mark.parametrize("state", sorted(OPEN_STATES))
-@pytest.mark.parametrize("cancel", [None, Cancel("cancelled", 3.0)])
-def test_holds_the_job_of_an_open_attempt(claim: str, state: AttemptState, cancel: Cancel | None) -> None:
+@pytest.mark.parametrize("cancel", [None, StopRequest("cancelled", 3.0)])
+def test_holds_the_job_of_an_open_attempt(
+    claim: str, state: AttemptState, cancel: StopRequest | None
+) -> None:
     status = AttemptStatus(claim=claim, stop=StopRequest("cancelled", 1.0))  # type: ignore[arg-type]
     close, *rest = detached(replace(OPEN, state=state, cancel=cancel, status=status, survivors=(77,)))
     assert isinstance(close, act.FinishAttempt)

@@ -16,7 +16,7 @@ from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.draining import is_drained
-from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Gpu, PendingGroup, QueuedJob
+from gpu_scheduler.core.scheduling.facts import Attempt, Gpu, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.gpu_use import availability, foreign_memory
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.order import order
@@ -193,7 +193,7 @@ def test_stop_with_jobs_cancels_them_and_starts_none() -> None:
     stop = (Request(1, "stop", args={"jobs": True, "grace_s": 2}),)
     asked = round_of(2, group(HALF, (1, 0)), attempts=(whole("U0"),), requests=stop)
     assert plan(asked) == [act.RecordCancel(90, "cancelled", 2.0)]
-    dying = whole("U0", cancel=Cancel("cancelled", 2.0), signalled_at=999.9, state=AttemptState.STOPPING)
+    dying = whole("U0", cancel=StopRequest("cancelled", 2.0), signalled_at=999.9, state=AttemptState.STOPPING)
     told = replace(dying, status=AttemptStatus(claim="live", stop=StopRequest("cancelled", 2.0)))
     assert plan(replace(asked, attempts=(told,))) == []
     gone = whole("U0", state=AttemptState.RELEASED, released_at=998.0)

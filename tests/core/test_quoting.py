@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.text.quoting import find_comment, quotes_closed, split_words
+from gpu_scheduler.core.text.quoting import find_comment, mask_quoted, split_words
 
 HARD = st.text(alphabet="ab ,'\"\\#$;\t", max_size=14)
 
@@ -50,5 +50,5 @@ def test_finds_comments(text: str, at: int | None) -> None:
 
 
 def test_reports_unclosed_quotes() -> None:
-    assert quotes_closed("a 'b' \"c\" \\'")
-    assert not quotes_closed("it's")
+    assert mask_quoted("a 'b' \"c\" \\'") == "a _ _ _"
+    assert mask_quoted("it's") is None

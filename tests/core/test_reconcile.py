@@ -10,7 +10,7 @@ from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
+from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.reconcile import needs_process_scan, reconcile
 from gpu_scheduler.core.scheduling.release import check_memory_release, release_allocation
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -21,7 +21,7 @@ SETTINGS = Settings()
 OPEN = Attempt(1, 7, "t" * 32, "boot", AttemptState.RUNNING, ("U0",), 500, launch_deadline=1010.0)
 STARTING = replace(OPEN, state=AttemptState.STARTING)
 RESULT = AttemptResult(None, 0, None, True, None, (), 1.0, 2.0)
-CANCEL = Cancel("cancelled", 3.0)
+CANCEL = StopRequest("cancelled", 3.0)
 
 
 def status(**values: object) -> AttemptStatus:
@@ -74,7 +74,7 @@ def test_an_unreadable_folder_changes_nothing() -> None:
 @pytest.mark.parametrize("state", [AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING])
 @pytest.mark.parametrize("cancel", [None, CANCEL])
 def test_rule_5_a_live_runner_without_its_lock_is_not_dead(
-    state: AttemptState, cancel: Cancel | None
+    state: AttemptState, cancel: StopRequest | None
 ) -> None:
     sighting = status(claim="unlocked", pid=5, stop=StopRequest("cancelled", 0.0))
     attempt = replace(OPEN, state=state, cancel=cancel, status=sighting, launch_deadline=0.0)
@@ -140,10 +140,10 @@ def test_rule_4_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> Non
     live = replace(OPEN, cancel=CANCEL, status=status(claim="live", pid=5))
     assert reconcile(live, NOW, SETTINGS) == [
         act.Transition(7, 1, JobState.STOPPING),
-        act.RequestStop(1, "cancelled", 3.0),
+        act.RequestStop(1, StopRequest("cancelled", 3.0)),
     ]
     stopping = replace(live, state=AttemptState.STOPPING, stopping_at=995.0)
-    assert reconcile(stopping, NOW, SETTINGS) == [act.RequestStop(1, "cancelled", 3.0)]
+    assert reconcile(stopping, NOW, SETTINGS) == [act.RequestStop(1, StopRequest("cancelled", 3.0))]
     notified = replace(
         stopping, status=status(claim="live", stop=StopRequest("cancelled", 3.0)), signalled_at=999.5
     )
@@ -190,7 +190,7 @@ def test_rule_5_records_survivors_only_after_sigkill() -> None:
         act.Sweep(1, kill=True)
     ]
     # The grace period of the cancel exceeds 60 s.
-    patient = replace(late, cancel=Cancel("cancelled", 300.0), swept_at=900.0, signalled_at=900.0)
+    patient = replace(late, cancel=StopRequest("cancelled", 300.0), swept_at=900.0, signalled_at=900.0)
     assert reconcile(patient, NOW, SETTINGS) == []
     # The SIGKILL has just been sent.
     assert reconcile(replace(late, swept_at=900.0, signalled_at=999.9), NOW, SETTINGS) == []
@@ -245,7 +245,7 @@ def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None
     assert not needs_process_scan(running, NOW)
     assert reconcile(replace(running, cancel=CANCEL), NOW, SETTINGS) == [
         act.Transition(7, 1, JobState.STOPPING),
-        act.RequestStop(1, "cancelled", 3.0),
+        act.RequestStop(1, StopRequest("cancelled", 3.0)),
     ]
     late = replace(running, state=AttemptState.STOPPING, cancel=CANCEL, stopping_at=900.0)
     late = replace(late, status=replace(running.status, stop=StopRequest("cancelled", 3.0)))
@@ -289,7 +289,7 @@ def test_an_attempt_with_an_unknown_runner_is_open_while_it_has_processes(
 def test_cancelling_an_attempt_with_an_unknown_runner_sweeps_its_processes() -> None:
     attempt = replace(STARTING, status=INVALID, survivors=(44,), cancel=CANCEL, launch_deadline=0.0)
     moved = act.Transition(7, 1, JobState.STOPPING)
-    assert reconcile(attempt, NOW, SETTINGS) == [moved, act.RequestStop(1, "cancelled", 3.0)]
+    assert reconcile(attempt, NOW, SETTINGS) == [moved, act.RequestStop(1, StopRequest("cancelled", 3.0))]
     assert reconcile(replace(attempt, signalled_at=999.9), NOW, SETTINGS) == [moved]
     notified = replace(
         attempt, state=AttemptState.STOPPING, status=replace(INVALID, stop=StopRequest("cancelled", 3.0))
@@ -321,8 +321,8 @@ def test_a_second_cancel_with_a_shorter_grace_rewrites_stop() -> None:
     slow = StopRequest("cancelled", 60.0)
     live = replace(OPEN, state=AttemptState.STOPPING, stopping_at=999.0, cancel=CANCEL)
     notified = replace(live, status=status(claim="live", stop=slow), signalled_at=998.0)
-    assert reconcile(notified, NOW, SETTINGS) == [act.RequestStop(1, "cancelled", 3.0)]
-    longer = replace(notified, cancel=Cancel("cancelled", 90.0))
+    assert reconcile(notified, NOW, SETTINGS) == [act.RequestStop(1, StopRequest("cancelled", 3.0))]
+    longer = replace(notified, cancel=StopRequest("cancelled", 90.0))
     assert reconcile(longer, NOW, SETTINGS) == [act.WakeRunner(1)]
 
 
@@ -446,7 +446,9 @@ def test_a_cancelled_job_ends_as_cancelled_however_its_attempt_ends(attempt: Att
 
 
 def test_a_preempted_job_is_held_not_cancelled() -> None:
-    end = finished(replace(OPEN, cancel=Cancel("preempted", 3.0), status=status(claim="dead"), survivors=()))
+    end = finished(
+        replace(OPEN, cancel=StopRequest("preempted", 3.0), status=status(claim="dead"), survivors=())
+    )
     assert (end.outcome, end.state, end.job_outcome) == (Outcome.PREEMPTED, JobState.HELD, None)
 
 

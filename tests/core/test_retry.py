@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.failure.explanation import explain_failure
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, FailureContext, StopRequest
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.state_reason import NextKind, NextStep
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import FinishAttempt, ReleaseAllocation
-from gpu_scheduler.core.scheduling.facts import Attempt, Cancel, Facts, Gpu
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.placement import could_fit
 from gpu_scheduler.core.scheduling.plan import need_of, plan
@@ -161,8 +161,8 @@ def test_an_oom_without_oom_retries_left_uses_other_retries() -> None:
     "values",
     [
         {"source_missing": True},
-        {"cancel": Cancel("cancelled", 3.0)},
-        {"cancel": Cancel("preempted", 3.0)},
+        {"cancel": StopRequest("cancelled", 3.0)},
+        {"cancel": StopRequest("preempted", 3.0)},
         {"failure_context": None},
     ],
 )

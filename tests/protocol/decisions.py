@@ -19,7 +19,7 @@ from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
+from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.reconcile import needs_process_scan, reconcile
 from gpu_scheduler.core.scheduling.release import release_allocation
 from gpu_scheduler.core.scheduling.restored_attempts import detach
@@ -115,7 +115,7 @@ def _attempt(view: ObservedAttempt, deadline_passed: bool, late: bool) -> Attemp
             folder_exists=view.folder_exists,
             folder_complete=view.folder_complete,
         ),
-        cancel=Cancel("cancelled", 10.0) if view.cancel else None,
+        cancel=StopRequest("cancelled", 10.0) if view.cancel else None,
         launch_count=view.launches,
         launch_deadline=long_ago if deadline_passed else 2000.0,
         launch_failures=view.number - 1,

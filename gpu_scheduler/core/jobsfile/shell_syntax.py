@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from gpu_scheduler.core.text.quoting import quotes_closed
+from gpu_scheduler.core.text.quoting import mask_quoted
 
 ACCEPTED_FORM = "one whole shell command on one line, in the foreground; or a script that holds the rest"
 
@@ -35,7 +35,11 @@ def check_finished(text: str) -> None:
     """Raises ValueError for a command that ends in an unquoted `&` or a backslash."""
     if text.endswith("\\") and _ends_in_odd_backslashes(text):
         raise ValueError("it ends in a backslash: a command cannot continue on the next line")
-    if re.search(r"(?<!&)&$", text) and quotes_closed(text) and not _ends_in_odd_backslashes(text[:-1]):
+    if (
+        re.search(r"(?<!&)&$", text)
+        and mask_quoted(text) is not None
+        and not _ends_in_odd_backslashes(text[:-1])
+    ):
         raise ValueError(
             "it ends in `&`: the job would complete at once and its processes would be ended; remove the `&`:"
             " the scheduler runs every line in the background"

@@ -12,6 +12,7 @@ from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.attempt_status import StopRequest
     from gpu_scheduler.core.model.request import PauseCause
     from gpu_scheduler.core.model.request_answer import RequestAnswer
     from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -76,10 +77,9 @@ class Transition(Action):
 
 @dataclass(frozen=True)
 class RequestStop(AttemptAction):
-    """Writes `stop` and wakes the runner. grace_s: seconds between SIGTERM and SIGKILL."""
+    """Writes `stop` and wakes the runner."""
 
-    cause: str
-    grace_s: float
+    stop: StopRequest
 
 
 class WakeRunner(AttemptAction):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, RunnerIdentity
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, RunnerIdentity, StopRequest
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import JobFact, Request
@@ -14,14 +14,6 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.settings import Settings
-
-
-@dataclass(frozen=True)
-class Cancel:
-    """A pending cancel or preempt of a job, durable until the end of its attempt is recorded."""
-
-    cause: str
-    grace_s: float
 
 
 @dataclass(frozen=True)
@@ -48,7 +40,8 @@ class PendingGroup:
 class Attempt:
     """An attempt that holds GPUs or awaits their memory release, from the store and from its folder.
 
-    Times are boot seconds of `boot_id`. survivors: its processes; None = not scanned. baseline_mib:
+    Times are boot seconds of `boot_id`. cancel: a pending cancel or preempt, which lasts until the end of the
+    attempt is recorded. survivors: its processes; None = not scanned. baseline_mib:
     unattributed memory on each GPU when it started. failure_context: the traces of a failed command.
     misplaced_gpus: GPUs outside its allocation on which one of its processes was observed and reported.
     window_closed_recorded: the closing of its Screen window was reported.
@@ -87,7 +80,7 @@ class Attempt:
     runner_died_at: float | None = None
     swept_at: float | None = None
     released_at: float | None = None
-    cancel: Cancel | None = None
+    cancel: StopRequest | None = None
     launch_failures: int = 0
     source_missing: bool = False
     number: int = 1

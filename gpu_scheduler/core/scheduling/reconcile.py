@@ -31,7 +31,7 @@ from gpu_scheduler.core.scheduling.attempt_end import (
     launch_failure,
     outcome_of,
 )
-from gpu_scheduler.core.scheduling.facts import Attempt, Cancel
+from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.retry import GpuInventory
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.core.scheduling.sweep_timing import may_signal, sweep, was_sent_sigkill
@@ -147,7 +147,7 @@ def _reconcile_live(attempt: Attempt, now: Now, settings: Settings) -> list[Acti
     if attempt.state is not AttemptState.STOPPING:
         actions.append(Transition(job, this, JobState.STOPPING))
     if cancel is not None and (stop is None or (_is_stricter(cancel, stop) and may_signal(attempt, now))):
-        return [*actions, RequestStop(this, cancel.cause, cancel.grace_s)]
+        return [*actions, RequestStop(this, cancel)]
     if stop is None or actions:
         return actions
     if not may_signal(attempt, now):
@@ -183,11 +183,7 @@ def _reconcile_unknown_runner(attempt: Attempt, now: Now, settings: Settings) ->
         actions.append(Transition(attempt.job_id, this, JobState.STOPPING))
     if cancel is not None and (stop is None or _is_stricter(cancel, stop)):
         # If one of the processes is a runner, it reads `stop` at the SIGTERM that follows.
-        return (
-            [*actions, RequestStop(this, cancel.cause, cancel.grace_s)]
-            if may_signal(attempt, now)
-            else actions
-        )
+        return [*actions, RequestStop(this, cancel)] if may_signal(attempt, now) else actions
     return [*actions, *sweep(attempt, now, settings)]
 
 
@@ -196,7 +192,7 @@ def _void_claim(attempt: Attempt, now: Now, *, gives_up: bool = False) -> list[A
     return [VoidClaim(attempt.attempt_id, gives_up)] if may_signal(attempt, now) else []
 
 
-def _is_stricter(cancel: Cancel, stop: StopRequest) -> bool:
+def _is_stricter(cancel: StopRequest, stop: StopRequest) -> bool:
     return cancel.cause != stop.cause or cancel.grace_s < stop.grace_s
 
 

@@ -83,8 +83,3 @@ def mask_quoted(text: str) -> str | None:
             return None
         pieces.append("_" if piece.lastgroup == "quoted" else piece[0])
     return "".join(pieces)
-
-
-def quotes_closed(text: str) -> bool:
-    """Returns whether every quote of a shell text is closed, as far as can be known without a shell."""
-    return mask_quoted(text) is not None
