@@ -20,7 +20,7 @@ from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.system.safe_file import MAX_JSON_BYTES, FileProblem, ProblemKind, inspect
 
-#: Errors that may occur for a while without a defect of ours: a full disk, a locked store.
+#: Errors that may occur for a while without a fault of our own: a full disk, a locked store.
 STORAGE_ERRORS = (OSError, sqlite3.OperationalError)
 #: Key of the log folder in the store.
 LOG_FOLDER_KEY = "log_folder"

@@ -158,7 +158,7 @@ class AttemptRecord:
 
     @property
     def whole(self) -> bool:
-        """True if no other job of ours may run on its GPUs."""
+        """True if none of our other jobs may run on its GPUs."""
         return bool(self.allocations) and self.allocations[0].whole
 
     @property

@@ -60,7 +60,7 @@ def _measurements(view: GpuAvailability, need: Need, limits: Limits, holders: Co
     jobs = (
         f"share {format_share(view.allocated_share)} allocated to {_jobs(sorted(holders))}"
         if holders
-        else "no job of ours"
+        else "none of our jobs"
     )
     load = "load unknown" if view.mean_load is None else f"load {view.mean_load:.0f} %"
     return f"{jobs}, {load}, {_foreign_use(view, need, limits)}"

@@ -63,7 +63,7 @@ def test_why_shows_for_each_gpu_whether_it_accepts_the_job(desk: Desk) -> None:
         f"does not accept it: 0.4 free; share 0.6 allocated to job {holder}, load 0 %, no foreign memory",
     )
     assert found["GPU 1"][0] == "warn"
-    assert found["GPU 1"][1].startswith("does not accept it: paused; no job of ours")
+    assert found["GPU 1"][1].startswith("does not accept it: paused; none of our jobs")
     assert found["GPU 1"][2] == "`resume 1` makes it available again"
     assert found["placing"][:2] == ("warn", "needs 0.5 of a GPU, 0 free, GPU 0 0.4 free, GPU 1 paused")
     add_request(desk.store, "resume", "SIM-1")
@@ -76,13 +76,14 @@ def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
     job = desk.job(share=500, allowed=(0,))
     desk.writer.record_gpus([foreign], None, Clock().now())
     assert checks(desk, job)["GPU 0"][1] == (
-        "accepts it; no job of ours, load 28 %, foreign memory 600 MiB, 60 % of it (threshold 80 %),"
+        "accepts it; none of our jobs, load 28 %, foreign memory 600 MiB, 60 % of it (threshold 80 %),"
         " foreign load unknown, which excludes no job"
     )
     desk.store.record_options(StartOptions(mem_threshold=0.5))
     grade, says, remedy = checks(desk, job)["GPU 0"]
     assert (grade, remedy[-15:]) == ("warn", "--mem-threshold")
-    assert says.startswith(f"does not accept it: foreign process {os.getpid()} holds 600 MiB; no job of ours")
+    begin = f"does not accept it: foreign process {os.getpid()} holds 600 MiB; none of our jobs"
+    assert says.startswith(begin)
     assert "60 % of it (threshold 50 %), foreign load " in says
     # The memory threshold applies neither to a job that declares memory nor to one that needs an idle GPU.
     assert " % of it" not in checks(desk, desk.job(vram=1000, allowed=(0,)))["GPU 0"][1]

@@ -26,7 +26,7 @@ def test_omits_an_ended_job_whose_gpu_was_released(desk: Desk) -> None:
     desk.record(end)
     assert f"allocated to job {over}" in checks(desk, job)["GPU 0"][1]
     desk.record(act.ReleaseAllocation(row.id))
-    assert "no job of ours" in checks(desk, job)["GPU 0"][1]
+    assert "none of our jobs" in checks(desk, job)["GPU 0"][1]
     assert len(desk.store.active_attempts()) == 1  # its memory may not be back yet
 
 

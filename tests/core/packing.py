@@ -61,7 +61,7 @@ class Scene:
     """Everything that happens in one run of the model.
 
     unattributed_mib: on every GPU; sampled: whether each tick has a sample; loads, paused: by tick and GPU.
-    loads are those of foreign processes; jobs of ours cause 97 percent.
+    loads are those of foreign processes; our jobs cause 97 percent.
     """
 
     totals: tuple[int, ...]

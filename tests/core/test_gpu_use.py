@@ -290,7 +290,7 @@ WITHOUT_LOAD = GpuProcess(8, 500)
         ((THEIRS, GpuProcess(6, 1, load_percent=80.0)), 100.0, 100.0),
         ((THEIRS,), 30.0, 30.0),
         ((), 0.0, 0.0),
-        # Without it, the load of the GPU counts, and only if no job of ours is there.
+        # Without it, the load of the GPU counts, and only if none of our jobs is there.
         ((OURS, WITHOUT_LOAD), None, 95.0),
         ((WITHOUT_LOAD, GpuProcess(6, 1, load_percent=80.0)), None, 95.0),
         ((replace(OURS, load_percent=None), WITHOUT_LOAD), None, 95.0),

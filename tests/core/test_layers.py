@@ -103,7 +103,7 @@ class Import:
 
 
 def our_imports(root: Path) -> Iterator[Import]:
-    """Yields every import of ours by ours, also inside functions and for type checking only."""
+    """Yields every import of our modules by our modules, also inside functions and for type checking only."""
     for module, line, target, name in every_import(root):
         if target.split(".")[0] != PACKAGE:
             continue

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Need:
     """The need of a job on each of `count` distinct GPUs: `share` thousandths, `vram` MiB, or both.
 
-    share 0 and vram None: not declared. exclusive: no other job of ours on them; alone: no foreign process
+    share 0 and vram None: not declared. exclusive: none of our other jobs on them; alone: no foreign process
     either. learned: vram is the observed use of its workload class. assumed: neither the line nor the entry
     of its model sets share or vram, so that the default applies, or an idle GPU; this is not a declaration,
     and its accuracy is never judged.
@@ -25,5 +25,5 @@ class Need:
 
     @property
     def whole(self) -> bool:
-        """Returns whether no other job of ours may run on its GPUs."""
+        """Returns whether none of our other jobs may run on its GPUs."""
         return self.alone or self.exclusive

@@ -19,7 +19,7 @@ DRIVER_MIB = 512
 class Allocation:
     """The allocation of an attempt on one GPU.
 
-    share: thousandths, 0 = none declared; vram: MiB declared, None = none; whole: no other job of ours may
+    share: thousandths, 0 = none declared; vram: MiB declared, None = none; whole: none of our other jobs may
     run there; peak_mib: highest observed use, None = not observed yet, or unknown.
     """
 

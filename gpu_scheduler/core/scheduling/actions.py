@@ -33,7 +33,7 @@ class AttemptAction(Action):
 class Start(Action):
     """Opens an attempt of a queued job on these GPUs and launches it.
 
-    share (thousandths, 0 = none declared), vram (MiB): on each GPU; whole: no other job of ours beside it;
+    share (thousandths, 0 = none declared), vram (MiB): on each GPU; whole: none of our other jobs beside it;
     learned: vram was not declared but learned from its workload class; assumed: share and vram are defaults,
     not declarations; baseline_mib: (UUID, unattributed memory there in MiB).
     """

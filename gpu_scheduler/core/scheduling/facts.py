@@ -46,7 +46,7 @@ class Attempt:
     misplaced_gpus: GPUs outside its allocation on which one of its processes was observed and reported.
     window_closed_recorded: the closing of its Screen window was reported.
 
-    share (thousandths, 0 = none) and vram (MiB): declared for each of its GPUs; whole: no other job of ours
+    share (thousandths, 0 = none) and vram (MiB): declared for each of its GPUs; whole: none of our other jobs
     may run there. budgets: UUID -> MiB declared (or learned) there, None = unknown; empty: nothing was
     declared. peaks: UUID -> highest memory use of its processes there, MiB; measured_at: time of the newest
     sample in them. overused_gpus: GPUs on which overuse was reported. resources: the current resource spec

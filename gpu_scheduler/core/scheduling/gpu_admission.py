@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 class GpuAvailability:
     """The availability of one managed GPU for placement.
 
-    allocated_share      thousandths allocated to attempts of ours
+    allocated_share      thousandths allocated to our attempts
     committed_mib        memory allocated to them plus the peaks of foreign processes, MiB; None = unknown
-    occupied             some attempt of ours runs on it, whatever its allocation
+    occupied             one of our attempts runs on it, whatever its allocation
     foreign_mib          current memory use of foreign processes, MiB; None = unknown
     foreign_pid          the foreign process that holds the most memory, or None
     processes_listed     whether the probe lists the processes on it

@@ -127,7 +127,7 @@ def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int
 def foreign_load(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> float | None:
     """Returns the load of foreign processes in the newest sample, percent; None = unknown.
 
-    If the driver reports no load per process, the load of the GPU counts as foreign while no job of ours is
+    If the driver reports no load per process, the load of the GPU counts as foreign while none of our jobs is
     on it.
     """
     load = _load_of_processes(gpu, attempts, limits)
@@ -206,7 +206,7 @@ def _attempt_ids_on(gpu: Gpu, attempts: Sequence[Attempt]) -> set[int | None]:
 def _foreign_processes(
     gpu: Gpu, processes: Sequence[GpuProcess], attempts: Sequence[Attempt]
 ) -> list[GpuProcess]:
-    """Returns the foreign processes, and misplaced processes of ours, which no allocation here covers."""
+    """Returns the foreign processes, and our misplaced processes, which no allocation here covers."""
     here = _attempt_ids_on(gpu, attempts)
     return [p for p in processes if not p.graphics_only and gpu.owners.get(p.pid) not in here]
 

@@ -28,7 +28,7 @@ class Limits:
 class Settings(Limits):
     """The limits and the other options that decisions depend on.
 
-    exclusive: at most one job of ours on each GPU; tolerance: the fraction by which memory use may exceed the
+    exclusive: at most one of our jobs on each GPU; tolerance: the fraction by which memory use may exceed the
     declaration before it is reported; *_retries: defaults for jobs whose line sets none; max_launches: how
     often an attempt is launched before it counts as not started; grace_s: from SIGTERM to SIGKILL;
     memory_release_s: the longest wait for the memory of a released GPU; survivor_wait_s: how long the
