@@ -12,7 +12,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Collection, Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Origin:
 
     data_dir: the data directory in which the attempt was created. job: columns of its row.
     source_cwd: the working directory of the lines of the job's jobs file; None = the job comes from no file.
-    spec: None = written by an earlier version, which did not keep the origin.
+    spec: None = the folder has no usable spec.json.
     """
 
     token: str
@@ -183,21 +183,16 @@ def _parse_origin(folder: AttemptFolder, content: Any) -> Origin | None:
     token = _valid_token(folder, content)
     if token is None:
         return None
-    log, session = content["log"], content["session"]
-    base = Origin(
-        token, str(content["boot_id"]), log if isinstance(log, str) else None,
-        session if isinstance(session, str) else None, "direct" if session is None else "screen",
-    )  # fmt: skip
-    if ORIGIN_KEY not in content:
-        return base
-    more = content[ORIGIN_KEY]
-    spec = JobSpec.from_json(json.dumps(more["spec"]))
+    log, session, more = content["log"], content["session"], content[ORIGIN_KEY]
     attempt, job = more["attempt"], more["job"]
-    return replace(
-        base,
+    return Origin(
+        token,
+        str(content["boot_id"]),
+        log if isinstance(log, str) else None,
+        session if isinstance(session, str) else None,
+        str(attempt["executor"]),
         data_dir=str(more["data_dir"]),
-        spec=spec,
-        executor=str(attempt["executor"]),
+        spec=JobSpec.from_json(json.dumps(more["spec"])),
         created_at=float(attempt["created_at"]),
         source_cwd=None if more["source_cwd"] is None else str(more["source_cwd"]),
         learned=bool(attempt["learned"]),

@@ -424,7 +424,7 @@ def test_lines_of_restored_attempts_do_not_run_again(
     desk.rig.tick_until(lambda: desk.trace() == ["a", "a", "a"], "a line that is appended afterwards")
 
 
-def test_refuses_folders_of_an_earlier_version_without_their_lines(desk: RestoredStore) -> None:
+def test_refuses_folders_without_the_lines_that_ran_there(desk: RestoredStore) -> None:
     job = desk.ended("true")
     [folder] = attempt_folders.list_attempt_folders(desk.data_dir)
     spec = json.loads((folder.path / "spec.json").read_text())
