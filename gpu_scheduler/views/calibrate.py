@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gpu_scheduler.core.model.units import format_mib
 from gpu_scheduler.core.scheduling.calibration import (
     MIN_RUN_S,
     MIN_RUNS,
@@ -48,7 +49,7 @@ def to_text(view: CalibrationView, width: int | None = None) -> str:
 def _row(advice: Advice, tolerance: float) -> TableRow:
     family = advice.workload_class
     suggested = (
-        advice.attributes
+        _attributes(advice)
         or (_json(advice.suggested_entry) if advice.suggested_entry else _why_not(advice, tolerance))
         or "-"
     )
@@ -63,6 +64,14 @@ def _row(advice: Advice, tolerance: float) -> TableRow:
     ]
     now = "" if advice.current_entry is None else f"; current entry {safe_text(_json(advice.current_entry))}"
     return TableRow([*map(Cell, cells)], detail_lines=[safe_text(family.program) + now])
+
+
+def _attributes(advice: Advice) -> str | None:
+    """Returns the attribute block suggested for the lines of a program without a model."""
+    if advice.line_vram_mib is None:
+        return None
+    gpus = advice.workload_class.gpus
+    return f"[vram={format_mib(advice.line_vram_mib)}{f' gpus={gpus}' if gpus > 1 else ''}]"
 
 
 def _why_not(advice: Advice, tolerance: float) -> str | None:
@@ -107,11 +116,11 @@ def _insufficient_data_lines(view: CalibrationView) -> list[str]:
 
 
 def _attribute_lines(view: CalibrationView) -> list[str]:
-    of_lines = [one for one in view.suggestions if one.attributes]
+    of_lines = [one for one in view.suggestions if one.line_vram_mib is not None]
     if not of_lines:
         return []
     head = "Suggested attributes for lines without --llm, by program:"
-    return [head, *(f"  {one.attributes} {safe_text(one.workload_class.program)}" for one in of_lines)]
+    return [head, *(f"  {_attributes(one)} {safe_text(one.workload_class.program)}" for one in of_lines)]
 
 
 def to_json(view: CalibrationView) -> str:
@@ -141,6 +150,6 @@ def _suggestion_object(advice: Advice, tolerance: float) -> dict[str, Any]:
         "current": advice.current_entry,
         "suggested": advice.suggested_entry,
         "sufficient_data": advice.has_enough_runs,
-        "attributes": advice.attributes,
+        "attributes": _attributes(advice),
         "reason": _why_not(advice, tolerance),
     }

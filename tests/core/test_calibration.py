@@ -53,7 +53,7 @@ def advice_for(family: WorkloadClass, now: Any = None, rules: CalibrationRules =
 )
 def test_suggests_an_entry_for_a_model(now: Any, gpus: int, entry: dict[str, Any] | None) -> None:
     advice = advice_for(replace(QWEN, gpus=gpus), now)
-    assert (advice.suggested_entry, advice.current_entry, advice.attributes) == (entry, now, None)
+    assert (advice.suggested_entry, advice.current_entry, advice.line_vram_mib) == (entry, now, None)
     assert (advice.why_not is None) is (entry is not None)
 
 
@@ -81,20 +81,20 @@ def test_counts_the_runs_of_a_model_across_programs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("p95", "most", "attributes", "why"),
+    ("p95", "most", "vram", "why"),
     [
-        (8300, 8300, "[vram=9152]", None),
-        (8378, 9000, "[vram=9G]", None),
-        (1, 1, "[vram=64]", None),
-        (22000, 24000, "[vram=24064]", None),
+        (8300, 8300, 9152, None),
+        (8378, 9000, 9216, None),
+        (1, 1, 64, None),
+        (22000, 24000, 24064, None),
         (22000, 24100, None, NoSuggestion.NEEDS_WHOLE_GPU),
     ],
 )
 def test_suggests_an_attribute_for_lines_without_a_model(
-    p95: int, most: int, attributes: str | None, why: NoSuggestion | None
+    p95: int, most: int, vram: int | None, why: NoSuggestion | None
 ) -> None:
     advice = advice_for(replace(PLAIN, p95_mib=p95, max_mib=most))
-    assert (advice.suggested_entry, advice.attributes, advice.why_not) == (None, attributes, why)
+    assert (advice.suggested_entry, advice.line_vram_mib, advice.why_not) == (None, vram, why)
 
 
 @pytest.mark.parametrize(
@@ -109,15 +109,15 @@ def test_makes_no_suggestion_within_the_tolerance(declared: int, is_within: bool
 
 def test_does_not_repeat_a_suggestion_with_a_large_buffer() -> None:
     rules = replace(RULES, spike_buffer=0.5)
-    assert advice_for(PLAIN, rules=rules).attributes == "[vram=12480]"
+    assert advice_for(PLAIN, rules=rules).line_vram_mib == 12480
     assert advice_for(replace(PLAIN, declared_mib=12480), rules=rules).why_not == NoSuggestion.AS_SUGGESTED
 
 
 def test_limits_the_suggestion_by_the_smaller_of_several_gpus() -> None:
     rules = replace(RULES, totals_mib=(8000, 24576, 81920))
-    assert advice_for(replace(PLAIN, gpus=2), rules=rules).attributes == "[vram=9152 gpus=2]"
+    assert advice_for(replace(PLAIN, gpus=2), rules=rules).line_vram_mib == 9152
     assert advice_for(replace(PLAIN, gpus=3), rules=rules).why_not == NoSuggestion.NEEDS_WHOLE_GPU
-    assert advice_for(replace(PLAIN, gpus=4), rules=rules).attributes == "[vram=9152 gpus=4]"
+    assert advice_for(replace(PLAIN, gpus=4), rules=rules).line_vram_mib == 9152
 
 
 def test_a_model_gets_the_largest_need_of_its_programs() -> None:

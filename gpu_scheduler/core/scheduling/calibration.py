@@ -71,15 +71,15 @@ class Advice:
     """The suggestion for a workload class.
 
     current_entry: the entry of its model in llm_config.json, as JSON; suggested_entry: its replacement;
-    has_enough_runs: whether there is enough evidence to write it; attributes: the block suggested for its
-    lines; why_not: why nothing is suggested.
+    has_enough_runs: whether there is enough evidence to write it; line_vram_mib: suggested for its
+    lines, if it has no model; why_not: why nothing is suggested.
     """
 
     workload_class: WorkloadClass
     current_entry: Any = None
     suggested_entry: dict[str, Any] | None = None
     has_enough_runs: bool = False
-    attributes: str | None = None
+    line_vram_mib: int | None = None
     why_not: NoSuggestion | None = None
 
 
@@ -124,10 +124,7 @@ def _has_enough_runs(classes: Sequence[WorkloadClass]) -> bool:
 
 def _advise_line(workload_class: WorkloadClass, rules: CalibrationRules) -> Advice:
     wanted, why = _suggested_mib(workload_class, rules)
-    if wanted is None:
-        return Advice(workload_class, why_not=why)
-    more = f" gpus={workload_class.gpus}" if workload_class.gpus > 1 else ""
-    return Advice(workload_class, attributes=f"[vram={format_mib(wanted)}{more}]")
+    return Advice(workload_class, line_vram_mib=wanted, why_not=why)
 
 
 def _suggested_mib(
