@@ -164,7 +164,7 @@ def _files_to_check(options: StartOptions, data_dir: DataDir) -> Iterator[tuple[
 def _shared_file_warnings(shared: list[str], *, trust: bool) -> Iterator[str]:
     if shared:
         who = "other users" if trust else "its group"
-        yield f"{', '.join(shared)} is writable by {who}, who can thereby run commands as you"
+        yield f"{', '.join(shared)} is writable by {who}, who can therefore run commands as you"
 
 
 def _folder_warnings(folder: Path) -> Iterator[str]:

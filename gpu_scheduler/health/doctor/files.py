@@ -215,13 +215,14 @@ def _check_permissions(check: Check, path: Path, message: str, *, trust: bool) -
     for place in (path, path.parent):
         status = place.stat()
         if status.st_uid not in allowed:
-            message = f"{place} belongs to uid {status.st_uid}, who can thereby run commands as you"
+            message = f"{place} belongs to uid {status.st_uid}, who can therefore run commands as you"
             judge = warn if trust else bad
             return judge(check, message, f"sudo chown {os.geteuid()} {place}, or use a folder that you own")
         who = _other_writers(place)
         if who is not None:
             judge = bad if status.st_mode & stat.S_IWOTH and not trust else warn
-            return judge(check, f"{place} {who}, who can thereby run commands as you", f"chmod go-w {place}")
+            message = f"{place} {who}, who can therefore run commands as you"
+            return judge(check, message, f"chmod go-w {place}")
     return ok(check, f"{path}; {message}")
 
 
