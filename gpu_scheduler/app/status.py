@@ -97,4 +97,4 @@ def _with_last_line(job: JobView) -> JobView:
     from gpu_scheduler.attempts.log_tail import read_tail
     from gpu_scheduler.core.text.escapes import last_visible_line
 
-    return replace(job, last_line=without_secrets(last_visible_line(read_tail(job.log, _TAIL_BYTES))))
+    return job._replace(last_line=without_secrets(last_visible_line(read_tail(job.log, _TAIL_BYTES))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_scheduler.core.model.health_issue import HealthIssue
 from gpu_scheduler.core.model.states import ACTIVE, FAILED, JobState
@@ -35,8 +35,11 @@ class GpuView:
     has_declared_memory: bool = False
 
 
-@dataclass(frozen=True)
-class JobView:
+#: GPU index -> MiB, of a job that uses no memory.
+_NO_MEMORY: Mapping[int, int] = {}
+
+
+class JobView(NamedTuple):
     """A job and its newest attempt, with the changes that the next round will record, without secrets.
 
     is_recorded: False if there are such changes. wait: why it waits, None = it does not wait; due_in_s:
@@ -53,8 +56,8 @@ class JobView:
     due_in_s: float | None = None
     infeasible: bool = False
     gpus: tuple[int, ...] = ()
-    peaks: Mapping[int, int] = field(default_factory=dict)
-    memory_used: Mapping[int, int] = field(default_factory=dict)
+    peaks: Mapping[int, int] = _NO_MEMORY
+    memory_used: Mapping[int, int] = _NO_MEMORY
     warnings: tuple[AttemptWarning, ...] = ()
     last_line: str | None = None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from gpu_scheduler.app import gpu_views, job_views
@@ -88,7 +87,12 @@ class StatusBoardFile:
             state_file=str(store.data_dir.state_file),
             data_dir=str(store.data_dir.folder),
             gpus=gpu_views.gpu_views(managed, unsettled, paused, self._limits),
-            jobs=tuple(replace(view, memory_used=memory_used.get(view.record.id, {})) for view in views),
+            jobs=tuple(
+                view._replace(memory_used=memory_used[view.record.id])
+                if view.record.id in memory_used
+                else view
+                for view in views
+            ),
             counts=counts,
         )
 

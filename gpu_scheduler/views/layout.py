@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from gpu_scheduler.views.colours import FAINT, coloured
 from gpu_scheduler.views.text_width import display_width, truncate_end, truncate_middle
@@ -22,8 +23,7 @@ class Viewport:
     has_colours: bool = False
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """Part of a line. colour: one of `views.colours`; is_path: truncated only if rows are limited, so that it
     can be copied; keep_end: truncated in the middle."""
 
@@ -36,8 +36,7 @@ class Cell:
 StyledLine = Sequence[Cell]
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A column of a table. is_flexible: its cells are truncated in the middle if a row is too wide."""
 
     title: str
@@ -158,7 +157,7 @@ def _row(
         text = truncate_middle(cell.text, sizes[at]) if is_cut else cell.text
         pad = " " * (sizes[at] - display_width(text))
         row += [Cell(pad)] if column.is_right and pad else []
-        row.append(cell if text is cell.text else replace(cell, text=text))
+        row.append(cell if text is cell.text else cell._replace(text=text))
         if at < last:
             row.append(Cell("  " if column.is_right else f"{pad}  "))
     return row

@@ -200,7 +200,7 @@ def test_queued_jobs_with_the_same_reason_share_a_row() -> None:
     assert row.strip() == "20 jobs wait for half a GPU: 9-28 (train.py --llm qwen2.5-3b-inst --seed 1)"
     text = to_text(many(), show_all=True)
     assert text.count("needs 0.5 of a GPU, 0 free") == 20
-    stopped = tuple(replace(job, wait=WaitReason(WaitKind.NO_SCHEDULER)) for job in many().jobs)
+    stopped = tuple(job._replace(wait=WaitReason(WaitKind.NO_SCHEDULER)) for job in many().jobs)
     text = to_text(replace(many(), jobs=stopped, pid=None))
     assert "     21 jobs wait, no scheduler is running: 9-29\n" in text
 
@@ -252,8 +252,8 @@ def test_clock_is_at_the_right_end_of_the_first_line() -> None:
 
 
 def test_shows_warnings_of_running_jobs_only() -> None:
-    running = replace(REPORT.jobs[0], warnings=("odd folder",))
-    over = replace(REPORT.jobs[-1], warnings=("other folder",))
+    running = REPORT.jobs[0]._replace(warnings=("odd folder",))
+    over = REPORT.jobs[-1]._replace(warnings=("other folder",))
     text = to_text(replace(REPORT, jobs=(running, over)))
     assert "Warning: job 3: odd folder\n" in text
     assert "other folder" not in text
@@ -271,7 +271,7 @@ def test_allocated_memory_has_a_column_only_if_declared() -> None:
 
 
 def test_verbose_text_has_the_memory_of_jobs() -> None:
-    jobs = (replace(REPORT.jobs[0], peaks={0: 70, 1: 80}),)
+    jobs = (REPORT.jobs[0]._replace(peaks={0: 70, 1: 80}),)
     assert "     memory GPU 0 70, GPU 1 80 of 81920 MiB\n" in to_text(
         replace(REPORT, jobs=jobs), verbose=True
     )
