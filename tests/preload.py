@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 
 import gpu_scheduler.scheduler.service
-from gpu_scheduler.cli import _MODULES
+from gpu_scheduler.cli.parser import COMMANDS
 
 __all__ = ["gpu_scheduler"]
 
-for _name in sorted(set(_MODULES.values())):
+for _name in sorted({command.module for command in COMMANDS.values()}):
     import_module(f"gpu_scheduler.cli.{_name}")

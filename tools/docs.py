@@ -100,7 +100,7 @@ def commands() -> str:
     ]
     common = {action.dest for action in top._actions}
     parsers = _subparsers(top)
-    for title, names in GROUPS:
+    for title, names in GROUPS.items():
         out += ["", f"## {title[0].upper()}{title[1:]}"]
         for name in names:
             out += _command_section(name, parsers[name], common)

@@ -11,30 +11,6 @@ from importlib import import_module
 from gpu_scheduler.cli import standard_streams
 from gpu_scheduler.errors import SchedulerError
 
-#: Command -> the module that runs it, in a function of the same name.
-_MODULES = {
-    "start": "start",
-    "add": "add",
-    "lint": "report_commands",
-    "status": "status",
-    "show": "report_commands",
-    "why": "report_commands",
-    "pause": "request_commands",
-    "resume": "request_commands",
-    "screens": "report_commands",
-    "attach": "logs",
-    "logs": "logs",
-    "events": "events",
-    "cancel": "request_commands",
-    "retry": "request_commands",
-    "hold": "request_commands",
-    "release": "request_commands",
-    "priority": "request_commands",
-    "stop": "request_commands",
-    "calibrate": "report_commands",
-    "doctor": "report_commands",
-    "completion": "completion",
-}
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
 
 
@@ -78,13 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    from gpu_scheduler.cli.parser import parse
+    from gpu_scheduler.cli.parser import COMMANDS, parse
 
     try:
         options = parse(argv)
     except SystemExit as end:  # --help and --version
         return end.code if isinstance(end.code, int) else 0
-    module = import_module(f"gpu_scheduler.cli.{_MODULES[options.command]}")
+    module = import_module(f"gpu_scheduler.cli.{COMMANDS[options.command].module}")
     code: int = getattr(module, options.command)(options)
     return code
 

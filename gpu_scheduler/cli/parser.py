@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from gpu_scheduler import __version__, config
 from gpu_scheduler.cli import arguments
@@ -19,48 +19,74 @@ from gpu_scheduler.cli.program import PROGRAM, invocation
 from gpu_scheduler.cli.values import path
 from gpu_scheduler.errors import UsageError
 
-#: For each command: its name, a summary, an example, and the function that declares its arguments.
-_COMMANDS: tuple[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
-    ("start", "Run the scheduler until it is stopped; with --drain, until all jobs are done",
-     "start --screen --jobs-file jobs.txt", arguments.start),
-    ("stop", "Stop the scheduler; running jobs continue", "stop", arguments.stop),
-    ("status", "Show GPUs, jobs and malformed lines; works without a running scheduler", "status --json",
-     arguments.status),
-    ("show", "Show everything about one job: its line, attempts and history", "show 3", arguments.show),
-    ("why", "Explain, check by check, why a job does not start, or why it failed", "why 3", arguments.why),
-    ("logs", "Print the log of a job's latest attempt, or of another one", "logs 3 -f", arguments.logs),
-    ("attach", "Open the Screen session of a running job (Ctrl-A d detaches)", "attach 3",
-     arguments.one_job),
-    ("screens", "List the Screen sessions of running jobs and how to open each", "screens",
-     arguments.screens),
-    ("events", "Print events, one per line; works without a running scheduler", "events -f",
-     arguments.events),
-    ("add", "Append one line to the jobs file and print it: a script, or a command after `--`",
-     'add --vram 18G --name bert -- python train.py --epochs 3', arguments.add),
-    ("lint", "Show what each line of a jobs file will do; queues nothing", "lint jobs.txt", arguments.lint),
-    ("cancel", "Cancel queued or running jobs; works without a running scheduler", "cancel 3 4 --grace 30",
-     arguments.cancel),
-    ("retry", "Queue finished or held jobs again", "retry --failed", arguments.retry),
-    ("hold", "Keep queued jobs from starting until they are released", "hold 3", arguments.jobs),
-    ("release", "Return held jobs to the queue", "release 3", arguments.jobs),
-    ("priority", "Change the priority of waiting jobs; lower numbers run first", "priority 3 0",
-     arguments.priority),
-    ("pause", "Keep new jobs off GPUs; running jobs continue", "pause 0 2", arguments.gpus),
-    ("resume", "Let paused GPUs accept new jobs again", "resume 0 2", arguments.gpus),
-    ("doctor", "Check this machine for problems; changes nothing", "doctor", arguments.doctor),
-    ("calibrate", "Compare memory use with declarations and suggest entries; only --write changes a file",
-     "calibrate --write", arguments.calibrate),
-    ("completion", "Print a script that completes commands and options in your shell", "completion bash",
-     arguments.completion),
-)  # fmt: skip
+
+class Command(NamedTuple):
+    """A command. module: the module of `cli` that runs it, in a function of its name; declare: declares its
+    arguments."""
+
+    module: str
+    declare: Callable[[argparse.ArgumentParser], None]
+    example: str
+    summary: str
+
+
 #: The commands by purpose, in the order of the help and of docs/commands.md.
-GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("run the scheduler", ("start", "stop")),
-    ("inspect jobs and GPUs", ("status", "show", "why", "logs", "attach", "screens", "events")),
-    ("manage jobs", ("add", "lint", "cancel", "retry", "hold", "release", "priority")),
-    ("manage GPUs", ("pause", "resume")),
-    ("maintain", ("doctor", "calibrate", "completion")),
-)
+GROUPS: Mapping[str, Mapping[str, Command]] = {
+    "run the scheduler": {
+        "start": Command("start", arguments.start, "start --screen --jobs-file jobs.txt",
+            "Run the scheduler until it is stopped; with --drain, until all jobs are done"),
+        "stop": Command("request_commands", arguments.stop, "stop",
+            "Stop the scheduler; running jobs continue"),
+    },
+    "inspect jobs and GPUs": {
+        "status": Command("status", arguments.status, "status --json",
+            "Show GPUs, jobs and malformed lines; works without a running scheduler"),
+        "show": Command("report_commands", arguments.show, "show 3",
+            "Show everything about one job: its line, attempts and history"),
+        "why": Command("report_commands", arguments.why, "why 3",
+            "Explain, check by check, why a job does not start, or why it failed"),
+        "logs": Command("logs", arguments.logs, "logs 3 -f",
+            "Print the log of a job's latest attempt, or of another one"),
+        "attach": Command("logs", arguments.one_job, "attach 3",
+            "Open the Screen session of a running job (Ctrl-A d detaches)"),
+        "screens": Command("report_commands", arguments.screens, "screens",
+            "List the Screen sessions of running jobs and how to open each"),
+        "events": Command("events", arguments.events, "events -f",
+            "Print events, one per line; works without a running scheduler"),
+    },
+    "manage jobs": {
+        "add": Command("add", arguments.add, "add --vram 18G --name bert -- python train.py --epochs 3",
+            "Append one line to the jobs file and print it: a script, or a command after `--`"),
+        "lint": Command("report_commands", arguments.lint, "lint jobs.txt",
+            "Show what each line of a jobs file will do; queues nothing"),
+        "cancel": Command("request_commands", arguments.cancel, "cancel 3 4 --grace 30",
+            "Cancel queued or running jobs; works without a running scheduler"),
+        "retry": Command("request_commands", arguments.retry, "retry --failed",
+            "Queue finished or held jobs again"),
+        "hold": Command("request_commands", arguments.jobs, "hold 3",
+            "Keep queued jobs from starting until they are released"),
+        "release": Command("request_commands", arguments.jobs, "release 3",
+            "Return held jobs to the queue"),
+        "priority": Command("request_commands", arguments.priority, "priority 3 0",
+            "Change the priority of waiting jobs; lower numbers run first"),
+    },
+    "manage GPUs": {
+        "pause": Command("request_commands", arguments.gpus, "pause 0 2",
+            "Keep new jobs off GPUs; running jobs continue"),
+        "resume": Command("request_commands", arguments.gpus, "resume 0 2",
+            "Let paused GPUs accept new jobs again"),
+    },
+    "maintain": {
+        "doctor": Command("report_commands", arguments.doctor, "doctor",
+            "Check this machine for problems; changes nothing"),
+        "calibrate": Command("report_commands", arguments.calibrate, "calibrate --write",
+            "Compare memory use with declarations and suggest entries; only --write changes a file"),
+        "completion": Command("completion", arguments.completion, "completion bash",
+            "Print a script that completes commands and options in your shell"),
+    },
+}  # fmt: skip
+#: All commands by name.
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 #: Maximum number of options that an error lists if none resembles the given one.
 _MAX_SUGGESTIONS = 5
@@ -97,7 +123,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     SystemExit(0) after --help or --version has printed.
     """
     try:
-        at = jobs_file_index(argv, [name for name, *_ in _COMMANDS])
+        at = jobs_file_index(argv, COMMANDS)
     except ValueError as error:
         build_parser([]).error(str(error))
     if at is not None:
@@ -212,7 +238,7 @@ def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
     from difflib import get_close_matches
 
     taken = _Parser(add_help=False)
-    next(declare for name, _, _, declare in _COMMANDS if name == command)(taken)
+    COMMANDS[command].declare(taken)
     _add_location_options(taken, "", None)
     given, options = word.partition("=")[0], list(taken._option_string_actions)
     near = get_close_matches(given, options, 1)
@@ -264,12 +290,12 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     _add_location_options(parser, config.STATE_FILE, None)
     # With prog given, argparse does not format a usage line, which would load the help formatter.
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=PROGRAM)
-    for name, summary, example, declare in _COMMANDS:
-        command = _add_command(commands, name, summary, example)
+    for name, described in COMMANDS.items():
+        command = _add_command(commands, name, described.summary, described.example)
         if words is None or name in words:
             # SUPPRESS: a default here would overwrite what was given before the command's name.
             _add_location_options(command, argparse.SUPPRESS, argparse.SUPPRESS)
-            declare(command)
+            described.declare(command)
     _group_commands(parser, commands)
     return parser
 
@@ -296,7 +322,7 @@ def _group_commands(parser: argparse.ArgumentParser, commands: Any) -> None:
     """Lists the commands in the help by purpose instead of in one column. Parsing is not affected."""
     parser._positionals._group_actions.remove(commands)
     listed = {action.dest: action for action in commands._choices_actions}
-    for title, names in GROUPS:
+    for title, names in GROUPS.items():
         group = parser.add_argument_group(title)
         group._group_actions.extend(listed[name] for name in names)
     # The options come last, after the commands.

@@ -63,26 +63,12 @@ def job_object(job: JobView) -> dict[str, Any]:
 
 def to_json(report: StatusReport) -> str:
     """Formats the report as pure ASCII, one line for each element of a list."""
-    scheduler = {
-        "pid": report.pid,
-        "state_file": report.state_file,
-        "data_dir": report.data_dir,
-    }
+    scheduler = {"pid": report.pid, "state_file": report.state_file, "data_dir": report.data_dir}
     malformed = (
         {"file": m.path, "line": m.number, "text": m.text, "reason": m.problem, "accepted": m.accepted_form}
         for m in report.malformed
     )
     files = ({"file": f.path, "problem": f.problem} for f in report.jobs_files)
-    health_issues = (
-        {
-            "subject": t.subject,
-            "path": t.path,
-            "problem": t.problem,
-            "remedy": t.remedy,
-            "blocks_starts": t.blocks_starts,
-        }
-        for t in report.health_issues
-    )
     parts = [
         f'"scheduler": {json.dumps(scheduler)}',
         f'"now": {json.dumps(report.now)}',
@@ -91,7 +77,7 @@ def to_json(report: StatusReport) -> str:
         f'"jobs": {_json_array(map(job_object, report.jobs))}',
         f'"malformed": {_json_array(malformed)}',
         f'"jobs_files": {_json_array(files)}',
-        f'"health_issues": {_json_array(health_issues)}',
+        f'"health_issues": {_json_array(map(vars, report.health_issues))}',
     ]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 

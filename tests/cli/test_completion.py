@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.cli import _MODULES
 from gpu_scheduler.cli.completion import completion_script
+from gpu_scheduler.cli.parser import COMMANDS
 from tests.cli.desk import Desk
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ def completed(folder: Path, *words: str) -> list[str]:
 def test_bash_completes_commands_options_choices_files_and_folders(tmp_path: Path) -> None:
     (tmp_path / "file_a").touch()
     (tmp_path / "folder_b").mkdir()
-    assert set(completed(tmp_path, "gpu-scheduler", "")) == set(_MODULES)
+    assert set(completed(tmp_path, "gpu-scheduler", "")) == set(COMMANDS)
     assert completed(tmp_path, "scheduler.py", "doc") == ["doctor"]
     assert {"--drain", "--daemon"} <= set(completed(tmp_path, "gpu-scheduler", "start", "--d"))
     offered = completed(tmp_path, "gpu-scheduler", "start", "--gpu-probe", "")
@@ -98,7 +98,7 @@ def test_bash_completes_both_names_of_the_program(tmp_path: Path) -> None:
 def test_every_shell_completes_every_command_under_both_names(desk: Desk, shell: str) -> None:
     code, out, err = desk.run("completion", shell)
     assert (code, err) == (0, "")
-    assert all(command in out for command in _MODULES)
+    assert all(command in out for command in COMMANDS)
     assert any("scheduler.py" in line and "gpu-scheduler" in line for line in out.splitlines())
     assert "Usage" in "".join(line for line in out.splitlines() if line.startswith("#"))
 

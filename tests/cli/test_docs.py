@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.cli import _MODULES
+from gpu_scheduler.cli.parser import COMMANDS
 from gpu_scheduler.core.model.states import ATTEMPT_TRANSITIONS, TRANSITIONS, AttemptState, JobState, Outcome
 from tools.docs import PAGES
 
@@ -26,7 +26,7 @@ def test_every_command_has_a_section_with_an_example() -> None:
     sections = dict(
         re.findall(r"^### (\S+)\n(.*?)(?=^##|\Z)", PAGES["commands.md"](), re.DOTALL | re.MULTILINE)
     )
-    assert set(sections) == set(_MODULES)
+    assert set(sections) == set(COMMANDS)
     assert [name for name, text in sections.items() if f"gpu-scheduler {name}" not in text] == []
     assert [name for name, text in sections.items() if "Example: " not in text] == []
 

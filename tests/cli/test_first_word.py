@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.cli import _MODULES
 from gpu_scheduler.cli.first_word import jobs_file_index
-from gpu_scheduler.cli.parser import parse
+from gpu_scheduler.cli.parser import COMMANDS, parse
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.scheduler import background, service
@@ -135,14 +134,14 @@ def test_file_named_like_a_command_of_another_program_is_a_jobs_file(here: Path)
     before=st.lists(
         st.sampled_from([["--state-file", "start"], ["--data-dir", "x"], ["--data-dir=stop"], ["--version"]])
     ),
-    command=st.sampled_from([None, *_MODULES]),
+    command=st.sampled_from([None, *COMMANDS]),
     behind=st.lists(st.sampled_from(["start", "x", "--sim", "-v", "--", "/", "--state-file"])),
 )
 def test_first_word_that_is_not_an_option_or_its_value_decides(
     before: list[list[str]], command: str | None, behind: list[str]
 ) -> None:
     words = [word for words in before for word in words]
-    found = jobs_file_index([*words, command or "/", *behind], _MODULES)
+    found = jobs_file_index([*words, command or "/", *behind], COMMANDS)
     assert found == (None if command else len(words))
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler import __version__, cli
+from gpu_scheduler import __version__
 from gpu_scheduler.cli import status
+from gpu_scheduler.cli.parser import COMMANDS
 from gpu_scheduler.errors import GpuStateError, SchedulerError, UsageError
 from tests.cli.desk import Desk
 
@@ -258,5 +259,5 @@ def test_start_rejects_bad_options_before_creating_anything(desk: Desk) -> None:
 def test_every_command_has_its_function() -> None:
     from importlib import import_module
 
-    for command, module in cli._MODULES.items():
-        assert callable(getattr(import_module(f"gpu_scheduler.cli.{module}"), command))
+    for name, command in COMMANDS.items():
+        assert callable(getattr(import_module(f"gpu_scheduler.cli.{command.module}"), name))

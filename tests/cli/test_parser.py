@@ -227,7 +227,7 @@ def test_help_describes_each_command_with_an_example(
 
 
 def test_help_groups_every_command_once(capsys: pytest.CaptureFixture[str]) -> None:
-    grouped = [name for _, names in GROUPS for name in names]
+    grouped = [name for _, names in GROUPS.items() for name in names]
     assert sorted(grouped) == sorted(COMMANDS)
     with pytest.raises(SystemExit):
         parse(["--help"])

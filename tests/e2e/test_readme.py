@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler import config
-from gpu_scheduler.cli import _MODULES
-from gpu_scheduler.cli.parser import parse
+from gpu_scheduler.cli import parser
 from gpu_scheduler.core.jobsfile.attributes import KNOWN_ATTRIBUTES, UNSUPPORTED
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.scheduling.needs import parse_llm_config
@@ -246,21 +245,21 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("command", sorted(set(commands())))
 def test_every_command_in_the_text_parses(command: str) -> None:
-    parsed = parse(shlex.split(command))
+    parsed = parser.parse(shlex.split(command))
     assert isinstance(parsed, Namespace)
-    assert parsed.command in _MODULES
+    assert parsed.command in parser.COMMANDS
 
 
 def test_shows_ten_everyday_commands() -> None:
     shown = re.findall(rf"^\| `{RUN}([a-z]+)\b[^|]*\|[^|]+\|$", README, re.MULTILINE)
     assert len(set(shown)) == len(shown) == 10
-    assert set(shown) <= set(_MODULES)
+    assert set(shown) <= set(parser.COMMANDS)
 
 
 def test_documents_the_options_of_start_with_their_defaults() -> None:
     section = COMMANDS.partition("### start\n")[2].partition("\n### ")[0]
     rows = dict(re.findall(r"^\| (?:`-v`, )?`(--[a-z-]+)[^`]*` \| (.+) \|$", section, re.MULTILINE))
-    given = vars(parse(["start"]))
+    given = vars(parser.parse(["start"]))
     defaults = config.StartOptions.from_values(given)
     assert defaults == config.StartOptions()
     by_option = {
