@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 
 from gpu_scheduler.attempts.executor import Executor, Executors, LaunchError
 from gpu_scheduler.attempts.log_folder import LogFolder, create_log
 from gpu_scheduler.attempts.observe import attempt_ref
 from gpu_scheduler.attempts.prepare import is_usable, prepare
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command.build import build_command
 from gpu_scheduler.core.command.session_names import session_name
-from gpu_scheduler.core.model.job_spec import CudaIds
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.store import attempt_folders
 from gpu_scheduler.store.jobs_files import find_jobs_file
@@ -21,26 +20,10 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
 
-@dataclass(frozen=True)
-class LaunchOptions:
-    """The settings that all attempts of this scheduler share.
-
-    umask: of the jobs; extra: variables added to their environment.
-    """
-
-    environment: Mapping[str, str]
-    umask: int
-    log_dir: str | None = None
-    conda_sh: str | None = None
-    cuda_ids: CudaIds = "physical"
-    grace_s: float = 10.0
-    extra: Mapping[str, str] = field(default_factory=dict)
-
-
 class Launcher:
     """Completes the folder of an attempt and starts a runner for it.
 
-    logs: None = the log folder of `options.log_dir`.
+    options: with the `conda_sh` in use; environment: inherited by the jobs; umask: of the jobs.
     """
 
     def __init__(
@@ -48,17 +31,22 @@ class Launcher:
         store: Store,
         recorder: StoreWriter,
         executors: Executors,
-        options: LaunchOptions,
+        options: StartOptions,
+        environment: Mapping[str, str],
+        umask: int,
+        logs: LogFolder,
         failpoint: Callable[[str], None] = lambda step: None,
-        logs: LogFolder | None = None,
     ) -> None:
         self.check_owner: Callable[[], None] = lambda: None
         self._failpoint = failpoint
-        self._logs = logs or LogFolder.from_option(options.log_dir)
+        self._logs = logs
         self._store = store
         self._recorder = recorder
         self._executors = executors
         self._options = options
+        self._environment = environment
+        self._umask = umask
+        self._extra = {"GPU_SCHEDULER_SIM": str(store.data_dir.simulation)} if options.simulated else {}
 
     def launch(self, attempt_id: int) -> None:
         """Starts a runner. Raises LaunchError with the reason, and the errors of `check_owner`.
@@ -97,8 +85,8 @@ class Launcher:
         gpus = [index[uuid] for uuid in attempt.gpus]
         number, token = attempt.number, attempt.token
         command = build_command(
-            spec, gpus, options.environment, token, job.id, number,
-            options.conda_sh, options.cuda_ids, options.extra,
+            spec, gpus, self._environment, token, job.id, number,
+            options.conda_sh, options.cuda_ids, self._extra,
         )  # fmt: skip
         source_cwd = self._source_cwd(job.source)
         session = session_name(gpus, spec.mode, job.id) if executor.has_terminal else None
@@ -116,7 +104,7 @@ class Launcher:
             self._store.data_dir.attempt_folder(attempt),
             {
                 "job": job.id, "attempt": number, "token": token, "boot_id": attempt.boot_id,
-                "cwd": spec.cwd, "umask": options.umask, "env": command.env,
+                "cwd": spec.cwd, "umask": self._umask, "env": command.env,
                 "terminal": executor.has_terminal,
                 "session": session, "log": log, "header": header, "timeout_s": spec.timeout_s,
                 "term_grace_s": options.grace_s,

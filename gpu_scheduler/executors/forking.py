@@ -19,7 +19,6 @@ from errno import EMFILE, ENOSYS
 from pathlib import Path
 
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
-from gpu_scheduler.attempts.local import LocalAttempts
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
 from gpu_scheduler.runner.folder import SHORTAGE, START, TOKEN
@@ -34,19 +33,14 @@ _START_EVERY_S = 10.0
 _RECENT_LAUNCHES = 64
 
 
-class ForkingExecutor(LocalAttempts):
+class ForkingExecutor(DirectExecutor):
     """An executor that starts runners through the fork helper.
 
     interpreter: the path of a Python; start: the script that makes it a runner or a helper.
     """
 
-    name = "direct"
-    has_terminal = False
-
     def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
-        self._fallback = DirectExecutor(interpreter, start)
-        self._command = (interpreter, "-I", "-S", start, "--forks", "." * TITLE_BYTES)
-        self._children = ChildProcesses()
+        super().__init__(interpreter, start)
         self._helper: _Helper | None = None
         self._next_start_at = 0.0
         #: Tokens of the last attempts that a helper was asked to launch.
@@ -60,12 +54,7 @@ class ForkingExecutor(LocalAttempts):
         except OSError as error:
             raise LaunchError(f"the runner cannot be started: {error}") from error
         if not forked:
-            self._fallback.launch(attempt)
-
-    def reap(self) -> None:
-        """Collects helpers and the runners of the fallback; the helper collects its own runners."""
-        self._fallback.reap()
-        self._children.reap()
+            super().launch(attempt)
 
     def close(self) -> None:
         """Ends the helper; its runners keep running."""
@@ -117,7 +106,7 @@ class ForkingExecutor(LocalAttempts):
             return
         self._next_start_at = now + _START_EVERY_S
         try:
-            self._helper = _Helper(self._children, self._command)
+            self._helper = _Helper(self._children, (*self._command, "--forks", "." * TITLE_BYTES))
         except OSError:
             pass  # the fallback reports the problem
 

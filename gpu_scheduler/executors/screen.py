@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
-from gpu_scheduler.attempts.local import LocalAttempts
 from gpu_scheduler.attempts.prepare import replace
 from gpu_scheduler.core.command.session_names import parse_session_list
-from gpu_scheduler.executors.spawn import ChildProcesses, minimal_environment
-from gpu_scheduler.runner.folder import START, TOKEN
+from gpu_scheduler.executors.local import LocalExecutor
+from gpu_scheduler.executors.spawn import minimal_environment
+from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.spec import read_spec
 
 INSTALL_REMEDY = "install it (sudo apt-get install screen), or start without --screen"
@@ -32,18 +31,14 @@ setenv {token_name} {token}
 """
 
 
-class ScreenExecutor(LocalAttempts):
+class ScreenExecutor(LocalExecutor):
     """An executor that starts each runner in a detached Screen session.
 
-    interpreter: the path of a Python; start: the script that makes it a runner.
+    Its child processes are the `screen` commands that start sessions, not the SCREEN processes.
     """
 
     name = "screen"
     has_terminal = True
-
-    def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
-        self._command = (interpreter, "-I", "-S", start)
-        self._children = ChildProcesses()
 
     def launch(self, attempt: AttemptRef) -> None:
         """Starts a runner in the session that the folder's spec names. Raises LaunchError.
@@ -71,13 +66,6 @@ class ScreenExecutor(LocalAttempts):
             self._children.start(argv, _environment(os.environ))
         except OSError as error:
             raise LaunchError(f"Screen cannot be started: {error}") from error
-
-    def reap(self) -> None:
-        """Collects the `screen` commands that started sessions; the SCREEN processes are not our children."""
-        self._children.reap()
-
-    def close(self) -> None:
-        """Does nothing: there are no resources to release."""
 
 
 def _environment(base: Mapping[str, str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ import os
 import signal
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from gpu_scheduler.attempts.launch import Launcher
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
+from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import Action, AnswerRequest
 from gpu_scheduler.core.scheduling.draining import is_drained
@@ -34,7 +36,6 @@ from gpu_scheduler.scheduler.backup_timer import BackupTimer
 from gpu_scheduler.scheduler.file_inputs import FileInputs
 from gpu_scheduler.scheduler.loop import Loop, next_deadline
 from gpu_scheduler.scheduler.wakeups import Wakeups
-from gpu_scheduler.scheduler.wiring import launch_options_of, options_to_record
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.ownership_check import Ownership
@@ -61,6 +62,17 @@ def _failure_of(error: BaseException) -> _Failure:
     if number is None:
         return _Failure(str(error), "writing to the data directory works again")
     return _Failure(describe_shortage(number), "the shortage is over; scheduling continues")
+
+
+def _with_absolute_paths(options: StartOptions, llm_config: Path) -> StartOptions:
+    """Returns the options with the absolute paths of the files in use; that of llm_config is given."""
+    conda_sh = options.conda_sh or find_conda_sh(os.environ, os.path.exists)
+    return replace(
+        options,
+        llm_config=str(llm_config),
+        conda_sh=conda_sh and os.path.abspath(conda_sh),
+        jobs_file=options.jobs_file and os.path.abspath(options.jobs_file),
+    )
 
 
 class Daemon:
@@ -100,18 +112,13 @@ class Daemon:
             verbose=options.verbose, on_attempt_end=console.finish_attempt,
         )  # fmt: skip
         self._store.db.set_meta(LOG_FOLDER_KEY, logs.to_json())
-        store.record_options(options_to_record(options, str(self._config.path)))
+        resolved = _with_absolute_paths(options, self._config.path)
+        store.record_options(resolved)
         self._launcher = Launcher(
-            self._store,
-            self._loop.recorder,
-            self._executors,
-            launch_options_of(options, home, umask),
-            failpoint,
-            logs,
+            store, self._loop.recorder, executors, resolved, dict(os.environ), umask, logs, failpoint
         )
         self._launcher.check_owner = ownership.check
-        jobs_file = os.path.abspath(options.jobs_file) if options.jobs_file else ""
-        self._outcomes = DrainReport(self._store, jobs_file, self._clock)
+        self._outcomes = DrainReport(store, resolved.jobs_file, self._clock)
         self._console = console
         self._signal: int | None = None
         self._wake_keys: set[str] = set()

@@ -6,11 +6,11 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.intake.jobs_file_watcher import JobsFileWatcher
 from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.intake.state_file_watcher import StateFileWatcher
-from gpu_scheduler.reporting.log_text import wait_text
 from gpu_scheduler.scheduler.loop import Loop
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store import state_file
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.views.wait_text import wait_text
 
 
 class FileInputs:

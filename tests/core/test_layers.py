@@ -45,7 +45,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "attempts": (*CORE, *TOP, "system", "runner", *STORE, "store.writer", "store.attempt_folders"),
     "executors": (
         "core.command", "runner.folder", "runner.spec", "runner.fork_protocol", "attempts.executor",
-        "attempts.local", "attempts.prepare",
+        "attempts.folder_status", "attempts.prepare", "attempts.runner_control", "core.model",
     ),
     "intake": (*CORE, *TOP, "system", *STORE),
     "health": (
@@ -72,7 +72,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "scheduler": (
         *CORE, *TOP, "system", "runner", "store", "attempts", "gpus", "gpus.probes", "executors", "intake",
-        "health", "reporting",
+        "health", "reporting", "views.wait_text",
     ),
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": ("app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "system.shortages"),

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpu_scheduler.attempts.executor import Executor, Executors
-from gpu_scheduler.attempts.launch import Launcher, LaunchOptions
+from gpu_scheduler.attempts.launch import Launcher
+from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.clock import Clock
+from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.facts import Facts
@@ -43,16 +45,15 @@ class Rig:
         self.watch = GpuWatch()
         self.gpus = gpus
         self.executor = executor or DirectExecutor()
-        options = LaunchOptions(
-            {"PATH": os.environ["PATH"], "HOME": str(folder)}, 0o022, str(folder / "logs"), conda_sh,
-            grace_s=settings.grace_s,
-        )  # fmt: skip
+        options = StartOptions(conda_sh=conda_sh, grace_s=settings.grace_s)
+        environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+        logs = LogFolder.from_option(str(folder / "logs"))
         executors = Executors(self.executor)
         recorder = StoreWriter(self.store, settings)
         self.loop = Loop(
             self.store,
             self.watch,
-            Launcher(self.store, recorder, executors, options),
+            Launcher(self.store, recorder, executors, options, environment, 0o022, logs),
             executors,
             settings,
             self.clock,

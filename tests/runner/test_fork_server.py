@@ -262,8 +262,8 @@ def test_fork_refused_by_a_shortage_fails_the_launch_with_its_errno(make: Make, 
         executor.launch(attempt.ref)
     assert isinstance(refused.value.__cause__, OSError)
     assert refused.value.__cause__.errno == errno.EAGAIN
-    # The helper stays, and no other start was tried.
-    assert (executor.helper_pid(), executor._fallback.running) == (pid, 0)
+    # The helper stays the only child: no other start was tried.
+    assert (executor.helper_pid(), executor.running) == (pid, 1)
     executor.close()
 
 

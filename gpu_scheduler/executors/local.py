@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import sys
+
 from gpu_scheduler.attempts import folder_status, runner_control
 from gpu_scheduler.attempts.executor import AttemptRef
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
+from gpu_scheduler.executors.spawn import ChildProcesses
+from gpu_scheduler.runner.folder import START
 
 
-class LocalAttempts:
-    """All that executors on this machine share: every verb of an executor but `launch`."""
+class LocalExecutor:
+    """An executor on this machine, with every verb but `launch`.
+
+    interpreter: the path of a Python; start: the script that makes it a runner.
+    """
+
+    def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
+        self._command = (interpreter, "-I", "-S", start)
+        self._children = ChildProcesses()
+
+    @property
+    def running(self) -> int:
+        """The number of child processes that have not been collected."""
+        return self._children.running
 
     @property
     def is_local(self) -> bool:
@@ -34,3 +50,10 @@ class LocalAttempts:
     def kill(self, attempt: AttemptRef) -> None:
         """Kills the runner and no other process; a scan finds the processes that it leaves."""
         runner_control.kill_runner(attempt.folder, attempt.token, attempt.runner)
+
+    def reap(self) -> None:
+        """Collects the child processes that have ended."""
+        self._children.reap()
+
+    def close(self) -> None:
+        """Does nothing: there are no resources to release."""
