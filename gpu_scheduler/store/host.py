@@ -10,9 +10,8 @@ import hashlib
 import json
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from gpu_scheduler.core.text import strict_json
 from gpu_scheduler.system.safe_file import read_json_bytes
@@ -38,18 +37,6 @@ class Host:
             return self.machine == other.machine
         return self.name == other.name
 
-    def to_object(self) -> dict[str, str | None]:
-        """Returns the host as a JSON object."""
-        return {"name": self.name, "machine": self.machine, "record": self.data_dir}
-
-    @classmethod
-    def from_object(cls, value: Any) -> Host | None:
-        """Returns the host from an object that `to_object` made; None for any other value."""
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-            return None
-        more = [value.get("machine"), value.get("record")]
-        return cls(value["name"], *more) if all(one is None or isinstance(one, str) for one in more) else None
-
 
 def this_host(data_dir: str | None = None) -> Host:
     """Returns the host on which this process runs."""
@@ -70,10 +57,13 @@ def _machine_digest() -> str | None:
 
 def parse_host_file(path: Path) -> Host:
     """Returns the host that a file names. Raises OSError, and ValueError if it names none."""
-    host = Host.from_object(strict_json.parse(strict_json.decode(read_json_bytes(path, trust=True))))
-    if host is None:
+    value = strict_json.parse(strict_json.decode(read_json_bytes(path, trust=True)))
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("no host")
-    return host
+    more = [value.get("machine"), value.get("data_dir")]
+    if not all(one is None or isinstance(one, str) for one in more):
+        raise ValueError("no host")
+    return Host(value["name"], *more)
 
 
 def read_host(path: Path) -> Host | None:
@@ -110,4 +100,4 @@ def claim_host(path: Path, host: Host) -> None:
 
 
 def _file_text(host: Host) -> bytes:
-    return f"{json.dumps(host.to_object())}\n".encode()
+    return f"{json.dumps(asdict(host))}\n".encode()

@@ -127,7 +127,7 @@ def test_compares_hosts_by_machine_id_then_by_name(one: Host, other: Host, same:
         '{"machine": "1"}',
         '{"name": 1}',
         '{"name": "a", "machine": 2}',
-        '{"name": "a", "record": 3}',
+        '{"name": "a", "data_dir": 3}',
     ],
 )
 def test_an_invalid_host_file_names_no_host(tmp_path: Path, text: str) -> None:
