@@ -34,7 +34,7 @@ _POLL_INTERVAL_S = 0.02
 
 
 def unrecorded_end(store: Store, job: JobRecord) -> JobRecord | None:
-    """Returns an open job as its attempt folder says that it ended; None without a result."""
+    """Returns an open job with the end recorded in its attempt folder; None without a result."""
     from gpu_scheduler.clock import Clock
 
     open_ones = (one for one in store.active_attempts() if one.job_id == job.id and one.state.is_open)

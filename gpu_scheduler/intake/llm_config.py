@@ -123,7 +123,7 @@ class LlmConfigText:
                 made += [backup] if backup is not None else []
                 if not self._is_unchanged():
                     raise SchedulerError(
-                        f"{self.path} was changed in the meantime; nothing was written, try again"
+                        f"{self.path} was changed in the meantime, so nothing was written; try again"
                     )
                 os.rename(spare, self.path)
                 made = []

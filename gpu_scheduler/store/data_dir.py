@@ -123,7 +123,7 @@ class DataDir:
         return self.runs / str(attempt.job_id) / f"{attempt.number}-{attempt.token[:8]}"
 
     def check_access(self) -> None:
-        """Checks that the data directory belongs to this user, is no link and can be entered.
+        """Checks that the data directory belongs to this user, is not a link and can be entered.
 
         A missing directory passes. Raises SchedulerError, which names its owner and the remedy.
         """

@@ -44,7 +44,7 @@ def allowed_owners(folder: Path) -> frozenset[int]:
 
 
 def is_ours(folder: Path) -> bool:
-    """Returns whether this is a folder of this user and no link."""
+    """Returns whether this is a folder of this user and not a link."""
     try:
         return check_folder_status(os.lstat(folder), allowed_owners(folder)) is None
     except OSError:
@@ -52,7 +52,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def open_folder(folder: Path) -> int:
-    """Opens a folder of this user that is no link; returns its descriptor. Raises OSError."""
+    """Opens a folder of this user that is not a link; returns its descriptor. Raises OSError."""
     problem = check_folder_status(os.lstat(folder), allowed_owners(folder))
     if problem is None:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

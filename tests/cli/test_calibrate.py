@@ -217,7 +217,7 @@ def test_calibrate_does_not_overwrite_a_concurrent_edit(
     monkeypatch.setattr(LlmConfigText, "replace", late)
     code, out, err = desk.run("calibrate", "--write")
     assert (code, out) == (1, "")
-    assert "was changed in the meantime; nothing was written" in err
+    assert "was changed in the meantime, so nothing was written" in err
     assert config.read_text() == '{"models": {"new": 0.25}}'
     assert [path for path in desk.path.iterdir() if "llm_config" in path.name] == [config]
 

@@ -50,7 +50,7 @@ def test_concurrent_change_of_the_file_is_kept(
         path.write_text(before)
     read = LlmConfigText.read(str(path), must_exist=before is not None)
     edit(path)
-    with pytest.raises(SchedulerError, match="was changed in the meantime; nothing was written"):
+    with pytest.raises(SchedulerError, match="was changed in the meantime, so nothing was written"):
         read.replace(NEW)
     assert [one.name for one in tmp_path.iterdir()] == ([] if after is None else [path.name])
     assert after is None or path.read_text() == after

@@ -1,4 +1,4 @@
-"""Tests that a shortage of processes, memory or open files is no failure of a job, a line or a GPU."""
+"""Tests that a shortage of processes, memory or open files never counts against a job, a line or a GPU."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def races(order: Order) -> Findings:
 
 
 def runners(order: Order) -> Findings:
-    """Launches each of 300 attempts three times at once: whole runners race, one command starts."""
+    """Launches each of 300 attempts three times at once: whole runners race, and one command starts."""
     found, rounds = Findings(), order.scaled(300)
     executor = patched(order.folder, _OPEN_CLAIM) if order.is_control else DirectExecutor()
     for number in range(rounds):

@@ -72,7 +72,7 @@ def _with_known_uuids(samples: Sequence[GpuSample], known: dict[str, GpuSample])
 
 
 def _as_unlisted(missing: Sequence[GpuSample], taken: set[int]) -> list[GpuSample]:
-    """Returns the missing GPUs with their old indices, or with one past all others if it is taken now."""
+    """Returns the missing GPUs with their old indices; a GPU whose index is taken gets a higher one."""
     lost = []
     last = max(taken | {gpu.index for gpu in missing}, default=0)
     for gpu in missing:
