@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from gpu_scheduler.core.command.session_names import SessionList, parse_session_list
+from gpu_scheduler.core.command.sessions import SessionList, parse_session_list
 from gpu_scheduler.system.run_program import run_program
 
 

@@ -17,7 +17,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.store_access import open_store
 from gpu_scheduler.attempts.observe import read_status
-from gpu_scheduler.core.command.session_names import SessionList
+from gpu_scheduler.core.command.sessions import SessionList
 from gpu_scheduler.core.model.attempt_status import AttemptStatus
 from gpu_scheduler.core.model.states import ACTIVE
 from gpu_scheduler.store.job_lists import open_jobs

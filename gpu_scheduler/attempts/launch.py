@@ -11,7 +11,7 @@ from gpu_scheduler.attempts.observe import attempt_ref
 from gpu_scheduler.attempts.prepare import is_usable, prepare
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command.build import build_command
-from gpu_scheduler.core.command.session_names import session_name
+from gpu_scheduler.core.command.sessions import session_name
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.store import attempt_folders
 from gpu_scheduler.store.jobs_files import find_jobs_file

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
 from gpu_scheduler.attempts.prepare import replace
-from gpu_scheduler.core.command.session_names import parse_session_list
+from gpu_scheduler.core.command.sessions import parse_session_list
 from gpu_scheduler.executors.local import LocalExecutor
 from gpu_scheduler.executors.spawn import minimal_environment
 from gpu_scheduler.runner.folder import TOKEN

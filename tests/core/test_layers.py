@@ -61,10 +61,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "app": (*CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health"),
     # Views know the types of records, which results hold; they read no store.
-    "views": (
-        "core.model", "core.text", "core.failure", "core.scheduling", "app", "store.records",
-        "store.jobs_files",
-    ),
+    "views": ("core.model", "core.text", "core.scheduling", "app", "store.records", "store.jobs_files"),
     "reporting": (
         "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "store.events",
         "store.job_lists", "store.jobs_files", "store.pending_groups", "store.records", "store.store",

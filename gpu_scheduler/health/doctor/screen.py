@@ -8,7 +8,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 
-from gpu_scheduler.core.command.session_names import parse_session_list
+from gpu_scheduler.core.command.sessions import parse_session_list
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.executors.screen import screen_problem
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
