@@ -11,6 +11,7 @@
     gpu_requests.pause, resume
     stop.stop, calibrate.calibrate, doctor.doctor
 
-A function takes a `Location` and typed arguments and returns frozen values. It raises the errors of
-`gpu_scheduler.errors`. No function parses a command line, reads standard streams or prints.
+A function takes a `Location` and typed arguments and returns frozen values, whose texts hold no secrets
+(`masking`) and whose fields can be sent as JSON. It raises the errors of `gpu_scheduler.errors`. No function
+parses a command line, reads standard streams or prints.
 """

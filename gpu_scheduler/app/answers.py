@@ -11,7 +11,7 @@ from gpu_scheduler.core.model.request_answer import RequestAnswer
 COMMAND_LINE = "cli"
 
 
-class AnswerKind(Enum):
+class AnswerKind(str, Enum):
     """The progress of a request."""
 
     CARRIED_OUT = "carried out by the scheduler"
@@ -23,7 +23,7 @@ class AnswerKind(Enum):
     NOTHING_TO_DO = "already in effect; no scheduler has run yet"
 
 
-class StopResult(Enum):
+class StopResult(str, Enum):
     """The result of ending a job without a scheduler."""
 
     CANCELLED = "cancelled"

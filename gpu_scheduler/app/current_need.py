@@ -25,7 +25,7 @@ from gpu_scheduler.store.records import GpuRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
 
-class NeedSource(Enum):
+class NeedSource(str, Enum):
     """The source of the need of a job."""
 
     OUT_OF_MEMORY = "raised after it ran out of memory"

@@ -56,7 +56,7 @@ class PlacementFacts:
     """
 
     gpus: Sequence[GpuAvailability]
-    holders: Mapping[str, frozenset[int]]
+    holders: Mapping[str, tuple[int, ...]]
     limits: Limits
     sampled_at: float | None
 
@@ -193,7 +193,9 @@ def _placement_facts(inspected: _Inspection) -> PlacementFacts:
 
         gpus = stored_gpus(records, requested_pauses(store), attempts, options, inspected.now)
     holders = {
-        gpu.uuid: frozenset(one.job_id for one in attempts if gpu.uuid in one.gpus and one.state.holds_gpus)
+        gpu.uuid: tuple(
+            sorted({one.job_id for one in attempts if gpu.uuid in one.gpus and one.state.holds_gpus})
+        )
         for gpu in gpus
     }
     sampled = max((gpu.sampled_at for gpu in records if gpu.sampled_at is not None), default=None)

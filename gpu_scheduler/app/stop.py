@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gpu_scheduler.app import without_scheduler
@@ -54,7 +53,7 @@ class StopReport:
     if jobs were to end too; shares: the shares written to the state file, None = it was left as it is.
     """
 
-    state_file: Path
+    state_file: str
     scheduler_pid: int | None
     running: tuple[int, ...] = ()
     copied_from: str | None = None
@@ -93,7 +92,7 @@ def stop(
         ended = _end_jobs(store, running, grace_s) if end_jobs else {}
         copied_from = original_of_copy(store) if running and not end_jobs else None
         shares = without_scheduler.refresh_state_file(store)
-        return StopReport(store.data_dir.state_file, pid, tuple(running), copied_from, ended, shares)
+        return StopReport(str(store.data_dir.state_file), pid, tuple(running), copied_from, ended, shares)
 
 
 def _wait_for_store(data_dir: DataDir) -> None:

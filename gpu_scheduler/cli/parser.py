@@ -183,7 +183,7 @@ def _parse_known(
 ) -> argparse.Namespace:
     """Parses the words, with a suggestion in the error for unknown ones.
 
-    file: the jobs file that was given instead of a command.
+    jobs_file: the one that was given instead of a command.
     """
     listed = _separated_gpu_list(words)
     if listed is not None:

@@ -17,7 +17,7 @@ _INTEGER = re.compile(r"-?[0-9]{1,9}", re.ASCII)
 
 
 def number(greater_than: float, maximum: float, *, minimum: float | None = None) -> Callable[[str], float]:
-    """Returns a reader of numbers greater than `above` (or from `least`) up to `most`."""
+    """Returns a reader of numbers above `greater_than` (or from `minimum`) up to `maximum`."""
     accepted = f"greater than {greater_than:g} and at most" if minimum is None else f"from {minimum:g} to"
 
     def read(text: str) -> float:
@@ -34,7 +34,7 @@ def number(greater_than: float, maximum: float, *, minimum: float | None = None)
 
 
 def integer(minimum: int, maximum: int) -> Callable[[str], int]:
-    """Returns a reader of whole numbers from `least` to `most`."""
+    """Returns a reader of whole numbers from `minimum` to `maximum`."""
 
     def read(text: str) -> int:
         if not _INTEGER.fullmatch(text) or not minimum <= int(text) <= maximum:

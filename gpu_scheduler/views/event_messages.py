@@ -72,21 +72,10 @@ class EventMessage:
         return safe_text(f"{self.subject} {self.text}{self.log_suffix}".lstrip())
 
 
-def log_line(
-    event: Event, tolerance: float = 0.10, dispatched: tuple[int, int] | None = None
-) -> tuple[int, str]:
-    """Returns the level and the log line of an event; DEBUG keeps it out of the main log.
-
-    dispatched: (jobs of this run that have started or finished, all jobs of this run), None = unknown.
-    """
-    one = message_of(event, tolerance, dispatched)
-    return one.level, one.full_text
-
-
 def dated_line(event: Event, tolerance: float = 0.10) -> str:
     """Returns the log line of an event, preceded by its date and time."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-    return f"{at}  {log_line(event, tolerance)[1]}"
+    return f"{at}  {message_of(event, tolerance).full_text}"
 
 
 def to_json(event: Event) -> str:
@@ -128,7 +117,10 @@ def _reason(event: Event) -> str | None:
 def message_of(
     event: Event, tolerance: float = 0.10, dispatched: tuple[int, int] | None = None
 ) -> EventMessage:
-    """Returns the log line of an event in its parts; see `log_line`."""
+    """Returns the log line of an event in its parts; DEBUG keeps it out of the main log.
+
+    dispatched: (jobs of this run that have started or finished, all jobs of this run), None = unknown.
+    """
     subject = f"job {event.job_id}" if event.job_id else ""
     return replace(_message(event, tolerance, dispatched), subject=subject)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator
 
 from gpu_scheduler.app.answers import StopResult
@@ -40,7 +41,7 @@ def _lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
     for job_id, end in report.ended.items():
         yield f"job {job_id}: {_end_text(end)}"
     if report.shares is not None:
-        yield f"{report.state_file.name} updated: gpu_status {report.shares}"
+        yield f"{posixpath.basename(report.state_file)} updated: gpu_status {report.shares}"
 
 
 def _end_text(end: StopResult | RecordedEnd) -> str:

@@ -1,19 +1,23 @@
-"""No result of a use case has a secret of a command line, whatever a front end does with it."""
+"""A front end can send the result of any use case: it is JSON and has no secret of a command line."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from gpu_scheduler.app import add, screens
 from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.events import open_events
+from gpu_scheduler.app.gpu_requests import pause
 from gpu_scheduler.app.job_detail import job_detail
+from gpu_scheduler.app.job_requests import hold
 from gpu_scheduler.app.lint import lint
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.status import StatusQuery, status
+from gpu_scheduler.app.stop import stop
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
@@ -27,8 +31,8 @@ SECRETS = (IN_COMMAND, IN_ENV, IN_ERROR, IN_LINE, IN_ARGUMENTS)
 COMMAND = f"WANDB_API_KEY={IN_COMMAND} python t.py"
 
 
-def assert_no_secret(result: object) -> None:
-    text = repr(result)
+def assert_no_secret(result: Any) -> None:
+    text = json.dumps(dataclasses.asdict(result))
     assert [secret for secret in SECRETS if secret in text] == []
 
 
@@ -44,8 +48,12 @@ def test_no_result_has_a_secret(desk: Desk, location: Location, tmp_path: Path) 
     with open_events(location, None) as events:
         found = list(events.new_events())
         assert len(found) == 3
-        assert_no_secret(found)
+        for event in found:
+            assert_no_secret(event)
     assert_no_secret(screens.screens(location))
+    assert_no_secret(stop(location, end_jobs=False, grace_s=1.0))
+    for answer in (*hold(location, [waiting]), *pause(location, [0])):
+        assert_no_secret(answer)
     lines = f"[env:X_TOKEN={IN_ENV}] {COMMAND}\nHF_TOKEN={IN_LINE} python t.py &\n"
     linted = lint(location, "jobs.txt", lines.encode())
     assert (len(linted.lines), len(linted.malformed)) == (1, 1)

@@ -25,7 +25,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
-from gpu_scheduler.views.event_messages import log_line
+from gpu_scheduler.views.event_messages import message_of
 
 EXECUTORS = Executors(DirectExecutor())
 
@@ -147,7 +147,7 @@ def test_an_edit_and_a_repeated_command_give_one_event_each(machine: Machine) ->
     for _ in range(2):
         request_pauses(machine.store, ["U2"], False, "cli", scheduler_is_up=True)
         machine.round()
-    messages = [log_line(event)[1] for event in events_after(machine.store, 0, 10)]
+    messages = [message_of(event).full_text for event in events_after(machine.store, 0, 10)]
     assert messages == ["GPU 2 paused by an edit of the state file", "GPU 2 resumed"]
 
 
@@ -160,7 +160,7 @@ def test_reports_once_the_gpus_resumed_by_removing_the_file(
     with caplog.at_level("INFO"):
         machine.begin()
     assert caplog.messages == [f"{machine.path} was removed; writing it again with no GPU paused"]
-    messages = [log_line(event)[1] for event in events_after(machine.store, 0, 10)]
+    messages = [message_of(event).full_text for event in events_after(machine.store, 0, 10)]
     assert messages[1:] == ["GPU 1 resumed because the state file was removed"]
 
 

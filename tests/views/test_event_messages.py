@@ -30,11 +30,16 @@ from gpu_scheduler.core.model.event import (
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.views.attempt_end import format_seconds
-from gpu_scheduler.views.event_messages import detail, log_line, to_json
+from gpu_scheduler.views.event_messages import detail, message_of, to_json
 from tests.views.event_data import end, start
 
 INFO, WARNING, DEBUG = logging.INFO, logging.WARNING, logging.DEBUG
 NEVER = WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(9, 1000, alone=True), gpus=2, managed=2)
+
+
+def log_line(event: Event, dispatched: tuple[int, int] | None = None) -> tuple[int, str]:
+    message = message_of(event, dispatched=dispatched)
+    return message.level, message.full_text
 
 
 OVER_SHARE = {"attempt": 1, "gpu": 0, "observed": 16_000, "declared": 6144, "share": 250}
