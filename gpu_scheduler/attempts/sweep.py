@@ -15,7 +15,6 @@ from pathlib import Path
 from gpu_scheduler.runner import fork_chains, process_scan
 from gpu_scheduler.runner.folder import SHORTAGE, open_folder
 from gpu_scheduler.runner.membership import RecordedCommand
-from gpu_scheduler.runner.recorded_command import read_recorded_command
 
 _RESCAN_S = 0.05
 #: Maximum number of scans when an empty one may have missed a process: a fork chain would be missed every
@@ -35,7 +34,7 @@ def recorded_command(folder: Path, token: str) -> RecordedCommand | None:
             raise
         return None
     try:
-        return read_recorded_command(fd, token)
+        return process_scan.read_recorded_command(fd, token)
     finally:
         os.close(fd)
 

@@ -144,6 +144,16 @@ def move_aside(path: str, folder: int | None = None) -> None:
                 raise
 
 
+def close_inherited(keep: tuple[int, ...] = (0, 1, 2)) -> None:
+    """Closes every other descriptor, so that none of the starter's is kept open or reaches a job."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass  # the descriptor of the listing itself
+
+
 def boot_id() -> str:
     """Returns the kernel's id of the current boot."""
     fd = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY | os.O_CLOEXEC)

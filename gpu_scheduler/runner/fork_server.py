@@ -16,8 +16,8 @@ import gc
 import os
 import sys
 
-from . import leftovers, recorded_command, signals, supervise  # noqa: F401
-from .folder import START, TOKEN, read_proc, stat_fields
+from . import leftovers, signals, supervise  # noqa: F401
+from .folder import START, TOKEN, close_inherited, read_proc, stat_fields
 from .fork_protocol import FORKED, NO_TOKEN, READY, REFUSED, TITLE_BYTES
 
 TYPE_CHECKING = False
@@ -30,7 +30,7 @@ else:
 def main() -> None:
     """Serves requests until the end of descriptor 0; never returns."""
     os.chdir("/")
-    supervise.close_inherited()
+    close_inherited()
     # The kernel collects the runners. Each of them restores the default before it has children.
     _signal.signal(signals.CHLD, _signal.SIG_IGN)
     room = ProcessTitle()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 
+from .folder import read_proc
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +51,11 @@ class OomCounter:
 
 def _counter_paths() -> Iterator[str]:
     """Yields the paths of possible counters, the most specific first."""
-    for line in _read_text("/proc/self/cgroup").splitlines():
+    try:
+        groups = read_proc("self", "cgroup").decode("utf-8", "replace")
+    except OSError:
+        groups = ""
+    for line in groups.splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers == "":
             yield f"{_CGROUPS}{path}/memory.events"
@@ -59,16 +65,3 @@ def _counter_paths() -> Iterator[str]:
     yield f"{_CGROUPS}/memory.events"
     yield f"{_CGROUPS}/memory/memory.oom_control"
     yield "/proc/vmstat"
-
-
-def _read_text(path: str) -> str:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        return os.read(fd, 1 << 16).decode("utf-8", "replace")
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)

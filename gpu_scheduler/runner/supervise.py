@@ -58,7 +58,7 @@ def _claim_with_retries(path: str) -> AttemptSupervisor | int:
     end = time.monotonic() + _CLAIM_RETRY_S
     while True:
         try:
-            close_inherited()
+            files.close_inherited()
             return _claim(path)
         except OSError as error:
             if error.errno not in files.SHORTAGE or time.monotonic() >= end:
@@ -81,16 +81,6 @@ def _claim(path: str) -> AttemptSupervisor | int:
         os.execve(sys.executable, sys.orig_argv, {**os.environ, files.TOKEN: spec["token"]})
     attempt = AttemptSupervisor(path, folder, spec)
     return attempt if attempt.claim() else 0
-
-
-def close_inherited() -> None:
-    """Closes every descriptor but 0, 1 and 2, so that none of the starter's reaches a job."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass
 
 
 def _write_traceback(path: str) -> None:
@@ -168,7 +158,11 @@ class AttemptSupervisor:
             if limit is not None and now >= limit:
                 limit = None
                 self._terminate("timed_out", self._spec["term_grace_s"], "kill")
-            self._escalate(self._termination.due(now))
+            due = self._termination.due(now)
+            if due == "kill":
+                self._child.signal_group(signals.KILL)
+            elif due == "withdraw":
+                self._withdraw()
             ends = [end for end in (limit, self._termination.deadline) if end is not None]
             self._poller.wait(min(ends) - now if ends else None)
             self._handle_signals()
@@ -197,12 +191,6 @@ class AttemptSupervisor:
             self._child.signal_group(signals.TERM)
             # A stopped process would not receive SIGTERM.
             self._child.signal_group(signals.CONT)
-
-    def _escalate(self, due: str | None) -> None:
-        if due == "kill":
-            self._child.signal_group(signals.KILL)
-        elif due == "withdraw":
-            self._withdraw()
 
     def _withdraw(self) -> None:
         # Renames the file instead of removing it: a cancel that has replaced the request is moved too and
@@ -260,7 +248,7 @@ class AttemptSupervisor:
         spec = self._spec
         try:
             from .leftovers import Leftovers
-            from .recorded_command import read_recorded_command
+            from .process_scan import read_recorded_command
 
             command = read_recorded_command(self._folder, spec["token"])
         except (ImportError, OSError):

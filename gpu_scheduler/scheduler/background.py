@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpu_scheduler.reporting.main_log import open_main_log
+from gpu_scheduler.runner.folder import close_inherited
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ def _schedule(serve: Callable[[ReadyCallback], int], ready_fd: int, main_log: Pa
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
-    _close_inherited((0, 1, 2, ready_fd, null))
+    # Such as a lock, or a pipe whose reader waits for EOF.
+    close_inherited((0, 1, 2, ready_fd, null))
     ready = False
 
     def up() -> None:
@@ -97,13 +99,3 @@ def _open_log(main_log: Path, fallback: int, *, trust: bool) -> int:
         return open_main_log(main_log, trust=trust)
     except OSError:
         return fallback
-
-
-def _close_inherited(keep: tuple[int, ...]) -> None:
-    """Closes descriptors inherited from the caller, such as a lock, or a pipe whose reader waits for EOF."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in keep:
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # the descriptor of the directory listing itself

@@ -101,7 +101,7 @@ class Daemon:
             self._clock,
             options.poll_s,
         )
-        self._loop = Loop(self._store, self._watch, self, executors, options, self._clock, failpoint)
+        self._loop = Loop(self._store, self._watch, self._launch, executors, options, self._clock, failpoint)
         self._loop.check_owner = ownership.check
         logs = LogFolder.from_option(options.log_dir)
         self._storage = self._loop.storage = StorageMonitor(
@@ -129,8 +129,7 @@ class Daemon:
         known = frozenset(gpu.index for gpu in snapshot.gpus) if snapshot is not None else None
         self._inputs = FileInputs(options, store, self._loop, self._config, known)
 
-    def launch(self, attempt_id: int) -> None:
-        """Launches an attempt for the loop; see Launcher.launch."""
+    def _launch(self, attempt_id: int) -> None:
         self._launcher.launch(attempt_id)
         self._sampler.sample_frequently()
         if not self._options.screen:

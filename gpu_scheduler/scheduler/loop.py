@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
 
 from gpu_scheduler.attempts.executor import AttemptRef, Executor, Executors, LaunchError
 from gpu_scheduler.attempts.observe import attempt_ref
@@ -25,6 +24,7 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch
+from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.scheduler.read_facts import read_facts
 from gpu_scheduler.store.measurements import LearnedNeeds
 from gpu_scheduler.store.store import Store
@@ -35,43 +35,18 @@ log = logging.getLogger(__name__)
 _PERFORMED_ON_ATTEMPT = (act.VoidClaim, act.RequestStop, act.WakeRunner, act.KillRunner, act.Sweep)
 
 
-class AttemptLauncher(Protocol):
-    """Launches attempts; implemented by `attempts.launch.Launcher`."""
-
-    def launch(self, attempt_id: int) -> None:
-        """Completes the attempt folder and starts a runner. Raises LaunchError."""
-
-
-class StorageHealth(Protocol):
-    """Reports whether the scheduler can write its own files; see `health.storage_monitor`."""
-
-    def issue(self, *, fresh: bool = False) -> str | None:
-        """Returns the health issue that prevents new starts; None if there is none.
-
-        fresh: checks again instead of using a recent result.
-        """
-
-    def is_cause_of(self, error: BaseException | None) -> bool:
-        """Returns whether storage or a shortage is the cause of a launch that failed with this error."""
-
-    def record_shortage(self, number: int) -> None:
-        """Records a shortage that prevented a start. number: its errno."""
-
-    def check_processes(self) -> str | None:
-        """Tries to start processes. Returns and records the shortage that prevents it, else returns None."""
-
-
 class Loop:
     """The rounds of one scheduler.
 
-    failpoint: called with the name of each step between record and perform; tests end the process there.
+    launch: launches an attempt by its id; see Launcher.launch. failpoint: called with the name of each step
+    between record and perform; tests end the process there.
     """
 
     def __init__(
         self,
         store: Store,
         watch: GpuWatch,
-        launcher: AttemptLauncher,
+        launch: Callable[[int], None],
         executors: Executors,
         settings: Settings,
         clock: Clock,
@@ -84,7 +59,7 @@ class Loop:
         self.config = LlmConfig()
         self.recorder = StoreWriter(store, settings, executors.default.name)
         self.on_action: Callable[[act.Action], None] = lambda action: None
-        self.storage: StorageHealth | None = None
+        self.storage: StorageMonitor | None = None
         self.check_owner: Callable[[], None] = lambda: None
         self.placing = True
         self.stop_requested = False
@@ -92,7 +67,7 @@ class Loop:
         self._learned = LearnedNeeds(store, settings.spike_buffer)
         self._logged: set[str] = set()
         self._line_waits: Mapping[int, WaitReason] | None = None
-        self._launcher = launcher
+        self._launch_attempt = launch
         self._executors = executors
         self._failpoint = failpoint
 
@@ -185,7 +160,7 @@ class Loop:
     def _launch(self, attempt_id: int) -> None:
         self.check_owner()
         try:
-            self._launcher.launch(attempt_id)
+            self._launch_attempt(attempt_id)
         except LaunchError as error:
             if self.storage is not None and self.storage.is_cause_of(error.__cause__):
                 # The job has not failed; the attempt is launched again once the cause is gone.

@@ -23,9 +23,8 @@ from gpu_scheduler.store.scheduler_lock import InstanceLock
 from gpu_scheduler.store.store import Store
 
 
-class _NoLauncher:
-    def launch(self, attempt_id: int) -> None:
-        raise LaunchError("this scheduler starts nothing")
+def refuse_launch(attempt_id: int) -> None:
+    raise LaunchError("this scheduler starts nothing")
 
 
 def main() -> None:
@@ -35,7 +34,7 @@ def main() -> None:
     while not home.database.exists():
         time.sleep(0.005)
     store = Store(home)
-    loop = Loop(store, GpuWatch(), _NoLauncher(), Executors(DirectExecutor()), Settings(), Clock())
+    loop = Loop(store, GpuWatch(), refuse_launch, Executors(DirectExecutor()), Settings(), Clock())
     if "rising" in sys.argv:
         while not (found := [wish.request_id for wish in open_requests(store)]):
             time.sleep(0.005)

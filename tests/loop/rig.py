@@ -50,14 +50,8 @@ class Rig:
         logs = LogFolder.from_option(str(folder / "logs"))
         executors = Executors(self.executor)
         recorder = StoreWriter(self.store, settings)
-        self.loop = Loop(
-            self.store,
-            self.watch,
-            Launcher(self.store, recorder, executors, options, environment, 0o022, logs),
-            executors,
-            settings,
-            self.clock,
-        )
+        self.launcher = Launcher(self.store, recorder, executors, options, environment, 0o022, logs)
+        self.loop = Loop(self.store, self.watch, self.launcher.launch, executors, settings, self.clock)
         self.take_sample()
         assert self.watch.snapshot is not None
         recorder.record_gpus(

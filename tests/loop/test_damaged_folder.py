@@ -186,7 +186,7 @@ def unseen(rig: Rig) -> int:
     """Makes a running job whose scheduler died before it read the claim."""
     job = rig.add_job("echo start >> starts; exec sleep 300", share=250)
     [started] = rig.loop.recorder.record([act.Start(job, ("U0",), 250)], rig.clock.now()).values()
-    rig.loop._launcher.launch(started)
+    rig.launcher.launch(started)
     wait_for((rig.folder / "starts").exists, "the start of the job")
     with rig.store.db.transaction() as db:
         db.execute("UPDATE attempt SET launch_deadline_boot = 0")

@@ -206,7 +206,7 @@ def test_launches_nothing_from_a_folder_that_replaced_the_data_directory(
     rig = Rig(tmp_path)
     lock = InstanceLock(home.lock)
     assert lock.acquire()
-    launcher = rig.loop._launcher
+    launcher = rig.launcher
     assert isinstance(launcher, Launcher)
     launcher._failpoint, launcher.check_owner = exchange, Ownership(home, lock).check
     try:

@@ -62,7 +62,7 @@ def test_missing_counter_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prefers_the_counter_of_its_own_cgroup(
     monkeypatch: pytest.MonkeyPatch, cgroup: str, place: str
 ) -> None:
-    monkeypatch.setattr(oom_counter, "_read_text", lambda path: cgroup)
+    monkeypatch.setattr(oom_counter, "read_proc", lambda pid, name: cgroup.encode())
     places = list(oom_counter._counter_paths())
     assert places[0] == place
     assert places[-1] == "/proc/vmstat"

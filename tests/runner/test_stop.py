@@ -38,7 +38,14 @@ def command_of(attempt: PreparedAttempt) -> int:
     """Returns the pid of the command once it has printed "up"."""
     attempt.until_logged("up")
     runner = attempt.status().pid
-    return min(pid for pid in attempt.pids() if pid != runner and os.getpgid(pid) == pid)
+    return min(pid for pid in attempt.pids() if pid != runner and leads_a_group(pid))
+
+
+def leads_a_group(pid: int) -> bool:
+    try:
+        return os.getpgid(pid) == pid
+    except ProcessLookupError:
+        return False  # a short-lived child of the command has ended
 
 
 def test_stop_before_the_claim_starts_nothing(make: Make) -> None:

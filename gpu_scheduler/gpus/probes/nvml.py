@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuProcess, GpuSample, without_impossible_values
@@ -29,15 +29,6 @@ _NO_MEMORY = "free system memory, or raise the memory limit of the scheduler (Me
 Pci = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
-class _GpuIdentity:
-    """The constant properties of a GPU. pci: None if it was never readable."""
-
-    uuid: str
-    name: str
-    pci: Pci | None
-
-
 class NvmlProbe:
     """A probe that uses NVML.
 
@@ -49,7 +40,8 @@ class NvmlProbe:
         self._nvml: Any = None
         self._opened_at = 0.0
         self._has_fault = False
-        self._identities: dict[str, _GpuIdentity] = {}
+        #: UUID -> name and PCI address, which never change.
+        self._identities: dict[str, tuple[str, Pci]] = {}
 
     def sample(self) -> tuple[GpuSample, ...]:
         """Returns a sample of every GPU; see Probe.sample."""
@@ -62,8 +54,8 @@ class NvmlProbe:
         answers = [answer for answer in found if answer is not None]
         if found and not answers:
             raise ProbeError(f"NVML: none of {len(found)} GPUs may be used by this user", _NOT_ALLOWED)
-        self._has_fault = any(values.fault not in (None, MIG_MODE) for _, values in answers)
-        return tuple(_sample(card, index, values) for index, (card, values) in enumerate(_ordered(answers)))
+        self._has_fault = any(gpu.fault not in (None, MIG_MODE) for _, gpu in answers)
+        return tuple(_with_index(gpu, index, pci) for index, (pci, gpu) in enumerate(_ordered(answers)))
 
     def _open(self) -> Any:
         if self._nvml is not None and not (
@@ -90,10 +82,11 @@ class NvmlProbe:
         except nvml.NVMLError:
             pass  # The next sample opens it again and reports the problem.
 
-    def _query(self, nvml: Any, i: int) -> tuple[_GpuIdentity, _Values] | None:
-        """Returns NVML's i-th GPU and its values; None if this user may not open it.
+    def _query(self, nvml: Any, i: int) -> tuple[Pci | None, GpuSample] | None:
+        """Returns NVML's i-th GPU with its PCI address; None if this user may not open it.
 
-        CUDA does not count such a GPU either. Raises NVMLError if the library itself has failed.
+        The address is None if it was never readable. CUDA does not count a GPU that may not be opened either.
+        Raises NVMLError if the library itself has failed.
         """
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(i)
@@ -101,51 +94,45 @@ class NvmlProbe:
             if uuid not in self._identities:
                 bus = nvml.nvmlDeviceGetPciInfo(handle)
                 pci = (int(bus.domain), int(bus.bus), int(bus.device))
-                self._identities[uuid] = _GpuIdentity(uuid, _text(nvml.nvmlDeviceGetName(handle)), pci)
+                self._identities[uuid] = _text(nvml.nvmlDeviceGetName(handle)), pci
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_NO_PERMISSION:
                 return None
             # NVML counts a lost GPU but returns no handle for it.
-            return _GpuIdentity(f"{UNKNOWN_UUID_PREFIX}{i}", "unknown", None), _Values(
-                fault=_fault(nvml, error)
-            )
-        return self._identities[uuid], _values(nvml, handle)
+            return None, GpuSample(f"{UNKNOWN_UUID_PREFIX}{i}", i, "unknown", fault=_fault(nvml, error))
+        name, pci = self._identities[uuid]
+        return pci, _with_values(nvml, handle, GpuSample(uuid, i, name))
 
 
-def _ordered(answers: list[tuple[_GpuIdentity, _Values]]) -> list[tuple[_GpuIdentity, _Values]]:
+def _ordered(answers: list[tuple[Pci | None, GpuSample]]) -> list[tuple[Pci | None, GpuSample]]:
     """Returns the GPUs by PCI address; in NVML's order, which is the same, if an address is unknown."""
-    if any(card.pci is None for card, _ in answers):
+    if any(pci is None for pci, _ in answers):
         return answers
-    return sorted(answers, key=lambda answer: answer[0].pci or (0, 0, 0))
+    return sorted(answers, key=lambda answer: answer[0] or (0, 0, 0))
 
 
-@dataclass
-class _Values:
-    total_mib: int | None = None
-    used_mib: int | None = None
-    load: float | None = None
-    processes: tuple[GpuProcess, ...] | None = None
-    fault: GpuFault | None = None
+def _with_index(gpu: GpuSample, index: int, pci: Pci | None) -> GpuSample:
+    # A GPU without a UUID is identified by its index.
+    uuid = f"{UNKNOWN_UUID_PREFIX}{index}" if pci is None else gpu.uuid
+    return without_impossible_values(replace(gpu, uuid=uuid, index=index))
 
 
-def _values(nvml: Any, handle: Any) -> _Values:
-    """Returns the values of one GPU; after an error, those read before it and the fault."""
-    values = _Values()
+def _with_values(nvml: Any, handle: Any, gpu: GpuSample) -> GpuSample:
+    """Returns a GPU with its values; after an error, with those read before it and the fault."""
     try:
         memory = _memory(nvml, handle)
         if memory is not None:
-            values.total_mib, values.used_mib = int(memory.total) // MIB, int(memory.used) // MIB
+            gpu = replace(gpu, total_mib=int(memory.total) // MIB, used_mib=int(memory.used) // MIB)
         rates = _optional(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-        values.load = None if rates is None else float(rates.gpu)
+        gpu = replace(gpu, load_percent=None if rates is None else float(rates.gpu))
         compute = _optional(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
         graphics = _optional(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
         if compute is not None:
-            values.processes = _processes(compute, graphics or (), _process_loads(nvml, handle))
-        if _in_mig_mode(nvml, handle):
-            values.fault = MIG_MODE
+            processes = _processes(compute, graphics or (), _process_loads(nvml, handle))
+            gpu = replace(gpu, processes=processes)
+        return replace(gpu, fault=MIG_MODE) if _in_mig_mode(nvml, handle) else gpu
     except nvml.NVMLError as error:
-        values.fault = _fault(nvml, error)
-    return values
+        return replace(gpu, fault=_fault(nvml, error))
 
 
 def _in_mig_mode(nvml: Any, handle: Any) -> bool:
@@ -223,21 +210,6 @@ def _processes(compute: Any, graphics: Any, loads: dict[int, float] | None) -> t
     if loads is None or not loads.keys() <= {process.pid for process in found}:
         return tuple(found)
     return tuple(replace(process, load_percent=loads.get(process.pid, 0.0)) for process in found)
-
-
-def _sample(identity: _GpuIdentity, index: int, values: _Values) -> GpuSample:
-    sample = GpuSample(
-        # A GPU without a UUID is identified by its index.
-        uuid=f"{UNKNOWN_UUID_PREFIX}{index}" if identity.pci is None else identity.uuid,
-        index=index,
-        name=identity.name,
-        total_mib=values.total_mib,
-        used_mib=values.used_mib,
-        load_percent=values.load,
-        processes=values.processes,
-        fault=values.fault,
-    )
-    return without_impossible_values(sample)
 
 
 def _fault(nvml: Any, error: Any) -> GpuFault:
