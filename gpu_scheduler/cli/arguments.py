@@ -51,30 +51,23 @@ def start(parser: argparse.ArgumentParser) -> None:
 
 def _start_jobs(group: argparse._ArgumentGroup) -> None:
     _shared(group, "--jobs-file")
-    end = group.add_mutually_exclusive_group().add_argument
-    end("--drain", action="store_true",
-        help="Exit when no job can run any more; the exit code shows whether all jobs succeeded")  # fmt: skip
-    end("--watch", action="store_true",
-        help="Keep waiting for new lines (default, unless a jobs file is given instead of"
-             " `start`)")  # fmt: skip
+    end = group.add_mutually_exclusive_group()
+    _flag(end, "--drain", "Exit when no job can run any more; the exit code shows whether all jobs succeeded")
+    _flag(end, "--watch",
+          "Keep waiting for new lines (default, unless a jobs file is given instead of `start`)")  # fmt: skip
     _shared(group, "--llm-config")
-    option = group.add_argument
-    history = group.add_mutually_exclusive_group().add_argument
-    history("--fresh", action="store_true",
-            help="Forget all jobs first; asks for confirmation on a terminal")  # fmt: skip
-    history("--keep-history", action="store_true",
-            help="Keep the recorded jobs when changing between simulated and real GPUs")  # fmt: skip
-    history("--restore", action="store_true",
-            help="Rebuild a lost store from its newest backup and the attempt folders")  # fmt: skip
-    option("--yes", action="store_true", help="Do not ask for confirmation of --fresh")
+    history = group.add_mutually_exclusive_group()
+    _flag(history, "--fresh", "Forget all jobs first; asks for confirmation on a terminal")
+    _flag(history, "--keep-history", "Keep the recorded jobs when changing between simulated and real GPUs")
+    _flag(history, "--restore", "Rebuild a lost store from its newest backup and the attempt folders")
+    _flag(group, "--yes", "Do not ask for confirmation of --fresh")
 
 
 def _start_gpus(group: argparse._ArgumentGroup) -> None:
-    option = group.add_argument
     _gpus(group, "all")
     _probe(group)
     _value(group, "--poll", "poll_s", metavar="S", type=values.number(0.1, 3600, minimum=0.1),
-           help="Seconds between two samples of the GPUs (default: %(default)g)")  # fmt: skip
+           help="Seconds between two samples of the GPUs")  # fmt: skip
     _value(group, "--mem-threshold", metavar="X", type=values.number(0, 1),
            help="Fraction of a GPU's memory in use by other users' processes at which it accepts no new jobs"
            " without vram= (above 0, at most 1; default: %(default)g)")  # fmt: skip
@@ -83,61 +76,48 @@ def _start_gpus(group: argparse._ArgumentGroup) -> None:
            " (above 0, at most 1; default: %(default)g)")  # fmt: skip
     _value(group, "--idle-threshold", "idle_threshold_mib", metavar="MIB", type=values.mib,
            help="Memory in MiB that other users' processes may use on a GPU that still counts as unused by"
-           " them (default: %(default)g)")  # fmt: skip
-    option("--exclusive", action="store_true", help="Run only one job at a time on each GPU")
+           " them")  # fmt: skip
+    _flag(group, "--exclusive", "Run only one job at a time on each GPU")
     _value(group, "--cuda-ids", choices=("physical", "visible"),
-           help="Kind of GPU ids that scripts receive with --cuda (default: %(default)s)")  # fmt: skip
+           help="Kind of GPU ids that scripts receive with --cuda")  # fmt: skip
 
 
 def _start_memory(group: argparse._ArgumentGroup) -> None:
-    option = group.add_argument
     _value(group, "--margin", "margin_mib", metavar="MIB", type=values.mib,
-           help="Memory kept free on GPUs whose jobs declare vram, such as 512 (MiB), 1G or 0"
-           " (default: %(default)g)")  # fmt: skip
+           help="Memory kept free on GPUs whose jobs declare vram, such as 512 (MiB), 1G or 0")  # fmt: skip
     _value(group, "--spike-buffer", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
-           help="Fraction added to measured memory peaks as a buffer (default: %(default)g)")  # fmt: skip
+           help="Fraction added to measured memory peaks as a buffer")  # fmt: skip
     _value(group, "--tolerance", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
-           help="Fraction by which a job may deviate from its declaration without being reported"
-           " (default: %(default)g)")  # fmt: skip
-    option("--learn", action="store_true",
-           help="Give undeclared jobs the memory that earlier jobs of their kind used")  # fmt: skip
-    option("-v", "--verbose", action="store_true", help="Log each job's memory whenever its peak grows")
+           help="Fraction by which a job may deviate from its declaration without being"
+           " reported")  # fmt: skip
+    _flag(group, "--learn", "Give undeclared jobs the memory that earlier jobs of their kind used")
+    _flag(group, "-v --verbose", "Log each job's memory whenever its peak grows")
 
 
 def _start_launches(group: argparse._ArgumentGroup) -> None:
-    option = group.add_argument
-    option("--screen", action="store_true", help="Run each job in its own GNU Screen session")
+    _flag(group, "--screen", "Run each job in its own GNU Screen session")
     _shared(group, "--conda-sh")
     _value(group, "--oom-retries", metavar="N", type=values.integer(0, 1000),
-           help="Retries of a job that ran out of CUDA memory, each with more memory"
-           " (default: %(default)g)")  # fmt: skip
+           help="Retries of a job that ran out of CUDA memory, each with more memory")  # fmt: skip
     _value(group, "--fail-retries", metavar="N", type=values.integer(0, 1000),
-           help="Retries of a job after any failure (default: %(default)g)")  # fmt: skip
+           help="Retries of a job after any failure")  # fmt: skip
     _value(group, "--max-assign-attempts", metavar="N", type=values.integer(1, 1000),
-           help="Maximum tries to launch a job (default: %(default)g)")  # fmt: skip
+           help="Maximum tries to launch a job")  # fmt: skip
     _value(group, "--assign-retry-wait", "assign_retry_wait_s", metavar="S",
-           type=values.number(0, 3600, minimum=0),
-           help="Seconds to wait after a failed launch (default: %(default)g)")  # fmt: skip
+           type=values.number(0, 3600, minimum=0), help="Seconds to wait after a failed launch")  # fmt: skip
 
 
 def _start_scheduler(group: argparse._ArgumentGroup) -> None:
     interval = values.number(0, _DAY_S)
-    option = group.add_argument
     _value(group, "--monitor-interval", "monitor_interval_s", metavar="S", type=interval,
-           help="Maximum seconds until a change of the jobs file is noticed"
-           " (default: %(default)g)")  # fmt: skip
+           help="Maximum seconds until a change of the jobs file is noticed")  # fmt: skip
     _value(group, "--state-interval", "state_interval_s", metavar="S", type=interval,
-           help="Maximum seconds until an edit of the state file is noticed"
-           " (default: %(default)g)")  # fmt: skip
+           help="Maximum seconds until an edit of the state file is noticed")  # fmt: skip
     _shared(group, "--log-dir")
-    option("--daemon", action="store_true",
-           help="Continue in the background once the scheduler is up; prints its pid and log")  # fmt: skip
-    option("--ignore-old-sessions", action="store_true",
-           help="Start even if jobs of the older scheduler still run in Screen")  # fmt: skip
-    option("--take-over", action="store_true",
-           help="Continue with the store of another host that no longer uses it")  # fmt: skip
-    option("--as-copy", action="store_true",
-           help="Continue with a copied store; jobs that run in the original are held here")  # fmt: skip
+    _flag(group, "--daemon", "Continue in the background once the scheduler is up; prints its pid and log")
+    _flag(group, "--ignore-old-sessions", "Start even if jobs of the older scheduler still run in Screen")
+    _flag(group, "--take-over", "Continue with the store of another host that no longer uses it")
+    _flag(group, "--as-copy", "Continue with a copied store; jobs that run in the original are held here")
     _shared(group, "--trust-files")
 
 
@@ -146,10 +126,19 @@ def _shared(parser: _ArgumentContainer, *flags: str) -> None:
         parser.add_argument(flag, **_SHARED[flag])
 
 
-def _value(parser: _ArgumentContainer, flag: str, dest: str | None = None, **given: Any) -> None:
+def _flag(parser: _ArgumentContainer, names: str, text: str) -> None:
+    parser.add_argument(*names.split(), action="store_true", help=text)
+
+
+def _value(
+    parser: _ArgumentContainer, flag: str, dest: str | None = None, *, help: str, **given: Any
+) -> None:
     """Declares an option with the default of its StartOptions field. dest: the field, if named otherwise."""
     dest = dest or flag.removeprefix("--").replace("-", "_")
-    parser.add_argument(flag, dest=dest, default=getattr(_DEFAULTS, dest), **given)
+    default = getattr(_DEFAULTS, dest)
+    if "%(default)" not in help:
+        help += " (default: %(default)s)" if isinstance(default, str) else " (default: %(default)g)"
+    parser.add_argument(flag, dest=dest, default=default, help=help, **given)
 
 
 def _gpus(parser: _ArgumentContainer, default: str) -> None:
@@ -225,12 +214,9 @@ def status(parser: argparse.ArgumentParser) -> None:
     way.add_argument("--watch", metavar="SECONDS", nargs="?", const=2.0,
                      type=values.number(0, 3600, minimum=0.1),
                      help="Refresh the display every SECONDS (default: 2) until Ctrl-C")  # fmt: skip
-    parser.add_argument(
-        "--all", action="store_true", help="List every queued and finished job on its own line"
-    )
-    parser.add_argument("--failed", action="store_true", help="Show only the jobs that failed")
-    parser.add_argument("-v", "--verbose", action="store_true",
-                        help="Also show paths, sessions, logs and memory")  # fmt: skip
+    _flag(parser, "--all", "List every queued and finished job on its own line")
+    _flag(parser, "--failed", "Show only the jobs that failed")
+    _flag(parser, "-v --verbose", "Also show paths, sessions, logs and memory")
 
 
 def gpus(parser: argparse.ArgumentParser) -> None:
@@ -259,8 +245,7 @@ def show(parser: argparse.ArgumentParser) -> None:
 def why(parser: argparse.ArgumentParser) -> None:
     """Declares the job and the options of `why`."""
     show(parser)
-    parser.add_argument("-v", "--verbose", action="store_true",
-                        help="Show all checks, even for a job that failed")  # fmt: skip
+    _flag(parser, "-v --verbose", "Show all checks, even for a job that failed")
 
 
 def _job_list(parser: argparse.ArgumentParser, nargs: str) -> None:
@@ -276,29 +261,26 @@ def jobs(parser: argparse.ArgumentParser) -> None:
 def retry(parser: argparse.ArgumentParser) -> None:
     """Declares the jobs of `retry`, or --failed."""
     _job_list(parser, "*")
-    parser.add_argument("--failed", action="store_true", help="Retry every job that failed")
+    _flag(parser, "--failed", "Retry every job that failed")
 
 
 def logs(parser: argparse.ArgumentParser) -> None:
     """Declares the job of `logs` and how much of its log is printed."""
     one_job(parser)
-    parser.add_argument("-f", "--follow", action="store_true",
-                        help="Keep printing new output until the job has ended")  # fmt: skip
+    _flag(parser, "-f --follow", "Keep printing new output until the job has ended")
     parser.add_argument("-n", "--lines", metavar="LINES", type=values.integer(0, 10**9 - 1),
                         help="Print only the last LINES lines (default: all)")  # fmt: skip
     parser.add_argument("--attempt", metavar="K", type=values.integer(1, 10**9 - 1),
                         help="Number of the attempt, counted from 1 (default: the latest)")  # fmt: skip
-    parser.add_argument("--raw", action="store_true",
-                        help="Print every byte as the job wrote it; without --raw only text, colours and"
-                             " progress bars are printed, and in a pipe only the last frame of each"
-                             " bar")  # fmt: skip
+    _flag(parser, "--raw",
+          "Print every byte as the job wrote it; without --raw only text, colours and progress bars are"
+          " printed, and in a pipe only the last frame of each bar")  # fmt: skip
 
 
 def events(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `events`."""
-    parser.add_argument("--jsonl", action="store_true",
-                        help="Print JSON, one object per line (see docs/json.md)")  # fmt: skip
-    parser.add_argument("-f", "--follow", action="store_true", help="Keep printing new events until Ctrl-C")
+    _flag(parser, "--jsonl", "Print JSON, one object per line (see docs/json.md)")
+    _flag(parser, "-f --follow", "Keep printing new events until Ctrl-C")
     parser.add_argument("-n", "--lines", metavar="N", type=values.integer(0, 10**9 - 1),
                         help="Print only the last N events (default: all)")  # fmt: skip
 
@@ -311,7 +293,7 @@ def _grace(parser: argparse.ArgumentParser) -> None:
 def cancel(parser: argparse.ArgumentParser) -> None:
     """Declares the jobs of `cancel`, or --all."""
     _job_list(parser, "*")
-    parser.add_argument("--all", action="store_true", help="Cancel every job that has not finished")
+    _flag(parser, "--all", "Cancel every job that has not finished")
     _grace(parser)
 
 
@@ -325,8 +307,7 @@ def calibrate(parser: argparse.ArgumentParser) -> None:
     """Declares the file that `calibrate` compares, and --write."""
     parser.add_argument("--llm-config", metavar="PATH", type=path,
                         help="File of GPU needs (default: the one that the scheduler uses)")  # fmt: skip
-    parser.add_argument("--write", action="store_true",
-                        help="Write the suggested entries to that file, keeping a backup")  # fmt: skip
+    _flag(parser, "--write", "Write the suggested entries to that file, keeping a backup")
     _shared(parser, "--json")
 
 
@@ -345,5 +326,5 @@ def completion(parser: argparse.ArgumentParser) -> None:
 
 def stop(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `stop`."""
-    parser.add_argument("--jobs", action="store_true", help="Also cancel the running jobs")
+    _flag(parser, "--jobs", "Also cancel the running jobs")
     _grace(parser)
