@@ -19,8 +19,9 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.atomic_file import replace_file
 from gpu_scheduler.views import status_board as board
 
-#: Minimum number of seconds between two writes.
+#: Minimum number of seconds between two writes, and between two in which only the times differ.
 MIN_INTERVAL_S = 0.5
+TIMES_INTERVAL_S = 4.0
 
 
 class StatusBoardFile:
@@ -39,24 +40,30 @@ class StatusBoardFile:
         self._clock = clock
         self._limits = limits
         self._written_state: object = None
+        self._written_samples: object = None
         self._written_at = float("-inf")
 
     def write(self, facts: Facts, newest_id: int) -> None:
         """Updates the file after a new event (newest_id: of the last one) or a new sample.
 
+        A sample with the values of the last one changes only the times on the board, which may wait.
         Raises OSError, sqlite3.OperationalError; the caller then retries.
         """
-        shown = (newest_id, *((gpu.uuid, gpu.sampled_at) for gpu in facts.gpus))
-        if shown == self._written_state:
-            return
+        shown = (newest_id, *((gpu.uuid, gpu.sample) for gpu in facts.gpus))
+        samples = [gpu.sampled_at for gpu in facts.gpus]
         now = self._clock.now().boot
+        if shown == self._written_state and (
+            samples == self._written_samples or now < self._written_at + TIMES_INTERVAL_S
+        ):
+            self.next_write_at = None
+            return
         if now < self._written_at + MIN_INTERVAL_S:
             self.next_write_at = self._written_at + MIN_INTERVAL_S
             return
         self.next_write_at = None
         self._written_at = now
         self._replace_file(self._build(os.getpid(), _memory_used(facts)))
-        self._written_state = shown
+        self._written_state, self._written_samples = shown, samples
 
     def end(self) -> None:
         """Writes the board of a stopped scheduler, whose running jobs continue."""

@@ -635,6 +635,32 @@ def test_board_shows_declarations(
     assert f"python train.py  GPU 0: ?/? MiB; {expected}\n" in harness.board.read_text()
 
 
+def test_a_sample_that_changes_only_times_waits(harness: ReporterHarness) -> None:
+    def inode_after(delay_s: float, load_percent: float) -> int:
+        harness.clock.boot += delay_s
+        sample = GpuSample("U0", 0, "card", 24576, 7000, load_percent)
+        harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_at=harness.clock.boot)
+        harness.update()
+        assert harness.reporter.next_write_at is None
+        return os.stat(harness.board).st_ino
+
+    first = inode_after(1.0, 50.0)
+    assert inode_after(1.0, 50.0) == first
+    changed = inode_after(1.0, 60.0)
+    assert changed != first
+    assert inode_after(3.9, 60.0) == changed
+    assert inode_after(0.2, 60.0) != changed
+
+
+def test_a_change_that_is_undone_before_it_was_written_wakes_no_round(harness: ReporterHarness) -> None:
+    for load_percent, due in ((50.0, False), (60.0, True), (50.0, False)):
+        sample = GpuSample("U0", 0, "card", 24576, 7000, load_percent)
+        harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_at=harness.clock.boot)
+        harness.clock.boot += 0.1
+        harness.update()
+        assert (harness.reporter.next_write_at is not None) == due
+
+
 def test_board_is_written_at_most_twice_a_second(harness: ReporterHarness) -> None:
     harness.update()
     harness.job("echo soon")
