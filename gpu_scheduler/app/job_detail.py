@@ -96,7 +96,7 @@ def _attempt_view(
     folder = store.data_dir.attempt_folder(attempt)
     is_newest = job.attempt is not None and job.attempt.id == attempt.id
     return AttemptView(
-        # The job has the newest attempt with the end that is not recorded yet.
+        # The newest attempt of `job` includes an end that is not recorded yet.
         attempt=job.attempt if is_newest and job.attempt is not None else attempt,
         gpus=gpu_indices(attempt, context.indices),
         folder=str(folder),

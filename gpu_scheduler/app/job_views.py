@@ -153,7 +153,7 @@ def _with_status(attempt: AttemptRecord, status: AttemptStatus) -> AttemptRecord
 def _with_next_round(
     job: JobRecord, attempt: AttemptRecord, fact: Attempt, context: ViewContext
 ) -> tuple[JobRecord, AttemptRecord]:
-    """Returns both with the changes that the next round would record of an open attempt."""
+    """Returns the job and the attempt with the changes that the next round would record."""
     if runs_as_recorded(fact):
         return job, attempt
     from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
@@ -199,7 +199,8 @@ def _ended_attempt(attempt: AttemptRecord, action: FinishAttempt) -> AttemptReco
 def runs_as_recorded(attempt: Attempt) -> bool:
     """Returns whether an attempt simply runs on, so that `reconcile` changes no state.
 
-    This spares most commands the import of the rules, which takes longer than all else that `status` does.
+    This spares most commands the import of the rules, which takes longer than everything else that `status`
+    does.
     """
     status = attempt.status
     stops = status.stop is not None or attempt.cancel is not None

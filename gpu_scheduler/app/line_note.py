@@ -10,7 +10,7 @@ from gpu_scheduler.core.model.need import Need
 
 
 class NoteKind(str, Enum):
-    """The subject of a note. In the comments: its data."""
+    """The subject of a note. The comments list its data."""
 
     MODEL_UNKNOWN = "model_unknown"  # model
     SCRIPT_RELATIVE = "script_relative"  # script, cwd
@@ -26,7 +26,7 @@ class NoteKind(str, Enum):
 
 @dataclass(frozen=True)
 class Note:
-    """A note with its data."""
+    """A note about a line, with the data of its kind."""
 
     kind: NoteKind
     data: Mapping[str, object]

@@ -1,4 +1,4 @@
-"""Hides the secrets in what the use cases return. Front ends get no text that has not passed through here.
+"""Hides the secrets in the results of use cases. All text that front ends get passes through here.
 
 The store, `command.sh` and the job keep the values.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-#: The fields that may hold a secret, of types of which a result may have many.
+#: Fields that may contain a secret, for types that occur often in results.
 _TEXT_FIELDS: Mapping[type, tuple[str, ...]] = {
     JobRecord: ("text", "spec_json", "reason"),
     AttemptRecord: ("launch_error", "reason"),

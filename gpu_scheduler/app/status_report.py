@@ -68,7 +68,7 @@ class JobView(NamedTuple):
 
     @property
     def window_closed(self) -> bool:
-        """True if it runs on although its Screen window was closed."""
+        """True if it is still running although its Screen window was closed."""
         return self.attempt is not None and self.attempt.window_closed and self.record.state in ACTIVE
 
     @property

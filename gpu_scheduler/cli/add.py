@@ -18,7 +18,7 @@ def add(options: Namespace) -> int:
     location, new = location_of(options), _new_line(options)
     if options.output_file == "-":
         added = app.compose(location, new)
-        print(added.line)  # usable, with its secrets
+        print(added.line)  # its secrets are not hidden, so that it is usable
     else:
         added = app.add(location, new, options.output_file)
         print(added.line)

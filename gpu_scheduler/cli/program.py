@@ -1,4 +1,4 @@
-"""Names the program and the scheduler that a command is about, prints errors, and measures the terminal."""
+"""Names the program, locates the scheduler of a command, prints errors, and measures the terminal."""
 
 from __future__ import annotations
 

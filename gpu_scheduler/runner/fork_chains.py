@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Number of times that the newest processes are searched for a member of a group.
 _TRIES = 200
-#: Seconds in which a fork chain adds an ended process to its group, or is found as a living one.
+#: Seconds within which a fork chain adds an ended process to its group, or a living process of it is found.
 _CHAIN_S = 0.02
 
 
@@ -53,7 +53,7 @@ def may_have_living_group(command: RecordedCommand) -> bool:
 
 
 def _members(group: int) -> dict[int, bool]:
-    """Returns each process of a process group, and whether it has ended; one that disappears has not."""
+    """Returns each process of a group, and whether it has ended; one that disappears counts as living."""
     members = {}
     for pid in newest_first():
         try:

@@ -131,7 +131,7 @@ def _relocate_project(store: Store, *, copied: bool) -> None:
 
 
 def is_same_file(one: str | Path, other: str) -> bool:
-    """Returns whether both paths exist and lead to one file."""
+    """Returns whether both paths exist and lead to the same file."""
     try:
         return os.path.samefile(one, other)
     except OSError:

@@ -55,8 +55,8 @@ class RecordCache(Generic[_Record]):
 class Store:
     """The store of one state file. Raises SchedulerError if another host owns it.
 
-    The records are imported by the methods that return them: `pause` needs none, and their classes take
-    longer to create than all else that it does.
+    The records are imported by the methods that return them: `pause` needs none, and creating their classes
+    takes longer than everything else that it does.
     """
 
     def __init__(self, data_dir: DataDir, *, create: bool = False) -> None:

@@ -198,7 +198,7 @@ def _check_link(path: str | Path, allowed_owners: Collection[int] | None) -> Fil
 def read_descriptor(fd: int, max_bytes: int) -> bytes | FileProblem:
     """Returns all bytes of a descriptor, or TOO_LARGE if there are more than `max_bytes`. Raises OSError.
 
-    The size at opening is no limit: a file may grow while it is read.
+    The size at opening is not a limit: a file may grow while it is read.
     """
     pieces: list[bytes] = []
     size = 0

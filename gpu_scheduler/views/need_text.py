@@ -36,7 +36,7 @@ def current_need_text(current: CurrentNeed) -> str:
 
 
 def _source_text(current: CurrentNeed) -> str:
-    # Imported here to keep commands fast that show a need alone.
+    # Imported here to keep commands that show only a need fast.
     from gpu_scheduler.app.current_need import NeedSource
 
     spec, source = current.spec, current.source

@@ -25,7 +25,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from tests.cli.desk import Desk
 from tests.records import attempt_record, job_record
 
-#: Each in another place; none has a known form.
+#: Each secret is in a different place; none has a known form.
 IN_COMMAND, IN_ENV, IN_ERROR, IN_LINE, IN_ARGUMENTS = "s3command", "s3env", "s3error", "s3line", "s3arguments"
 SECRETS = (IN_COMMAND, IN_ENV, IN_ERROR, IN_LINE, IN_ARGUMENTS)
 COMMAND = f"WANDB_API_KEY={IN_COMMAND} python t.py"
@@ -36,7 +36,7 @@ def assert_no_secret(result: Any) -> None:
     assert [secret for secret in SECRETS if secret in text] == []
 
 
-def test_no_result_has_a_secret(desk: Desk, location: Location, tmp_path: Path) -> None:
+def test_no_result_contains_a_secret(desk: Desk, location: Location, tmp_path: Path) -> None:
     waiting = desk.job(COMMAND, env=(("X_TOKEN", IN_ENV),))
     failed = desk.job(f"python u.py --password {IN_ARGUMENTS}")
     reason = StateReason(ReasonKind.COMMAND_FAILED, exit_code=3, error=f"no https://me:{IN_ERROR}@host/x")
@@ -75,6 +75,6 @@ def test_a_masked_job_keeps_its_other_values() -> None:
     assert json.loads(job.spec_json)["arguments"][1] == IN_ARGUMENTS
 
 
-def test_a_result_without_secrets_is_returned_as_it_is() -> None:
+def test_a_result_without_secrets_is_returned_unchanged() -> None:
     for record in (job_record(), attempt_record()):
         assert without_secrets(record) is record

@@ -60,7 +60,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "intake",
     ),
     "app": (*CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health"),
-    # Views know the types of records, which results hold; they read no store.
+    # Views know the types of records, because results contain them, but do not read the store.
     "views": ("core.model", "core.text", "core.scheduling", "app", "store.records", "store.jobs_files"),
     "reporting": (
         "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "store.events",

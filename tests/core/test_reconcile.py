@@ -445,7 +445,7 @@ def test_a_cancelled_job_ends_as_cancelled_however_its_attempt_ends(attempt: Att
     assert (end.state, end.job_outcome) == (JobState.FINISHED, Outcome.CANCELLED)
 
 
-def test_a_preempted_job_is_held_not_cancelled() -> None:
+def test_a_preempted_job_is_held_instead_of_cancelled() -> None:
     end = finished(
         replace(OPEN, cancel=StopRequest("preempted", 3.0), status=status(claim="dead"), survivors=())
     )

@@ -210,7 +210,7 @@ def test_reordered_lines_change_only_their_own_queue_positions(desk: WatchedFile
     desk.rig.tick_until_ended(blocker)
 
 
-def test_a_changed_attribute_leaves_other_requested_values(desk: WatchedFile) -> None:
+def test_a_changed_attribute_does_not_change_other_requested_values(desk: WatchedFile) -> None:
     desk.save("[gpus=2 hold] echo a >> ran\n[hold name=x] echo b >> ran\n")
     assert desk.states() == {1: "held", 2: "held"}
     desk.save("[gpus=2] echo a >> ran\n[hold name=y] echo b >> ran\n")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 
-#: What pauses or resumes a GPU other than a command.
+#: The cause of a pause or its end, if it is not a command.
 PauseCause = Literal["state_file_edited", "state_file_removed"]
 
 

@@ -122,7 +122,7 @@ def end_attempt(
 def _with_next_state(
     end: FinishAttempt, attempt: Attempt, now: Now, settings: Settings
 ) -> tuple[FinishAttempt, NextStep | None]:
-    """Returns the end with the next state of the job, and the step for its reason; None = it needs none."""
+    """Returns the end with the next state of the job, and the next step for its reason, if any."""
     cancelled = attempt.cancel is not None and attempt.cancel.cause == "cancelled"
     if end.outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED, Outcome.NOT_STARTED) and cancelled:
         return replace(end, job_outcome=Outcome.CANCELLED), None
