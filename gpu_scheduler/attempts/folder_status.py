@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpu_scheduler.attempts.folder_parsing import ClaimFile, parse_claim, parse_result, parse_stop
+from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.attempts.prepare import is_prepared
 from gpu_scheduler.attempts.sweep import recorded_command
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, ClaimState, RunnerIdentity
@@ -182,20 +183,7 @@ def is_alive(runner: RunnerIdentity | None) -> bool:
 def _runner_error(folder: Path) -> list[str]:
     """Returns the last line of the error output of a runner that failed before its claim."""
     try:
-        fd = open_file(str(folder / "runner.err"))
-        if not isinstance(fd, int):
-            return []
-        try:
-            status = os.fstat(fd)
-            regular = stat.S_ISREG(status.st_mode)
-            data = (
-                os.pread(fd, _ERROR_TAIL_BYTES, max(0, status.st_size - _ERROR_TAIL_BYTES))
-                if regular
-                else b""
-            )
-        finally:
-            os.close(fd)
+        lines = read_tail(str(folder / "runner.err"), _ERROR_TAIL_BYTES).strip().splitlines()
     except OSError:
         return []
-    lines = data.decode("utf-8", "replace").strip().splitlines()
     return [f"the runner failed: {lines[-1]}"] if lines else []

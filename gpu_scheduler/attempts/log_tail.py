@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from gpu_scheduler.system.shortages import reraise_shortage
+from gpu_scheduler.runner.folder import SHORTAGE
 
 #: Bytes at the end of a log that are searched for its last error.
 TAIL_BYTES = 64 * 1024
@@ -33,7 +33,8 @@ def read_tail(path: str | None, max_bytes: int = TAIL_BYTES) -> str:
         finally:
             os.close(fd)
     except OSError as error:
-        reraise_shortage(error)
+        if error.errno in SHORTAGE:
+            raise
         return ""
     if start:
         cut, end, rest = data.partition(b"\n")

@@ -6,15 +6,13 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
-from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS
+from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, AttemptRef
 from gpu_scheduler.attempts.folder_status import observe
+from gpu_scheduler.attempts.observe import attempt_ref
 from gpu_scheduler.attempts.runner_control import void_claim
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.attempt_status import RunnerIdentity
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import attempt_import
 from gpu_scheduler.store.attempt_folders import (
@@ -66,9 +64,9 @@ def refuse_active(store: Store, *, void_claims: bool = False) -> None:
 
 def refuse_unrecorded(condition: StoreCondition) -> None:
     """Raises SchedulerError while an attempt of a store that cannot be read is active."""
-    attempts = _unknown_attempts(condition.folders)
+    attempts = unknown_attempts(condition.folders)
     remedy = _DEVELOPMENT_REMEDY if condition.state == "development" else _UNRECORDED_REMEDY
-    _wait_then_refuse(lambda: _active_jobs_of(attempts, void_claims=False), remedy)
+    _wait_then_refuse(lambda: _active_jobs_of(attempts), remedy)
 
 
 def _wait_then_refuse(find_active: Callable[[], dict[int, bool]], remedy: str) -> None:
@@ -80,21 +78,6 @@ def _wait_then_refuse(find_active: Callable[[], dict[int, bool]], remedy: str) -
         raise SchedulerError(f"{which} active; --fresh forgets nothing while jobs are active\n{remedy}")
 
 
-@dataclass(frozen=True)
-class _OpenAttempt:
-    """An attempt that may be active.
-
-    runner: its runner process, if the store has it. has_ended: the store has its end, but processes of it may
-    be left.
-    """
-
-    job_id: int
-    token: str
-    folder: Path
-    runner: RunnerIdentity | None = None
-    has_ended: bool = False
-
-
 def _active_jobs(store: Store, void_claims: bool) -> dict[int, bool]:
     """Returns active job id -> whether its command is over and only other processes of it are left."""
     boot_id, active = Clock().boot_id, store.active_attempts()
@@ -103,40 +86,35 @@ def _active_jobs(store: Store, void_claims: bool) -> dict[int, bool]:
         for attempt in active
         if attempt.state.is_open and attempt.executor not in LOCAL_EXECUTORS
     }
-    attempts = [
-        _OpenAttempt(
-            attempt.job_id, attempt.token,
-            store.data_dir.attempt_folder(attempt),
-            attempt.runner, not attempt.state.is_open,
-        )
-        for attempt in active
-        if attempt.boot_id == boot_id and attempt.executor in LOCAL_EXECUTORS
-    ]  # fmt: skip
-    attempts += _unknown_attempts(unknown_to_store(list_attempt_folders(store.data_dir), store.db.connection))
-    return _active_jobs_of(attempts, void_claims=void_claims) | elsewhere
+    here = [one for one in active if one.boot_id == boot_id and one.executor in LOCAL_EXECUTORS]
+    attempts = [attempt_ref(store, attempt) for attempt in here]
+    attempts += unknown_attempts(unknown_to_store(list_attempt_folders(store.data_dir), store.db.connection))
+    ended = {attempt.token for attempt in here if not attempt.state.is_open}
+    return _active_jobs_of(attempts, ended, void_claims=void_claims) | elsewhere
 
 
-def _unknown_attempts(folders: Iterable[AttemptFolder]) -> list[_OpenAttempt]:
-    """Returns the attempts in these folders; one without a token is left out, since it never begins."""
+def unknown_attempts(folders: Iterable[AttemptFolder]) -> list[AttemptRef]:
+    """Returns the attempts of this boot in these folders; one without a token never begins."""
     boot_id, found = Clock().boot_id, []
     for folder in folders:
         token, origin = token_of(folder), read_origin(folder)
         if token is not None and (origin is None or origin.boot_id == boot_id):
-            found.append(_OpenAttempt(folder.job_id, token, folder.path))
+            found.append(AttemptRef(folder.job_id, folder.number, token, folder.path))
     return found
 
 
-def _active_jobs_of(attempts: Collection[_OpenAttempt], *, void_claims: bool) -> dict[int, bool]:
+def _active_jobs_of(
+    attempts: Collection[AttemptRef], ended: Collection[str] = (), *, void_claims: bool = False
+) -> dict[int, bool]:
+    """See _active_jobs. ended: attempts whose end is in the store; only processes of them may be left."""
     folders = {one.token: one.folder for one in attempts}
     alive = processes_of(folders, unsupervised=folders) if folders else {}
-    over = {one.token: _is_command_over(one, void_claims) for one in attempts}
+    over = {one.token: one.token in ended or _is_command_over(one, void_claims) for one in attempts}
     return {one.job_id: over[one.token] for one in attempts if one.token in alive or not over[one.token]}
 
 
-def _is_command_over(attempt: _OpenAttempt, void_claims: bool) -> bool:
+def _is_command_over(attempt: AttemptRef, void_claims: bool) -> bool:
     """Returns whether the command of an attempt is over or will never begin. Processes of it may be left."""
-    if attempt.has_ended:
-        return True
     folder, token = attempt.folder, attempt.token
     try:
         status = observe(folder, token, attempt.runner)

@@ -23,7 +23,7 @@ from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.core.scheduling.restored_attempts import restore, supersede
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
-from gpu_scheduler.scheduler.fresh_start import refuse_unrecorded
+from gpu_scheduler.scheduler.fresh_start import refuse_unrecorded, unknown_attempts
 from gpu_scheduler.store import attempt_folders, attempt_import, location
 from gpu_scheduler.store.attempt_folders import AttemptFolder, Origin, may_have_launched, token_of
 from gpu_scheduler.store.backups import (
@@ -68,22 +68,14 @@ def refusal_message(data_dir: DataDir, condition: StoreCondition) -> str:
     """Returns why the store cannot be used, with the remedies."""
     count = len(condition.unknown_folders)
     folders = f"{count} attempt{'s' * (count != 1)} in {data_dir.runs} {'is' if count == 1 else 'are'}"
-    problem = {
-        "missing": f"{data_dir.database} is missing",
-        "empty": f"{data_dir.database} is empty",
-        "damaged": condition.damage,
-        "development": "",  # refused before
-        "whole": f"{data_dir.database} is the store of {condition.owner}"
-        if condition.owner
-        else f"{data_dir.database} is older than "
-        + (
-            "they are"
-            if condition.unknown_folders
-            else str(condition.backups[0].path)
-            if condition.backups
-            else ""
-        ),
-    }[condition.state]
+    problem = f"{data_dir.database} is {condition.state}"
+    if condition.damage:
+        problem = condition.damage
+    elif condition.owner is not None:
+        problem = f"{data_dir.database} is the store of {condition.owner}"
+    elif condition.state == "whole":
+        newer = "they are" if count else next((one.path for one in condition.backups), "")
+        problem = f"{data_dir.database} is older than {newer}"
     head = f"{folders} not in the store: {problem}" if count else f"the store was lost: {problem}"
     running = _running_jobs(condition.unknown_folders) if count else {}
     running_jobs = "none of them is running"
@@ -108,19 +100,12 @@ def _format_time(backup: Backup) -> str:
 
 def _running_jobs(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
     """Returns job id -> pid of the runner, if known, for these attempts with live processes."""
-    tokens = {token: one for one in folders if (token := token_of(one)) is not None}
-    running: dict[int, int | None] = {}
-    boot_id = Clock().boot_id
-    origins = {token: attempt_folders.read_origin(one) for token, one in tokens.items()}
-    here = {
-        token: tokens[token].path
-        for token, origin in origins.items()
-        if origin is None or origin.boot_id == boot_id
-    }
-    for token in processes_of(here) if here else {}:
-        running[tokens[token].job_id] = None
-    for token, one in tokens.items():
-        status = observe(one.path, token)
+    attempts = unknown_attempts(folders)
+    paths = {one.token: one.folder for one in attempts}
+    alive = processes_of(paths) if paths else {}
+    running: dict[int, int | None] = {one.job_id: None for one in attempts if one.token in alive}
+    for one in attempts:
+        status = observe(one.folder, one.token)
         if status.claim in ("live", "unlocked") and status.result is None:
             running[one.job_id] = status.pid
     return running
