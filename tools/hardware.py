@@ -35,7 +35,7 @@ from gpu_scheduler.gpus.probes import Probe, make_probe
 TORCH_JOB = Path(__file__).with_name("torchjob.py")
 #: MiB that it allocates.
 ALLOCATED_MIB = 2048
-#: Fraction by which NVML and PyTorch may differ on that.
+#: Fraction by which NVML and PyTorch may differ on this amount.
 TOLERANCE = 0.05
 #: Seconds that the scheduler may take for a job of two attempts, each of which loads PyTorch.
 TIMEOUT_S = 300.0

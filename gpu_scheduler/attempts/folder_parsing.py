@@ -46,7 +46,7 @@ def parse_result(value: dict[str, Any], token: str) -> AttemptResult | FileProbl
         return problem
     ends = (value["exit_code"] is not None) + (value["signal"] is not None)
     if ends > 1 or (value["began"] and ends == 0):
-        return FileProblem("has no valid end of the command")
+        return FileProblem("does not contain a valid end of the command")
     message = value["message"]
     return AttemptResult(
         cause=value["cause"],

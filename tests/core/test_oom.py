@@ -79,7 +79,7 @@ def test_finds_the_oom_line_that_ended_a_job(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", OOMS, ids=lambda case: case.name)
-def test_rejects_an_oom_after_which_the_program_went_on(case: Case) -> None:
+def test_rejects_an_oom_after_which_the_program_continued(case: Case) -> None:
     assert cuda_oom(f"{case.tail}epoch 1\n{MISTAKE}") is None
     assert cuda_oom(f"{case.tail}{PROGRESS}") is None
 

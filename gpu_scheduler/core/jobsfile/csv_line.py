@@ -1,7 +1,7 @@
 """Recognises and parses the CSV line `priority,script_path,conda_env,arguments,allowed_gpus`.
 
 A sixth column, an execution type, may stand before the arguments. Paths are returned as written: this module
-knows nothing of folders.
+does not resolve folders.
 """
 
 from __future__ import annotations
