@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.answers import Answer, AnswerKind
+from gpu_scheduler.cli import standard_streams
 from gpu_scheduler.cli.program import location_of, print_error
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.views.answers import answer_text
@@ -127,11 +128,13 @@ def stop(options: Namespace) -> int:
     from gpu_scheduler.app import stop as app
     from gpu_scheduler.views.stop import to_text, wait_text
 
-    report = app.stop(
-        location_of(options),
-        end_jobs=options.jobs,
-        grace_s=options.grace,
-        on_wait=lambda wait: print(wait_text(wait), flush=True),
-    )
+    def print_wait(wait: app.StopWait) -> None:
+        try:
+            print(wait_text(wait), flush=True)
+        except OSError:  # nobody reads the output, but the scheduler must end all the same
+            standard_streams.discard_output()
+
+    location, grace_s = location_of(options), options.grace
+    report = app.stop(location, end_jobs=options.jobs, grace_s=grace_s, on_wait=print_wait)
     print(to_text(report, with_jobs=options.jobs), end="")
     return int(report.has_failed)

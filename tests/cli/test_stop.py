@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +48,18 @@ def test_stop_ends_the_scheduler_and_running_jobs_continue(desk: Desk) -> None:
     assert processes_of(desk.folders)
     assert desk.state(job) == "running"
     assert desk.requests() == []
+
+
+def test_stop_ends_the_scheduler_although_nobody_reads_its_output(desk: Desk) -> None:
+    assert desk.store
+    with desk.scheduler():
+        read, write = os.pipe()
+        os.close(read)
+        words = [sys.executable, "-m", "gpu_scheduler", "stop"]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        subprocess.run(words, stdout=write, cwd=desk.path, env=environment, check=False, timeout=60)
+        os.close(write)
+        assert scheduler_pid(desk.data_dir.lock) is None
 
 
 def test_stop_names_a_scheduler_that_does_not_end_and_withdraws_the_request(
