@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 
 from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
@@ -14,6 +13,7 @@ from gpu_scheduler.executors.local import LocalExecutor
 from gpu_scheduler.executors.spawn import minimal_environment
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.spec import read_spec
+from gpu_scheduler.system.run_program import run_program
 
 INSTALL_REMEDY = "install it (sudo apt-get install screen), or start without --screen"
 _SCREENDIR_REMEDY = "set SCREENDIR to a folder that you own, with mode 700"
@@ -80,22 +80,13 @@ def screen_problem() -> str | None:
     program = shutil.which("screen")
     if program is None:
         return f"GNU Screen is not installed: {INSTALL_REMEDY}"
-    try:
-        listed = subprocess.run(
-            [program, "-ls"],
-            env=_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=5,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"GNU Screen does not respond ({error}): repair it, or start without --screen"
-    answer = listed.stdout.decode("utf-8", "replace").strip()
+    listed = run_program([program, "-ls"], _environment(os.environ))
+    if listed.problem:
+        return f"GNU Screen does not respond ({listed.problem}): repair it, or start without --screen"
+    answer = listed.output.strip()
     folder = parse_session_list(answer).folder
     if folder is None:
-        output = answer.splitlines()[-1] if answer else f"exit code {listed.returncode}"
+        output = answer.splitlines()[-1] if answer else f"exit code {listed.exit_code}"
         return f"GNU Screen cannot use its socket folder: {output}\n{_SCREENDIR_REMEDY}"
     if len(os.fsencode(folder)) > _MAX_SOCKET_FOLDER_BYTES:
         return (

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 from typing import TypeVar
 
@@ -49,18 +50,12 @@ class _KnownProcess:
     token: str | None
 
 
-@dataclass(frozen=True)
-class _Attribution:
-    """The attribution of one listed pid. known: its process was found; token and start then describe it."""
+class _NoProcess(Enum):
+    """The reason why a listed pid is attributed without a process; a hidden one is foreign."""
 
-    known: bool = True
-    token: str | None = None
-    start: float | None = None
-    unmatched: bool = False
-
-
-_GONE = _Attribution(known=False)
-_UNMATCHED = _Attribution(known=False, unmatched=True)
+    HIDDEN = "hidden"
+    ENDED = "ended"
+    UNMATCHED = "unmatched"
 
 
 def is_alive(pid: int, start: float, root: str = PROC) -> bool:
@@ -78,7 +73,7 @@ class ProcessOwners:
     def __init__(self, root: str = PROC) -> None:
         self._proc = Proc(root)
         self._open: frozenset[str] = frozenset()
-        self._attributions: dict[int, _Attribution] = {}
+        self._attributions: dict[int, _KnownProcess | _NoProcess] = {}
         self._known: dict[int, _KnownProcess] = {}
         #: Number of consecutive samples in which a listed pid had no process.
         self._missed: dict[int, int] = {}
@@ -128,46 +123,47 @@ class ProcessOwners:
         starts: dict[int, float] = {}
         unmatched = False
         for listed in sample.processes or ():
-            answer = self._attributions.get(listed.pid)
-            if answer is None:
-                answer = self._attributions[listed.pid] = self._attribute(
+            found = self._attributions.get(listed.pid)
+            if found is None:
+                found = self._attributions[listed.pid] = self._attribute(
                     listed.pid, sample.uuid.startswith(_REAL_GPU_PREFIXES)
                 )
-            if answer.known:
-                owners[listed.pid] = tokens.get(answer.token or "")
-            if answer.start is not None:
-                starts[listed.pid] = answer.start
-            unmatched = unmatched or (answer.unmatched and not listed.graphics_only)
+            if isinstance(found, _KnownProcess):
+                owners[listed.pid] = tokens.get(found.token or "")
+                starts[listed.pid] = self._proc.started_at(found.process)
+            elif found is _NoProcess.HIDDEN:
+                owners[listed.pid] = None
+            elif found is _NoProcess.UNMATCHED and not listed.graphics_only:
+                unmatched = True
         return Ownership(owners, starts, unmatched)
 
-    def _attribute(self, pid: int, is_real_gpu: bool) -> _Attribution:
+    def _attribute(self, pid: int, is_real_gpu: bool) -> _KnownProcess | _NoProcess:
         process, known = self._proc.process(pid), self._known.get(pid)
         if process is None:
             return self._attribute_missing(pid, known, is_real_gpu)
         known_before = known is not None and process.is_same_as(known.process)
         # If /proc does not show every process, the pid may equal that of one of ours by chance.
         if is_real_gpu and not (known_before or self._proc.sees_all or self._proc.uses_gpu(pid)):
-            return self._by_inner_pid(pid, is_real_gpu) or _UNMATCHED
+            return self._by_inner_pid(pid, is_real_gpu) or _NoProcess.UNMATCHED
         self._known[pid] = _KnownProcess(process, self._owner(process))
-        return self._attribution(self._known[pid])
+        return self._known[pid]
 
-    def _attribute_missing(self, pid: int, known: _KnownProcess | None, is_real_gpu: bool) -> _Attribution:
+    def _attribute_missing(
+        self, pid: int, known: _KnownProcess | None, is_real_gpu: bool
+    ) -> _KnownProcess | _NoProcess:
         """Attributes a pid without a process: it has ended, is hidden, or is of another pid namespace."""
         self._missed[pid] = self._missed.get(pid, 0) + 1
         if known is not None:
             if not self._is_alive(known.process):
                 del self._known[pid]
-            return self._attribution(known)
+            return known
         if self._proc.sees_all and self._proc.is_hidden(pid):
-            return _Attribution()
+            return _NoProcess.HIDDEN
         found = self._by_inner_pid(pid, is_real_gpu)
         if found is not None:
             return found
         # If /proc shows every process, a pid that is missing for the first time has ended since the sample.
-        return _GONE if self._proc.sees_all and self._missed[pid] == 1 else _UNMATCHED
-
-    def _attribution(self, known: _KnownProcess) -> _Attribution:
-        return _Attribution(token=known.token, start=self._proc.started_at(known.process))
+        return _NoProcess.ENDED if self._proc.sees_all and self._missed[pid] == 1 else _NoProcess.UNMATCHED
 
     def _is_alive(self, process: Process) -> bool:
         return process.is_same_as(self._proc.process(process.pid))
@@ -275,8 +271,8 @@ class ProcessOwners:
         tokens = [token for token, start in found.items() if token in self._open]
         return tokens[0] if len(tokens) == 1 and found[tokens[0]] <= process.start else None
 
-    def _by_inner_pid(self, pid: int, is_real_gpu: bool) -> _Attribution | None:
-        """Returns the attribution to our process with this inner pid, if only one attempt has one."""
+    def _by_inner_pid(self, pid: int, is_real_gpu: bool) -> _KnownProcess | None:
+        """Returns our process with this inner pid, if only one attempt has one."""
         self._find_carriers()
         if self._inner_pids is None:
             self._inner_pids = {}
@@ -291,7 +287,7 @@ class ProcessOwners:
         if len({known.token for known in meant}) != 1:
             return None
         self._known[pid] = meant[0]
-        return self._attribution(meant[0])
+        return meant[0]
 
     def _find_carriers(self) -> None:
         """Finds every process that carries an open token, once per sample."""

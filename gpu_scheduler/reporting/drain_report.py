@@ -62,10 +62,7 @@ class DrainReport:
             job = self._store.job(job_id)
             if job is not None:
                 known[job_id] = job
-        context = ViewContext(
-            self._clock.now(),
-            wait_reasons=wait_reasons(self._store),
-        )
+        context = ViewContext(self._clock.now(), wait_reasons=wait_reasons(self._store))
         return [job_view(job, None, context) for _, job in sorted(known.items())]
 
 

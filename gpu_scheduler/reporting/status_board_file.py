@@ -81,9 +81,7 @@ class StatusBoardFile:
             attempts = store.newest_attempts(job.id for job in jobs)
             unsettled, managed = store.active_attempts(), store.gpus()
             context = job_views.ViewContext(
-                now,
-                wait_reasons=wait_reasons(store),
-                indices=store.gpu_indices(),
+                now, wait_reasons=wait_reasons(store), indices=store.gpu_indices()
             )
             counts = state_counts(store)
         views = [job_views.job_view(job, attempts.get(job.id), context) for job in jobs]

@@ -115,10 +115,7 @@ class Child:
             ]
         else:
             # A terminal that the leader of a new session opens becomes its controlling terminal.
-            actions = [
-                (os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0),
-                (os.POSIX_SPAWN_DUP2, 0, 1),
-            ]
+            actions = [(os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0), (os.POSIX_SPAWN_DUP2, 0, 1)]
         actions += [(os.POSIX_SPAWN_DUP2, 1, 2), (os.POSIX_SPAWN_DUP2, report_end, 3)]
         if record_fd is not None:
             actions.append((os.POSIX_SPAWN_DUP2, record_fd, 4))

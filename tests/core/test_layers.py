@@ -46,6 +46,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "executors": (
         "core.command", "runner.folder", "runner.spec", "runner.fork_protocol", "attempts.executor",
         "attempts.folder_status", "attempts.prepare", "attempts.runner_control", "core.model",
+        "system.run_program",
     ),
     "intake": (*CORE, *TOP, "system", *STORE),
     "health": (
