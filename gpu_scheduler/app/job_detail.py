@@ -76,6 +76,8 @@ def _read(store: Store, job_id: int) -> JobDetail:
         open_now = [one for one in store.active_attempts() if one.job_id == job_id]
         context = context_of(store, open_now, is_up=is_up)
         view = job_view(job, attempts[-1] if attempts else None, context)
+        if view.attempt is not None:
+            attempts[-1] = view.attempt  # with an end that is not recorded yet
         tolerance = store.recorded_options().tolerance
         return without_secrets(
             JobDetail(
@@ -83,7 +85,7 @@ def _read(store: Store, job_id: int) -> JobDetail:
                 job=view,
                 line=line_of(store, job_id),
                 need=current_need(store, job),
-                attempts=tuple(_attempt_view(store, one, view, context, tolerance) for one in attempts),
+                attempts=tuple(_attempt_view(store, one, context, tolerance) for one in attempts),
                 history=tuple(events_of_job(store, job_id)),
                 tolerance=tolerance,
             )
@@ -91,13 +93,11 @@ def _read(store: Store, job_id: int) -> JobDetail:
 
 
 def _attempt_view(
-    store: Store, attempt: AttemptRecord, job: JobView, context: ViewContext, tolerance: float
+    store: Store, attempt: AttemptRecord, context: ViewContext, tolerance: float
 ) -> AttemptView:
     folder = store.data_dir.attempt_folder(attempt)
-    is_newest = job.attempt is not None and job.attempt.id == attempt.id
     return AttemptView(
-        # The newest attempt of `job` includes an end that is not recorded yet.
-        attempt=job.attempt if is_newest and job.attempt is not None else attempt,
+        attempt=attempt,
         gpus=gpu_indices(attempt, context.indices),
         folder=str(folder),
         command=job_command(folder),

@@ -8,18 +8,10 @@ from gpu_scheduler.core.model.event import AttemptEnded
 from gpu_scheduler.core.model.units import share_text
 from gpu_scheduler.core.scheduling.declaration_accuracy import judge_declaration
 
-#: Outcome -> its label in the log line and on the status board.
-OUTCOME_LABELS = {
-    "completed": "OK",
-    "failed": "FAILED",
-    "timed_out": "TIMED OUT",
-    "cancelled": "CANCELLED",
-    "preempted": "PREEMPTED",
-    "interrupted": "INTERRUPTED",
-    "not_started": "NOT STARTED",
-    "ended": "ENDED",
-    "skipped": "SKIPPED",
-}
+
+def outcome_label(outcome: str) -> str:
+    """Returns the label of an outcome in the log: "OK", "TIMED OUT"."""
+    return "OK" if outcome == "completed" else outcome.replace("_", " ").upper()
 
 
 def format_seconds(seconds: float) -> str:

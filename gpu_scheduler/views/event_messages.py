@@ -27,7 +27,7 @@ from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.units import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
-from gpu_scheduler.views.attempt_end import OUTCOME_LABELS, format_seconds, memory_source, usage_parts
+from gpu_scheduler.views.attempt_end import format_seconds, memory_source, outcome_label, usage_parts
 from gpu_scheduler.views.reason_text import reason_text
 from gpu_scheduler.views.wait_text import infeasibility_text, wait_text
 
@@ -215,7 +215,7 @@ def _end_message(event: Event, ended: AttemptEnded, tolerance: float) -> EventMe
     has_run = outcome != "not_started"
     after = f" in {format_seconds(ended.seconds)}" if has_run and ended.seconds is not None else ""
     if event.kind == EventKind.FINISHED:
-        head = f"finished [{OUTCOME_LABELS.get(outcome, outcome.upper())}]{after}"
+        head = f"finished [{outcome_label(outcome)}]{after}"
     else:
         then = "queued again" if event.kind == EventKind.QUEUED else event.kind
         head = f"{outcome.replace('_', ' ')}{after}, {then}"
