@@ -177,17 +177,31 @@ def stat_fields(text: bytes) -> list[bytes]:
     return text.rpartition(b")")[2].split()
 
 
+def try_read_proc(pid: int | str, name: str) -> bytes:
+    """Reads a file of a process in /proc; empty if the process is gone or may not be read.
+
+    Raises OSError if open files or memory are short.
+    """
+    try:
+        return read_proc(pid, name)
+    except OSError as error:
+        if error.errno in SHORTAGE:
+            raise
+        return b""
+
+
 def fields_of(pid: int | str) -> list[bytes] | None:
     """Returns the fields of /proc/PID/stat from the state on, also of a zombie; None if it is gone.
 
     Raises OSError if open files or memory are short.
     """
-    try:
-        return stat_fields(read_proc(pid, "stat")) or None
-    except OSError as error:
-        if error.errno in SHORTAGE:
-            raise
-        return None
+    return stat_fields(try_read_proc(pid, "stat")) or None
+
+
+def living_fields(pid: int) -> list[bytes] | None:
+    """Returns the same fields; None for a process that is gone or a zombie."""
+    fields = fields_of(pid)
+    return None if fields is None or has_ended(fields) else fields
 
 
 def has_ended(fields: list[bytes]) -> bool:

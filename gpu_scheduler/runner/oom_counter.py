@@ -52,10 +52,10 @@ class OomCounter:
 def _counter_paths() -> Iterator[str]:
     """Yields the paths of possible counters, the most specific first."""
     try:
-        groups = read_proc("self", "cgroup").decode("utf-8", "replace")
+        groups = read_proc("self", "cgroup").decode("utf-8", "replace").splitlines()
     except OSError:
-        groups = ""
-    for line in groups.splitlines():
+        groups = []
+    for line in groups:
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers == "":
             yield f"{_CGROUPS}{path}/memory.events"

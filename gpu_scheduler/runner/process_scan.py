@@ -20,7 +20,8 @@ from .folder import (
     fields_of,
     has_ended,
     init_ticks,
-    read_proc,
+    living_fields,
+    try_read_proc,
 )
 from .membership import Membership, ProcessRow, RecordedCommand, living_descendants
 
@@ -46,31 +47,25 @@ _MAX_WITHOUT_ENVIRONMENT = 4096
 _seen_zombies: set[tuple[int, int]] = set()
 
 
-def _stat(pid: int) -> list[bytes] | None:
-    """Returns the fields of /proc/PID/stat from the state on; None for a process that is gone or a zombie."""
-    fields = fields_of(pid)
-    return None if fields is None or has_ended(fields) else fields
-
-
 def _pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def ticks_of(pid: int) -> int | None:
     """Returns the start of a process in kernel ticks since boot; None if it is gone or a zombie."""
-    fields = _stat(pid)
+    fields = living_fields(pid)
     return None if fields is None else int(fields[19])
 
 
 def is_running(pid: int, ticks: int) -> bool:
     """Returns whether the process with this pid and start exists and is not exiting."""
-    fields = _stat(pid)
+    fields = living_fields(pid)
     return fields is not None and int(fields[19]) == ticks and not int(fields[6]) & _EXITING
 
 
 def has_terminal(pid: int) -> bool | None:
     """Returns whether a process has a controlling terminal, which it loses on hangup; None if it is gone."""
-    fields = _stat(pid)
+    fields = living_fields(pid)
     return None if fields is None else fields[4] != b"0"
 
 
@@ -200,12 +195,7 @@ def _table(pids: list[int], tokens: Mapping[int, str], sessions: frozenset[int])
 
 def autogroup(pid: int) -> str | None:
     """Returns the kernel's id of the session of a process; None where there is none."""
-    try:
-        return read_proc(pid, "autogroup").split(b" ")[0].decode("ascii", "replace") or None
-    except OSError as error:
-        if error.errno in SHORTAGE:
-            raise
-        return None
+    return try_read_proc(pid, "autogroup").split(b" ")[0].decode("ascii", "replace") or None
 
 
 def _reread_environments(undecided: dict[int, int], tokens: dict[int, str]) -> None:
@@ -230,12 +220,7 @@ def _record_token(tokens: dict[int, str], pid: int, environment: bytes) -> None:
 
 
 def environment(pid: int) -> bytes:
-    try:
-        return read_proc(pid, "environ")
-    except OSError as error:
-        if error.errno in SHORTAGE:
-            raise
-        return b""
+    return try_read_proc(pid, "environ")
 
 
 def token_in(environment: bytes) -> bytes:

@@ -193,7 +193,6 @@ def _has_flock(pid: int, status: os.stat_result) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
-    from gpu_scheduler.runner.folder import fields_of, has_ended
+    from gpu_scheduler.runner.folder import living_fields
 
-    fields = fields_of(pid)
-    return fields is not None and not has_ended(fields)
+    return living_fields(pid) is not None

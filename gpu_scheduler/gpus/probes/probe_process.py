@@ -11,7 +11,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
-from gpu_scheduler.runner.folder import TOKEN, fields_of, has_ended
+from gpu_scheduler.runner.folder import TOKEN, living_fields
 
 #: Loads our package from its own location only, and keeps that folder and the current folder off the path: a
 #: `queue.py` there must not shadow that of the standard library.
@@ -133,7 +133,7 @@ def _group_lives(group: int) -> bool:
     except PermissionError:
         pass
     try:
-        tables = [fields_of(int(name)) for name in os.listdir("/proc") if name.isdigit()]
+        tables = [living_fields(int(name)) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return True  # out of file descriptors: the caller checks again later
-    return any(fields is not None and int(fields[2]) == group and not has_ended(fields) for fields in tables)
+    return any(fields is not None and int(fields[2]) == group for fields in tables)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_scheduler.runner.folder import fields_of, has_ended
+from gpu_scheduler.runner.folder import living_fields
 
 #: The environment variable of a simulated job that holds the simulation's folder.
 FOLDER_VARIABLE = "GPU_SCHEDULER_SIM"
@@ -39,8 +39,8 @@ class ProcessUsage:
 
 def start_ticks(pid: int) -> int | None:
     """Returns the start of a process in clock ticks since boot; None if it is gone or a zombie."""
-    fields = fields_of(pid)
-    return None if fields is None or has_ended(fields) else int(fields[19])
+    fields = living_fields(pid)
+    return None if fields is None else int(fields[19])
 
 
 def write_usage(folder: str, gpus: Mapping[int, int], load: float) -> None:
