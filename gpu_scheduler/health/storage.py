@@ -95,11 +95,9 @@ def _folder_issue(
     while not os.path.exists(path) and path != path.parent:
         path = path.parent
     error = _write_error(path)
-    return (
-        None
-        if error is None
-        else HealthIssue(subject, str(folder), *_problem_and_remedy(error, path), blocks_starts=True)
-    )
+    if error is None:
+        return None
+    return HealthIssue(subject, str(folder), *_problem_and_remedy(error, path), blocks_starts=True)
 
 
 def _file_issues(data_dir: DataDir, *, disk_reported: bool, trust: bool) -> Iterator[HealthIssue]:
@@ -107,9 +105,8 @@ def _file_issues(data_dir: DataDir, *, disk_reported: bool, trust: bool) -> Iter
     path = state_file.link_target(data_dir.state_file)
     error = _write_error(path.parent)
     if error is not None and (not disk_reported or error.errno in _PERMISSION_ERRNOS):
-        yield HealthIssue(
-            HealthSubject.STATE_FILE, str(path), *_problem_and_remedy(error, path.parent), blocks_starts=False
-        )
+        problem, remedy = _problem_and_remedy(error, path.parent)
+        yield HealthIssue(HealthSubject.STATE_FILE, str(path), problem, remedy, blocks_starts=False)
     elif error is None:
         yield from _file_access_issues(HealthSubject.STATE_FILE, data_dir.state_file, os.R_OK, trust)
         yield from _file_access_issues(HealthSubject.MAIN_LOG, data_dir.main_log, os.W_OK, trust)
@@ -127,25 +124,17 @@ def unusable_file_issue(
         return None
     if found.kind is ProblemKind.UNREADABLE and found.errno in SHORTAGE:
         return None  # the machine is short of resources; the file may be fine
+    problem, remedy = found.description, found.remedy or "remove it, or move it aside"
     if found.kind is ProblemKind.UNREADABLE:
-        return HealthIssue(
-            subject, str(path), f"cannot be opened ({found.detail})", "remove it", blocks_starts=False
-        )
-    return HealthIssue(
-        subject,
-        str(path),
-        found.description,
-        found.remedy or "remove it, or move it aside",
-        blocks_starts=False,
-    )
+        problem, remedy = f"cannot be opened ({found.detail})", "remove it"
+    return HealthIssue(subject, str(path), problem, remedy, blocks_starts=False)
 
 
 def _file_access_issues(
     subject: HealthSubject, path: Path, access: int, trust: bool
 ) -> Iterator[HealthIssue]:
-    issue = unusable_file_issue(
-        subject, path, trust=trust, max_bytes=MAX_JSON_BYTES if access == os.R_OK else None
-    )
+    max_bytes = MAX_JSON_BYTES if access == os.R_OK else None
+    issue = unusable_file_issue(subject, path, trust=trust, max_bytes=max_bytes)
     if issue is not None:
         yield issue
     elif path.exists() and not os.access(path, access, effective_ids=True):

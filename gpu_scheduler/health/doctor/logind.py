@@ -119,14 +119,15 @@ def check(settings: LogindSettings | None, user: str, uid: int) -> Iterator[Find
         and user not in settings.kill_excluded_users
         and (not settings.kill_only_users or user in settings.kill_only_users)
     )
-    if kills and settings.scope == "manager":
-        yield _linger_finding(settings, linger)
+    if settings.scope == "manager" and settings.lingers:
+        yield ok(Check.LOGIND, "Linger=yes: your services continue when you log out")
+    elif settings.scope == "manager":
+        message = "Linger=no: the processes of your user manager end when you log out"
+        yield warn(Check.LOGIND, message, linger)
     elif kills:
         message = "KillUserProcesses=yes: when you log out, the scheduler and its jobs are killed"
         start = "start it with `systemd-run --user --scope gpu-scheduler start …`"
         yield warn(Check.LOGIND, message, start if settings.lingers else f"{linger}, and {start}")
-    elif settings.scope == "manager":
-        yield _linger_finding(settings, linger)
     else:
         value = {None: " unknown", False: "=no", True: "=yes, but not for you"}[settings.kills_user_processes]
         yield ok(Check.LOGIND, f"KillUserProcesses{value}: processes survive the session")
@@ -136,12 +137,6 @@ def check(settings: LogindSettings | None, user: str, uid: int) -> Iterator[Find
         yield warn(Check.REMOVE_IPC, message, linger)
     else:
         yield ok(Check.REMOVE_IPC, "your shared memory is kept when you log out")
-
-
-def _linger_finding(settings: LogindSettings, linger: str) -> Finding:
-    if settings.lingers:
-        return ok(Check.LOGIND, "Linger=yes: your services continue when you log out")
-    return warn(Check.LOGIND, "Linger=no: the processes of your user manager end when you log out", linger)
 
 
 def logout_warning(timeout_s: float) -> str | None:
