@@ -62,10 +62,6 @@ class ForkingExecutor(DirectExecutor):
             self._helper.close()
             self._helper = None
 
-    def helper_pid(self) -> int | None:
-        """Returns the pid of the helper; None until it is ready."""
-        return self._helper.pid if self._helper is not None and self._helper.ready() else None
-
     def _fork(self, token: str, folder: Path) -> bool:
         """Returns whether the helper has forked a runner. Raises OSError on a shortage."""
         helper = self._helper

@@ -17,6 +17,7 @@ from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor
 from tests.fakes.remote_executor import RemoteExecutor
 from tests.runner.attempt import PreparedAttempt, socket_folder, wait_for
+from tests.runner.fork_helper import helper_pid
 
 CANCEL = StopRequest("cancelled", 5.0)
 
@@ -84,7 +85,7 @@ def _local_executor(kind: str) -> Executor:
     if kind == "direct":
         return DirectExecutor()
     forking = ForkingExecutor()
-    wait_for(forking.helper_pid, "the helper")
+    wait_for(lambda: helper_pid(forking), "the helper")
     return forking
 
 

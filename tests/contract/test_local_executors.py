@@ -17,6 +17,7 @@ from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
 from tests.runner.attempt import PreparedAttempt, socket_folder, wait_for
+from tests.runner.fork_helper import helper_pid
 
 HOSTILE = "a 'b' \"c\"\n$(touch x);%n #^{é"
 
@@ -36,7 +37,7 @@ def executor(kind: str) -> Iterator[Executor]:
     """Makes the executor; its helper, if any, is ready."""
     if kind == "forking":
         forking = ForkingExecutor()
-        wait_for(forking.helper_pid, "the helper")
+        wait_for(lambda: helper_pid(forking), "the helper")
         yield forking
         forking.close()
     else:
@@ -134,10 +135,11 @@ def test_runner_survives_its_starter(kind: str, make: Make, tmp_path: Path) -> N
     attempt = make(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5")
     attempt.prepare()
     name = f"{kind.capitalize()}Executor"
-    until_ready = "\nwhile not executor.helper_pid(): time.sleep(0.001)" if kind == "forking" else ""
+    until_ready = "\nwhile not helper_pid(executor): time.sleep(0.001)" if kind == "forking" else ""
     program = (
         f"from gpu_scheduler.executors.{kind} import {name}; from pathlib import Path; import os, sys, time\n"
         "from gpu_scheduler.attempts.executor import AttemptRef\n"
+        "from tests.runner.fork_helper import helper_pid\n"
         f"executor = {name}(){until_ready}\n"
         "executor.launch(AttemptRef(7, 1, '', Path(sys.argv[1]))); os.kill(os.getpid(), 9)"
     )

@@ -48,6 +48,7 @@ from gpu_scheduler.system.shortages import describe_shortage
 from tests.loop.rig import SETTINGS, Rig
 from tests.reasons import words
 from tests.runner.attempt import patched
+from tests.runner.fork_helper import helper_pid
 from tests.waiting import wait_for
 
 
@@ -278,7 +279,7 @@ def test_helper_that_cannot_start_leaks_no_descriptor(monkeypatch: pytest.Monkey
     for calls in range(4):
         left = calls
         executor = forking.ForkingExecutor()
-        assert executor.helper_pid() is None
+        assert helper_pid(executor) is None
         assert sorted(os.listdir("/proc/self/fd")) == before
 
 

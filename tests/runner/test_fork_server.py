@@ -23,6 +23,7 @@ from gpu_scheduler.runner.folder import START
 from gpu_scheduler.runner.fork_protocol import NO_TOKEN
 from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
+from tests.runner.fork_helper import helper_pid
 from tests.stress.harness import environment
 from tests.stress.harness import scheduler as scheduling
 
@@ -41,7 +42,7 @@ def inheritable(tmp_path: Path) -> Iterator[Path]:
 def executor(inheritable: Path) -> Iterator[ForkingExecutor]:
     """Makes an executor whose helper is ready."""
     made = ForkingExecutor()
-    wait_for(made.helper_pid, "the helper")
+    wait_for(lambda: helper_pid(made), "the helper")
     yield made
     made.close()
 
@@ -59,11 +60,11 @@ def parent_of(pid: int) -> int:
 def is_forked(attempt: PreparedAttempt, executor: ForkingExecutor) -> bool:
     pid = attempt.until_live().pid
     assert pid is not None
-    return parent_of(pid) == executor.helper_pid()
+    return parent_of(pid) == helper_pid(executor)
 
 
 def test_helper_has_only_two_pipes_and_no_token(executor: ForkingExecutor) -> None:
-    pid = executor.helper_pid()
+    pid = helper_pid(executor)
     assert pid is not None
     files = files_of(pid)
     assert set(files) == {0, 1, 2}
@@ -116,7 +117,7 @@ def test_each_forked_runner_carries_its_own_token(make: Make, executor: ForkingE
 def test_runners_survive_the_helper_and_later_ones_start_without_it(
     make: Make, executor: ForkingExecutor, tmp_path: Path
 ) -> None:
-    pid = executor.helper_pid()
+    pid = helper_pid(executor)
     assert pid is not None
     before = make(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5").launch(executor)
     before.until_logged("up")
@@ -131,12 +132,12 @@ def test_runners_survive_the_helper_and_later_ones_start_without_it(
 def test_replaces_a_dead_helper(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "_START_EVERY_S", 0.0)
     executor = ForkingExecutor()
-    old = wait_for(executor.helper_pid, "the helper")
+    old = wait_for(lambda: helper_pid(executor), "the helper")
     os.kill(old, signal.SIGKILL)
     wait_for(lambda: process_scan.ticks_of(old) is None, "the helper's end")
     for code in (1, 2):
         assert make(f"exit {code}").launch(executor).result().exit_code == code
-    assert wait_for(executor.helper_pid, "another helper") != old
+    assert wait_for(lambda: helper_pid(executor), "another helper") != old
     attempt = make("exec sleep 300").launch(executor)
     assert is_forked(attempt, executor)
     attempt.stop()
@@ -145,7 +146,7 @@ def test_replaces_a_dead_helper(make: Make, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_second_launch_of_an_attempt_bypasses_the_helper(make: Make, executor: ForkingExecutor) -> None:
-    helper = wait_for(executor.helper_pid, "the helper")
+    helper = wait_for(lambda: helper_pid(executor), "the helper")
     hard = resource.prlimit(helper, resource.RLIMIT_NOFILE)[1]
     resource.prlimit(helper, resource.RLIMIT_NOFILE, (3, hard))
     attempt = make("exit 3").launch(executor)
@@ -159,7 +160,7 @@ def test_unresponsive_helper_is_killed_and_bypassed(
     make: Make, executor: ForkingExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "_ANSWER_S", 0.1)
-    pid = executor.helper_pid()
+    pid = helper_pid(executor)
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     attempt = make("echo start; exit 7").launch(executor)
@@ -171,7 +172,7 @@ def test_unresponsive_helper_is_killed_and_bypassed(
 def test_runners_leave_no_zombie_and_the_helper_ends_with_its_starter(
     make: Make, executor: ForkingExecutor
 ) -> None:
-    pid = executor.helper_pid()
+    pid = helper_pid(executor)
     for _ in range(3):
         make("exit 0").launch(executor).result()
 
@@ -181,9 +182,10 @@ def test_runners_leave_no_zombie_and_the_helper_ends_with_its_starter(
     wait_for(lambda: not children(), "no child, dead or alive")
     program = (
         "from gpu_scheduler.executors.forking import ForkingExecutor; import os, time\n"
+        "from tests.runner.fork_helper import helper_pid\n"
         "executor = ForkingExecutor()\n"
-        "while not executor.helper_pid(): time.sleep(0.001)\n"
-        "print(executor.helper_pid(), flush=True); os.kill(os.getpid(), 9)"
+        "while not helper_pid(executor): time.sleep(0.001)\n"
+        "print(helper_pid(executor), flush=True); os.kill(os.getpid(), 9)"
     )
     started = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False)
     assert started.returncode == -signal.SIGKILL
@@ -239,10 +241,10 @@ def test_refused_fork_falls_back_to_a_direct_start(
         f"__file__ = {START!r}\nexec(open({START!r}).read())\n"
     )
     executor = ForkingExecutor(sys.executable, str(start))
-    pid = wait_for(executor.helper_pid, "the helper")
+    pid = wait_for(lambda: helper_pid(executor), "the helper")
     for code in (1, 2):
         assert make(f"exit {code}").launch(executor).result().exit_code == code
-    assert executor.helper_pid() == pid
+    assert helper_pid(executor) == pid
     executor.close()
 
 
@@ -255,7 +257,7 @@ def test_fork_refused_by_a_shortage_fails_the_launch_with_its_errno(make: Make, 
         f"__file__ = {START!r}\nexec(open({START!r}).read())\n"
     )
     executor = ForkingExecutor(sys.executable, str(start))
-    pid = wait_for(executor.helper_pid, "the helper")
+    pid = wait_for(lambda: helper_pid(executor), "the helper")
     attempt = make("exit 1")
     attempt.prepare()
     with pytest.raises(LaunchError) as refused:
@@ -263,7 +265,7 @@ def test_fork_refused_by_a_shortage_fails_the_launch_with_its_errno(make: Make, 
     assert isinstance(refused.value.__cause__, OSError)
     assert refused.value.__cause__.errno == errno.EAGAIN
     # The helper stays the only child: no other start was tried.
-    assert (executor.helper_pid(), executor.running) == (pid, 1)
+    assert (helper_pid(executor), executor.running) == (pid, 1)
     executor.close()
 
 
