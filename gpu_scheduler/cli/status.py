@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from argparse import Namespace
 from dataclasses import replace
@@ -29,13 +30,16 @@ def status(options: Namespace) -> int:
         from gpu_scheduler.cli.watch import watch
 
         return watch(options)
-    if options.json:
-        _print_json(options)
-        return 0
+    gc.disable()  # a list of 100,000 jobs has no cycles, and would be searched for them again and again
     try:
-        _print_text(options)
+        if options.json:
+            _print_json(options)
+        else:
+            _print_text(options)
     except StoreNotFoundError:
         print(safe_text(no_store_message(location_of(options)), keep_line_breaks=True))
+    finally:
+        gc.enable()
     return 0
 
 
