@@ -159,7 +159,7 @@ class ReadingDiff:
         for index, (line, old) in enumerate(zip(lines, pairs, strict=True)):
             if line.identity is None:
                 continue
-            if old is None:
+            if old is None and line.identity not in first:
                 self.messages += [f"line {line.number}: {note}" for note in line.notes]
             if line.kind == "command":
                 self._diff_command(index, line, None if old is None else self._previous[old])

@@ -44,7 +44,8 @@ class Line:
     attributes  those that the line sets.
     is_typo     set on a malformed line that is a typo of a line which the reading keeps until it is fixed.
     job_id      set in an accepted reading. Of equal CSV lines, only the first one has the job.
-    spec        set only on a line that was just parsed; a reading does not keep it. notes: remarks to log.
+    spec        set only on a line that was just parsed; a reading does not keep it. notes: remarks to log,
+                which a line with the text of an earlier one may lack.
     """
 
     number: int
