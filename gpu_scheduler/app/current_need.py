@@ -20,7 +20,7 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.plan import need_of
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.intake.llm_config import LlmConfigFile
-from gpu_scheduler.store.measurements import LearnedNeeds
+from gpu_scheduler.store.measurements import LearnedNeedsReader
 from gpu_scheduler.store.records import GpuRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -61,7 +61,7 @@ def current_llm_config(options: StartOptions) -> LlmConfig:
 
 def learned_needs(store: Store) -> Mapping[str, int]:
     """Returns workload class -> learned MiB; empty unless the scheduler runs with --learn."""
-    return LearnedNeeds(store, store.recorded_options().spike_buffer).needs() if store.learning else {}
+    return LearnedNeedsReader(store, store.recorded_options().spike_buffer).needs() if store.learning else {}
 
 
 def current_need(store: Store, job: JobRecord) -> CurrentNeed:

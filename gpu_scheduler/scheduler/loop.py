@@ -26,7 +26,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch
 from gpu_scheduler.health.storage_monitor import StorageMonitor
 from gpu_scheduler.scheduler.read_facts import read_facts
-from gpu_scheduler.store.measurements import LearnedNeeds
+from gpu_scheduler.store.measurements import LearnedNeedsReader
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
@@ -64,7 +64,7 @@ class Loop:
         self.placing = True
         self.stop_requested = False
         self.sample_wanted = False
-        self._learned = LearnedNeeds(store, settings.spike_buffer)
+        self._learned = LearnedNeedsReader(store, settings.spike_buffer)
         self._logged: set[str] = set()
         self._line_waits: Mapping[int, WaitReason] | None = None
         self._launch_attempt = launch

@@ -17,7 +17,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch, with_stored_values
 from gpu_scheduler.runner.membership import RecordedCommand
 from gpu_scheduler.store.job_lists import find_job_fact
-from gpu_scheduler.store.measurements import LearnedNeeds
+from gpu_scheduler.store.measurements import LearnedNeedsReader
 from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
 from gpu_scheduler.store.records import ActiveAttemptRecord
 from gpu_scheduler.store.requests import open_requests
@@ -37,7 +37,7 @@ def read_facts(
     health_issue: str | None = None,
     *,
     placing: bool = True,
-    learned: LearnedNeeds | None = None,
+    learned: LearnedNeedsReader | None = None,
 ) -> Facts:
     """Returns all facts from which one round decides.
 

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
-from collections.abc import Sequence
 
-from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
-from gpu_scheduler.core.scheduling.calibration import WorkloadClass
+from gpu_scheduler.core.scheduling.learned_needs import WorkloadClass, learned_needs, quantile
 from gpu_scheduler.core.scheduling.needs import workload_class_of
 from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
-#: The quantile of the peaks on which a learned need is based.
-QUANTILE = 0.95
 #: Number of measurements kept for each workload class.
 _KEPT_PER_CLASS = 200
-
-
-def quantile(values: Sequence[int], q: float = QUANTILE) -> int:
-    """Returns the smallest value that at least the fraction q of the values do not exceed (nearest rank)."""
-    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
 
 
 def workload_classes(store: Store) -> list[WorkloadClass]:
@@ -76,11 +66,8 @@ def record_measurement(db: sqlite3.Connection, attempt: AttemptRecord, job: JobR
     )
 
 
-class LearnedNeeds:
-    """Needs learned for each workload class: the p95 of its peaks plus the spike buffer, in MiB.
-
-    They are read again only after a new measurement.
-    """
+class LearnedNeedsReader:
+    """Reads the needs learned for the workload classes; again only after a new measurement."""
 
     def __init__(self, store: Store, spike_buffer: float) -> None:
         self._store = store
@@ -94,8 +81,5 @@ class LearnedNeeds:
         newest = row["newest"] if row else None
         if newest != self._newest:
             self._newest = newest
-            self._needs = {
-                one.key: with_spike_buffer(one.p95_mib, self._spike_buffer)
-                for one in workload_classes(self._store)
-            }
+            self._needs = learned_needs(workload_classes(self._store), self._spike_buffer)
         return self._needs

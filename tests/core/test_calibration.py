@@ -14,10 +14,10 @@ from gpu_scheduler.core.scheduling.calibration import (
     Advice,
     CalibrationRules,
     NoSuggestion,
-    WorkloadClass,
     advise,
     suggested_entries,
 )
+from gpu_scheduler.core.scheduling.learned_needs import WorkloadClass
 from gpu_scheduler.core.scheduling.needs import LlmConfig, parse_llm_config
 from gpu_scheduler.core.text.json_edit import with_model_entries
 

@@ -23,7 +23,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.intake.state_file_summary import allocated_shares
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.events import events_after
-from gpu_scheduler.store.measurements import LearnedNeeds, quantile, workload_classes
+from gpu_scheduler.store.measurements import LearnedNeedsReader, workload_classes
 from gpu_scheduler.store.records import AttemptRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
@@ -241,18 +241,8 @@ def test_summarises_the_usage_of_a_workload_class(store: Store) -> None:
     assert (one.declared_mib, one.gpus, one.mean_s, one.longest_s) == (4000, 1, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("count", "nearest"), [(1, 1), (2, 2), (10, 10), (19, 19), (20, 19), (21, 20), (100, 95), (200, 190)]
-)
-def test_quantile_uses_the_nearest_rank(count: int, nearest: int) -> None:
-    values = list(range(count, 0, -1))
-    assert quantile(values) == nearest
-    assert sum(value <= nearest for value in values) >= 0.95 * count
-    assert sum(value <= nearest - 1 for value in values) < 0.95 * count
-
-
 def test_learned_needs_are_updated_after_a_measurement(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    learned = LearnedNeeds(store, 0.10)
+    learned = LearnedNeedsReader(store, 0.10)
     assert learned.needs() == {}
     ran(store, "python ä.py", 1000)
     job = store.job(1)

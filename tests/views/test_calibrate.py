@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpu_scheduler.app.calibrate import CalibrationView
-from gpu_scheduler.core.scheduling.calibration import Advice, WorkloadClass
+from gpu_scheduler.core.scheduling.calibration import Advice
+from gpu_scheduler.core.scheduling.learned_needs import WorkloadClass
 from gpu_scheduler.views.calibrate import to_text
 
 

@@ -1,4 +1,4 @@
-"""Suggests declarations from the memory peaks of finished jobs.
+"""Suggests declarations from the memory peaks of finished jobs, for `calibrate`.
 
 For each model an entry of llm_config.json, for programs without a model an attribute.
 """
@@ -12,36 +12,13 @@ from typing import Any
 
 from gpu_scheduler.core.model.units import WHOLE, format_mib, parse_share
 from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
-from gpu_scheduler.core.scheduling.needs import LlmConfig, workload_class_key
+from gpu_scheduler.core.scheduling.learned_needs import WorkloadClass
+from gpu_scheduler.core.scheduling.needs import LlmConfig
 
 #: The evidence required to write an entry: this many runs, or one run of this many seconds.
 MIN_RUNS, MIN_RUN_S = 3, 600.0
 #: Suggestions are rounded up to multiples of this, MiB.
 STEP_MIB = 64
-
-
-@dataclass(frozen=True)
-class WorkloadClass:
-    """The completed runs of one program with one model (llm None: no model).
-
-    declared_mib: of the newest run, None = no memory declared; gpus: the fewest used by a run; mean_s,
-    longest_s: run time in seconds, None = unknown.
-    """
-
-    program: str
-    llm: str | None
-    runs: int
-    max_mib: int
-    p95_mib: int
-    declared_mib: int | None
-    gpus: int
-    mean_s: float | None
-    longest_s: float | None = None
-
-    @property
-    def key(self) -> str:
-        """The key of the class, as of each of its jobs."""
-        return workload_class_key(self.program, self.llm)
 
 
 class NoSuggestion(str, Enum):

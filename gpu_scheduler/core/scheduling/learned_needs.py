@@ -1,0 +1,50 @@
+"""Learns the GPU memory of a job from the peaks of earlier runs of its workload class (`start --learn`).
+
+`needs` applies what is learned to jobs that declare nothing; `calibration` suggests declarations instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
+from gpu_scheduler.core.scheduling.needs import workload_class_key
+
+#: The quantile of the peaks on which a learned need is based.
+QUANTILE = 0.95
+
+
+@dataclass(frozen=True)
+class WorkloadClass:
+    """The completed runs of one program with one model (llm None: no model).
+
+    declared_mib: of the newest run, None = no memory declared; gpus: the fewest used by a run; mean_s,
+    longest_s: run time in seconds, None = unknown.
+    """
+
+    program: str
+    llm: str | None
+    runs: int
+    max_mib: int
+    p95_mib: int
+    declared_mib: int | None
+    gpus: int
+    mean_s: float | None
+    longest_s: float | None = None
+
+    @property
+    def key(self) -> str:
+        """The key of the class, as of each of its jobs."""
+        return workload_class_key(self.program, self.llm)
+
+
+def quantile(values: Sequence[int], q: float = QUANTILE) -> int:
+    """Returns the smallest value that at least the fraction q of the values do not exceed (nearest rank)."""
+    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
+
+
+def learned_needs(classes: Iterable[WorkloadClass], spike_buffer: float) -> dict[str, int]:
+    """Returns workload class -> MiB: the 95th percentile of its peaks plus the spike buffer."""
+    return {one.key: with_spike_buffer(one.p95_mib, spike_buffer) for one in classes}
