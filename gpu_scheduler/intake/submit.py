@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from gpu_scheduler.core.jobsfile.duplicates import SubmitEffect, submit_effect
 from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
+from gpu_scheduler.core.jobsfile.resubmission import Resubmission, decide_resubmission
 from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
@@ -23,7 +23,6 @@ class Submission:
     """The result of submitting a job. job_id: the new or existing job; warnings: about a new one."""
 
     job_id: int
-    effect: SubmitEffect
     warnings: tuple[str, ...] = ()
 
 
@@ -64,14 +63,14 @@ def submit_job(
     spec: validated; newest: the newest job of its identity, from any front end (`newest_job_facts`); config:
     the needs of models; shell: the shell of the jobs, None if nothing is known about it.
     """
-    effect = submit_effect(spec.kind, newest, spec.cancel)
-    if newest is None or effect is SubmitEffect.NEW:
+    effect = decide_resubmission(spec.kind, newest, spec.cancel)
+    if newest is None or effect is Resubmission.NEW:
         count = resolve(ResourceSpec.of(spec), config).count
         job_id = store.insert_job(spec, front_end.source)
-        return Submission(job_id, effect, tuple(line_warnings(spec, count, shell)))
-    if effect is SubmitEffect.REQUEUED:
+        return Submission(job_id, tuple(line_warnings(spec, count, shell)))
+    if effect is Resubmission.REQUEUED:
         _requeue(store, newest.job_id, spec, front_end)
-    return Submission(newest.job_id, effect)
+    return Submission(newest.job_id)
 
 
 def _requeue(store: Store, job_id: int, spec: JobSpec, front_end: FrontEnd) -> None:

@@ -1,4 +1,4 @@
-"""Submitting a job: validation, the rule for duplicates, and the recorded job."""
+"""Submitting a job: validation and the recorded job."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.core.jobsfile.duplicates import SubmitEffect, submit_effect
-from gpu_scheduler.core.model.job_spec import JobSpec, Kind
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.needs import LlmConfig
@@ -16,7 +15,6 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 
-NEW, REQUEUED, KEPT = SubmitEffect
 FRONT_END = FrontEnd("api", "user 7", "the API")
 
 
@@ -33,32 +31,8 @@ def submit(store: Store, line: str, newest: JobFact | None = None) -> Submission
     return submit_job(store, spec_of(line), newest, FRONT_END, LlmConfig(), None)
 
 
-@pytest.mark.parametrize(
-    ("kind", "state", "outcome", "cancel", "effect"),
-    [
-        ("command", None, None, False, NEW),
-        ("csv", None, None, False, NEW),
-        *(("command", state, None, False, NEW) for state in JobState),
-        *(("csv", state, None, False, KEPT) for state in JobState if state is not JobState.FINISHED),
-        ("csv", JobState.FINISHED, Outcome.COMPLETED, False, KEPT),
-        *(
-            ("csv", JobState.FINISHED, outcome, cancel, KEPT if cancel else REQUEUED)
-            for outcome in Outcome
-            if outcome is not Outcome.COMPLETED
-            for cancel in (False, True)
-        ),
-    ],
-)
-def test_an_unsuccessful_csv_job_runs_again_but_a_command_becomes_a_new_job(
-    kind: Kind, state: JobState | None, outcome: Outcome | None, cancel: bool, effect: SubmitEffect
-) -> None:
-    newest = None if state is None else JobFact(1, state, outcome)
-    assert submit_effect(kind, newest, cancel) is effect
-
-
 def test_records_the_front_end_and_warns_about_a_new_job(store: Store) -> None:
     done = submit(store, "[name=7] python t.py")
-    assert done.effect is NEW
     assert [warning for warning in done.warnings if warning.startswith("name=7")]
     job = store.job(done.job_id)
     assert job is not None
@@ -69,7 +43,7 @@ def test_requeues_a_failed_job_with_the_attributes_submitted_now(store: Store) -
     first = submit(store, "0,/t.py,env,--x 1")
     failed = JobFact(first.job_id, JobState.FINISHED, Outcome.FAILED)
     again = submit(store, "[vram=8G] 5,/t.py,env,--x 1", failed)
-    assert again == Submission(first.job_id, REQUEUED)
+    assert again == Submission(first.job_id)
     requests = open_requests(store)
     assert [(each.verb, each.target) for each in requests] == [
         ("requeue", str(first.job_id)),
@@ -83,7 +57,7 @@ def test_requeues_a_failed_job_with_the_attributes_submitted_now(store: Store) -
 def test_keeps_an_unfinished_job(store: Store) -> None:
     first = submit(store, "0,/t.py,env,--x 1")
     kept = submit(store, "0,/t.py,env,--x 1", JobFact(first.job_id, JobState.RUNNING))
-    assert kept == Submission(first.job_id, KEPT)
+    assert kept == Submission(first.job_id)
     assert open_requests(store) == []
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute
-from gpu_scheduler.core.jobsfile.duplicates import SubmitEffect, submit_effect
 from gpu_scheduler.core.jobsfile.line_matching import LinePairs
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
+from gpu_scheduler.core.jobsfile.resubmission import Resubmission, decide_resubmission
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
 
@@ -205,13 +205,13 @@ class ReadingDiff:
                 self._diff_attributes(line, self._jobs.get(job_id), old)
             return
         job = self._newest.get(line.identity) or (self._jobs.get(job_id) if job_id is not None else None)
-        effect = submit_effect("csv", job, bool(line.attributes.get("cancel")))
+        effect = decide_resubmission("csv", job, bool(line.attributes.get("cancel")))
         if job is None:
             self.actions.append(NewJob(index, line.number))
             return
         new = new or line
         self._job_ids[index] = job.job_id
-        if effect is SubmitEffect.REQUEUED:
+        if effect is Resubmission.REQUEUED:
             self.actions.append(RequeueFinished(index, job))
             of = "" if new.attributes == line.attributes else f", with the attributes of line {line.number}"
             self.messages.append(f"line {new.number}: {_job_label(job)} is queued again{of}")
