@@ -1,16 +1,15 @@
-"""Determines the exit code of a draining scheduler and logs the unfinished jobs."""
+"""Reports the end of a draining scheduler: the unfinished jobs and the exit code."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 
 from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt, FinishJob
+from gpu_scheduler.core.scheduling.exit_code import drained_exit_code, job_exit_code
 from gpu_scheduler.store.job_lists import jobs_of_file
 from gpu_scheduler.store.jobs_files import malformed_lines
 from gpu_scheduler.store.pending_groups import wait_reasons
@@ -44,7 +43,7 @@ class DrainReport:
         left = unfinished_text(malformed, [job for job in jobs if job.record.state is not JobState.FINISHED])
         if left:
             log.warning("left: %s", left)
-        code = exit_code(jobs, bool(malformed))
+        code = drained_exit_code(map(_exit_code_of, jobs), has_malformed_line=bool(malformed))
         done = sum(job.record.outcome is Outcome.COMPLETED for job in jobs)
         if not self._finished and code:
             log.info("no job was run: `retry JOB` runs a job again, `start --fresh` all of them")
@@ -66,26 +65,6 @@ class DrainReport:
         return [job_view(job, None, context) for _, job in sorted(known.items())]
 
 
-def exit_code(jobs: Iterable[JobView], has_malformed_line: bool) -> int:
-    """Returns 0 if every job completed, else the largest code of any job.
-
-    That is its own exit code, 128 + its signal, 124 for timed out, 3 for held or infeasible, and 1 for
-    anything else, including a malformed line and the job that waits for it.
-    """
-    return max([*map(_job_exit_code, jobs), int(has_malformed_line)])
-
-
-def _job_exit_code(job: JobView) -> int:
+def _exit_code_of(job: JobView) -> int:
     record = job.record
-    if record.state is not JobState.FINISHED:
-        waits_for_line = job.wait is not None and job.wait.kind is WaitKind.LINE_MALFORMED
-        return 1 if waits_for_line and record.state is JobState.QUEUED else 3
-    if record.outcome is Outcome.COMPLETED:
-        return 0
-    if record.outcome is Outcome.TIMED_OUT:
-        return 124
-    if record.outcome is Outcome.FAILED and record.signal:
-        return 128 + record.signal
-    if record.outcome is Outcome.FAILED and record.exit_code:
-        return record.exit_code
-    return 1
+    return job_exit_code(record.state, record.outcome, record.exit_code, record.signal, job.wait)

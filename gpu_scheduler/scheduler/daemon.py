@@ -20,6 +20,7 @@ from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import Action, AnswerRequest
 from gpu_scheduler.core.scheduling.draining import is_drained
+from gpu_scheduler.core.scheduling.exit_code import stopped_exit_code
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.errors import NotOwnerError
@@ -311,6 +312,4 @@ class Daemon:
             log.info("job %d keeps running: %s", attempt.job_id, where)
         if running:
             log.info("`status` shows the running jobs; run the same command again to continue")
-        if not self._options.drain:
-            return 0
-        return 128 + self._signal if self._signal else 1
+        return stopped_exit_code(drain=self._options.drain, signal=self._signal)

@@ -1,0 +1,51 @@
+"""Decides the exit code of `start`: of one that drained its queue, and of one that was stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
+
+#: The exit code for a job that timed out, as `timeout` has it.
+TIMED_OUT = 124
+#: The exit code for a job that is left because it is held or infeasible.
+LEFT = 3
+
+
+def drained_exit_code(job_codes: Iterable[int], *, has_malformed_line: bool) -> int:
+    """Returns 0 if every job completed, else the largest code of any job; a malformed line counts as 1."""
+    return max([*job_codes, int(has_malformed_line)])
+
+
+def stopped_exit_code(*, drain: bool, signal: int | None) -> int:
+    """Returns the exit code of a scheduler that a signal, or a request (None), ended."""
+    if not drain:
+        return 0
+    return 128 + signal if signal else 1
+
+
+def job_exit_code(
+    state: JobState,
+    outcome: Outcome | None,
+    exit_code: int | None,
+    signal: int | None,
+    wait: WaitReason | None,
+) -> int:
+    """Returns the exit code that a job contributes when the queue is drained.
+
+    That is its own exit code, 128 + its signal, 124 for timed out, 3 for held or infeasible, and 1 for
+    anything else, including a job that waits for its malformed line.
+    """
+    if state is not JobState.FINISHED:
+        waits_for_line = wait is not None and wait.kind is WaitKind.LINE_MALFORMED
+        return 1 if waits_for_line and state is JobState.QUEUED else LEFT
+    if outcome is Outcome.COMPLETED:
+        return 0
+    if outcome is Outcome.TIMED_OUT:
+        return TIMED_OUT
+    if outcome is Outcome.FAILED and signal:
+        return 128 + signal
+    if outcome is Outcome.FAILED and exit_code:
+        return exit_code
+    return 1
