@@ -5,6 +5,8 @@ The store, `command.sh` and the job keep the values.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
@@ -26,13 +28,12 @@ _TEXT_FIELDS: Mapping[type, tuple[str, ...]] = {
 _EVENT_FIELDS = ("command", "spec", "reason")
 #: Fields that hold a JobSpec as JSON.
 _SPEC_FIELDS = ("spec", "spec_json")
+#: An escape in JSON that ends in a letter or digit, behind which no name of a secret is recognised.
+_JSON_ESCAPE = re.compile(r"\\[bfnrtu]")
 
 
 def without_secrets(result: _Result) -> _Result:
-    """Returns a result with `(hidden)` in place of every secret; the same value if it has none.
-
-    A sequence of texts counts as the words of a command.
-    """
+    """Returns a result with `(hidden)` in place of every secret; the same value if it has none."""
     shown: Any = _shown(result)
     return shown  # type: ignore[no-any-return]
 
@@ -52,8 +53,6 @@ def _shown(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_make"):
         return value._make(map(_shown, value))
     if isinstance(value, (list, tuple)):
-        if all(isinstance(one, str) for one in value):
-            return type(value)(masked_words(value))
         return type(value)(map(_shown, value))
     if isinstance(value, Mapping):
         return {key: _shown(one) for key, one in value.items()}
@@ -77,12 +76,16 @@ def _with_shown_fields(value: Any, names: Iterable[str]) -> Any:
 def _shown_field(name: str, value: Any) -> Any:
     if name == "env":
         return tuple(hide_secrets(value).items())
+    if name == "arguments":
+        return tuple(masked_words(value))
     return _shown_spec(value) if name in _SPEC_FIELDS and isinstance(value, str) else _shown(value)
 
 
 def _shown_spec(text: str) -> str:
-    if '"env": ' not in text and masked(text) == text:
-        return text
+    if masked(text) == text and not _JSON_ESCAPE.search(text):
+        env = json.loads(text).get("env", ()) if '"env": ' in text else ()
+        if hide_secrets(env) == dict(env):
+            return text
     # Imported here, because few jobs need it.
     from gpu_scheduler.core.model.job_spec import JobSpec
 

@@ -75,6 +75,17 @@ def test_a_masked_job_keeps_its_other_values() -> None:
     assert json.loads(job.spec_json)["arguments"][1] == IN_ARGUMENTS
 
 
+def test_a_secret_behind_an_escape_of_json_is_hidden() -> None:
+    spec = JobSpec("csv", "t", "/", script="/t.py", arguments=(f"\tMY_TOKEN={IN_ARGUMENTS}",))
+    assert without_secrets(job_record(spec_json=spec.to_json())).spec.arguments == ("\tMY_TOKEN=(hidden)",)
+
+
+def test_texts_in_a_list_are_not_words_of_one_command() -> None:
+    lines = (f"PASS={IN_LINE} of 12 tests", "error: a value is required for --password", "--password", "exit")
+    assert without_secrets(lines) == ("PASS=(hidden) of 12 tests", *lines[1:])
+
+
 def test_a_result_without_secrets_is_returned_unchanged() -> None:
-    for record in (job_record(), attempt_record()):
+    spec = JobSpec("command", "t", "/", command='echo "\t"', env=(("SEED", "3"), ("WHERE", "\t")))
+    for record in (job_record(), job_record(spec_json=spec.to_json()), attempt_record()):
         assert without_secrets(record) is record
