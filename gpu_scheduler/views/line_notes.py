@@ -38,7 +38,7 @@ def _value_text(key: str, value: object) -> str:
         return ", ".join(value) or "none known"
     if key == "scheduler_pid" and isinstance(value, int):
         return pid_text(value)
-    return str(value) if value else "no jobs file"
+    return "no jobs file" if key == "watched" and not value else str(value)
 
 
 def unmet_need_text(unmet: UnmetNeed) -> str:

@@ -123,6 +123,7 @@ def test_warns_of_more_gpus_than_exist(line: str, known: Collection[int] | None,
     [
         ("0,a.py", ["a.py is a relative path", "in /w"]),
         ("0,/s/a.py,,--llm other,", ["model other is not in llm_config.json"]),
+        ("0,/s/a.py,,--llm=,", ["model  is not in llm_config.json"]),
         ("0,/s/a.py,,--layers 3,0", ["read as arguments: --layers 3 | GPUs: 0"]),
         ("CUDA_VISIBLE_DEVICES=0 python a.py", ["sets CUDA_VISIBLE_DEVICES itself"]),
         ("[share=1] 0,/s/a.py,,--llm other,", []),
