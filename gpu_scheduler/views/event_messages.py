@@ -103,7 +103,9 @@ def detail(event: Event) -> str | None:
         return f"pid {details.pid} on GPU {details.gpu}"
     if type(details) is AttemptDetails:
         return f"attempt {details.attempt}"
-    return infeasibility_text(event.reason) if isinstance(event.reason, WaitReason) else _reason(event)
+    if isinstance(event.reason, WaitReason) and event.reason.is_infeasible:
+        return infeasibility_text(event.reason)
+    return _reason(event)
 
 
 def _reason(event: Event) -> str | None:

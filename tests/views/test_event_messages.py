@@ -338,6 +338,7 @@ def test_json_has_all_data_in_ascii() -> None:
             Event(1, 0.0, "infeasible", 3, reason=NEVER),
             "needs 9 idle GPUs, 2 managed",
         ),
+        (Event(1, 0.0, "infeasible", 3, WaitReason.from_json('{"kind": "new"}')), '{"kind": "new"}'),
         (
             Event(1, 0.0, "exceeded", 3, None, {"attempt": 1, "gpu": 0, "observed": 200, "declared": 100}),
             "gpu 0: 200 MiB used, 100 MiB declared (+100%)",
