@@ -77,10 +77,11 @@ def _requeue(store: Store, job_id: int, spec: JobSpec, front_end: FrontEnd) -> N
     """Requests another run of a finished job, with the attributes of `spec`."""
     job = store.job(job_id)
     assert job is not None
+    before = job.spec
     add_request(store, "requeue", str(job_id), front_end.name, added_to=front_end.label)
     for name in COMPARED_ATTRIBUTES:
         value = getattr(spec, name)
-        if value != getattr(job.spec, name):
+        if value != getattr(before, name):
             request_attribute(store, job_id, name, value, front_end)
 
 
