@@ -18,7 +18,7 @@ from typing import Any
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.text import strict_json
-from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.data_dir import ATTEMPT_FOLDER_NAME, JOB_FOLDER_NAME, DataDir
 from gpu_scheduler.store.records import AllocationRecord, AttemptRecord, JobRecord
 from gpu_scheduler.system.safe_file import read_json_bytes
 
@@ -26,8 +26,7 @@ from gpu_scheduler.system.safe_file import read_json_bytes
 ORIGIN_KEY = "origin"
 #: Files that exist once an attempt may be or has been launched.
 _LAUNCH_FILES = ("spec.json", "claim", "command.pid", "result")
-_JOB_FOLDER = re.compile(r"[1-9][0-9]{0,17}")
-_ATTEMPT_FOLDER = re.compile(r"([1-9][0-9]{0,8})-([0-9a-f]{8})")
+_JOB_FOLDER, _ATTEMPT_FOLDER = re.compile(JOB_FOLDER_NAME), re.compile(ATTEMPT_FOLDER_NAME)
 #: Fields of an attempt, of each of its allocations, and of its job that the origin has.
 _ATTEMPT_FIELDS = ("executor", "learned", "assumed", "created_at")
 _ALLOCATION_FIELDS = ("gpu", "share", "vram", "whole", "budget_mib", "baseline_mib")

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.scheduling.facts import Attempt
     from gpu_scheduler.store.records import AttemptRecord
 
+#: Patterns of the names that `attempt_folder` composes: the job id, then the attempt number and token prefix.
+JOB_FOLDER_NAME = r"[1-9][0-9]{0,17}"
+ATTEMPT_FOLDER_NAME = r"([1-9][0-9]{0,8})-([0-9a-f]{8})"
+
 
 @dataclass(frozen=True)
 class DataDir:
@@ -119,7 +123,7 @@ class DataDir:
         return self.state_file.parent / "gpu_scheduler.log"
 
     def attempt_folder(self, attempt: AttemptRecord | Attempt) -> Path:
-        """Returns the folder of one attempt."""
+        """Returns the folder of one attempt, whose name JOB_FOLDER_NAME and ATTEMPT_FOLDER_NAME parse."""
         return self.runs / str(attempt.job_id) / f"{attempt.number}-{attempt.token[:8]}"
 
     def check_access(self) -> None:
