@@ -41,11 +41,12 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
     # Compiling their regular expressions takes 5 ms; `status` needs them only for an end that is not in the
     # store yet.
     from gpu_scheduler.core.failure.classification import failure_kinds, most_specific
+    from gpu_scheduler.core.failure.cuda_oom import cuda_oom
     from gpu_scheduler.core.failure.log_end import LogEnd
 
     tail = context.log_tail if context is not None else ""
     end = LogEnd(tail)
-    oom = end.cuda_oom()
+    oom = cuda_oom(end)
     error = end.error(None if result.exit_code == 1 else _MAX_LINES_AFTER) or oom
     error = None if error is None else _one_line(error)
     gpu_ids = context.cuda_ids if context is not None and _INVALID_GPU_ID.search(tail) else ()

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_scheduler.core.failure.cuda_oom import cuda_oom as cuda_oom_at
 from gpu_scheduler.core.failure.log_end import LogEnd
 from gpu_scheduler.core.failure.log_patterns import PRINTED_ERROR
 from gpu_scheduler.core.failure.oom_signatures import KEYWORDS, SIGNATURES, Signature
@@ -30,7 +31,7 @@ class Case(NamedTuple):
 
 
 def cuda_oom(tail: str) -> str | None:
-    return LogEnd(tail).cuda_oom()
+    return cuda_oom_at(LogEnd(tail))
 
 
 def read_case(path: Path) -> Case:

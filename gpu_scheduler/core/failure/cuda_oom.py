@@ -1,0 +1,103 @@
+"""Decides whether a failed program ended because GPU memory was exhausted, from the end of its log.
+
+The verdict decides whether the job is retried with more memory, so a line that reports exhausted memory
+(one of the SIGNATURES) is not enough: it must be the error that ended the program. No other error may follow
+it, except errors that only report the first one (a launcher's, another rank's, one raised while it was
+handled), and the program must not have continued. Host memory never counts. A program that catches the error
+may print a message of its own and exit with an error; such messages count among the last lines only.
+
+One similar message does not count: vLLM's "max seq len ... larger than the maximum number of tokens that can
+be stored in KV cache". No allocation failed there; the requested length does not fit the share of the GPU
+that vLLM takes anyway, and the job fails in the same way whatever memory is allocated to it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpu_scheduler.core.failure.log_end import LogEnd
+from gpu_scheduler.core.failure.log_patterns import (
+    AFTERMATH,
+    CONSEQUENCE,
+    HOST_MEMORY,
+    KILLING_ERROR,
+    LOGGED,
+    MENTIONS_MEMORY,
+    PYTHON_ERROR,
+    RECOVERED,
+    REPORTS_ANOTHER,
+)
+from gpu_scheduler.core.failure.oom_signatures import has_keyword, is_printed_oom, is_signature
+from gpu_scheduler.core.failure.tracebacks import root_cause, with_continuation
+
+#: Lines of ordinary output that may follow an OOM; after more, the program had continued.
+_MAX_LINES_AFTER = 40
+#: The same limit for a line that a library logs even if its caller does not depend on the memory, and for a
+#: message of the program's own.
+_MAX_LINES_AFTER_LOGGED = 5
+
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
+#: SGLang kills itself when a part of it has failed; the shell then reports "Killed".
+_SELF_KILL = "Received sigquit from a child process"
+
+
+def cuda_oom(end: LogEnd) -> str | None:
+    """Returns the line that reports GPU memory exhaustion as the end of the program, else None."""
+    if not has_keyword(_COLOUR.sub("", end.tail)):
+        return None
+    lines = end.lines
+    ooms = {index for index in range(len(lines)) if _is_oom(end, index)}
+    if not ooms:
+        return None
+    last = end.loose_error_index() if end.final_traceback is None else end.final_traceback.index
+    ends = [i for i in range(len(lines)) if i in ooms or _is_other_error(end, i, is_last=i == last)]
+    first_failed = root_cause(lines).get("rank", "").partition(" ")[0]
+    of_first_failed = [i for i in ends if first_failed and lines[i].rank in ("", first_failed)]
+    index = (of_first_failed or ends)[-1]
+    return lines[index].text.strip() if index in ooms and _is_near_end(end, index) else None
+
+
+def _is_oom(end: LogEnd, index: int) -> bool:
+    """Returns whether the line reports exhausted GPU memory from which the program did not recover."""
+    text = end.lines[index].text
+    if not has_keyword(text) or _is_source_line(end, index):
+        return False
+    if HOST_MEMORY.search(text) or RECOVERED.search(text):
+        return False
+    return is_signature(text) or is_printed_oom(text)
+
+
+def _is_other_error(end: LogEnd, index: int, *, is_last: bool) -> bool:
+    """Returns whether the line shows another cause of the end than the lines above, or a recovery.
+
+    is_last: the line is the error that ended the program, whatever its class is called.
+    """
+    text = end.lines[index].text
+    if RECOVERED.search(text) and MENTIONS_MEMORY.search(text):
+        return True
+    if not (is_last or PYTHON_ERROR.fullmatch(text) or KILLING_ERROR.fullmatch(text)):
+        return False
+    message = with_continuation(end.lines, index)
+    if REPORTS_ANOTHER.search(message) or CONSEQUENCE.search(message):
+        return False
+    if text == "Killed" and index and _SELF_KILL in end.lines[index - 1].text:
+        return False
+    traceback = end.tracebacks.get(index)
+    return traceback is None or not (traceback.is_chained or traceback.is_harmless)
+
+
+def _is_near_end(end: LogEnd, index: int) -> bool:
+    """Returns whether the program printed only little after this line."""
+    text, rank, _ = end.lines[index]
+    later = (line.text for line in end.lines[index + 1 :] if line.rank in ("", rank))
+    near = _MAX_LINES_AFTER
+    if LOGGED.search(text) or not is_signature(text):
+        near = _MAX_LINES_AFTER_LOGGED
+    return sum(not AFTERMATH.match(text) for text in later) <= near
+
+
+def _is_source_line(end: LogEnd, index: int) -> bool:
+    """Returns whether the line is source code quoted in a traceback."""
+    text, rank, _ = end.lines[index]
+    above = next((line.text for line in reversed(end.lines[:index]) if line.rank == rank), "")
+    return text.startswith(" ") and above.lstrip().startswith('File "')
