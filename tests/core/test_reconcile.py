@@ -56,9 +56,7 @@ def finished(attempt: Attempt, settings: Settings = SETTINGS) -> act.FinishAttem
         ),
     ],
 )
-def test_rule_1_the_result_decides_the_outcome(
-    result: AttemptResult, outcome: Outcome, state: JobState
-) -> None:
+def test_the_result_decides_the_outcome(result: AttemptResult, outcome: Outcome, state: JobState) -> None:
     end = finished(replace(OPEN, status=status(claim="dead", result=result), survivors=(77,)))
     assert (end.outcome, end.state) == (outcome, state)
     expected = (result.exit_code, result.signal) if result.began else (None, None)
@@ -73,9 +71,7 @@ def test_an_unreadable_folder_changes_nothing() -> None:
 
 @pytest.mark.parametrize("state", [AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING])
 @pytest.mark.parametrize("cancel", [None, CANCEL])
-def test_rule_5_a_live_runner_without_its_lock_is_not_dead(
-    state: AttemptState, cancel: StopRequest | None
-) -> None:
+def test_a_live_runner_without_its_lock_is_not_dead(state: AttemptState, cancel: StopRequest | None) -> None:
     sighting = status(claim="unlocked", pid=5, stop=StopRequest("cancelled", 0.0))
     attempt = replace(OPEN, state=state, cancel=cancel, status=sighting, launch_deadline=0.0)
     assert reconcile(attempt, NOW, SETTINGS) == []
@@ -83,12 +79,12 @@ def test_rule_5_a_live_runner_without_its_lock_is_not_dead(
     assert finished(replace(attempt, status=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
 
 
-def test_rule_1_a_command_that_ended_before_its_cancel_keeps_its_result() -> None:
+def test_a_command_that_ended_before_its_cancel_keeps_its_result() -> None:
     end = finished(replace(OPEN, cancel=CANCEL, status=status(claim="live", result=RESULT)))
     assert (end.outcome, end.job_outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
 
 
-def test_rule_1_releases_the_gpus_with_the_end_only_if_no_process_is_left() -> None:
+def test_a_result_releases_the_gpus_with_the_end_only_if_no_process_is_left() -> None:
     ended = replace(OPEN, status=status(claim="dead", result=RESULT))
     assert needs_process_scan(ended, NOW)
     assert [type(action) for action in reconcile(replace(ended, survivors=()), NOW, SETTINGS)] == [
@@ -102,14 +98,14 @@ def test_rule_1_releases_the_gpus_with_the_end_only_if_no_process_is_left() -> N
     assert not needs_process_scan(replace(ended, status=status(claim="live", result=RESULT)), NOW)
 
 
-def test_rule_2_an_attempt_with_a_void_claim_is_not_started() -> None:
+def test_an_attempt_with_a_void_claim_is_not_started() -> None:
     end = finished(replace(OPEN, state=AttemptState.STARTING, status=status(claim="void")))
     assert (end.outcome, end.state) == (Outcome.NOT_STARTED, JobState.QUEUED)
     end = finished(replace(OPEN, cancel=CANCEL, status=status(claim="void")))
     assert end.job_outcome is Outcome.CANCELLED
 
 
-def test_rule_3_a_stop_before_the_claim_voids_the_claim() -> None:
+def test_a_stop_before_the_claim_voids_the_claim() -> None:
     for attempt in (
         replace(STARTING, cancel=CANCEL),
         replace(STARTING, status=status(stop=StopRequest("cancelled", 3.0))),
@@ -130,13 +126,13 @@ def test_voiding_a_claim_is_retried_once_a_second() -> None:
     assert reconcile(of_another_boot, NOW, SETTINGS) == [act.VoidClaim(1)]
 
 
-def test_rule_4_a_live_claim_makes_the_job_running_once() -> None:
+def test_a_live_claim_makes_the_job_running_once() -> None:
     starting = replace(OPEN, state=AttemptState.STARTING, status=status(claim="live", pid=5))
     assert only_action(reconcile(starting, NOW, SETTINGS)) == act.Transition(7, 1, JobState.RUNNING)
     assert reconcile(replace(starting, state=AttemptState.RUNNING), NOW, SETTINGS) == []
 
 
-def test_rule_4_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> None:
+def test_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> None:
     live = replace(OPEN, cancel=CANCEL, status=status(claim="live", pid=5))
     assert reconcile(live, NOW, SETTINGS) == [
         act.Transition(7, 1, JobState.STOPPING),
@@ -153,14 +149,14 @@ def test_rule_4_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> Non
     assert reconcile(late, NOW, SETTINGS) == [act.KillRunner(1)]
 
 
-def test_rule_4_stop_makes_the_job_stopping_and_its_withdrawal_running() -> None:
+def test_a_stop_makes_the_job_stopping_and_its_withdrawal_running() -> None:
     stopped = replace(OPEN, status=status(claim="live", stop=StopRequest("cancelled", 3.0)))
     assert reconcile(stopped, NOW, SETTINGS) == [act.Transition(7, 1, JobState.STOPPING)]
     withdrawn = replace(OPEN, state=AttemptState.STOPPING, status=status(claim="live"))
     assert reconcile(withdrawn, NOW, SETTINGS) == [act.Transition(7, 1, JobState.RUNNING)]
 
 
-def test_rule_5_a_dead_runner_is_swept_and_its_job_interrupted() -> None:
+def test_a_dead_runner_is_swept_and_its_job_interrupted() -> None:
     dead = replace(OPEN, status=status(claim="dead"))
     assert needs_process_scan(dead, NOW)
     assert reconcile(dead, NOW, SETTINGS) == []  # its processes have not been scanned yet
@@ -181,7 +177,7 @@ def test_rule_5_a_dead_runner_is_swept_and_its_job_interrupted() -> None:
     assert "the machine was restarted" in words(restarted.reason)
 
 
-def test_rule_5_records_survivors_only_after_sigkill() -> None:
+def test_records_survivors_only_after_sigkill() -> None:
     late = replace(
         OPEN, status=status(claim="dead"), survivors=(44,), state=AttemptState.ORPHANED, runner_died_at=900.0
     )
@@ -197,7 +193,7 @@ def test_rule_5_records_survivors_only_after_sigkill() -> None:
     assert finished(replace(late, swept_at=900.0, signalled_at=998.0)).survivors == (44,)
 
 
-def test_rule_5_a_dead_runner_keeps_the_cause_of_its_stop() -> None:
+def test_a_dead_runner_keeps_the_cause_of_its_stop() -> None:
     for attempt in (
         replace(OPEN, cancel=CANCEL, status=status(claim="dead"), survivors=()),
         replace(OPEN, status=status(claim="dead", stop=StopRequest("cancelled", 3.0)), survivors=()),
@@ -326,12 +322,12 @@ def test_a_second_cancel_with_a_shorter_grace_rewrites_stop() -> None:
     assert reconcile(longer, NOW, SETTINGS) == [act.WakeRunner(1)]
 
 
-def test_rule_6_an_attempt_of_an_earlier_boot_is_not_relaunched() -> None:
+def test_an_attempt_of_an_earlier_boot_is_not_relaunched() -> None:
     end = finished(replace(STARTING, boot_id="another", launch_deadline=0.0))
     assert (end.outcome, end.state) == (Outcome.INTERRUPTED, JobState.HELD)
 
 
-def test_rule_7_relaunches_an_unclaimed_attempt_at_most_twice() -> None:
+def test_relaunches_an_unclaimed_attempt_at_most_twice() -> None:
     early = replace(OPEN, state=AttemptState.STARTING)
     assert reconcile(early, NOW, SETTINGS) == []
     assert reconcile(replace(early, status=INCOMPLETE), NOW, SETTINGS) == [act.Relaunch(1)]
