@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.scheduling.gpu_admission import counts_as_idle
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.records import AttemptRecord, GpuRecord
 from gpu_scheduler.store.store import Store
@@ -35,10 +36,9 @@ def oom_case(store: Store, attempt: AttemptRecord, spec: JobSpec, ended_at: floa
     allowed = [gpu for gpu in managed if spec.allowed is None or gpu.index in spec.allowed]
     own_mib = max((gpu.total_mib or 0 for gpu in managed if gpu.uuid in attempt.gpus), default=0)
     foreign_mib = max((_foreign_mib(gpu) for gpu in allowed if gpu.uuid in attempt.gpus), default=0)
-    is_idle = foreign_mib <= limits.idle_threshold_mib
     return OomCase(
         gpu_count=len(attempt.gpus),
-        had_gpus_alone=is_idle and not _has_neighbors(store, attempt, ended_at),
+        had_gpus_alone=counts_as_idle(foreign_mib, limits) and not _has_neighbors(store, attempt, ended_at),
         at_limit=_is_at_limit(attempt, allowed, limits),
         larger_gpus=tuple(gpu.index for gpu in allowed if own_mib and (gpu.total_mib or 0) > own_mib),
     )

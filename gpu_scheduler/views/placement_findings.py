@@ -9,7 +9,7 @@ from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, obstacle
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, counts_as_idle, obstacle
 from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.text.formatting import format_memory
@@ -73,7 +73,7 @@ def _foreign_use(view: GpuAvailability, need: Need, limits: Limits) -> str:
     if not view.foreign_mib:
         return "no foreign memory"
     holds = f"foreign memory {format_memory(view.foreign_mib)}"
-    if view.foreign_mib <= limits.idle_threshold_mib:
+    if counts_as_idle(view.foreign_mib, limits):
         return f"{holds}, counts as idle (idle threshold {limits.idle_threshold_mib} MiB)"
     if need.alone:
         return f"{holds} (idle threshold {limits.idle_threshold_mib} MiB)"

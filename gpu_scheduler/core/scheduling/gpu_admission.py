@@ -47,13 +47,18 @@ class GpuAvailability:
     processes_listed: bool = True
 
 
+def counts_as_idle(foreign_mib: int, limits: Limits) -> bool:
+    """Returns whether a GPU counts as idle: drivers and displays may use a little. foreign_mib: in MiB."""
+    return foreign_mib <= limits.idle_threshold_mib
+
+
 def foreign_use(gpu: GpuAvailability, need: Need, limits: Limits) -> ObstacleKind | None:
     """Returns the kind of foreign use that keeps a job with this need off a GPU; None if there is none.
 
     Foreign processes below the idle threshold never do. A job that declares memory may go wherever enough
     uncommitted memory is left, however much of the GPU foreign processes use.
     """
-    if gpu.foreign_mib is None or gpu.foreign_mib <= limits.idle_threshold_mib:
+    if gpu.foreign_mib is None or counts_as_idle(gpu.foreign_mib, limits):
         return None
     if need.alone:
         return ObstacleKind.FOREIGN_PROCESS
@@ -118,6 +123,6 @@ def describe_obstacle(gpu: GpuAvailability, kind: ObstacleKind, limits: Limits) 
     if gpu.foreign_peak_mib:
         return GpuObstacle(index, kind, free=free, foreign_peak_mib=round_mib(gpu.foreign_peak_mib))
     # Memory in use by unknown processes is not free either.
-    if listed or (gpu.foreign_mib or 0) <= limits.idle_threshold_mib:
+    if listed or counts_as_idle(gpu.foreign_mib or 0, limits):
         return GpuObstacle(index, kind, free=free)
     return GpuObstacle(index, kind, free=free, foreign_mib=mib, foreign_pid=pid, processes_listed=listed)

@@ -1,6 +1,6 @@
 """Measures the use of a GPU: allocations, memory and load of foreign processes, a pause or a fault.
 
-The rules are in docs/design.md, Accounting.
+The rules are in docs/design.md, Accounting. `gpu_admission` decides whether a GPU counts as idle.
 """
 
 from __future__ import annotations
