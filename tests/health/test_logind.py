@@ -39,7 +39,8 @@ RUN = "systemd-run --user --scope"
         (LogindSettings(False, True, False, scope="session"), ["ok", "warn"], [LINGER, "shared memory"]),
         (LogindSettings(False, None, False, scope="session"), ["ok", "warn"], [LINGER]),
         (LogindSettings(False, True, True, scope="session"), ["ok", "ok"], []),
-        (LogindSettings(None, False, None, scope=None), ["ok", "ok"], []),
+        (LogindSettings(None, False, None, scope=None), ["warn", "ok"], [RUN, "unknown", "may be killed"]),
+        (LogindSettings(None, False, None, kill_excluded_users=("ann",)), ["ok", "ok"], ["not apply to you"]),
     ],
 )
 def test_warns_about_processes_that_a_logout_ends(

@@ -114,8 +114,9 @@ def check(settings: LogindSettings | None, user: str, uid: int) -> Iterator[Find
         yield ok(Check.LOGIND, "not found: processes survive the logout of their user")
         return
     linger = f"sudo loginctl enable-linger {user}"
+    # An unknown value counts as yes, systemd's default.
     kills = (
-        settings.kills_user_processes
+        settings.kills_user_processes is not False
         and user not in settings.kill_excluded_users
         and (not settings.kill_only_users or user in settings.kill_only_users)
     )
@@ -126,10 +127,13 @@ def check(settings: LogindSettings | None, user: str, uid: int) -> Iterator[Find
         yield warn(Check.LOGIND, message, linger)
     elif kills:
         message = "KillUserProcesses=yes: when you log out, the scheduler and its jobs are killed"
+        if settings.kills_user_processes is None:
+            message = "KillUserProcesses unknown: the scheduler and its jobs may be killed when you log out"
         start = "start it with `systemd-run --user --scope gpu-scheduler start …`"
         yield warn(Check.LOGIND, message, start if settings.lingers else f"{linger}, and {start}")
     else:
-        value = {None: " unknown", False: "=no", True: "=yes, but not for you"}[settings.kills_user_processes]
+        effects = {None: " does not apply to you", False: "=no", True: "=yes, but not for you"}
+        value = effects[settings.kills_user_processes]
         yield ok(Check.LOGIND, f"KillUserProcesses{value}: processes survive the session")
     if uid >= _FIRST_USER_UID and settings.removes_ipc is not False and not settings.lingers:
         # An unknown value counts as yes, systemd's default.
