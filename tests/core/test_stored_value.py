@@ -63,5 +63,13 @@ def test_reads_a_text_of_another_version_as_unknown(text: str) -> None:
     assert WaitReason.from_json(text) == WaitReason(WaitKind.UNKNOWN, text)
 
 
+@pytest.mark.parametrize("part", [3, None, "lost", ["lost"]])
+def test_a_part_in_the_form_of_another_version_makes_the_value_unknown(part: object) -> None:
+    text = json.dumps({"kind": "interrupted", "next_steps": [part]})
+    assert StateReason.from_json(text).kind is ReasonKind.UNKNOWN
+    text = json.dumps({"kind": "no free gpu", "obstacles": [{"gpu": 0, "kind": "fault", "fault": part}]})
+    assert WaitReason.from_json(text).kind is WaitKind.UNKNOWN
+
+
 def test_an_unknown_answer_is_no_success() -> None:
     assert RequestAnswer(AnswerCode.UNKNOWN).is_refusal

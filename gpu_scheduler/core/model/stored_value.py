@@ -36,13 +36,13 @@ class StoredValue:
     def from_values(cls: type[T], values: Mapping[str, Any]) -> T:
         """Returns the value with these fields, as they are in JSON. Raises ValueError or TypeError."""
         build = cls._BUILD
-        given = {name: build[name](value) if name in build else value for name, value in values.items()}
+        given = {name: build[name](value) if name in build else value for name, value in dict(values).items()}
         return cls(**given)
 
 
 def _read(cls: type[T], text: str) -> T:
     try:
-        return cls.from_values(dict(json.loads(text)))
+        return cls.from_values(json.loads(text))
     except (ValueError, TypeError):
         return cls.unknown(text)
 
