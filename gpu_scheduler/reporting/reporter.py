@@ -18,7 +18,13 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.event import AttemptEnded, Event, EventKind
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.model.units import share_text
-from gpu_scheduler.core.scheduling.actions import Action, RecordUsage
+from gpu_scheduler.core.scheduling.actions import (
+    Action,
+    RecordMemoryReleased,
+    RecordUsage,
+    ReleaseAllocation,
+    SetWaitReason,
+)
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.health.storage import STORAGE_ERRORS
@@ -36,6 +42,8 @@ log = logging.getLogger(__name__)
 _POSITIONS_KEY = "reported_events"
 #: The name of the output in messages about failed writes.
 _POSITIONS = "log position"
+#: Actions without an event that change more on the status board than its times.
+_SHOWN_ON_BOARD = (SetWaitReason, ReleaseAllocation, RecordMemoryReleased)
 #: Seconds after which a failed write is retried.
 RETRY_S = 5.0
 
@@ -94,6 +102,8 @@ class EventReporter:
 
     def action_recorded(self, action: Action) -> None:
         """Logs the new events after an action of a round was recorded."""
+        if isinstance(action, _SHOWN_ON_BOARD):
+            self._board.mark_outdated()
         try:
             self._log_new_events()
             if self._verbose and isinstance(action, RecordUsage):

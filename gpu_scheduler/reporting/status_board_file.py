@@ -44,7 +44,7 @@ class StatusBoardFile:
         self._written_at = float("-inf")
 
     def write(self, facts: Facts, newest_id: int) -> None:
-        """Updates the file after a new event (newest_id: of the last one) or a new sample.
+        """Updates the file after a new event (newest_id: of the last one), a new sample, or `mark_outdated`.
 
         A sample with the values of the last one changes only the times on the board, which may wait.
         Raises OSError, sqlite3.OperationalError; the caller then retries.
@@ -64,6 +64,10 @@ class StatusBoardFile:
         self._written_at = now
         self._replace_file(self._build(os.getpid(), _memory_used(facts)))
         self._written_state, self._written_samples = shown, samples
+
+    def mark_outdated(self) -> None:
+        """Makes the next `write` update the file, whatever the events and samples."""
+        self._written_state = None
 
     def end(self) -> None:
         """Writes the board of a stopped scheduler, whose running jobs continue."""

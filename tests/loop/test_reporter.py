@@ -20,6 +20,7 @@ from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import LlmConfig
@@ -650,6 +651,25 @@ def test_a_sample_that_changes_only_times_waits(harness: ReporterHarness) -> Non
     assert changed != first
     assert inode_after(3.9, 60.0) == changed
     assert inode_after(0.2, 60.0) != changed
+
+
+def test_board_shows_a_new_wait_reason_and_a_released_gpu_without_a_new_sample(
+    harness: ReporterHarness,
+) -> None:
+    job = harness.job("echo soon")
+    attempt = harness.start(job)
+    harness.end(job, attempt, state=JobState.QUEUED, job_outcome=None)
+    harness.update()
+    assert "waiting for processes of its last attempt" in harness.board.read_text()
+    row = harness.store.db.row("SELECT spec_key FROM job")
+    assert row is not None
+    reason = act.SetWaitReason(row["spec_key"], WaitReason(WaitKind.STORAGE, "the disk is full"))
+    for action, shown in ((act.ReleaseAllocation(attempt), "not tried yet"), (reason, "the disk is full")):
+        harness.clock.boot += 1.0
+        harness.record(action)
+        harness.reporter.action_recorded(action)
+        harness.update()
+        assert shown in harness.board.read_text()
 
 
 def test_a_change_that_is_undone_before_it_was_written_wakes_no_round(harness: ReporterHarness) -> None:
