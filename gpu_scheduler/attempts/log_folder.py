@@ -97,8 +97,8 @@ class LogFolder:
 def create_log(folder: Path, job_id: int, started_at: datetime) -> Path:
     """Creates an empty private log file, `job_<job_id>_<timestamp>.log`. Raises OSError."""
     name = f"job_{job_id}_{started_at:%Y%m%d_%H%M%S_%f}.log"
-    for suffix in ("", *(f".{n}" for n in range(1, 1000))):
-        path = folder / f"{name}{suffix}"
+    for number in range(1000):
+        path = folder / (f"{name}.{number}" if number else name)
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileExistsError:

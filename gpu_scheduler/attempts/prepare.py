@@ -22,7 +22,7 @@ def prepare(folder: Path, spec: Mapping[str, object], command_sh: str) -> None:
     _make_folder(folder)
     replace(folder, "command.sh", command_sh.encode("utf-8", "surrogateescape"))
     # Written last: a folder with a spec is complete.
-    replace(folder, "spec.json", json.dumps(dict(spec), indent=1).encode("ascii"))
+    replace(folder, "spec.json", _one_line_per_key(spec).encode("ascii"))
 
 
 def is_prepared(folder: Path) -> bool:
@@ -40,6 +40,11 @@ def is_usable(folder: Path, token: str) -> bool:
         if error.errno in (errno.EINVAL, errno.ENOENT):
             return False
         raise
+
+
+def _one_line_per_key(value: Mapping[str, object]) -> str:
+    """Returns a JSON object for readers; `indent` would format in Python, ten times as slow."""
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(one)}" for key, one in value.items()) + "\n}\n"
 
 
 def _is_file(path: Path) -> bool:

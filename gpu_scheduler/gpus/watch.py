@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, Snapshot
@@ -71,18 +71,20 @@ class GpuWatch:
 def with_stored_values(gpu: Gpu, record: GpuRecord) -> Gpu:
     """Returns the GPU with the values that the store adds to the newest sample."""
     return replace(
-        with_foreign_peaks(gpu, record.foreign_peaks),
+        gpu,
         total_mib=record.total_mib,
+        foreign_peaks=current_peaks(gpu, record.foreign_peaks),
         foreign_loads=record.foreign_loads,
         foreign_load_at=record.foreign_load_boot,
     )
 
 
-def with_foreign_peaks(gpu: Gpu, stored_peaks: Iterable[tuple[int, float, int]]) -> Gpu:
-    """Returns the GPU with the stored memory peaks of foreign processes that are alive or in its sample."""
+def current_peaks(gpu: Gpu, stored_peaks: Collection[tuple[int, float, int]]) -> dict[tuple[int, float], int]:
+    """Returns the stored memory peaks of foreign processes that are alive or in the sample of the GPU."""
+    if not stored_peaks:
+        return {}
     processes = (gpu.sample.processes if gpu.sample else None) or ()
     here = {(process.pid, gpu.process_starts.get(process.pid, 0.0)) for process in processes}
-    peaks = {
+    return {
         (pid, start): mib for pid, start, mib in stored_peaks if (pid, start) in here or is_alive(pid, start)
     }
-    return replace(gpu, foreign_peaks=peaks)

@@ -9,6 +9,7 @@ import os
 import shlex
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,12 +75,12 @@ class DataDir:
             )
         return cls(state_file, folder, is_fallback=True, problem=problem)
 
-    @property
+    @cached_property
     def database(self) -> Path:
         """The SQLite database."""
         return self.folder / "scheduler.db"
 
-    @property
+    @cached_property
     def runs(self) -> Path:
         """The parent of all attempt folders."""
         return self.folder / "runs"
@@ -124,7 +125,7 @@ class DataDir:
 
     def attempt_folder(self, attempt: AttemptRecord | Attempt) -> Path:
         """Returns the folder of one attempt, whose name JOB_FOLDER_NAME and ATTEMPT_FOLDER_NAME parse."""
-        return self.runs / str(attempt.job_id) / f"{attempt.number}-{attempt.token[:8]}"
+        return self.runs / f"{attempt.job_id}/{attempt.number}-{attempt.token[:8]}"
 
     def check_access(self) -> None:
         """Checks that the data directory belongs to this user, is not a link and can be entered.

@@ -9,7 +9,7 @@ from gpu_scheduler.core.scheduling.facts import Gpu
 from gpu_scheduler.gpus import watch
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.sampling import FREQUENT_EVERY_S, FREQUENT_S, Sampler
-from gpu_scheduler.gpus.watch import GpuWatch, with_foreign_peaks
+from gpu_scheduler.gpus.watch import GpuWatch, current_peaks
 from tests.loop.manual_clock import ManualClock
 
 
@@ -86,9 +86,9 @@ def test_the_peak_of_a_foreign_process_counts_while_it_lives(
     monkeypatch.setattr(watch, "is_alive", lambda pid, start: (pid, start) in alive)
     sample = GpuSample("U0", 0, "card", 24576, 0, 0.0, tuple(GpuProcess(pid, 1) for pid in listed))
     gpu = Gpu("U0", 0, sample=sample, process_starts={7: 50.0, 8: 61.0})
-    assert with_foreign_peaks(gpu, HELD).foreign_peaks == kept
+    assert current_peaks(gpu, HELD) == kept
 
 
 def test_without_a_sample_only_live_foreign_processes_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "is_alive", lambda pid, start: pid == 8)
-    assert with_foreign_peaks(Gpu("U0", 0), HELD).foreign_peaks == {(8, 60.0): 700}
+    assert current_peaks(Gpu("U0", 0), HELD) == {(8, 60.0): 700}
