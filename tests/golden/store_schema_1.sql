@@ -1,15 +1,15 @@
 PRAGMA application_id = 1196446576;
 PRAGMA user_version = 1;
 BEGIN TRANSACTION;
-CREATE TABLE allocation (                            -- what an attempt holds of each of its GPUs, and used there
+CREATE TABLE allocation (                            -- the part of each GPU that an attempt has, and its use of it
     attempt_id     INTEGER NOT NULL REFERENCES attempt (id),
     ordinal        INTEGER NOT NULL,                 -- 0, 1, … in the order of its GPUs
     gpu            TEXT NOT NULL,
     share          INTEGER NOT NULL,                 -- thousandths; 0: none
     vram           INTEGER,                          -- MiB; NULL: none
-    whole          INTEGER NOT NULL,                 -- no other job of ours beside it
-    budget_mib     INTEGER,                          -- declared or learned; NULL: neither, or GPU of unknown size
-    baseline_mib   INTEGER,                          -- memory that nobody accounted for at its start
+    whole          INTEGER NOT NULL,                 -- no other job shares the GPU
+    budget_mib     INTEGER,                          -- declared or learned; NULL: neither, or the GPU's size is unknown
+    baseline_mib   INTEGER,                          -- unattributed memory when it started
     peak_mib       INTEGER,
     load_sum       REAL NOT NULL DEFAULT 0,          -- percent, over load_samples samples
     load_samples   INTEGER NOT NULL DEFAULT 0,
@@ -26,7 +26,7 @@ CREATE TABLE attempt (
     token                TEXT NOT NULL UNIQUE,
     boot_id              TEXT NOT NULL,
     state                TEXT NOT NULL,              -- AttemptState
-    executor             TEXT NOT NULL,              -- name of the one that launches it
+    executor             TEXT NOT NULL,              -- name of the executor that launches it
     learned              INTEGER NOT NULL DEFAULT 0, -- its vram was learned from its workload class
     assumed              INTEGER NOT NULL DEFAULT 0, -- nothing declared its share and vram
     launch_count         INTEGER NOT NULL DEFAULT 1,
@@ -47,17 +47,17 @@ CREATE TABLE attempt (
     survivors            TEXT NOT NULL DEFAULT '[]', -- JSON list of pids
     log                  TEXT,
     session              TEXT,
-    window_closed        INTEGER NOT NULL DEFAULT 0, -- that its Screen window was closed has been reported
+    window_closed        INTEGER NOT NULL DEFAULT 0, -- the closing of its Screen window was reported
     created_at           REAL NOT NULL,
     started_at           REAL,
     ended_at             REAL,
     UNIQUE (job_id, number)
 );
-INSERT INTO "attempt" VALUES(1,1,1,'7eeac5f45380a8a21f7c80e73f22a31e','boot','closed','direct',0,0,1,1010.0,NULL,NULL,NULL,NULL,NULL,NULL,NULL,1000.0,NULL,'failed',3,NULL,'{"kind": "command_failed"}','[]',NULL,NULL,0,1700000000.0,NULL,1700000000.0);
-INSERT INTO "attempt" VALUES(2,2,1,'12c4def9771fa52329e711ab3749f44c','boot','running','direct',0,0,1,1010.0,NULL,4711,99,NULL,NULL,NULL,NULL,NULL,1000.0,NULL,NULL,NULL,NULL,'[]',NULL,NULL,0,1700000000.0,1700000000.0,NULL);
-CREATE TABLE event (                                 -- a state that a job came to, or something else that happened
+INSERT INTO "attempt" VALUES(1,1,1,'458baa350dcefff2cbfbc3b1cad40956','boot','closed','direct',0,0,1,1010.0,NULL,NULL,NULL,NULL,NULL,NULL,NULL,1000.0,NULL,'failed',3,NULL,'{"kind": "command_failed"}','[]',NULL,NULL,0,1700000000.0,NULL,1700000000.0);
+INSERT INTO "attempt" VALUES(2,2,1,'d8ff009354c373e42faa567d660bce4c','boot','running','direct',0,0,1,1010.0,NULL,4711,99,NULL,NULL,NULL,NULL,NULL,1000.0,NULL,NULL,NULL,NULL,'[]',NULL,NULL,0,1700000000.0,1700000000.0,NULL);
+CREATE TABLE event (                                 -- a new state of a job, or something else that happened
     id     INTEGER PRIMARY KEY,
-    job_id INTEGER NOT NULL,                         -- 0: it is about no job
+    job_id INTEGER NOT NULL,                         -- 0: not about a job
     at     REAL NOT NULL,
     kind   TEXT NOT NULL,
     reason TEXT,                                     -- StateReason as JSON, for a state of a job
@@ -88,7 +88,7 @@ CREATE TABLE gpu (
     loads             TEXT NOT NULL DEFAULT '[]',    -- JSON list of the last loads, percent, the newest last
     foreign_peaks     TEXT NOT NULL DEFAULT '[]',    -- JSON list of [pid, start, peak MiB] of foreign processes
     foreign_loads     TEXT NOT NULL DEFAULT '[]',    -- JSON list of the last loads of foreign processes, percent or null
-    foreign_load_boot REAL                           -- time of the newest sample in it
+    foreign_load_boot REAL                           -- time of the newest sample in foreign_loads
 ) WITHOUT ROWID;
 INSERT INTO "gpu" VALUES('U0',0,'card',24576,1,1,600,50.0,NULL,1700000000.0,'[[77, 500, false]]','[50.0]','[]','[]',NULL);
 INSERT INTO "gpu" VALUES('U1',1,'card',24576,1,0,600,50.0,NULL,1700000000.0,'[[77, 500, false]]','[50.0]','[]','[]',NULL);
@@ -114,7 +114,7 @@ CREATE TABLE job (
     launch_failures     INTEGER NOT NULL DEFAULT 0,
     not_before_boot     REAL,
     boot_id             TEXT,                       -- of not_before_boot
-    source_missing      INTEGER NOT NULL DEFAULT 0, -- its line is not in the jobs file as it stands: no start
+    source_missing      INTEGER NOT NULL DEFAULT 0, -- its line is not in the current jobs file: it does not start
     line_wait           TEXT,                       -- WaitReason as JSON, why source_missing is set
     bypassed_at         REAL,                       -- since when jobs behind it start before it
     min_vram_mib        INTEGER,                    -- its need after an OOM
@@ -150,8 +150,8 @@ CREATE TABLE line (                                  -- the last reading of each
     attributes    TEXT NOT NULL DEFAULT '{}',
     job_id        INTEGER,
     problem       TEXT,                              -- why it is malformed
-    accepted_form TEXT,                              -- and what would be accepted
-    is_typo       INTEGER NOT NULL DEFAULT 0,        -- malformed since other lines went: delays their removal
+    accepted_form TEXT,                              -- what would be accepted
+    is_typo       INTEGER NOT NULL DEFAULT 0,        -- a malformed line that replaced a good one, which is kept
     PRIMARY KEY (path, position)
 ) WITHOUT ROWID;
 CREATE TABLE measurement (                           -- one row for each attempt that was measured
@@ -159,7 +159,7 @@ CREATE TABLE measurement (                           -- one row for each attempt
     workload_class TEXT NOT NULL,                    -- needs.workload_class_of: [program, llm]
     at             REAL NOT NULL,
     gpu_count      INTEGER NOT NULL,
-    peak_mib       INTEGER NOT NULL,                 -- the largest of its GPUs'
+    peak_mib       INTEGER NOT NULL,                 -- of the GPU on which it was largest
     declared_mib   INTEGER,
     seconds        REAL,
     outcome        TEXT NOT NULL
@@ -168,7 +168,7 @@ CREATE TABLE meta (
     key   TEXT PRIMARY KEY,
     value TEXT NOT NULL
 ) WITHOUT ROWID;
-CREATE TABLE misplaced_process (                     -- reported ones, outside the allocation of their attempt
+CREATE TABLE misplaced_process (                     -- reported processes outside the allocation of their attempt
     attempt_id INTEGER NOT NULL REFERENCES attempt (id),
     gpu        TEXT NOT NULL,
     pid        INTEGER NOT NULL,
@@ -189,7 +189,7 @@ CREATE TABLE request (
     answered_at REAL,
     answer      TEXT                                 -- RequestAnswer as JSON
 );
-INSERT INTO "request" VALUES(1,'cancel','2','{"grace_s": 5.0}','cli',1795373466.66525,NULL,NULL);
+INSERT INTO "request" VALUES(1,'cancel','2','{"grace_s": 5.0}','cli',1.79537864868819451334e+09,NULL,NULL);
 CREATE INDEX job_queue ON job (spec_key, source_missing, priority, position, id) WHERE state = 'queued';
 CREATE INDEX job_open ON job (state, priority, position, id) WHERE state <> 'finished';
 CREATE INDEX job_identity ON job (identity, id);

@@ -31,7 +31,7 @@ CREATE TABLE job (
     launch_failures     INTEGER NOT NULL DEFAULT 0,
     not_before_boot     REAL,
     boot_id             TEXT,                       -- of not_before_boot
-    source_missing      INTEGER NOT NULL DEFAULT 0, -- its line is not in the jobs file as it stands: no start
+    source_missing      INTEGER NOT NULL DEFAULT 0, -- its line is not in the current jobs file: it does not start
     line_wait           TEXT,                       -- WaitReason as JSON, why source_missing is set
     bypassed_at         REAL,                       -- since when jobs behind it start before it
     min_vram_mib        INTEGER,                    -- its need after an OOM
@@ -40,7 +40,7 @@ CREATE TABLE job (
     created_at          REAL NOT NULL,
     finished_at         REAL
 );
--- What a round or `status` reads costs the same however many jobs wait or have finished.
+-- These indexes keep the cost of a round and of `status` independent of the number of jobs.
 CREATE INDEX job_queue ON job (spec_key, source_missing, priority, position, id) WHERE state = 'queued';
 CREATE INDEX job_open ON job (state, priority, position, id) WHERE state <> 'finished';
 CREATE INDEX job_identity ON job (identity, id);
@@ -61,7 +61,7 @@ CREATE TABLE attempt (
     token                TEXT NOT NULL UNIQUE,
     boot_id              TEXT NOT NULL,
     state                TEXT NOT NULL,              -- AttemptState
-    executor             TEXT NOT NULL,              -- name of the one that launches it
+    executor             TEXT NOT NULL,              -- name of the executor that launches it
     learned              INTEGER NOT NULL DEFAULT 0, -- its vram was learned from its workload class
     assumed              INTEGER NOT NULL DEFAULT 0, -- nothing declared its share and vram
     launch_count         INTEGER NOT NULL DEFAULT 1,
@@ -82,7 +82,7 @@ CREATE TABLE attempt (
     survivors            TEXT NOT NULL DEFAULT '[]', -- JSON list of pids
     log                  TEXT,
     session              TEXT,
-    window_closed        INTEGER NOT NULL DEFAULT 0, -- that its Screen window was closed has been reported
+    window_closed        INTEGER NOT NULL DEFAULT 0, -- the closing of its Screen window was reported
     created_at           REAL NOT NULL,
     started_at           REAL,
     ended_at             REAL,
@@ -90,15 +90,15 @@ CREATE TABLE attempt (
 );
 CREATE INDEX attempt_active ON attempt (job_id) WHERE state <> 'closed';
 
-CREATE TABLE allocation (                            -- what an attempt holds of each of its GPUs, and used there
+CREATE TABLE allocation (                            -- the part of each GPU that an attempt has, and its use of it
     attempt_id     INTEGER NOT NULL REFERENCES attempt (id),
     ordinal        INTEGER NOT NULL,                 -- 0, 1, … in the order of its GPUs
     gpu            TEXT NOT NULL,
     share          INTEGER NOT NULL,                 -- thousandths; 0: none
     vram           INTEGER,                          -- MiB; NULL: none
-    whole          INTEGER NOT NULL,                 -- no other job of ours beside it
-    budget_mib     INTEGER,                          -- declared or learned; NULL: neither, or GPU of unknown size
-    baseline_mib   INTEGER,                          -- memory that nobody accounted for at its start
+    whole          INTEGER NOT NULL,                 -- no other job shares the GPU
+    budget_mib     INTEGER,                          -- declared or learned; NULL: neither, or the GPU's size is unknown
+    baseline_mib   INTEGER,                          -- unattributed memory when it started
     peak_mib       INTEGER,
     load_sum       REAL NOT NULL DEFAULT 0,          -- percent, over load_samples samples
     load_samples   INTEGER NOT NULL DEFAULT 0,
@@ -106,7 +106,7 @@ CREATE TABLE allocation (                            -- what an attempt holds of
     PRIMARY KEY (attempt_id, ordinal)
 ) WITHOUT ROWID;
 
-CREATE TABLE misplaced_process (                     -- reported ones, outside the allocation of their attempt
+CREATE TABLE misplaced_process (                     -- reported processes outside the allocation of their attempt
     attempt_id INTEGER NOT NULL REFERENCES attempt (id),
     gpu        TEXT NOT NULL,
     pid        INTEGER NOT NULL,
@@ -145,7 +145,7 @@ CREATE TABLE gpu (
     loads             TEXT NOT NULL DEFAULT '[]',    -- JSON list of the last loads, percent, the newest last
     foreign_peaks     TEXT NOT NULL DEFAULT '[]',    -- JSON list of [pid, start, peak MiB] of foreign processes
     foreign_loads     TEXT NOT NULL DEFAULT '[]',    -- JSON list of the last loads of foreign processes, percent or null
-    foreign_load_boot REAL                           -- time of the newest sample in it
+    foreign_load_boot REAL                           -- time of the newest sample in foreign_loads
 ) WITHOUT ROWID;
 
 CREATE TABLE jobs_file (
@@ -165,16 +165,16 @@ CREATE TABLE line (                                  -- the last reading of each
     attributes    TEXT NOT NULL DEFAULT '{}',
     job_id        INTEGER,
     problem       TEXT,                              -- why it is malformed
-    accepted_form TEXT,                              -- and what would be accepted
-    is_typo       INTEGER NOT NULL DEFAULT 0,        -- malformed since other lines went: delays their removal
+    accepted_form TEXT,                              -- what would be accepted
+    is_typo       INTEGER NOT NULL DEFAULT 0,        -- a malformed line that replaced a good one, which is kept
     PRIMARY KEY (path, position)
 ) WITHOUT ROWID;
 CREATE INDEX line_job ON line (job_id) WHERE job_id IS NOT NULL;
 CREATE INDEX line_malformed ON line (path, position) WHERE problem IS NOT NULL;
 
-CREATE TABLE event (                                 -- a state that a job came to, or something else that happened
+CREATE TABLE event (                                 -- a new state of a job, or something else that happened
     id     INTEGER PRIMARY KEY,
-    job_id INTEGER NOT NULL,                         -- 0: it is about no job
+    job_id INTEGER NOT NULL,                         -- 0: not about a job
     at     REAL NOT NULL,
     kind   TEXT NOT NULL,
     reason TEXT,                                     -- StateReason as JSON, for a state of a job
@@ -187,7 +187,7 @@ CREATE TABLE measurement (                           -- one row for each attempt
     workload_class TEXT NOT NULL,                    -- needs.workload_class_of: [program, llm]
     at             REAL NOT NULL,
     gpu_count      INTEGER NOT NULL,
-    peak_mib       INTEGER NOT NULL,                 -- the largest of its GPUs'
+    peak_mib       INTEGER NOT NULL,                 -- of the GPU on which it was largest
     declared_mib   INTEGER,
     seconds        REAL,
     outcome        TEXT NOT NULL
