@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def measure(kind: str, trees: list[Path], rounds: int) -> Row:
-    """Returns the milliseconds of each transition in each checkout."""
+    """Returns the milliseconds from the end of each job to the start of the next, for each checkout."""
     values = measure_in_turn(trees, rounds, kind, 1, _round)
     return Row(f"end to next start, {kind}", "ms", GOALS[kind], values)
 

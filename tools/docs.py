@@ -25,15 +25,15 @@ STATES = {
     JobState.QUEUED: "waits for GPUs, for its turn, or for the time of its next launch; `why` shows which",
     JobState.STARTING: "has GPUs, and its runner is being launched; its command has not begun",
     JobState.RUNNING: "a runner has claimed the attempt and supervises its command",
-    JobState.STOPPING: "is being stopped: SIGTERM was sent, SIGKILL follows after the grace period",
+    JobState.STOPPING: "is being stopped: SIGTERM was sent, and SIGKILL follows after the grace period",
     JobState.FINISHED: "has an outcome and holds no GPU; `retry` queues it again",
 }
 ATTEMPT_STATES = {
-    AttemptState.STARTING: "has GPUs, and is being launched; no runner has claimed it yet",
+    AttemptState.STARTING: "has GPUs and is being launched; no runner has claimed it yet",
     AttemptState.RUNNING: "a runner has claimed it and supervises its command",
     AttemptState.STOPPING: "was asked to end and has not ended yet",
     AttemptState.ORPHANED: "its runner died without a result; its processes are being ended",
-    AttemptState.ENDED: "has an outcome, and keeps its GPUs until none of its processes is left",
+    AttemptState.ENDED: "has an outcome, but keeps its GPUs until none of its processes is left",
     AttemptState.RELEASED: "its GPUs are released, but their memory is not free yet",
     AttemptState.CLOSED: "the memory of its GPUs is free, or 60 s have passed; nothing more happens to it",
 }
@@ -51,9 +51,9 @@ OUTCOMES = {
 
 #: Facts that apply to all commands and so belong to no single help text.
 ABOUT_COMMANDS = """\
-JOB is a number or a name; where several jobs are accepted, also a range such as `5-9`. A name means the
-only open job with that name, otherwise the one that ended last. If several open jobs share the name, the
-command does nothing and lists them.
+JOB is a number or a name; commands that accept several jobs also accept ranges such as `5-9`. A name means
+the only open job with that name or, if none is open, the one that ended last. If several open jobs share the
+name, the command does nothing and lists them.
 
 All commands except `start` also work while no scheduler is running: a `pause` or `retry` takes effect at the
 next start (before the first start, `pause` writes the state file), and `cancel` ends a running job at once.
@@ -66,16 +66,16 @@ After `source <(./scheduler.py completion bash)` bash completes commands for `./
 #: Facts about a single command that are too long for its help text.
 NOTES = {
     "start": "[running.md](running.md) explains the options, and the files that `start` reads and writes.",
-    "add": "Options that are named like attributes mean the same, see "
-    "[jobs-file.md](jobs-file.md#attributes); `--gpus-count` is the attribute `gpus`. A script becomes a CSV "
-    "line with correct quotes.",
+    "add": "Options that are named like attributes have the same meaning, see "
+    "[jobs-file.md](jobs-file.md#attributes); `--gpus-count` sets the attribute `gpus`. A script becomes a "
+    "correctly quoted CSV line.",
     "lint": "It also warns of likely mistakes: a program that does not exist, `conda activate`,"
     " more processes than GPUs. `add` and the log give the same warnings. Exits with 1 if a line is"
     " malformed.",
-    "status": "The output fits the terminal; a pipe gets whole lines. Jobs that wait for the same reason"
-    " share a line (`20 jobs wait for half a GPU: 12-31`).",
+    "status": "Lines are cut to the width of the terminal, but not in a pipe. Jobs that wait for the same"
+    " reason share a line (`20 jobs wait for half a GPU: 12-31`).",
     "why": "For a job that failed, it shows the reason, what to do, and the end of its log.",
-    "cancel": "Each job receives SIGTERM, and SIGKILL after 10 s or the seconds of `--grace`.",
+    "cancel": "Each job receives SIGTERM, and SIGKILL after 10 s or the time given by `--grace`.",
     "stop": "If no scheduler is running, it brings the state file up to date.",
 }
 

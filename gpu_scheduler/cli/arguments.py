@@ -10,31 +10,31 @@ from gpu_scheduler import config
 from gpu_scheduler.cli import values
 from gpu_scheduler.cli.values import path
 
-#: A parser, or an argument group of one.
+#: A parser, or one of its argument groups.
 _ArgumentContainer = argparse.ArgumentParser | argparse._ArgumentGroup
 
 _DEFAULTS = config.StartOptions()
 _DAY_S = 86400
-#: Largest value of --tolerance and --spike-buffer, as a fraction of the value that they are added to.
+#: Largest value of --tolerance and --spike-buffer, which are fractions of a job's memory.
 _MAX_FRACTION = 10
 _PRIORITY = values.integer(-(10**9) + 1, 10**9 - 1)
 
-#: Options of several commands.
+#: Options shared by several commands.
 _SHARED: Mapping[str, Mapping[str, Any]] = {
     "--jobs-file": {"metavar": "PATH", "help": f'Jobs file; "" for none (default: {config.JOBS_FILE})'},
     "--llm-config": {
         "metavar": "PATH", "type": path,
-        "help": f"File of GPU needs (default: {config.LLM_CONFIG}, if it exists)",
+        "help": f"File with the GPU needs of models (default: {config.LLM_CONFIG}, if it exists)",
     },
     "--log-dir": {
-        "metavar": "DIR", "type": path, "help": "Folder of the job logs (default: /tmp/gpu_scheduler_logs)",
+        "metavar": "DIR", "type": path, "help": "Folder for the job logs (default: /tmp/gpu_scheduler_logs)",
     },
     "--trust-files": {
-        "action": "store_true", "help": "Use files that other users own or that everyone may write",
+        "action": "store_true", "help": "Use files that other users own or that are world-writable",
     },
     "--conda-sh": {
         "metavar": "PATH", "type": path,
-        "help": "Path of conda's profile.d/conda.sh (default: found automatically)",
+        "help": "Path to conda's profile.d/conda.sh (default: found automatically)",
     },
     "--json": {"action": "store_true", "help": "Print JSON (see docs/json.md)"},
 }  # fmt: skip
@@ -52,45 +52,50 @@ def start(parser: argparse.ArgumentParser) -> None:
 def _start_jobs(group: argparse._ArgumentGroup) -> None:
     _shared(group, "--jobs-file")
     end = group.add_mutually_exclusive_group()
-    _flag(end, "--drain", "Exit when no job can run any more; the exit code shows whether all jobs succeeded")
+    _flag(end, "--drain", "Exit when no more jobs can run; the exit code shows whether all jobs completed")
     _flag(end, "--watch",
-          "Keep waiting for new lines (default, unless a jobs file is given instead of `start`)")  # fmt: skip
+          "Keep waiting for new lines; the default, except for `gpu-scheduler FILE`")  # fmt: skip
     _shared(group, "--llm-config")
     history = group.add_mutually_exclusive_group()
-    _flag(history, "--fresh", "Forget all jobs first; asks for confirmation on a terminal")
-    _flag(history, "--keep-history", "Keep the recorded jobs when changing between simulated and real GPUs")
+    _flag(history, "--fresh", "Forget all recorded jobs first; on a terminal, asks for confirmation")
+    _flag(history, "--keep-history", "Keep the recorded jobs when switching between simulated and real GPUs")
     _flag(history, "--restore", "Rebuild a lost store from its newest backup and the attempt folders")
-    _flag(group, "--yes", "Do not ask for confirmation of --fresh")
+    _flag(group, "--yes", "Skip the confirmation prompt of --fresh")
 
 
 def _start_gpus(group: argparse._ArgumentGroup) -> None:
     _gpus(group, "all")
     _probe(group)
     _value(group, "--poll", "poll_s", metavar="S", type=values.number(0.1, 3600, minimum=0.1),
-           help="Seconds between two samples of the GPUs")  # fmt: skip
+           help="Seconds between GPU samples")  # fmt: skip
     _value(group, "--mem-threshold", metavar="X", type=values.number(0, 1),
-           help="Fraction of a GPU's memory in use by other users' processes at which it accepts no new jobs"
-           " without vram= (above 0, at most 1; default: %(default)g)")  # fmt: skip
+           help="Once foreign processes use this fraction of a GPU's memory, it accepts only jobs that"
+           " declare vram= (above 0, at most 1; default: %(default)g)")  # fmt: skip
     _value(group, "--load-threshold", metavar="X", type=values.number(0, 1),
-           help="Fraction of a GPU's load caused by other users' processes at which it accepts no new jobs"
-           " (above 0, at most 1; default: %(default)g)")  # fmt: skip
+           help="Once foreign processes cause this fraction of load on a GPU, it accepts no new jobs (above"
+           " 0, at most 1; default: %(default)g)")  # fmt: skip
     _value(group, "--idle-threshold", "idle_threshold_mib", metavar="MIB", type=values.mib,
-           help="Memory in MiB that other users' processes may use on a GPU that still counts as unused by"
-           " them")  # fmt: skip
+           help="Memory in MiB that foreign processes (those of no job) may use on a GPU that still counts as"
+           " idle")  # fmt: skip
     _flag(group, "--exclusive", "Run only one job at a time on each GPU")
     _value(group, "--cuda-ids", choices=("physical", "visible"),
-           help="Kind of GPU ids that scripts receive with --cuda")  # fmt: skip
+           help="GPU ids that scripts receive with --cuda: physical, or counted among the visible"
+           " GPUs")  # fmt: skip
 
 
 def _start_memory(group: argparse._ArgumentGroup) -> None:
     _value(group, "--margin", "margin_mib", metavar="MIB", type=values.mib,
-           help="Memory kept free on GPUs whose jobs declare vram, such as 512 (MiB), 1G or 0")  # fmt: skip
+           help="Memory to keep free on GPUs whose jobs declare vram=, such as 512 (MiB), 1G or"
+           " 0")  # fmt: skip
     _value(group, "--spike-buffer", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
-           help="Fraction added to measured memory peaks as a buffer")  # fmt: skip
+           help="Fraction to add to measured memory peaks, because the next sample may show"
+           " more")  # fmt: skip
     _value(group, "--tolerance", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
-           help="Fraction by which a job may deviate from its declaration without being"
+           help="Fraction by which a job's memory may deviate from its declaration without being"
            " reported")  # fmt: skip
-    _flag(group, "--learn", "Give undeclared jobs the memory that earlier jobs of their kind used")
+    _flag(group, "--learn",
+          "For jobs that declare nothing, reserve the memory that earlier jobs of the same program and model"
+          " used")  # fmt: skip
     _flag(group, "-v --verbose", "Log each job's memory whenever its peak grows")
 
 
@@ -102,22 +107,29 @@ def _start_launches(group: argparse._ArgumentGroup) -> None:
     _value(group, "--fail-retries", metavar="N", type=values.integer(0, 1000),
            help="Retries of a job after any failure")  # fmt: skip
     _value(group, "--max-assign-attempts", metavar="N", type=values.integer(1, 1000),
-           help="Maximum tries to launch a job")  # fmt: skip
+           help="Maximum number of attempts to launch a job")  # fmt: skip
     _value(group, "--assign-retry-wait", "assign_retry_wait_s", metavar="S",
-           type=values.number(0, 3600, minimum=0), help="Seconds to wait after a failed launch")  # fmt: skip
+           type=values.number(0, 3600, minimum=0),
+           help="Seconds to wait before repeating a failed launch")  # fmt: skip
 
 
 def _start_scheduler(group: argparse._ArgumentGroup) -> None:
     interval = values.number(0, _DAY_S)
     _value(group, "--monitor-interval", "monitor_interval_s", metavar="S", type=interval,
-           help="Maximum seconds until a change of the jobs file is noticed")  # fmt: skip
+           help="Maximum seconds until a change to the jobs file is noticed")  # fmt: skip
     _value(group, "--state-interval", "state_interval_s", metavar="S", type=interval,
-           help="Maximum seconds until an edit of the state file is noticed")  # fmt: skip
+           help="Maximum seconds until an edit to the state file is noticed")  # fmt: skip
     _shared(group, "--log-dir")
     _flag(group, "--daemon", "Continue in the background once the scheduler is up; prints its pid and log")
-    _flag(group, "--ignore-old-sessions", "Start even if jobs of the older scheduler still run in Screen")
+    _flag(
+        group,
+        "--ignore-old-sessions",
+        "Start even if jobs of the older scheduler are still running in Screen",
+    )
     _flag(group, "--take-over", "Continue with the store of another host that no longer uses it")
-    _flag(group, "--as-copy", "Continue with a copied store; jobs that run in the original are held here")
+    _flag(
+        group, "--as-copy", "Continue with a copied store; jobs still running in the original are held here"
+    )
     _shared(group, "--trust-files")
 
 
@@ -149,15 +161,15 @@ def _gpus(parser: _ArgumentContainer, default: str) -> None:
 
 def _probe(parser: _ArgumentContainer) -> None:
     _value(parser, "--gpu-probe", choices=get_args(config.ProbeKind),
-           help="Library that reads the GPUs (default: %(default)s, NVML or else GPUtil)")  # fmt: skip
+           help="How to query the GPUs (default: %(default)s, which tries NVML, then GPUtil)")  # fmt: skip
     simulated = parser.add_mutually_exclusive_group().add_argument
     simulated("--simulate", metavar="N",
-              help="Simulate GPUs: 4 (of 24 GiB each), 4:80G, 2:24G,2:80G")  # fmt: skip
+              help="Simulate GPUs, such as 4 (24 GiB each), 4:80G or 2:24G,2:80G")  # fmt: skip
     simulated("--sim", metavar="N", dest="simulate", help="Same as --simulate")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declares the fields of a CSV line and the attributes of a line; a command follows `--`."""
+    """Declares the fields of a CSV line and the attributes. A command follows `--`."""
     option = parser.add_argument
     option("script", metavar="SCRIPT | -- COMMAND", nargs="?",
            help="Python script (its path is made absolute), or any command after `--`")  # fmt: skip
@@ -176,12 +188,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     option("--gpus", metavar="LIST", default="",
            help="GPUs that the job may use, such as 0,2 or 0-3 (default: any)")  # fmt: skip
     option("--output-file", metavar="PATH", default=config.JOBS_FILE, type=path,
-           help=f"Jobs file to append to; - only prints the line (default: {config.JOBS_FILE})")  # fmt: skip
+           help=f"Jobs file to append to, or - to print the line only"
+           f" (default: {config.JOBS_FILE})")  # fmt: skip
     _attributes(parser.add_argument_group("attributes"))
 
 
 def _attributes(group: argparse._ArgumentGroup) -> None:
-    """Declares an option for each attribute of a line, except `cancel` and those declared in `add`."""
+    """Declares an option for each attribute, except `cancel` and those that `add` declares."""
     from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP, SYNONYMS
 
     for key, (form, does) in ATTRIBUTE_HELP.items():
@@ -198,12 +211,12 @@ def _attributes(group: argparse._ArgumentGroup) -> None:
 
 
 def lint(parser: argparse.ArgumentParser) -> None:
-    """Declares the jobs file and the options that decide how its lines are judged."""
+    """Declares the jobs file and the options that affect how its lines are judged."""
     parser.add_argument("file", metavar="FILE", nargs="?", default=config.JOBS_FILE, type=path,
-                        help=f"Jobs file, or - for the standard input"
+                        help=f"Jobs file, or - for standard input"
                         f" (default: {config.JOBS_FILE})")  # fmt: skip
     _shared(parser, "--llm-config")
-    _gpus(parser, "those that the scheduler knows")
+    _gpus(parser, "those that the scheduler manages")
     _shared(parser, "--conda-sh", "--json")
 
 
@@ -220,7 +233,7 @@ def status(parser: argparse.ArgumentParser) -> None:
 
 
 def gpus(parser: argparse.ArgumentParser) -> None:
-    """Declares the GPUs of `pause` and `resume`, one or more."""
+    """Declares one or more GPUs."""
     parser.add_argument("ids", metavar="ID", nargs="+", type=values.gpu_ids,
                         help="GPU ids such as 0, 0,2 or 0-3, or `all`")  # fmt: skip
 
@@ -254,7 +267,7 @@ def _job_list(parser: argparse.ArgumentParser, nargs: str) -> None:
 
 
 def jobs(parser: argparse.ArgumentParser) -> None:
-    """Declares jobs, one or more."""
+    """Declares one or more jobs."""
     _job_list(parser, "+")
 
 
@@ -265,7 +278,7 @@ def retry(parser: argparse.ArgumentParser) -> None:
 
 
 def logs(parser: argparse.ArgumentParser) -> None:
-    """Declares the job of `logs` and how much of its log is printed."""
+    """Declares the job and the options of `logs`."""
     one_job(parser)
     _flag(parser, "-f --follow", "Keep printing new output until the job has ended")
     parser.add_argument("-n", "--lines", metavar="LINES", type=values.integer(0, 10**9 - 1),
@@ -273,8 +286,8 @@ def logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attempt", metavar="K", type=values.integer(1, 10**9 - 1),
                         help="Number of the attempt, counted from 1 (default: the latest)")  # fmt: skip
     _flag(parser, "--raw",
-          "Print every byte as the job wrote it; without --raw only text, colours and progress bars are"
-          " printed, and in a pipe only the last frame of each bar")  # fmt: skip
+          "Print every byte as the job wrote it (default: only text, colours and progress bars; in a pipe,"
+          " only the last frame of each bar)")  # fmt: skip
 
 
 def events(parser: argparse.ArgumentParser) -> None:
@@ -298,7 +311,7 @@ def cancel(parser: argparse.ArgumentParser) -> None:
 
 
 def priority(parser: argparse.ArgumentParser) -> None:
-    """Declares jobs, followed by their new priority."""
+    """Declares one or more jobs and their new priority."""
     jobs(parser)
     parser.add_argument("number", metavar="N", type=_PRIORITY, help="New priority; lower numbers run first")
 
@@ -306,7 +319,8 @@ def priority(parser: argparse.ArgumentParser) -> None:
 def calibrate(parser: argparse.ArgumentParser) -> None:
     """Declares the file that `calibrate` compares, and --write."""
     parser.add_argument("--llm-config", metavar="PATH", type=path,
-                        help="File of GPU needs (default: the one that the scheduler uses)")  # fmt: skip
+                        help="File with the GPU needs of models (default: the one that the scheduler"
+                        " uses)")  # fmt: skip
     _flag(parser, "--write", "Write the suggested entries to that file, keeping a backup")
     _shared(parser, "--json")
 
@@ -321,7 +335,7 @@ def doctor(parser: argparse.ArgumentParser) -> None:
 def completion(parser: argparse.ArgumentParser) -> None:
     """Declares the shell of `completion`."""
     parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"),
-                        help="Your shell: bash, zsh or fish")  # fmt: skip
+                        help="Shell to print the script for: bash, zsh or fish")  # fmt: skip
 
 
 def stop(parser: argparse.ArgumentParser) -> None:

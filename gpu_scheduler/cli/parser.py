@@ -34,7 +34,7 @@ class Command(NamedTuple):
 GROUPS: Mapping[str, Mapping[str, Command]] = {
     "run the scheduler": {
         "start": Command("start", arguments.start, "start --screen --jobs-file jobs.txt",
-            "Run the scheduler until it is stopped; with --drain, until all jobs are done"),
+            "Run the scheduler until it is stopped; with --drain, until no more jobs can run"),
         "stop": Command("request_commands", arguments.stop, "stop",
             "Stop the scheduler; running jobs continue"),
     },
@@ -44,9 +44,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "show": Command("report_commands", arguments.show, "show 3",
             "Show everything about one job: its line, attempts and history"),
         "why": Command("report_commands", arguments.why, "why 3",
-            "Explain, check by check, why a job does not start, or why it failed"),
+            "Explain, check by check, why a job does not start or why it failed"),
         "logs": Command("logs", arguments.logs, "logs 3 -f",
-            "Print the log of a job's latest attempt, or of another one"),
+            "Print the log of a job's latest attempt, or of the attempt given by --attempt"),
         "attach": Command("logs", arguments.one_job, "attach 3",
             "Open the Screen session of a running job (Ctrl-A d detaches)"),
         "screens": Command("report_commands", arguments.screens, "screens",
@@ -56,7 +56,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
     },
     "manage jobs": {
         "add": Command("add", arguments.add, "add --vram 18G --name bert -- python train.py --epochs 3",
-            "Append one line to the jobs file and print it: a script, or a command after `--`"),
+            "Append one job (a script, or a command after `--`) to the jobs file, and print the line"),
         "lint": Command("report_commands", arguments.lint, "lint jobs.txt",
             "Show what each line of a jobs file will do; queues nothing"),
         "cancel": Command("request_commands", arguments.cancel, "cancel 3 4 --grace 30",
@@ -80,9 +80,10 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "doctor": Command("report_commands", arguments.doctor, "doctor",
             "Check this machine for problems; changes nothing"),
         "calibrate": Command("report_commands", arguments.calibrate, "calibrate --write",
-            "Compare memory use with declarations and suggest entries; only --write changes a file"),
+            "Compare memory use with declarations and suggest llm_config.json entries; only --write changes"
+            " a file"),
         "completion": Command("completion", arguments.completion, "completion bash",
-            "Print a script that completes commands and options in your shell"),
+            "Print a shell completion script"),
     },
 }  # fmt: skip
 #: All commands by name.
@@ -269,15 +270,15 @@ def _join_args_option(argv: Sequence[str]) -> list[str]:
 
 
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
-    """Returns the parser of the whole command line.
+    """Returns the parser for the whole command line.
 
-    words: arguments are declared only for the commands among these, which saves the time for the others.
+    words: arguments are declared only for the commands among these, which saves time.
     """
     parser = _Parser(
         prog=PROGRAM,
         add_help=False,
         allow_abbrev=False,
-        description="Runs every line of jobs.txt once, on the right GPU, in its own Screen session.",
+        description="Runs each line of jobs.txt once, on a GPU with room for it.",
         epilog=f"Example: {PROGRAM} start --screen\n"
         f"`{PROGRAM} FILE` is short for `start --jobs-file FILE --drain`; with --watch it keeps waiting for"
         f" new lines.\n"

@@ -41,7 +41,7 @@ class Console:
         self._is_closing = threading.Event()
         self._has_tails = threading.Event()
         self._problem: str | None = None
-        # Starts both now: later the process limit may prevent it.
+        # Both threads start now, because the process limit may prevent that later.
         self._printer = _start_thread(self._print, "console")
         self._follower = _start_thread(self._follow, "job output")
 

@@ -145,7 +145,7 @@ def move_aside(path: str, folder: int | None = None) -> None:
 
 
 def close_inherited(keep: tuple[int, ...] = (0, 1, 2)) -> None:
-    """Closes every other descriptor, so that none of the starter's is kept open or reaches a job."""
+    """Closes all descriptors except `keep`, so that none of the parent's stays open or reaches a job."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in keep:
             try:

@@ -66,7 +66,7 @@ def list_backups(data_dir: DataDir) -> list[Backup]:
 
 
 def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
-    """Makes a backup and removes all but the last three.
+    """Makes a backup and removes all but the three newest ones.
 
     Raises OSError or sqlite3.Error if it cannot be written, DamagedDatabaseError if the store is damaged, and
     SchedulerError if a backup is newer than the store. The existing backups are then unchanged.

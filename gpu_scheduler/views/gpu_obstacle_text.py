@@ -18,7 +18,7 @@ def obstacle_text(found: GpuObstacle) -> str:
     if found.kind is ObstacleKind.MEMORY:
         return _shortfall_text(found)
     if found.kind is ObstacleKind.FOREIGN_LOAD:
-        return f"foreign {_holder(found)}, load {found.foreign_load} %"
+        return f"{_foreign_load_source(found)} {found.foreign_load} %"
     if found.kind in (ObstacleKind.FOREIGN_MEMORY, ObstacleKind.FOREIGN_PROCESS):
         return _foreign_memory_text(found)
     return _OBSTACLE_TEXTS[found.kind]
@@ -42,13 +42,18 @@ def _shortfall_text(found: GpuObstacle) -> str:
 
 
 def _foreign_memory_text(found: GpuObstacle) -> str:
-    return f"foreign {_holder(found)} holds {format_memory(found.foreign_mib or 0)}"
-
-
-def _holder(found: GpuObstacle) -> str:
+    memory = format_memory(found.foreign_mib or 0)
     if found.foreign_pid is not None:
-        return f"process {found.foreign_pid}"
-    return "memory of unknown owner" if found.processes_listed else "memory"
+        return f"foreign process {found.foreign_pid} uses {memory}"
+    return (
+        f"{memory} held by an unidentified process"
+        if found.processes_listed
+        else f"foreign processes use {memory}"
+    )
+
+
+def _foreign_load_source(found: GpuObstacle) -> str:
+    return "foreign load" if found.foreign_pid is None else f"foreign process {found.foreign_pid}, load"
 
 
 def obstacle_remedy(found: GpuObstacle) -> str:

@@ -82,7 +82,7 @@ def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
     desk.store.record_options(StartOptions(mem_threshold=0.5))
     grade, says, remedy = checks(desk, job)["GPU 0"]
     assert (grade, remedy[-15:]) == ("warn", "--mem-threshold")
-    begin = f"does not accept it: foreign process {os.getpid()} holds 600 MiB; none of our jobs"
+    begin = f"does not accept it: foreign process {os.getpid()} uses 600 MiB; none of our jobs"
     assert says.startswith(begin)
     assert "60 % of it (threshold 50 %), foreign load " in says
     # The memory threshold applies neither to a job that declares memory nor to one that needs an idle GPU.

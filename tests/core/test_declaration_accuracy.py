@@ -25,7 +25,7 @@ from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccura
         ([100], 1000, False, None),
         ([1300], 1000, False, ("under", 30)),
         ([1000], 1000, False, None),
-        # A GPU without a known peak may have had a larger one.
+        # On a GPU whose peak is unknown, the job may have used more.
         ([100, None], 1000, True, None),
         ([1000, None], 1000, True, None),
         ([1300, None], 1000, True, ("under", 30)),

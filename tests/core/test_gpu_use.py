@@ -186,7 +186,7 @@ def test_without_a_process_list_our_own_load_does_not_block_the_other_half() -> 
     assert "load 97 %" in str(start_or_reason(loaded_gpu(97.0, 300, None), HALF))
 
 
-@pytest.mark.parametrize(("mib", "who"), [(0, ""), (200, ""), (201, ", foreign memory holds 201 MiB")])
+@pytest.mark.parametrize(("mib", "who"), [(0, ""), (200, ""), (201, ", foreign processes use 201 MiB")])
 def test_without_a_process_list_little_memory_means_no_foreign_process(mib: int, who: str) -> None:
     short = obstacle(available(gpu(0, mib, None)), Need(1, vram=TOTAL), LIMITS)
     assert short is not None
@@ -215,7 +215,7 @@ def test_unattributed_memory_is_reserved_and_foreign_beyond_the_driver_allowance
     assert (available(driver).committed_mib, available(driver).foreign_mib) == (512, 0)
     assert isinstance(start_or_reason(driver, ALONE), act.Start)
     assert str(start_or_reason(gpu(0, 22_118), ALONE)).endswith(
-        "GPU 0 foreign memory of unknown owner holds 21.1 GiB"
+        "GPU 0 21.1 GiB held by an unidentified process"
     )
     assert isinstance(start_or_reason(gpu(0, 713), ALONE), str)
     assert isinstance(start_or_reason(gpu(0, 712), ALONE), act.Start)
@@ -252,14 +252,14 @@ def test_a_display_reserves_its_memory_but_does_not_block_a_whole_gpu_job() -> N
 def test_foreign_memory_above_the_threshold_blocks_jobs_without_declared_memory() -> None:
     crowded = gpu(0, 22_118, (GpuProcess(7, 22_118),))
     for ask in (ALONE, WHOLE, HALF):
-        assert "foreign process 7 holds 21.6 GiB" in str(start_or_reason(crowded, ask))
+        assert "foreign process 7 uses 21.6 GiB" in str(start_or_reason(crowded, ask))
 
 
 def test_foreign_load_blocks_a_gpu_and_our_own_load_does_not() -> None:
     colleague = loaded_gpu(97.0, None, (GpuProcess(7, 1000, load_percent=97.0),))
     for ask in (WHOLE, HALF, ResourceSpec(vram=1000)):
         assert "foreign process 7, load 97 %" in str(start_or_reason(colleague, ask))
-    assert "foreign process 7 holds 1000 MiB" in str(start_or_reason(colleague, ALONE))
+    assert "foreign process 7 uses 1000 MiB" in str(start_or_reason(colleague, ALONE))
     trainer = loaded_gpu(97.0, None, (GpuProcess(7, 1000, load_percent=97.0),), owners={7: 1})
     assert isinstance(start_or_reason(trainer, HALF, running(1, share=500)), act.Start)
     assert isinstance(start_or_reason(trainer, ResourceSpec(vram=11_776), running(1, share=500)), act.Start)
@@ -271,7 +271,7 @@ def test_declared_memory_is_placed_beside_any_foreign_use_that_leaves_room() -> 
     assert isinstance(start_or_reason(most, ResourceSpec(vram=2000)), act.Start)
     assert isinstance(start_or_reason(most, ResourceSpec(vram=2000, share=500)), act.Start)
     assert "room for 2.0 GiB" in str(start_or_reason(most, ResourceSpec(vram=3000)))
-    assert "foreign process 7 holds 19.5 GiB" in str(start_or_reason(most, HALF))
+    assert "foreign process 7 uses 19.5 GiB" in str(start_or_reason(most, HALF))
 
 
 OURS, THEIRS = GpuProcess(7, 5000, load_percent=90.0), GpuProcess(8, 500, load_percent=30.0)
@@ -417,5 +417,5 @@ def test_the_reason_names_memory_reserved_for_foreign_peaks() -> None:
     assert str(start_or_reason(none, ResourceSpec(vram=10_240))) == reason
     same = gpu(0, None, (GpuProcess(7, 18_000),), owners={7: None})
     assert str(start_or_reason(same, ResourceSpec(vram=10_240))).endswith(
-        "GiB, foreign process 7 holds 17.6 GiB"
+        "GiB, foreign process 7 uses 17.6 GiB"
     )

@@ -69,7 +69,7 @@ def test_best_fit_then_least_load_then_lowest_index(
         (
             available(0, foreign_mib=22_000, foreign_pid=8123),
             Need(1, 500),
-            "foreign process 8123 holds 21.5 GiB",
+            "foreign process 8123 uses 21.5 GiB",
         ),
         (
             available(0, foreign_mib=500, foreign_pid=8, mean_foreign_load=97.0),
@@ -206,7 +206,7 @@ def test_equal_gpus_are_chosen_by_lowest_index() -> None:
 
 def test_names_foreign_memory_without_a_process() -> None:
     held = available(0, foreign_mib=24_000, foreign_pid=None)
-    assert "memory of unknown owner holds 23.4 GiB" in wait_words(place(Need(1, 500), None, [held], LIMITS))
+    assert "23.4 GiB held by an unidentified process" in wait_words(place(Need(1, 500), None, [held], LIMITS))
 
 
 def test_lists_four_unavailable_gpus_and_counts_the_rest() -> None:
@@ -275,7 +275,7 @@ def test_foreign_processes_block_an_alone_job_but_not_an_exclusive_one() -> None
     beside = available(0, committed_mib=5500, foreign_mib=5000, foreign_pid=8)
     assert obstacle(beside, Need(1, vram=9000, exclusive=True), LIMITS) is None
     assert obstacle(beside, Need(1, 1000, exclusive=True), LIMITS) is None
-    assert obstacle_words(beside, Need(1, 1000, alone=True), LIMITS) == "foreign process 8 holds 4.9 GiB"
+    assert obstacle_words(beside, Need(1, 1000, alone=True), LIMITS) == "foreign process 8 uses 4.9 GiB"
 
 
 @pytest.mark.parametrize(("mib", "idle"), [(0, True), (60, True), (200, True), (201, False)])
@@ -317,7 +317,7 @@ def test_foreign_use_blocks_a_job_by_its_kind_of_need(need: Need, mib: int, load
     elif expected is ObstacleKind.FOREIGN_LOAD:
         assert told == f"foreign process 8, load {load:.0f} %"
     else:
-        assert (told or "").startswith("foreign process 8 holds ")
+        assert (told or "").startswith("foreign process 8 uses ")
 
 
 @pytest.mark.parametrize("need", [SHARE, MEMORY, ALONE], ids=str)
@@ -337,7 +337,7 @@ def test_the_wait_reason_of_a_full_gpu_omits_an_idle_foreign_process() -> None:
 def test_a_memory_shortfall_names_the_foreign_process() -> None:
     view = available(0, foreign_mib=11_000, foreign_pid=8123, committed_mib=12_100)
     assert obstacle_words(view, Need(1, vram=20_000), LIMITS) == (
-        "room for 11.7 GiB, foreign process 8123 holds 10.7 GiB"
+        "room for 11.7 GiB, foreign process 8123 uses 10.7 GiB"
     )
     over = available(0, committed_mib=30_000, occupied=True)
     assert obstacle_words(over, Need(1, vram=1), LIMITS) == "full"

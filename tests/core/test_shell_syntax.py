@@ -1,4 +1,4 @@
-"""Selection of the commands that need a check by bash."""
+"""Decides which commands bash must check."""
 
 from __future__ import annotations
 

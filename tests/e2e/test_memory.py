@@ -202,7 +202,7 @@ def test_memory_and_load_of_foreign_processes_limit_placement(world: World) -> N
     with somebody(world, 22200, 0) as one:
         seen_on(world, 0, 22000)
         world.append("echo whole GPU, again", "[share=0.5] echo half")
-        told = f"GPU 0 foreign process {one.pid} holds 21.7 GiB"
+        told = f"GPU 0 foreign process {one.pid} uses 21.7 GiB"
         world.wait_until(lambda jobs: told in (jobs.get(3, {}).get("reason") or ""), "job 3 waits")
         assert told in world.jobs()[2]["reason"]
     world.wait_finished(2, 3)

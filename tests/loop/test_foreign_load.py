@@ -109,7 +109,7 @@ def test_load_of_an_ended_job_is_not_foreign_load(rig: Rig) -> None:
         sample(rig, 95.0, None, used=300)
         rig.tick()
     third = rig.add_job("true", share=500)
-    assert why_it_waits(rig).endswith("GPU 0 foreign memory, load 95 %")
+    assert why_it_waits(rig).endswith("GPU 0 foreign load 95 %")
     assert rig.job(third).state == "queued"
 
 

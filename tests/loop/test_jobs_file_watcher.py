@@ -87,7 +87,7 @@ def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
-    for quiet_s in (1.0, 30.0):  # the typo is already in the store, or not yet
+    for quiet_s in (1.0, 30.0):  # before and after the typo is recorded in the store
         desk.save(f"{held}[gpus=two] echo b >> ran\n", quiet_s=quiet_s)
         desk.restart()
         desk.wait(60)

@@ -72,7 +72,7 @@ def test_runner_in_the_store_can_be_stopped_and_killed_without_a_claim(make: Mak
             assert status_of(attempt, known).damage == "the file claim was removed"
 
 
-def test_runner_in_the_store_of_another_boot_or_start_is_dead(tmp_path: Path) -> None:
+def test_treats_a_recorded_runner_with_another_boot_id_or_start_time_as_dead(tmp_path: Path) -> None:
     (tmp_path / "claim").mkdir()
     for known in (RunnerIdentity(os.getpid(), 1, "another"), RunnerIdentity(1, 2**40, "another")):
         assert observe(tmp_path, "t", known).claim == "dead"

@@ -37,14 +37,14 @@ s*) kill -"${4#s}" $$; sleep 5 ;;
 *) exit "$4" ;;
 esac
 """
-#: Ways in which jobs are ended from outside; all others end by themselves.
+#: Ways of ending jobs from outside; with any other way, a job ends by itself.
 _ENDED_FROM_OUTSIDE = ("cancel", "term", "term group", "signal")
 
 
 @dataclass
 class JobFacts:
-    """The facts about a job that do not come from the store. runner_died: its runner died with the claim,
-    without a result."""
+    """The facts about a job that do not come from the store. runner_died: its runner died after it had
+    claimed the attempt, without a result."""
 
     way: str
     end: str

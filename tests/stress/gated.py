@@ -20,7 +20,7 @@ _CODES = (0, 0, 3, 7, 42)
 
 
 class GatedJobs:
-    """The jobs of one round and their exit codes, by number. `folder`: holds their trace."""
+    """The jobs of one round, with their exit codes by number. folder: for their trace."""
 
     def __init__(self, folder: Path, dice: random.Random) -> None:
         self.codes: dict[int, int] = {}
@@ -29,8 +29,8 @@ class GatedJobs:
         self._script.write_text(GATED_JOB)
 
     def lines(self, count: int, *, gated: bool = True) -> list[str]:
-        """Returns `count` new jobs-file lines. gated: the jobs run until `open`; otherwise they end at
-        once."""
+        """Returns `count` new jobs-file lines. gated: the jobs run until `open` is called; otherwise
+        they end at once."""
         numbers = range(len(self.codes), len(self.codes) + count)
         self.codes |= {number: self._dice.choice(_CODES) for number in numbers}
         gate = self._gate if gated else self._script

@@ -26,24 +26,24 @@ from gpu_scheduler.core.text.quoting import BLANK, split_words
 SYNONYMS = {"retries": "oom-retries"}
 #: Attribute -> the form of its value (None if it takes none) and its help text.
 ATTRIBUTE_HELP: dict[str, tuple[str | None, str]] = {
-    "vram": ("MEM", "memory needed on each GPU: 18G, or 18000 (MiB)"),
-    "gpus": ("N", "number of GPUs needed"),
-    "share": ("X", "fraction of a GPU needed, or a number of whole GPUs"),
+    "vram": ("MEM", "Memory needed on each GPU: 18G, or 18000 (MiB)"),
+    "gpus": ("N", "Number of GPUs needed"),
+    "share": ("X", "Fraction of a GPU, or number of whole GPUs, needed"),
     "allowed": ("LIST", "GPUs that the job may use"),
-    "exclusive": (None, "share its GPUs with no other job"),
-    "oom-retries": ("N", "number of retries after the job ran out of CUDA memory, each with more memory"),
-    "fail-retries": ("N", "number of retries after any failure"),
-    "timeout": ("TIME", "end the job after this time: 90s, 15m, 2h, 1d"),
-    "name": ("NAME", "name shown by `status`"),
-    "priority": ("N", "lower numbers run first"),
-    "conda": ("ENV", "conda environment"),
-    "venv": ("DIR", "virtual environment, instead of conda"),
-    "cwd": ("DIR", "working folder"),
-    "env": ("KEY=VALUE", "environment variable; may be repeated"),
-    "cuda": ("HOW", "treatment of --cuda in the command: add, rewrite or off"),
-    "cuda-ids": ("IDS", "ids passed with --cuda: physical or visible"),
-    "hold": (None, "hold the job until it is released"),
-    "cancel": (None, "cancel the job"),
+    "exclusive": (None, "Do not share the job's GPUs with other jobs"),
+    "oom-retries": ("N", "Number of retries after the job runs out of CUDA memory, each with more memory"),
+    "fail-retries": ("N", "Number of retries after any failure"),
+    "timeout": ("TIME", "End the job after this time: 90s, 15m, 2h, 1d"),
+    "name": ("NAME", "Name shown by `status`"),
+    "priority": ("N", "Lower numbers run first"),
+    "conda": ("ENV", "Conda environment"),
+    "venv": ("DIR", "Virtual environment to use instead of conda"),
+    "cwd": ("DIR", "Working folder"),
+    "env": ("KEY=VALUE", "Environment variable; may be repeated"),
+    "cuda": ("HOW", "How to handle --cuda in the command: add, rewrite or off"),
+    "cuda-ids": ("IDS", "Ids passed with --cuda: physical or visible"),
+    "hold": (None, "Hold the job until it is released"),
+    "cancel": (None, "Cancel the job"),
 }
 
 
@@ -133,7 +133,7 @@ def _split_items(text: str) -> tuple[str, ...] | None:
 
 
 def _split_at_commas(item: str) -> str | None:
-    """Returns an item that joins several attributes by commas, rewritten with blanks; None if it is one."""
+    """Rewrites an item that joins several attributes by commas with blanks; returns None for a single one."""
     first, *parts = re.split("[,;]", item)
     apart = [first]
     for part in parts:
@@ -146,7 +146,7 @@ def _split_at_commas(item: str) -> str | None:
 
 
 def _shell_test_hint(text: str) -> str:
-    """Returns the remedy for a shell test, which looks like a block; "" if the text is none."""
+    """Returns the remedy for a shell test, which looks like a block; "" for any other text."""
     if text.startswith(("[[", "[ ", "[\t")):
         return f"; a line that begins with a shell test needs an empty block before it: `[] {text}`"
     return ""

@@ -29,7 +29,7 @@ def python() -> Finding:
     """Returns the finding about the interpreter, which runs the scheduler and its runners."""
     found = ".".join(map(str, sys.version_info[:3]))
     if not sys.executable:
-        remedy = "run it with a Python interpreter that knows its own path"
+        remedy = "run it with a Python interpreter whose path can be determined"
         return bad(Check.PYTHON, f"{found}, whose path is unknown", remedy)
     return ok(Check.PYTHON, f"{found}, {sys.executable}")
 
@@ -53,7 +53,7 @@ def _version(package: str) -> str:
 def user(uid: int) -> Finding:
     """Returns the finding about the user that jobs run as."""
     if uid == 0:
-        message = "root: whoever can write the jobs file runs commands as root"
+        message = "root: anyone who can write to the jobs file can run commands as root"
         return warn(Check.USER, message, "run it as a dedicated user")
     return ok(Check.USER, f"uid {uid}")
 
@@ -61,10 +61,14 @@ def user(uid: int) -> Finding:
 def conda(conda_sh: str | None, is_named: bool) -> Iterator[Finding]:
     """Yields findings about conda. conda_sh: its script, None if not found; is_named: given by --conda-sh."""
     if conda_sh is None:
-        yield ok(Check.CONDA, "not found; jobs whose line names no environment run without it")
+        yield ok(Check.CONDA, "not found; jobs whose lines name no environment run without conda")
         return
     if not os.path.isfile(conda_sh):
-        remedy = "name etc/profile.d/conda.sh of the installation" if is_named else "install conda again"
+        remedy = (
+            "pass the installation's etc/profile.d/conda.sh to --conda-sh"
+            if is_named
+            else "install conda again"
+        )
         yield bad(Check.CONDA, f"{conda_sh} does not exist", remedy)
         return
     result = list_environments(conda_sh)
