@@ -13,7 +13,7 @@ NEEDED = ("GPUtil", "inotify_simple", "pynvml", "rich", "rich_argparse")
 HERE = os.path.dirname(os.path.realpath(__file__))
 USAGE = 2
 
-#: Marks the second run on its command line; an environment variable would be inherited by the jobs.
+#: Marks the second run by a command-line argument, because jobs would inherit an environment variable.
 RERUN_OPTION = "gpu_scheduler_again"
 
 

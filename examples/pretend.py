@@ -67,7 +67,8 @@ def memory(mib: int, load: float = 85.0) -> Iterator[None]:
 
 
 def steps(name: str, total: int, seconds: float) -> Iterator[int]:
-    """Counts to `total` with `seconds` per step; shows a progress bar on a terminal, else a few lines."""
+    """Counts to `total` with `seconds` per step; shows a progress bar on a terminal, otherwise a few
+    lines."""
     tty = sys.stdout.isatty()
     for step in range(1, total + 1):
         time.sleep(seconds)

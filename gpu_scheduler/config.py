@@ -1,4 +1,4 @@
-"""Defines the options of `start` as values, once; every other part takes them from here.
+"""Defines the options of `start` as values, once, for all other parts.
 
 `cli/arguments.py` gives each option its name on the command line, its range and its help.
 """

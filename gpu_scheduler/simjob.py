@@ -64,7 +64,7 @@ def visible_gpus(variable: str | None) -> tuple[int, ...]:
 
 
 def oom_message(gpu: int, wanted_mib: int, free_mib: int) -> str:
-    """Returns the message of PyTorch when the GPU is full."""
+    """Returns PyTorch's message for a full GPU."""
     return (
         f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted_mib / 1024:.2f} GiB. "
         f"GPU {gpu} has {free_mib / 1024:.2f} GiB free."

@@ -94,7 +94,7 @@ def commands() -> str:
         "",
         *_argument_table(top),
         "",
-        "Every command also takes `--help`.",
+        "Every command also accepts `--help`.",
         "",
         ABOUT_COMMANDS,
     ]

@@ -31,7 +31,7 @@ from gpu_scheduler.store.job_lists import newest_job_facts
 
 @dataclass(frozen=True)
 class NewLine:
-    """The values of a line: a script with its arguments, or else the words of a command.
+    """The values of a line: a script with its arguments, or the words of a command.
 
     conda: None = base for a script, none for a command; gpus: the GPUs that the job may use, as in a jobs
     file; attributes: key -> value, True for a flag, the variables for `env`.
@@ -138,9 +138,7 @@ def _compose_line(compose: Callable[[], str]) -> str:
     try:
         line.encode()
     except UnicodeEncodeError:
-        raise UsageError(
-            f"{line!r} is not valid UTF-8, which jobs files must be; nothing was added"
-        ) from None
+        raise UsageError(f"{line!r} is not valid UTF-8, but a jobs file must be; nothing was added") from None
     return line
 
 
@@ -175,7 +173,7 @@ def _warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[LineNote]:
 def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
     """Returns the environments that conda lists, None if it fails.
 
-    Asking conda takes a second, so it is skipped if the environment is in its usual place.
+    Querying conda takes a second, so it is skipped if the environment is in its usual place.
     """
     if name == "base" or (Path(conda_sh).parents[2] / "envs" / name).is_dir():
         return [name]

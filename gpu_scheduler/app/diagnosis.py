@@ -49,7 +49,7 @@ _NEARBY_LINES = 3
 
 @dataclass(frozen=True)
 class PlacementFacts:
-    """The GPUs as placement sees them now.
+    """The GPUs as placement evaluates them now.
 
     holders: UUID -> ids of our jobs on the GPU; sampled_at: wall seconds of the newest sample, None = no
     sample.

@@ -1,4 +1,4 @@
-"""Builds the view of each managed GPU and of the jobs that hold it."""
+"""Builds the view of each managed GPU and of the jobs to which it is allocated."""
 
 from __future__ import annotations
 

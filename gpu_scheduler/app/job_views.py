@@ -42,7 +42,7 @@ class ViewContext:
 
 
 def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext) -> JobView:
-    """Returns the view of a job as it is now, even if the store does not know its state yet."""
+    """Returns the view of a job as it is now, even if its state is not in the store yet."""
     recorded, wait = job, _wait_reason(job, attempt, context)
     of_group = context.wait_reasons.get(job.spec_key) if job.state is JobState.QUEUED else None
     fact = None if attempt is None else context.open_attempts.get(attempt.id)
@@ -197,7 +197,7 @@ def _ended_attempt(attempt: AttemptRecord, action: FinishAttempt) -> AttemptReco
 
 
 def runs_as_recorded(attempt: Attempt) -> bool:
-    """Returns whether an attempt simply runs on, so that `reconcile` changes no state.
+    """Returns whether an attempt simply continues, so that `reconcile` changes no state.
 
     This spares most commands the import of the rules, which takes longer than everything else that `status`
     does.

@@ -90,7 +90,7 @@ def lint(
 def _conda_environments(parser: TextParser, lines: Sequence[Line], conda_sh: str | None) -> list[str] | None:
     """Returns the environments that conda lists; None if it fails.
 
-    Also None if no line names an environment, because asking conda takes a second.
+    Also None if no line names an environment, because querying conda takes a second.
     """
     if conda_sh is None or not any(parser.spec_of(line).conda for line in lines if not line.malformed):
         return None

@@ -20,8 +20,8 @@ class OomCase:
     """The GPU memory that a job had when it ran out of it.
 
     gpu_count: how many GPUs it had; had_gpus_alone: no other process used them; at_limit: it declared as
-    much memory as a GPU can give; larger_gpus: indices of the GPUs that it may use and that have more memory
-    than its own.
+    much memory as a GPU can provide; larger_gpus: indices of the GPUs that it may use and that have more
+    memory than its own.
     """
 
     gpu_count: int = 1

@@ -1,4 +1,4 @@
-"""Finds the socket of an attempt's Screen session, and lists the sessions that Screen knows.
+"""Finds the socket of an attempt's Screen session, and lists the sessions that Screen lists.
 
 The answers are for display and for `attach`; nothing about a job is decided from them.
 """
@@ -36,7 +36,8 @@ def screen_environment(folder: str | None) -> dict[str, str]:
 
 
 def list_sessions(folder: str | None) -> SessionList | str:
-    """Returns the sessions that Screen lists for a socket folder, or a text that says why it lists none."""
+    """Returns the sessions that Screen lists for a socket folder, or a text with the reason why it lists
+    none."""
     program = shutil.which("screen")
     if program is None:
         return "GNU Screen is not installed; install it (sudo apt-get install screen)"

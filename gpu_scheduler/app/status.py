@@ -22,7 +22,7 @@ from gpu_scheduler.store.job_lists import (
 from gpu_scheduler.store.jobs_files import jobs_files, malformed_lines
 from gpu_scheduler.store.store import Store
 
-#: Number of bytes at the end of a running job's log in which its last line is searched.
+#: Number of bytes at the end of a running job's log that are searched for its last line.
 _TAIL_BYTES = 4096
 
 

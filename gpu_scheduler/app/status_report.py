@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
     from gpu_scheduler.store.records import AttemptRecord, GpuRecord, JobRecord
 
-    #: A warning about an attempt; a text describes unexpected contents of its folder.
+    #: A warning about an attempt; a plain text describes unexpected contents of its folder.
     AttemptWarning = Overuse | MisplacedProcess | str
 
 #: States of a GPU, in order of precedence.
@@ -25,7 +25,7 @@ LOST, PAUSED, BUSY, AVAILABLE = "lost", "paused", "busy", "available"
 @dataclass(frozen=True)
 class GpuView:
     """A managed GPU. share: allocated thousandths; allocated_mib: memory allocated to jobs, None = unknown;
-    has_declared_memory: one of them declared memory; jobs: ids of the jobs that hold it."""
+    has_declared_memory: one of them declared memory; jobs: ids of the jobs to which it is allocated."""
 
     record: GpuRecord
     state: str
@@ -35,7 +35,7 @@ class GpuView:
     has_declared_memory: bool = False
 
 
-#: GPU index -> MiB, of a job that uses no memory.
+#: GPU index -> MiB, for a job that uses no memory.
 _NO_MEMORY: Mapping[int, int] = {}
 
 

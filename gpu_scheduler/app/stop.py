@@ -136,7 +136,8 @@ def _request_stop_and_wait(store: Store, pid: int, args: Mapping[str, Any], limi
                 store.data_dir.ring_doorbell()
             time.sleep(POLL_INTERVAL_S)
     finally:
-        # It may have ended by itself, or this was interrupted: the next scheduler must not obey the request.
+        # It may have ended by itself, or this was interrupted: the next scheduler must not carry out the
+        # request.
         if made is not None:
             withdraw_request(store, made)
 

@@ -21,7 +21,7 @@ class AttemptRef:
     """Identifies one attempt to its executor.
 
     token: the random mark by which an executor recognises the attempt. folder: its attempt folder, which
-    holds spec.json and command.sh when it is launched; an executor need not use it. runner: its runner
+    contains spec.json and command.sh when it is launched; an executor need not use it. runner: its runner
     process, None = not known. executor: the name of its executor.
     """
 
@@ -66,9 +66,10 @@ class Executor(Protocol):
         """Reminds an attempt that has not ended of the request to stop; never makes a new request."""
 
     def cancel_launch(self, attempt: AttemptRef) -> None:
-        """Ensures that an attempt that has not begun never begins; has no effect on others. Raises OSError.
+        """Ensures that an attempt that has not begun never begins; leaves an attempt that has begun
+        unchanged.
 
-        The next observation shows which of the two it was.
+        The next observation shows which of the two applied. Raises OSError.
         """
 
     def kill(self, attempt: AttemptRef) -> None:

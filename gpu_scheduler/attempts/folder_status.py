@@ -151,7 +151,7 @@ def _claim_anomalies(
     problem = claim.text if isinstance(claim, FileProblem) else "was removed"
     if state == "unlocked":
         return [
-            f"its runner (pid {pid}) is alive but does not hold the claim in {folder}, which was"
+            f"its runner (pid {pid}) is alive but has no lock on the claim in {folder}, which was"
             " copied or replaced; the processes of the job are not signalled from here"
         ]
     if state == "unclaimed":

@@ -23,7 +23,7 @@ def _observe_folder(attempt: AttemptRef) -> AttemptStatus:
 
 
 def attempt_ref(store: Store, attempt: AttemptRecord | Attempt) -> AttemptRef:
-    """Returns the reference by which an executor knows an attempt."""
+    """Returns the reference by which an executor identifies an attempt."""
     folder = store.data_dir.attempt_folder(attempt)
     return AttemptRef(attempt.job_id, attempt.number, attempt.token, folder, attempt.runner, attempt.executor)
 

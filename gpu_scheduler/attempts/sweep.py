@@ -17,7 +17,7 @@ from gpu_scheduler.runner.folder import SHORTAGE, open_folder
 from gpu_scheduler.runner.membership import RecordedCommand
 
 _RESCAN_S = 0.05
-#: Maximum number of scans when an empty one may have missed a process: a fork chain would be missed every
+#: Maximum number of scans when an empty scan may have missed a process: a fork chain would be missed every
 #: time, while other programs fork only occasionally.
 _MAX_SCANS = 10
 

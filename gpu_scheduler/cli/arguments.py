@@ -79,8 +79,8 @@ def _start_gpus(group: argparse._ArgumentGroup) -> None:
            " idle")  # fmt: skip
     _flag(group, "--exclusive", "Run only one job at a time on each GPU")
     _value(group, "--cuda-ids", choices=("physical", "visible"),
-           help="GPU ids that scripts receive with --cuda: physical, or counted among the visible"
-           " GPUs")  # fmt: skip
+           help="Whether scripts receive physical GPU ids or indices of the visible GPUs with"
+           " --cuda")  # fmt: skip
 
 
 def _start_memory(group: argparse._ArgumentGroup) -> None:

@@ -16,15 +16,15 @@ from gpu_scheduler.cli.parser import build_parser
 from gpu_scheduler.cli.program import PROGRAM
 from gpu_scheduler.errors import SchedulerError
 
-#: The program of a clone, which is completed too when it is called directly (./scheduler.py).
+#: The program in a clone; it is completed too if it is called directly (./scheduler.py).
 _CLONE_PROGRAM = "scheduler.py"
-#: Metavars completed as files, and as folders. Special values of a path, - and "", must be typed.
+#: Metavars that are completed as files, and as folders. The special values - and "" must be typed.
 _FILE_METAVARS = ("PATH", "FILE", "SCRIPT")
 _FOLDER_METAVARS = ("DIR",)
 
 
 def completion(options: Namespace) -> int:
-    """Prints the script; its first lines say where to put it."""
+    """Prints the script; its first lines explain where to put it."""
     sys.stdout.write(completion_script(options.shell))
     return 0
 

@@ -118,7 +118,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Returns the options of the command; `command` holds its name.
+    """Returns the options of the command; `command` is its name.
 
     Raises UsageError for bad arguments, naming the option, its value and the accepted values. Raises
     SystemExit(0) after --help or --version has printed.
@@ -188,7 +188,7 @@ def _parse_known(
     """
     listed = _separated_gpu_list(words)
     if listed is not None:
-        parser.error(f"--gpus takes one list without spaces: write --gpus {listed}")
+        parser.error(f"--gpus accepts one list without spaces: write --gpus {listed}")
     options, rest = parser.parse_known_args(words)
     if rest:
         command: str = options.command
@@ -232,7 +232,7 @@ def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
     """Suggests a correction for an argument that the command does not accept."""
     if not word.startswith("-"):
         if jobs_file is not None:
-            return f" (the jobs file is {jobs_file}; a scheduler takes only one)"
+            return f" (the jobs file is {jobs_file}; a scheduler accepts only one)"
         if command == "start":
             return f" (use `--jobs-file {word}` to name a jobs file)"
         return " (quote a name or value that contains a space)"

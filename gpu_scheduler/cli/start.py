@@ -16,7 +16,7 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 
-#: Seconds to wait for an answer of logind.
+#: Seconds to wait for an answer from logind.
 _LOGIND_TIMEOUT_S = 1.0
 
 
@@ -50,7 +50,7 @@ def _run_scheduler(chosen: StartOptions, on_up: Callable[[], None]) -> int:
     try:
         return run(chosen, on_ready=is_up)
     finally:
-        standard_streams.flush_or_discard()  # the main log holds the printed lines as well
+        standard_streams.flush_or_discard()  # the main log contains the printed lines as well
 
 
 def _confirm_fresh(chosen: StartOptions, *, ask: bool) -> None:

@@ -190,7 +190,7 @@ class ProcessOwners:
         )
 
     def _open_token(self, process: Process) -> str | None:
-        """Returns the token of an open attempt that a process carries or was attributed to; else None."""
+        """Returns the token of an open attempt that a process carries or was attributed to, or None."""
         token = self._remembered_token(process) or self._proc.token(process.pid)
         return token if token in self._open else None
 
@@ -244,7 +244,7 @@ class ProcessOwners:
             self._cgroups.setdefault(group, {}).setdefault(token, first.start)
 
     def _by_session(self, process: Process) -> str | None:
-        """Returns the token of the attempt that has a known member in this session; else None."""
+        """Returns the token of the attempt that has a known member in this session, or None."""
         own = self._proc.own_process
         if process.session in (0, own.session if own else 0):
             return None
@@ -262,7 +262,7 @@ class ProcessOwners:
 
     def _by_cgroup(self, process: Process) -> str | None:
         """Returns the token of the one open attempt, older than the process, that has moved to the innermost
-        cgroup around it; else None."""
+        cgroup around it, or None."""
         group = self._proc.cgroup(process.pid)
         around = [name for name in self._cgroups if _is_in(group, name)]
         if not around:

@@ -58,7 +58,7 @@ def old_sessions(proc: Proc | None = None) -> list[OldSession]:
 
 
 def _session_name(words: Sequence[str]) -> re.Match[str] | None:
-    """Returns the session name in a Screen server's command line (`SCREEN -dmS NAME …`), else None."""
+    """Returns the session name in a Screen server's command line (`SCREEN -dmS NAME …`), or None."""
     if not words or PurePosixPath(words[0]).name != "SCREEN":
         return None
     for option, value in pairwise(words):

@@ -20,7 +20,7 @@ from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.system.safe_file import MAX_JSON_BYTES, FileProblem, ProblemKind, inspect
 
-#: Errors that may occur for a while without a fault of our own: a full disk, a locked store.
+#: Errors that may occur for a while without a fault in this program: a full disk, a locked store.
 STORAGE_ERRORS = (OSError, sqlite3.OperationalError)
 #: Key of the log folder in the store.
 LOG_FOLDER_KEY = "log_folder"
@@ -45,7 +45,7 @@ def find_issues(
 ) -> tuple[HealthIssue, ...]:
     """Returns the current health issues, those that stop new starts first. Changes nothing.
 
-    log_folder: None if not known. trust: files are used whatever their owner and mode.
+    log_folder: None if not known. trust: files are used regardless of their owner and mode.
     """
     found = [*_log_folder_issues(log_folder)] if log_folder is not None else []
     store = _folder_issue(HealthSubject.STORE, data_dir.folder, data_dir.runs)

@@ -31,7 +31,7 @@ _STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 class StorageMonitor:
     """A monitor that checks at most twice a second and logs when a health issue begins and ends.
 
-    trust: files are used whatever their owner and mode.
+    trust: files are used regardless of their owner and mode.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class StorageMonitor:
     def _log_changes(self, issues: frozenset[HealthIssue]) -> None:
         for issue in sorted(issues - self._reported, key=str):
             if issue.blocks_starts:
-                log.error("%s; until then no new job starts; running jobs continue", issue)
+                log.error("%s; until then no new job starts, but running jobs continue", issue)
             else:
                 log.warning("%s", issue)
         for issue in sorted(self._reported - issues, key=str):

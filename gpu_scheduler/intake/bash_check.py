@@ -22,7 +22,7 @@ from gpu_scheduler.core.jobsfile.shell_syntax import SUBSCRIPT
 from gpu_scheduler.core.text.quoting import mask_quoted
 from gpu_scheduler.system.shortages import reraise_shortage
 
-#: Timeout of one check, in seconds. If the shell does not answer, the command is not rejected.
+#: Timeout of one check, in seconds. If the shell does not respond in time, the command is not rejected.
 _TIMEOUT_S = 20.0
 #: Exit codes of a bash that has read its input.
 _CONCLUSIVE_EXIT_CODES = (0, 1, 2)

@@ -23,7 +23,7 @@ _RACY_WINDOW_NS = 2_000_000_000
 
 
 class JobsFile:
-    """A file that is read repeatedly. trust: accept the file whatever its owner and mode."""
+    """A file that is read repeatedly. trust: accept the file regardless of its owner and mode."""
 
     def __init__(self, path: Path, *, trust: bool = False) -> None:
         self.path = path
@@ -68,9 +68,9 @@ def read_standard_input(fd: int) -> bytes | FileProblem:
 def _check_content(content: bytes) -> bytes | FileProblem:
     """Returns the content, or the reason why it cannot be a jobs file."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return FileProblem(ProblemKind.WRONG_CONTENT, "is text in UTF-16; save it as UTF-8")
+        return FileProblem(ProblemKind.WRONG_CONTENT, "is UTF-16 text; save it as UTF-8")
     if b"\0" in content:
-        return FileProblem(ProblemKind.WRONG_CONTENT, "is binary: it holds NUL bytes")
+        return FileProblem(ProblemKind.WRONG_CONTENT, "is binary: it contains NUL bytes")
     lines = content.count(b"\n")
     if lines > MAX_LINES:
         problem = f"has {lines:,} lines; a jobs file has at most {MAX_LINES:,}"

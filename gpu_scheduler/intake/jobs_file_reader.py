@@ -48,7 +48,7 @@ class JobsFileReader:
 
     cwd: the working folder of its lines; home: the expansion of `~/`; known_gpus: the existing GPU indices,
     None accepts any; batch_lines: the approximate number of appended lines to read at a time, None reads all;
-    trust: accept the file whatever its owner and mode.
+    trust: accept the file regardless of its owner and mode.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ SHORTAGE_RETRY_S = 1.0
 class JobsFileWatcher:
     """Reads the file on demand. Times are boot seconds.
 
-    config: returns the current needs of models; trust: accept the file whatever its owner and mode;
+    config: returns the current needs of models; trust: accept the file regardless of its owner and mode;
     wait_text: returns a wait reason in words, for the log.
 
     recheck_at when to read the file again without an event; None if everything in the file counts.

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class LlmConfigFile:
     """The file named by `--llm-config`, or the default one, which may be absent.
 
-    trust: accept the file whatever its owner and mode. Raises UsageError at once if a named file is
+    trust: accept the file regardless of its owner and mode. Raises UsageError at once if a named file is
     absent, or an existing one is invalid or not trusted.
     """
 
@@ -76,7 +76,7 @@ class LlmConfigFile:
         if problem.kind is not ProblemKind.MISSING:
             log.error("%s %s; the last valid version remains in use", self.path, problem)
         elif is_first:
-            log.info("no %s: a job that specifies no need gets 1 GPU", self.path.name)
+            log.info("no %s: a job that declares nothing gets 1 GPU", self.path.name)
         else:
             log.warning("%s was removed; the last valid version remains in use", self.path)
 

@@ -86,5 +86,5 @@ def _requeue(store: Store, job_id: int, spec: JobSpec, front_end: FrontEnd) -> N
 
 
 def request_attribute(store: Store, job_id: int, name: str, value: object, front_end: FrontEnd) -> None:
-    """Requests that an attribute which a front end sets for its job takes effect."""
+    """Requests the change of an attribute that a front end sets for its job."""
     add_request(store, "set", str(job_id), front_end.name, name=name, value=value, line=True)

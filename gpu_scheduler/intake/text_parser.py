@@ -1,7 +1,7 @@
 """Parses the text of a jobs file into lines.
 
-A line that was read before is not parsed again: of a changed file, only the new lines cost more than a
-look-up; of a file that has only grown, only the appended lines are looked at.
+A line that was read before is not parsed again. In a changed file only the new lines cost more than a
+look-up, and in a file that has only grown only the appended lines are processed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TextParser:
 
     def __init__(self, cwd: str, home: str, known_gpus: frozenset[int] | None) -> None:
         self._cwd, self._home, self._known_gpus = cwd, home, known_gpus
-        #: The result of a line on its own, for lines that ended up as mistakes: bash checks them once.
+        #: The results of malformed lines, each parsed alone, so that bash checks these lines only once.
         self._parsed_alone: dict[str, LineResult] = {}
 
     def parse(

@@ -46,7 +46,9 @@ class DrainReport:
         code = drained_exit_code(map(_exit_code_of, jobs), has_malformed_line=bool(malformed))
         done = sum(job.record.outcome is Outcome.COMPLETED for job in jobs)
         if not self._finished and code:
-            log.info("no job was run: `retry JOB` runs a job again, `start --fresh` all of them")
+            log.info(
+                "no job was run: `retry JOB` runs a job again, and `start --fresh` runs all of them again"
+            )
         bad = len(malformed)
         log.info(
             "drained: %d of %d jobs completed%s; exit code %d",

@@ -24,7 +24,7 @@ class MainLog(RotatingFileHandler):
     """Log handler of the main log.
 
     report: called once when the log cannot be written, and once when it can be again; trust: accept the file
-    whatever its owner and mode.
+    regardless of its owner and mode.
     """
 
     def __init__(self, path: Path, report: Callable[[str], None], *, trust: bool = False) -> None:

@@ -1,10 +1,10 @@
 """Decides which processes belong to an attempt, by one rule over a table of processes. Pure.
 
 A process belongs to an attempt if it carries the attempt's token, or if the nearest of its ancestors in its
-session that carries any token carries that of the attempt; else if its session is that of the attempt's
-command, or the living leader of its session belongs to the attempt; else if the parent of its session does.
-The innermost token thus wins: a job of a scheduler that itself runs in a job belongs to the attempt of the
-inner scheduler and is never signalled for the outer job.
+session that carries any token carries that of the attempt; otherwise if its session is that of the attempt's
+command, or the living leader of its session belongs to the attempt; otherwise if the parent of its session
+does. The innermost token thus wins: a job of a scheduler that itself runs in a job belongs to the attempt of
+the inner scheduler and is never signalled for the outer job.
 
 The asker (the scheduler, `cancel`, a runner), process 1 and ended processes belong to no attempt. Processes
 that the asker started belong to one only by their token, so that a scheduler that was started in the session
@@ -87,7 +87,8 @@ class Membership:
         return found
 
     def owner(self, pid: int) -> str | None:
-        """Returns the token of the attempt that the process belongs to; None if to none of the given ones."""
+        """Returns the token of the attempt that the process belongs to; None if it belongs to none of
+        these."""
         if pid not in self._owners:
             self._owners[pid] = None  # a provisional value, so that a cycle of parents ends
             self._owners[pid] = self._owner(pid)

@@ -1,6 +1,6 @@
 """Counts the processes that the kernel's OOM killer has killed since just before the command started.
 
-Reads the counter of this process's cgroup (v2: memory.events, v1: memory.oom_control), else that of the
+Reads the counter of this process's cgroup (v2: memory.events, v1: memory.oom_control), otherwise that of the
 machine (/proc/vmstat). An unreadable counter is None, never zero.
 """
 

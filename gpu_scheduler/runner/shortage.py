@@ -11,7 +11,7 @@ _PROGRAMS = ("/bin/true", "/usr/bin/true")
 
 
 def start_error(count: int) -> int | None:
-    """Starts `count` processes at once; returns the errno of the shortage that prevents it, else None.
+    """Starts `count` processes at once; returns the errno of the shortage that prevents it, or None.
 
     An ended process counts towards the limit until it is collected, so all of them exist at the same time.
     """

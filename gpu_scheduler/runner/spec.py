@@ -17,7 +17,7 @@ _MAX_S = 1e12
 
 
 def invalid_field(value: dict[str, Any], fields: Mapping[str, Callable[[Any], bool]]) -> FileProblem | None:
-    """Returns the first of these fields that is missing or has an invalid value, as a problem; else None."""
+    """Returns the first of these fields that is missing or has an invalid value, as a problem, or None."""
     for name, is_right in fields.items():
         if name not in value or not is_right(value[name]):
             return FileProblem(f"has no valid {name!r}")

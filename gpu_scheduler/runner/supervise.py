@@ -1,6 +1,6 @@
 """The runner: claims an attempt, starts its command once, and publishes the result.
 
-The order of the steps is the protocol. The runner alone supervises the processes of the attempt, and knows
+The order of the steps is the protocol. The runner alone supervises the processes of the attempt, and uses
 nothing but its folder. Slow imports wait until the command is running.
 """
 
@@ -54,7 +54,7 @@ def main(path: str) -> None:
 
 
 def _claim_with_retries(path: str) -> AttemptSupervisor | int:
-    """Returns the claimed attempt, else the exit status. Retries for a while during a shortage."""
+    """Returns the claimed attempt, otherwise the exit status. Retries for a while during a shortage."""
     end = time.monotonic() + _CLAIM_RETRY_S
     while True:
         try:

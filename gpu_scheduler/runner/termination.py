@@ -37,7 +37,7 @@ class Termination:
         return first
 
     def due(self, now: float) -> str | None:
-        """Returns "kill" or "withdraw" once the grace period is over, else None."""
+        """Returns "kill" or "withdraw" once the grace period is over, or None."""
         if self.deadline is None or now < self.deadline:
             return None
         if self._on_timeout == "withdraw":

@@ -31,11 +31,11 @@ def run(
 ) -> int:
     """Forks the scheduler; returns in both processes.
 
-    In the caller: 0 once the scheduler is up and `on_ready` was called with its pid, else the scheduler's
-    exit code. In the scheduler: its exit code, at its end.
+    In the caller: 0 once the scheduler is up and `on_ready` was called with its pid, otherwise the
+    scheduler's exit code. In the scheduler: its exit code, at its end.
 
     serve: schedules until asked to end, and calls its argument once it is up; main_log: gets internal errors
-    from then on; trust: accept it whatever its owner and mode.
+    from then on; trust: accept it regardless of its owner and mode.
     """
     ready, ready_out = os.pipe()
     sys.stdout.flush()

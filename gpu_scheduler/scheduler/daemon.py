@@ -224,7 +224,7 @@ class Daemon:
     def _cycle(self) -> int | None:
         """Reads new input, runs rounds until nothing is left to do, and waits.
 
-        Returns the exit code when the scheduler is to end, else None.
+        Returns the exit code when the scheduler is to end, or None.
         """
         now = self._clock.now().boot
         self._ownership.check(check_host=self._inputs.is_state_due(self._wake_keys, now))

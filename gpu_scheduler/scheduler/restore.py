@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 def open_store(data_dir: DataDir, options: StartOptions) -> Store:
     """Opens, creates or restores the store for `start`. The caller must hold the locks.
 
-    Raises SchedulerError, with the remedies, if the store was lost and no option says what to do.
+    Raises SchedulerError, with the remedies, if the store was lost and no option decides what to do.
     """
     try:
         found = inspect_store(data_dir, thorough=options.restore or options.fresh)
@@ -149,7 +149,7 @@ def _restore(data_dir: DataDir, condition: StoreCondition, options: StartOptions
 
 
 def _newest_usable_backup(condition: StoreCondition) -> Backup | None:
-    """Returns the newest good backup; None if none contains more than the database."""
+    """Returns the newest usable backup; None if none contains more than the database."""
     for backup in condition.backups:
         try:
             extent = highest_ids(backup.path, immutable=True)
@@ -157,7 +157,7 @@ def _newest_usable_backup(condition: StoreCondition) -> Backup | None:
             log.warning("%s; it is skipped", error)
             continue
         if is_of_development_version(backup):
-            log.warning("%s is of a development version; it is skipped", backup.path)
+            log.warning("%s is from a development version; it is skipped", backup.path)
             continue
         return None if _is_usable(condition) and condition.highest_ids.covers(extent) else backup
     return None
@@ -196,7 +196,7 @@ def _highest_ids(condition: StoreCondition) -> HighestIds:
 
 
 class _AttemptImport:
-    """Adds attempts that the store does not know, in the caller's transaction."""
+    """Adds attempts that are missing from the store, in the caller's transaction."""
 
     def __init__(self, store: Store, settings: Settings, folders: Collection[AttemptFolder]) -> None:
         self._store = store

@@ -162,7 +162,8 @@ def _locked_message(home: DataDir) -> str:
         )
     locker = f"another program (pid {', '.join(map(str, pids))}), which is not a scheduler"
     return (
-        f"{home.folder} is locked by {locker}; start again when it has ended, or make it lock something else"
+        f"{home.folder} is locked by {locker}; start again when that program has ended, or make it lock"
+        f" something else"
     )
 
 

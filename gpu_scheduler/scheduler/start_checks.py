@@ -51,7 +51,7 @@ def check_paths(options: StartOptions) -> None:
 
 
 def check_store(options: StartOptions, data_dir: DataDir) -> None:
-    """Raises UsageError if the store holds jobs of the other kind of GPUs and no option allows that."""
+    """Raises UsageError if the store contains jobs of the other kind of GPUs and no option allows that."""
     # A running scheduler, or another host, is a stronger reason to refuse; it is reported later.
     busy = data_dir.other_host() is not None or scheduler_pid(data_dir.lock) is not None
     if options.fresh or options.keep_history or busy:
@@ -74,7 +74,7 @@ def check_old_sessions(options: StartOptions, data_dir: DataDir) -> list[str]:
 
 
 def _check_path_encoding(options: StartOptions) -> None:
-    """Rejects paths that the store, whose text is UTF-8, cannot hold."""
+    """Rejects paths that are not UTF-8, which the store requires."""
     paths = {
         "the working folder": os.getcwd(),
         "--state-file": options.state_file,
@@ -89,7 +89,7 @@ def _check_path_encoding(options: StartOptions) -> None:
             (path or "").encode()
         except UnicodeEncodeError:
             raise UsageError(
-                f"{what} {path}: a name in it is not UTF-8, which the store cannot hold; rename it"
+                f"{what} {path}: a name in it is not UTF-8, so the store cannot record it; rename it"
             ) from None
 
 
@@ -109,7 +109,7 @@ def _check_jobs_file(options: StartOptions) -> None:
     if not isinstance(found, FileProblem):
         return
     if found.kind is not ProblemKind.MISSING:
-        remedy = found.remedy or "name a text file of jobs that you can read"
+        remedy = found.remedy or "give a text file of jobs that you can read"
         raise UsageError(f"--jobs-file {path}: {found.description}; {remedy}")
     if options.drain:
         raise UsageError(f"--jobs-file {path}: does not exist; --drain requires an existing file")

@@ -1,8 +1,8 @@
 """Lists the attempt folders in `runs/` and reads from each the origin of its attempt.
 
 The origin is the part of spec.json from which a lost store can be restored. An attempt is in the store before
-its folder is created. A folder that the store does not know therefore belongs to a lost store or to a
-forgotten job.
+its folder is created. A folder whose attempt is missing from the store therefore belongs to a lost store or
+to a forgotten job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inserts attempts that the store does not know, from their folders, in the caller's transaction."""
+"""Inserts attempts that are missing from the store, from their folders, in the caller's transaction."""
 
 from __future__ import annotations
 

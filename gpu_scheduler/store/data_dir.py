@@ -43,7 +43,7 @@ class DataDir:
 
     @classmethod
     def of(cls, state_file: str, data_dir: str | None = None) -> DataDir:
-        """Returns `data_dir`, else `X.d` beside the state file `X.json`.
+        """Returns `data_dir`, otherwise `X.d` beside the state file `X.json`.
 
         Where that would be on a network file system, it is a directory local to this host.
         """
@@ -71,7 +71,7 @@ class DataDir:
         elif is_shared(kind_of(folder)):
             problem = (
                 f"neither {state_file.parent} ({kind}) nor {folder} ({kind_of(folder)}) is on a local disk,"
-                " which a store needs; name a folder that is: --data-dir /local/folder"
+                " which a store needs; name a folder on one: --data-dir /local/folder"
             )
         return cls(state_file, folder, is_fallback=True, problem=problem)
 
@@ -174,7 +174,7 @@ class DataDir:
         )
 
     def other_host(self) -> Host | None:
-        """Returns the host that owns the store if it is another host, else None."""
+        """Returns the host that owns the store if it is another host, or None."""
         owner = read_host(self.host_file)
         return None if owner is None or owner.is_same_machine(this_host()) else owner
 
@@ -280,6 +280,6 @@ def _stem(path: Path) -> str:
 
 
 def _user_state_dir() -> Path:
-    """Returns `$XDG_STATE_HOME` if it is absolute, else `~/.local/state`."""
+    """Returns `$XDG_STATE_HOME` if it is absolute, otherwise `~/.local/state`."""
     named = os.environ.get("XDG_STATE_HOME", "")
     return Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~"), ".local", "state")

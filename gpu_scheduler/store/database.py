@@ -220,7 +220,7 @@ def development_schema_error(path: Path) -> SchemaError:
     # `stop` cannot end it: its requests are in that store.
     first = f"end its scheduler with `kill {pid}`; then " if pid else ""
     return SchemaError(
-        f"the store in {path.parent} is of a development version and cannot be read: {first}`start --fresh`"
+        f"the store in {path.parent} is from a development version and cannot be read: {first}`start --fresh`"
         " forgets its jobs, --state-file OTHER.json creates a separate store"
     )
 

@@ -46,7 +46,7 @@ def parse_mountinfo(lines: Iterable[bytes]) -> tuple[Mount, ...]:
 def kind_at(path: str, device: str, mounts: Sequence[Mount]) -> str | None:
     """Returns the file system type of an existing path without links. device: of the path, "major:minor".
 
-    The device decides, since it sees through bind mounts. If no mount has it (a btrfs subvolume), the longest
+    The device decides, since bind mounts do not hide it. If no mount has it (a btrfs subvolume), the longest
     mount point above the path decides; of equal ones the last, which hides the others.
     """
     above = [mount for mount in mounts if mount.point == "/" or f"{path}/".startswith(f"{mount.point}/")]

@@ -32,7 +32,8 @@ _TABLES = ("line", "pending_group", "event", "misplaced_process", "allocation", 
 def forgetting_jobs(store: Store) -> Iterator[int]:
     """Removes all jobs from the store for the block; yields the number of forgotten jobs.
 
-    If the block succeeds, the removal is committed and the attempt folders are deleted; else nothing changes.
+    If the block succeeds, the removal is committed and the attempt folders are deleted; otherwise nothing
+    changes.
     """
     with store.db.transaction() as db:
         jobs = _delete_jobs(db)

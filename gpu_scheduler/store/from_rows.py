@@ -1,4 +1,4 @@
-"""Builds records from rows of the database. Nothing else knows the columns that queries return."""
+"""Builds records from database rows. Only this module refers to the columns that queries return."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Host:
     data_dir: str | None = None
 
     def is_same_machine(self, other: Host) -> bool:
-        """Compares two hosts by machine-id, which survives a new host name, else by name."""
+        """Compares two hosts by machine-id, which survives a new host name, otherwise by name."""
         if self.machine is not None and other.machine is not None:
             return self.machine == other.machine
         return self.name == other.name

@@ -107,7 +107,7 @@ def assume_folder(store: Store, path: str) -> None:
 
 
 def owner_elsewhere(db: sqlite3.Connection, data_dir: DataDir) -> str | None:
-    """Returns the folder that a database has recorded if its id is not the one in this folder, else None."""
+    """Returns the folder that a database has recorded if its id is not the one in this folder, or None."""
     here = _read_id(data_dir.folder / _ID_FILE)
     row = db.execute("SELECT value FROM meta WHERE key = ?", (_META_KEY,)).fetchone()
     known = None if row is None else RecordedFolder(**json.loads(row[0]))

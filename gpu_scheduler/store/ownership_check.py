@@ -19,7 +19,7 @@ class Ownership:
         self._loss: str | None = None
 
     def loss(self, *, check_host: bool = False) -> str | None:
-        """Returns why writing is no longer allowed, else None. check_host: also checks for a takeover."""
+        """Returns why writing is no longer allowed, or None. check_host: also checks for a takeover."""
         if self._loss is None:
             self._loss = self._replacement()
         if self._loss is None and check_host:

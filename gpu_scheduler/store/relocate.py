@@ -54,7 +54,7 @@ class Relocation:
         return moved if here and (self._copied or not there or is_same_file(moved, path)) else path
 
     def assume_folder_moved(self) -> None:
-        """Treats the folder itself as moved, whatever was left at or is mounted on the old path."""
+        """Treats the folder itself as moved, regardless of what is at the old path now."""
         self._new_paths[self._old] = self._new
 
     def has_moved(self, file: str) -> bool:

@@ -79,7 +79,7 @@ def pause_edits(state: Mapping[str, Any], recorded: Collection[int]) -> dict[int
 def render(
     old: Mapping[str, Any], shares: list[float], paused: Collection[int], jobs: Mapping[str, Any]
 ) -> bytes:
-    """Returns the new content of the file; keys of others are kept unchanged."""
+    """Returns the new content of the file; keys of other programs are kept unchanged."""
     pauses = sorted(paused)
     new = {key: value for key, value in old.items() if key not in _OWN_KEYS}
     new = {"gpu_status": shares, "paused_gpus": pauses, "jobs": jobs, **new}

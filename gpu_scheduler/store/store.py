@@ -43,7 +43,7 @@ class RecordCache(Generic[_Record]):
         self._records: dict[tuple[Any, ...], _Record] = {}
 
     def records(self, rows: Sequence[sqlite3.Row], build: Callable[[sqlite3.Row], _Record]) -> list[_Record]:
-        """Returns the records of these distinct rows, in their order; forgets all others."""
+        """Returns the records of these distinct rows, in their order; drops all others from the cache."""
         known = self._records
         self._records = {}
         for row in rows:
@@ -177,7 +177,8 @@ class Store:
         return self._attempts("job_id = ? ORDER BY number", job_id)
 
     def active_attempts(self) -> list[ActiveAttemptRecord]:
-        """Returns the attempts that are open, hold GPUs or await memory release, with their jobs' part."""
+        """Returns the attempts that are open, hold GPUs or await memory release, with the fields that their
+        jobs add."""
         from gpu_scheduler.store.from_rows import ATTEMPT_COLUMNS, active_attempt_record
 
         rows = self.db.rows(

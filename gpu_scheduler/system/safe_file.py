@@ -68,7 +68,7 @@ class FileProblem:
 
     @property
     def remedy(self) -> str:
-        """Returns the remedy if it is the same for every file, else ""."""
+        """Returns the remedy if it is the same for every file, or ""."""
         return _REMEDIES.get(self.kind, "")
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class Content:
 def read(path: str | Path, max_bytes: int = MAX_JSON_BYTES, *, trust: bool = False) -> Content | FileProblem:
     """Returns the whole file, following links, or why it is not read. Never blocks on a FIFO or device.
 
-    trust: read it whatever its owner and mode.
+    trust: read it regardless of its owner and mode.
     """
     try:
         allowed = None if trust else trusted_owners(path)

@@ -9,7 +9,7 @@ _STOP_TEXTS = {
     StopResult.HAD_ENDED: "had already ended by itself; the scheduler records this at its next start",
     StopResult.PROCESSES_LEFT: "not ended: some of its processes are still running",
     StopResult.RUNNER_UNLOCKED: (
-        "not ended: its runner is alive but does not hold the claim in this folder; see `why`"
+        "not ended: its runner is alive but has no lock on the claim in this folder; see `why`"
     ),
     StopResult.RUNS_ELSEWHERE: "not ended yet: it does not run on this machine; the next `start` ends it",
 }
@@ -34,7 +34,7 @@ _REPLY_TEXTS = {
     AnswerCode.QUEUED: "queued again",
     AnswerCode.GPU_NOT_MANAGED: "this GPU is no longer managed",
     AnswerCode.SCHEDULER_ENDED: "the scheduler had already ended",
-    AnswerCode.UNKNOWN: "the scheduler is of another version; its answer is not known to this one",
+    AnswerCode.UNKNOWN: "the scheduler is another version, whose answer this version cannot interpret",
 }
 #: Verbs of requests that differ from the name of their command.
 _COMMAND_NAMES = {"set": "priority"}

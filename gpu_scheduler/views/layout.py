@@ -72,7 +72,7 @@ class CappedList:
 
     @property
     def line_count(self) -> int:
-        """Number of lines that the whole list takes."""
+        """Number of lines in the whole list."""
         return len(self.entries) + (self.omitted_count > 0)
 
     def capped(self, max_lines: int) -> list[TableRow]:

@@ -37,7 +37,8 @@ def to_text(linted: LintView) -> str:
 def _line_text(path: str, line: Preview) -> str:
     spec = line.spec
     if line.duplicate_of is not None:
-        return f"{safe_text(path)}:{line.number}: duplicate of line {line.duplicate_of}; both are one job"
+        duplicate = f"duplicate of line {line.duplicate_of}; both lines are one job"
+        return f"{safe_text(path)}:{line.number}: {duplicate}"
     where = "any" if spec.allowed is None else format_gpu_list(spec.allowed)
     facts = [_kind_name(line), f"needs {need_text(line.need)}", f"GPUs {where}", f"priority {line.priority}"]
     facts += [f"name {spec.name}"] if spec.name else []

@@ -49,4 +49,4 @@ def _source_text(current: CurrentNeed) -> str:
         return f"model {spec.llm}"
     if source is NeedSource.LEARNED:
         return "learned from finished jobs of the same kind"
-    return "a command without declared need" if source is NeedSource.COMMAND else source.value
+    return "a command that declares nothing" if source is NeedSource.COMMAND else source.value

@@ -39,7 +39,7 @@ def gpu(
     limits: Limits,
     holders: Collection[int],
 ) -> Finding:
-    """Returns whether one GPU takes the job, with the values compared to the thresholds.
+    """Returns whether one GPU accepts the job, with the values compared to the thresholds.
 
     holders: ids of our jobs on the GPU.
     """

@@ -50,14 +50,15 @@ def oom_remedy(case: OomCase) -> str:
     """Advises on a job that ran out of GPU memory: requesting more only where more exists."""
     if not (case.had_gpus_alone or case.at_limit):
         return (
-            "the GPU was full, and others used it too: request more memory (vram= or share=), retry it with"
+            "the GPU was full, and other processes used it too: request more memory (vram= or share=), retry"
+            " it with"
             " more (oom-retries=), or use a smaller batch"
         )
     one = case.gpu_count == 1
     had = (
         f"its GPU{'' if one else 's'} to itself"
         if case.had_gpus_alone
-        else "the most memory that a GPU can give"
+        else "the most memory that a GPU can provide"
     )
     indices = ", ".join(map(str, case.larger_gpus))
     where = f" (GPU{'' if len(case.larger_gpus) == 1 else 's'} {indices})" if case.larger_gpus else ""

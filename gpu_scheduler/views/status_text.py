@@ -32,7 +32,7 @@ from gpu_scheduler.views.layout import (
 from gpu_scheduler.views.text_width import display_width, wrap_text
 from gpu_scheduler.views.warnings import job_warnings
 
-#: Maximum numbers of malformed lines and of warnings: without a limit on rows, and on a screen.
+#: Maximum numbers of malformed lines and of warnings: if rows are unlimited, and on a screen.
 MAX_LISTED, MAX_LISTED_ON_SCREEN = 20, 3
 #: Minimum numbers of lines, however small the screen: running jobs, GPUs, queued, held, finished jobs.
 _MIN_LINES = (2, 3, 1, 1, 1)

@@ -66,7 +66,7 @@ def format_event(event: Event, message: EventMessage, at: float, terminal: Termi
 
 
 def format_message(level: int, text: str, at: float, terminal: Terminal) -> str:
-    """Formats the lines of a message that is not about an event; never truncated, as it may hold paths."""
+    """Formats the lines of a message that is not about an event; never truncated, as it may contain paths."""
     mark, colour = marks.NONE, ""
     if level >= logging.WARNING:
         mark, colour = marks.WARNING, RED if level >= logging.ERROR else YELLOW

@@ -1,6 +1,6 @@
 """Measures the width of text on a terminal, and truncates or wraps it.
 
-rich knows the widths of characters; it is imported only if a text has characters that may be wide.
+The widths of characters come from rich, which is imported only if a text has characters that may be wide.
 """
 
 from __future__ import annotations
@@ -75,5 +75,6 @@ def _prefix(text: str, columns: int) -> str:
 
 
 def _is_narrow(text: str) -> bool:
-    """Returns whether every character is known to take one column: Latin letters and progress-bar symbols."""
+    """Returns whether every character is known to be one column wide: Latin letters and progress-bar
+    symbols."""
     return text.isascii() or all(c < "\u0300" or c in ELLIPSIS or "\u2500" <= c <= "\u259f" for c in text)

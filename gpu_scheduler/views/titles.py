@@ -1,4 +1,5 @@
-"""Builds the title of a job in a list: its name, else its script and arguments, else its command."""
+"""Builds the title of a job in a list: its name, otherwise its script and arguments, otherwise its
+command."""
 
 from __future__ import annotations
 

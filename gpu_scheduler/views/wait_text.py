@@ -91,7 +91,8 @@ def _too_small_text(reason: WaitReason) -> str:
     if reason.need and reason.need.vram is not None and given == format_memory(reason.need.vram):
         given = f"{most} MiB"  # both would look equal if rounded
     margin = format_memory(reason.margin_mib)
-    return f"{have} {format_memory(reason.size_mib)}, of which {given} can be given to jobs (margin {margin})"
+    size = format_memory(reason.size_mib)
+    return f"{have} {size}, of which {given} can be allocated to jobs (margin {margin})"
 
 
 def _no_free_gpu_text(reason: WaitReason) -> str:

@@ -28,7 +28,7 @@ from gpu_scheduler.views.text_width import wrap_words
 from gpu_scheduler.views.wait_text import job_reason_text
 from gpu_scheduler.views.warnings import job_warnings
 
-#: Checks that say how a job ended, and checks that may say what else was wrong.
+#: Checks that show how a job ended, and checks that may show what else was wrong.
 _END_CHECKS, _OTHER_CHECKS = (Check.END, Check.HELD), (Check.SCHEDULER, Check.SEEN, Check.LOG)
 
 

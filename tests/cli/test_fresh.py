@@ -206,7 +206,7 @@ def test_fresh_is_refused_while_a_job_runs_and_accepted_after_its_end(desk: Desk
         pass
     assert desk.state(job) == "running"
     assert desk.run("stop", "--jobs")[0] == 0
-    # The end is not recorded yet, and need not be.
+    # The end is not recorded yet and does not need to be.
     assert desk.state(job) == "running"
     assert count_jobs_to_forget(desk.data_dir) == 1
     with fresh_start.jobs_forgotten(desk.store):

@@ -100,7 +100,7 @@ def test_pause_before_the_first_start_keeps_keys_of_the_older_scheduler(desk: De
 
 
 def test_pause_before_the_first_start_ignores_the_base_of_a_removed_store(desk: Desk) -> None:
-    """The base of the removed store says that GPU 1 was already paused, which would hide the change."""
+    """According to the base of the removed store, GPU 1 was already paused, which would hide the change."""
     desk.data_dir.state_file.write_text('{"paused_gpus": [1], "_scheduler": {"paused_gpus": [1]}, "mine": 3}')
     assert desk.run("pause", "0")[0] == 0
     assert json.loads(desk.data_dir.state_file.read_text())["mine"] == 3
@@ -121,7 +121,7 @@ def test_pause_before_the_first_start_ignores_the_base_of_a_removed_store(desk: 
         ('{"paused_gpus": 3}', ["resume", "0"], 'its "paused_gpus" must be a list'),
     ],
 )
-def test_impossible_pause_before_the_first_start_gives_a_reason(
+def test_explains_an_impossible_pause_before_the_first_start(
     desk: Desk, text: str | None, words: list[str], said: str
 ) -> None:
     if text is not None:

@@ -47,7 +47,7 @@ jobs.txt:2: csv; needs 0.5 of a GPU; GPUs any; priority 0
 jobs.txt:5: command; needs 0.5 of a GPU; GPUs any; priority 200; name half; env SEED
     echo 'two words'
     in {desk.path}
-jobs.txt:6: duplicate of line 2; both are one job
+jobs.txt:6: duplicate of line 2; both lines are one job
 jobs.txt:7: malformed: bash rejects it"""
         in out
     )
@@ -121,7 +121,7 @@ def test_lint_shows_memory_time_limit_and_retries(desk: Desk) -> None:
     assert (second["need"]["share"], second["need"]["vram"], second["need"]["idle"]) == (None, None, True)
 
 
-def test_lint_takes_the_size_of_the_gpus_from_the_store(desk: Desk) -> None:
+def test_lint_uses_the_gpu_sizes_in_the_store(desk: Desk) -> None:
     write_jobs_file(desk, "[vram=23G] true\n[vram=24G] true\n")
     assert "warning" not in desk.run("lint")[1]
     assert desk.store.gpus()
@@ -157,7 +157,7 @@ def test_lint_accepts_a_good_file_and_checks_named_gpus(desk: Desk) -> None:
     assert "warning: it needs 2 idle GPUs, but may use only 1" in out
 
 
-def test_lint_takes_gpus_and_folder_from_the_store(desk: Desk) -> None:
+def test_lint_uses_the_gpus_and_the_folder_in_the_store(desk: Desk) -> None:
     write_jobs_file(desk, "0,a.py,,,5\n")
     assert desk.store.gpus()
     code, out, _ = desk.run("lint")
@@ -169,7 +169,7 @@ def test_lint_reads_the_standard_input(desk: Desk, monkeypatch: pytest.MonkeyPat
     for content, expected, part in (
         (b"echo hi", 0, "-:1: command; needs 1 idle GPU"),
         (b"\xff\n", 1, "byte 0xff is not UTF-8"),
-        (b"\xff\xfe\n", 2, "the standard input is text in UTF-16; save it as UTF-8"),
+        (b"\xff\xfe\n", 2, "the standard input is UTF-16 text; save it as UTF-8"),
     ):
         with tempfile.TemporaryFile() as file:
             file.write(content)

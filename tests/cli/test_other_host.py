@@ -1,4 +1,4 @@
-"""Commands on the store of another host refuse and name the host and the remedy."""
+"""Commands on the store of another host are refused; the error names the host and the remedy."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_priority_of_a_running_job_cannot_change(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("words", [["3"], ["3", "high"], ["3", "1.5"]])
-def test_priority_takes_jobs_first_and_one_number_last(desk: Desk, words: list[str]) -> None:
+def test_priority_expects_jobs_first_and_one_number_last(desk: Desk, words: list[str]) -> None:
     code, out, err = desk.run("priority", *words)
     assert (code, out) == (2, "")
     assert "priority --help" in err

@@ -197,7 +197,7 @@ def test_show_prints_the_source_of_the_need(desk: Desk) -> None:
     assert need("python t.py --llm qwen") == "9.0 GiB of each of 2 GPUs, each alone (model qwen)"
     assert need("true", vram=1024) == "1.0 GiB of a GPU, alone (its attributes)"
     desk.store.record_options(StartOptions(llm_config=str(path)))
-    assert need("python t.py") == "1 idle GPU (a command without declared need)"
+    assert need("python t.py") == "1 idle GPU (a command that declares nothing)"
     desk.store.record_options(StartOptions(llm_config=str(path), learn=True))
     for peak, program in ((4000, "t.py"), (23000, "big.py")):
         job = desk.job(f"python {program}")
@@ -208,7 +208,7 @@ def test_show_prints_the_source_of_the_need(desk: Desk) -> None:
             act.FinishAttempt(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
         )
     assert need("python t.py --x 1") == "4.3 GiB of a GPU (learned from finished jobs of the same kind)"
-    assert need("python big.py --x 1") == "1 idle GPU (a command without declared need)"
+    assert need("python big.py --x 1") == "1 idle GPU (a command that declares nothing)"
     assert need("python t.py --llm qwen") == "9.0 GiB of each of 2 GPUs (model qwen)"
 
 

@@ -152,7 +152,7 @@ def test_why_reports_a_need_above_the_memory_of_every_gpu(desk: Desk) -> None:
     assert (grade, says) == (
         "bad",
         "infeasible: needs 24.0 GiB of a GPU, but the largest managed GPU has 24.0 GiB, of which 23.5 GiB"
-        " can be given to jobs (margin 512 MiB)",
+        " can be allocated to jobs (margin 512 MiB)",
     )
     assert remedy.startswith("change its line: less memory (vram=), fewer")
 
@@ -252,7 +252,7 @@ def test_why_explains_a_failed_job(desk: Desk) -> None:
 
 
 def test_why_shows_only_events_of_its_own_store(desk: Desk) -> None:
-    """The main log in the folder may hold lines of another scheduler about a job with the same id."""
+    """The main log in the folder may contain lines of another scheduler about a job with the same id."""
     job = desk.job("echo a")
     desk.data_dir.main_log.write_text(f"[other.json] job {job} starts on gpu [0] — echo other\n")
     [told] = [one["message"] for one in why_json(desk, job)["checks"] if one["check"] == "events"]
@@ -368,10 +368,10 @@ def test_oom_advice_requests_no_more_memory_for_a_job_alone_on_its_gpu(desk: Des
 def test_oom_advice_requests_more_memory_for_a_job_that_shared_its_gpu(desk: Desk) -> None:
     neighbor = desk.attempt(desk.job())
     job = run_to_end(desk, OOM)
-    shared = "the GPU was full, and others used it too: request more memory (vram= or share=)"
+    shared = "the GPU was full, and other processes used it too: request more memory (vram= or share=)"
     assert advice(desk, job).startswith(shared)
     with desk.store.db.transaction() as db:
-        # A neighbor must be on the same GPU at the same time.
+        # A neighbor counts only if it was on the same GPU at the same time.
         db.execute("UPDATE allocation SET gpu = 'SIM-1' WHERE attempt_id = ?", (neighbor.id,))
     assert advice(desk, job).startswith("it had its GPU to itself")
     with desk.store.db.transaction() as db:
@@ -418,7 +418,7 @@ def test_oom_advice_does_not_request_more_than_a_gpu_has(desk: Desk) -> None:
             db.execute(
                 "UPDATE allocation SET vram = ? WHERE attempt_id = ?", (vram, desk.store.attempts(job)[0].id)
             )
-        assert advice(desk, job).startswith("it had the most memory that a GPU can give: use a") is most
+        assert advice(desk, job).startswith("it had the most memory that a GPU can provide: use a") is most
 
 
 def test_why_shows_warnings_of_a_failed_job_beside_its_end(desk: Desk) -> None:

@@ -151,7 +151,7 @@ def test_runner_survives_its_starter(kind: str, make: Make, tmp_path: Path) -> N
     assert attempt.result().exit_code == 5
 
 
-def test_arguments_hold_only_paths_and_ids(executor: Executor, make: Make) -> None:
+def test_arguments_contain_only_paths_and_ids(executor: Executor, make: Make) -> None:
     attempt = make("echo up; exec sleep 300", header="hush").launch(executor)
     attempt.until_logged("up")
     pid = attempt.status().pid

@@ -263,7 +263,7 @@ class Machine:
         return need_of(job.resources, Facts(self.now, self.settings, LlmConfig()))
 
     def declared_on(self, attempt: Attempt, index: int) -> int | None:
-        """Returns the MiB that its job declared: vram, else share (all of the GPU if whole), else None."""
+        """Returns the MiB that its job declared: vram, otherwise share (all of the GPU if whole), or None."""
         ask = self.running[attempt.attempt_id].job.resources
         if ask.vram is not None or ask.share is None:
             return ask.vram

@@ -19,7 +19,7 @@ def world(text: str) -> JobsFileWorld:
 
 
 def restart(before: JobsFileWorld) -> JobsFileWorld:
-    """Returns the world of a restarted scheduler, which knows the file and the store."""
+    """Returns the world of a restarted scheduler, with the same file and store."""
     made = JobsFileWorld()
     made.raw_lines, made.reading, made.jobs, made.now = (
         before.raw_lines,
@@ -121,7 +121,7 @@ def test_removed_lines_do_not_count_while_a_new_line_is_malformed() -> None:
         ("a\n[vram=2G] b # x\nc\n", "a\nc\n[vram=2G b\n[vram=2H] b  # y\n", {2}, set()),
         ("a\n[gpus=2] b\nc\n", "[gpus=two] b\n", {2}, {1, 3}),
         ("0,a.py\n0,b.py\n", "[vrm=2] 0,b.py\n", {2}, {1}),
-        # … else the nearest missing line is the original.
+        # … otherwise the nearest missing line is the original.
         ("a\nb\nc\nd\n", "a\nhigh,b.py,x\n", {2}, {3, 4}),
         ("a\nb\nc\nd\n", "a\nn\nhigh,c.py,x\nd\n", {3}, {2}),
         ("a\nb\nc\nd\n", "n\na\nhigh,x,x\nc\n", {2}, {4}),

@@ -50,7 +50,7 @@ def test_judges_a_declaration_by_its_peaks(
         # A share may refer to compute: using less than its memory, or exactly that, is not judged.
         ([100], [6144], None),
         ([6144], [6144], None),
-        # The same share of two GPU sizes: the GPU with the largest ratio counts.
+        # The same share of GPUs of two sizes: the GPU with the largest ratio counts.
         ([9000, 9000], [6144, 20_480], DeclarationAccuracy("under", 46, 6144)),
         ([6000, 30_000], [6144, 20_480], DeclarationAccuracy("under", 46, 20_480)),
         # The size of a GPU may be unknown.

@@ -35,7 +35,7 @@ def test_repeated_commands_are_separate_jobs_but_repeated_csv_lines_are_one() ->
     w = world("a\na\n0,a.py\n0,a.py\n")
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
     assert [line.job_id for line in w.reading] == [1, 2, 3, None]
-    assert "line 4: duplicate of line 3; both are one job" in w.messages
+    assert "line 4: duplicate of line 3; both lines are one job" in w.messages
 
 
 def test_repeating_a_command_creates_and_reports_a_new_job() -> None:
@@ -119,7 +119,7 @@ def test_changed_text_does_not_stop_a_running_job() -> None:
     assert "the line of job 1 was removed; the job is running and continues" in w.messages
 
 
-def test_removed_equal_lines_take_finished_then_running_then_held_then_newest_queued_jobs() -> None:
+def test_removing_equal_lines_detaches_finished_then_running_then_held_then_newest_queued_jobs() -> None:
     w = world("a\n[hold] a\na\na\na\n")
     w.end(1)
     w.start(4)

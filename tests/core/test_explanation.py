@@ -177,7 +177,7 @@ def test_an_explanation_is_always_one_printable_line(
     [
         (result(1), ORDINAL, None),
         (result(2), "t.py: error: unrecognized arguments: --cuda 0", "[cuda=off]"),
-        # GPU memory has a remedy of its own: `oom_remedy`.
+        # Exhausted GPU memory has its own remedy: `oom_remedy`.
         (result(1), "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", None),
         (result(1), "MemoryError: x", "fewer workers"),
         (result(signal=9, oom=1), "", "fewer workers"),
@@ -204,7 +204,8 @@ def test_finds_the_remedy(how: AttemptResult, tail: str, words: str | None) -> N
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        (OomCase(), "the GPU was full, and others used it too: request more memory (vram= or share=), retry"),
+        (OomCase(), "the GPU was full, and other processes used it too: request more memory (vram= or"
+                    " share=), retry"),
         (OomCase(had_gpus_alone=True),
          "it had its GPU to itself: use a smaller batch, a larger GPU, or two GPUs"),
         (OomCase(had_gpus_alone=True, larger_gpus=(1,)),
@@ -213,7 +214,7 @@ def test_finds_the_remedy(how: AttemptResult, tail: str, words: str | None) -> N
          "a larger GPU (GPUs 1, 3), or two GPUs ([gpus=2])"),
         (OomCase(2, had_gpus_alone=True),
          "it had its GPUs to itself: use a smaller batch, a larger GPU, or 3"),
-        (OomCase(at_limit=True), "it had the most memory that a GPU can give: use a smaller batch"),
+        (OomCase(at_limit=True), "it had the most memory that a GPU can provide: use a smaller batch"),
     ],
 )  # fmt: skip
 def test_oom_remedy_depends_on_gpu_use_and_declaration(case: OomCase, words: str) -> None:

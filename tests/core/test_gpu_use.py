@@ -96,7 +96,7 @@ def test_a_foreign_process_counts_at_its_buffered_peak_until_it_exits() -> None:
     ramped = gpu(0, None, (GpuProcess(7, 2000),), process_starts={7: 3.0}, foreign_peaks={(7, 3.0): 8000})
     found = available(ramped)
     assert (found.committed_mib, found.foreign_mib, found.foreign_pid) == (8800, 2000, 7)
-    # It still runs but uses no memory now: it may use its peak again.
+    # The process still runs but uses no memory now; it may reach its peak again.
     assert available(gpu(0, foreign_peaks={(7, 3.0): 8000})).committed_mib == 8800
     assert available(gpu(0)).committed_mib == 0
 

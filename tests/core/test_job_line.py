@@ -205,14 +205,14 @@ def test_attributes_may_precede_six_columns() -> None:
     assert (job.name, job.priority, job.env, job.cuda, job.torchrun) == ("big", 3, (("A", "1"),), "add", 2)
 
 
-def test_arguments_that_end_in_a_number_give_a_note() -> None:
+def test_notes_arguments_that_end_in_a_number() -> None:
     assert parsed("0,a.py,,--epochs 100,0-3").notes == ("read as arguments: --epochs 100 | GPUs: 0-3",)
     assert parsed("0,a.py,,--epochs 100").notes == ()
     assert parsed('0,a.py,,"--epochs 100",0-3').notes == ()
     assert parsed("0,a.py,,torchrun,--epochs 9,0").notes == ("read as arguments: --epochs 9 | GPUs: 0",)
 
 
-def test_six_columns_without_a_gpu_list_give_a_note_if_the_arguments_look_like_one() -> None:
+def test_notes_six_columns_whose_arguments_look_like_a_gpu_list() -> None:
     assert parsed("0,a.py,,python,0-3").notes == ("read as python, arguments: 0-3 | GPUs: any",)
     assert parsed("0,a.py,,torchrun-2gpu,--x 1").notes == ()
 

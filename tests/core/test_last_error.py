@@ -1,4 +1,4 @@
-"""Finding the error in the end of a log, as one line, whatever surrounds it."""
+"""Finding the error at the end of a log, as one line, regardless of the lines around it."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def is_module(path: Path) -> bool:
 
 
 def room_of(module: str) -> str:
-    """Returns the room of a module: the longest entry of the table that holds it."""
+    """Returns the room of a module: the longest entry of the table that contains it."""
     parts = module.split(".")
     for length in range(len(parts), 0, -1):
         room = ".".join(parts[:length])

@@ -50,7 +50,7 @@ def test_rejects_an_invalid_share(text: str) -> None:
         parse_share(text)
 
 
-def test_rounding_shares_never_lets_three_thirds_overfill_a_gpu() -> None:
+def test_rounded_shares_of_a_third_never_overfill_a_gpu() -> None:
     assert parse_share("0.3334") * 3 > 1000
     assert parse_share("0.333") * 3 <= 1000
 

@@ -54,7 +54,7 @@ def obstacle_words(view: GpuAvailability, need: Need, limits: Limits) -> str | N
         ),
     ],
 )
-def test_best_fit_then_least_load_then_lowest_index(
+def test_prefers_the_best_fit_then_the_least_load_then_the_lowest_index(
     gpus: list[GpuAvailability], need: Need, chosen: tuple[str, ...]
 ) -> None:
     assert place(need, None, gpus, LIMITS) == chosen
@@ -79,7 +79,7 @@ def test_best_fit_then_least_load_then_lowest_index(
         (
             available(0, foreign_mib=300, foreign_pid=8),
             Need(1, 1000, alone=True),
-            "process 8 holds 300 MiB",
+            "process 8 uses 300 MiB",
         ),
         (available(0, foreign_mib=None), Need(1, 500), "memory unknown"),
         (available(0, occupied=True), Need(1, 999, alone=True), "needs 1 idle GPU, 0 free"),
@@ -179,7 +179,7 @@ def test_never_overallocates_or_uses_an_unavailable_gpu(
 
 def test_a_value_equal_to_a_threshold_blocks_a_gpu() -> None:
     full = GpuAvailability("U0", 0, 1000, foreign_mib=800, foreign_pid=8)
-    assert "holds 800 MiB" in wait_words(place(Need(1, 500), None, [full], LIMITS))
+    assert "uses 800 MiB" in wait_words(place(Need(1, 500), None, [full], LIMITS))
     assert place(
         Need(1, 500),
         None,
@@ -413,19 +413,19 @@ def test_best_fit_keeps_the_largest_free_memory_unfragmented(
             Need(1, vram=24_065),
             None,
             "infeasible: needs 23.5 GiB of a GPU, but the largest managed GPU has 24.0 GiB, of which 24064"
-            " MiB can be given to jobs (margin 512 MiB)",
+            " MiB can be allocated to jobs (margin 512 MiB)",
         ),
         (
             Need(2, vram=12_000),
             None,
             "infeasible: needs 11.7 GiB of each of 2 GPUs, but the smallest of the 2 largest managed GPUs has"
-            " 8.0 GiB, of which 7.5 GiB can be given to jobs (margin 512 MiB)",
+            " 8.0 GiB, of which 7.5 GiB can be allocated to jobs (margin 512 MiB)",
         ),
         (
             Need(1, vram=9000),
             (0,),
             "infeasible: needs 8.8 GiB of a GPU, but the largest allowed GPU has 8.0 GiB, of which 7.5 GiB"
-            " can be given to jobs (margin 512 MiB)",
+            " can be allocated to jobs (margin 512 MiB)",
         ),
         (Need(3, vram=9000), None, "infeasible: needs 8.8 GiB of each of 3 GPUs, 2 managed"),
         (Need(2, vram=90), (0,), "infeasible: needs 90 MiB of each of 2 GPUs, 1 allowed"),
@@ -468,7 +468,7 @@ def test_describes_gpus_of_one_size_together() -> None:
     )
     assert wait_words(answer) == (
         "infeasible: needs 30.0 GiB of each of 2 GPUs, but the largest managed GPUs have 24.0 GiB, of which"
-        " 23.0 GiB can be given to jobs (margin 1.0 GiB)"
+        " 23.0 GiB can be allocated to jobs (margin 1.0 GiB)"
     )
 
 

@@ -367,7 +367,7 @@ def test_reports_an_infeasible_need_with_numbers_until_the_gpus_change() -> None
     assert wait.reason.is_infeasible
     assert wait_text(wait.reason) == (
         "infeasible: needs 29.3 GiB of a GPU, but the largest managed GPU has 24.0 GiB, of which 23.5 GiB"
-        " can be given to jobs (margin 512 MiB)"
+        " can be allocated to jobs (margin 512 MiB)"
     )
     larger = replace(
         round_of(0, group(ask, (1, 0), reason=wait.reason)), gpus=(gpu(0), gpu_of_size(1, 81_920))

@@ -220,7 +220,7 @@ RUNNER = RunnerIdentity(44, 5, "boot")
 INCOMPLETE = AttemptStatus(folder_complete=False)
 
 
-def test_records_the_runner_that_holds_the_claim_once() -> None:
+def test_records_once_which_runner_has_the_claim() -> None:
     live = replace(STARTING, status=status(claim="live", runner=RUNNER))
     assert reconcile(live, NOW, SETTINGS) == [
         act.RecordRunner(1, 44, 5),

@@ -182,7 +182,7 @@ def test_other_failures_use_no_oom_retry(world: World) -> None:
     assert "ValueError: bad value" in jobs[1]["reason"]
 
 
-def test_a_time_limit_holds_while_no_scheduler_is_up(world: World) -> None:
+def test_a_time_limit_is_enforced_while_no_scheduler_is_up(world: World) -> None:
     world.append("[vram=1G timeout=1.5s] sleep 600")
     world.start("--simulate", "1")
     world.wait_until(lambda jobs: jobs.get(1, {}).get("state") == "running", "job 1 runs")

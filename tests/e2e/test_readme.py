@@ -108,7 +108,7 @@ def reader(world: World) -> Reader:
 
 
 def expect(world: World, **wanted: str) -> dict[int, dict[str, Any]]:
-    """Waits until jobs are as the README says (j1="running", j3="completed"); returns all jobs."""
+    """Waits until jobs are as described in the README (j1="running", j3="completed"); returns all jobs."""
 
     def met(jobs: dict[int, dict[str, Any]]) -> bool:
         stands = {f"j{job}": about["outcome"] or about["state"] for job, about in jobs.items()}

@@ -111,7 +111,7 @@ class World:
         description: str,
         timeout_s: float = 60,
     ) -> None:
-        """Waits until a condition on the jobs holds."""
+        """Waits until a condition on the jobs is met."""
         jobs: dict[int, dict[str, Any]] = {}
 
         def poll() -> object:

@@ -18,7 +18,7 @@ from tests.fakes.pynvml import MESSAGES
 UNINITIALIZED, NOT_SUPPORTED, NO_PERMISSION, NOT_LOADED, TIMEOUT, NO_LIBRARY = 1, 3, 4, 9, 10, 12
 FUNCTION_NOT_FOUND, LOST, RESET_REQUIRED, MISMATCH, NO_MEMORY, NO_DATA, UNKNOWN = 13, 15, 16, 18, 20, 21, 999
 
-#: An error of one call about one GPU, and the resulting fault (None = only a value is unknown).
+#: An error from one call for one GPU, and the resulting fault (None = only a value is unknown).
 ABOUT_ONE = [
     ("GetHandleByIndex", LOST, "lost"),
     ("GetHandleByIndex", UNKNOWN, "query failed: Unknown Error"),
@@ -37,7 +37,7 @@ ABOUT_ONE = [
     ("GetMigMode", UNKNOWN, "query failed: Unknown Error"),
 ]
 
-#: An error of the library at its opening, at the count or during a sample: the message and the remedy.
+#: An error of the library when it is opened, counts the GPUs or takes a sample: the message and the remedy.
 ABOUT_ALL = [
     (NO_LIBRARY, "NVML Shared Library Not Found", "ldconfig -p | grep nvidia-ml"),
     (NOT_LOADED, "Driver Not Loaded", "install the NVIDIA driver"),

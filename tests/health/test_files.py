@@ -105,7 +105,7 @@ def test_warns_of_little_free_space(home: DataDir, tmp_path: Path, monkeypatch: 
     assert found["store"].remedy == "free space there"
 
 
-def test_warns_of_a_folder_that_others_may_write(home: DataDir, tmp_path: Path) -> None:
+def test_warns_of_a_folder_to_which_other_users_may_write(home: DataDir, tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
     folder.chmod(0o777)

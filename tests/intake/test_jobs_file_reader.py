@@ -112,9 +112,9 @@ def test_invalid_utf8_is_reported_with_line_column_and_byte(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("python a.py\n".encode("utf-16"), "is text in UTF-16; save it as UTF-8"),
-        (b"python a.py\n\0\npython b.py\n", "is binary: it holds NUL bytes"),
-        (random.Random(18).randbytes(20_000_000), "is binary: it holds NUL bytes"),
+        ("python a.py\n".encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
+        (b"python a.py\n\0\npython b.py\n", "is binary: it contains NUL bytes"),
+        (random.Random(18).randbytes(20_000_000), "is binary: it contains NUL bytes"),
         (b"\n" * 60 * 1024**2, "has 62,914,560 lines; a jobs file has at most 250,000"),
         (b"a\n" * 250_001, "has 250,001 lines; a jobs file has at most 250,000"),
         (b"\n" + b"x" * 64 * 1024**2, "is larger than 64 MiB"),
@@ -146,7 +146,7 @@ def test_the_standard_input_is_read_as_a_jobs_file(content: str) -> None:
         assert read_standard_input(file.fileno()) == content.encode()
         file.write(b"\0")
         file.seek(0)
-        assert str(read_standard_input(file.fileno())) == "is binary: it holds NUL bytes"
+        assert str(read_standard_input(file.fileno())) == "is binary: it contains NUL bytes"
 
 
 def test_reports_escape_control_characters(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_path_that_is_not_a_regular_file_removes_no_job(tmp_path: Path, kind: 
 
 
 @pytest.mark.parametrize("style", ["in place", "rename", "emptied and rewritten"])
-def test_all_styles_of_saving_give_the_same_lines(tmp_path: Path, style: str) -> None:
+def test_reads_the_same_lines_from_every_style_of_saving(tmp_path: Path, style: str) -> None:
     w = watch(tmp_path, "a\nb\nc\n")
     if style == "rename":
         (tmp_path / "new").write_text("a\nc\nd\n")

@@ -83,7 +83,7 @@ class Rig:
     def tick_until(
         self, condition: Callable[[], object], description: str = "", timeout_s: float = 60.0
     ) -> None:
-        """Runs rounds until a condition holds."""
+        """Runs rounds until a condition is met."""
 
         def poll() -> object:
             self.tick()

@@ -1,4 +1,4 @@
-"""Tests of the attribution of GPU processes, with real processes where possible, else a fake /proc."""
+"""Tests of the attribution of GPU processes, with real processes where possible, otherwise a fake /proc."""
 
 from __future__ import annotations
 

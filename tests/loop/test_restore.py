@@ -376,7 +376,7 @@ def test_a_restore_does_not_retry_a_failed_job(desk: RestoredStore) -> None:
 
 
 def lines_of(desk: RestoredStore, *, ends: bool = True) -> Callable[[float], JobsFileWatcher]:
-    """Returns a function that lets a watcher read jobs.txt at a given time."""
+    """Returns a function that makes a watcher read jobs.txt at a given time."""
 
     def look(now: float) -> JobsFileWatcher:
         watch = JobsFileWatcher(desk.rig.store, str(desk.folder / "jobs.txt"), None)

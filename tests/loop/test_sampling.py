@@ -92,7 +92,7 @@ class SamplerBench:
         self.sampler.read(self.recorder)
 
     def faults(self) -> list[GpuFault | None]:
-        """Returns the stored faults by index, which placement sees too."""
+        """Returns the stored faults by index, which placement uses too."""
         rows = self.store.gpus()
         seen = self.watch.gpus({row.uuid: (row.index, False) for row in rows}, {})
         if self.watch.snapshot is not None:

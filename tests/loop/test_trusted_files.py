@@ -98,7 +98,7 @@ def test_start_refuses_a_linked_main_log_even_with_trust_files(folder: Path) -> 
     assert precious.read_text() == "precious"
 
 
-def test_start_accepts_links_of_the_user_to_own_files(folder: Path) -> None:
+def test_start_accepts_the_users_links_to_their_own_files(folder: Path) -> None:
     (folder / "elsewhere").mkdir()
     for name in FILES[:3]:
         (folder / name).rename(folder / "elsewhere" / name)

@@ -39,7 +39,7 @@ class Steps:
 
 
 def end_of_command(state: bytes | bytearray, a: int) -> int:
-    """Returns the state of a command that ends: a zombie if it has a runner to collect it, else gone."""
+    """Returns the state of a command that ends: a zombie if it has a runner to collect it, otherwise gone."""
     return st.ZOMBIE if st.owner(state, a) else st.GONE
 
 

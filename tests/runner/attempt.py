@@ -87,7 +87,7 @@ class PreparedAttempt:
 
     @property
     def ref(self) -> AttemptRef:
-        """The reference by which an executor knows it."""
+        """The reference by which an executor identifies it."""
         return AttemptRef(7, 1, self.token, self.folder)
 
     def prepare(self) -> None:

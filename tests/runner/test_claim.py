@@ -230,7 +230,7 @@ def test_copied_claim_is_not_dead_while_its_runner_is_alive(make: Make, tmp_path
     seen = observe(copy, attempt.token)
     assert (seen.claim, seen.pid, seen.result) == ("unlocked", pid, None)
     [told] = seen.anomalies
-    assert told.startswith(f"its runner (pid {pid}) is alive but does not hold the claim in {copy}, ")
+    assert told.startswith(f"its runner (pid {pid}) is alive but has no lock on the claim in {copy}, ")
     assert not kill_runner(copy, attempt.token)
     assert not request_stop(copy, attempt.token, StopRequest("cancelled", 0.0))
     assert attempt.status().claim == "live"

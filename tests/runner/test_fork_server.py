@@ -269,7 +269,7 @@ def test_fork_refused_by_a_shortage_fails_the_launch_with_its_errno(make: Make, 
     executor.close()
 
 
-def test_helper_holds_neither_the_lock_nor_the_store_of_the_scheduler(tmp_path: Path) -> None:
+def test_helper_has_neither_the_lock_nor_the_store_of_the_scheduler_open(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out:
         scheduler = subprocess.Popen(
             scheduling(tmp_path),

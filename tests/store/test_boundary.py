@@ -39,7 +39,7 @@ def test_records_have_no_column_names_as_keys() -> None:
     types = [one for one in vars(records).values() if is_dataclass(one) or hasattr(one, "_fields")]
     assert len(types) > 5
     keyed = [one for one in (*types, Request, QueuedJob) if hasattr(one, "__getitem__")]
-    # A named tuple takes only numbers as keys.
+    # A named tuple accepts only numbers as keys.
     assert [one for one in keyed if not issubclass(one, tuple)] == []
 
 

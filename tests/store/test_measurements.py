@@ -156,7 +156,7 @@ def test_records_that_an_attempt_has_whole_gpus(store: Store) -> None:
     ]
 
 
-def test_a_clock_set_back_gives_no_negative_run_time(store: Store) -> None:
+def test_no_run_time_is_negative_after_the_clock_was_set_back(store: Store) -> None:
     job = add(store)
     end(store, job, start(store, job), started_at=200.0, ended_at=100.0)
     assert last(store, job)["seconds"] == 0.0

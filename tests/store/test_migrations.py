@@ -128,7 +128,7 @@ def test_refuses_a_store_of_a_development_version(tmp_path: Path, version: int, 
     with pytest.raises(SchemaError) as raised:
         database.Database(path, create=create)
     assert str(raised.value) == (
-        f"the store in {tmp_path} is of a development version and cannot be read: `start --fresh` forgets"
+        f"the store in {tmp_path} is from a development version and cannot be read: `start --fresh` forgets"
         " its jobs, --state-file OTHER.json creates a separate store"
     )
     assert path.read_bytes() == before

@@ -1,4 +1,5 @@
-"""The data directory belongs to the user, is private and has no links; else it is refused or made private."""
+"""The data directory belongs to the user, is private and has no links; otherwise it is refused or made
+private."""
 
 from __future__ import annotations
 
@@ -172,7 +173,7 @@ def test_a_replacement_of_the_locked_folder_is_not_accepted(data_dir: DataDir, t
         lock.release()
 
 
-def test_the_error_for_a_link_to_the_users_own_store_gives_a_remedy(
+def test_the_error_for_a_link_to_the_users_own_store_names_a_remedy(
     data_dir: DataDir, tmp_path: Path
 ) -> None:
     data_dir.create()

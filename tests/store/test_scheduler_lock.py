@@ -85,7 +85,7 @@ def test_waits_for_a_lock_that_a_child_of_a_dead_scheduler_still_has(tmp_path: P
     child.stdout.close()
 
 
-def test_finding_the_holder_takes_no_lock(tmp_path: Path) -> None:
+def test_finding_the_holder_acquires_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with held(path) as child:
         path.unlink()

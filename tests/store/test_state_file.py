@@ -81,7 +81,7 @@ def machine(tmp_path: Path) -> Machine:
     return made
 
 
-def test_an_edit_takes_effect_and_unknown_keys_stay(machine: Machine) -> None:
+def test_an_edit_takes_effect_and_unknown_keys_are_kept(machine: Machine) -> None:
     machine.edit(0, 2, note="mine")
     machine.round()
     assert machine.pauses() == ([0, 2], [0, 2])

@@ -39,7 +39,8 @@ def failpoints(order: Order) -> Findings:
 
 
 def _die(folder: Path, step: str, nth: int, executor: str, found: Findings) -> None:
-    """Kills the scheduler the nth time that it reaches the step, drains the rest, and compares."""
+    """Kills the scheduler when it reaches the step for the nth time, drains the queue, and compares the
+    results."""
     folder.mkdir()
     (folder / "trace.sh").write_text(JOB)
     stage = Stage(folder, command=[sys.executable, "-m", "tests.loop.crashing"])

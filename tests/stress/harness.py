@@ -35,7 +35,7 @@ def scheduler(folder: Path, *options: str, gpus: int = 4, program: str = "gpu_sc
 
 
 def program_for(order: Order) -> str:
-    """Returns the module to run: the program at full size, else one with a shorter launch deadline."""
+    """Returns the module to run: the program at full size, otherwise one with a shorter launch deadline."""
     return "gpu_scheduler" if order.full_length else "tests.stress.short_deadlines"
 
 

@@ -36,7 +36,7 @@ _LINES = (
     b'[share=0.25 allowed=0-3] env A=1 python /data/four.py --x "$HOME"\n',
     b"bash /data/five.sh\n",
 )
-#: Characters and bytes that have broken parsers.
+#: Characters and bytes that often break parsers.
 _HOSTILE = (
     b"'", b'"', b"\\", b"`", b"$(", b")", b"{", b"}", b"[", b"]", b"#", b" #", b",", b",,", b";", b"&", b"|",
     b"<<EOF", b"\t", b"\r", b"\0", b"\x0c", b"\x0b", b"\x1b[2J", b"\x7f", b"\xff", b"\xc3", b"\xe9", b"\xa0",

@@ -145,7 +145,7 @@ def planted(order: Order) -> Findings:
 
 
 def _start(stage: Stage, stranger: _OtherUser, found: Findings, label: str) -> None:
-    """Starts a scheduler that refuses, or stays up as long as a job needs to run."""
+    """Starts a scheduler; it refuses to start, or stays up for as long as a job needs to run."""
     out = stage.folder.parent / "out"
     stage.output_file = out
     process = stage.start(ready=False)

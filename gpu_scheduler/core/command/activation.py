@@ -1,7 +1,7 @@
 """Generates the shell text that deactivates the scheduler's environment and activates the job's own.
 
-Pure text for `command.sh`, which defines `fail`. Only conda knows how to undo its own activation, so the text
-calls it: hooks run in the order in which `conda deactivate` runs them in a live shell.
+Pure text for `command.sh`, which defines `fail`. Only conda can undo its own activation, so the text calls
+conda: hooks run in the order in which `conda deactivate` runs them in a live shell.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def inherited_environment(
     """Returns the part of the scheduler's environment that a job inherits.
 
     replaces_active: the job has its own conda or venv, so an active one is removed, also from PATH.
-    conda_available: command.sh deactivates with conda and needs the variables by which conda knows the active
-    environment.
+    conda_available: command.sh deactivates with conda and needs the variables from which conda determines the
+    active environment.
     """
     env = {name: value for name, value in base.items() if not _DENIED.fullmatch(name)}
     if not replaces_active:
@@ -49,7 +49,8 @@ def inherited_environment(
 
 
 def find_conda_sh(env: Mapping[str, str], exists: Callable[[str], bool]) -> str | None:
-    """Finds the `conda.sh` of the conda that this environment uses, else of one in a usual folder, else None.
+    """Finds the `conda.sh` of the conda that this environment uses, otherwise of one in a usual folder, or
+    None.
 
     Tries in this order: CONDA_EXE, CONDA_PREFIX, `conda` on PATH, the usual folders.
     """

@@ -34,7 +34,7 @@ _FOLDER = re.compile(r"(?:[Ss]ockets? (?:found )?in) (/.*?)\.?\s*$")
 
 @dataclass(frozen=True)
 class SessionList:
-    """The live sessions of a listing, without those that Screen itself considers dead.
+    """The sessions in a listing, without those that Screen itself considers dead.
 
     folder: that of the sockets, None if not named; attached: `pid.name` -> whether a terminal is attached.
     """

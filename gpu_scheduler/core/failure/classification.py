@@ -11,7 +11,7 @@ from gpu_scheduler.core.model.state_reason import FailureKind
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _PRECEDENCE = tuple(FailureKind)
 
-#: Kind -> errors of Python, the shell, argparse and CUDA that have this cause.
+#: Kind -> errors from Python, the shell, argparse and CUDA that have this cause.
 _ERRORS = tuple(
     (kind, re.compile(pattern, re.IGNORECASE))
     for kind, pattern in (
@@ -56,5 +56,5 @@ def failure_kinds(exit_code: int | None, signal: int | None, error: str) -> list
 
 
 def most_specific(kinds: Iterable[FailureKind]) -> FailureKind | None:
-    """Returns the kind whose remedy helps most; None without kinds."""
+    """Returns the kind with the most helpful remedy; None if there are no kinds."""
     return min(kinds, key=_PRECEDENCE.index, default=None)

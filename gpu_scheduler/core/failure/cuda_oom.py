@@ -42,7 +42,7 @@ _SELF_KILL = "Received sigquit from a child process"
 
 
 def cuda_oom(end: LogEnd) -> str | None:
-    """Returns the line that reports GPU memory exhaustion as the end of the program, else None."""
+    """Returns the line that reports GPU memory exhaustion as the end of the program, or None."""
     if not has_keyword(_COLOUR.sub("", end.tail)):
         return None
     lines = end.lines

@@ -21,13 +21,13 @@ _MAX_LINES_AFTER = 40
 _SIGKILL = 9
 
 _WAS_KILLED = re.compile(r"\bKilled\b|SIGKILL|\bexit ?code:? -9\b|signal 9\b")
-#: Messages of PyTorch, CUDA, CuPy and TensorFlow about a GPU number that the job does not have.
+#: Messages from PyTorch, CUDA, CuPy and TensorFlow about a GPU number that does not exist for the job.
 _INVALID_GPU_ID = re.compile(
     r"invalid device (?:ordinal|id)\b|cudaErrorInvalidDevice\b|device >= 0 && device < num_gpus"
     r"|listed an invalid (?:GPU|Device) id|device:GPU:\d+ unknown device",
     re.IGNORECASE,
 )
-#: Message of NCCL, below its error, about two processes of a job on one GPU.
+#: Message that NCCL prints below its error if two processes of a job use one GPU.
 _DUPLICATE_GPU = "Duplicate GPU detected"
 
 

@@ -14,7 +14,7 @@ _PREFIX = re.compile(
     r"|\((?:\w+ )?(?:rank=\d+ )?pid=(\d+)[^()]{0,120}\) ?)?"
     r"(?:(?:ERROR|CRITICAL|WARNING|INFO) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+:\d+\] ?)?"
 )
-#: The margin of an exception group.
+#: The left margin of a printed exception group.
 _MARGIN = re.compile(r"( +)(?:\| ?|\+(?: |$)|\+[-+]{3,}.*)")
 
 

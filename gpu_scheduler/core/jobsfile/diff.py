@@ -92,7 +92,7 @@ class AcceptedLines:
         return frozenset(line.identity for line in new if line.identity is not None)
 
     def with_possible_duplicates(self, newest: Mapping[str, JobFact]) -> AcceptedLines:
-        """Returns all lines if an appended CSV line may be equal to an unchanged one, else `self`."""
+        """Returns all lines if an appended CSV line may be equal to an unchanged one, otherwise `self`."""
         if not any(line.kind == "csv" and line.identity in newest for line in self.lines):
             return self
         return AcceptedLines(self.unchanged + self.lines, (*range(len(self.unchanged)), *self.pairs))
@@ -168,7 +168,9 @@ class ReadingDiff:
                 self._diff_csv(index, line, newly.get(line.identity), old is None)
             elif old is None:
                 number = lines[first[line.identity]].number
-                self.messages.append(f"line {line.number}: duplicate of line {number}; both are one job")
+                self.messages.append(
+                    f"line {line.number}: duplicate of line {number}; both lines are one job"
+                )
 
     def _diff_removed(self) -> None:
         kept = {old for old in self._pairs if old is not None}
@@ -230,7 +232,7 @@ class ReadingDiff:
         """Applies changed attributes one by one.
 
         They apply to a waiting job, and to a finished one for its next run (except `hold` and `cancel`, which
-        concern waiting jobs). A job with an open attempt takes only `cancel`.
+        concern waiting jobs). For a job with an open attempt, only `cancel` applies.
         """
         new = line.attributes
         if job is None or old == new:

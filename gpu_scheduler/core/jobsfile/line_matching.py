@@ -100,8 +100,8 @@ def _group_by(
 def find_typos(old: Sequence[Line], new: Sequence[Line], pairs: LinePairs) -> dict[int, int]:
     """Maps each new malformed line, by index, to the missing line of the last reading that it replaced.
 
-    That is a line with the same text after its attribute block, else the nearest one. Each missing line is
-    used once; a malformed line for which none is left is not in the map.
+    That is a line with the same text after its attribute block, otherwise the nearest one. Each missing line
+    is used once; a malformed line for which none is left is not in the map.
     """
     fresh = [
         i for i, line in enumerate(new) if line.malformed and ((at := pairs[i]) is None or old[at].is_typo)

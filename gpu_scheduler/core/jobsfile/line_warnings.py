@@ -1,6 +1,6 @@
 """Warns about well-formed lines whose job will certainly fail or not run as expected.
 
-Pure parsing: silent where it cannot be sure. The caller knows the programs on the PATH of a job's shell.
+Pure parsing: silent where it cannot be sure. The caller provides the programs on the PATH of a job's shell.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Line:
         )
 
     def is_identical_to(self, other: Line, shift: int = 0) -> bool:
-        """Returns whether both have the same text and were parsed alike, this one `shift` lines later."""
+        """Returns whether both have the same text and parse result, this one `shift` lines later."""
         return self.number == other.number + shift and (
             self is other
             or (

@@ -10,7 +10,7 @@ import re
 
 from gpu_scheduler.core.text.quoting import mask_quoted
 
-ACCEPTED_FORM = "one whole shell command on one line, in the foreground; or a script that holds the rest"
+ACCEPTED_FORM = "one whole shell command on one line, in the foreground; or a script that contains the rest"
 
 RESERVED = (
     "if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "select",

@@ -40,11 +40,11 @@ class StopRequest:
 class AttemptResult:
     """The end of an attempt, the contents of the file `result`.
 
-    `cause` is None when the command ended by itself, else "cancelled", "preempted", "timed_out" or "machine".
-    Exactly one of exit_code and signal is set once the command was spawned. oom_kills: number of processes
-    that the kernel killed meanwhile because memory ran out, None = unknown. shortage: errno of the shortage
-    of processes, memory or open files that kept the command from starting. failure: the kind of failure that
-    command.sh or the runner reported with `message`.
+    `cause` is None when the command ended by itself, otherwise "cancelled", "preempted", "timed_out" or
+    "machine". Exactly one of exit_code and signal is set once the command was spawned. oom_kills: number of
+    processes that the kernel killed meanwhile because memory ran out, None = unknown. shortage: errno of the
+    shortage of processes, memory or open files that kept the command from starting. failure: the kind of
+    failure that command.sh or the runner reported with `message`.
     """
 
     cause: str | None
@@ -65,8 +65,8 @@ class FailureContext:
     """The context of a failed command, from which its failure is explained.
 
     log_tail: the end of its log. cuda_ids: the GPU ids that `--cuda` passed to it, if they differ from the
-    numbers (0, 1 …) of its visible GPUs; else empty. oom_retries, fail_retries: as set by its line, None =
-    not set.
+    numbers (0, 1 …) of its visible GPUs; otherwise empty. oom_retries, fail_retries: as set by its line, None
+    = not set.
     """
 
     log_tail: str = ""

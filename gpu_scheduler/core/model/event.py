@@ -144,7 +144,7 @@ class Event:
     """One event.
 
     id: increases with every event; at: wall seconds; kind: value of an EventKind, or a kind that only another
-    version knows; job_id: 0 = not about a job; reason: of a job's new state, why an
+    version defines; job_id: 0 = not about a job; reason: of a job's new state, why an
     infeasible job waits, or the text of another version; data: the details by key, as stored.
 
     command: the line of the job; name: of the job; spec: of the job, as JSON; is_new_job: the event

@@ -14,7 +14,7 @@ Grade = Literal["ok", "warn", "bad"]
 class Check(str, Enum):
     """The subject of a check; the value is its name in texts and in JSON."""
 
-    # Subjects of checks of the machine and of our files.
+    # Subjects of the checks of the machine and of our files.
     CLOCK = "clock"
     CONDA = "conda"
     ATTEMPTS = "attempts"

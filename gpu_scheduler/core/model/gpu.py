@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 UNKNOWN_UUID_PREFIX = "unknown-"
 #: Prefix of the identity of a simulated GPU; the rest is its index.
 SIMULATED_UUID_PREFIX = "SIM-"
-#: Upper bound of plausible GPU memory, MiB: 1 PiB.
+#: Upper bound of plausible GPU memory, in MiB: 1 PiB.
 MAX_MIB = 1 << 30
 #: Number of samples over which loads are averaged.
 LOAD_SAMPLES = 3

@@ -43,8 +43,8 @@ class GpuObstacle(StoredValue):
     job_id, pids         QUARANTINED: the job, and the first of its processes that do not end
     fault                FAULT: the fault of the GPU
     free                 SHARE: thousandths that are left; MEMORY: MiB that are left for a declaration
-    foreign_mib          memory that foreign processes hold, if it is part of the obstacle
-    foreign_pid          the foreign process that holds the most, if the driver lists the processes
+    foreign_mib          memory that foreign processes use, if it is part of the obstacle
+    foreign_pid          the foreign process that uses the most memory, if the driver lists the processes
     processes_listed     whether the driver lists them, if none of them is named
     foreign_load         FOREIGN_LOAD: percent
     foreign_peak_mib     MEMORY: highest memory use of the foreign processes, if above their current use

@@ -109,7 +109,7 @@ class JobSpec:
     @property
     def program(self) -> str:
         """The program it runs, without arguments: the script of a CSV line; for a command the module of
-        `python -m`, else the first word that names a script, else the first word."""
+        `python -m`, otherwise the first word that names a script, otherwise the first word."""
         if self.script is not None:
             return self.script
         words = [w for w in self.words() if not re.fullmatch(r"[A-Za-z_]\w*=.*", w)]
@@ -119,7 +119,7 @@ class JobSpec:
 
     @property
     def mode(self) -> str:
-        """The word used in the session name: `--mode`, else the name of the script or program."""
+        """The word used in the session name: `--mode`, otherwise the name of the script or program."""
         given = self.option("mode")
         if given:
             return given

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 
-#: The cause of a pause or its end, if it is not a command.
+#: The cause of a pause or resume that was not requested by a command.
 PauseCause = Literal["state_file_edited", "state_file_removed"]
 
 
@@ -17,7 +17,7 @@ class Request:
     """A request from a front end (docs/design.md, Store and requests).
 
     target: a job id or the UUID of a GPU, as text; "" for the scheduler itself. args, by verb: cancel
-    {grace_s, line: whether its line asks for it}, requeue {added_to: the file to which its line was added
+    {grace_s, line: whether its line requests it}, requeue {added_to: the file to which its line was added
     again}, pause and resume {cause: a PauseCause, null for a command}, set {name, value, line: whether the
     jobs file sets it}, places {places: [[job id, queue position], …]}.
     """

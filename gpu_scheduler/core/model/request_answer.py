@@ -80,7 +80,7 @@ class RequestAnswer(StoredValue):
         return self.code in REFUSALS
 
 
-#: Verb of a request about a job -> the states in which it has an effect on the job itself.
+#: Verb of a request about a job -> the states of the job in which the request affects it.
 ACCEPTED_STATES: Mapping[str, tuple[JobState, ...]] = {
     "cancel": (JobState.HELD, JobState.QUEUED),
     "line_removed": (JobState.HELD, JobState.QUEUED),

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
-#: The most memory that can be requested of one GPU, MiB: 1 PiB.
+#: The most memory that can be requested on one GPU, in MiB: 1 PiB.
 MAX_MIB = 1 << 30
-#: The longest time limit, seconds: a year.
+#: The longest time limit, in seconds: a year.
 MAX_S = 366 * 86400
 
 _MEMORY = re.compile(r"([0-9]{1,10}(?:\.[0-9]{1,6})?)(?:([MG])(?:i?B)?)?", re.IGNORECASE)

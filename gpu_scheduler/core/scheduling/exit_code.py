@@ -14,7 +14,8 @@ LEFT = 3
 
 
 def drained_exit_code(job_codes: Iterable[int], *, has_malformed_line: bool) -> int:
-    """Returns 0 if every job completed, else the largest code of any job; a malformed line counts as 1."""
+    """Returns 0 if every job completed, otherwise the largest code of any job; a malformed line counts as
+    1."""
     return max([*job_codes, int(has_malformed_line)])
 
 

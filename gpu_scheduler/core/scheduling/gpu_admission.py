@@ -24,12 +24,12 @@ class GpuAvailability:
     committed_mib        memory allocated to them plus the peaks of foreign processes, MiB; None = unknown
     occupied             one of our attempts runs on it, whatever its allocation
     foreign_mib          current memory use of foreign processes, MiB; None = unknown
-    foreign_pid          the foreign process that holds the most memory, or None
+    foreign_pid          the foreign process that uses the most memory, or None
     processes_listed     whether the probe lists the processes on it
     mean_load            mean load over the last samples, percent; None = unknown
     mean_foreign_load    the part of it that foreign processes cause; None = unknown
     unavailable          why it accepts no new job at all, or None
-    foreign_peak_mib     peak memory use of the foreign processes, if above their current use; else 0
+    foreign_peak_mib     peak memory use of the foreign processes, if above their current use; otherwise 0
     """
 
     uuid: str
@@ -55,8 +55,8 @@ def counts_as_idle(foreign_mib: int, limits: Limits) -> bool:
 def foreign_use(gpu: GpuAvailability, need: Need, limits: Limits) -> ObstacleKind | None:
     """Returns the kind of foreign use that keeps a job with this need off a GPU; None if there is none.
 
-    Foreign processes below the idle threshold never do. A job that declares memory may go wherever enough
-    uncommitted memory is left, however much of the GPU foreign processes use.
+    Foreign processes within the idle threshold never do. For a job that declares memory it does not matter
+    how much memory foreign processes use, as long as enough uncommitted memory is left.
     """
     if gpu.foreign_mib is None or counts_as_idle(gpu.foreign_mib, limits):
         return None

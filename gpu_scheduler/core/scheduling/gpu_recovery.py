@@ -57,7 +57,7 @@ def _next_fault(before: GpuFault | None, now: GpuFault | None) -> GpuFault | Non
 
 
 def _with_known_uuids(samples: Sequence[GpuSample], known: dict[str, GpuSample]) -> list[GpuSample]:
-    """Returns the samples, each without a UUID identified as the missing known GPU at its index, or else as
+    """Returns the samples, each without a UUID identified as the missing known GPU at its index, or as
     any other missing one."""
     missing = {uuid: gpu for uuid, gpu in known.items() if uuid not in {sample.uuid for sample in samples}}
     found = []

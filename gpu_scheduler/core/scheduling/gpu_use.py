@@ -95,7 +95,8 @@ def foreign_peaks(gpu: Gpu, attempts: Sequence[Attempt]) -> dict[tuple[int, floa
 
 
 def _foreign_peak_above_use(gpu: Gpu, attempts: Sequence[Attempt]) -> int:
-    """Returns the peak memory use of the foreign processes, MiB, if it exceeds their current use; else 0."""
+    """Returns the peak memory use of the foreign processes, MiB, if it exceeds their current use; otherwise
+    0."""
     processes, here = listed_processes(gpu), _attempt_ids_on(gpu, attempts)
     if processes is None:
         return 0
@@ -217,7 +218,7 @@ def _identified_processes(gpu: Gpu) -> tuple[GpuProcess, ...] | None:
 
 
 def _foreign_pid(gpu: Gpu, attempts: Sequence[Attempt]) -> int | None:
-    """Returns the foreign process that holds the most memory, or None."""
+    """Returns the foreign process that uses the most memory, or None."""
     foreign = _foreign_processes(gpu, _identified_processes(gpu) or (), attempts)
     return min(foreign, key=lambda p: -(p.used_mib or 0)).pid if foreign else None
 

@@ -152,8 +152,9 @@ def _share(key: str, value: Any) -> int:
 def resolve(
     resources: ResourceSpec, config: LlmConfig, learned_mib: Mapping[str, int] = _NOTHING_LEARNED
 ) -> Need:
-    """Returns the need for a resource spec: from its attributes, else its model, else the MiB learned for its
-    workload class, else the default (docs/design.md, Needs); with at least `min_vram_mib` of memory."""
+    """Returns the need for a resource spec: from its attributes, otherwise its model, otherwise the MiB
+    learned for its workload class, otherwise the default (docs/design.md, Needs); with at least
+    `min_vram_mib` of memory."""
     need = _stated_need(resources, config, learned_mib)
     if resources.min_vram_mib is None:
         return need

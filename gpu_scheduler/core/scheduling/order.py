@@ -1,4 +1,4 @@
-"""Orders waiting jobs by (priority, queue position). Nothing else orders the queue."""
+"""Orders waiting jobs by (priority, queue position), for every use of the queue."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Chooses the GPUs for a job from its need and the availability of each GPU, or says why it waits.
+"""Chooses the GPUs for a job from its need and the availability of each GPU, or gives the reason why
 
-The rationale is in docs/design.md, Placement.
+it waits. The rationale is in docs/design.md, Placement.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _infeasible(
         return WaitReason(
             WaitKind.TOO_FEW_GPUS, need=need, gpus=len(candidates), managed=len(gpus), allowed=may_use
         )
-    # A GPU of unknown size could fit, so it is not among those that are too small.
+    # A GPU of unknown size may be large enough, so it is not counted as too small.
     sizes = sorted((gpu.total_mib or MAX_MIB for gpu in candidates), reverse=True)
     return WaitReason(
         WaitKind.GPUS_TOO_SMALL, need=need, allowed=may_use,

@@ -103,7 +103,7 @@ def _allowed_gpus(resources: ResourceSpec, facts: Facts) -> list[Gpu]:
 
 
 def _gpu_inventory(attempt: Attempt, facts: Facts) -> GpuInventory:
-    """Returns the memory that the GPUs can give to one job: all except the margin, displays, unattributed
+    """Returns the memory that the GPUs can provide to one job: all except the margin, displays, unattributed
     memory and its possible variation."""
     sizes = {gpu.uuid: (gpu.sample and gpu.sample.total_mib) or gpu.total_mib for gpu in facts.gpus}
     totals = {uuid: total for uuid, total in sizes.items() if total}
@@ -146,7 +146,7 @@ def _place_jobs(facts: Facts) -> list[Action]:
         for uuid in answer:
             views[uuid] = _with_allocation(views[uuid], need, facts.settings)
         if group.has_more and job is group.jobs[-1]:
-            break  # the next job of its group, unknown in this round, may precede all others
+            break  # the next job of its group, which this round has not read, may precede all others
     return starts + _wait_reasons(facts.pending_groups, reasons)
 
 

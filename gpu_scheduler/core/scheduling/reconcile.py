@@ -130,7 +130,8 @@ def reconcile(
 
 
 def _stop_cause(attempt: Attempt) -> str | None:
-    """Returns why the attempt must stop: the cause of the pending cancel, else of `stop` in its folder."""
+    """Returns why the attempt must stop: the cause of the pending cancel, otherwise of `stop` in its
+    folder."""
     if attempt.cancel is not None:
         return attempt.cancel.cause
     return attempt.status.stop.cause if attempt.status.stop is not None else None
@@ -170,7 +171,7 @@ def _record_runner(attempt: Attempt) -> list[Action]:
 def _reconcile_unknown_runner(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     """Reconciles an attempt with an unknown runner: it runs while it has processes.
 
-    They are ended only if a cancel or `stop` asks for it.
+    They are ended only if a cancel or `stop` requests it.
     """
     if attempt.boot_id != now.boot_id or attempt.survivors == ():
         return _reconcile_dead(attempt, now, settings)

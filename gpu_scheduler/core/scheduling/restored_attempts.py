@@ -35,7 +35,7 @@ def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
         return _with_release(_hold(attempt, Outcome.NOT_STARTED, StateReason(ReasonKind.STORE_LOST)))
     if status.result is None and attempt.survivors and status.claim != "live":
         return []
-    # With its source marked as missing, no retry runs it again.
+    # Marking its source as missing keeps a retry from running it again.
     orphaned = replace(attempt, source_missing=True, survivors=attempt.survivors or ())
     actions = reconcile(orphaned, now, settings)
     ended = next((action for action in actions if isinstance(action, FinishAttempt)), None)

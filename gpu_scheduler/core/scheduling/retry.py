@@ -25,8 +25,8 @@ FIRST_WAIT_S, MAX_WAIT_S = 10.0, 600.0
 class GpuInventory:
     """The memory of the GPUs that a job may use, MiB.
 
-    totals_mib: by UUID; available_mib: the most that as many GPUs as the job needs can each give to one job;
-    None = unknown.
+    totals_mib: by UUID; available_mib: the most that as many GPUs as the job needs can each provide to one
+    job; None = unknown.
     """
 
     totals_mib: Mapping[str, int] = field(default_factory=dict)

@@ -43,7 +43,7 @@ class FrameFilter:
         out: list[bytes] = []
         is_within = self._is_bar or self._unfinished or self._above or self._is_partly_emitted
         if not is_within and b"\r" not in data and b"\x1b" not in data:
-            whole = data.rfind(b"\n") + 1  # plain lines, as nearly all are
+            whole = data.rfind(b"\n") + 1  # nearly all lines are plain
             out.append(data[:whole])
             data, is_quiet = data[whole:], False
         else:

@@ -1,4 +1,4 @@
-"""Chooses the real probe of this machine: NVML, else GPUtil; keeps the first that works."""
+"""Chooses the real probe of this machine: NVML, otherwise GPUtil; keeps the first that works."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpu_scheduler.gpus.probes.nvml import NvmlProbe
 
 
 class AutoProbe:
-    """A probe that uses NVML if it works, else GPUtil; it tries both again until one works."""
+    """A probe that uses NVML if it works, otherwise GPUtil; it tries both again until one works."""
 
     def __init__(self) -> None:
         self._chosen: Probe | None = None

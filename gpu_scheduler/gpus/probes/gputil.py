@@ -52,7 +52,7 @@ def _gputil() -> list[Any]:
 
 
 def _plausible(gpus: list[Any]) -> list[Any]:
-    """Returns the GPUs by index if all values of all of them are known and possible; else none."""
+    """Returns the GPUs by index if all values of all of them are known and possible; otherwise none."""
     for gpu in gpus:
         # An unknown value is NaN, which fails every range check.
         if not (gpu.uuid.startswith("GPU-") and 0 <= gpu.id < 1000 and 0 <= gpu.load <= 1):

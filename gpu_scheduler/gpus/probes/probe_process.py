@@ -32,7 +32,8 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.
 class ProbeProcess:
     """A probe process in its own session. Raises OSError if it cannot be started.
 
-    Ctrl-C in the scheduler's terminal does not reach it, and it can be killed with all that it started.
+    Ctrl-C in the scheduler's terminal does not reach it, and it can be killed together with all processes
+    that it started.
     """
 
     def __init__(self, interpreter: str, arguments: Sequence[str]) -> None:

@@ -86,7 +86,8 @@ def free_mib(folder: str, index: int) -> int | None:
 
 @contextmanager
 def locked(folder: str) -> Iterator[None]:
-    """Locks the folder while a job reads the free memory and takes some, so that no two take the same."""
+    """Locks the folder while a job reads the free memory and reserves some, so that two jobs never reserve
+    the same memory."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     with open(os.path.join(folder, ".lock"), "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -43,9 +43,10 @@ _CHECK_TIMEOUT_S = 20.0
 
 
 def folders(data_dir: DataDir, log_folder: LogFolder, *, trust: bool = False) -> Iterator[Finding]:
-    """Yields the health issues that the scheduler sees, and the free space of the log folder and the store.
+    """Yields the health issues that would affect the scheduler, and the free space of the log folder and the
+    store.
 
-    trust, here and below: files are used whatever their owner and mode.
+    trust, here and below: files are used regardless of their owner and mode.
     """
     found = find_issues(data_dir, log_folder, trust=trust)
     yield from map(from_health_issue, found)
@@ -71,7 +72,7 @@ def store_findings(data_dir: DataDir) -> Iterator[Finding]:
     """Yields the findings about the store: its file system, its database, its backups and attempt folders."""
     kind = kind_of(data_dir.folder)
     if is_shared(kind):
-        message = f"{data_dir.folder} is on {kind}, whose locks and files several hosts share"
+        message = f"{data_dir.folder} is on {kind}, which several hosts may share"
         yield bad(Check.FILE_SYSTEM, message, "name a folder on a local disk with --data-dir")
     else:
         yield ok(Check.FILE_SYSTEM, f"{kind or 'unknown'}, under {data_dir.folder}")
@@ -85,7 +86,7 @@ def store_findings(data_dir: DataDir) -> Iterator[Finding]:
         return
     owner = data_dir.other_host()
     if owner is not None:  # the other host would not see even a reader's locks
-        message = f"{data_dir.database} belongs to host {owner.name}, and is not read from here"
+        message = f"{data_dir.database} belongs to host {owner.name} and is not read from here"
         yield warn(Check.DATABASE, message, f"run `doctor` on {owner.name}")
         return
     if is_missing_or_empty(data_dir.database):
@@ -110,7 +111,7 @@ def _missing_database(data_dir: DataDir) -> Finding:
 
 
 def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
-    """Yields the findings about the backups, and about attempt folders that the store does not know."""
+    """Yields the findings about the backups, and about attempt folders that are missing from the store."""
     there = list_backups(data_dir)
     if there:
         age_s = time.time() - there[0].made_at
@@ -148,7 +149,7 @@ def _integrity(path: Path) -> Finding:
 
 
 def gpu_kind(data_dir: DataDir, simulated: bool) -> Iterator[Finding]:
-    """Yields a finding if the store holds jobs of the other kind of GPUs, for which `start` is refused."""
+    """Yields a finding if the store contains jobs of the other kind of GPUs, for which `start` is refused."""
     found = recorded_gpus(data_dir.database) if data_dir.other_host() is None else None
     if found is not None and found.conflicts_with(simulated):
         yield warn(Check.KIND_OF_GPUS, *found.refusal(data_dir.folder))
@@ -181,19 +182,19 @@ def jobs_file(path: str, *, trust: bool = False) -> Finding:
     if isinstance(found, FileProblem):
         if found.kind is ProblemKind.MISSING:
             return ok(Check.JOBS_FILE, f"{file} (does not exist; `start` waits for it)")
-        remedy = found.remedy or "name a text file of jobs that you can read"
+        remedy = found.remedy or "give a text file of jobs that you can read"
         return bad(Check.JOBS_FILE, f"{file} {found.description}", remedy)
     return _check_permissions(Check.JOBS_FILE, file, f"`lint {path}` explains its lines", trust=trust)
 
 
 def llm_config(path: str | None, *, trust: bool = False) -> Finding:
-    """Returns the finding about llm_config.json, which holds the needs of models."""
+    """Returns the finding about llm_config.json, which lists the needs of models."""
     try:
         file = LlmConfigFile(path, trust=trust)
     except UsageError as error:
         return bad(Check.LLM_CONFIG, str(error), "correct it, or name another one with --llm-config")
     if not file.path.exists():
-        return ok(Check.LLM_CONFIG, f"{file.path} (does not exist: a job that names no share needs 1 GPU)")
+        return ok(Check.LLM_CONFIG, f"{file.path} (does not exist: a job that declares nothing needs 1 GPU)")
     return _check_permissions(Check.LLM_CONFIG, file.path, "valid JSON", trust=trust)
 
 
@@ -202,7 +203,7 @@ def scheduler(data_dir: DataDir) -> Finding:
     owner = data_dir.other_host()
     if owner is not None:
         here = this_host().name
-        message = f"the store of {data_dir.state_file} belongs to host {owner.name}, this is host {here}"
+        message = f"the store of {data_dir.state_file} belongs to host {owner.name}; this is host {here}"
         remedy = f"start it on {owner.name}; if that host is gone or was renamed to this: `start --take-over`"
         return bad(Check.SCHEDULER, f"{message}: no scheduler can start here", remedy)
     pid = scheduler_pid(data_dir.lock)

@@ -18,7 +18,7 @@ from gpu_scheduler.system.run_program import run_program
 
 #: Folders of logind's configuration; later ones override earlier ones.
 _CONFIG_FOLDERS = ("/usr/lib/systemd", "/run/systemd", "/etc/systemd")
-#: Exists if systemd runs the machine.
+#: Exists if the init system is systemd.
 SYSTEMD_RUNTIME = Path("/run/systemd/system")
 _LINGERING = Path("/var/lib/systemd/linger")
 _FIRST_USER_UID = 1000
@@ -38,7 +38,7 @@ class LogindSettings:
 
 
 def read_settings(user: str, timeout_s: float = 5.0, booted: Path = SYSTEMD_RUNTIME) -> LogindSettings | None:
-    """Returns logind's settings from its service, else from its files; None if neither exists."""
+    """Returns logind's settings from its service, otherwise from its files; None if neither exists."""
     if not booted.exists():
         return None
     names = ("KillUserProcesses", "RemoveIPC", "KillExcludeUsers", "KillOnlyUsers")

@@ -11,7 +11,8 @@ from gpu_scheduler.core.model.finding import Check, Finding, ok, warn
 
 #: Watches that a scheduler with some hundred jobs uses, and ptys that should be free.
 _MIN_WATCHES, _MIN_FREE_PTYS = 1024, 64
-#: 2024-01-01: an earlier clock was never set. Seconds that a file may be newer than the clock.
+#: 2024-01-01: a clock that shows an earlier time was never set. Seconds by which a file may be newer than the
+#: clock.
 _EARLIEST_VALID_S, _MAX_AHEAD_S = 1_704_067_200.0, 60.0
 
 

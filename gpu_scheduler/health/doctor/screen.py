@@ -52,13 +52,15 @@ def _version(program: str) -> Finding:
     is_set_uid = bool(os.stat(program).st_mode & stat.S_ISUID)
     if number in _VULNERABLE_VERSIONS and is_set_uid:
         remedy = f"sudo chmod u-s {program}, and update it: any user can become root through it"
-        return bad(Check.SCREEN, f"{text}, set-uid, a version with a known vulnerability", remedy)
+        return bad(Check.SCREEN, f"{text}, which is set-uid and has a known vulnerability", remedy)
     if is_set_uid:
         return warn(
-            Check.SCREEN, f"{text}, set-uid", f"sudo chmod u-s {program}; a single user does not need the bit"
+            Check.SCREEN,
+            f"{text}, set-uid",
+            f"sudo chmod u-s {program}; the set-uid bit is not needed for a single user",
         )
     if number in _VULNERABLE_VERSIONS:
-        return warn(Check.SCREEN, f"{text}: a version with a known vulnerability", "update it")
+        return warn(Check.SCREEN, f"{text}, which has a known vulnerability", "update it")
     return ok(Check.SCREEN, text)
 
 
