@@ -1,7 +1,7 @@
 """Measures the time from appending a line to the first instruction of its job, with an idle scheduler.
 
 `python -m bench.first_instruction [--tree PATH ...] [--rounds 20]`. Rounds of several checkouts alternate, so
-that other load on the machine affects all of them alike. The last line of the table is the cost of a bare
+that other load on the machine affects all of them equally. The last line of the table is the cost of a bare
 interpreter and two shells in sequence on this machine at the same time: no runner can be faster.
 """
 

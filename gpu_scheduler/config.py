@@ -24,7 +24,8 @@ LLM_CONFIG = "llm_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions(Settings):
-    """The options of one `start`: intervals in seconds, memory in MiB; see Settings for those of decisions.
+    """The options of one `start`: intervals in seconds, memory in MiB; see Settings for the options that
+    decisions depend on.
 
     poll_s: time between two GPU samples; learn: learn undeclared needs from finished jobs;
     fresh: delete the history first; restore: rebuild a lost store from its newest backup and the attempt

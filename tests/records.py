@@ -114,7 +114,7 @@ def job_view(number: int = 3, state: str = "queued", outcome: str | None = None,
 
 
 def gpu_view(state: str = "available", share: int = 0, **values: Any) -> GpuView:
-    """Returns the view of a GPU. Values that are not those of the view are those of its record."""
+    """Returns the view of a GPU. Values that the view does not have come from its record."""
     of_view = {
         name: values.pop(name) for name in ("jobs", "allocated_mib", "has_declared_memory") if name in values
     }

@@ -41,7 +41,7 @@ class CalibrationView:
 def calibrate(location: Location, llm_config: str | None, *, write: bool) -> CalibrationView:
     """Returns the comparison and the suggestions. Only `write` changes the file.
 
-    llm_config: the file, which must exist; None = that of the scheduler.
+    llm_config: the file, which must exist; None = the one of the scheduler.
     """
     with open_store(location, read_only=True) as store:
         measured = workload_classes(store)

@@ -27,7 +27,7 @@ def gpu_views(
     """Returns the views of the GPUs.
 
     attempts: those not reconciled; paused: UUID -> whether the GPU is paused once all pending requests are
-    applied; limits: those of the scheduler.
+    applied; limits: the limits of the scheduler.
     """
     holders: dict[str, list[AttemptRecord]] = {}
     for attempt in attempts:

@@ -63,7 +63,7 @@ def lint(
 ) -> LintView:
     """Returns the effect of each line. path: names the file, whose recorded working folder is used.
 
-    gpus: as for `start`, None = those of the scheduler. Raises UsageError if llm_config cannot be used.
+    gpus: as for `start`, None = the GPUs of the scheduler. Raises UsageError if llm_config cannot be used.
     """
     config = LlmConfigFile(llm_config, trust=True)  # nothing in it is executed
     config.refresh()

@@ -169,7 +169,7 @@ def _quoted_value(words: Sequence[str]) -> str:
 
 
 def _start_with_jobs_file(jobs_file: str, words: Sequence[str]) -> argparse.Namespace:
-    """Parses `gpu-scheduler FILE …`; words are those of the equivalent `start`, without the file."""
+    """Parses `gpu-scheduler FILE …`; words: the arguments of the equivalent `start`, without the file."""
     parser = build_parser(words)
     options = _parse_known(parser, words, jobs_file)
     if options.jobs_file is not None:

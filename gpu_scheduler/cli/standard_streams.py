@@ -28,7 +28,8 @@ def open_standard_streams() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, fd
+            # The opened file gets the lowest free number, which is fd.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdin is None:
         sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)))
     if sys.stderr is None:

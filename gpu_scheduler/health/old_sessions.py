@@ -68,7 +68,7 @@ def _session_name(words: Sequence[str]) -> re.Match[str] | None:
 
 
 def _runs_without_token(proc: Proc, children: Sequence[int], words: Sequence[str]) -> bool:
-    """Returns whether children of a session run commands, none of them ours. words: the session's own."""
+    """Returns whether children of a session run commands that are not ours. words: the session's own."""
     # Before it executes the window's command, a child is a copy of the session process.
     begun = [pid for pid in children if proc.command_line(pid) not in ([], words)]
     return bool(begun) and not any(proc.token(pid) for pid in begun)

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 #: Minimum number of seconds between two checks; the loop checks every second while there is an issue.
 MIN_CHECK_INTERVAL_S = 0.5
-#: Seconds without launches after such a failure: at first, and at most.
+#: Initial and maximum number of seconds without launches after such a failure.
 BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
 #: Errors that mean a launch failed because of storage, whatever the next check finds.
 _STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)

@@ -83,7 +83,8 @@ class LlmConfigFile:
 
 @dataclass(frozen=True)
 class LlmConfigText:
-    """llm_config.json as it was read. text: None if there is no file; status: that of this version."""
+    """llm_config.json as it was read. text: None if there is no file; status: the file status of this
+    version."""
 
     path: Path
     text: str | None

@@ -1,4 +1,4 @@
-"""Turns edits of the state file into requests to pause or resume GPUs, in order with those of commands.
+"""Turns edits to the state file into requests to pause or resume GPUs, in order with requests from commands.
 
 The later one wins, and none is lost.
 """

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class DrainReport:
     """Collects the jobs that this run finished.
 
-    At the end, the unfinished jobs and those of the lines in the jobs file count too.
+    At the end, the unfinished jobs and the jobs of the lines in the jobs file count too.
     """
 
     def __init__(self, store: Store, jobs_file: str, clock: Clock) -> None:

@@ -21,7 +21,7 @@ _RESET_COLOUR = "\x1b[0m"
 
 
 class JobOutputReader:
-    """Reader of new lines in a job log; of a progress bar it returns at most one line a second.
+    """Reads the new lines of a job log, and at most one line a second of a progress bar.
 
     include_runner_line: include the runner's last line of the log.
     """
@@ -64,7 +64,7 @@ class JobOutputReader:
         return lines if self.is_exhausted and self._include_runner_line else lines[: len(lines) - len(end)]
 
     def _catch_up(self, size: int) -> list[str]:
-        """Skips output that is too much to print in time; returns the line that reports this."""
+        """Skips output if there is too much to print in time; returns the line that reports this."""
         skipped = size - _READ_BYTES - self._at
         if skipped + _READ_BYTES <= _MAX_BACKLOG_BYTES:
             return []

@@ -27,8 +27,8 @@ TIMES_INTERVAL_S = 4.0
 class StatusBoardFile:
     """The status board of a store. folder: returns its folder, creating it if missing; may raise OSError.
 
-    limits: those of the scheduler; next_write_at: boot seconds at which a postponed write is due, None = no
-    write is.
+    limits: the limits of the scheduler; next_write_at: boot seconds at which a postponed write is due, None =
+    no write is.
     """
 
     name = "status.txt"

@@ -54,7 +54,7 @@ def jobs_forgotten(store: Store, *, copied: bool = False) -> Iterator[None]:
 def refuse_active(store: Store, *, void_claims: bool = False) -> None:
     """Raises SchedulerError, with the remedy, while a job is active, whatever its state in the store.
 
-    void_claims: void the claims of attempts that nobody has claimed, so that none of them begins any more.
+    void_claims: void the claims of attempts that nobody has claimed, so that none of them can begin.
     """
     _wait_then_refuse(
         lambda: _active_jobs(store, void_claims),

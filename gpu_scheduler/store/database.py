@@ -140,7 +140,7 @@ class Database:
 
     @property
     def data_version(self) -> int:
-        """A number that changes with every commit of another connection."""
+        """A number that changes with every commit by another connection."""
         number: int = self.connection.execute("PRAGMA data_version").fetchone()[0]
         return number
 
@@ -152,7 +152,8 @@ class Database:
 
     @contextmanager
     def upgraded(self) -> Iterator[None]:
-        """Upgrades the schema to that of this version for the block, and permanently if the block succeeds.
+        """Upgrades the schema to the one of this version for the block, and permanently if the block
+        succeeds.
 
         Only the scheduler that holds the locks may call it.
         """

@@ -35,7 +35,7 @@ class ExposedPath:
 
 
 def allowed_owners(folder: Path) -> frozenset[int]:
-    """Returns the users who may own the folder: this user; for root those of `safefile.owners`."""
+    """Returns the users who may own the folder: this user; for root those that `safefile.owners` returns."""
     me = os.geteuid()
     try:
         return safe_file.trusted_owners(folder) if me == 0 else frozenset((me,))

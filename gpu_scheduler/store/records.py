@@ -218,7 +218,7 @@ class AttemptRecord:
 class ActiveAttemptRecord(AttemptRecord):
     """An attempt that is open, holds GPUs or awaits their memory release, with the fields that its job adds.
 
-    source_missing: its job came from a jobs file that has no line of it any more.
+    source_missing: its job came from a jobs file that no longer has a line for it.
     """
 
     cancel_cause: str | None

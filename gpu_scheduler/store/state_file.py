@@ -1,4 +1,4 @@
-"""Parses and renders the JSON state file, detects edits of it and replaces it atomically.
+"""Parses and renders the JSON state file, detects edits to it and replaces it atomically.
 
 `_scheduler.paused_gpus` is the base, as the scheduler last wrote it: an edit is every difference between it
 and `paused_gpus`.

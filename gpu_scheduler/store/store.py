@@ -203,7 +203,7 @@ class Store:
         return dict(map(tuple, self.db.rows("SELECT idx, uuid FROM gpu WHERE managed ORDER BY idx")))
 
     def recorded_pauses(self) -> dict[str, bool]:
-        """Returns UUID -> whether the GPU is paused, for the managed GPUs in the order of their indices."""
+        """Returns UUID -> whether the GPU is paused, for the managed GPUs in index order."""
         rows = self.db.rows("SELECT uuid, paused FROM gpu WHERE managed ORDER BY idx")
         return {uuid: bool(paused) for uuid, paused in rows}
 

@@ -1,4 +1,4 @@
-"""Writes files so that no reader ever sees a partial one: to a new file beside the path, then a rename.
+"""Writes files so that readers never find a partial one: writes a new file beside the path, then renames it.
 
 Files that need more than this are written elsewhere: those of a runner (`runner/publish.py`, with reserved
 space), the state file (exchanged, to notice an edit), and backups (SQLite writes them).

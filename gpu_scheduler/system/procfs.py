@@ -97,7 +97,7 @@ class Proc:
         return token_in(self._read(pid, "environ")).decode("ascii", "replace") or None
 
     def autogroup(self, pid: int) -> str | None:
-        """Returns the kernel's id of the session of a process; None where there is none."""
+        """Returns the kernel's id of a process's session; None if the kernel provides none."""
         return self._read(pid, "autogroup").split(b" ")[0].decode("ascii", "replace") or None
 
     def cgroup(self, pid: int | str) -> str:

@@ -32,7 +32,7 @@ def test_requests_without_a_scheduler_are_recorded(desk: Desk, location: Locatio
     assert desk.requests() == [("hold", str(first)), ("hold", str(second))]
 
 
-def test_requests_name_who_made_them(desk: Desk, location: Location) -> None:
+def test_requests_record_the_name_of_the_requester(desk: Desk, location: Location) -> None:
     job = desk.job()
     job_requests.set_priority(location, [job], 5, by="rest")
     gpu_requests.pause(location, [0], by="rest")

@@ -35,7 +35,7 @@ def test_the_defaults_of_start_are_those_of_the_scheduler() -> None:
     assert StartOptions.from_values(vars(parse(["start"]))) == StartOptions()
 
 
-#: Every option of `start` with another value than its default, but for two that --fresh excludes.
+#: Every option of `start` with a value other than its default, except two that --fresh excludes.
 _ALL_CHANGED = StartOptions(
     state_file="s.json", data_dir="d", gpus="0,2,3", jobs_file="", llm_config="l.json", screen=True,
     mem_threshold=0.5, load_threshold=1.0, monitor_interval_s=0.5, state_interval_s=7.0,
@@ -126,7 +126,7 @@ def test_start_accepts_a_count_or_a_list_of_gpus(text: str) -> None:
         (["add"], ["SCRIPT"]),
         (["add", "a.py", "--args"], ["--args"]),
         (["cancel", "x y"], ["JOB", "'x y'", "such as 3 or 5-9", "a job name"]),
-        (["cancel", "3,4"], ["JOB", "'3,4'", "separate several by spaces"]),
+        (["cancel", "3,4"], ["JOB", "'3,4'", "separate several jobs by spaces"]),
         (["cancel", "9-5"], ["JOB", "'9-5'", "a range such as 5-9"]),
         (["logs", "5-9"], ["JOB", "'5-9' is a range of jobs; give a single one, such as 5"]),
         (["cancel", "0"], ["JOB", "'0'"]),

@@ -59,7 +59,7 @@ def test_updates_an_unfinished_line_once_a_second_with_complete_frames() -> None
     ]
     assert bar.feed(b"", 10.0) == b""
     assert bar.feed(b"\nnext\n", 10.1) == b"100.0%\nnext\n"
-    # The next bar of the same job waits for its turn too.
+    # The next bar of the same job is delayed in the same way.
     assert bar.feed(b"\r a\r b", 10.2) == b""
     assert bar.feed(b"\r c", 11.2) == b" b\n"
 

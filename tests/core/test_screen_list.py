@@ -1,4 +1,4 @@
-"""Parsing of the session lists of several versions of Screen."""
+"""Parses the session lists of several versions of Screen."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_records_overuse_above_the_tolerance(declared: int | None, tolerance: fl
         (6758, 250, {}, None),
         (16_000, 500, {}, 12_288),
         (24_576, 1000, {}, None),
-        # A share with the GPU to itself has all of its memory.
+        # A job that declared a share but has the GPU to itself may use all of its memory.
         (16_000, 250, {"whole": True}, None),
         # If both are declared, memory is judged.
         (16_000, 250, {"vram": 18_000}, None),

@@ -37,7 +37,7 @@ class SmallDisk:
             os.close(fd)
 
     def free(self, size: int | None = None) -> None:
-        """Frees all of it, or `size` more bytes."""
+        """Frees the whole disk, or `size` more bytes."""
         if size is None:
             self._filler.unlink()
         else:

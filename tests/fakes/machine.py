@@ -56,7 +56,7 @@ class FakeMachine:
             patch.setenv("PYTHONPATH", str(FAKES))
 
     def probe(self) -> Probe:
-        """Returns a new probe of this machine's kind, in this process."""
+        """Returns a new probe of the kind that this machine supports, in this process."""
         return make_probe(self.kind, self.simulate, str(self.folder))
 
     def plant(self, *cards: FakeGpu, **world: Any) -> None:

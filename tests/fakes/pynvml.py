@@ -7,7 +7,8 @@
                               "errors": {"call": code}}]}
 
 An entry of `errors` makes that call (the name without "nvmlDevice") raise NVMLError(code) for that GPU;
-`init` and `count` hold such a code for the library. While the folder has a file `hang`, every count blocks.
+`init` and `count` contain such a code for the library. While the folder has a file `hang`, every count
+blocks.
 """
 
 from __future__ import annotations

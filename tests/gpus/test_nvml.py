@@ -83,7 +83,7 @@ def test_adds_up_the_entries_of_one_process(machine: FakeMachine) -> None:
         (((10, 20, 0.5), (10, 90, 1.0)), (20.0, 0.0, 0.0)),
         (((10, 20, 0.5), (10, 30, 0.5)), (50.0, 0.0, 0.0)),
         (((10, 80, 0.5), (10, 70, 0.5)), (100.0, 0.0, 0.0)),
-        # An impossible value was never measured.
+        # An impossible value counts as not measured.
         (((10, 4_000_000_000, 0.5), (0, 0, 0.5)), (0.0, 0.0, 0.0)),
         # The load of an unlisted process: a pid of another namespace, or a process that has just ended.
         (((645400, 13, 0.5),), None),

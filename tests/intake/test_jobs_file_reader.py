@@ -376,7 +376,7 @@ def test_a_mutated_line_does_not_affect_other_lines(
     lines[at] = lines[at][:cut] + added + lines[at][cut:]
     w = watch(tmp_path, b"\n".join(lines) + b"\n")
     texts = {line.number: line.text for line in w.reading if not line.malformed}
-    # A line that bash would continue includes the next one, by design.
+    # If bash would continue a line, the next line belongs to it, by design.
     continued = {line.number for line in w.reading if (line.problem or "").startswith("it belongs to line")}
     assert continued <= {at + 2}
     for number, line in enumerate(BASE, 1):

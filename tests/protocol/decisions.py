@@ -68,7 +68,7 @@ _DESCRIPTIONS: dict[type[act.Action], str] = {
 class ObservedAttempt(NamedTuple):
     """The facts that a round has about an attempt.
 
-    process_found: a scan finds a process of it; swept: 0, 1 (SIGTERM), 2 (SIGKILL).
+    process_found: a scan finds a process of the attempt; swept: 0, 1 (SIGTERM), 2 (SIGKILL).
     """
 
     number: int

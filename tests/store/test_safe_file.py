@@ -1,4 +1,4 @@
-"""Reading files that are not ours: never blocking, and never more than the limit."""
+"""Reading files that others wrote: it never blocks and never reads more than the limit."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from gpu_scheduler.intake.jobs_file_watcher import malformed_message
 from tests.stress.file_observers import JobsFileObserver
 from tests.stress.part import Findings, Order
 
-#: A typical jobs file; no line of it could complete another one.
+#: A typical jobs file; no line in it could complete another one.
 _LINES = (
     b"priority,script_path,conda_env,arguments,allowed_gpus\n",
     b"0,/data/train.py,env,--llm qwen2.5-7b-inst --name 'first run' --lr 1e-4,0-3\n",

@@ -81,11 +81,11 @@ class _OtherUser:
         self._link(self._stage.home.main_log, self.victim)
 
     def state_file(self) -> None:
-        """Plants such a link in place of the state file."""
+        """Plants a link to a file of root in place of the state file."""
         self._link(self._stage.home.state_file, self.victim)
 
     def config(self) -> None:
-        """Plants such a link in place of llm_config.json."""
+        """Plants a link to a file of root in place of llm_config.json."""
         self._link(self._stage.folder / "llm_config.json", self.victim)
 
     def log_folder(self) -> None:

@@ -24,7 +24,7 @@ Claim = Callable[[int, dict[str, str | int | None]], int | None]
 
 
 def _looks_then_writes(folder: int, identity: dict[str, str | int | None]) -> int | None:
-    """Claims with a gap between the check and the write (negative control)."""
+    """Claims an attempt with a gap between the check and the write (negative control)."""
     if files.exists(folder, "claim"):
         return None
     os.sched_yield()

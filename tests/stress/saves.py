@@ -1,5 +1,5 @@
 """P7: the jobs file is rewritten in the styles of six editors while it is read. Every line of a finished save
-must run once, and never a line that was only the beginning of one."""
+must run once, and a line that was cut off must never run."""
 
 from __future__ import annotations
 

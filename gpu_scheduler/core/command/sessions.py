@@ -36,7 +36,7 @@ _FOLDER = re.compile(r"(?:[Ss]ockets? (?:found )?in) (/.*?)\.?\s*$")
 class SessionList:
     """The sessions in a listing, without those that Screen itself considers dead.
 
-    folder: that of the sockets, None if not named; attached: `pid.name` -> whether a terminal is attached.
+    folder: the socket folder, None if not named; attached: `pid.name` -> whether a terminal is attached.
     """
 
     folder: str | None = None

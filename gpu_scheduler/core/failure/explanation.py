@@ -73,7 +73,7 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
 
 
 def explain_launch_failure(result: AttemptResult) -> StateReason:
-    """Returns why a command did not begin. Its exit code is that of command.sh."""
+    """Returns why a command did not begin. Its exit code comes from command.sh."""
     from gpu_scheduler.core.failure.classification import failure_kinds, most_specific
 
     kind = result.failure

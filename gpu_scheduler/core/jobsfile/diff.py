@@ -106,7 +106,8 @@ def job_order(reading: Iterable[Line]) -> tuple[int, ...]:
 def redistribute_positions(order: Sequence[int], positions: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
     """Redistributes the queue positions of a file's queued jobs among them, in the order of its lines.
 
-    positions: those of the file's queued jobs only. Returns (job, position) for those that move.
+    positions: the queue positions of the file's queued jobs only. Returns (job, position) for those that
+    move.
     """
     queued = [job for job in order if job in positions]
     free = sorted(positions[job] for job in queued)
@@ -116,8 +117,8 @@ def redistribute_positions(order: Sequence[int], positions: Mapping[int, int]) -
 class ReadingDiff:
     """The difference between the previous reading and the accepted lines.
 
-    actions, messages: in order; lines: the accepted ones, which follow the `unchanged` ones; jobs: those of
-    the previous reading; newest: the newest job of each of `accepted.new_identities()` that has one, from
+    actions, messages: in order; lines: the accepted ones, which follow the `unchanged` ones; jobs: the jobs
+    of the previous reading; newest: the newest job of each of `accepted.new_identities()` that has one, from
     any file or front end.
     """
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ObstacleKind(str, Enum):
-    """The kind of an obstacle. The FOREIGN_* kinds are use by other processes than those of our jobs."""
+    """The kind of an obstacle. The FOREIGN_* kinds are uses by processes that do not belong to our jobs."""
 
     PAUSED = "paused"
     NOT_SAMPLED = "not sampled"

@@ -36,7 +36,7 @@ class WorkloadClass:
 
     @property
     def key(self) -> str:
-        """The key of the class, as of each of its jobs."""
+        """The key of the class, which each of its jobs has."""
         return workload_class_key(self.program, self.llm)
 
 

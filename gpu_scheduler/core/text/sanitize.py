@@ -105,7 +105,7 @@ class Sanitizer:
         return index + 1
 
     def _filter_string(self, text: str, index: int) -> int:
-        """Skips a title, a link or the like, which ends at a newline at the latest."""
+        """Skips a title, a link or a similar sequence, which ends at a newline at the latest."""
         end = _STRING_END.search(text, index)
         if end is None:
             return len(text)

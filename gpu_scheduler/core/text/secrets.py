@@ -43,7 +43,7 @@ _WORD_PIECE = (
 _UNCLOSED_QUOTE = r"""(?:"(?!(?:[^"\\]|\\.)*")|'(?![^']*'))(?s:.*)"""
 #: The match begins with the character before a name, so that nothing inside a word is tried.
 _NAMED_SECRET = re.compile(
-    # The whole option is quoted: '--api-key=…'. The word after `bash -c` is a command, not such an option.
+    # The whole option is quoted: '--api-key=…'. The word after `bash -c` is a command, not a quoted option.
     rf"""(?P<before>[^\w.-])(?:(?<=["'])(?<!c .)(?P<quoted>{_OPTION.format(1)}=|{_ASSIGNED})"""
     rf"""(?s:(?:(?!(?P=before)).)*)(?P=before){_WORD_PIECE}*"""
     rf"""|(?P<name>{_ASSIGNED}"""

@@ -39,7 +39,8 @@ def main() -> None:
 
 
 def take_sample(probe: Probe) -> Snapshot | ProbeFailure:
-    """Takes a sample; returns it or the failure. Its time is that of the start: no value in it is older."""
+    """Takes a sample; returns it or the failure. Its time is that of its start, because no value in it is
+    older."""
     taken_at = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
         gpus = probe.sample()
