@@ -73,8 +73,8 @@ def job_ref(text: str) -> JobRef:
         return first if number[2] is None else range(first, last + 1)
     if not _NAME.fullmatch(text):
         raise ArgumentTypeError(
-            f"{text!r} is neither a job number such as 3 or 5-9 nor a job name; `status` lists them;"
-            " separate several by spaces"
+            f"{text!r} is neither a job number such as 3 or 5-9 nor a job name; `status` lists both;"
+            " separate several jobs by spaces"
         )
     return text
 
