@@ -291,5 +291,5 @@ def test_answer_survives_encoding() -> None:
     "line", [b"", b"{", b"[]", b"3", b'{"number": 1}', b'{"number": 1, "taken_at": 1, "gpus": [{}]}']
 )
 def test_rejects_a_line_that_is_not_an_answer(line: bytes) -> None:
-    with pytest.raises(ValueError, match="not an answer"):
+    with pytest.raises(ValueError, match="not a probe's answer"):
         decode(line)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.gpu_fault import LOST, UNLISTED, FaultKind, GpuFault
@@ -128,8 +130,12 @@ NEEDS = st.sampled_from(
 )
 
 
+LOADED = GpuAvailability("U", 3, None, foreign_mib=201, mean_foreign_load=80.0)
+
+
 @settings(max_examples=500, deadline=None)
 @given(AVAILABILITIES, AVAILABILITIES, NEEDS)
+@example(LOADED, replace(LOADED, processes_listed=False), ONE)
 def test_a_stored_obstacle_changes_only_when_its_text_does(
     one: GpuAvailability, other: GpuAvailability, need: Need
 ) -> None:

@@ -45,7 +45,7 @@ class GpuObstacle(StoredValue):
     free                 SHARE: thousandths that are left; MEMORY: MiB that are left for a declaration
     foreign_mib          memory that foreign processes use, if it is part of the obstacle
     foreign_pid          the foreign process that uses the most memory, if the driver lists the processes
-    processes_listed     whether the driver lists them, if none of them is named
+    processes_listed     whether the driver lists processes, for memory that no named process uses
     foreign_load         FOREIGN_LOAD: percent
     foreign_peak_mib     MEMORY: highest memory use of the foreign processes, if above their current use
     """

@@ -112,10 +112,9 @@ def describe_obstacle(gpu: GpuAvailability, kind: ObstacleKind, limits: Limits) 
         return GpuObstacle(index, kind, free=WHOLE - gpu.allocated_share)
     if kind in (ObstacleKind.BUSY, ObstacleKind.MEMORY_UNKNOWN):
         return GpuObstacle(index, kind)
-    listed = gpu.processes_listed if pid is None else None
     if kind is ObstacleKind.FOREIGN_LOAD:
-        load = round(gpu.mean_foreign_load or 0)
-        return GpuObstacle(index, kind, foreign_pid=pid, processes_listed=listed, foreign_load=load)
+        return GpuObstacle(index, kind, foreign_pid=pid, foreign_load=round(gpu.mean_foreign_load or 0))
+    listed = gpu.processes_listed if pid is None else None
     mib = round_mib(gpu.foreign_mib or 0)
     if kind is not ObstacleKind.MEMORY:
         return GpuObstacle(index, kind, foreign_mib=mib, foreign_pid=pid, processes_listed=listed)
