@@ -12,27 +12,45 @@ COMMAND_LINE = "cli"
 
 
 class AnswerKind(str, Enum):
-    """The progress of a request."""
+    """The progress of a request.
 
-    CARRIED_OUT = "carried out by the scheduler"
+    carried_out      the scheduler carried it out, or found that there was nothing to do
+    refused          refused, by the scheduler or before it was recorded
+    recorded         recorded; no scheduler is running
+    unanswered       recorded; the scheduler has not answered yet
+    stopped          the command itself ended the job, because no scheduler is running
+    in_state_file    written to the state file, which the next scheduler reads
+    nothing_to_do    already in effect; no scheduler has run yet
+    """
+
+    CARRIED_OUT = "carried_out"
     REFUSED = "refused"
-    RECORDED = "recorded; no scheduler is running"
-    UNANSWERED = "recorded; the scheduler has not answered yet"
-    STOPPED = "carried out without a scheduler"
-    IN_STATE_FILE = "written to the state file, which the first scheduler reads"
-    NOTHING_TO_DO = "already in effect; no scheduler has run yet"
+    RECORDED = "recorded"
+    UNANSWERED = "unanswered"
+    STOPPED = "stopped"
+    IN_STATE_FILE = "in_state_file"
+    NOTHING_TO_DO = "nothing_to_do"
 
 
 class StopResult(str, Enum):
-    """The result of ending a job without a scheduler."""
+    """The result of ending a job without a scheduler.
+
+    cancelled          cancelled
+    runner_had_died    cancelled; its runner had already died
+    never_began        cancelled before its command began
+    had_ended          the job had already ended by itself
+    processes_left     some of its processes still run
+    runner_unlocked    its runner is alive but has no lock on the claim
+    runs_elsewhere     its processes are not on this machine; only a scheduler can end it
+    """
 
     CANCELLED = "cancelled"
-    RUNNER_HAD_DIED = "cancelled; its runner had already died"
-    NEVER_BEGAN = "cancelled before it began"
-    HAD_ENDED = "had already ended by itself"
-    PROCESSES_LEFT = "some of its processes are left"
-    RUNNER_UNLOCKED = "its runner is alive but does not hold the claim"
-    RUNS_ELSEWHERE = "only a scheduler can end it, through its executor"
+    RUNNER_HAD_DIED = "runner_had_died"
+    NEVER_BEGAN = "never_began"
+    HAD_ENDED = "had_ended"
+    PROCESSES_LEFT = "processes_left"
+    RUNNER_UNLOCKED = "runner_unlocked"
+    RUNS_ELSEWHERE = "runs_elsewhere"
 
     @property
     def has_ended(self) -> bool:

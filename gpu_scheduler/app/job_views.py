@@ -157,7 +157,7 @@ def _with_next_round(
     if runs_as_recorded(fact):
         return job, attempt
     from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
-    from gpu_scheduler.core.scheduling.reconcile import has_unknown_runner, reconcile
+    from gpu_scheduler.core.scheduling.reconcile_attempt import has_unknown_runner, reconcile
     from gpu_scheduler.core.scheduling.settings import Settings
 
     settings = Settings(oom_retries=context.oom_retries, fail_retries=context.fail_retries)

@@ -9,7 +9,7 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt, FinishJob
-from gpu_scheduler.core.scheduling.exit_code import drained_exit_code, job_exit_code
+from gpu_scheduler.core.scheduling.scheduler_exit_code import drained_exit_code, job_exit_code
 from gpu_scheduler.store.job_lists import jobs_of_file
 from gpu_scheduler.store.jobs_files import malformed_lines
 from gpu_scheduler.store.pending_groups import wait_reasons

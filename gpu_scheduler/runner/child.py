@@ -10,7 +10,7 @@ import os
 import select
 import time
 
-from . import signals
+from . import pending_signals
 from .folder import SHORTAGE, TOKEN
 from .output import move_fd_up
 
@@ -142,7 +142,7 @@ class Child:
                 file_actions=actions,
                 setsid=True,
                 setsigmask=(),
-                setsigdef=signals.ALL,
+                setsigdef=pending_signals.ALL,
             )
         finally:
             os.umask(0o077)

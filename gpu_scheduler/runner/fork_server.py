@@ -16,7 +16,7 @@ import gc
 import os
 import sys
 
-from . import leftovers, signals, supervise  # noqa: F401
+from . import leftovers, pending_signals, supervise  # noqa: F401
 from .folder import START, TOKEN, close_inherited, read_proc, stat_fields
 from .fork_protocol import FORKED, NO_TOKEN, READY, REFUSED, TITLE_BYTES
 
@@ -32,7 +32,7 @@ def main() -> None:
     os.chdir("/")
     close_inherited()
     # The kernel collects the runners. Each of them restores the default before it has children.
-    _signal.signal(signals.CHLD, _signal.SIG_IGN)
+    _signal.signal(pending_signals.CHLD, _signal.SIG_IGN)
     room = ProcessTitle()
     room.set_title([sys.executable, "-I", "-S", START, "--forks"])
     gc.collect()
@@ -64,7 +64,7 @@ def _become_runner(process_title: ProcessTitle, token: str, path: str) -> None:
     os.dup2(2, 0)
     os.dup2(2, 1)
     os.setsid()
-    _signal.signal(signals.CHLD, _signal.SIG_DFL)
+    _signal.signal(pending_signals.CHLD, _signal.SIG_DFL)
     sys.orig_argv = command = [sys.executable, "-I", "-S", START, path]
     os.environ[TOKEN] = token
     try:

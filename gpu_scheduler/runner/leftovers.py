@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from . import fork_chains, process_scan, signals
+from . import fork_chains, pending_signals, process_scan
 from .child import has_children
 
 TYPE_CHECKING = False
@@ -64,14 +64,14 @@ class Leftovers:
         self._scans_without_pids = self._scans_without_pids + 1 if children and not _any_lives(alive) else 0
         # A single scan may fall between the end of the last process and its collection.
         if self._scans_without_pids > 1 or now >= self._kill_at:
-            self._signal_short_lived(signals.KILL if now >= self._kill_at else signals.TERM)
+            self._signal_short_lived(pending_signals.KILL if now >= self._kill_at else pending_signals.TERM)
         for process in alive.items():
             if now >= self._kill_at:
-                process_scan.send_signal(*process, signals.KILL)
+                process_scan.send_signal(*process, pending_signals.KILL)
             elif process not in self._terminated:
                 self._terminated.add(process)
-                process_scan.send_signal(*process, signals.TERM)
-                process_scan.send_signal(*process, signals.CONT)
+                process_scan.send_signal(*process, pending_signals.TERM)
+                process_scan.send_signal(*process, pending_signals.CONT)
         # A scan takes longer on a machine with many processes: spend at most a fifth of the time on it.
         return max(_RESCAN_S, 4 * (time.monotonic() - now))
 

@@ -11,7 +11,7 @@ import sys
 import time
 
 from . import folder as files
-from . import publish, signals
+from . import pending_signals, publish
 from .child import Child
 from .oom_counter import OomCounter
 from .output import LogWriter, Output, Poller
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from .leftovers import Leftovers
 
-signals.block()
+pending_signals.block()
 
 #: Most seconds between the SIGTERM of a machine shutdown to the command and that to the runner.
 _MACHINE_GAP_S = 0.3
@@ -101,7 +101,7 @@ class AttemptSupervisor:
         self._spec = spec
         self._termination = Termination()
         self._poller = Poller()
-        self._signals = signals.PendingSignals()
+        self._signals = pending_signals.PendingSignals()
         self._log = LogWriter(spec["log"])
         self._output = Output(self._poller, self._log, spec["terminal"])
         self._child = Child(path, spec, self._poller)
@@ -147,7 +147,7 @@ class AttemptSupervisor:
     def _supervise(self) -> None:
         self._output.start()
         self._poller.watch(self._signals.fd, 1, self._signals.drain_wakeup)
-        signals.unblock()
+        pending_signals.unblock()
         if self._child.running:
             self._child.reap()
             self._check_stop_file()
@@ -160,7 +160,7 @@ class AttemptSupervisor:
                 self._terminate("timed_out", self._spec["term_grace_s"], "kill")
             due = self._termination.due(now)
             if due == "kill":
-                self._child.signal_group(signals.KILL)
+                self._child.signal_group(pending_signals.KILL)
             elif due == "withdraw":
                 self._withdraw()
             ends = [end for end in (limit, self._termination.deadline) if end is not None]
@@ -168,14 +168,14 @@ class AttemptSupervisor:
             self._handle_signals()
 
     def _handle_signals(self) -> None:
-        if self._signals.take(signals.CHLD):
+        if self._signals.take(pending_signals.CHLD):
             self._child.reap()
-        if self._signals.take(signals.WINCH):
+        if self._signals.take(pending_signals.WINCH):
             self._output.resize()
         # A command that has ended by itself keeps its own result, whatever arrives at the same time.
-        if self._child.running and self._signals.take(signals.USR1):
+        if self._child.running and self._signals.take(pending_signals.USR1):
             self._check_stop_file()
-        if self._child.running and self._signals.take(signals.TERM):
+        if self._child.running and self._signals.take(pending_signals.TERM):
             # A scheduler that cannot tell the runner from its command writes `stop` and signals all
             # processes.
             self._check_stop_file()
@@ -188,9 +188,9 @@ class AttemptSupervisor:
 
     def _terminate(self, cause: str, grace_s: float, on_timeout: str) -> None:
         if self._termination.request(cause, grace_s, on_timeout, time.monotonic()):
-            self._child.signal_group(signals.TERM)
+            self._child.signal_group(pending_signals.TERM)
             # A stopped process would not receive SIGTERM.
-            self._child.signal_group(signals.CONT)
+            self._child.signal_group(pending_signals.CONT)
 
     def _withdraw(self) -> None:
         # Renames the file instead of removing it: a cancel that has replaced the request is moved too and
@@ -222,9 +222,9 @@ class AttemptSupervisor:
         rest = self._find_leftovers()
         while True:
             now = time.monotonic()
-            if machine_may_come and self._signals.take(signals.TERM):
+            if machine_may_come and self._signals.take(pending_signals.TERM):
                 self._cause, machine_may_come = "machine", False
-            if self._signals.take(signals.CHLD):
+            if self._signals.take(pending_signals.CHLD):
                 child.reap()
             machine_may_come = machine_may_come and now < machine_until
             look_again_s = None if rest is None else rest.step(now)

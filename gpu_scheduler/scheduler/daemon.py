@@ -19,10 +19,11 @@ from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.scheduling.actions import Action, AnswerRequest
+from gpu_scheduler.core.scheduling.deadlines import next_deadline
 from gpu_scheduler.core.scheduling.draining import is_drained
-from gpu_scheduler.core.scheduling.exit_code import stopped_exit_code
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.scheduler_exit_code import stopped_exit_code
 from gpu_scheduler.errors import NotOwnerError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.sampling import Sampler
@@ -35,11 +36,11 @@ from gpu_scheduler.reporting.drain_report import DrainReport
 from gpu_scheduler.reporting.reporter import EventReporter
 from gpu_scheduler.scheduler.backup_timer import BackupTimer
 from gpu_scheduler.scheduler.file_inputs import FileInputs
-from gpu_scheduler.scheduler.loop import Loop, next_deadline
+from gpu_scheduler.scheduler.loop import Loop
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.filesystem import is_shared, kind_of
-from gpu_scheduler.store.ownership_check import Ownership
+from gpu_scheduler.store.ownership_loss import Ownership
 from gpu_scheduler.store.pending_groups import next_retry, wait_reason_by_spec
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store

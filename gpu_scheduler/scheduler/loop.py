@@ -16,7 +16,6 @@ from gpu_scheduler.attempts.executor import AttemptRef, Executor, Executors, Lau
 from gpu_scheduler.attempts.observe import attempt_ref
 from gpu_scheduler.attempts.sweep import sweep_once
 from gpu_scheduler.clock import Clock
-from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Facts
@@ -194,31 +193,3 @@ class Loop:
                 f"job {attempt.job_id} cannot be reconciled: {error}; check {attempt.folder};"
                 " retrying every second"
             )
-
-
-def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
-    """Returns the boot time of the next deadline without an event: a timeout, a retry, a second signal."""
-    times: list[float] = [] if next_retry is None else [next_retry]
-    now, settings = facts.now.boot, facts.settings
-    if facts.storage_issue is not None:
-        times.append(now + 1.0)
-    for attempt in facts.attempts:
-        if attempt.released_at is not None:
-            times.append(attempt.released_at + settings.memory_release_s)
-        elif attempt.state is AttemptState.ENDED or attempt.status.claim == "dead":
-            times.append(now + _retry_delay(attempt.runner_died_at or attempt.swept_at, now))
-        elif attempt.status.claim in ("none", "invalid"):
-            # An overdue action that did not succeed is tried again every second.
-            waits = (
-                facts.storage_issue is None and attempt.signalled_at is None and attempt.launch_deadline > now
-            )
-            times.append(attempt.launch_deadline if waits else now + 1.0)
-        elif attempt.status.stop is not None or attempt.cancel is not None:
-            times.append(now + 1.0)
-    return min(times, default=None)
-
-
-def _retry_delay(since: float | None, now: float) -> float:
-    """Returns a delay in seconds that grows to one: short at first, for processes that are about to end."""
-    age = 0.0 if since is None else now - since
-    return min(1.0, max(0.005, age / 2))

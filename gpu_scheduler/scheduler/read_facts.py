@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
-from gpu_scheduler.core.scheduling.reconcile import needs_process_scan
+from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch, with_stored_values
 from gpu_scheduler.runner.membership import RecordedCommand

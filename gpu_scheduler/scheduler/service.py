@@ -35,7 +35,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import damaged_error, is_damage, newest_schema_version
 from gpu_scheduler.store.inspection import inspect_store
 from gpu_scheduler.store.job_lists import job_count
-from gpu_scheduler.store.ownership_check import Ownership
+from gpu_scheduler.store.ownership_loss import Ownership
 from gpu_scheduler.store.scheduler_lock import InstanceLock, locking_pids, scheduler_pid
 from gpu_scheduler.store.store import Store
 

@@ -6,7 +6,6 @@ Only `create` and `take_ownership` create anything.
 from __future__ import annotations
 
 import os
-import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,6 @@ from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import permissions
 from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.host import Host, claim_host, parse_host_file, read_host, this_host, write_host
-from gpu_scheduler.system.safe_file import ProblemKind, check_folder_status
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.scheduling.facts import Attempt
@@ -128,50 +126,8 @@ class DataDir:
         return self.runs / f"{attempt.job_id}/{attempt.number}-{attempt.token[:8]}"
 
     def check_access(self) -> None:
-        """Checks that the data directory belongs to this user, is not a link and can be entered.
-
-        A missing directory passes. Raises SchedulerError, which names its owner and the remedy.
-        """
-        try:
-            status = os.lstat(self.folder)
-        except OSError:
-            return  # a missing or inaccessible path is reported when it is used
-        problem = check_folder_status(status, permissions.allowed_owners(self.folder))
-        if problem is None:
-            if os.access(self.folder, os.R_OK | os.X_OK, effective_ids=True):
-                return
-            raise SchedulerError(
-                f"{self.folder} cannot be entered: chmod u+rwx {shlex.quote(str(self.folder))}"
-            )
-        if problem.kind is not ProblemKind.OTHER_OWNER:
-            remedy = "remove it, or name another folder with --data-dir"
-            target = Path(os.path.realpath(self.folder))
-            if (
-                problem.kind is ProblemKind.LINK
-                and status.st_uid == os.geteuid()
-                and permissions.is_ours(target)
-            ):
-                # If only the link is removed, every line of the jobs file counts as new.
-                there, here = shlex.quote(str(target)), shlex.quote(str(self.folder))
-                remedy = (
-                    f"use the store to which it leads: --data-dir {there} for every command, or once"
-                    f" `rm {here} && mv {there} {here}`"
-                )
-            raise SchedulerError(
-                f"{self.folder} {problem.description}, but must be the data directory itself; {remedy}"
-            )
-        owner = status.st_uid
-        if owner != 0:
-            raise SchedulerError(
-                f"{self.folder} is the store of user {_user_name(owner)}, not yours; name your own state file"
-                " with --state-file"
-            )
-        paths = shlex.join(map(str, (self.folder, self.state_file, self.main_log)))
-        raise SchedulerError(
-            f"{self.folder} is the store of root: a `start` with sudo created it\n"
-            "use sudo for every command, or end the scheduler (`stop --jobs` with sudo) and take ownership:"
-            f" sudo chown -R {os.geteuid()} {paths}"
-        )
+        """Raises SchedulerError if another user owns the data directory, or it is a link or closed."""
+        permissions.check_access(self.folder, (self.state_file, self.main_log))
 
     def other_host(self) -> Host | None:
         """Returns the host that owns the store if it is another host, or None."""
@@ -264,15 +220,6 @@ class DataDir:
                 pass
         except OSError:
             pass  # the scheduler also checks at intervals
-
-
-def _user_name(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _stem(path: Path) -> str:

@@ -7,6 +7,7 @@ folders and files that are open to others are closed; anything that belongs to a
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -35,7 +36,7 @@ class ExposedPath:
 
 
 def allowed_owners(folder: Path) -> frozenset[int]:
-    """Returns the users who may own the folder: this user; for root those that `safefile.owners` returns."""
+    """Returns the users who may own the folder: this user or, for root, `safe_file.trusted_owners`."""
     me = os.geteuid()
     try:
         return safe_file.trusted_owners(folder) if me == 0 else frozenset((me,))
@@ -49,6 +50,48 @@ def is_ours(folder: Path) -> bool:
         return check_folder_status(os.lstat(folder), allowed_owners(folder)) is None
     except OSError:
         return False
+
+
+def check_access(folder: Path, files: tuple[Path, ...]) -> None:
+    """Checks that a data directory belongs to this user, is not a link and can be entered.
+
+    A missing directory passes. files: further files of the store outside the directory. Raises
+    SchedulerError, which names the owner and the remedy.
+    """
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return  # a missing or inaccessible path is reported when it is used
+    problem = check_folder_status(status, allowed_owners(folder))
+    if problem is None:
+        if os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
+            return
+        raise SchedulerError(f"{folder} cannot be entered: chmod u+rwx {shlex.quote(str(folder))}")
+    if problem.kind is not ProblemKind.OTHER_OWNER:
+        remedy = "remove it, or name another folder with --data-dir"
+        target = Path(os.path.realpath(folder))
+        if problem.kind is ProblemKind.LINK and status.st_uid == os.geteuid() and is_ours(target):
+            # If only the link is removed, every line of the jobs file counts as new.
+            there, here = shlex.quote(str(target)), shlex.quote(str(folder))
+            remedy = (
+                f"use the store to which it leads: --data-dir {there} for every command, or once"
+                f" `rm {here} && mv {there} {here}`"
+            )
+        raise SchedulerError(
+            f"{folder} {problem.description}, but must be the data directory itself; {remedy}"
+        )
+    owner = status.st_uid
+    if owner != 0:
+        raise SchedulerError(
+            f"{folder} is the store of user {_user_name(owner)}, not yours; name your own state file"
+            " with --state-file"
+        )
+    paths = shlex.join(map(str, (folder, *files)))
+    raise SchedulerError(
+        f"{folder} is the store of root: a `start` with sudo created it\n"
+        "use sudo for every command, or end the scheduler (`stop --jobs` with sudo) and take ownership:"
+        f" sudo chown -R {os.geteuid()} {paths}"
+    )
 
 
 def open_folder(folder: Path) -> int:
@@ -134,3 +177,12 @@ def _check_entry(path: Path, status: os.stat_result, allowed: frozenset[int]) ->
             f"{path} {problem.description}, which is not allowed in a data directory; remove it, or name"
             " another folder with --data-dir"
         )
+
+
+def _user_name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,4 +1,4 @@
-"""Adds requests of front ends to the loop and reads their answers."""
+"""Adds requests of front ends to the store, where the loop reads them, and reads the answers."""
 
 from __future__ import annotations
 

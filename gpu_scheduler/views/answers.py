@@ -6,6 +6,9 @@ from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 
 _STOP_TEXTS = {
+    StopResult.CANCELLED: "cancelled",
+    StopResult.RUNNER_HAD_DIED: "cancelled; its runner had already died",
+    StopResult.NEVER_BEGAN: "cancelled before it began",
     StopResult.HAD_ENDED: "had already ended by itself; the scheduler records this at its next start",
     StopResult.PROCESSES_LEFT: "not ended: some of its processes are still running",
     StopResult.RUNNER_UNLOCKED: (
@@ -68,4 +71,4 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
 
 def stop_result_text(result: StopResult) -> str:
     """Formats the result of ending a job without a scheduler."""
-    return _STOP_TEXTS.get(result, result.value)
+    return _STOP_TEXTS[result]

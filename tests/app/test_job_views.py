@@ -24,7 +24,7 @@ from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.core.scheduling.reconcile import reconcile
+from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.views import job_table
 from gpu_scheduler.views.wait_text import job_reason_text

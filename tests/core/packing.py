@@ -21,7 +21,8 @@ from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup, QueuedJob
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
-from gpu_scheduler.core.scheduling.plan import need_of, plan
+from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.queue_placement import need_of
 from gpu_scheduler.core.scheduling.settings import Settings
 
 MARGIN, IDLE, SPIKE, TOLERANCE = 512, 200, Fraction(1, 10), Fraction(1, 10)

@@ -20,7 +20,8 @@ from gpu_scheduler.core.scheduling.facts import Attempt, Gpu, PendingGroup, Queu
 from gpu_scheduler.core.scheduling.gpu_use import availability, foreign_memory
 from gpu_scheduler.core.scheduling.needs import LlmConfig, Requirement, ResourceSpec
 from gpu_scheduler.core.scheduling.order import order
-from gpu_scheduler.core.scheduling.plan import need_of, plan
+from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.queue_placement import need_of
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.wait_text import wait_text
 from tests.core.gpu_world import gpu, group, round_of, running

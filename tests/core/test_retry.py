@@ -17,7 +17,8 @@ from gpu_scheduler.core.scheduling.actions import FinishAttempt, ReleaseAllocati
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.placement import could_fit
-from gpu_scheduler.core.scheduling.plan import need_of, plan
+from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.queue_placement import need_of
 from gpu_scheduler.core.scheduling.retry import (
     FIRST_WAIT_S,
     MAX_WAIT_S,

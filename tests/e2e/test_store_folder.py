@@ -147,10 +147,10 @@ def test_a_scheduler_starts_nothing_after_its_folder_or_database_is_replaced(
         return
     # The copy in its place has the claim of job 1 without its lock.
     original.start("--jobs-file", "")
-    wait_for(lambda: "is alive but does not hold the claim" in original.output(), "the anomaly")
+    wait_for(lambda: "is alive but has no lock on the claim" in original.output(), "the anomaly")
     job = original.jobs()[1]
     assert job["state"] == "running"
-    assert "is alive but does not hold the claim in" in job["warnings"][0]
+    assert "is alive but has no lock on the claim in" in job["warnings"][0]
     original.end_scheduler()
     done = original.cli("cancel", "1", "--grace", "0")
     assert (done.returncode, done.stdout.split(":")[1]) == (1, " not ended")
@@ -183,7 +183,7 @@ def test_a_job_that_runs_while_its_folder_is_copied_and_removed_is_not_ended(
     moved = beside()
     moved.start()
     assert f"moved here from {tmp_path}/a/{DATA_DIR}, which no longer exists" in moved.output()
-    wait_for(lambda: "is alive but does not hold the claim" in moved.output(), "the anomaly")
+    wait_for(lambda: "is alive but has no lock on the claim" in moved.output(), "the anomaly")
     assert moved.jobs()[1]["state"] == "running"
     (tmp_path / "go").touch()
     # Its result was removed with its folder, so its end is unknown.

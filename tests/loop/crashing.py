@@ -11,7 +11,7 @@ import sqlite3
 import sys
 
 from gpu_scheduler.config import StartOptions
-from gpu_scheduler.core.scheduling import reconcile
+from gpu_scheduler.core.scheduling import reconcile_attempt
 from gpu_scheduler.scheduler.service import run
 
 
@@ -33,7 +33,7 @@ def main(step: str, nth: int, screen: bool, full: bool) -> int:
         launch_deadline_s=0.75, max_launches=12, grace_s=1.0,
     )  # fmt: skip
     # Shorter timeouts than usual, to keep the tests fast.
-    reconcile.RUNNER_OVERTIME_S = 1.0
+    reconcile_attempt.RUNNER_OVERTIME_S = 1.0
     return run(options, failpoint)
 
 

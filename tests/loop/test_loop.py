@@ -15,9 +15,9 @@ from gpu_scheduler.attempts.executor import AttemptRef, LaunchError
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.deadlines import next_deadline
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.runner.folder import START
-from gpu_scheduler.scheduler.loop import next_deadline
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.views.wait_text import wait_text

@@ -51,7 +51,7 @@ def test_stops_a_remote_attempt(tmp_path: Path) -> None:
 
 
 def test_kills_a_remote_attempt_that_does_not_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_scheduler.core.scheduling.reconcile.RUNNER_OVERTIME_S", 0.0)
+    monkeypatch.setattr("gpu_scheduler.core.scheduling.reconcile_attempt.RUNNER_OVERTIME_S", 0.0)
     monkeypatch.setattr("gpu_scheduler.core.scheduling.sweep_timing.SIGNAL_INTERVAL_S", 0.01)
     executor = RemoteExecutor()
     executor.obeys = False

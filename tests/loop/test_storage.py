@@ -363,11 +363,11 @@ def test_logs_when_an_issue_begins_and_ends(home: DataDir, monkeypatch: pytest.M
     assert watch.issue(fresh=True) is None
     assert sorted(messages) == [
         f"log folder {home.folder} can be used again",
-        f"log folder {home.folder} is on a full disk: free space there; until then no new job starts; "
-        "running jobs continue",
+        f"log folder {home.folder} is on a full disk: free space there; until then no new job starts, "
+        "but running jobs continue",
         f"store {home.folder} can be used again",
-        f"store {home.folder} is on a full disk: free space there; until then no new job starts; "
-        "running jobs continue",
+        f"store {home.folder} is on a full disk: free space there; until then no new job starts, "
+        "but running jobs continue",
     ]
 
 

@@ -24,7 +24,7 @@ from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.job_lists import open_jobs
 from gpu_scheduler.store.jobs_files import jobs_files
-from gpu_scheduler.store.ownership_check import Ownership
+from gpu_scheduler.store.ownership_loss import Ownership
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.scheduler_lock import InstanceLock
 from tests.loop.rig import Rig

@@ -7,8 +7,8 @@ runners, the command, `cancel` without a scheduler, and the faults of a scenario
 
 `state` has the fields; `loop`, `runner`, `people` and `faults` have the steps; `invariants` has the
 conditions that must hold; `rules` has a switch for each rule; `scenarios` lists the searches. The scheduler's
-own code, `core.scheduling.reconcile`, decides how an attempt is handled (`decisions`). The model adds its
-environment: files, locks, processes, signals and scans.
+own code, `core.scheduling.reconcile_attempt`, decides how an attempt is handled (`decisions`). The model
+adds its environment: files, locks, processes, signals and scans.
 
 To change the protocol, change the model first: the steps; the rule, with a switch; a control that fails
 without the rule; a new fault, with a scenario. Run all of it. Then change the code. Remove fields and steps

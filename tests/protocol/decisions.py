@@ -1,6 +1,6 @@
 """Asks the scheduler's own code for the decisions of the model.
 
-`core.scheduling.reconcile` and `core.scheduling.restored_attempts` get facts that represent a state;
+`core.scheduling.reconcile_attempt` and `core.scheduling.restored_attempts` get facts that represent a state;
 `runner.termination` decides how a runner handles its signals.
 
 States have no times. For every deadline both cases are tried, passed and not passed, and the model follows
@@ -20,7 +20,7 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.core.scheduling.reconcile import needs_process_scan, reconcile
+from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan, reconcile
 from gpu_scheduler.core.scheduling.release import release_allocation
 from gpu_scheduler.core.scheduling.restored_attempts import detach
 from gpu_scheduler.core.scheduling.settings import Settings

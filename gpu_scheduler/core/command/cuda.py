@@ -67,7 +67,7 @@ def rewrite_command(command: str, ids: str, mode: CudaMode) -> str | None:
 
 @dataclass(frozen=True)
 class ShellWord:
-    """A word of shell text by its position; `plain` is the word without its quotes."""
+    """A word of shell text by its position; `unquoted` is the word without its quotes."""
 
     start: int
     end: int

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.core.scheduling.placement import could_fit
-from gpu_scheduler.core.scheduling.plan import need_of
+from gpu_scheduler.core.scheduling.queue_placement import need_of
 
 
 def is_drained(facts: Facts, specs: Iterable[ResourceSpec], has_pending_retries: bool) -> bool:

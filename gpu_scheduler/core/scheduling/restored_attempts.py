@@ -20,7 +20,7 @@ from gpu_scheduler.core.scheduling.actions import (
     Transition,
 )
 from gpu_scheduler.core.scheduling.facts import Attempt
-from gpu_scheduler.core.scheduling.reconcile import reconcile
+from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
 from gpu_scheduler.core.scheduling.settings import Settings
 
 

@@ -8,7 +8,11 @@ import pytest
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.exit_code import drained_exit_code, job_exit_code, stopped_exit_code
+from gpu_scheduler.core.scheduling.scheduler_exit_code import (
+    drained_exit_code,
+    job_exit_code,
+    stopped_exit_code,
+)
 
 
 def unfinished(state: JobState, wait: WaitKind | None = None) -> int:
