@@ -1,6 +1,6 @@
-"""Defines the options of `start` as values, once, for all other parts.
+"""Defines the options of `start` and their defaults, in one place for the whole program.
 
-`cli/arguments.py` gives each option its name on the command line, its range and its help.
+`cli/arguments.py` defines the command-line name, the range and the help text of each option.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ProbeKind = Literal["auto", "nvml", "gputil", "simulated"]
 
-#: Default file names, those of the older scheduler (docs/migrating.md).
+#: Default file names, which are the same as in the older scheduler (docs/migrating.md).
 STATE_FILE = "gpu_scheduler_state.json"
 JOBS_FILE = "jobs.txt"
 LLM_CONFIG = "llm_config.json"
@@ -24,15 +24,15 @@ LLM_CONFIG = "llm_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions(Settings):
-    """The options of one `start`: intervals in seconds, memory in MiB; see Settings for the options that
-    decisions depend on.
+    """The options of one `start`, with intervals in seconds and memory in MiB.
 
-    poll_s: time between two GPU samples; learn: learn undeclared needs from finished jobs;
-    fresh: delete the history first; restore: rebuild a lost store from its newest backup and the attempt
-    folders; as_copy: continue with a copied store; keep_history: continue with a store of the other kind of
-    GPUs; verbose: log each job's memory as its peak grows; ignore_old_sessions: start beside jobs of the
-    older scheduler; trust_files: use files that others own or that everyone may write; llm_config None: the
-    default file, which may be absent (a named one must exist); jobs_file "": no jobs file.
+    Settings explains the options that decisions depend on. poll_s: time between two GPU samples. learn: learn
+    undeclared needs from finished jobs. fresh: delete the history first. restore: rebuild a lost store from
+    its newest backup and the attempt folders. as_copy: continue with a copied store. keep_history: continue
+    after a change between simulated and real GPUs. verbose: log a job's memory when it reaches a new peak.
+    ignore_old_sessions: start even if jobs of the older scheduler are running. trust_files: use files even if
+    other users own them or everyone may write to them. llm_config: None means the default file, which may be
+    absent; a named file must exist. jobs_file: "" means no jobs file.
     """
 
     state_file: str = STATE_FILE
@@ -62,7 +62,10 @@ class StartOptions(Settings):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> StartOptions:
-        """Builds the options from values by name. None or no value: the default; other names are ignored."""
+        """Builds the options from values by name.
+
+        An option whose value is None or missing gets its default. Names of no option are ignored.
+        """
         names = (field.name for field in fields(cls))
         return cls(**{name: values[name] for name in names if values.get(name) is not None})
 

@@ -1,4 +1,4 @@
-"""The command line. Parsing is separate from running, and each command is imported only when it runs."""
+"""The command line. Parsing is separate from running, and a command's module is imported only to run it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code.
 
-    A user error is printed in one or two lines on stderr; any other exception is a bug and shows a traceback.
+    Prints a user error in one or two lines on stderr. Any other exception is a bug and shows a traceback.
     """
     if argv is None:
         standard_streams.open_standard_streams()
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        standard_streams.discard_output()  # nobody reads our output any more
+        standard_streams.discard_output()  # the reader of our output has gone
         return EXIT_BROKEN_PIPE
     except standard_streams.OutputError as error:
         standard_streams.discard_output()
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _working_folder_exists():
             raise
         return _report_error(
-            SchedulerError("the working directory has been deleted; change to one that exists")
+            SchedulerError("the working directory has been deleted; change to an existing directory")
         )
     except OSError as error:
         from gpu_scheduler.system.shortages import describe_shortage, shortage_of
@@ -66,7 +66,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _escape_unencodable() -> None:
-    """Lets characters that the terminal's encoding lacks be printed as escapes instead of raising."""
+    """Makes characters that the terminal's encoding lacks print as escapes instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

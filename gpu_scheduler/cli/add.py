@@ -14,11 +14,11 @@ _ATTRIBUTE_PREFIX = "attribute_"
 
 
 def add(options: Namespace) -> int:
-    """Checks everything, then appends the line and prints it. Warnings go to stderr."""
+    """Checks all options, then appends the line and prints it. Prints warnings on stderr."""
     location, new = location_of(options), _new_line(options)
     if options.output_file == "-":
         added = app.compose(location, new)
-        print(added.line)  # its secrets are not hidden, so that it is usable
+        print(added.line)  # secrets are not hidden, so that the user can use the line
     else:
         added = app.add(location, new, options.output_file)
         print(added.line)
@@ -31,8 +31,8 @@ def _new_line(options: Namespace) -> NewLine:
     if options.script == "-":
         where = "jobs.txt" if options.output_file == "-" else options.output_file
         raise UsageError(
-            "add does not read a line from the standard input; append it to the jobs file yourself:"
-            f" … >> {where}; nothing was added"
+            "`add` does not read lines from the standard input, so nothing was added; append the line to the"
+            f" jobs file yourself: … >> {where}"
         )
     attributes = {
         name.removeprefix(_ATTRIBUTE_PREFIX): value

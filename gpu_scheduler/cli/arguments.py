@@ -19,18 +19,22 @@ _DAY_S = 86400
 _MAX_FRACTION = 10
 _PRIORITY = values.integer(-(10**9) + 1, 10**9 - 1)
 
-#: Options shared by several commands.
+#: Options that several commands share.
 _SHARED: Mapping[str, Mapping[str, Any]] = {
-    "--jobs-file": {"metavar": "PATH", "help": f'Jobs file; "" for none (default: {config.JOBS_FILE})'},
+    "--jobs-file": {
+        "metavar": "PATH",
+        "help": f'Jobs file; "" means no jobs file (default: {config.JOBS_FILE})',
+    },
     "--llm-config": {
         "metavar": "PATH", "type": path,
-        "help": f"File with the GPU needs of models (default: {config.LLM_CONFIG}, if it exists)",
+        "help": f"File that lists the GPU needs of each model (default: {config.LLM_CONFIG}, if it exists)",
     },
     "--log-dir": {
         "metavar": "DIR", "type": path, "help": "Folder for the job logs (default: /tmp/gpu_scheduler_logs)",
     },
     "--trust-files": {
-        "action": "store_true", "help": "Use files that other users own or that are world-writable",
+        "action": "store_true",
+        "help": "Use files even if other users own them or everyone may write to them",
     },
     "--conda-sh": {
         "metavar": "PATH", "type": path,
@@ -44,9 +48,9 @@ def start(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `start`."""
     _start_jobs(parser.add_argument_group("jobs"))
     _start_gpus(parser.add_argument_group("GPUs"))
-    _start_memory(parser.add_argument_group("memory of jobs"))
+    _start_memory(parser.add_argument_group("job memory"))
     _start_launches(parser.add_argument_group("launches and retries"))
-    _start_scheduler(parser.add_argument_group("the scheduler"))
+    _start_scheduler(parser.add_argument_group("scheduler"))
 
 
 def _start_jobs(group: argparse._ArgumentGroup) -> None:
@@ -54,81 +58,88 @@ def _start_jobs(group: argparse._ArgumentGroup) -> None:
     end = group.add_mutually_exclusive_group()
     _flag(end, "--drain", "Exit when no more jobs can run; the exit code shows whether all jobs completed")
     _flag(end, "--watch",
-          "Keep waiting for new lines; the default, except for `gpu-scheduler FILE`")  # fmt: skip
+          "Keep waiting for new lines in the jobs file (the default, except with"
+          " `gpu-scheduler FILE`)")  # fmt: skip
     _shared(group, "--llm-config")
     history = group.add_mutually_exclusive_group()
-    _flag(history, "--fresh", "Forget all recorded jobs first; on a terminal, asks for confirmation")
+    _flag(history, "--fresh", "Forget all recorded jobs first (after asking for confirmation on a terminal)")
     _flag(history, "--keep-history", "Keep the recorded jobs when switching between simulated and real GPUs")
     _flag(history, "--restore", "Rebuild a lost store from its newest backup and the attempt folders")
-    _flag(group, "--yes", "Skip the confirmation prompt of --fresh")
+    _flag(group, "--yes", "Do not ask for confirmation with --fresh")
 
 
 def _start_gpus(group: argparse._ArgumentGroup) -> None:
-    _gpus(group, "all")
+    _gpus(group, "GPUs to manage", default="all")
     _probe(group)
     _value(group, "--poll", "poll_s", metavar="S", type=values.number(0.1, 3600, minimum=0.1),
            help="Seconds between GPU samples")  # fmt: skip
     _value(group, "--mem-threshold", metavar="X", type=values.number(0, 1),
-           help="Once foreign processes use this fraction of a GPU's memory, it accepts only jobs that"
-           " declare vram= (above 0, at most 1; default: %(default)g)")  # fmt: skip
+           help="Fraction of a GPU's memory (above 0, at most 1). Once foreign processes use that much, the"
+           " GPU accepts only jobs that declare vram= (default: %(default)g)")  # fmt: skip
     _value(group, "--load-threshold", metavar="X", type=values.number(0, 1),
-           help="Once foreign processes cause this fraction of load on a GPU, it accepts no new jobs (above"
-           " 0, at most 1; default: %(default)g)")  # fmt: skip
+           help="Load of a GPU as a fraction (above 0, at most 1). Once foreign processes cause that much,"
+           " the GPU accepts no new jobs (default: %(default)g)")  # fmt: skip
     _value(group, "--idle-threshold", "idle_threshold_mib", metavar="MIB", type=values.mib,
-           help="Memory in MiB that foreign processes (those of no job) may use on a GPU that still counts as"
-           " idle")  # fmt: skip
+           help="Memory in MiB that foreign processes, which belong to no job, may use before a GPU no longer"
+           " counts as idle")  # fmt: skip
     _flag(group, "--exclusive", "Run only one job at a time on each GPU")
     _value(group, "--cuda-ids", choices=("physical", "visible"),
-           help="Whether scripts receive physical GPU ids or indices of the visible GPUs with"
-           " --cuda")  # fmt: skip
+           help="GPU numbers that scripts receive with --cuda: physical ids, or indices of the visible"
+           " GPUs")  # fmt: skip
 
 
 def _start_memory(group: argparse._ArgumentGroup) -> None:
     _value(group, "--margin", "margin_mib", metavar="MIB", type=values.mib,
-           help="Memory to keep free on GPUs whose jobs declare vram=, such as 512 (MiB), 1G or"
-           " 0")  # fmt: skip
+           help="Memory in MiB, or with a unit as in 1G, to keep free on each GPU whose jobs declare"
+           " vram=")  # fmt: skip
     _value(group, "--spike-buffer", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
-           help="Fraction to add to measured memory peaks, because the next sample may show"
-           " more")  # fmt: skip
+           help="Fraction to add to each measured memory peak, because the next sample may be"
+           " higher")  # fmt: skip
     _value(group, "--tolerance", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
-           help="Fraction by which a job's memory may deviate from its declaration without being"
-           " reported")  # fmt: skip
+           help="Fraction by which the memory that a job uses may differ from its declaration before the"
+           " difference is reported")  # fmt: skip
     _flag(group, "--learn",
-          "For jobs that declare nothing, reserve the memory that earlier jobs of the same program and model"
-          " used")  # fmt: skip
-    _flag(group, "-v --verbose", "Log each job's memory whenever its peak grows")
+          "For jobs that declare nothing, reserve the memory that earlier jobs with the same program and"
+          " model used")  # fmt: skip
+    _flag(group, "-v --verbose", "Log a job's memory use whenever it reaches a new peak")
 
 
 def _start_launches(group: argparse._ArgumentGroup) -> None:
     _flag(group, "--screen", "Run each job in its own GNU Screen session")
     _shared(group, "--conda-sh")
     _value(group, "--oom-retries", metavar="N", type=values.integer(0, 1000),
-           help="Retries of a job that ran out of CUDA memory, each with more memory")  # fmt: skip
+           help="Number of times to retry a job that ran out of CUDA memory, each time with more"
+           " memory")  # fmt: skip
     _value(group, "--fail-retries", metavar="N", type=values.integer(0, 1000),
-           help="Retries of a job after any failure")  # fmt: skip
+           help="Number of times to retry a job after any failure")  # fmt: skip
     _value(group, "--max-assign-attempts", metavar="N", type=values.integer(1, 1000),
-           help="Maximum number of attempts to launch a job")  # fmt: skip
+           help="Maximum number of times to try to launch a job")  # fmt: skip
     _value(group, "--assign-retry-wait", "assign_retry_wait_s", metavar="S",
            type=values.number(0, 3600, minimum=0),
-           help="Seconds to wait before repeating a failed launch")  # fmt: skip
+           help="Seconds to wait after a failed launch; the wait doubles after each further"
+           " failure")  # fmt: skip
 
 
 def _start_scheduler(group: argparse._ArgumentGroup) -> None:
     interval = values.number(0, _DAY_S)
     _value(group, "--monitor-interval", "monitor_interval_s", metavar="S", type=interval,
-           help="Maximum seconds until a change to the jobs file is noticed")  # fmt: skip
+           help="Maximum number of seconds until the scheduler notices a change to the jobs"
+           " file")  # fmt: skip
     _value(group, "--state-interval", "state_interval_s", metavar="S", type=interval,
-           help="Maximum seconds until an edit to the state file is noticed")  # fmt: skip
+           help="Maximum number of seconds until the scheduler notices an edit to the state"
+           " file")  # fmt: skip
     _shared(group, "--log-dir")
-    _flag(group, "--daemon", "Continue in the background once the scheduler is up; prints its pid and log")
+    _flag(group, "--daemon", "Run in the background; print the scheduler's pid and log file once it is up")
     _flag(
         group,
         "--ignore-old-sessions",
-        "Start even if jobs of the older scheduler are still running in Screen",
+        "Start even if jobs of the older scheduler are still running in Screen sessions",
     )
-    _flag(group, "--take-over", "Continue with the store of another host that no longer uses it")
+    _flag(group, "--take-over", "Use a store that belonged to another host, which must no longer use it")
     _flag(
-        group, "--as-copy", "Continue with a copied store; jobs still running in the original are held here"
+        group,
+        "--as-copy",
+        "Use a copy of another store; jobs that are still running under the original are held in the copy",
     )
     _shared(group, "--trust-files")
 
@@ -145,7 +156,10 @@ def _flag(parser: _ArgumentContainer, names: str, text: str) -> None:
 def _value(
     parser: _ArgumentContainer, flag: str, dest: str | None = None, *, help: str, **given: Any
 ) -> None:
-    """Declares an option with the default of its StartOptions field. dest: the field, if named otherwise."""
+    """Declares an option whose default is that of its StartOptions field.
+
+    dest: the name of the field, if it differs from the option's name.
+    """
     dest = dest or flag.removeprefix("--").replace("-", "_")
     default = getattr(_DEFAULTS, dest)
     if "%(default)" not in help:
@@ -153,26 +167,31 @@ def _value(
     parser.add_argument(flag, dest=dest, default=default, help=help, **given)
 
 
-def _gpus(parser: _ArgumentContainer, default: str) -> None:
+def _gpus(parser: _ArgumentContainer, purpose: str, *, default: str) -> None:
     parser.add_argument("--gpus", metavar="N|LIST", type=values.gpu_choice,
-                        help="GPUs to manage: a count such as 4, or a list such as 0,2,3 (`3,` for GPU 3"
+                        help=f"{purpose}: a count such as 4, or a list such as 0,2,3 (write `3,` for GPU 3"
                         f" alone; default: {default})")  # fmt: skip
 
 
 def _probe(parser: _ArgumentContainer) -> None:
     _value(parser, "--gpu-probe", choices=get_args(config.ProbeKind),
-           help="How to query the GPUs (default: %(default)s, which tries NVML, then GPUtil)")  # fmt: skip
+           help="How to query the GPUs (default: %(default)s, which tries NVML and then"
+           " GPUtil)")  # fmt: skip
     simulated = parser.add_mutually_exclusive_group().add_argument
     simulated("--simulate", metavar="N",
-              help="Simulate GPUs, such as 4 (24 GiB each), 4:80G or 2:24G,2:80G")  # fmt: skip
+              help="Simulate GPUs: 4 means four GPUs of 24 GiB, 4:80G four of 80 GiB, and 2:24G,2:80G two of"
+              " each size")  # fmt: skip
     simulated("--sim", metavar="N", dest="simulate", help="Same as --simulate")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declares the fields of a CSV line and the attributes. A command follows `--`."""
+    """Declares the options of `add`, which are the fields of a CSV line and the attributes.
+
+    A command after `--` is not parsed here.
+    """
     option = parser.add_argument
     option("script", metavar="SCRIPT | -- COMMAND", nargs="?",
-           help="Python script (its path is made absolute), or any command after `--`")  # fmt: skip
+           help="Python script (`add` makes its path absolute), or any command after `--`")  # fmt: skip
     option(
         "--conda", metavar="ENV", help="Conda environment (default: base for a script, none for a command)"
     )
@@ -181,20 +200,20 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar='"…"',
         default="",
         type=lambda text: text.removeprefix(" "),
-        help='Arguments of the script, such as "--epochs 3"',
+        help='Arguments for the script, such as "--epochs 3"',
     )
     option("--priority", metavar="N", type=_PRIORITY, default=0,
-           help="Priority; lower numbers run first (default: 0)")  # fmt: skip
+           help="Priority of the job; lower numbers run first (default: 0)")  # fmt: skip
     option("--gpus", metavar="LIST", default="",
            help="GPUs that the job may use, such as 0,2 or 0-3 (default: any)")  # fmt: skip
     option("--output-file", metavar="PATH", default=config.JOBS_FILE, type=path,
-           help=f"Jobs file to append to, or - to print the line only"
+           help=f"Jobs file to append the line to, or - to only print the line"
            f" (default: {config.JOBS_FILE})")  # fmt: skip
     _attributes(parser.add_argument_group("attributes"))
 
 
 def _attributes(group: argparse._ArgumentGroup) -> None:
-    """Declares an option for each attribute, except `cancel` and those that `add` declares."""
+    """Declares an option for each attribute, except for `cancel` and the attributes that are CSV fields."""
     from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP, SYNONYMS
 
     for key, (form, does) in ATTRIBUTE_HELP.items():
@@ -211,12 +230,12 @@ def _attributes(group: argparse._ArgumentGroup) -> None:
 
 
 def lint(parser: argparse.ArgumentParser) -> None:
-    """Declares the jobs file and the options that affect how its lines are judged."""
+    """Declares the arguments of `lint`: the jobs file and the options that affect how lines are checked."""
     parser.add_argument("file", metavar="FILE", nargs="?", default=config.JOBS_FILE, type=path,
                         help=f"Jobs file, or - for standard input"
                         f" (default: {config.JOBS_FILE})")  # fmt: skip
     _shared(parser, "--llm-config")
-    _gpus(parser, "those that the scheduler manages")
+    _gpus(parser, "GPUs to check the lines against", default="the GPUs that the scheduler manages")
     _shared(parser, "--conda-sh", "--json")
 
 
@@ -233,9 +252,9 @@ def status(parser: argparse.ArgumentParser) -> None:
 
 
 def gpus(parser: argparse.ArgumentParser) -> None:
-    """Declares one or more GPUs."""
+    """Declares the argument for one or more GPUs."""
     parser.add_argument("ids", metavar="ID", nargs="+", type=values.gpu_ids,
-                        help="GPU ids such as 0, 0,2 or 0-3, or `all`")  # fmt: skip
+                        help="`all`, or GPU ids such as `0`, `0,2` or `0-3`")  # fmt: skip
 
 
 def screens(parser: argparse.ArgumentParser) -> None:
@@ -244,50 +263,51 @@ def screens(parser: argparse.ArgumentParser) -> None:
 
 
 def one_job(parser: argparse.ArgumentParser) -> None:
-    """Declares one job."""
+    """Declares the argument for one job."""
     parser.add_argument("job", metavar="JOB", type=values.single_job,
-                        help="Job number, as `status` shows it, or job name")  # fmt: skip
+                        help="Number of the job, as shown by `status`, or its name")  # fmt: skip
 
 
 def show(parser: argparse.ArgumentParser) -> None:
-    """Declares the job and the options of `show`."""
+    """Declares the job argument and the options of `show`."""
     one_job(parser)
     _shared(parser, "--json")
 
 
 def why(parser: argparse.ArgumentParser) -> None:
-    """Declares the job and the options of `why`."""
+    """Declares the job argument and the options of `why`."""
     show(parser)
-    _flag(parser, "-v --verbose", "Show all checks, even for a job that failed")
+    _flag(parser, "-v --verbose", "Show all checks even if the job has failed")
 
 
 def _job_list(parser: argparse.ArgumentParser, nargs: str) -> None:
     parser.add_argument("jobs", metavar="JOB", nargs=nargs, type=values.job_ref,
-                        help="Job numbers such as 3 or 5-9, or job names")  # fmt: skip
+                        help="Job number such as 3, range of numbers such as 5-9, or job name")  # fmt: skip
 
 
 def jobs(parser: argparse.ArgumentParser) -> None:
-    """Declares one or more jobs."""
+    """Declares the argument for one or more jobs."""
     _job_list(parser, "+")
 
 
 def retry(parser: argparse.ArgumentParser) -> None:
-    """Declares the jobs of `retry`, or --failed."""
+    """Declares the arguments of `retry`: jobs, or --failed."""
     _job_list(parser, "*")
     _flag(parser, "--failed", "Retry every job that failed")
 
 
 def logs(parser: argparse.ArgumentParser) -> None:
-    """Declares the job and the options of `logs`."""
+    """Declares the job argument and the options of `logs`."""
     one_job(parser)
     _flag(parser, "-f --follow", "Keep printing new output until the job has ended")
     parser.add_argument("-n", "--lines", metavar="LINES", type=values.integer(0, 10**9 - 1),
                         help="Print only the last LINES lines (default: all)")  # fmt: skip
     parser.add_argument("--attempt", metavar="K", type=values.integer(1, 10**9 - 1),
-                        help="Number of the attempt, counted from 1 (default: the latest)")  # fmt: skip
+                        help="Number of the attempt to print, counted from 1 (default: the latest"
+                        " attempt)")  # fmt: skip
     _flag(parser, "--raw",
-          "Print every byte as the job wrote it (default: only text, colours and progress bars; in a pipe,"
-          " only the last frame of each bar)")  # fmt: skip
+          "Print every byte as the job wrote it. Without --raw, only text, colours and progress bars are"
+          " printed and, in a pipe, only the last frame of each bar")  # fmt: skip
 
 
 def events(parser: argparse.ArgumentParser) -> None:
@@ -304,38 +324,40 @@ def _grace(parser: argparse.ArgumentParser) -> None:
 
 
 def cancel(parser: argparse.ArgumentParser) -> None:
-    """Declares the jobs of `cancel`, or --all."""
+    """Declares the arguments of `cancel`: jobs or --all, and --grace."""
     _job_list(parser, "*")
     _flag(parser, "--all", "Cancel every job that has not finished")
     _grace(parser)
 
 
 def priority(parser: argparse.ArgumentParser) -> None:
-    """Declares one or more jobs and their new priority."""
+    """Declares the arguments for one or more jobs and for their new priority."""
     jobs(parser)
-    parser.add_argument("number", metavar="N", type=_PRIORITY, help="New priority; lower numbers run first")
+    parser.add_argument(
+        "number", metavar="N", type=_PRIORITY, help="New priority of the jobs; lower numbers run first"
+    )
 
 
 def calibrate(parser: argparse.ArgumentParser) -> None:
-    """Declares the file that `calibrate` compares, and --write."""
+    """Declares the options of `calibrate`."""
     parser.add_argument("--llm-config", metavar="PATH", type=path,
-                        help="File with the GPU needs of models (default: the one that the scheduler"
-                        " uses)")  # fmt: skip
-    _flag(parser, "--write", "Write the suggested entries to that file, keeping a backup")
+                        help="File that lists the GPU needs of each model (default: the file that the"
+                        " scheduler uses)")  # fmt: skip
+    _flag(parser, "--write", "Write the suggested entries to the file and keep a backup of the old file")
     _shared(parser, "--json")
 
 
 def doctor(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of `start` that `doctor` checks."""
+    """Declares the options of `doctor`, which checks the machine for a `start` with the same options."""
     _shared(parser, "--jobs-file", "--llm-config", "--log-dir")
     _probe(parser)
     _shared(parser, "--conda-sh", "--trust-files", "--json")
 
 
 def completion(parser: argparse.ArgumentParser) -> None:
-    """Declares the shell of `completion`."""
+    """Declares the shell argument of `completion`."""
     parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"),
-                        help="Shell to print the script for: bash, zsh or fish")  # fmt: skip
+                        help="Shell that will use the script: bash, zsh or fish")  # fmt: skip
 
 
 def stop(parser: argparse.ArgumentParser) -> None:

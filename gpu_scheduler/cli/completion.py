@@ -1,6 +1,6 @@
-"""`completion`: prints a script that lets a shell complete commands, options, choices, files and folders.
+"""`completion`: prints a script with which a shell completes commands, options, choices, files and folders.
 
-The script is generated from the parser of the command line, so the two always agree.
+The script is generated from the command-line parser, so it always matches the accepted arguments.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from gpu_scheduler.cli.parser import build_parser
 from gpu_scheduler.cli.program import PROGRAM
 from gpu_scheduler.errors import SchedulerError
 
-#: The program in a clone; it is completed too if it is called directly (./scheduler.py).
+#: The program in a clone. Its arguments are completed too if it is called directly (./scheduler.py).
 _CLONE_PROGRAM = "scheduler.py"
-#: Metavars that are completed as files, and as folders. The special values - and "" must be typed.
+#: Metavars of arguments that are completed with file names, and with folder names. The user must type the
+#: special values - and "".
 _FILE_METAVARS = ("PATH", "FILE", "SCRIPT")
 _FOLDER_METAVARS = ("DIR",)
 
@@ -30,13 +31,17 @@ def completion(options: Namespace) -> int:
 
 
 def completion_script(shell: str) -> str:
-    """Returns the script for bash, zsh or fish. Raises SchedulerError if no package can generate it."""
+    """Returns the script for bash, zsh or fish. Raises SchedulerError if shtab cannot generate it."""
     try:
         import shtab
     except ImportError:
-        raise SchedulerError("the package shtab is missing: make install, or pip install shtab") from None
+        raise SchedulerError(
+            "the package shtab is missing; run `make install` or `pip install shtab`"
+        ) from None
     if shell not in shtab.SUPPORTED_SHELLS:
-        raise SchedulerError(f"shtab {shtab.__version__} does not support {shell}: pip install -U shtab")
+        raise SchedulerError(
+            f"shtab {shtab.__version__} does not support {shell}; run `pip install -U shtab`"
+        )
     whole = build_parser()
     for action in _actions(whole):
         if action.metavar in _FILE_METAVARS:
@@ -49,7 +54,7 @@ def completion_script(shell: str) -> str:
 def _add_clone_program(shell: str, text: str) -> str:
     if shell == "fish":
         return f"{text}complete -c {_CLONE_PROGRAM} --wraps {PROGRAM}\n"
-    # These lines bind the completion function to the program's name, which is their last word.
+    # Each matched line binds the completion function to the program's name, which is its last word.
     bound = r"^(complete -o .*|#compdef|  compdef .*) " + PROGRAM + "$"
     return re.sub(bound, rf"\1 {PROGRAM} {_CLONE_PROGRAM}", text, flags=re.MULTILINE)
 

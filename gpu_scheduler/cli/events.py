@@ -18,7 +18,7 @@ _POLL_INTERVAL_S = 0.2
 
 
 def events(options: Namespace) -> int:
-    """Prints the events, oldest first; with --follow also new ones."""
+    """Prints the events, oldest first; with --follow, continues with new events until interrupted."""
     with open_events(location_of(options), options.lines) as reader:
         format_event: Callable[[Event], str] = (
             to_json if options.jsonl else lambda event: dated_line(event, reader.tolerance)
@@ -36,7 +36,7 @@ def _print_new(reader: EventReader, format_event: Callable[[Event], str]) -> Non
 
 
 def _wait_for_next_poll() -> None:
-    """Waits until the next poll. Raises BrokenPipeError once nobody reads the output any more."""
+    """Waits until the next poll. Raises BrokenPipeError if the reader of the output has gone."""
     try:
         fd = sys.stdout.fileno()
     except io.UnsupportedOperation:

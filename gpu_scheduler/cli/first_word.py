@@ -6,11 +6,11 @@ import os
 import shlex
 from collections.abc import Collection, Sequence
 
-#: Options accepted before the command: those with a value, and those without.
+#: Options accepted before the command: options with a value, and flags without one.
 _OPTIONS_WITH_VALUE = ("--state-file", "--data-dir")
 _FLAGS = ("-h", "--help", "--version")
 _JOBS_PLACEHOLDER, _JOB_SET_OPTIONS = "JOB…", ("--all", "--failed")
-#: Command names of other programs and the equivalent command of this one.
+#: Command names of other programs, with the equivalent command of this program.
 _SYNONYMS = {
     **dict.fromkeys(("list", "ls", "ps", "queue", "squeue", "jobs"), "status"),
     **dict.fromkeys(("top", "watch"), "status --watch"),
@@ -20,9 +20,10 @@ _SYNONYMS = {
 
 
 def jobs_file_index(words: Sequence[str], commands: Collection[str]) -> int | None:
-    """Returns the index of the jobs file given instead of a command; None if there is a command, or nothing.
+    """Returns the index of the jobs file if one is given in place of a command, otherwise None.
 
-    Raises ValueError for a word that is neither, and for an option before the command that belongs after it.
+    Raises ValueError if the first word is neither a command nor a file, and for an option before the command
+    that belongs after it.
     """
     rest = iter(enumerate(words))
     for index, word in rest:
@@ -41,9 +42,9 @@ def jobs_file_index(words: Sequence[str], commands: Collection[str]) -> int | No
 
 
 def _suggested_command(command: str, behind: Sequence[str]) -> str:
-    """Returns the command to suggest for a word of another program.
+    """Returns the command to suggest to a user who typed the command of another program.
 
-    behind: the words after it; names of jobs among them are kept, options of the other program are not.
+    behind: the words after it; the suggestion keeps names of jobs and drops options of the other program.
     """
     if not command.endswith(_JOBS_PLACEHOLDER):
         return command

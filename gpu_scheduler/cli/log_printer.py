@@ -1,4 +1,4 @@
-"""Prints a log: its last lines, then appended output, either raw or made safe for a terminal."""
+"""Prints the last lines of a log and then its new output, either raw or made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _CHUNK = 1 << 16
 
 
 class LogFilter:
-    """A filter that keeps text, colours and progress bars of a log and makes other control codes safe.
+    """A filter that keeps the text, colours and progress bars of a log and makes other control codes safe.
 
-    draws: draw bars as the job draws them, for a terminal; otherwise print only the last frame of each bar
-    on a line. Bars that move the cursor up, such as nested bars, are never drawn, because the cursor must not
-    be moved. every_s: seconds between two lines about one bar; None prints only the last one.
+    draw_bars: whether to redraw bars in place as the job does, which needs a terminal; otherwise only the
+    last frame of each bar is printed, on a line of its own. Bars that move the cursor up, such as nested
+    bars, are never redrawn, because the cursor must stay on its line. bar_interval_s: seconds between two
+    printed frames of one bar; None prints only the last frame.
     """
 
     def __init__(self, *, draw_bars: bool, bar_interval_s: float | None = None) -> None:
@@ -28,7 +29,7 @@ class LogFilter:
         self._sanitizer = Sanitizer()
 
     def feed(self, data: bytes) -> bytes:
-        """Returns the text to print for the next bytes; empty bytes mean that no output came for a moment."""
+        """Returns the text to print for the next bytes. Empty bytes mean that no output came for a while."""
         if self._frames is None and CURSOR_UP.search(data):
             self._frames = FrameFilter(self._bar_interval_s)
         if self._frames is not None:
@@ -43,9 +44,9 @@ class LogFilter:
 
 
 class LogPrinter:
-    """A log that is being printed. Raises SchedulerError if it cannot be read.
+    """A printer for one log. Raises SchedulerError if the log cannot be read.
 
-    shown: the filter; None prints every byte.
+    log_filter: None prints every byte.
     """
 
     def __init__(self, path: str, log_filter: LogFilter | None = None) -> None:
@@ -65,11 +66,11 @@ class LogPrinter:
             sys.stdout.buffer.flush()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the log."""
         self._file.close()
 
     def print_last(self, lines: int | None) -> None:
-        """Prints the last `lines` lines; all of them for None."""
+        """Prints the last `lines` lines, or all lines if `lines` is None."""
         self._file.seek(0 if lines is None else self._offset_of_last(lines))
         self.print_new()
 
@@ -89,7 +90,7 @@ class LogPrinter:
         sys.stdout.buffer.write(data if self._log_filter is None else self._log_filter.feed(data))
 
     def _offset_of_last(self, lines: int) -> int:
-        """Returns the offset at which the last lines begin; a last line without newline counts."""
+        """Returns the offset at which the last `lines` lines begin. A last line without a newline counts."""
         end = at = self._file.seek(0, os.SEEK_END)
         if lines == 0:
             return end

@@ -1,4 +1,4 @@
-"""`attach` and `logs`: show the terminal of a running job, and the log of any job."""
+"""`attach` shows the terminal of a running job, and `logs` prints the log of any job."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PROGRESS_INTERVAL_S = 1.0
 
 
 def attach(options: Namespace) -> int:
-    """Replaces this process by `screen -x` on the session of a running job."""
+    """Replaces this process with `screen -x`, which opens the session of a running job."""
     target = attach_target(location_of(options), options.job)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise SchedulerError(f"attach needs a terminal; without one, use `logs {target.job_id} -f`")
+        raise SchedulerError(f"`attach` needs a terminal; without a terminal, use `logs {target.job_id} -f`")
     if os.environ.get("STY"):
         _print_detach_keys(os.environ["STY"])
     sys.stdout.flush()
@@ -31,20 +31,20 @@ def attach(options: Namespace) -> int:
 
 
 def _print_detach_keys(outer: str) -> None:
-    """Prints which keys detach which of two nested Screens, and waits for Enter.
+    """Prints the keys that detach each of two nested Screen sessions, and waits for Enter.
 
-    It waits because the job's session will fill the terminal.
+    It waits because the job's session then fills the terminal.
     """
     print(f"This terminal is already in a Screen session: {safe_text(outer)}")
-    print("With Screen's default keys, Ctrl-A a d detaches the job's session, Ctrl-A d detaches yours.")
+    print("With Screen's default keys, Ctrl-A a d detaches the job's session and Ctrl-A d detaches yours.")
     print("Press Enter to open the job's session. ", end="", flush=True)
     sys.stdin.readline()
 
 
 def logs(options: Namespace) -> int:
-    """Prints the log of an attempt, by default the latest.
+    """Prints the log of an attempt, by default that of the job's latest attempt.
 
-    With --follow it continues until the job, or the named attempt, has ended and everything is printed.
+    With --follow, it continues until the job, or the attempt given by --attempt, has ended.
     """
     with open_log(location_of(options), options.job, options.attempt) as log:
         printer = _open_printer(log, _log_filter(options))
@@ -57,7 +57,7 @@ def logs(options: Namespace) -> int:
 
 
 def _log_filter(options: Namespace) -> LogFilter | None:
-    """Returns the filter for the log's text; None to print every byte."""
+    """Returns the filter for the log; None if every byte is to be printed."""
     if options.raw:
         return None
     return LogFilter(
@@ -76,7 +76,7 @@ def _open_printer(log: JobLog, log_filter: LogFilter | None) -> LogPrinter:
 
 def _follow(log: JobLog, printer: LogPrinter) -> None:
     while True:
-        # Ask before reading the file, so that output written before the end is printed.
+        # Ask for the progress before reading the log, so that all output from before the end is printed.
         progress = log.advance()
         printer.print_new()
         if progress is LogProgress.ENDED:

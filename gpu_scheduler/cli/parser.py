@@ -1,7 +1,7 @@
 """Parses the command line into option values.
 
-Nothing is executed or opened here; the disk is accessed only to check whether a first word that is not a
-command names a file. The packages that colour the help are imported only when help is printed.
+Nothing is executed or opened here. The disk is accessed only if the first word is not a command, to check
+whether it names a file. The packages that colour the help are imported only when help is printed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from gpu_scheduler.errors import UsageError
 
 
 class Command(NamedTuple):
-    """A command. module: the module of `cli` that runs it, in a function of its name; declare: declares its
-    arguments."""
+    """A command of the command line.
+
+    module: the module of `cli` whose function with the command's name runs it; declare: declares the
+    command's arguments.
+    """
 
     module: str
     declare: Callable[[argparse.ArgumentParser], None]
@@ -34,13 +37,13 @@ class Command(NamedTuple):
 GROUPS: Mapping[str, Mapping[str, Command]] = {
     "run the scheduler": {
         "start": Command("start", arguments.start, "start --screen --jobs-file jobs.txt",
-            "Run the scheduler until it is stopped; with --drain, until no more jobs can run"),
+            "Run the scheduler until it is stopped or, with --drain, until no more jobs can run"),
         "stop": Command("request_commands", arguments.stop, "stop",
             "Stop the scheduler; running jobs continue"),
     },
     "inspect jobs and GPUs": {
         "status": Command("status", arguments.status, "status --json",
-            "Show GPUs, jobs and malformed lines; works without a running scheduler"),
+            "Show GPUs, jobs and malformed lines, even without a running scheduler"),
         "show": Command("report_commands", arguments.show, "show 3",
             "Show everything about one job: its line, attempts and history"),
         "why": Command("report_commands", arguments.why, "why 3",
@@ -50,17 +53,18 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "attach": Command("logs", arguments.one_job, "attach 3",
             "Open the Screen session of a running job (Ctrl-A d detaches)"),
         "screens": Command("report_commands", arguments.screens, "screens",
-            "List the Screen sessions of running jobs and how to open each"),
+            "List the Screen sessions of running jobs with the commands that open them"),
         "events": Command("events", arguments.events, "events -f",
-            "Print events, one per line; works without a running scheduler"),
+            "Print events, one per line, even without a running scheduler"),
     },
     "manage jobs": {
         "add": Command("add", arguments.add, "add --vram 18G --name bert -- python train.py --epochs 3",
-            "Append one job (a script, or a command after `--`) to the jobs file, and print the line"),
+            "Append one job, given as a script or as a command after `--`, to the jobs file and print its"
+            " line"),
         "lint": Command("report_commands", arguments.lint, "lint jobs.txt",
-            "Show what each line of a jobs file will do; queues nothing"),
+            "Show what each line of a jobs file would do, without queueing any job"),
         "cancel": Command("request_commands", arguments.cancel, "cancel 3 4 --grace 30",
-            "Cancel queued or running jobs; works without a running scheduler"),
+            "Cancel queued or running jobs, even without a running scheduler"),
         "retry": Command("request_commands", arguments.retry, "retry --failed",
             "Queue finished or held jobs again"),
         "hold": Command("request_commands", arguments.jobs, "hold 3",
@@ -76,20 +80,19 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "resume": Command("request_commands", arguments.gpus, "resume 0 2",
             "Let paused GPUs accept new jobs again"),
     },
-    "maintain": {
+    "check and configure": {
         "doctor": Command("report_commands", arguments.doctor, "doctor",
-            "Check this machine for problems; changes nothing"),
+            "Check this machine for problems without changing anything"),
         "calibrate": Command("report_commands", arguments.calibrate, "calibrate --write",
-            "Compare memory use with declarations and suggest llm_config.json entries; only --write changes"
-            " a file"),
+            "Compare the memory that jobs used with their declarations, and suggest llm_config.json entries"),
         "completion": Command("completion", arguments.completion, "completion bash",
-            "Print a shell completion script"),
+            "Print a script that enables completion in a shell"),
     },
 }  # fmt: skip
 #: All commands by name.
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
-#: Maximum number of options that an error lists if none resembles the given one.
+#: Maximum number of options that an error lists if no option resembles the given one.
 _MAX_SUGGESTIONS = 5
 
 
@@ -98,7 +101,7 @@ def _capitalized(group: str) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser that raises UsageError and loads the help formatter only when help is printed."""
+    """An argument parser that raises UsageError, and loads the help formatter only when it prints help."""
 
     def error(self, message: str) -> NoReturn:
         prog = self.prog.replace(PROGRAM, invocation(), 1)
@@ -108,7 +111,7 @@ class _Parser(argparse.ArgumentParser):
         from rich_argparse import RawDescriptionRichHelpFormatter
 
         class Formatter(RawDescriptionRichHelpFormatter):
-            # Square brackets in the help texts are job attributes, not markup.
+            # Square brackets in the help texts enclose job attributes and are not markup.
             text_markup = False
             help_markup = False
             group_name_formatter = staticmethod(_capitalized)  # type: ignore[assignment]
@@ -118,10 +121,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Returns the options of the command; `command` is its name.
+    """Returns the parsed options; the option `command` is the name of the command.
 
-    Raises UsageError for bad arguments, naming the option, its value and the accepted values. Raises
-    SystemExit(0) after --help or --version has printed.
+    Raises UsageError for a bad argument; the message shows the option, its value and the accepted values.
+    Raises SystemExit(0) after printing the text for --help or --version.
     """
     try:
         at = jobs_file_index(argv, COMMANDS)
@@ -137,7 +140,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _split_at_command(words: list[str]) -> tuple[list[str], list[str] | None]:
-    """Returns the words before the `--` of `add` and those after it (None without a `--`)."""
+    """Returns the words before the `--` of `add` and the words after it (None if there is no `--`)."""
     if "--" not in words or "add" not in words[: words.index("--")]:
         return words, None
     at = words.index("--")
@@ -151,17 +154,17 @@ def _check_add(options: argparse.Namespace, command: list[str] | None) -> None:
         parser.error("give a SCRIPT, or a command after `--`, as in `add -- python train.py --epochs 3`")
     if command is not None and options.script is not None:
         parser.error(
-            f"got both a script, {options.script}, and a command after `--`; pass arguments of a script with"
+            f"got both a script, {options.script}, and a command after `--`; pass the script's arguments with"
             f" --args {_quoted_value(command)}, or put the whole command after `--`"
         )
     if command is not None and not command:
         parser.error("there is no command after `--`")
     if command is not None and options.args:
-        parser.error("--args is only for a script; put the arguments of a command after `--`")
+        parser.error("--args works only with a script; put the arguments of a command after `--`")
 
 
 def _quoted_value(words: Sequence[str]) -> str:
-    """Returns the words quoted as the value of one option, ready to type into a shell."""
+    """Returns the words as one option value, quoted so that it can be typed into a shell."""
     import shlex
 
     text = shlex.join(words)
@@ -169,7 +172,10 @@ def _quoted_value(words: Sequence[str]) -> str:
 
 
 def _start_with_jobs_file(jobs_file: str, words: Sequence[str]) -> argparse.Namespace:
-    """Parses `gpu-scheduler FILE …`; words: the arguments of the equivalent `start`, without the file."""
+    """Parses `gpu-scheduler FILE …`.
+
+    words: the arguments of the equivalent `start` command, without the file.
+    """
     parser = build_parser(words)
     options = _parse_known(parser, words, jobs_file)
     if options.jobs_file is not None:
@@ -182,9 +188,9 @@ def _start_with_jobs_file(jobs_file: str, words: Sequence[str]) -> argparse.Name
 def _parse_known(
     parser: argparse.ArgumentParser, words: Sequence[str], jobs_file: str | None = None
 ) -> argparse.Namespace:
-    """Parses the words, with a suggestion in the error for unknown ones.
+    """Parses the words. Raises UsageError for unknown arguments, with a suggestion.
 
-    jobs_file: the one that was given instead of a command.
+    jobs_file: the jobs file, if it was given in place of a command.
     """
     listed = _separated_gpu_list(words)
     if listed is not None:
@@ -202,7 +208,7 @@ def _parse_known(
 
 
 def _separated_gpu_list(words: Sequence[str]) -> str | None:
-    """Returns the GPUs of `--gpus 0 1 2` as one list, None if the option has a single value."""
+    """Returns the GPUs of `--gpus 0 1 2` as one list (0,1,2); None if the option has a single value."""
     if "--gpus" not in words:
         return None
     behind = words[words.index("--gpus") + 1 :]
@@ -211,7 +217,7 @@ def _separated_gpu_list(words: Sequence[str]) -> str | None:
 
 
 def _suggest_for_add(words: Sequence[str], script: str | None, rest: Sequence[str]) -> str:
-    """Suggests where words unknown to `add` belong: to the script's arguments or after `--`."""
+    """Suggests where to put words that `add` does not accept: into --args or after `--`."""
     example = 'as in `add train.py --args "--lr 3"`'
     if script is not None and words.index(script) < words.index(rest[0]):
         if not script.endswith(".py"):
@@ -232,10 +238,10 @@ def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
     """Suggests a correction for an argument that the command does not accept."""
     if not word.startswith("-"):
         if jobs_file is not None:
-            return f" (the jobs file is {jobs_file}; a scheduler accepts only one)"
+            return f" (the jobs file is {jobs_file}; a scheduler accepts only one jobs file)"
         if command == "start":
             return f" (use `--jobs-file {word}` to name a jobs file)"
-        return " (quote a name or value that contains a space)"
+        return " (put quotes around a name or value that contains a space)"
     from difflib import get_close_matches
 
     taken = _Parser(add_help=False)
@@ -255,7 +261,7 @@ def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
 def _join_args_option(argv: Sequence[str]) -> list[str]:
     """Rewrites `--args WORD` and `--args=WORD` as `--args= WORD`.
 
-    argparse would otherwise take a WORD that begins with - for an option, and would drop a `--`.
+    Otherwise argparse would mistake a WORD that begins with - for an option, and would drop a `--`.
     """
     words: list[str] = []
     rest = iter(argv)
@@ -272,7 +278,8 @@ def _join_args_option(argv: Sequence[str]) -> list[str]:
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """Returns the parser for the whole command line.
 
-    words: arguments are declared only for the commands among these, which saves time.
+    words: the command line; to save time, arguments are declared only for the commands in it. None: arguments
+    are declared for all commands.
     """
     parser = _Parser(
         prog=PROGRAM,
@@ -280,8 +287,8 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         allow_abbrev=False,
         description="Runs each line of jobs.txt once, on a GPU with room for it.",
         epilog=f"Example: {PROGRAM} start --screen\n"
-        f"`{PROGRAM} FILE` is short for `start --jobs-file FILE --drain`; with --watch it keeps waiting for"
-        f" new lines.\n"
+        f"`{PROGRAM} FILE` is short for `start --jobs-file FILE --drain`.\n"
+        f"`{PROGRAM} FILE --watch` keeps waiting for new lines in FILE.\n"
         f"`{PROGRAM} COMMAND --help` describes the options of a command.",
     )
     _help(parser)
@@ -289,12 +296,12 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
         "--version", action="version", version=f"{PROGRAM} {__version__}", help="Print the version and exit"
     )
     _add_location_options(parser, config.STATE_FILE, None)
-    # With prog given, argparse does not format a usage line, which would load the help formatter.
+    # Because prog is given, argparse does not format a usage line, which would load the help formatter.
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=PROGRAM)
     for name, described in COMMANDS.items():
         command = _add_command(commands, name, described.summary, described.example)
         if words is None or name in words:
-            # SUPPRESS: a default here would overwrite what was given before the command's name.
+            # SUPPRESS, because a default would overwrite a value that was given before the command's name.
             _add_location_options(command, argparse.SUPPRESS, argparse.SUPPRESS)
             described.declare(command)
     _group_commands(parser, commands)
@@ -320,7 +327,7 @@ def _help(parser: argparse.ArgumentParser) -> None:
 
 
 def _group_commands(parser: argparse.ArgumentParser, commands: Any) -> None:
-    """Lists the commands in the help by purpose instead of in one column. Parsing is not affected."""
+    """Groups the commands by purpose in the help. Does not affect parsing."""
     parser._positionals._group_actions.remove(commands)
     listed = {action.dest: action for action in commands._choices_actions}
     for title, names in GROUPS.items():
@@ -337,5 +344,5 @@ def _add_location_options(parser: argparse.ArgumentParser, state_file: str, data
     )  # fmt: skip
     parser.add_argument(
         "--data-dir", metavar="DIR", default=data_dir, type=path,
-        help="Data directory, which holds the store (default: beside the state file)",
+        help="Data directory, which contains the store (default: next to the state file)",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Names the program, locates the scheduler of a command, prints errors, and measures the terminal."""
+"""What all commands share: the program's name, the scheduler's location, error messages, the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRAM = "gpu-scheduler"
 
 
 def invocation() -> str:
-    """Returns the command with which the user invoked the program, such as "python scheduler.py"."""
+    """Returns the words with which the user ran the program, such as "python scheduler.py"."""
     names = {"scheduler.py": "python scheduler.py", "__main__.py": "python -m gpu_scheduler"}
     return names.get(_script_name(), PROGRAM)
 
@@ -43,22 +43,22 @@ def _script_name() -> str:
 
 
 def location_of(options: Namespace) -> Location:
-    """Returns the state file and data directory of --state-file and --data-dir."""
+    """Returns the location that --state-file and --data-dir give."""
     from gpu_scheduler.app.location import Location
 
     return Location(options.state_file, options.data_dir)
 
 
 def no_store_message(location: Location) -> str:
-    """Returns the message of read-only commands before the first start."""
+    """Returns the message that read-only commands print before the first start."""
     return (
         f"nothing has run here yet: there is no store in {location.resolve().folder}\n"
-        "`start` creates it; --state-file selects another one"
+        "`start` creates the store; --state-file selects another one"
     )
 
 
 def stdout_screen() -> Viewport:
-    """Returns size and colours of the terminal at stdout; unlimited and colourless if there is none."""
+    """Returns the size and colours of the terminal on stdout. Without one: unlimited and without colours."""
     from gpu_scheduler.views.layout import Viewport
 
     if not sys.stdout.isatty():

@@ -1,6 +1,6 @@
-"""`show`, `why`, `screens`, `lint`, `calibrate` and `doctor`: print a result as text or JSON.
+"""The commands `show`, `why`, `screens`, `lint`, `calibrate` and `doctor`, which print text or JSON.
 
-Each command imports only its own use case.
+Each command imports only the modules that it needs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def screens(options: Namespace) -> int:
 
 
 def lint(options: Namespace) -> int:
-    """Prints the effect of each line of a jobs file; returns 1 if one is malformed."""
+    """Prints what each line of a jobs file would do; returns 1 if a line is malformed."""
     from gpu_scheduler.app import lint as app
     from gpu_scheduler.views.lint import to_json, to_text
 
@@ -75,7 +75,7 @@ def lint(options: Namespace) -> int:
 
 
 def calibrate(options: Namespace) -> int:
-    """Prints the memory use of finished jobs beside their declarations; with --write changes the file."""
+    """Prints the memory use of finished jobs next to their declarations; with --write, changes the file."""
     from gpu_scheduler.app import calibrate as app
     from gpu_scheduler.views.calibrate import to_json, to_text
 
@@ -85,7 +85,7 @@ def calibrate(options: Namespace) -> int:
 
 
 def doctor(options: Namespace) -> int:
-    """Prints each check of this machine as soon as it is done; returns 1 if something will not work."""
+    """Prints each check of this machine as soon as it is done; returns 1 if a check is bad."""
     from gpu_scheduler.app import doctor as app
     from gpu_scheduler.config import StartOptions
     from gpu_scheduler.views.findings import findings_to_json, format_finding, summary_text
@@ -100,6 +100,6 @@ def doctor(options: Namespace) -> int:
 
 
 def _print_progress(text: str) -> None:
-    """Prints the progress on a terminal; the next finding overwrites it."""
+    """Prints what is being checked, if on a terminal. The next finding overwrites the text."""
     if sys.stderr.isatty() and sys.stdout.isatty():
         print(f"{text} …", end="\r", file=sys.stderr, flush=True)

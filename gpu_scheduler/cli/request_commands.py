@@ -1,4 +1,4 @@
-"""The commands that request a change of jobs, GPUs or the scheduler, and print the answers."""
+"""The commands that request changes to jobs, GPUs or the scheduler, and print the answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_scheduler.views.answers import answer_text
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_refs import JobRef
 
-#: Up to this many jobs with the same answer get one line each; more of them share one line.
+#: Maximum number of jobs with the same answer that get a line each; if there are more, they share one line.
 MAX_LINES = 20
 
 
@@ -58,16 +58,20 @@ def priority(options: Namespace) -> int:
 
 
 def _jobs_unless(is_for_all: bool, flag: str, options: Namespace) -> Sequence[JobRef] | None:
-    """Returns the named jobs, None if the flag stands for all. Raises UsageError for both, or neither."""
+    """Returns the named jobs, or None if the flag was given instead.
+
+    Raises UsageError if both or neither were given.
+    """
     if is_for_all == bool(options.jobs):
-        raise UsageError(
-            f"name the jobs to {options.command} or use {flag}, not both\n`status` lists the jobs"
-        )
+        raise UsageError(f"give either the jobs to {options.command} or {flag}\n`status` lists the jobs")
     return None if is_for_all else options.jobs
 
 
 def _print_job_answers(options: Namespace, answers: Collection[Answer], if_none: str = "") -> int:
-    """Prints the answers, long lists with the same one in one line; returns 1 if one failed."""
+    """Prints the answers; many jobs with the same answer share one line. Returns 1 if a request failed.
+
+    if_none: the text to print if there are no answers.
+    """
     if not answers:
         print(if_none)
     folder = str(location_of(options).resolve().folder)
@@ -102,7 +106,7 @@ def resume(options: Namespace) -> int:
 
 
 def _gpus(options: Namespace) -> Collection[int] | None:
-    """Returns the named GPUs, None for all."""
+    """Returns the given GPUs; None means all GPUs."""
     return None if None in options.ids else {gpu for given in options.ids for gpu in given}
 
 
@@ -115,7 +119,7 @@ def _print_gpu_answers(options: Namespace, answers: Iterable[Answer], done: str)
 def _gpu_answer_text(options: Namespace, answer: Answer, done: str) -> str:
     home = location_of(options).resolve()
     if answer.kind is AnswerKind.NOTHING_TO_DO:
-        return "not paused; no scheduler has run here yet"
+        return "not paused, because no scheduler has run here yet"
     if answer.kind is AnswerKind.IN_STATE_FILE:
         from gpu_scheduler.core.text.formatting import safe_text
 
@@ -124,14 +128,14 @@ def _gpu_answer_text(options: Namespace, answer: Answer, done: str) -> str:
 
 
 def stop(options: Namespace) -> int:
-    """Asks the scheduler to end; with --jobs it cancels the running jobs first."""
+    """Asks the scheduler to end; with --jobs, cancels the running jobs first."""
     from gpu_scheduler.app import stop as app
     from gpu_scheduler.views.stop import to_text, wait_text
 
     def print_wait(wait: app.StopWait) -> None:
         try:
             print(wait_text(wait), flush=True)
-        except OSError:  # nobody reads the output, but the scheduler must end all the same
+        except OSError:  # the output cannot be written, but the scheduler must still be stopped
             standard_streams.discard_output()
 
     location, grace_s = location_of(options), options.grace

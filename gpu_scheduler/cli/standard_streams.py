@@ -1,4 +1,4 @@
-"""Ensures that the standard streams of a command exist, and distinguishes output errors from other errors."""
+"""Ensures that a command has its standard streams, and distinguishes output errors from other errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 
 class OutputError(OSError):
-    """An error in writing the standard output, such as a full disk; not raised for a closed pipe."""
+    """An error while writing to the standard output, such as a full disk, but not a closed pipe."""
 
 
 class _StdoutFile(io.FileIO):
@@ -23,7 +23,7 @@ class _StdoutFile(io.FileIO):
 
 
 def open_standard_streams() -> None:
-    """Opens streams that the caller closed (`start >&-`) on /dev/null, before a file gets their number."""
+    """Opens /dev/null for each stream that the caller closed (`start >&-`), before a file gets its number."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -56,7 +56,7 @@ def _is_stdout(stream: TextIO) -> bool:
 
 
 def flush_or_discard() -> None:
-    """Writes the buffered output, or discards it on an error, for commands whose output is not essential."""
+    """Writes the buffered output, but discards it if that fails. For output that is not essential."""
     try:
         sys.stdout.flush()
     except OSError:

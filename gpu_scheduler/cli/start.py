@@ -1,4 +1,4 @@
-"""`start`: runs the scheduler in this process, or with --daemon in the background."""
+"""`start`: runs the scheduler in this process or, with --daemon, in the background."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOGIND_TIMEOUT_S = 1.0
 
 
 def start(options: Namespace) -> int:
-    """Runs the scheduler until it is stopped, with --daemon in the background; returns its exit code."""
+    """Runs the scheduler, with --daemon in the background. Returns the exit code of the command."""
     chosen = StartOptions.from_values(vars(options))
     _validate(chosen)
     if options.fresh:
@@ -44,17 +44,17 @@ def _run_scheduler(chosen: StartOptions, on_up: Callable[[], None]) -> int:
 
     def is_up() -> None:
         on_up()
-        # In a separate thread, because logind may take a second to answer and jobs need not wait for it.
+        # In a separate thread, because logind may take a second to answer and jobs should not wait for that.
         threading.Thread(target=_log_logout_warning, name="logind", daemon=True).start()
 
     try:
         return run(chosen, on_ready=is_up)
     finally:
-        standard_streams.flush_or_discard()  # the main log contains the printed lines as well
+        standard_streams.flush_or_discard()  # not essential: the main log also contains the printed lines
 
 
 def _confirm_fresh(chosen: StartOptions, *, ask: bool) -> None:
-    """Asks on a terminal whether to forget the jobs. Raises SchedulerError if the answer is not yes."""
+    """Asks whether to forget the jobs, if on a terminal. Raises SchedulerError unless the answer is yes."""
     from gpu_scheduler.scheduler.service import count_jobs_to_forget
 
     home = Location(chosen.state_file, chosen.data_dir).resolve()
@@ -63,7 +63,7 @@ def _confirm_fresh(chosen: StartOptions, *, ask: bool) -> None:
         return
     folder = os.path.relpath(home.folder) if home.folder.is_relative_to(os.getcwd()) else str(home.folder)
     try:
-        said = input(safe_text(f"forget {jobs} job{'s' * (jobs != 1)} of {folder}? [y/N] "))
+        said = input(safe_text(f"forget {jobs} job{'s' * (jobs != 1)} in {folder}? [y/N] "))
     except EOFError:
         said = ""
         print()
@@ -72,7 +72,7 @@ def _confirm_fresh(chosen: StartOptions, *, ask: bool) -> None:
 
 
 def _print_background_pid(pid: int, main_log: Path) -> None:
-    print(f"scheduler running in the background, pid {pid}; log {main_log}", flush=True)
+    print(f"the scheduler is running in the background (pid {pid}); its log is {main_log}", flush=True)
     said = _logout_warning()
     if said is not None:
         print_error(said)
@@ -92,7 +92,7 @@ def _logout_warning() -> str | None:
 
 
 def _validate(chosen: StartOptions) -> None:
-    """Validates the options as far as possible before anything is created. Raises UsageError."""
+    """Raises UsageError for invalid options, as far as they can be checked before anything is created."""
     if chosen.simulate is not None:
         from gpu_scheduler.gpus.probes.simulated import parse_simulate
 
@@ -102,8 +102,9 @@ def _validate(chosen: StartOptions) -> None:
             raise UsageError(str(error)) from None
         if chosen.gpu_probe in ("nvml", "gputil"):
             both = f"--simulate {chosen.simulate} and --gpu-probe {chosen.gpu_probe}"
-            raise UsageError(f"{both} exclude each other; leave one out")
+            raise UsageError(f"{both} cannot be combined; leave one out")
     if chosen.conda_sh is not None and not os.path.isfile(chosen.conda_sh):
         raise UsageError(
-            f"--conda-sh {chosen.conda_sh}: no such file; give etc/profile.d/conda.sh of your installation"
+            f"--conda-sh {chosen.conda_sh}: no such file; give the path of etc/profile.d/conda.sh in your"
+            " conda installation"
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Number of finished jobs shown, unless --all is given or the terminal has more rows.
 DEFAULT_FINISHED = 20
-#: Number of queued jobs, and of held ones, that are read for the text; equal ones share a row.
+#: Maximum number of queued jobs, and of held jobs, that are read for the text. Similar jobs share a row.
 MAX_GROUPED = 1000
 
 
@@ -30,7 +30,7 @@ def status(options: Namespace) -> int:
         from gpu_scheduler.cli.watch import watch
 
         return watch(options)
-    gc.disable()  # a list of 100,000 jobs has no cycles, and would be searched for them again and again
+    gc.disable()  # a list of 100,000 jobs would be searched again and again for cycles, of which it has none
     try:
         if options.json:
             _print_json(options)
@@ -60,14 +60,14 @@ def _print_text(options: Namespace) -> None:
     report = report_for_screen(options, screen)
     from gpu_scheduler.views.status_text import to_text
 
-    # Output requested in full may scroll. One row is left for the shell's prompt.
+    # If the user asked for the full output, it may scroll. One row is left for the shell's prompt.
     has_no_end = options.all or options.verbose or screen.rows is None
     fitted = replace(screen, rows=None if has_no_end else (screen.rows or 0) - 1)
     sys.stdout.write(to_text(report, fitted, show_all=options.all, verbose=options.verbose))
 
 
 def report_for_screen(options: Namespace, screen: Viewport) -> StatusReport:
-    """Returns the report for a text on this screen."""
+    """Returns the report with as many jobs as a text on this screen can show."""
     query = StatusQuery(
         max_queued=None if options.all else MAX_GROUPED,
         max_finished=None if options.all else max(DEFAULT_FINISHED, screen.rows or 0),

@@ -1,4 +1,4 @@
-"""Reads and checks single values of the command line; each error gives the accepted values."""
+"""Reads and checks single command-line values. Each error message shows the accepted values."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_refs import JobRef
 
-#: The same pattern as in core.attributes, which takes too long to import here.
+#: The same pattern as in core.jobsfile.attributes, which takes too long to import here.
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _INTEGER = re.compile(r"-?[0-9]{1,9}", re.ASCII)
 
 
 def number(greater_than: float, maximum: float, *, minimum: float | None = None) -> Callable[[str], float]:
-    """Returns a reader of numbers above `greater_than` (or from `minimum`) up to `maximum`."""
+    """Returns a reader that accepts numbers above `greater_than` (or from `minimum`) up to `maximum`."""
     accepted = f"greater than {greater_than:g} and at most" if minimum is None else f"from {minimum:g} to"
 
     def read(text: str) -> float:
@@ -34,7 +34,7 @@ def number(greater_than: float, maximum: float, *, minimum: float | None = None)
 
 
 def integer(minimum: int, maximum: int) -> Callable[[str], int]:
-    """Returns a reader of whole numbers from `minimum` to `maximum`."""
+    """Returns a reader that accepts whole numbers from `minimum` to `maximum`."""
 
     def read(text: str) -> int:
         if not _INTEGER.fullmatch(text) or not minimum <= int(text) <= maximum:
@@ -45,7 +45,7 @@ def integer(minimum: int, maximum: int) -> Callable[[str], int]:
 
 
 def mib(text: str) -> int:
-    """Reads an amount of memory as in attributes (512, 1G, 1.5GiB), or 0; returns MiB."""
+    """Reads an amount of memory, written as in attributes (512, 1G, 1.5GiB), or 0. Returns MiB."""
     from gpu_scheduler.core.model.units import parse_mib
 
     if text.strip() == "0":
@@ -73,8 +73,8 @@ def job_ref(text: str) -> JobRef:
         return first if number[2] is None else range(first, last + 1)
     if not _NAME.fullmatch(text):
         raise ArgumentTypeError(
-            f"{text!r} is neither a job number such as 3 or 5-9 nor a job name; `status` lists both;"
-            " separate several jobs by spaces"
+            f"{text!r} is neither a job number (3), a range of numbers (5-9) nor a job name; `status` lists"
+            " the jobs; separate several jobs with spaces"
         )
     return text
 
@@ -88,7 +88,7 @@ def single_job(text: str) -> int | str:
 
 
 def gpu_ids(text: str) -> tuple[int, ...] | None:
-    """Reads `all` (None), one GPU id, or several separated by commas or as a range."""
+    """Reads GPU ids: one id, several ids separated by commas, or a range. Returns None for `all`."""
     from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 
     try:

@@ -20,10 +20,10 @@ from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
 from gpu_scheduler.views.status_text import to_text
 from gpu_scheduler.views.text_width import wrap_text
 
-#: Switch to the alternate screen and hide the cursor, and switch back.
+#: Control sequences that switch to the alternate screen and hide the cursor, and that undo both.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _CURSOR_HOME, _CLEAR_TO_LINE_END, _CLEAR_TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
-#: Signals that end this process; by default none of them would restore the terminal.
+#: Signals that end this process. By default, the terminal would not be restored.
 _TERMINATING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -33,8 +33,8 @@ def watch(options: Namespace) -> int:
     if not is_terminal or os.environ.get("TERM") == "dumb":
         this = "TERM is dumb" if is_terminal else "the output is not a terminal"
         raise UsageError(
-            f"status --watch needs a terminal on which it can draw, but {this}; leave out --watch, or"
-            " use `status --json`"
+            f"`status --watch` needs a terminal on which it can draw, but {this}; leave out --watch or use"
+            " `status --json`"
         )
     frame = _frame(options)  # an error here is printed before the screen changes
     screen = _AlternateScreen()
@@ -55,7 +55,7 @@ def watch(options: Namespace) -> int:
 
 def _frame(options: Namespace) -> str:
     screen = stdout_screen()
-    # The last column stays free: clearing to the end of the line would erase a character in it.
+    # The last column stays free, because clearing to the end of the line would erase a character there.
     screen = replace(screen, width=None if screen.width is None else screen.width - 1)
     try:
         report = report_for_screen(options, screen)
@@ -73,7 +73,10 @@ def _wrapped_message(text: str) -> list[str]:
 
 
 class _AlternateScreen:
-    """The terminal's alternate screen until `close`; signals that end or stop this process leave it first."""
+    """The terminal's alternate screen, which is shown until `close`.
+
+    On a signal that ends or suspends this process, the alternate screen is left first.
+    """
 
     def __init__(self) -> None:
         self._saved_terminal: list[Any] | None = None
@@ -88,12 +91,12 @@ class _AlternateScreen:
         self._enter()
 
     def draw(self, frame: str) -> None:
-        """Draws a frame over the last one, in a single write."""
+        """Draws a frame over the previous frame, in a single write."""
         lines = "\n".join(f"{line}{_CLEAR_TO_LINE_END}" for line in frame.split("\n"))
         _write(f"{_CURSOR_HOME}{lines}{_CLEAR_TO_SCREEN_END}")
 
     def wait(self, seconds: float) -> bool:
-        """Waits until the next frame is due or the size has changed; returns True if q was pressed."""
+        """Waits until the next frame is due or the terminal was resized; returns True if q was pressed."""
         fds = [self._wake_read_fd] if self._saved_terminal is None else [self._wake_read_fd, 0]
         ready, _, _ = select.select(fds, [], [], seconds)
         if self._wake_read_fd in ready:
@@ -101,7 +104,7 @@ class _AlternateScreen:
         return 0 in ready and os.read(0, 4096) in (b"q", b"Q", b"")
 
     def close(self) -> None:
-        """Restores the terminal. SIGINT is ignored meanwhile."""
+        """Restores the terminal. Ignores SIGINT while doing so."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._leave()
         for number in (signal.SIGWINCH, signal.SIGTSTP, *_TERMINATING_SIGNALS):
@@ -125,7 +128,7 @@ class _AlternateScreen:
             termios.tcsetattr(0, termios.TCSADRAIN, self._saved_terminal)
 
     def _suspend(self, number: int, _: FrameType | None) -> None:
-        """Handles Ctrl-Z: restores the terminal for the shell, and continues here after `fg`."""
+        """Handles Ctrl-Z: restores the terminal for the shell, and switches back after `fg`."""
         self._leave()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -139,7 +142,7 @@ class _AlternateScreen:
 
 
 def _ignore_signal(_: int, __: FrameType | None) -> None:
-    """Handles a signal that only has to wake the process."""
+    """Handles a signal whose only purpose is to wake the process."""
 
 
 def _write(text: str) -> None:

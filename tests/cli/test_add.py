@@ -301,7 +301,7 @@ def test_command_arguments_survive_a_round_trip(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["-"], "append it to the jobs file yourself: … >> jobs.txt; nothing was added"),
+        (["-"], "so nothing was added; append the line to the jobs file yourself: … >> jobs.txt"),
         (["train.py", "--gpus", "0", "1", "2"], "write --gpus 0,1,2\n"),
         (["--gpus", "0", "1", "train.py"], "write --gpus 0,1\n"),
         (
@@ -312,10 +312,10 @@ def test_command_arguments_survive_a_round_trip(words: list[str]) -> None:
         (["--lr", "3", "train.py"], 'with --args: as in `add train.py --args "--lr 3"`'),
         (["train.py", "--vrma", "8G"], "did you mean `--vram`? Pass the script's own"),
         (["python", "train.py", "--lr", "3"], "`add -- python train.py --lr 3`"),
-        (["train.py", "--", "--lr", "3"], 'pass arguments of a script with --args "--lr 3"'),
+        (["train.py", "--", "--lr", "3"], 'the script\'s arguments with --args "--lr 3"'),
         ([], "give a SCRIPT, or a command after `--`"),
         (["--"], "there is no command after `--`"),
-        (["--args", "x", "--", "y"], "--args is only for a script"),
+        (["--args", "x", "--", "y"], "--args works only with a script"),
         (["--", "#x"], "'#x' runs nothing; nothing was added"),
         (["--", "sleep 1 &"], "remove the `&`"),
         (["--", "for i in 1; do"], "bash rejects it"),
@@ -415,4 +415,4 @@ def test_add_errors_name_the_field_that_is_wrong(desk: Desk, script: Path) -> No
         0,
         f'0,{script},"/a,b",,\n',
     )
-    assert "quote a name or value that contains a space" in desk.run("add", "my", "train.py")[2]
+    assert "put quotes around a name or value that contains a space" in desk.run("add", "my", "train.py")[2]

@@ -89,7 +89,7 @@ def test_jobs_file_may_have_any_name_that_is_not_a_command() -> None:
         ("hold 3 --bogus", ["--bogus; `hold` accepts --", "--state-file", "--data-dir\n"]),
         ("jobs.txt --frsh", ["--frsh; did you mean `--fresh`?\n"]),
         ("start jobs.txt --sim 2", ["unrecognized arguments: jobs.txt (use `--jobs-file jobs.txt`"]),
-        ("status jobs.txt", ["jobs.txt (quote a name or value", " status --help` lists"]),
+        ("status jobs.txt", ["jobs.txt (put quotes around a name or value", " status --help` lists"]),
         ("job.txt --sim 2", ["'job.txt'", "neither a command nor an existing file"]),
         ("statu", ["'statu'", "did you mean `status`?"]),
     ],
@@ -279,7 +279,7 @@ def test_fresh_asks_for_confirmation_on_a_terminal(
     desk.job()
     asked = Prompt(monkeypatch, answer)
     code, _, err = desk.run("start", "--fresh", *mode)
-    assert asked.questions == ["forget 2 jobs of gpu_scheduler_state.d? [y/N] "]
+    assert asked.questions == ["forget 2 jobs in gpu_scheduler_state.d? [y/N] "]
     assert (code, asked.begun) == ((0, 1) if goes_on else (1, 0))
     assert err == ("" if goes_on else f"gpu-scheduler: {KEPT}\n")
     assert state_counts(desk.store) == {"queued": 2}
@@ -293,7 +293,7 @@ def test_confirmation_uses_the_singular_and_full_paths_of_other_folders(
     monkeypatch.chdir(tmp_path / "below")
     asked = Prompt(monkeypatch, "y")
     desk.run("start", "--fresh", "--state-file", "../gpu_scheduler_state.json")
-    assert asked.questions == [f"forget 1 job of {desk.data_dir.folder}? [y/N] "]
+    assert asked.questions == [f"forget 1 job in {desk.data_dir.folder}? [y/N] "]
 
 
 def test_fresh_does_not_ask_with_yes_or_without_recorded_jobs(

@@ -86,7 +86,7 @@ def test_pause_before_the_first_start_is_written_to_the_state_file(desk: Desk) -
 
 
 def test_resuming_an_unpaused_gpu_before_the_first_start_writes_nothing(desk: Desk) -> None:
-    assert desk.run("resume", "1") == (0, "GPU 1: not paused; no scheduler has run here yet\n", "")
+    assert desk.run("resume", "1") == (0, "GPU 1: not paused, because no scheduler has run here yet\n", "")
     assert list(desk.path.iterdir()) == []
 
 

@@ -390,7 +390,7 @@ def test_attach_inside_another_screen_explains_the_detach_keys(
         said += os.read(ours, 4096)
     assert b"called:" not in said
     assert b"already in a Screen session: 77.work\r\n" in said
-    assert b"Ctrl-A a d detaches the job's session, Ctrl-A d detaches yours" in said
+    assert b"Ctrl-A a d detaches the job's session and Ctrl-A d detaches yours" in said
     os.write(ours, b"\n")
     while b"called:" not in said:
         said += os.read(ours, 4096)
@@ -439,7 +439,7 @@ def test_attach_requires_a_terminal_a_session_and_screen(
     held = claim(session)
     with_session, without = held.job, claim(None).job
     code, said = attach(with_session)
-    assert (code, "attach needs a terminal" in said) == (1, True)
+    assert (code, "`attach` needs a terminal" in said) == (1, True)
     code, said = attach(without)
     assert (code, "--screen" in said, f"`logs {without} -f`" in said) == (1, True, True)
     (fake_screen / "screen").unlink()

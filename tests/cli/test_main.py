@@ -134,7 +134,7 @@ def test_read_only_commands_report_that_nothing_was_started_yet(desk: Desk, word
     assert (code, err) == (0, "")
     assert out == (
         f"nothing has run here yet: there is no store in {desk.path}/other.d\n"
-        "`start` creates it; --state-file selects another one\n"
+        "`start` creates the store; --state-file selects another one\n"
     )
     assert not list(desk.path.iterdir())
 
@@ -246,7 +246,7 @@ def test_module_runs_the_same_program(tmp_path: Path) -> None:
 def test_start_rejects_bad_options_before_creating_anything(desk: Desk) -> None:
     for words, told in (
         ("--simulate 3x", "--simulate '3x'"),
-        ("--simulate 2 --gpu-probe nvml", "exclude each other"),
+        ("--simulate 2 --gpu-probe nvml", "cannot be combined"),
         ("--conda-sh nowhere.sh", "--conda-sh nowhere.sh"),
     ):
         code, out, err = desk.run("start", *words.split())

@@ -54,7 +54,7 @@ def test_start_works_without_output(tmp_path: Path, streams: str) -> None:
 @pytest.mark.parametrize("command", ["start --simulate 1", "status", "add -- echo x", "doctor"])
 def test_deleted_working_directory_is_reported(tmp_path: Path, command: str) -> None:
     done = shell(tmp_path, f'mkdir gone; cd gone; rmdir "$PWD"; g {command}')
-    told = "gpu-scheduler: the working directory has been deleted; change to one that exists\n"
+    told = "gpu-scheduler: the working directory has been deleted; change to an existing directory\n"
     assert (done.returncode, done.stderr.decode()) == (1, told)
 
 

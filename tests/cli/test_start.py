@@ -26,7 +26,7 @@ def test_start_warns_if_logging_out_would_kill_it(
     assert "sudo loginctl enable-linger ann" in record.getMessage()
     start._print_background_pid(12, Path("/x/gpu_scheduler.log"))
     out, err = capsys.readouterr()
-    assert out == "scheduler running in the background, pid 12; log /x/gpu_scheduler.log\n"
+    assert out == "the scheduler is running in the background (pid 12); its log is /x/gpu_scheduler.log\n"
     assert err == f"gpu-scheduler: {record.getMessage()}\n"
 
 

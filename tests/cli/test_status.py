@@ -398,7 +398,7 @@ def test_watch_needs_a_terminal(desk: Desk) -> None:
     assert desk.store
     code, out, err = desk.run("status", "--watch")
     assert (code, out) == (2, "")
-    assert "the output is not a terminal; leave out --watch, or use `status --json`" in err
+    assert "the output is not a terminal; leave out --watch or use `status --json`" in err
     assert desk.run("status", "--watch", "2", "--json")[0] == 2
     assert desk.run("status", "--watch", "0")[0] == 2
 

@@ -47,7 +47,9 @@ def test_daemon_runs_without_its_terminal_until_stopped(daemons: World) -> None:
     pid = up(world)
     assert pid is not None
     last = out.splitlines()[-1]
-    assert last == f"scheduler running in the background, pid {pid}; log {world.folder}/gpu_scheduler.log"
+    assert last == (
+        f"the scheduler is running in the background (pid {pid}); its log is {world.folder}/gpu_scheduler.log"
+    )
     assert os.getsid(pid) == pid
     assert not has_terminal(pid)
     assert os.readlink(f"/proc/{pid}/cwd") == str(world.folder)
@@ -105,7 +107,7 @@ def test_daemon_survives_the_session_and_keeps_no_descriptor_of_the_caller(daemo
     os.close(write)
     assert caller.stdout is not None
     with caller.stdout as out:
-        assert b"scheduler running in the background" in out.read()  # the output ends before the scheduler
+        assert b"scheduler is running in the background" in out.read()  # the output ends before the scheduler
     assert caller.wait(60) == -signal.SIGHUP
     assert os.read(read, 1) == b""
     os.close(read)
@@ -158,7 +160,7 @@ def test_ctrl_c_during_startup_ends_the_daemon_too(daemons: World) -> None:
 def test_a_fifo_in_place_of_the_main_log_blocks_nothing(daemons: World) -> None:
     os.mkfifo(daemons.folder / "gpu_scheduler.log")
     daemons.append("[share=0.5] exit 0")
-    assert "scheduler running in the background" in daemons.run_ok(*START)
+    assert "scheduler is running in the background" in daemons.run_ok(*START)
     daemons.wait_finished(1)
     daemons.run_ok("stop")
 

@@ -22,26 +22,29 @@ from gpu_scheduler.core.model.units import (
 )
 from gpu_scheduler.core.text.quoting import BLANK, split_words
 
-#: Synonym -> attribute.
+#: The attribute that each synonym stands for.
 SYNONYMS = {"retries": "oom-retries"}
-#: Attribute -> the form of its value (None if it takes none) and its help text.
+#: The form of each attribute's value (None for an attribute without a value) and its help text.
 ATTRIBUTE_HELP: dict[str, tuple[str | None, str]] = {
-    "vram": ("MEM", "Memory needed on each GPU: 18G, or 18000 (MiB)"),
-    "gpus": ("N", "Number of GPUs needed"),
-    "share": ("X", "Fraction of a GPU, or number of whole GPUs, needed"),
+    "vram": ("MEM", "Memory that the job needs on each GPU, such as 18G or 18000 (MiB)"),
+    "gpus": ("N", "Number of GPUs that the job needs"),
+    "share": ("X", "Fraction of a GPU that the job needs, such as 0.5, or a number of whole GPUs"),
     "allowed": ("LIST", "GPUs that the job may use"),
     "exclusive": (None, "Do not share the job's GPUs with other jobs"),
-    "oom-retries": ("N", "Number of retries after the job runs out of CUDA memory, each with more memory"),
-    "fail-retries": ("N", "Number of retries after any failure"),
-    "timeout": ("TIME", "End the job after this time: 90s, 15m, 2h, 1d"),
-    "name": ("NAME", "Name shown by `status`"),
+    "oom-retries": (
+        "N",
+        "Number of times to retry the job after it runs out of CUDA memory, each time with more memory",
+    ),
+    "fail-retries": ("N", "Number of times to retry the job after any failure"),
+    "timeout": ("TIME", "End the job after this time, such as 90s, 15m, 2h or 1d"),
+    "name": ("NAME", "Name of the job, which `status` shows and commands accept"),
     "priority": ("N", "Lower numbers run first"),
     "conda": ("ENV", "Conda environment"),
-    "venv": ("DIR", "Virtual environment to use instead of conda"),
-    "cwd": ("DIR", "Working folder"),
-    "env": ("KEY=VALUE", "Environment variable; may be repeated"),
+    "venv": ("DIR", "Virtual environment to use instead of a conda environment"),
+    "cwd": ("DIR", "Working folder of the job"),
+    "env": ("KEY=VALUE", "Environment variable of the job; the option may be repeated"),
     "cuda": ("HOW", "How to handle --cuda in the command: add, rewrite or off"),
-    "cuda-ids": ("IDS", "Ids passed with --cuda: physical or visible"),
+    "cuda-ids": ("IDS", "Kind of GPU ids to pass with --cuda: physical or visible"),
     "hold": (None, "Hold the job until it is released"),
     "cancel": (None, "Cancel the job"),
 }
