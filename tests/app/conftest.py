@@ -14,7 +14,7 @@ from tests.cli.desk import Desk
 def desk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Desk]:
-    """Provides a folder for a store. Use cases must neither read the command line nor print."""
+    """Provides a folder for a store. A test fails if a use case reads the command line or prints."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["pytest", "--no-such-option"])
     monkeypatch.setattr(environment, "_INSTALLATIONS", ())
@@ -26,6 +26,6 @@ def desk(
 
 @pytest.fixture
 def location(desk: Desk) -> Location:
-    """Provides the location of the store of `desk`, which has two GPUs."""
+    """Provides the location of desk's store, which has two GPUs."""
     assert desk.store
     return Location(str(desk.data_dir.state_file))

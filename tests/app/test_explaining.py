@@ -1,4 +1,4 @@
-"""The details of a job and the facts that explain its state, as values."""
+"""The details of a job and the facts that explain its state, returned as values."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.cli.desk import Desk
         ({}, NeedSource.COMMAND),
     ],
 )
-def test_detail_names_the_source_of_the_need(
+def test_job_detail_names_the_source_of_the_need(
     desk: Desk, location: Location, values: dict[str, Any], source: NeedSource
 ) -> None:
     current = job_detail(location, desk.job(**values)).need
     assert current.source is source
 
 
-def test_detail_contains_the_attempts_and_the_history(desk: Desk, location: Location) -> None:
+def test_job_detail_contains_the_attempts_and_the_history(desk: Desk, location: Location) -> None:
     job = desk.job("echo a b", name="one")
     attempt = desk.attempt(job)
     detail = job_detail(location, "one")
@@ -57,7 +57,7 @@ def test_explains_a_waiting_job_by_its_need_gpus_and_queue_position(desk: Desk, 
     assert (waiting.line.location, waiting.line.malformed) == (None, 0)
 
 
-def test_a_failed_job_is_explained_by_the_end_of_its_log(desk: Desk, location: Location) -> None:
+def test_explains_a_failed_job_by_the_end_of_its_log(desk: Desk, location: Location) -> None:
     job = desk.job()
     desk.record(act.FinishJob(job, Outcome.FAILED, None))
     diagnosis = diagnose(location, job)
@@ -65,7 +65,7 @@ def test_a_failed_job_is_explained_by_the_end_of_its_log(desk: Desk, location: L
     assert [event.kind for event in diagnosis.events] == [EventKind.QUEUED, EventKind.FINISHED]
 
 
-def test_an_unknown_job_raises(desk: Desk, location: Location) -> None:
+def test_explaining_an_unknown_job_raises_an_error(desk: Desk, location: Location) -> None:
     for explain in (job_detail, diagnose):
         with pytest.raises(SchedulerError, match="there is no job 9"):
             explain(location, 9)

@@ -60,7 +60,7 @@ def test_a_gpu_view_sums_the_memory_allocated_to_its_jobs(
     assert (view.allocated_mib, view.has_declared_memory, view.share) == (allocated, by_memory, share)
 
 
-def test_uses_the_given_limits() -> None:
+def test_a_gpu_view_uses_the_given_limits() -> None:
     strict = Limits(mem_threshold=0.5, spike_buffer=0.0)
     peak = held(500, peaks={"A": 600})
     assert [view.allocated_mib for view in gpu_views([gpu_record()], [peak], {}, strict)] == [600]

@@ -1,4 +1,4 @@
-"""The view of a job: from its rows, and from its folder if the store is behind."""
+"""The view of a job, built from its store rows and, if the store is behind, from its attempt folder."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def view_as(recorded: str, status: AttemptStatus, failure_context: FailureContex
         ({"state": "running"}, {}, {}, None),
     ],
 )
-def test_shows_the_reason_why_a_job_waits(
+def test_shows_why_a_job_waits(
     row: dict[str, Any], last: dict[str, Any] | None, values: dict[str, Any], reason: str | None
 ) -> None:
     view = job_view(job_record(**row), None if last is None else attempt_record(**last), context(**values))
@@ -143,7 +143,7 @@ def test_shows_the_reason_why_a_job_waits(
         (2, "launched 2 times, not started yet"),
     ],
 )
-def test_starting_job_gives_the_reason_for_its_delay(launches: int, reason: str | None) -> None:
+def test_shows_why_a_starting_job_is_delayed(launches: int, reason: str | None) -> None:
     last = attempt_record(launch_count=launches)
     fact = Attempt(11, 3, "t", "boot", AttemptState.STARTING, launch_deadline=NOW.boot + 100)
     view = job_view(job_record(state="starting"), last, context(open_attempts={11: fact}))
@@ -192,14 +192,14 @@ def ended(cause: str | None, exit_code: int | None, signal: int | None = None) -
         ),
     ],
 )
-def test_folder_overrides_the_recorded_state(
+def test_attempt_folder_overrides_the_recorded_state(
     recorded: str, status: AttemptStatus, state: str, outcome: str | None, is_recorded: bool
 ) -> None:
     view = view_as(recorded, status)
     assert (view.record.state, view.record.outcome, view.is_recorded) == (state, outcome, is_recorded)
 
 
-def test_unrecorded_end_has_reason_exit_code_and_times() -> None:
+def test_shows_the_reason_exit_code_and_times_of_an_unrecorded_end() -> None:
     view = view_as("running", ended(None, 7), FailureContext("ValueError: x\n"))
     assert words(view.record.reason) == "exit code 7: ValueError: x"
     assert (view.record.exit_code, view.record.signal, view.started_at, view.record.finished_at) == (
@@ -254,7 +254,7 @@ def test_shows_peaks_and_declared_memory() -> None:
     assert (view.vram_declared, view.peaks) == (None, {})
 
 
-def test_warns_of_use_above_the_declared_memory() -> None:
+def test_warns_of_memory_use_above_the_declaration() -> None:
     row = attempt_record(
         vram=500, budgets={"A": 500, "B": 500}, peaks={"A": 400, "B": 800}, overused=["B"],
         misplaced=(("C", 71),),
@@ -268,7 +268,7 @@ def test_warns_of_use_above_the_declared_memory() -> None:
     assert job_warnings(over) == ["job 3 declared 500 MiB but used 800 MiB on GPU 1"]
 
 
-def test_warns_of_use_above_the_memory_of_a_share() -> None:
+def test_warns_of_memory_use_above_the_share() -> None:
     row = attempt_record(share=250, budgets={"A": 6144, "B": 20480}, peaks={"A": 16000}, overused=["A"])
     expected = "job 3 declared share 0.25 (6144 MiB) but used 16000 MiB on GPU 0"
     view = job_view(job_record(state="running"), row, context())

@@ -1,4 +1,4 @@
-"""A front end can send the result of any use case: it is JSON and has no secret of a command line."""
+"""The result of every use case can be written as JSON and contains no secrets from command lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from tests.cli.desk import Desk
 from tests.records import attempt_record, job_record
 
-#: Each secret is in a different place; none has a known form.
+#: Each secret is in a different place. None of them matches a known secret format.
 IN_COMMAND, IN_ENV, IN_ERROR, IN_LINE, IN_ARGUMENTS = "s3command", "s3env", "s3error", "s3line", "s3arguments"
 SECRETS = (IN_COMMAND, IN_ENV, IN_ERROR, IN_LINE, IN_ARGUMENTS)
 COMMAND = f"WANDB_API_KEY={IN_COMMAND} python t.py"
@@ -75,12 +75,12 @@ def test_a_masked_job_keeps_its_other_values() -> None:
     assert json.loads(job.spec_json)["arguments"][1] == IN_ARGUMENTS
 
 
-def test_a_secret_behind_an_escape_of_json_is_hidden() -> None:
+def test_hides_a_secret_after_a_json_escape() -> None:
     spec = JobSpec("csv", "t", "/", script="/t.py", arguments=(f"\tMY_TOKEN={IN_ARGUMENTS}",))
     assert without_secrets(job_record(spec_json=spec.to_json())).spec.arguments == ("\tMY_TOKEN=(hidden)",)
 
 
-def test_texts_in_a_list_are_not_words_of_one_command() -> None:
+def test_masks_each_text_in_a_list_separately() -> None:
     lines = (f"PASS={IN_LINE} of 12 tests", "error: a value is required for --password", "--password", "exit")
     assert without_secrets(lines) == ("PASS=(hidden) of 12 tests", *lines[1:])
 

@@ -1,4 +1,4 @@
-"""Queries as function calls: status, sessions, logs, events, lint and calibrate."""
+"""Queries called as functions: status, sessions, logs, events, lint and calibrate."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_status_reports_only_the_requested_jobs(desk: Desk, location: Location) 
     assert [job.record.id for job in status(location, StatusQuery(only_failed=True)).jobs] == [jobs[0]]
 
 
-def test_reads_last_lines_only_on_request(desk: Desk, location: Location) -> None:
+def test_status_reads_the_last_log_lines_only_on_request(desk: Desk, location: Location) -> None:
     job = desk.run_job("echo up; while :; do sleep 0.02; done")
     wait_for(lambda: "up" in (desk.path / f"job_{job}.log").read_text(), "output")
     assert [one.last_line for one in status(location, StatusQuery()).jobs] == [None]
     assert [one.last_line for one in status(location, StatusQuery(last_lines=True)).jobs] == ["up"]
 
 
-def test_a_location_without_a_store_raises_and_creates_nothing(desk: Desk, tmp_path: Path) -> None:
+def test_queries_without_a_store_raise_an_error_and_create_nothing(desk: Desk, tmp_path: Path) -> None:
     location = Location(str(tmp_path / "none.json"))
     for query in (lambda: status(location, StatusQuery()), lambda: screens(location)):
         with pytest.raises(StoreNotFoundError):
@@ -57,7 +57,7 @@ def test_screens_omits_jobs_without_a_session(desk: Desk, location: Location) ->
     assert (sessions.sessions, sessions.without_session) == ((), 1)
 
 
-def test_events_are_read_once_each(desk: Desk, location: Location) -> None:
+def test_reader_returns_each_event_once(desk: Desk, location: Location) -> None:
     job = desk.job()
     desk.record(act.FinishJob(job, Outcome.CANCELLED, None))
     with open_events(location, None) as reader:
@@ -99,7 +99,7 @@ def test_lint_previews_lines_and_lists_malformed_ones(desk: Desk, location: Loca
     assert view.cwd == str(desk.path)
 
 
-def test_add_composes_checks_and_appends(desk: Desk, location: Location) -> None:
+def test_add_composes_checks_and_appends_a_line(desk: Desk, location: Location) -> None:
     new = NewLine(command=["echo", "a b"], attributes={"share": "0.5", "hold": True, "env": ["A=1"]})
     composed = compose(location, new)
     assert not (desk.path / "jobs.txt").exists()

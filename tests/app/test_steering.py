@@ -1,4 +1,4 @@
-"""Requests about jobs and GPUs as function calls: the answer to each is a value."""
+"""Requests about jobs and GPUs, made as function calls. Each call returns its answers as values."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_refused_requests_are_listed_first(desk: Desk, location: Location) -> No
     ]
 
 
-def test_none_selects_every_job(desk: Desk, location: Location) -> None:
+def test_no_selection_means_every_job_that_the_request_can_change(desk: Desk, location: Location) -> None:
     assert job_requests.cancel(location, None, 1.0) == ()
     assert job_requests.retry(location, None) == ()
     failed, queued = desk.job(), desk.job("echo b")
     desk.record(act.FinishJob(failed, Outcome.FAILED, None))
     assert kinds(job_requests.retry(location, None)) == [(failed, AnswerKind.RECORDED)]
-    assert job_requests.retry(location, None) == ()  # it is requested already
+    assert job_requests.retry(location, None) == ()  # the retry is already requested
     assert kinds(job_requests.cancel(location, None, 1.0)) == [(queued, AnswerKind.RECORDED)]
 
 
@@ -91,7 +91,7 @@ def test_only_a_scheduler_ends_a_job_of_a_remote_executor(desk: Desk, location: 
     desk.wait_until_processes_end()
 
 
-def test_unknown_names_and_gpus_raise(desk: Desk, location: Location) -> None:
+def test_unknown_job_names_and_gpus_raise_errors(desk: Desk, location: Location) -> None:
     with pytest.raises(SchedulerError, match="has no job named bert"):
         job_requests.release(location, ["bert"])
     with pytest.raises(SchedulerError, match="GPU 7 is not managed"):

@@ -13,7 +13,7 @@ from tests.cli.desk import Desk
 def desk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Desk]:
-    """Provides an empty folder in which to run commands, without conda in /opt or /usr/local."""
+    """Provides an empty folder in which to run commands. They find no conda in /opt or /usr/local."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(environment, "_INSTALLATIONS", ())
     made = Desk(tmp_path, capsys)

@@ -1,4 +1,4 @@
-"""Provides a store in a temporary folder, runs commands on it, and runs a scheduler that answers requests."""
+"""Provides a store in a temporary folder. Runs commands on it, and a scheduler that answers requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.warm import Process
 
 
 class Desk:
-    """A state file and its store in `path`, which is the current folder."""
+    """A state file and its store in the folder `path`, which is the working folder."""
 
     def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class Desk:
 
     @property
     def store(self) -> Store:
-        """The store, created with two GPUs at the first access."""
+        """The store. The first access creates it with two GPUs."""
         if self._store is None:
             self._store = Store(self.data_dir, create=True)
             samples = [GpuSample(f"SIM-{i}", i, "Simulated 24 GiB", 24576, 512 * i, 0.0) for i in range(2)]
@@ -68,7 +68,7 @@ class Desk:
         return self.store.insert_job(JobSpec(**spec), "cli")
 
     def attempt(self, job_id: int, gpu: str = "SIM-0") -> AttemptRecord:
-        """Opens an attempt of a queued job, without its folder, and returns it."""
+        """Opens an attempt for a queued job and returns it. Does not create the attempt folder."""
         opened = self.record(act.Start(job_id, (gpu,), 500))
         row = self.store.attempt(opened[job_id])
         assert row is not None
@@ -80,7 +80,10 @@ class Desk:
         return self.data_dir.attempt_folder(row)
 
     def run_job(self, script: str) -> int:
-        """Runs a bash script as a job whose real runner has claimed it; returns its id."""
+        """Runs a bash script as a job with a real runner.
+
+        Returns the job's id when the runner has claimed it.
+        """
         job_id = self.job(script)
         row = self.attempt(job_id)
         log = self.path / f"job_{job_id}.log"
@@ -103,14 +106,14 @@ class Desk:
         return job_id
 
     def run(self, *argv: object) -> tuple[int, str, str]:
-        """Runs a command in this process; returns exit code, stdout and stderr."""
+        """Runs a command in this process. Returns its exit code, stdout and stderr."""
         self._capsys.readouterr()
         code = main([str(word) for word in argv])
         out, err = self._capsys.readouterr()
         return code, out, err
 
     def requests(self) -> list[tuple[str, str]]:
-        """Returns verb and target of the open requests."""
+        """Returns the verb and target of each open request."""
         return [(row.verb, row.target) for row in open_requests(self.store)]
 
     def state(self, job_id: int) -> str:
@@ -120,12 +123,12 @@ class Desk:
         return str(row.state)
 
     def wait_until_processes_end(self) -> None:
-        """Waits until no process of any attempt is left; a runner ends shortly after writing its result."""
+        """Waits until no process of any attempt is left. A runner ends shortly after writing its result."""
         wait_for(lambda: not processes_of(self.folders), "end of all processes")
 
     @contextmanager
     def scheduler(self, *options: str) -> Iterator[int]:
-        """Runs a process that holds the lock and carries out requests; yields its pid."""
+        """Runs a process that holds the scheduler's lock and carries out requests. Yields its pid."""
         assert self.store
         words = [str(self.data_dir.state_file), *options]
         process = Process("tests.cli.scheduler_process", words, Path(__file__).parents[2], os.environ, 1, 2)

@@ -1,7 +1,7 @@
-"""Runs a scheduler without GPUs, which holds the lock and carries out requests by the real rules.
+"""Runs a scheduler without GPUs that holds the lock and carries out requests by the real rules.
 
-python -m tests.cli.scheduler_process STATE_FILE [deaf|rising]: `deaf` never answers; `rising` is still
-starting when it is asked to end.
+Usage: python -m tests.cli.scheduler_process STATE_FILE [deaf|rising]. A `deaf` scheduler never answers. A
+`rising` scheduler is still starting when it is asked to end.
 """
 
 from __future__ import annotations

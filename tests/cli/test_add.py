@@ -54,14 +54,14 @@ def test_add_warns_about_likely_mistakes(desk: Desk, script: Path) -> None:
     assert (desk.path / "jobs.txt").read_text() == out
 
 
-def test_dash_as_output_file_only_prints(desk: Desk, script: Path) -> None:
+def test_add_with_a_dash_as_output_file_only_prints_the_line(desk: Desk, script: Path) -> None:
     code, out, _ = desk.run("add", "train.py", "--output-file", "-", "--priority", "5", "--args", "--resume")
     assert (code, out) == (0, f"5,{script},,--resume,\n")
     assert not (desk.path / "jobs.txt").exists()
     assert not (desk.path / "-").exists()
 
 
-def test_add_completes_a_last_line_without_newline(desk: Desk, script: Path) -> None:
+def test_add_ends_an_incomplete_last_line_before_appending(desk: Desk, script: Path) -> None:
     jobs = desk.path / "jobs.txt"
     jobs.write_text("echo first")
     desk.run("add", "train.py")
@@ -83,7 +83,9 @@ def test_add_completes_a_last_line_without_newline(desk: Desk, script: Path) -> 
         (["train.py", "--args", "bad \udcff byte"], "UTF-8"),
     ],
 )
-def test_add_rejects_bad_values_before_writing(desk: Desk, script: Path, words: list[str], told: str) -> None:
+def test_add_rejects_invalid_values_and_writes_nothing(
+    desk: Desk, script: Path, words: list[str], told: str
+) -> None:
     assert desk.store
     code, out, err = desk.run("add", *words)
     assert (code, out) == (2, "")
@@ -112,7 +114,7 @@ def test_add_reports_a_jobs_file_that_cannot_be_written(desk: Desk, script: Path
     assert "no/such/jobs.txt cannot be written" in err
 
 
-def test_add_reports_an_equal_job_that_is_queued_or_completed(desk: Desk, script: Path) -> None:
+def test_add_reports_an_identical_job_that_is_queued_or_completed(desk: Desk, script: Path) -> None:
     line = f"0,{script},,--llm x,"
     read = parse_line(line, str(desk.path), "/")
     assert isinstance(read, ParsedJob)
@@ -128,7 +130,7 @@ def test_add_reports_an_equal_job_that_is_queued_or_completed(desk: Desk, script
     assert desk.run("add", "train.py", "--args", "--llm x", "--conda", "e")[2] == ""
 
 
-def test_add_gives_no_warning_about_an_equal_job_that_failed(desk: Desk, script: Path) -> None:
+def test_add_does_not_warn_about_an_identical_job_that_failed(desk: Desk, script: Path) -> None:
     read = parse_line(f"0,{script},,,", str(desk.path), "/")
     assert isinstance(read, ParsedJob)
     job_id = desk.store.insert_job(read.spec, "cli")
@@ -137,7 +139,7 @@ def test_add_gives_no_warning_about_an_equal_job_that_failed(desk: Desk, script:
     assert desk.run("add", "train.py") == (0, f"0,{script},,,\n", "")
 
 
-def test_equal_jobs_are_found_by_the_folder_of_the_jobs_file(
+def test_add_finds_identical_jobs_by_the_folder_of_the_jobs_file(
     desk: Desk, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = parse_line(f"0,{script},,,", "/data/there", "/")
@@ -202,7 +204,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r
     priority=st.integers(-99, 999),
     gpus=st.none() | st.sets(st.integers(0, 12), min_size=1, max_size=5),
 )
-def test_added_lines_are_parsed_back_to_the_same_job(
+def test_an_added_line_parses_to_the_same_job(
     tmp_path: Path,
     name: str,
     words: list[str],
@@ -258,7 +260,7 @@ def line_of(desk: Desk, *words: str) -> str:
         ),
     ],
 )
-def test_command_after_two_dashes_becomes_a_line(
+def test_add_writes_the_command_after_two_dashes_as_a_line(
     desk: Desk, words: list[str], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = desk.path / "home"
@@ -269,14 +271,14 @@ def test_command_after_two_dashes_becomes_a_line(
     assert (desk.path / "jobs.txt").read_text().count("\n") == 1
 
 
-def test_script_accepts_every_attribute(desk: Desk, script: Path) -> None:
+def test_add_accepts_every_attribute_for_a_script(desk: Desk, script: Path) -> None:
     words = ["--vram", "18G", "--gpus-count", "2", "--fail-retries", "1", "--timeout", "2h", "--name", "bert",
              "--cuda", "rewrite", "--cuda-ids", "visible", "--env", "A=1"]  # fmt: skip
     block = "vram=18G gpus=2 fail-retries=1 timeout=2h name=bert env:A=1 cuda=rewrite cuda-ids=visible"
     assert line_of(desk, *words, "train.py", "--args", "x") == f"[{block}] 0,{script},,x,"
 
 
-def test_every_attribute_has_an_option() -> None:
+def test_every_attribute_has_an_option_of_add() -> None:
     words = [f"--{key}" + ("" if form is None else "=x") for key, (form, _) in ATTRIBUTE_HELP.items()]
     replaced = {"--gpus=x": "--gpus-count=x", "--allowed=x": "--gpus=x", "--priority=x": "--priority=1"}
     given = [replaced.get(word, word) for word in words if word != "--cancel"]
@@ -329,7 +331,7 @@ def test_command_arguments_survive_a_round_trip(words: list[str]) -> None:
         (["--gpus", "9", "--", "x"], "--gpus 9: GPU list '9': there is no GPU 9"),
     ],
 )
-def test_rejected_arguments_are_reported_with_a_correction(
+def test_add_suggests_a_correction_for_rejected_arguments(
     desk: Desk, script: Path, words: list[str], told: str
 ) -> None:
     assert desk.store
@@ -345,7 +347,7 @@ def test_start_and_lint_explain_the_format_of_a_gpu_list(desk: Desk) -> None:
         assert (code, "write --gpus 0,2\n" in err) == (2, True)
 
 
-def test_command_runs_in_the_folder_in_which_it_was_added(
+def test_an_added_command_runs_in_the_folder_in_which_it_was_added(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sub = desk.path / "sub"
@@ -361,7 +363,7 @@ def test_command_runs_in_the_folder_in_which_it_was_added(
     assert line_of(desk, *state, *jobs, "--", "make") == "[priority=0] make"
 
 
-def test_adding_a_completed_command_makes_a_new_job(desk: Desk) -> None:
+def test_adding_a_completed_command_creates_a_new_job(desk: Desk) -> None:
     for _ in range(2):
         line = line_of(desk, "--", "echo")
         read = parse_line(line, str(desk.path), "/")
@@ -396,7 +398,7 @@ def test_add_warns_of_an_unknown_conda_environment(
 
 def test_add_warns_if_the_scheduler_watches_another_file(desk: Desk, script: Path) -> None:
     desk.store.record_options(StartOptions(jobs_file=str(desk.path / "jobs.txt")))
-    assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == ""  # no scheduler is up
+    assert desk.run("add", "train.py", "--output-file", "other.txt")[2] == ""  # no scheduler is running
     with desk.scheduler("deaf") as pid:
         assert desk.run("add", "train.py")[2] == ""
         assert desk.run("add", "train.py", "--output-file", "-")[2] == ""
@@ -408,7 +410,7 @@ def test_add_warns_if_the_scheduler_watches_another_file(desk: Desk, script: Pat
         assert "it watches no jobs file" in desk.run("add", "train.py")[2]
 
 
-def test_add_errors_name_the_field_that_is_wrong(desk: Desk, script: Path) -> None:
+def test_add_errors_name_the_invalid_field(desk: Desk, script: Path) -> None:
     code, _, err = desk.run("add", "train.py", "--conda", "my env,x")
     assert (code, "conda environment 'my env,x' is neither a name nor" in err) == (2, True)
     assert desk.run("add", "train.py", "--conda", "/a,b", "--output-file", "-")[:2] == (

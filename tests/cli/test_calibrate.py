@@ -1,4 +1,7 @@
-"""`calibrate` prints a comparison, and changes llm_config.json only with --write and only as a whole."""
+"""`calibrate` prints a comparison.
+
+Only `--write` changes llm_config.json, and it replaces the whole file or nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ CONFIG = '{\n  "note": "mine",\n  "models": {\n    "qwen": 1.0,\n    "other": {"
 
 
 def finish_job(desk: Desk, text: str, peak: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
-    """Inserts a finished job with measured memory."""
+    """Inserts a finished job whose memory was measured."""
     job = desk.job(text, **values)
     gpus = ("SIM-0", "SIM-1")[: values.get("gpus", 1)]
     this = desk.record(act.Start(job, gpus, 0, vram=values.get("vram")))[job]
@@ -37,7 +40,7 @@ def finish_job(desk: Desk, text: str, peak: int, outcome: Outcome = Outcome.COMP
 
 @pytest.fixture
 def config(desk: Desk) -> Path:
-    """Provides the llm_config.json that the scheduler uses, and three kinds of finished jobs."""
+    """Provides the llm_config.json that the scheduler uses. Also inserts three kinds of finished jobs."""
     path = desk.path / "llm_config.json"
     path.write_text(CONFIG)
     desk.store.record_options(StartOptions(llm_config=str(path)))
@@ -93,7 +96,7 @@ def test_written_entries_change_the_need_and_are_suggested_only_once(desk: Desk,
 OLDER = "The older scheduler cannot read entries in braces.\n"
 
 
-def test_single_short_run_is_shown_but_not_written(desk: Desk, config: Path) -> None:
+def test_an_entry_based_on_one_short_run_is_shown_but_not_written(desk: Desk, config: Path) -> None:
     config.write_text(CONFIG.replace('"other"', '"new": 0.5, "other"'))
     before = config.read_text()
     finish_job(desk, "python n.py --llm new", 2000)
@@ -107,7 +110,7 @@ def test_single_short_run_is_shown_but_not_written(desk: Desk, config: Path) -> 
     out = desk.run("calibrate", "--write")[1]
     assert f"{config}.bak.\n{OLDER}\n{early}" in out
     assert config.read_text() == before.replace("1.0", '{"vram": 9152}')
-    # The remaining suggestions rest on too few measurements: nothing is written.
+    # The remaining suggestions are based on too few measurements, so nothing is written.
     written = config.read_text()
     again = calibrate_json(desk, "--write")
     assert (again["models"], again["written"], again["backup"]) == ({}, False, None)
@@ -139,14 +142,14 @@ def test_calibrate_json_has_the_documented_keys(desk: Desk, config: Path) -> Non
         assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(keys), title
 
 
-def test_calibrate_uses_the_buffer_and_tolerance_of_the_scheduler(desk: Desk, config: Path) -> None:
+def test_calibrate_uses_the_schedulers_spike_buffer_and_tolerance(desk: Desk, config: Path) -> None:
     desk.store.record_options(StartOptions(llm_config=str(config), spike_buffer=0.5, tolerance=0.01))
     found = {one["program"]: one for one in calibrate_json(desk)["measured"]}
     assert found["t.py"]["suggested"] == {"vram": 12480}
     assert found["good.py"]["attributes"] == "[vram=6016]"
 
 
-def test_calibrate_accepts_another_file(desk: Desk, config: Path) -> None:
+def test_calibrate_accepts_another_configuration_file(desk: Desk, config: Path) -> None:
     other = desk.path / "other.json"
     other.write_text('{"models": {"qwen": {"share": 0.5}}}')
     assert calibrate_json(desk, "--llm-config", other, "--write")["models"] == {
@@ -159,7 +162,7 @@ def test_calibrate_accepts_another_file(desk: Desk, config: Path) -> None:
     assert "nowhere.json does not exist" in err
 
 
-def test_calibrate_creates_a_missing_file(desk: Desk, config: Path) -> None:
+def test_calibrate_creates_a_missing_configuration_file(desk: Desk, config: Path) -> None:
     config.unlink()
     assert "The file is new." in desk.run("calibrate", "--write")[1]
     assert parse_llm_config(config.read_text()).models["qwen"].vram == 9152
@@ -174,7 +177,9 @@ def test_calibrate_creates_a_missing_file(desk: Desk, config: Path) -> None:
         (b'{"models": {"qwen": "\xff"}}', "byte 0xff is not UTF-8"),
     ],
 )
-def test_calibrate_rejects_a_broken_file(desk: Desk, config: Path, text: bytes, part: str) -> None:
+def test_calibrate_rejects_a_broken_configuration_file(
+    desk: Desk, config: Path, text: bytes, part: str
+) -> None:
     config.write_bytes(text)
     code, out, err = desk.run("calibrate", "--write")
     assert (code, out) == (2, "")
@@ -184,7 +189,7 @@ def test_calibrate_rejects_a_broken_file(desk: Desk, config: Path, text: bytes, 
     assert not (desk.path / "llm_config.json.bak").exists()
 
 
-def test_writing_keeps_mode_link_byte_order_mark_and_older_backups(desk: Desk, config: Path) -> None:
+def test_calibrate_keeps_the_mode_link_byte_order_mark_and_older_backups(desk: Desk, config: Path) -> None:
     real = desk.path / "shared" / "real.json"
     real.parent.mkdir()
     real.write_bytes(b"\xef\xbb\xbf" + CONFIG.encode())
@@ -223,7 +228,7 @@ def test_calibrate_does_not_overwrite_a_concurrent_edit(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_calibrate_reports_a_folder_that_cannot_be_written(desk: Desk, config: Path) -> None:
+def test_calibrate_reports_a_folder_that_it_cannot_write_to(desk: Desk, config: Path) -> None:
     folder = desk.path / "theirs"
     folder.mkdir()
     theirs = folder / "llm_config.json"
@@ -237,7 +242,7 @@ def test_calibrate_reports_a_folder_that_cannot_be_written(desk: Desk, config: P
     assert "cannot be replaced: Permission denied" in err
 
 
-def test_failed_write_leaves_the_file_unchanged(
+def test_a_failed_write_of_calibrate_leaves_the_file_unchanged(
     desk: Desk, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -263,7 +268,7 @@ def test_calibrate_reports_missing_measurements_or_a_missing_store(desk: Desk) -
     assert list(desk.path.glob("llm_config*")) == []
 
 
-def test_calibrate_considers_all_gpus_and_their_reserved_memory(desk: Desk, config: Path) -> None:
+def test_calibrate_limits_suggestions_by_the_gpus_and_their_reserved_memory(desk: Desk, config: Path) -> None:
     finish_job(desk, "python wide.py", 23_700, gpus=2)
     with desk.store.db.transaction() as db:
         for peak in (*[1000] * 20, 24_400):
@@ -273,7 +278,7 @@ def test_calibrate_considers_all_gpus_and_their_reserved_memory(desk: Desk, conf
                 ('["rare.py", null]', peak),
             )
     found = {one["program"]: one for one in calibrate_json(desk)["measured"]}
-    # 24,576 MiB minus the margin of 512 and the idle threshold of 200.
+    # The limit is 24,576 MiB minus the margin of 512 and the idle threshold of 200.
     assert found["wide.py"]["attributes"] == "[vram=23864 gpus=2]"
     assert (found["rare.py"]["max_mib"], found["rare.py"]["p95_mib"]) == (24_400, 1000)
     assert found["rare.py"]["reason"] == "needs a GPU to itself"

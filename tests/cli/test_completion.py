@@ -1,4 +1,4 @@
-"""The completion scripts, tested in the real shells where they are installed."""
+"""The completion scripts, tested in those of the real shells that are installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cli.desk import Desk
 
 ROOT = Path(__file__).parents[2]
 
-#: Prints the binding and the completions of a command line.
+#: Prints the completion settings of both program names and the completions of a command line.
 TRY = """
 complete -p scheduler.py
 complete -p gpu-scheduler
@@ -66,11 +66,11 @@ def test_bash_completes_commands_options_choices_files_and_folders(tmp_path: Pat
     assert completed(tmp_path, "gpu-scheduler", "completion", "z") == ["zsh"]
 
 
-def test_completion_line_of_the_docs_works_in_a_clone(tmp_path: Path) -> None:
+def test_the_completion_command_in_the_docs_works_in_a_clone(tmp_path: Path) -> None:
     (line,) = re.findall(r"`(source <\([^`]+\))`", (ROOT / "docs" / "commands.md").read_text())
     shutil.copy2(ROOT / "scheduler.py", tmp_path)
     (tmp_path / "gpu_scheduler").symlink_to(ROOT / "gpu_scheduler")
-    python = tmp_path / ".venv" / "bin" / "python"  # as after `make install`, but not on PATH
+    python = tmp_path / ".venv" / "bin" / "python"  # as `make install` creates it, but not on PATH
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
@@ -104,7 +104,7 @@ def test_every_shell_completes_every_command_under_both_names(desk: Desk, shell:
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_script_is_valid_in_its_shell(tmp_path: Path, shell: str) -> None:
+def test_the_completion_script_is_valid_in_its_shell(tmp_path: Path, shell: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     (tmp_path / "script").write_text(completion_script(shell))

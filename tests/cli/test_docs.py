@@ -1,4 +1,4 @@
-"""The generated pages are up to date, and the pages written by hand have working links."""
+"""The generated pages are up to date, and the links of handwritten pages work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_command_has_a_section_with_an_example() -> None:
     assert [name for name, text in sections.items() if "Example: " not in text] == []
 
 
-def test_states_page_shows_every_state_outcome_and_allowed_change() -> None:
+def test_the_states_page_shows_every_state_outcome_and_transition() -> None:
     page = PAGES["states.md"]()
     for word in (*JobState, *AttemptState, *Outcome):
         assert f"| `{word}` |" in page

@@ -33,7 +33,9 @@ def test_doctor_prints_each_check_with_its_remedy(desk: Desk, monkeypatch: pytes
     assert desk.run("doctor")[0] == 0
 
 
-def test_json_lists_each_check_with_its_grade_and_remedy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_json_of_doctor_lists_each_check_with_its_grade_and_remedy(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     findings(monkeypatch, warn(Check.STORE, "odd", "do this"))
     code, out, _ = desk.run("doctor", "--json")
     assert code == 0
@@ -66,7 +68,7 @@ def test_doctor_names_the_running_scheduler(desk: Desk) -> None:
     assert "intact" in says["database"]
 
 
-def test_doctor_checks_the_options_of_start(desk: Desk) -> None:
+def test_doctor_checks_the_given_options_of_start(desk: Desk) -> None:
     (desk.path / "lines").write_text("true\n")
     asked = ("--jobs-file", "lines", "--llm-config", "none.json", "--conda-sh", "none.sh", "--simulate", "1")
     code, out, _ = desk.run("doctor", *asked)

@@ -1,4 +1,4 @@
-"""`events`, without a running scheduler and with --follow."""
+"""The `events` command without a running scheduler, and with --follow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waiting import wait_for
 
 
 def three_jobs(desk: Desk) -> list[int]:
-    """Inserts a job cancelled while waiting, one that ran, and one that waits."""
+    """Inserts a job that was cancelled while it waited, a job that ran, and a job that waits."""
     jobs = [desk.job("echo first"), desk.job("echo second"), desk.job("echo third")]
     desk.record(act.FinishJob(jobs[0], Outcome.CANCELLED, worded("line removed")))
     attempt = desk.attempt(jobs[1]).id
@@ -59,7 +59,7 @@ def test_events_prints_one_line_per_event(desk: Desk) -> None:
     assert told[8:] == ["GPU 1 paused"]
 
 
-def test_events_prints_the_last_ones_as_json(desk: Desk) -> None:
+def test_events_prints_the_last_events_as_json(desk: Desk) -> None:
     three_jobs(desk)
     assert desk.run("events", "-n", 0) == (0, "", "")
     code, out, _ = desk.run("events", "--jsonl", "-n", 3)
@@ -73,7 +73,7 @@ def test_events_prints_the_last_ones_as_json(desk: Desk) -> None:
     assert len(everything) == 9
 
 
-def test_every_key_of_an_attempt_is_documented(desk: Desk) -> None:
+def test_every_key_of_an_attempts_events_is_documented(desk: Desk) -> None:
     three_jobs(desk)
     text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     table = text.partition("| event | keys |")[2].partition("\n\n")[0]
@@ -89,7 +89,7 @@ def test_every_key_of_an_attempt_is_documented(desk: Desk) -> None:
         assert "learned" in one
 
 
-def test_each_kind_of_end_has_its_own_outcome(desk: Desk) -> None:
+def test_each_event_text_of_an_end_names_its_outcome(desk: Desk) -> None:
     job = desk.job("echo first")
     desk.record(act.FinishJob(job, Outcome.CANCELLED, worded("line removed")))
     desk.record(act.RequeueJob(job, worded("asked for")))
@@ -100,7 +100,7 @@ def test_each_kind_of_end_has_its_own_outcome(desk: Desk) -> None:
     ]  # fmt: skip
 
 
-def test_events_are_printed_once_even_with_gaps_in_the_ids(
+def test_events_prints_each_event_once_even_with_gaps_in_the_ids(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpu_scheduler.app.events._BATCH_SIZE", 2)
@@ -110,7 +110,7 @@ def test_events_are_printed_once_even_with_gaps_in_the_ids(
     assert ids == [4, 5, 7, 8, 9]
 
 
-def test_events_use_the_tolerance_of_the_scheduler(desk: Desk) -> None:
+def test_events_uses_the_schedulers_tolerance(desk: Desk) -> None:
     job = desk.job()
     attempt = desk.record(act.Start(job, ("SIM-0",), 0, vram=1000))[job]
     desk.record(act.RecordUsage(job, attempt, 1.0, (("SIM-0", 1200, 1.0),)))
@@ -155,7 +155,7 @@ def read(process: subprocess.Popen[str]) -> Any:
 
 
 @pytest.mark.timeout(30)
-def test_events_are_followed_until_ctrl_c(desk: Desk) -> None:
+def test_events_follows_until_ctrl_c(desk: Desk) -> None:
     job = desk.job("echo first")
     with following(desk, "--jsonl") as process:
         assert read(process)["event"] == "queued"
@@ -169,13 +169,13 @@ def test_events_are_followed_until_ctrl_c(desk: Desk) -> None:
         assert process.stderr.read() == ""
 
 
-def test_events_are_followed_until_the_reader_leaves(desk: Desk) -> None:
+def test_events_follows_until_its_reader_closes_the_pipe(desk: Desk) -> None:
     desk.job("echo first")
     with following(desk, "--jsonl") as process:
         assert read(process)["event"] == "queued"
         assert process.stdout is not None
         process.stdout.close()
-        # No event occurs whose printing could fail.
+        # `events` must notice the closed pipe without a new event to print.
         wait_for(lambda: process.poll() is not None, "its end")
         assert process.returncode == 141
         assert process.stderr is not None

@@ -1,4 +1,7 @@
-"""`gpu-scheduler FILE`: a jobs file instead of a command, which continues where it stopped when run again."""
+"""`gpu-scheduler FILE`, with a jobs file instead of a command.
+
+Running it again continues where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -66,13 +69,13 @@ def world(tmp_path: Path) -> Iterator[World]:
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_jobs_file_instead_of_a_command_is_run_and_drained(words: str, expected: StartOptions) -> None:
+def test_a_jobs_file_instead_of_a_command_is_run_and_drained(words: str, expected: StartOptions) -> None:
     options = parse(words.split())
     assert (options.command, StartOptions.from_values(vars(options))) == ("start", expected)
 
 
 @pytest.mark.usefixtures("here")
-def test_jobs_file_may_have_any_name_that_is_not_a_command() -> None:
+def test_a_jobs_file_may_have_any_name_that_is_not_a_command() -> None:
     assert parse(["with blank"]).jobs_file == "with blank"
     assert parse(["status"]).command == "status"
 
@@ -117,7 +120,7 @@ def test_usage_errors_suggest_a_correction(words: str, parts: list[str]) -> None
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_command_names_of_other_programs_get_a_suggestion(words: str, meant: str) -> None:
+def test_suggests_our_command_for_the_command_of_another_program(words: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(shlex.split(words))
     text = str(caught.value)
@@ -125,7 +128,7 @@ def test_command_names_of_other_programs_get_a_suggestion(words: str, meant: str
     assert f"did you mean `{meant}`?\n" in text
 
 
-def test_file_named_like_a_command_of_another_program_is_a_jobs_file(here: Path) -> None:
+def test_a_file_named_like_a_command_of_another_program_is_a_jobs_file(here: Path) -> None:
     (here / "queue").touch()
     assert parse(["queue"]).jobs_file == "queue"
 
@@ -137,7 +140,7 @@ def test_file_named_like_a_command_of_another_program_is_a_jobs_file(here: Path)
     command=st.sampled_from([None, *COMMANDS]),
     behind=st.lists(st.sampled_from(["start", "x", "--sim", "-v", "--", "/", "--state-file"])),
 )
-def test_first_word_that_is_not_an_option_or_its_value_decides(
+def test_the_first_word_that_is_not_an_option_or_its_value_is_the_command_or_file(
     before: list[list[str]], command: str | None, behind: list[str]
 ) -> None:
     words = [word for words in before for word in words]
@@ -158,7 +161,7 @@ def test_every_name_of_the_program_accepts_a_jobs_file(here: Path) -> None:
 
 
 def started_scheduler(world: World, *words: str) -> Process:
-    """Starts `gpu-scheduler jobs.txt …` and waits until it is running; it is ended with the world."""
+    """Starts `gpu-scheduler jobs.txt …` and waits until it is running. Closing `world` ends it."""
     with open(world.output_file, "wb") as out:
         words = ("jobs.txt", *SIMULATED, *words)
         process = Process("gpu_scheduler", words, world.folder, world.env, out.fileno(), out.fileno())
@@ -182,7 +185,7 @@ def test_a_restart_skips_finished_jobs_and_continues_running_ones(
     assert done.returncode == 0, done.stdout
     assert "drained: 4 of 4 jobs completed" in done.stdout
     assert sorted((world.folder / "ran").read_text().split()) == ["four", "one", "three", "two"]
-    # Run again: nothing is left to do.
+    # A second run has nothing left to do.
     assert "drained: 4 of 4 jobs completed" in world.run_ok("jobs.txt", *SIMULATED)
     assert len((world.folder / "ran").read_text().split()) == 4
 
@@ -198,7 +201,7 @@ def test_watch_runs_new_lines_until_the_scheduler_is_stopped(world: World) -> No
     assert world.end_scheduler() == 0
 
 
-def test_exit_code_reflects_the_jobs(world: World) -> None:
+def test_the_exit_code_reflects_the_ends_of_the_jobs(world: World) -> None:
     world.append("exit 3", "exit 0")
     assert world.cli("jobs.txt", *SIMULATED).returncode == 3
 
@@ -245,7 +248,10 @@ def test_fresh_is_refused_while_a_scheduler_or_a_job_runs(world: World) -> None:
 
 
 class Prompt:
-    """A user at a terminal who gives one answer; records the questions and the starts of the scheduler."""
+    """A user at a terminal who gives one answer.
+
+    Records the questions and counts the starts of the scheduler.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: str | None) -> None:
         self.questions: list[str] = []
@@ -285,7 +291,7 @@ def test_fresh_asks_for_confirmation_on_a_terminal(
     assert state_counts(desk.store) == {"queued": 2}
 
 
-def test_confirmation_uses_the_singular_and_full_paths_of_other_folders(
+def test_the_question_uses_the_singular_and_the_full_path_of_another_folder(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     desk.job()

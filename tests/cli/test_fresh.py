@@ -1,4 +1,4 @@
-"""Forgetting history with --fresh: removed and kept data, atomicity, and refusals."""
+"""Forgetting the history with --fresh: what is removed, what is kept, atomicity, and refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def finish_attempt(desk: Desk, job: int, attempt: int) -> None:
 
 
 def fill_store(desk: Desk) -> tuple[int, int]:
-    """Inserts a finished job with its folder and line, and a queued one; returns their ids."""
+    """Inserts a finished job, with its attempt folder and its line, and a queued job. Returns their ids."""
     done, waits = desk.job(), desk.job("echo later")
     row = desk.attempt(done)
     desk.folder(row).mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_fresh_forgets_jobs_and_keeps_facts_about_the_machine(desk: Desk) -> Non
     )
     assert (desk.data_dir.folder / "status.txt").exists()
     assert store.db.rows("PRAGMA foreign_key_check") == []
-    # An id is never reused, and the queue positions of new jobs continue.
+    # Ids are never reused, and new jobs get the next queue positions.
     again = desk.job()
     assert again == waits + 1
     assert state_counts(store) == {"queued": 1}
@@ -127,7 +127,7 @@ def test_fresh_on_an_empty_store_changes_nothing(desk: Desk) -> None:
     assert count(desk.store, "event") == 0
 
 
-def test_failed_transaction_forgets_nothing(desk: Desk) -> None:
+def test_a_failed_fresh_start_forgets_no_jobs(desk: Desk) -> None:
     done, _ = fill_store(desk)
     before = {table: count(desk.store, table) for table in (*CLEARED_TABLES, "event", "request")}
     with pytest.raises(SchedulerError, match="2 jobs, 0 left"), forgetting_jobs(desk.store) as jobs:
@@ -136,7 +136,7 @@ def test_failed_transaction_forgets_nothing(desk: Desk) -> None:
     assert [path.name for path in desk.data_dir.runs.iterdir()] == [str(done)]
 
 
-def test_kill_in_the_middle_forgets_nothing(desk: Desk) -> None:
+def test_a_fresh_start_that_is_killed_forgets_no_jobs(desk: Desk) -> None:
     done, _ = fill_store(desk)
     program = (
         "import os, sys\n"
@@ -157,7 +157,7 @@ def test_kill_in_the_middle_forgets_nothing(desk: Desk) -> None:
     assert [path.name for path in desk.data_dir.runs.iterdir()] == [str(done)]
 
 
-def test_folders_left_by_a_crash_are_removed_by_the_next_fresh_start(
+def test_the_next_fresh_start_removes_folders_left_by_a_crash(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done, _ = fill_store(desk)
@@ -176,7 +176,7 @@ def test_folders_left_by_a_crash_are_removed_by_the_next_fresh_start(
     assert list(desk.data_dir.runs.iterdir()) == []
 
 
-def test_folder_that_cannot_be_removed_is_reported_without_failing(
+def test_a_folder_that_cannot_be_removed_is_only_reported(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill_store(desk)
@@ -206,7 +206,7 @@ def test_fresh_is_refused_while_a_job_runs_and_accepted_after_its_end(desk: Desk
         pass
     assert desk.state(job) == "running"
     assert desk.run("stop", "--jobs")[0] == 0
-    # The end is not recorded yet and does not need to be.
+    # The job's end is not recorded yet, and need not be.
     assert desk.state(job) == "running"
     assert count_jobs_to_forget(desk.data_dir) == 1
     with fresh_start.jobs_forgotten(desk.store):
@@ -243,14 +243,14 @@ def test_fresh_is_refused_while_a_process_of_an_ended_job_is_left(
         with pytest.raises(SchedulerError, match=f"job {job} is active"):
             fresh_start.refuse_active(desk.store)
         monkeypatch.setattr(fresh_start, "RUNNER_EXIT_S", 20.0)
-        monkeypatch.setattr(time, "sleep", lambda _s: left.kill())  # the process ends during the check
+        monkeypatch.setattr(time, "sleep", lambda _s: left.kill())  # it ends during the check
         fresh_start.refuse_active(desk.store)
     finally:
         left.kill()
         left.wait()
 
 
-def test_fresh_voids_the_claim_of_an_unclaimed_attempt(desk: Desk) -> None:
+def test_fresh_voids_the_claim_of_an_attempt_that_no_runner_has_claimed(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     assert count_jobs_to_forget(desk.data_dir) == 1
@@ -274,7 +274,7 @@ def test_a_killed_runner_does_not_block_a_fresh_start_once_its_command_has_ended
     assert desk.state(job) == "running"
 
 
-def test_fresh_does_not_claim_an_ended_attempt(desk: Desk) -> None:
+def test_fresh_does_not_void_the_claim_of_an_ended_attempt(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     desk.record(act.FinishAttempt(job, row.id, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED))
@@ -295,7 +295,9 @@ def test_fresh_is_refused_if_an_attempt_folder_cannot_be_read(
     assert str(refused.value) == f"{desk.folder(row)}: Permission denied; nothing is forgotten"
 
 
-def test_number_of_forgotten_jobs_is_logged_afterwards(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_the_number_of_forgotten_jobs_after_forgetting_them(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
     fill_store(desk)
     with caplog.at_level("INFO"):
         with fresh_start.jobs_forgotten(desk.store):
@@ -303,7 +305,7 @@ def test_number_of_forgotten_jobs_is_logged_afterwards(desk: Desk, caplog: pytes
         assert caplog.messages == ["forgot 2 jobs"]
 
 
-def test_attempts_of_another_boot_do_not_block_a_fresh_start(desk: Desk) -> None:
+def test_attempts_from_before_a_reboot_do_not_block_a_fresh_start(desk: Desk) -> None:
     row = desk.attempt(desk.job())
     with desk.store.db.transaction() as db:
         db.execute("UPDATE attempt SET boot_id = 'another'")

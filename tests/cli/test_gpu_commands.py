@@ -1,4 +1,4 @@
-"""`pause` and `resume`, with and without a scheduler."""
+"""The `pause` and `resume` commands, with and without a scheduler."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_pause_rejects_an_unknown_gpu_and_records_nothing(desk: Desk, words: lis
     assert desk.requests() == []
 
 
-def test_lists_unknown_gpus_as_ranges(desk: Desk) -> None:
+def test_pause_lists_unknown_gpus_as_ranges(desk: Desk) -> None:
     assert desk.store
     assert desk.run("pause", "0,5-99")[2] == (
         "gpu-scheduler: GPUs 5-99 are not managed; the managed GPUs are 0,1\n"
     )
 
 
-def test_pause_applies_an_edit_of_the_state_file_first_and_overrides_it(desk: Desk) -> None:
+def test_pause_applies_edits_to_the_state_file_first_and_overrides_them(desk: Desk) -> None:
     assert desk.store
     desk.data_dir.state_file.write_text('{"paused_gpus": [0, 1], "_scheduler": {"paused_gpus": []}}')
     desk.run("resume", "1")
@@ -90,7 +90,7 @@ def test_resuming_an_unpaused_gpu_before_the_first_start_writes_nothing(desk: De
     assert list(desk.path.iterdir()) == []
 
 
-def test_pause_before_the_first_start_keeps_keys_of_the_older_scheduler(desk: Desk) -> None:
+def test_pause_before_the_first_start_keeps_the_older_schedulers_keys(desk: Desk) -> None:
     older = {"gpu_status": [0.5, 0.0], "paused_gpus": ["1"], "sessions": {"a": 1}, "note": None}
     desk.data_dir.state_file.write_text(json.dumps(older))
     assert desk.run("pause", "0")[0] == 0
@@ -100,7 +100,7 @@ def test_pause_before_the_first_start_keeps_keys_of_the_older_scheduler(desk: De
 
 
 def test_pause_before_the_first_start_ignores_the_base_of_a_removed_store(desk: Desk) -> None:
-    """According to the base of the removed store, GPU 1 was already paused, which would hide the change."""
+    """The base of the removed store says that GPU 1 was already paused, which would hide the change."""
     desk.data_dir.state_file.write_text('{"paused_gpus": [1], "_scheduler": {"paused_gpus": [1]}, "mine": 3}')
     assert desk.run("pause", "0")[0] == 0
     assert json.loads(desk.data_dir.state_file.read_text())["mine"] == 3
@@ -132,7 +132,7 @@ def test_explains_an_impossible_pause_before_the_first_start(
     assert (desk.data_dir.state_file.read_text() if text is not None else None) == text
 
 
-def test_concurrent_edit_during_a_pause_before_the_first_start_is_kept(
+def test_pause_before_the_first_start_keeps_a_concurrent_edit(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = desk.data_dir.state_file

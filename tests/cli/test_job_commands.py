@@ -1,4 +1,7 @@
-"""`cancel`, `retry`, `hold` and `release`, with and without a scheduler; running jobs are real processes."""
+"""The `cancel`, `retry`, `hold` and `release` commands, with and without a scheduler.
+
+Running jobs are real processes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def test_requests_about_a_queued_job_are_recorded_without_a_scheduler(desk: Desk
     assert desk.state(job) == "queued"
 
 
-def test_answers_of_a_running_scheduler_are_printed(desk: Desk) -> None:
+def test_prints_the_answers_of_a_running_scheduler(desk: Desk) -> None:
     job = desk.job()
     with desk.scheduler():
         assert desk.run("hold", job) == (0, f"job {job}: held\n", "")
@@ -54,7 +57,7 @@ def test_answers_of_a_running_scheduler_are_printed(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("up", [False, True])
-def test_unknown_job_does_not_stop_the_other_requests(desk: Desk, up: bool) -> None:
+def test_an_unknown_job_does_not_prevent_the_other_requests(desk: Desk, up: bool) -> None:
     first, last = desk.job(), desk.job("echo b")
     with desk.scheduler() if up else nullcontext():
         code, out, err = desk.run("cancel", first, 99, last, first)
@@ -64,7 +67,7 @@ def test_unknown_job_does_not_stop_the_other_requests(desk: Desk, up: bool) -> N
     assert "there is no job 99" in err
 
 
-def test_finished_job_can_be_retried_but_not_cancelled_or_held(desk: Desk) -> None:
+def test_a_finished_job_can_be_retried_but_not_cancelled_or_held(desk: Desk) -> None:
     job = desk.job()
     desk.record(act.FinishJob(job, Outcome.FAILED, None))
     code, out, err = desk.run("cancel", job)
@@ -127,7 +130,7 @@ def test_cancel_ends_a_running_job_without_a_scheduler(desk: Desk) -> None:
     assert row.outcome == "cancelled"
 
 
-def test_cancel_kills_a_job_that_ignores_sigterm_after_the_grace(desk: Desk) -> None:
+def test_cancel_kills_a_job_that_ignores_sigterm_after_the_grace_period(desk: Desk) -> None:
     job = desk.run_job("trap '' TERM; echo up; while :; do sleep 0.02; done")
     wait_for(lambda: "up" in (desk.path / f"job_{job}.log").read_text(), "output")
     began = time.monotonic()
@@ -137,7 +140,7 @@ def test_cancel_kills_a_job_that_ignores_sigterm_after_the_grace(desk: Desk) -> 
 
 
 @pytest.mark.parametrize("environment", ["", "env -i"])
-def test_cancel_sweeps_a_job_whose_runner_died(
+def test_cancel_ends_the_processes_of_a_job_whose_runner_died(
     desk: Desk, environment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fresh_start, "RUNNER_EXIT_S", 0.1)
@@ -171,7 +174,7 @@ def test_cancel_stops_an_unclaimed_attempt_before_it_begins(desk: Desk) -> None:
     assert (stop.cause, stop.grace_s, stop.on_timeout) == ("cancelled", 10.0, "kill")
 
 
-def test_running_scheduler_cancels_a_running_job(desk: Desk) -> None:
+def test_a_running_scheduler_cancels_a_running_job(desk: Desk) -> None:
     job = desk.run_job(LONG)
     wait_for(lambda: "up" in (desk.path / f"job_{job}.log").read_text(), "output")
     with desk.scheduler():
@@ -191,7 +194,7 @@ def test_cancel_takes_over_from_a_scheduler_that_dies_before_answering(
 
 @pytest.mark.parametrize("state", list(JobState))
 @pytest.mark.parametrize("verb", ["cancel", "retry", "requeue", "hold", "release", "line_removed"])
-def test_predicted_state_matches_the_loop(state: JobState, verb: str) -> None:
+def test_the_predicted_state_of_a_job_matches_the_loops_decision(state: JobState, verb: str) -> None:
     outcome = Outcome.FAILED if state is JobState.FINISHED else None
     did, _ = requests._JOB_REQUESTS[verb](JobFact(1, state, outcome), {}, Settings())
     after = state

@@ -1,4 +1,4 @@
-"""References to jobs by number, range and name in every command, and the --failed options."""
+"""Referring to jobs by number, range or name in every command, and the --failed options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORDED = "recorded; takes effect when the scheduler starts"
 
 
 def finish_job(desk: Desk, name: str | None, at: float, outcome: Outcome = Outcome.COMPLETED) -> int:
-    """Inserts a finished job that ended at that time."""
+    """Inserts a finished job that ended at the time `at`."""
     job = desk.job(name=name)
     desk.record(act.FinishJob(job, outcome, None))
     with desk.store.db.transaction() as db:
@@ -42,11 +42,9 @@ def finish_job(desk: Desk, name: str | None, at: float, outcome: Outcome = Outco
         (["bert", 1, "bert"], [4, 1]),
     ],
 )
-def test_jobs_are_resolved_by_number_range_and_name(
-    desk: Desk, refs: list[JobRef], ids: list[int] | None
-) -> None:
+def test_finds_jobs_by_number_range_and_name(desk: Desk, refs: list[JobRef], ids: list[int] | None) -> None:
     finish_job(desk, "done", 100.0)
-    assert finish_job(desk, "done", 300.0) == 2  # it ended last
+    assert finish_job(desk, "done", 300.0) == 2  # this job ended last
     finish_job(desk, "done", 200.0)
     assert desk.job(name="bert") == 4
     finish_job(desk, "bert", 400.0)  # the name means the open job
@@ -57,7 +55,7 @@ def test_jobs_are_resolved_by_number_range_and_name(
         assert resolve_jobs(desk.store, refs) == ids
 
 
-def test_empty_range_and_ambiguous_name_are_rejected(desk: Desk) -> None:
+def test_rejects_a_range_without_jobs_and_an_ambiguous_name(desk: Desk) -> None:
     ids = [desk.job(name="bert", hold=n == 2) for n in range(3)]
     with pytest.raises(SchedulerError, match="has no job 7 to 9; "):
         resolve_jobs(desk.store, [range(7, 10)])
@@ -76,7 +74,7 @@ def test_empty_range_and_ambiguous_name_are_rejected(desk: Desk) -> None:
     assert desk.requests() == []
 
 
-def test_ended_job_that_is_not_recorded_yet_does_not_make_a_name_ambiguous(desk: Desk) -> None:
+def test_a_job_whose_end_is_not_recorded_yet_does_not_make_a_name_ambiguous(desk: Desk) -> None:
     job = desk.run_job("exit 7")
     row = desk.store.attempts(job)[0]
     wait_for(lambda: observe(desk.folder(row), row.token).result, "the result")
@@ -125,7 +123,7 @@ def test_commands_that_show_a_job_accept_its_name(desk: Desk) -> None:
 
 
 def some_failed(desk: Desk) -> list[int]:
-    """Inserts three jobs that failed in different ways, among others."""
+    """Inserts three jobs that failed in different ways, and other jobs that did not fail."""
     finish_job(desk, None, 50.0)
     failed = [
         finish_job(desk, None, 100.0 * n, outcome)
@@ -145,7 +143,7 @@ def test_retry_failed_queues_each_failed_job_once(desk: Desk) -> None:
     assert (code, err) == (0, "")
     assert out == "".join(f"job {job}: {RECORDED}\n" for job in failed)
     assert desk.requests() == [("retry", str(job)) for job in failed]
-    # Repeated before a scheduler runs: the requests exist already.
+    # The command is repeated before a scheduler runs, so the requests already exist.
     assert desk.run("retry", "--failed")[0] == 0
     assert len(desk.requests()) == len(failed)
 
@@ -169,7 +167,7 @@ def test_status_failed_lists_only_failed_jobs(desk: Desk) -> None:
     assert "echo queued" not in text
 
 
-def test_unrecorded_failure_counts_as_failed(desk: Desk) -> None:
+def test_a_failure_that_is_not_recorded_yet_counts_as_failed(desk: Desk) -> None:
     job = desk.run_job("exit 7")
     row = desk.store.attempts(job)[0]
     wait_for(lambda: observe(desk.folder(row), row.token).result, "the result")
@@ -190,7 +188,7 @@ def test_a_long_list_of_failed_jobs_is_shortened_and_counted(desk: Desk) -> None
     assert desk.run("retry", "--failed") == (0, f"25 jobs: {RECORDED}\n", "")
 
 
-def test_job_that_waits_for_a_retry_has_not_failed(desk: Desk) -> None:
+def test_a_job_that_waits_for_a_retry_does_not_count_as_failed(desk: Desk) -> None:
     job = desk.job(fail_retries=1)
     row = desk.attempt(job)
     desk.record(

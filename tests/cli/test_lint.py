@@ -1,4 +1,4 @@
-"""`lint` reads a jobs file as the scheduler does and queues nothing."""
+"""The `lint` command reads a jobs file as the scheduler does, but queues nothing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ jobs.txt:7: malformed: bash rejects it"""
     assert sorted(path.name for path in desk.path.iterdir()) == ["a.py", "jobs.txt", "llm_config.json"]
 
 
-def test_lint_keeps_the_order_of_lines_and_marks_cancelled_ones(desk: Desk) -> None:
+def test_lint_keeps_the_order_of_lines_and_marks_cancelled_lines(desk: Desk) -> None:
     write_jobs_file(desk, "high,a.py,env\n[cancel] true\n")
     out = desk.run("lint")[1]
     first, second = (out.index(f"jobs.txt:{number}: ") for number in (1, 2))
@@ -88,7 +88,7 @@ def test_lint_warns_about_likely_mistakes(desk: Desk) -> None:
     assert out.endswith("5 jobs, 4 lines with a warning, 0 malformed\n")
 
 
-def test_lint_json_has_the_same_content(desk: Desk) -> None:
+def test_the_json_of_lint_has_the_same_content_as_the_text(desk: Desk) -> None:
     write_jobs_file(desk)
     code, out, _ = desk.run("lint", "jobs.txt", "--json")
     assert code == 1
@@ -132,7 +132,7 @@ def test_lint_uses_the_gpu_sizes_in_the_store(desk: Desk) -> None:
     assert desk.run("lint")[1].count("warning: ") == 2
 
 
-def test_values_that_look_like_secrets_are_masked(desk: Desk) -> None:
+def test_lint_masks_values_that_look_like_secrets(desk: Desk) -> None:
     write_jobs_file(
         desk, "[env:HF_TOKEN=hunter2 env:SEED=1] python t.py\n[env:URL=ftp://ann:hunter2@host] 0,a.py,,,\n"
     )
@@ -145,7 +145,7 @@ def test_values_that_look_like_secrets_are_masked(desk: Desk) -> None:
     assert hidden == [{"HF_TOKEN": HIDDEN, "SEED": "1"}, {"URL": HIDDEN}]
 
 
-def test_lint_accepts_a_good_file_and_checks_named_gpus(desk: Desk) -> None:
+def test_lint_accepts_a_valid_file_and_checks_the_gpus_that_it_names(desk: Desk) -> None:
     write_jobs_file(desk, "[gpus=2] true\n0,a.py,,,3\n")
     assert desk.run("lint")[0] == 0
     code, out, _ = desk.run("lint", "--gpus", "2")

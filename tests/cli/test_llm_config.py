@@ -1,4 +1,4 @@
-"""Replacing llm_config.json: never over someone else's change, and completely or not at all."""
+"""Replacing llm_config.json completely or not at all, and never overwriting a concurrent change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _in_place(path: Path) -> None:
 
 
 def _by_rename(path: Path) -> None:
-    """Saves like an editor: replaces the file by another one with the same times."""
+    """Saves like an editor: replaces the file with another one that has the same times."""
     status = path.stat()
     spare = path.with_name("spare")
     spare.write_text(OTHER)
@@ -42,7 +42,7 @@ def _made(path: Path) -> None:
     ("before", "edit", "after"),
     [(OLD, _in_place, OTHER), (OLD, _by_rename, OTHER), (OLD, _removed, None), (None, _made, OTHER)],
 )
-def test_concurrent_change_of_the_file_is_kept(
+def test_keeps_a_concurrent_change_to_the_file(
     tmp_path: Path, before: str | None, edit: Callable[[Path], None], after: str | None
 ) -> None:
     path = tmp_path / "llm_config.json"
@@ -57,7 +57,7 @@ def test_concurrent_change_of_the_file_is_kept(
 
 
 @pytest.mark.parametrize("which", [1, 2])
-def test_disk_error_leaves_no_temporary_file(
+def test_a_disk_error_leaves_no_temporary_file(
     tmp_path: Path, which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "llm_config.json"
@@ -67,7 +67,7 @@ def test_disk_error_leaves_no_temporary_file(
 
     def fsync(fd: int) -> None:
         synced.append(fd)
-        if len(synced) == which:  # of the new version, then of the backup of the previous one
+        if len(synced) == which:  # first the new version is synced, then the backup of the previous one
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("gpu_scheduler.intake.llm_config.os.fsync", fsync)
@@ -77,6 +77,6 @@ def test_disk_error_leaves_no_temporary_file(
     assert path.read_text() == OLD
 
 
-def test_rejects_a_path_that_is_not_a_file() -> None:
+def test_rejects_a_configuration_path_that_is_not_a_regular_file() -> None:
     with pytest.raises(UsageError, match="/dev/null is not a regular file"):
         LlmConfigText.read("/dev/null", must_exist=True)

@@ -21,7 +21,10 @@ NOW = Now(1_700_000_000.0, 1000.0, "boot")
 def gpu(
     index: int, used: int | None = None, processes: tuple[GpuProcess, ...] | None = (), **values: object
 ) -> Gpu:
-    """Returns a GPU of 24 GiB whose recorded sample is 1 s old. used: None = the sum of its processes."""
+    """Returns a 24 GiB GPU whose recorded sample is 1 s old.
+
+    If `used` is None, the GPU uses the sum of its processes' memory.
+    """
     if used is None and processes is not None:
         used = sum(process.used_mib or 0 for process in processes)
     sample = GpuSample(f"U{index}", index, "GPU", TOTAL, used, 0.0, processes)
@@ -38,7 +41,7 @@ def gpu(
 
 
 def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
-    """Returns an attempt running on these GPUs (default: U0), with its newest sample recorded.
+    """Returns an attempt that runs on these GPUs, by default on U0. Its newest sample is recorded.
 
     Its share or vram counts as declared unless `budgets` are given.
     """
@@ -77,6 +80,9 @@ def group(
     more: bool = False,
     reason: WaitReason | None = None,
 ) -> PendingGroup:
-    """Returns waiting jobs with the same resources, by id or by id and priority, in this order."""
+    """Returns a group of waiting jobs with the same resources.
+
+    Each job is an id or an (id, priority) pair; their order is kept.
+    """
     pairs = (job if isinstance(job, tuple) else (job, 200) for job in jobs)
     return PendingGroup(resources, tuple(QueuedJob(job, at, job) for job, at in pairs), more, reason)

@@ -1,4 +1,4 @@
-"""A jobs file, a clock and a table of jobs in memory, to test the effect of edits on the jobs."""
+"""An in-memory jobs file, clock and job table, to test how edits affect jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 
 @dataclass
 class Job:
-    """A job as stored."""
+    """The stored values of a job."""
 
     spec: JobSpec
     position: int
@@ -40,7 +40,7 @@ class Job:
 
 
 class JobsFileWorld:
-    """Applies the decisions of the debounce and of the file diff, as the loop does."""
+    """Applies the decisions of the debounce and the file diff, as the loop does."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -57,11 +57,11 @@ class JobsFileWorld:
 
     @property
     def waiting_for_lines(self) -> set[int]:
-        """Returns the jobs that must not start because of their lines."""
+        """Returns the ids of the jobs that must not start because of their lines."""
         return set(self.waits)
 
     def save(self, text: str, wait: float = 0.0) -> None:
-        """Saves this text to the file and checks it, then waits if asked."""
+        """Saves `text` to the file, checks the file, and then waits for `wait` seconds."""
         self.raw_lines = text.splitlines(keepends=True)
         self.unchanged_since = self.now
         self.check()
@@ -69,11 +69,11 @@ class JobsFileWorld:
             self.wait(wait)
 
     def append(self, text: str, wait: float = 0.0) -> None:
-        """Appends to the file."""
+        """Appends `text` to the file in one save."""
         self.save("".join(self.raw_lines) + text, wait)
 
     def wait(self, seconds: float) -> None:
-        """Advances the time; checks the file whenever the last check requested it, and at the end."""
+        """Advances the time. Checks the file whenever the last check requested it, and once at the end."""
         end = self.now + seconds
         while self.next_check is not None and self.next_check <= end:
             assert self.next_check > self.now, "a check that is due at once would loop forever"
@@ -157,12 +157,12 @@ class JobsFileWorld:
         return job_id
 
     def start(self, job_id: int) -> None:
-        """Makes the job running."""
+        """Marks the job as running."""
         assert job_id not in self.waiting_for_lines
         self.jobs[job_id].state = JobState.RUNNING
 
     def end(self, job_id: int, outcome: Outcome = Outcome.COMPLETED) -> None:
-        """Finishes the job."""
+        """Marks the job as finished with this outcome."""
         self.jobs[job_id].state, self.jobs[job_id].outcome = JobState.FINISHED, outcome
 
     def facts(self) -> dict[int, JobFact]:
@@ -170,7 +170,7 @@ class JobsFileWorld:
         return {i: JobFact(i, job.state, job.outcome, job.held_by) for i, job in self.jobs.items()}
 
     def newest(self) -> dict[str, JobFact]:
-        """Returns the newest job of every identity."""
+        """Returns the newest job with each identity."""
         return {self.jobs[i].spec.identity: fact for i, fact in sorted(self.facts().items())}
 
     def states(self) -> dict[int, str]:
@@ -178,6 +178,6 @@ class JobsFileWorld:
         return {i: str(job.outcome or job.state) for i, job in self.jobs.items()}
 
     def queue(self) -> list[str]:
-        """Returns the lines of the queued jobs by queue position."""
+        """Returns the texts of the queued jobs in queue order."""
         queued = [job for job in self.jobs.values() if job.state is JobState.QUEUED]
         return [job.spec.text for job in sorted(queued, key=lambda job: job.position)]

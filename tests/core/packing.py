@@ -1,7 +1,7 @@
 """A model of a machine whose jobs and foreign processes use GPU memory, for property tests of `plan`.
 
-It computes independently which job fits where, from docs/design.md, Accounting, and from the samples, and
-checks every start and every wait against that.
+The model computes independently of `plan` which job fits where. It uses the samples and the rules in
+docs/design.md, Accounting, and checks every start and every wait of `plan` against the result.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from gpu_scheduler.core.scheduling.queue_placement import need_of
 from gpu_scheduler.core.scheduling.settings import Settings
 
 MARGIN, IDLE, SPIKE, TOLERANCE = 512, 200, Fraction(1, 10), Fraction(1, 10)
-#: Duration of a tick of the model, seconds.
+#: The length of one tick of the model, in seconds.
 TICK_S = 5.0
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """A job that arrives at a tick, runs for some ticks, and uses these percentages of its need in turn."""
+    """A job that arrives at a tick and runs for some ticks.
+
+    `uses` are percentages of its need, one per tick.
+    """
 
     resources: ResourceSpec
     comes: int
@@ -42,7 +45,7 @@ class JobPlan:
 
 @dataclass(frozen=True)
 class ForeignProcessPlan:
-    """A foreign process: its memory on one GPU in turn, MiB; None = it is not on the GPU for a while."""
+    """A foreign process on one GPU. `uses` are MiB, one per tick; None means that it is not on the GPU."""
 
     gpu: int
     comes: int
@@ -61,8 +64,9 @@ class ForeignProcessPlan:
 class Scene:
     """Everything that happens in one run of the model.
 
-    unattributed_mib: on every GPU; sampled: whether each tick has a sample; loads, paused: by tick and GPU.
-    loads are those of foreign processes; our jobs cause 97 percent.
+    `unattributed_mib` applies to every GPU. `sampled` says which ticks have a sample. `loads` and `paused`
+    are indexed by tick and GPU. `loads` are the loads of foreign processes; each of our jobs causes a load of
+    97 percent.
     """
 
     totals: tuple[int, ...]
@@ -85,7 +89,7 @@ class Running:
 
 @dataclass
 class Machine:
-    """Plays a scene: the actual machine, its samples, and the stored values."""
+    """Plays a scene. Keeps the actual state of the machine, its samples, and the stored values."""
 
     scene: Scene
     settings: Settings = field(default_factory=Settings)
@@ -97,10 +101,10 @@ class Machine:
     foreign_peaks: dict[int, dict[tuple[int, float], int]] = field(default_factory=dict)
     reasons: dict[str, WaitReason] = field(default_factory=dict)
     overuse_records: Counter[tuple[int, str]] = field(default_factory=Counter)
-    #: Peaks in the samples so far, MiB: by index of the foreign process, and by (attempt, GPU).
+    #: Peaks in the samples so far, in MiB: first by index of the foreign process, then by (attempt, GPU).
     foreign_process_peaks: dict[int, int] = field(default_factory=dict)
     peaks: dict[tuple[int, int], int] = field(default_factory=dict)
-    #: By GPU: the foreign load in each sample, and the recorded loads.
+    #: The foreign load in each sample, and the recorded loads, both by GPU.
     foreign_loads: dict[int, list[float]] = field(default_factory=dict)
     recorded_loads: dict[int, tuple[tuple[float | None, ...], float | None]] = field(default_factory=dict)
 
@@ -109,7 +113,10 @@ class Machine:
         return Now(1_700_000_000.0, 1000.0 + TICK_S * self.tick, "boot")
 
     def play(self) -> None:
-        """Plays every tick: changes the machine, perhaps samples it, and plans rounds until all is done."""
+        """Plays every tick.
+
+        Changes the machine, samples it if the scene says so, and plans until all is done.
+        """
         for tick, sampled in enumerate(self.scene.sampled):
             self.tick = tick
             self.queued |= {n: job for n, job in enumerate(self.scene.jobs, 1) if job.comes == self.tick}
@@ -133,7 +140,7 @@ class Machine:
         raise AssertionError(f"rounds never settle: {actions}")
 
     def usage(self, one: Running, index: int) -> int | None:
-        """Returns the MiB of a job on a GPU; None before its process has started, and after its end."""
+        """Returns the MiB that a job uses on a GPU: None before its process starts and after it ends."""
         age = self.tick - one.since
         if f"U{index}" not in one.attempt.gpus or not one.attempt.state.is_open or age < 1:
             return None
@@ -150,7 +157,7 @@ class Machine:
             for n, foreign_plan in enumerate(self.scene.foreign_processes):
                 use = foreign_plan.use(self.tick)
                 if foreign_plan.gpu == index and use is not None:
-                    # The first of them causes all of the load; that of a display does not count.
+                    # The first foreign process causes all of the load. The load of a display does not count.
                     makes = 97.0 if foreign_plan.graphics else 0.0 if foreign else load
                     foreign = foreign or not foreign_plan.graphics
                     processes.append(GpuProcess(100 + n, use, foreign_plan.graphics, makes))
@@ -264,14 +271,21 @@ class Machine:
         return need_of(job.resources, Facts(self.now, self.settings, LlmConfig()))
 
     def declared_on(self, attempt: Attempt, index: int) -> int | None:
-        """Returns the MiB that its job declared: vram, otherwise share (all of the GPU if whole), or None."""
+        """Returns the MiB that the attempt's job declared, or None.
+
+        A declared vram counts first, otherwise the share of the GPU (all of it if the attempt has the whole
+        GPU).
+        """
         ask = self.running[attempt.attempt_id].job.resources
         if ask.vram is not None or ask.share is None:
             return ask.vram
         return (1000 if attempt.whole else min(1000, ask.share)) * self.scene.totals[index] // 1000
 
     def budget(self, attempt: Attempt | act.Start, index: int) -> int:
-        """Returns the MiB that an allocation counts for, by docs/design.md, Accounting, and the samples."""
+        """Returns the MiB that an allocation counts for.
+
+        Follows docs/design.md, Accounting, and the samples.
+        """
         total = self.scene.totals[index]
         if attempt.whole:
             return total
@@ -288,7 +302,11 @@ class Machine:
         return attempt.share or min(1000, math.ceil(part))
 
     def foreign_commitment(self, index: int) -> int:
-        """Returns the MiB reserved for foreign use: buffered peaks of processes that live or were sampled."""
+        """Returns the MiB reserved for foreign use.
+
+        Adds the buffered peaks of foreign processes that are alive or in the newest sample to the
+        unattributed memory.
+        """
         sample = self.samples[index].sample
         listed = {process.pid for process in (sample.processes if sample else None) or ()}
         alive = [
@@ -302,7 +320,7 @@ class Machine:
         )
 
     def fits(self, need: Need, index: int, started: list[act.Start]) -> bool:
-        """Returns whether a GPU accepts one more job; started: the starts of the same round."""
+        """Returns whether one more job fits on a GPU. `started` are the earlier starts of the same round."""
         sample, total = self.samples[index].sample, self.scene.totals[index]
         assert sample is not None
         assert sample.processes is not None
@@ -342,7 +360,7 @@ class Machine:
             assert self.fits(need, index, started), (need, index, self.tick)
 
     def check_invariants(self) -> None:
-        """Checks that no waiting job could start, and that peaks and overuse are recorded, overuse once."""
+        """Checks that no waiting job could start, and that peaks are recorded, and each overuse once."""
         for job in self.queued.values():
             need = self.need(job)
             fitting = [

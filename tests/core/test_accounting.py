@@ -1,4 +1,4 @@
-"""Accounting of share and memory: every row of the table in docs/design.md, Accounting."""
+"""Accounting of shares and memory. Covers every row of the table in docs/design.md, Accounting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOTAL, SPIKE = 24_000, 0.10
         (Allocation(500, peak_mib=11_000), 500, 12_100),
         (Allocation(500, peak_mib=20_000), 500, 22_000),
         (Allocation(333), 333, 7992),
-        # Declared memory; once exceeded, the buffered peak.
+        # Declared memory counts as declared. Once it is exceeded, the buffered peak counts.
         (Allocation(vram=6000), 250, 6000),
         (Allocation(vram=6000, peak_mib=5999), 250, 6000),
         (Allocation(vram=6000, peak_mib=6000), 250, 6000),
@@ -35,11 +35,11 @@ TOTAL, SPIKE = 24_000, 0.10
         (Allocation(vram=1), 1, 1),
         (Allocation(vram=24_000), 1000, 24_000),
         (Allocation(vram=20_000, peak_mib=23_000), 1000, 25_300),
-        # Both: the share as declared, the memory like declared memory.
+        # With both, the share counts as declared, and the memory counts like declared memory.
         (Allocation(200, vram=6000), 200, 6000),
         (Allocation(200, vram=6000, peak_mib=9000), 200, 9900),
         (Allocation(900, vram=1000), 900, 1000),
-        # Alone, exclusive, or nothing declared.
+        # A job that runs alone, is exclusive or declares nothing takes up the whole GPU.
         (Allocation(1000, whole=True), 1000, 24_000),
         (Allocation(vram=6000, whole=True), 1000, 24_000),
         (Allocation(500, vram=6000, whole=True, peak_mib=100), 1000, 24_000),
@@ -48,7 +48,7 @@ TOTAL, SPIKE = 24_000, 0.10
         (Allocation(peak_mib=5), 1000, 24_000),
     ],
 )
-def test_charges_an_allocation_in_share_and_memory(booking: Allocation, share: int, memory: int) -> None:
+def test_computes_the_share_and_memory_of_an_allocation(booking: Allocation, share: int, memory: int) -> None:
     assert (allocated_share(booking, TOTAL, SPIKE), allocated_mib(booking, TOTAL, SPIKE)) == (share, memory)
 
 
@@ -73,7 +73,7 @@ def test_declared_memory_fills_a_gpu_of_unknown_size(
     ("peak", "spike", "held"),
     [(10_000, 0.1, 11_000), (10_001, 0.1, 11_002), (60, 0.1, 66), (0, 0.1, 0), (9, 0.0, 9), (7, 0.5, 11)],
 )
-def test_the_spike_buffer_is_exact_and_rounded_up(peak: int, spike: float, held: int) -> None:
+def test_the_spike_buffer_is_computed_exactly_and_rounded_up(peak: int, spike: float, held: int) -> None:
     assert with_spike_buffer(peak, spike) == held
 
 

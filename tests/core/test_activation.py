@@ -1,6 +1,6 @@
-"""The environment of a job whose scheduler was started in an active one.
+"""The environment of a job if the scheduler was started inside an active environment.
 
-Uses real bash, and a conda that follows the rules of the real one.
+These tests use real bash, and a fake conda that follows the rules of the real one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENV = JobSpec("command", "env", "/", command="env -0")
 
 @dataclass(frozen=True)
 class Installation:
-    """A conda installation, and shells in which some of its environments were activated in turn."""
+    """A conda installation. Provides shells in which its environments were activated one after the other."""
 
     root: Path
 
@@ -45,13 +45,16 @@ class Installation:
         return parse_variables(done.stdout)
 
     def job(self, spec: JobSpec, base: Mapping[str, str]) -> tuple[int, str, str, str]:
-        """Runs a job of a scheduler started in `base`; returns exit code, output, errors, launch report."""
+        """Runs a job of a scheduler started in `base`.
+
+        Returns its exit code, output, errors and launch report.
+        """
         return run_command(build_command(spec, (0,), base, TOKEN, 7, 1, str(FAKE_CONDA), "physical"))
 
     def variables(self, spec: JobSpec | str, base: Mapping[str, str]) -> dict[str, str]:
         """Returns the variables of a job, without those that the scheduler sets for every job.
 
-        A name stands for a command in that environment.
+        If `spec` is a string, the job is a command in the conda environment of that name.
         """
         code, out, errors, report = self.job(env_job(conda=spec) if isinstance(spec, str) else spec, base)
         assert (code, errors, report) == (0, "", ".")
@@ -64,7 +67,7 @@ def env_job(**values: Any) -> JobSpec:
 
 
 def make_venv(folder: Path, text: str = "") -> Path:
-    """Creates an `activate` that changes variables like that of a virtual environment."""
+    """Creates a folder whose `activate` changes variables as a virtual environment's does."""
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "activate").write_text(
         f"{text}export VIRTUAL_ENV='{folder}'; export PATH='{folder}/bin':$PATH"
@@ -79,7 +82,10 @@ def parse_variables(text: str) -> dict[str, str]:
 
 @pytest.fixture
 def conda(tmp_path: Path) -> Installation:
-    """A conda with environments base, ml and other; base and ml set variables in every possible way."""
+    """A conda installation with environments base, ml and other.
+
+    The hooks of base and ml set, change and unset variables.
+    """
     root = plant(tmp_path / "conda", "ml", "other")
     for name, prefix in (("base", root), ("ml", root / "envs" / "ml")):
         on = f"export HOOK_{name}=1 KEPT_{name}=$HF_HOME HF_HOME=/hub-{name}"
@@ -129,7 +135,7 @@ def test_a_conda_job_deactivates_a_venv_on_top_of_a_conda_environment(
     assert str(tmp_path / "v") not in found["PATH"]
 
 
-def test_a_command_without_an_environment_uses_that_of_the_scheduler(conda: Installation) -> None:
+def test_a_command_without_an_environment_uses_the_schedulers_environment(conda: Installation) -> None:
     base = conda.shell("base", "ml", **OUTSIDE)
     assert conda.variables(env_job(), base) == base
 
@@ -152,7 +158,7 @@ def test_missing_or_damaged_active_environments_do_not_prevent_activation(conda:
         assert errors.endswith(warning if damage["CONDA_SHLVL"] == "2" else "")
 
 
-def test_variables_of_line_and_scheduler_override_the_environment(conda: Installation) -> None:
+def test_variables_from_the_line_and_the_scheduler_override_the_environment(conda: Installation) -> None:
     plant_variables(conda.prefix_of("other"), {"CUDA_VISIBLE_DEVICES": "5", "SEED": "0", "DEPTH": "9"})
     spec = env_job(conda="other", env=(("SEED", "1"), ("LR", "0.5"), ("PATH", "/mine:/usr/bin:/bin")))
     code, out, _, report = conda.job(spec, conda.shell("ml"))

@@ -72,7 +72,7 @@ def test_errors_name_the_mistake_and_the_remedy(block: str, message: str) -> Non
 
 
 @pytest.mark.parametrize("key", ["retries", "oom-retries", "fail-retries"])
-def test_an_error_names_the_attribute_as_it_is_written(key: str) -> None:
+def test_an_error_names_the_attribute_as_written(key: str) -> None:
     for value in ("-1", "two", "1001"):
         with pytest.raises(ValueError, match=f"^{key}={value} is not a whole number from 0 to 1000"):
             parse_block(f"[{key}={value}] python t.py", None)
@@ -96,9 +96,7 @@ def test_the_synonym_retries_is_listed_among_the_known_attributes() -> None:
         ("[gpus=2,after=3]", "[gpus=2 after=3]"),
     ],
 )
-def test_commas_between_attributes_are_rejected_with_the_blank_separated_form(
-    block: str, suggestion: str
-) -> None:
+def test_rejects_commas_between_attributes_and_suggests_blanks(block: str, suggestion: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"attributes are separated by blanks: {suggestion}")):
         parse_block(f"{block} python t.py", None)
 
@@ -159,7 +157,7 @@ def test_formats_an_attribute_as_in_a_block(name: str, value: Any, text: str) ->
 
 
 @pytest.mark.parametrize("name", ["vram", "exclusive", "oom_retries", "fail_retries", "timeout_s"])
-def test_retries_and_limits_do_not_change_the_identity(name: str) -> None:
+def test_retries_and_limits_do_not_change_the_identity_of_a_job(name: str) -> None:
     assert name in COMPARED_ATTRIBUTES
     message = {"vram": 5, "exclusive": True, "oom_retries": 1, "fail_retries": 1, "timeout_s": 5.0}[name]
     plain = JobSpec("command", "x", "/", command="x")

@@ -1,4 +1,4 @@
-"""Suggestions from the peaks of finished jobs, and llm_config.json with them."""
+"""Memory suggestions from the peaks of finished jobs, and adding them to llm_config.json."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_suggests_an_attribute_for_lines_without_a_model(
     ("declared", "is_within"),
     [(8300, True), (7546, True), (9222, True), (9210, True), (7500, False), (9230, False), (18432, False)],
 )
-def test_makes_no_suggestion_within_the_tolerance(declared: int, is_within: bool) -> None:
+def test_makes_no_suggestion_for_a_declaration_within_the_tolerance(declared: int, is_within: bool) -> None:
     why = NoSuggestion.WITHIN_TOLERANCE if is_within else None
     assert advice_for(replace(PLAIN, declared_mib=declared)).why_not == why
     assert advice_for(replace(QWEN, declared_mib=declared)).why_not == why
@@ -113,7 +113,7 @@ def test_does_not_repeat_a_suggestion_with_a_large_buffer() -> None:
     assert advice_for(replace(PLAIN, declared_mib=12480), rules=rules).why_not == NoSuggestion.AS_SUGGESTED
 
 
-def test_limits_the_suggestion_by_the_smaller_of_several_gpus() -> None:
+def test_the_smallest_gpu_of_a_job_limits_the_suggestion() -> None:
     rules = replace(RULES, totals_mib=(8000, 24576, 81920))
     assert advice_for(replace(PLAIN, gpus=2), rules=rules).line_vram_mib == 9152
     assert advice_for(replace(PLAIN, gpus=3), rules=rules).why_not == NoSuggestion.NEEDS_WHOLE_GPU
@@ -160,7 +160,7 @@ FORMATTED = (
 )
 
 
-def test_changes_only_the_entries() -> None:
+def test_changes_only_the_given_model_entries() -> None:
     text = with_model_entries(FORMATTED, {"b": {"vram": "9G"}, "c": {"vram": 64}})
     assert text == FORMATTED.replace('{"share":1e0}', '{"vram": "9G"},\r\n    "c": {"vram": 64}')
 
@@ -195,7 +195,7 @@ _VALUES = st.recursive(
     st.sampled_from([None, 0, 2]),
     st.booleans(),
 )
-def test_preserves_everything_else_and_its_order(
+def test_preserves_all_other_keys_and_their_order(
     other: dict[str, Any],
     models: dict[str, Any],
     entries: dict[str, Any],

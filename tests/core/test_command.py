@@ -1,4 +1,4 @@
-"""command.sh and the environment of an attempt: golden texts, and their effect in real bash."""
+"""command.sh and the environment of an attempt, compared with golden files and run in real bash."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def build_test_command(
 def run_command(
     command: AttemptCommand, *, reports: bool = True, mode: tuple[str, ...] = ("-p",)
 ) -> tuple[int, str, str, str]:
-    """Runs a command in real bash; returns exit code, output, errors and the report on descriptor 3."""
+    """Runs a command in real bash. Returns its exit code, output, errors and the report on descriptor 3."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "command.sh"
         script.write_bytes(command.command_sh.encode("utf-8", "surrogateescape"))
@@ -137,7 +137,7 @@ def test_commands_reach_bash_unchanged(text: str) -> None:
     )
 
 
-def test_falls_back_to_python3(tmp_path: Path) -> None:
+def test_runs_a_script_with_python3_if_python_is_missing(tmp_path: Path) -> None:
     for name, words in (("python3", "three"), ("python", "two")):
         program = tmp_path / name
         program.write_text(f"#!/bin/sh\necho {words} $*\n")
@@ -187,7 +187,7 @@ def test_torchrun_runs_one_process_for_each_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "arguments"), [(None, ""), ("add", " --cuda 0,2"), ("rewrite", ""), ("off", "")]
 )
-def test_torchrun_gets_cuda_only_on_request(mode: CudaMode | None, arguments: str) -> None:
+def test_torchrun_gets_the_cuda_option_only_on_request(mode: CudaMode | None, arguments: str) -> None:
     spec = JobSpec("csv", "x", "/", script="/t.py", torchrun=2, cuda=mode)
     assert (
         build_test_command(spec).display_text
@@ -248,7 +248,7 @@ def conda(tmp_path: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("kind", "named", "active"), [("command", "ml", "ml"), ("command", None, ""), ("csv", None, "base")]
 )
-def test_conda_is_activated(
+def test_activates_the_expected_conda_environment(
     conda: dict[str, str], tmp_path: Path, kind: str, named: str | None, active: str
 ) -> None:
     root = conda["FAKE_CONDA_ROOT"]
@@ -265,7 +265,7 @@ def test_conda_is_activated(
     assert out.split() == [word for word in (active, prefix) if word]
 
 
-def test_conda_replaces_an_active_one(conda: dict[str, str]) -> None:
+def test_conda_activation_replaces_the_active_environment(conda: dict[str, str]) -> None:
     base = {**conda, "CONDA_PREFIX": "/old/envs/x", "CONDA_DEFAULT_ENV": "x", "CONDA_SHLVL": "2"}
     base |= {"CONDA_PREFIX_1": "/old", "VIRTUAL_ENV": "/v", "CONDA_ENVS_PATH": "/mine"}
     base["PATH"] = f"/v/bin:/old/envs/x/bin:/old/bin:{PROGRAMS}"
@@ -307,7 +307,7 @@ def test_reports_a_missing_conda_sh(conda: dict[str, str]) -> None:
 # The environment
 
 
-def test_the_environment_matches_the_expected_one() -> None:
+def test_an_attempt_gets_exactly_the_expected_variables() -> None:
     base = {
         **{
             "HOME": "/h",
@@ -392,7 +392,7 @@ def test_finds_conda_sh(env: dict[str, str], files: set[str], found: str | None)
         ("--cudas 5", "rewrite", "--cudas 5"),
     ],
 )
-def test_rewrites_cuda_in_arguments(arguments: str, mode: CudaMode, expected: str) -> None:
+def test_rewrites_the_cuda_option_in_arguments(arguments: str, mode: CudaMode, expected: str) -> None:
     assert cuda.rewrite_arguments(arguments.split(), "0,2", mode) == tuple(expected.split())
 
 
@@ -442,7 +442,7 @@ def test_rewriting_changes_only_the_cuda_option(words: list[str]) -> None:
     assert cuda.rewrite_command(text, "0,2", "rewrite") == expected
 
 
-def test_formats_physical_and_visible_ids() -> None:
+def test_formats_physical_and_visible_gpu_ids() -> None:
     assert cuda.format_ids((3, 5), "physical") == "3,5"
     assert cuda.format_ids((3, 5), "visible") == "0,1"
     assert "--cuda 0,1" in build_test_command(replace(CSV, cuda_ids="visible")).display_text

@@ -1,4 +1,4 @@
-"""Open attempts in a copied store are left to its original."""
+"""A copied store leaves its open attempts to the original store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_holds_the_job_of_an_open_attempt(
     assert rest == [act.ReleaseAllocation(1), act.RecordMemoryReleased(1)]
 
 
-def test_an_attempt_with_a_result_keeps_it() -> None:
+def test_an_attempt_with_a_result_keeps_its_outcome() -> None:
     close, *rest = detached(replace(OPEN, status=AttemptStatus(claim="dead", result=RESULT)))
     assert isinstance(close, act.FinishAttempt)
     assert (close.outcome, close.state) == (Outcome.COMPLETED, JobState.FINISHED)

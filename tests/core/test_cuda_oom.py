@@ -1,7 +1,7 @@
-"""Logs of jobs that ran out of GPU memory in the words of each library, and logs that only look alike.
+"""Logs of jobs that ran out of GPU memory, in the wording of each library, and logs that only look similar.
 
-tests/golden/oom has one log per file: the program that wrote it, the line that reports the OOM or "none",
-then the log. The .txt files there have one case per line.
+In tests/golden/oom, each .log file has one log: the first line names the program that wrote it, the second
+has the line that reports the OOM or "none", and the log follows. Each .txt file has one case per line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "oom"
 
 
 class Case(NamedTuple):
-    """A log. expected: the line that reports the OOM which ended the program; None: it had another end."""
+    """A log and the line that reports the OOM that ended the program. None: it ended otherwise."""
 
     name: str
     tail: str
@@ -86,7 +86,7 @@ def test_rejects_an_oom_after_which_the_program_continued(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", OOMS, ids=lambda case: case.name)
-def test_ignores_the_last_line_of_the_runner(case: Case) -> None:
+def test_ignores_the_last_line_which_the_runner_writes(case: Case) -> None:
     assert cuda_oom(f"{case.tail}\n--- exit code 1 after 12 s ---\n") == case.expected
 
 
@@ -107,7 +107,7 @@ def test_recognizes_the_message_of_a_program_that_caught_the_error(line: str) ->
 
 
 @pytest.mark.parametrize("line", CAUGHT)
-def test_messages_of_the_program_itself_count_only_among_the_last_lines(line: str) -> None:
+def test_a_programs_own_message_counts_only_among_the_last_lines(line: str) -> None:
     assert cuda_oom(f"{line}\n" + "epoch\n" * 5) == line
     of_library = any(pattern.search(line) for pattern in ROWS)
     assert cuda_oom(f"{line}\n" + "epoch\n" * 6) == (line if of_library else None)
@@ -157,7 +157,7 @@ def test_an_error_counts_only_near_the_end_of_the_log() -> None:
 
 
 @pytest.mark.parametrize("line", ["", *lines("aftermath")])
-def test_ignores_stacks_and_summaries_after_the_error(line: str) -> None:
+def test_ignores_stack_traces_and_summaries_after_the_error(line: str) -> None:
     assert cuda_oom(died(TORCH) + f"{line}\n" * 100) == TORCH
 
 
@@ -175,7 +175,7 @@ def test_skips_an_error_that_only_wraps_another(error: str) -> None:
         "Exception in thread T1:",
     ],
 )
-def test_skips_an_error_that_does_not_end_python(intro: str) -> None:
+def test_skips_an_error_that_does_not_end_the_program(intro: str) -> None:
     assert cuda_oom(f"{died(TORCH)}{intro}\n{died('ValueError: I/O operation on closed file.')}") == TORCH
 
 
@@ -203,20 +203,20 @@ def test_strips_the_process_prefix_from_the_line(mark: str) -> None:
 
 
 @pytest.mark.parametrize("row", SIGNATURES, ids=lambda row: row.name)
-def test_only_its_own_signature_matches_an_example(row: Signature) -> None:
+def test_each_example_matches_only_its_own_signature(row: Signature) -> None:
     assert [other.name for other in SIGNATURES if other.pattern.search(row.example)] == [row.name]
     assert cuda_oom(row.example) == row.example
 
 
 @pytest.mark.parametrize("word", KEYWORDS)
-def test_each_keyword_finds_a_line_that_no_other_finds(word: str) -> None:
+def test_each_keyword_finds_a_line_that_no_other_keyword_finds(word: str) -> None:
     lines = [case.expected.lower() for case in OOMS if case.expected] + [
         row.example.lower() for row in SIGNATURES
     ]
     assert any([other for other in KEYWORDS if other in line] == [word] for line in lines)
 
 
-#: Pieces of logs without a keyword, also when joined.
+#: Pieces of logs that contain no keyword, even when joined.
 PIECES = (
     *(
         "CUDA",
@@ -260,10 +260,10 @@ def test_returns_one_line_or_none_for_any_log(pieces: list[str]) -> None:
 @pytest.mark.parametrize(
     "piece", ["epoch 1: loss 0.123\n", "CUDA error: ", "a.", "a\n", "\x1b[32m1\x1b[0m\n", "1%|#\r", "é", " "]
 )
-def test_a_full_tail_without_keywords_costs_a_few_ms(piece: str) -> None:
+def test_searching_a_full_log_tail_without_keywords_takes_a_few_ms(piece: str) -> None:
     tail = (piece * 65536)[:65536]
     assert cuda_oom(tail) is None
-    assert seconds(tail) < 0.02  # it takes 1 to 3 ms; the rest is for slow machines
+    assert seconds(tail) < 0.02  # usually 1 to 3 ms; slow machines take longer
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_no_text_makes_the_patterns_slow(piece: str) -> None:
 
 
 def seconds(tail: str) -> float:
-    """Returns the processor seconds of the fastest of several runs."""
+    """Returns the CPU seconds that the fastest of several searches of this log tail takes."""
     spent = []
     for _ in range(3):
         begun = time.process_time()

@@ -1,4 +1,4 @@
-"""Debouncing of saves: editors, pipes and half-written files over time."""
+"""Debouncing of saves to the jobs file by editors, pipes and slow writers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def restart(before: JobsFileWorld) -> JobsFileWorld:
     return made
 
 
-def test_appended_lines_count_at_once_while_the_file_is_being_written() -> None:
+def test_accepts_appended_lines_at_once_while_the_file_is_being_written() -> None:
     w = world("a\n")
     w.open_for_writing = True
     w.append("b\n")
@@ -101,7 +101,7 @@ def test_a_slow_generator_loses_no_lines() -> None:
     assert w.waiting_for_lines == set()
 
 
-def test_removed_lines_do_not_count_while_a_new_line_is_malformed() -> None:
+def test_a_malformed_line_delays_the_removal_of_the_line_that_it_replaces() -> None:
     w = world("a\nb\nc\n")
     w.save("a\nhigh,b.py,x\nc\n", wait=60)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
@@ -116,7 +116,8 @@ def test_removed_lines_do_not_count_while_a_new_line_is_malformed() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "waiting", "cancelled"),
     [
-        # The text after the block identifies the original line of a typo, wherever it is …
+        # The text after the attribute block identifies the original of a malformed line, wherever the new
+        # line is …
         ("a\nb\nc\n", "[vram=20H] c\na\n", {3}, {2}),
         ("a\n[vram=2G] b # x\nc\n", "a\nc\n[vram=2G b\n[vram=2H] b  # y\n", {2}, set()),
         ("a\n[gpus=2] b\nc\n", "[gpus=two] b\n", {2}, {1, 3}),
@@ -126,13 +127,13 @@ def test_removed_lines_do_not_count_while_a_new_line_is_malformed() -> None:
         ("a\nb\nc\nd\n", "a\nn\nhigh,c.py,x\nd\n", {3}, {2}),
         ("a\nb\nc\nd\n", "n\na\nhigh,x,x\nc\n", {2}, {4}),
         ("a\nb\nc\nd\n", "high,x,x\nlow,x,x\nb\nd\n", {1, 3}, set()),
-        # Two equal typos cannot both be that line.
+        # Two malformed lines with the same text cannot both have that original.
         ("a\nb\nc\n", "a\n[x=1] b\n[x=2] b\n", {2, 3}, set()),
-        # A typo without an original protects no line.
+        # A malformed line without an original protects no line.
         ("a\nb\n", "a\nhigh,x,x\nlow,x,x\nb\n", set(), set()),
     ],
 )
-def test_a_new_malformed_line_protects_only_one_of_the_missing_lines(
+def test_a_new_malformed_line_protects_only_one_missing_line(
     before: str, after: str, waiting: set[int], cancelled: set[int]
 ) -> None:
     w = world(before)
@@ -162,14 +163,14 @@ def test_a_later_save_removes_a_line_near_a_malformed_one() -> None:
     assert w.states() == {1: "queued", 2: "cancelled", 3: "cancelled", 4: "queued"}
 
 
-def test_correcting_a_typo_to_another_text_changes_the_line() -> None:
+def test_correcting_a_typo_and_changing_the_text_replaces_the_job() -> None:
     w = world("a\nb\n")
     w.save("a\n[vram=20H] b\n", wait=60)
     w.save("a\n[vram=20G] B\n", wait=60)
     assert w.states() == {1: "queued", 2: "cancelled", 3: "queued"}
 
 
-def test_correcting_a_typo_with_other_attributes_changes_the_job() -> None:
+def test_correcting_a_typo_and_changing_an_attribute_changes_the_job() -> None:
     w = world("a\n[vram=2G] b\n")
     w.save("a\n[vram=4H] b\n", wait=60)
     w.save("a\n[vram=4G] b\n", wait=60)
@@ -194,7 +195,7 @@ def test_a_csv_job_with_an_equal_line_does_not_wait_for_a_typo() -> None:
     assert (w.waiting_for_lines, w.states()) == (set(), {1: "queued"})
 
 
-def test_each_line_that_waits_has_a_reason() -> None:
+def test_each_job_that_waits_for_its_line_has_a_reason() -> None:
     w = world("a\nb\nc\nd\n")
     w.save("[hold] a\n[x] b\n\nd\n")
     assert w.waits == {
@@ -211,7 +212,7 @@ def test_each_line_that_waits_has_a_reason() -> None:
 
 
 def test_matching_a_fully_malformed_file_takes_linear_time() -> None:
-    """A file of 4,000 lines saved in UTF-16 by mistake."""
+    """A file of 4,000 lines was saved in UTF-16 by mistake."""
     count = 4000
     w = world("".join(f"echo {n}\n" for n in range(count)))
     begun = time.process_time()
@@ -221,7 +222,7 @@ def test_matching_a_fully_malformed_file_takes_linear_time() -> None:
     assert time.process_time() - begun < 5
 
 
-def test_a_fixed_line_keeps_its_job() -> None:
+def test_a_corrected_line_keeps_its_job() -> None:
     w = world("a\n0,b.py,e\nc\n")
     w.save("a\n0;b.py;e\nc\n", wait=60)
     w.save("a\n0,b.py,e\nc\n", wait=60)
@@ -229,13 +230,13 @@ def test_a_fixed_line_keeps_its_job() -> None:
     assert not any(line.malformed for line in w.reading)
 
 
-def test_an_old_malformed_line_does_not_prevent_the_removal_of_others() -> None:
+def test_an_old_malformed_line_does_not_prevent_the_removal_of_other_lines() -> None:
     w = world("a\nbad,b.py,x\nc\n")
     w.save("bad,b.py,x\nc\n", wait=11)
     assert w.states() == {1: "cancelled", 2: "queued"}
 
 
-def test_new_lines_count_while_others_are_missing() -> None:
+def test_accepts_new_lines_while_other_lines_are_missing() -> None:
     w = world("a\nb\n")
     w.save("a\nbad,b.py,x\n", wait=5)
     w.append("c\n", wait=2)

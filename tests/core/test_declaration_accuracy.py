@@ -47,10 +47,10 @@ def test_judges_a_declaration_by_its_peaks(
         ([16_000], [6144], DeclarationAccuracy("under", 160, 6144)),
         ([6758], [6144], None),
         ([6759], [6144], DeclarationAccuracy("under", 10, 6144)),
-        # A share may refer to compute: using less than its memory, or exactly that, is not judged.
+        # A share may describe compute use only, so using at most the memory of the share is not judged.
         ([100], [6144], None),
         ([6144], [6144], None),
-        # The same share of GPUs of two sizes: the GPU with the largest ratio counts.
+        # If GPUs of two sizes have the same share, the GPU with the largest ratio counts.
         ([9000, 9000], [6144, 20_480], DeclarationAccuracy("under", 46, 6144)),
         ([6000, 30_000], [6144, 20_480], DeclarationAccuracy("under", 46, 20_480)),
         # The size of a GPU may be unknown.

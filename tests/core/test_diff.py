@@ -1,4 +1,4 @@
-"""Differences between two readings, case by case, on a jobs file held in memory."""
+"""Differences between two readings of an in-memory jobs file, case by case."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_adding_a_csv_line_again_reruns_its_job_unless_it_completed(outcome: Out
         assert f"line 1: job 1 ({outcome}) is queued again" in w.messages
 
 
-def test_an_equal_csv_line_after_a_failed_one_queues_its_job_again() -> None:
+def test_repeating_the_csv_line_of_a_failed_job_queues_it_again() -> None:
     w = world("0,a.py\n")
     w.end(1, Outcome.FAILED)
     w.append("0,a.py\n")
@@ -100,7 +100,7 @@ def test_comments_blank_lines_and_line_endings_change_nothing() -> None:
     assert [line.number for line in w.reading] == [3, 4, 6]
 
 
-def test_changed_text_ends_the_queued_job_and_makes_a_new_one() -> None:
+def test_changed_text_cancels_the_queued_job_and_creates_a_new_one() -> None:
     w = world("a\nb\nc\n")
     w.save("a\nB\nc\n", wait=2)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued", 4: "queued"}
@@ -132,7 +132,7 @@ def test_removing_equal_lines_detaches_finished_then_running_then_held_then_newe
     assert w.states() == {1: "completed", 2: "cancelled", 3: "queued", 4: "running", 5: "cancelled"}
 
 
-def test_deleting_one_of_two_equal_lines_removes_that_of_the_finished_job() -> None:
+def test_deleting_one_of_two_equal_lines_detaches_the_finished_job() -> None:
     w = world("a\na\nb\n")
     w.end(1)
     w.save("a\nb\n", wait=11)
@@ -154,7 +154,7 @@ def test_removing_an_equal_line_cancels_a_held_job_before_a_queued_one() -> None
     assert w.states() == {1: "cancelled", 2: "queued"}
 
 
-def test_position_tells_which_of_two_distant_equal_lines_was_removed() -> None:
+def test_the_position_decides_which_of_two_distant_equal_lines_was_removed() -> None:
     w = world("a\nb\nc\na\n")
     w.end(1)
     w.save("a\nb\nc\n", wait=11)
@@ -190,7 +190,7 @@ def test_changed_attributes_are_applied_one_by_one() -> None:
     ]
 
 
-def test_a_change_requested_elsewhere_is_not_undone() -> None:
+def test_saving_the_file_does_not_undo_a_change_requested_elsewhere() -> None:
     w = world("[priority=1] a\n[priority=1] b\n")
     w.jobs[1].state, w.jobs[1].held_by = JobState.HELD, "user"
     w.end(2, Outcome.CANCELLED)
@@ -225,7 +225,7 @@ def test_adding_cancel_cancels_the_job() -> None:
     assert w.actions == []
 
 
-def test_a_new_line_with_cancel_is_cancelled_at_once() -> None:
+def test_the_job_of_a_new_line_with_cancel_is_cancelled_at_once() -> None:
     w = world("[cancel] a\n[cancel] 0,a.py\n")
     assert w.states() == {1: "cancelled", 2: "cancelled"}
     w.save("[cancel] a\n[cancel] 0,a.py\n# x\n", wait=20)

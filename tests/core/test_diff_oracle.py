@@ -1,7 +1,7 @@
 """Compares random edits with a small model of the user's intention.
 
-The model ignores texts and positions: every intended line has a number of its own, and the expected effect of
-an edit is noted when the edit is made.
+The model ignores texts and positions. Each intended line has its own number, and each edit records its
+expected effect as it is made.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class IntendedLine:
         """Returns the line as written in the file."""
         text = self.intended_text()
         if self.has_typo:
-            # The typo is in the attribute block, which is added to a line without one.
+            # The typo goes into the attribute block. A line without a block gets one.
             text = text.replace("[", "[vram=20H ", 1) if text.startswith("[") else f"[vram=20H] {text}"
         return ("# " if self.commented_out else "") + text + self.suffix
 
@@ -47,7 +47,7 @@ class IntendedLine:
 
     @property
     def key(self) -> str:
-        """The text that identifies the job of this line."""
+        """The text that identifies this line's job."""
         return f"job{self.uid}.py"
 
 
@@ -65,12 +65,15 @@ class User:
         return IntendedLine(self.serial, csv)
 
     def apply_hold(self, line: IntendedLine) -> None:
-        """Applies `hold` to the expected state of a line that is in the file without a typo."""
+        """Updates the expected state of a line after its `hold` changed.
+
+        A line that is commented out or has a typo keeps its expected state.
+        """
         if not line.commented_out and not line.has_typo and self.expected[line.uid] in ("queued", "held"):
             self.expected[line.uid] = "held" if line.hold else "queued"
 
     def lines_with_typos(self) -> set[int]:
-        """Returns the lines that have a typo now; their jobs must not start."""
+        """Returns the numbers of the lines that have a typo. The jobs of these lines must not start."""
         return {line.uid for line in self.lines if line.has_typo and not line.commented_out}
 
     def line_removed(self, line: IntendedLine) -> None:
@@ -82,7 +85,7 @@ class User:
             self.expected[line.uid] = "held" if line.hold else "queued"
 
     def save(self) -> str:
-        """Returns the saved text."""
+        """Marks the written lines as saved and returns the text of the file."""
         for line in self.lines:
             line.saved = not line.commented_out
         return "".join(line.written_text() + "\n" for line in self.lines)
@@ -97,9 +100,9 @@ class User:
 def edit(user: User, kind: str, a: int, b: int) -> None:
     """Makes one edit.
 
-    Only CSV lines are uncommented, because a command that is added again is another job. Only saved lines get
-    a typo: a typo in a new line would protect a line that is deleted in the same save, and a corrected one
-    would never be read.
+    Only CSV lines are uncommented, because adding a command again creates another job. Only saved lines get a
+    typo: a typo in a new line would protect a line that is deleted in the same save, and a typo that is
+    corrected before the next save would never be read.
     """
     if kind in ("append", "insert") or not user.lines:
         line = user.new(csv=bool(b % 2))
@@ -124,7 +127,7 @@ def edit(user: User, kind: str, a: int, b: int) -> None:
     elif kind == "uncomment" and line.commented_out and line.csv and not line.has_typo:
         line.commented_out = False
         user.line_restored(line)
-    elif kind == "priority" and not (line.csv and line.has_typo):  # a CSV line is known by its text
+    elif kind == "priority" and not (line.csv and line.has_typo):  # a CSV line is identified by its text
         line.priority = b % 4 or None
     elif kind == "hold":
         line.hold = not line.hold
@@ -150,7 +153,7 @@ STEPS = st.lists(
 
 
 def by_uid(world: JobsFileWorld) -> dict[int, Any]:
-    """Returns the jobs by the number in their text; each number has one job at most."""
+    """Returns the jobs by the number in their text. Checks that no two jobs have the same number."""
     found: dict[int, Any] = {}
     for job in world.jobs.values():
         uid = uid_of(job)
@@ -200,7 +203,7 @@ def test_successive_saves_match_the_model(steps: list[tuple[str, int, int]], edi
     hidden = {line.uid for line in user.lines if line.commented_out}
     states = {uid: str(job.outcome or job.state) for uid, job in jobs.items()}
     expected = {uid: state for uid, state in user.expected.items() if uid in jobs or uid not in hidden}
-    # A line that was added and removed within one save never was a job.
+    # A line that was added and removed before the same save never became a job.
     expected = {uid: state for uid, state in expected.items() if uid in jobs or state != "cancelled"}
     assert states == expected
     assert [text.split(",")[1] if "," in text else text.split()[1] for text in world.queue()] == user.queue()
@@ -217,19 +220,19 @@ TEXTS = st.lists(st.sampled_from("abcdefgh"), max_size=8, unique=True)
 
 @settings(deadline=None, max_examples=300)
 @given(TEXTS, st.lists(st.tuples(TEXTS, st.floats(0.01, 9.5), st.integers(0, 30)), max_size=6), TEXTS)
-def test_a_burst_of_saves_loses_no_line(
+def test_a_burst_of_saves_loses_no_job(
     first: list[str], between: list[tuple[list[str], float, int]], last: list[str]
 ) -> None:
-    """A line present before and after keeps its job, whatever the file contains for less than 10 s between.
+    """A line in both the first and the last text keeps its job, whatever the file contains in between.
 
-    The intermediate texts may be truncated anywhere. The final lines are the queue.
+    Each text in between lasts less than 10 s and may be truncated anywhere. The last lines become the queue.
     """
     world = JobsFileWorld()
     world.save("".join(f"python {text}.py\n" for text in first), wait=30)
     before = {job.spec.text: i for i, job in world.jobs.items()}
     for texts, wait, cut in between:
         whole = "".join(f"python {text}.py\n" for text in texts)
-        # A truncated line counts as intended after 5 s.
+        # After 5 s, a truncated line is accepted as it is.
         world.save(whole[: len(whole) - min(cut, len(whole))], wait=min(wait, 4.9) if cut else wait)
     world.save("".join(f"python {text}.py\n" for text in last), wait=30)
     assert world.queue() == [f"python {text}.py" for text in last]

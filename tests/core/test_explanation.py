@@ -85,7 +85,7 @@ def test_describes_exit_codes_and_signals(
             "exit code 1: RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.;"
             " one of its processes was killed by SIGKILL, probably out of memory",
         ),
-        # Other processes share the counter: without a sign of a kill in the log it is not mentioned.
+        # Other processes share the OOM counter. It is mentioned only if the log contains a sign of a kill.
         (result(1, oom=1), FailureContext("ValueError: x\n"), "exit code 1: ValueError: x"),
         (result(1, oom=0), FailureContext("Killed\n"), "exit code 1"),
         (result(1), FailureContext(f"ValueError: {'x' * 900}\n"), f"exit code 1: ValueError: {'x' * 287}…"),
@@ -120,7 +120,7 @@ def test_advises_on_invalid_gpu_numbers(error: str) -> None:
     assert explain(result(1), FailureContext(f"{error}\n", (2, 3))).endswith(ADVICE)
 
 
-#: PyTorch 2 under torchrun, two processes on one GPU: the error continues after its first line.
+#: A log of PyTorch 2 under torchrun, with two processes on one GPU. The error has several lines.
 NCCL = """\
 [rank1]: Traceback (most recent call last):
 [rank1]:   File "/x/t.py", line 9, in <module>
@@ -152,7 +152,7 @@ def test_reports_two_processes_on_one_gpu() -> None:
         (AttemptResult(None, 1, None, False, "no script", (), None, 2.0), False),
     ],
 )
-def test_only_a_command_that_failed_by_itself_is_a_failure(how: AttemptResult, failed: bool) -> None:
+def test_only_a_command_that_fails_by_itself_counts_as_a_failure(how: AttemptResult, failed: bool) -> None:
     assert is_failure(how) is failed
 
 
@@ -177,7 +177,7 @@ def test_an_explanation_is_always_one_printable_line(
     [
         (result(1), ORDINAL, None),
         (result(2), "t.py: error: unrecognized arguments: --cuda 0", "[cuda=off]"),
-        # Exhausted GPU memory has its own remedy: `oom_remedy`.
+        # Running out of GPU memory has its own remedy, `oom_remedy`.
         (result(1), "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", None),
         (result(1), "MemoryError: x", "fewer workers"),
         (result(signal=9, oom=1), "", "fewer workers"),
@@ -196,7 +196,7 @@ def test_an_explanation_is_always_one_printable_line(
         (result(3), "", None),
     ],
 )
-def test_finds_the_remedy(how: AttemptResult, tail: str, words: str | None) -> None:
+def test_finds_the_remedy_for_an_error(how: AttemptResult, tail: str, words: str | None) -> None:
     found = remedy(how, f"{tail}\n", (2, 3) if tail == ORDINAL else ())
     assert (found is None) if words is None else (found is not None and words in found)
 
@@ -251,7 +251,7 @@ def test_a_launch_failure_has_a_remedy_for_its_cause(failure: FailureKind, words
     assert bool(failure_remedy(reason.failure)) is bool(words)
 
 
-def test_remedies_do_not_depend_on_the_text_of_a_message() -> None:
+def test_remedies_do_not_depend_on_the_text_of_the_message() -> None:
     result = AttemptResult(None, 1, None, False, "killed by SIGKILL: command not found", (), None, 2.0)
     assert explain_launch_failure(result).failure is None
     silent = explain_launch_failure(replace(result, message=None, exit_code=127))

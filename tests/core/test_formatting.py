@@ -43,7 +43,7 @@ def test_visible_text_contains_no_control_character(text: str) -> None:
     shown.encode()
 
 
-def test_keeps_line_breaks_on_request() -> None:
+def test_safe_text_keeps_line_breaks_on_request() -> None:
     assert safe_text("a\x1b\nb", keep_line_breaks=True) == "a\\x1b\nb"
 
 

@@ -1,4 +1,4 @@
-"""GPU samples: impossible values become unknown, and unknown values are never zero."""
+"""Impossible values in GPU samples become unknown, and unknown values never count as zero."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_impossible_values_become_unknown(raw: Values, expected: Values) -> None
     ("processes", "foreign"),
     [(None, None), ((GpuProcess(1, None),), None), ((), 0), ((GpuProcess(1, 300), GpuProcess(2, 4)), 304)],
 )
-def test_foreign_memory_without_a_total_comes_from_processes_or_is_unknown(
+def test_without_a_total_foreign_memory_is_the_sum_of_processes_or_unknown(
     processes: tuple[GpuProcess, ...] | None, foreign: int | None
 ) -> None:
-    """A GB10 shares the memory of its machine: it reports the use of processes, but no total."""
+    """A GB10 shares the memory of its machine. It reports the memory of each process, but no total."""
     sample = GpuSample("GPU-a", 0, "NVIDIA GB10", None, None, 2.0, processes)
     assert foreign_memory(Gpu("GPU-a", 0, sample=sample), (), Limits()) == foreign
 

@@ -1,4 +1,4 @@
-"""A lost GPU gets no jobs and comes back after three good samples in a row, also across a restart."""
+"""A lost GPU gets no jobs. It returns after three good samples in a row, even across a restart."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_lost_gpu_is_used_again_after_three_good_samples_in_a_row(good: list[b
         fault = gpu.fault
 
 
-def test_an_unknown_gpu_is_returned_unchanged() -> None:
+def test_a_gpu_seen_for_the_first_time_is_returned_unchanged() -> None:
     shown, changes = update_faults([sample(0, "GPU-a", LOST), sample(1, "GPU-b")], [])
     assert ([gpu.fault for gpu in shown], changes) == ([LOST, None], ())
 
@@ -122,23 +122,23 @@ def test_a_new_order_of_gpus_keeps_their_identities() -> None:
     assert changes == ()
 
 
-def test_a_gpu_without_a_uuid_is_identified_as_the_missing_one() -> None:
+def test_a_gpu_without_a_uuid_is_identified_as_the_missing_gpu() -> None:
     before = [known(0, "GPU-a"), known(1, "GPU-b"), known(2, "GPU-c")]
     faulty = replace(sample(1, "unknown-1", LOST), name="unknown")
     shown, changes = update_faults([sample(0, "GPU-a"), faulty, sample(2, "GPU-c")], before)
     assert [(gpu.index, gpu.uuid, gpu.name) for gpu in shown][1] == (1, "GPU-b", "GPU")
     assert changes == (GpuChange(shown[1], recovered=False),)
-    # At another index, since the order changed: still the only candidate.
+    # At another index, because the order changed, it is still the only candidate.
     moved = replace(faulty, index=0, uuid="unknown-0")
     shown, _ = update_faults([moved, sample(1, "GPU-a"), sample(2, "GPU-c")], before)
     assert [gpu.uuid for gpu in shown] == ["GPU-b", "GPU-a", "GPU-c"]
-    # If two are missing, the one that had this index.
+    # If two GPUs are missing, it is the one that had this index.
     shown, _ = update_faults([sample(1, "unknown-1", LOST)], before[:2])
     assert [(gpu.index, gpu.uuid, gpu.fault) for gpu in shown] == [
         (0, "GPU-a", UNLISTED),
         (1, "GPU-b", LOST),
     ]
-    # None is missing: the GPU was never stored.
+    # If none is missing, the GPU was never stored.
     shown, _ = update_faults([sample(0, "GPU-a"), faulty], [known(0, "GPU-a")])
     assert [gpu.uuid for gpu in shown] == ["GPU-a", "unknown-1"]
 

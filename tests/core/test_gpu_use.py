@@ -1,4 +1,4 @@
-"""Availability of a GPU: allocations, foreign use, and committed memory."""
+"""The availability of a GPU: allocations, foreign use, and committed memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def available(one: Gpu, *attempts: Attempt) -> GpuAvailability:
 
 
 def start_or_reason(one: Gpu, resources: ResourceSpec, *attempts: Attempt) -> act.Start | str:
-    """Returns the start of a job with these resources once the sample is recorded, or why it waits."""
+    """Returns the start of a job with these resources or, as text, why it waits. Records the sample first."""
     loads = (*one.foreign_loads, foreign_load(one, attempts, LIMITS))[-3:]
     noted = replace(
         one, foreign_peaks=foreign_peaks(one, attempts), foreign_loads=loads, foreign_load_at=one.sampled_at
@@ -166,7 +166,7 @@ TOTALS = [
 
 
 @pytest.mark.parametrize("one", TOTALS, ids=["no list", "unmatched"])
-def test_uses_totals_without_a_process_list(one: Gpu) -> None:
+def test_without_a_process_list_foreign_memory_is_the_total_minus_our_own(one: Gpu) -> None:
     assert foreign_memory(one, (), LIMITS) == 9000
     assert available(one).committed_mib == 9900
     assert (available(one).foreign_pid, available(one).processes_listed) == (None, False)
@@ -187,7 +187,7 @@ def test_without_a_process_list_our_own_load_does_not_block_the_other_half() -> 
 
 
 @pytest.mark.parametrize(("mib", "who"), [(0, ""), (200, ""), (201, ", foreign processes use 201 MiB")])
-def test_without_a_process_list_little_memory_means_no_foreign_process(mib: int, who: str) -> None:
+def test_without_a_process_list_a_little_used_memory_is_not_a_foreign_process(mib: int, who: str) -> None:
     short = obstacle(available(gpu(0, mib, None)), Need(1, vram=TOTAL), LIMITS)
     assert short is not None
     assert re.sub("room for [0-9.]+ GiB", "", obstacle_text(short)) == who
@@ -207,7 +207,7 @@ def test_memory_is_unknown_if_no_value_is_reported() -> None:
     )
 
 
-def test_unattributed_memory_is_reserved_and_foreign_beyond_the_driver_allowance() -> None:
+def test_unattributed_memory_is_reserved_and_counts_as_foreign_above_the_driver_allowance() -> None:
     left = gpu(0, 5000, (GpuProcess(7, 1000),))
     assert unattributed_memory(left, (), LIMITS) == 4000
     assert (available(left).committed_mib, available(left).foreign_mib) == (1100 + 4000, 1000 + 4000 - 512)
@@ -229,7 +229,7 @@ def test_unattributed_memory_may_belong_to_a_job_not_listed_yet() -> None:
     assert available(gpu(0, 14_000), ours).foreign_mib == 4000 - 512
     shown = gpu(0, 9000, (GpuProcess(7, 1000),), owners={7: 1})
     assert available(shown, ours).committed_mib == 10_000 + 8000
-    # The baseline from before its start stays unattributed.
+    # Memory that was in use before the job started stays unattributed.
     stuck = replace(ours, baseline_mib={"U0": 5000})
     assert available(unlisted, stuck).committed_mib == 10_000 + 5000
     assert available(gpu(0, 2000), stuck).committed_mib == 10_000 + 2000
@@ -282,7 +282,7 @@ WITHOUT_LOAD = GpuProcess(8, 500)
 @pytest.mark.parametrize(
     ("processes", "with_ours", "without_ours"),
     [
-        # With load per process, the load of the GPU, 95 percent, is not used.
+        # If each process reports its load, the load of the GPU (95 percent) is not used.
         ((OURS, THEIRS), 30.0, 100.0),
         ((OURS, THEIRS, DISPLAY), 30.0, 100.0),
         ((OURS, DISPLAY), 0.0, 90.0),
@@ -290,7 +290,7 @@ WITHOUT_LOAD = GpuProcess(8, 500)
         ((THEIRS, GpuProcess(6, 1, load_percent=80.0)), 100.0, 100.0),
         ((THEIRS,), 30.0, 30.0),
         ((), 0.0, 0.0),
-        # Without it, the load of the GPU counts, and only if none of our jobs is there.
+        # Otherwise the load of the GPU counts, but only if none of our jobs is on it.
         ((OURS, WITHOUT_LOAD), None, 95.0),
         ((WITHOUT_LOAD, GpuProcess(6, 1, load_percent=80.0)), None, 95.0),
         ((replace(OURS, load_percent=None), WITHOUT_LOAD), None, 95.0),
@@ -305,7 +305,7 @@ def test_foreign_load_excludes_the_processes_of_our_jobs(
     assert foreign_load(replace(one, owners={}), (), LIMITS) == without_ours
     released = replace(ours, state=AttemptState.RELEASED, released_at=999.5)
     assert foreign_load(one, (released,), LIMITS) == with_ours
-    # A job on another GPU does not count here; its process is foreign.
+    # A job of another GPU does not count on this one, so its process is foreign here.
     assert foreign_load(one, (replace(ours, gpus=("U1",)),), LIMITS) == without_ours
 
 
@@ -332,7 +332,7 @@ def test_averages_the_known_foreign_loads(loads: tuple[float | None, ...], mean:
     assert available(gpu(0, foreign_loads=loads)).mean_foreign_load == mean
 
 
-def test_places_a_second_half_share_job_beside_a_loaded_one_of_ours() -> None:
+def test_places_a_half_share_job_beside_our_own_busy_job() -> None:
     two = (GpuProcess(7, 5000, load_percent=90.0), GpuProcess(8, 5, load_percent=0.0))
     ours = running(1, share=500)
     assert isinstance(start_or_reason(loaded_gpu(90.0, None, two, owners={7: 1}), HALF, ours), act.Start)
@@ -360,7 +360,7 @@ def test_an_allocation_counts_before_its_process_is_listed() -> None:
     assert isinstance(wait, act.SetWaitReason)
 
 
-def test_a_start_counts_for_later_jobs_of_the_round() -> None:
+def test_a_start_counts_for_later_jobs_of_the_same_round() -> None:
     world = facts(
         gpu(0),
         pending_groups=(

@@ -1,4 +1,4 @@
-"""Parsing of single lines: every bracketed example of the design, and lines found in practice."""
+"""Parsing of single lines: every bracketed example of the design, and lines from real files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_parses_every_field_of_a_csv_line() -> None:
     assert job.llm == "qwen2.5-7b-inst"
 
 
-def test_llm_is_read_in_its_equals_form() -> None:
+def test_reads_llm_written_with_an_equals_sign() -> None:
     assert spec("0,a.py,,--llm=qwen2.5-3b-inst").llm == "qwen2.5-3b-inst"
 
 
@@ -157,7 +157,7 @@ def test_malformed_csv_is_never_a_command(text: str, message: str) -> None:
          ['0,a.py,e,torchrun-2gpu,"--layers 1,2,3",', '0,a.py,e,torchrun-2gpu,"--layers 1","2,3"']),
     ],
 )  # fmt: skip
-def test_unquoted_commas_are_rejected_with_the_quoted_line(
+def test_rejects_unquoted_commas_and_suggests_the_quoted_line(
     text: str, message: str, suggestions: list[str]
 ) -> None:
     result = refused(text)
@@ -167,7 +167,7 @@ def test_unquoted_commas_are_rejected_with_the_quoted_line(
         assert isinstance(parse_line(line, "/", "/"), ParsedJob)
 
 
-def test_commas_that_quotes_cannot_fix_are_rejected_with_the_accepted_forms() -> None:
+def test_rejects_commas_that_quotes_cannot_fix_and_shows_the_accepted_forms() -> None:
     for text in ("0,a.py,,--x 'a,b", "0,a.py,,x,9", "0,a.py,,--betas 0.9,0.99,9"):
         assert "priority,script_path" in refused(text).accepted_form
 
@@ -191,7 +191,7 @@ def test_commas_that_quotes_cannot_fix_are_rejected_with_the_accepted_forms() ->
         ("0,a.py,,torchrun,python", 1, None, ("python",), None),
     ],
 )
-def test_parses_six_columns(
+def test_parses_csv_lines_with_six_columns(
     text: str, torchrun: int | None, conda: str | None, arguments: tuple[str, ...], allowed: tuple[int, ...]
 ) -> None:
     job = spec(text)
@@ -307,7 +307,7 @@ def test_an_empty_csv_field_does_not_override_the_attribute() -> None:
     assert (job.priority, job.conda, job.allowed) == (3, "e", (1,))
 
 
-def test_relative_paths_follow_cwd() -> None:
+def test_relative_paths_start_at_the_cwd_attribute() -> None:
     job = spec("[cwd=~/d venv=../v] 0,s/a.py")
     assert (job.cwd, job.script, job.venv) == ("/home/u/d", "/home/u/d/s/a.py", "/home/u/v")
 
@@ -338,7 +338,7 @@ def test_identity_depends_on_what_the_job_runs(one: str, other: str, same: bool)
     [("python a.py --x 'a;b' \"c d\" --y=1", False), ("a && b", True), ("a > b", True), ("for x in 1", True),
      ("echo it's", True), ("done", True), ("echo $X", True)],
 )  # fmt: skip
-def test_only_lines_with_shell_syntax_need_a_check_by_bash(text: str, asks: bool) -> None:
+def test_only_commands_with_shell_syntax_need_a_check_by_bash(text: str, asks: bool) -> None:
     assert parsed(text).needs_bash_check is asks
 
 
@@ -353,7 +353,7 @@ ANY = st.text(alphabet="ab1 ,'\"\\#$;[]\t/.-=é", max_size=12)
     priority=st.none() | st.integers(-5, 999),
     allowed=st.none() | st.frozensets(st.integers(0, 7), min_size=1).map(lambda gpus: tuple(sorted(gpus))),
 )
-def test_formatted_csv_lines_are_read_back(
+def test_parsing_a_formatted_csv_line_returns_the_same_job(
     path: str, conda: str | None, args: str, priority: int | None, allowed: tuple[int, ...] | None
 ) -> None:
     script = posixpath.normpath("/s/" + path)
@@ -364,7 +364,7 @@ def test_formatted_csv_lines_are_read_back(
             format_script_line(script, conda, args, priority, allowed)
         return
     if re.search(r'\\".*[ \t]#', script):
-        return  # refused or read back: see the next test
+        return  # the next test checks whether these are refused
     job = spec(format_script_line(script, conda, args, priority, allowed))
     assert (job.kind, job.script, job.conda, job.arguments) == ("csv", script, conda, words)
     assert (job.priority, job.allowed) == (priority, allowed)
@@ -398,7 +398,7 @@ def test_fields_are_quoted_only_if_necessary() -> None:
 @settings(deadline=None, max_examples=300)
 @given(st.text(max_size=40) | st.text(alphabet="01,;[]'\"\\ #.py&|abc=\t", max_size=25))
 @example("\x1f")
-def test_any_text_parses_to_a_job_a_mistake_or_nothing(text: str) -> None:
+def test_any_text_parses_to_a_job_a_malformed_line_or_nothing(text: str) -> None:
     result = parse_line(text, "/w", "/home/u", EIGHT_GPUS)
     if isinstance(result, Malformed):
         assert result.reason

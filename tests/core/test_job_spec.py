@@ -37,7 +37,7 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
         hold=st.booleans(),
     )
 )
-def test_json_round_trip(spec: JobSpec) -> None:
+def test_a_spec_survives_a_json_round_trip(spec: JobSpec) -> None:
     back = JobSpec.from_json(spec.to_json())
     # No line can express an empty list of GPUs.
     assert back == (replace(spec, allowed=None) if spec.allowed == () else spec)
@@ -61,7 +61,7 @@ def test_json_keeps_zero_values() -> None:
         (replace(COMMAND, command="echo 'unbalanced t.py"), "t.py"),
     ],
 )
-def test_program_ignores_arguments(spec: JobSpec, program: str) -> None:
+def test_the_program_name_excludes_arguments(spec: JobSpec, program: str) -> None:
     assert spec.program == program
 
 
@@ -118,5 +118,5 @@ def test_attributes_do_not_change_the_identity() -> None:
         (replace(COMMAND, command="echo 'unbalanced"), "echo"),
     ],
 )
-def test_session_name_contains_the_mode_of_the_spec(spec: JobSpec, mode: str) -> None:
+def test_finds_the_mode_of_a_job(spec: JobSpec, mode: str) -> None:
     assert spec.mode == mode

@@ -1,4 +1,4 @@
-"""Finding the error at the end of a log, as one line, regardless of the lines around it."""
+"""Finding the error at the end of a log and returning it as one line, regardless of the lines around it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ RANKS = """\
 [rank0]: ValueError: root
 [rank1]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1234
 """
-#: The same, but the traceback that began last is not that of the first process to fail.
+#: The same log, but the traceback that began last is not from the first process to fail.
 SWAPPED = "".join([*reversed(RANKS.splitlines(keepends=True)[:2]), *RANKS.splitlines(keepends=True)[2:]])
 TORCHRUN = """\
 E0325 20:57:27.620000 2606 elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 0 (pid: 2630)
@@ -230,7 +230,7 @@ def test_ignores_an_error_far_from_the_end() -> None:
     assert last_error(PLAIN, max_lines_after=40) == "ValueError: bad learning rate: -1"
 
 
-def test_returns_lines_as_a_terminal_finally_shows_them() -> None:
+def test_renders_lines_as_a_terminal_shows_them_in_the_end() -> None:
     assert rendered_lines("a\r\n10%\r20%\nb\x1b[31mc\x1b[0m\n--- completed: exit code 0, after 1 s\n") == [
         "a", "20%", "bc",
     ]  # fmt: skip

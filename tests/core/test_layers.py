@@ -1,4 +1,7 @@
-"""Tests that imports point inward: compares those in the source with one table (docs/architecture.md)."""
+"""Tests that imports point inward.
+
+Compares the imports in the source with one table (docs/architecture.md).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = "gpu_scheduler"
 
-#: The store without its writer: the loop alone changes jobs and attempts.
+#: The modules of the store, without its writer, because only the loop changes jobs and attempts.
 STORE = tuple(
     f"store.{name}"
     for name in (
@@ -25,7 +28,7 @@ STORE = tuple(
 
 CORE = ("core.model", "core.text", "core.command", "core.jobsfile", "core.failure", "core.scheduling")
 
-#: Modules at the top level of the package. Every room may import these.
+#: Modules at the top level of the package, which every room may import.
 TOP = ("errors", "config", "clock")
 
 #: Room -> the rooms or single modules that it may import. Imports within a room are allowed.
@@ -61,7 +64,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "intake",
     ),
     "app": (*CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health"),
-    # Views know the types of records, because results contain them, but do not read the store.
+    # Views use the types of records, because results contain records, but views do not read the store.
     "views": ("core.model", "core.text", "core.scheduling", "app", "store.records", "store.jobs_files"),
     "reporting": (
         "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "store.events",
@@ -86,13 +89,16 @@ MAY: Mapping[str, tuple[str, ...]] = {
 
 STREAMS = [("sys", name) for name in ("argv", "stdin", "stdout", "stderr")]
 
-#: Use cases may not import the parts of `attempts` that only the loop uses.
+#: Names in `attempts` that use cases may not import, because only the loop uses them.
 NOT_FOR_USE_CASES = ("void_claim", "prepare", "kill_runner", "Launcher")
 
 
 @dataclass(frozen=True)
 class Import:
-    """`module` imports `target`, both without the package's name; `name` is the imported name."""
+    """An import of `target` by `module`.
+
+    Both are written without the package's name; `name` is the imported name.
+    """
 
     module: str
     line: int
@@ -101,7 +107,7 @@ class Import:
 
 
 def our_imports(root: Path) -> Iterator[Import]:
-    """Yields every import of our modules by our modules, also inside functions and for type checking only."""
+    """Yields every import between our modules, including those in functions and for type checking."""
     for module, line, target, name in every_import(root):
         if target.split(".")[0] != PACKAGE:
             continue
@@ -113,7 +119,7 @@ def our_imports(root: Path) -> Iterator[Import]:
 
 
 def every_import(root: Path) -> Iterator[tuple[str, int, str, str | None]]:
-    """Yields (module, line, absolute target, name taken from it) of every import statement."""
+    """Yields (module, line, absolute target, imported name) for every import statement."""
     for path in sorted(root.rglob("*.py")):
         parts = list(path.relative_to(root).with_suffix("").parts)
         here = [PACKAGE, *parts[:-1]]
@@ -251,7 +257,9 @@ def test_the_runner_needs_the_standard_library_only() -> None:
         ("__main__.py", "from gpu_scheduler.cli import main", False),
     ],
 )
-def test_the_checks_reject_only_forbidden_imports(tmp_path: Path, path: str, source: str, bad: bool) -> None:
+def test_the_import_checks_reject_only_forbidden_imports(
+    tmp_path: Path, path: str, source: str, bad: bool
+) -> None:
     for module in (
         "store/store.py", "store/writer.py", "gpus/probes/nvml.py", "core/model/b.py",
         "core/scheduling/plan.py",

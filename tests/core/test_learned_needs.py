@@ -1,4 +1,4 @@
-"""Tests the GPU memory learned from the peaks of earlier runs."""
+"""Tests how GPU memory needs are learned from the peaks of earlier runs."""
 
 from __future__ import annotations
 

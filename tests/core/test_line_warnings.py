@@ -1,4 +1,4 @@
-"""Warnings about lines whose jobs will fail, and none about ordinary lines."""
+"""Warnings about lines whose jobs will fail. Ordinary lines cause no warnings."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_does_not_warn_about_ordinary_lines(line: str) -> None:
     assert warnings_of(line) == []
 
 
-def test_does_not_warn_about_programs_of_an_unknown_shell() -> None:
+def test_does_not_warn_about_missing_programs_if_the_shell_is_unknown() -> None:
     assert warnings_of("pyhton train.py", None) == []
     assert warnings_of("conda activate a && python t.py", None) == []
     assert warnings_of("conda activate a", JobShell(finds, frozenset({"conda"}))) == []

@@ -27,7 +27,7 @@ def used(index: int, *processes: GpuProcess, owners: dict[int, int | None] | Non
 
 HERE = used(2, GpuProcess(71, 300), GpuProcess(72, 4000), owners={71: 1, 72: 1})
 MISPLACED = RecordMisplacedProcess(1, "U2", 72)
-#: No allocation covers it there, so its memory is reserved like that of a foreign process.
+#: No allocation covers the process on that GPU, so its memory is reserved like that of a foreign process.
 FOREIGN_PEAKS = RecordForeignPeaks("U2", ((71, 0.0, 300), (72, 0.0, 4000)))
 
 
@@ -38,7 +38,7 @@ def test_reports_the_largest_misplaced_process_once() -> None:
     assert misplaced_processes(observed(used(0), HERE, attempt=reported)) == []
 
 
-def test_reports_every_gpu_including_unmanaged_ones() -> None:
+def test_reports_misplaced_processes_on_every_gpu_including_unmanaged_ones() -> None:
     third = used(3, GpuProcess(72, 1), owners={72: 1})
     assert misplaced_processes(observed(HERE, others=(third,))) == [
         MISPLACED,

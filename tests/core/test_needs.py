@@ -1,4 +1,4 @@
-"""Shares, needs of lines, and llm_config.json."""
+"""Shares, the needs of lines, and llm_config.json."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def test_rounded_shares_of_a_third_never_overfill_a_gpu() -> None:
         (ResourceSpec(share=2001, exclusive=True), Need(3, 1000, exclusive=True)),
     ],
 )
-def test_resolves_the_need_by_attribute_model_and_default(ask: ResourceSpec, need: Need) -> None:
+def test_resolves_the_need_from_the_attributes_the_model_or_the_default(
+    ask: ResourceSpec, need: Need
+) -> None:
     assert resolve(ask, CONFIG) == need
 
 
@@ -212,17 +214,17 @@ def test_torchrun_sets_the_need_regardless_of_the_model() -> None:
         ('{"default_requirement": "much"}', "default_requirement"),
     ],
 )
-def test_an_invalid_configuration_names_the_key(text: str, names: str) -> None:
+def test_an_error_in_the_configuration_names_the_key(text: str, names: str) -> None:
     with pytest.raises(ValueError, match=names):
         parse_llm_config(text)
 
 
-def test_accepts_a_number_in_quotes() -> None:
+def test_accepts_a_share_in_quotes() -> None:
     config = parse_llm_config('{"default_requirement": "1.0", "models": {"m": "0.5"}}')
     assert (config.default, config.of("m")) == (Requirement(1000), Requirement(500))
 
 
-def test_accepts_memory_as_mib_or_text_with_share_or_gpus() -> None:
+def test_accepts_memory_as_mib_or_text_together_with_share_or_gpus() -> None:
     assert CONFIG.of("mib") == Requirement(None, None, 9000)
     assert CONFIG.of("text") == Requirement(None, 2, 9216)
     assert CONFIG.of("both") == Requirement(250, None, 9216)

@@ -1,4 +1,4 @@
-"""Random scenes of jobs and foreign processes on a few GPUs: a job starts if and only if it fits."""
+"""Random scenes of jobs and foreign processes on a few GPUs. A job starts if and only if it fits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ FOREIGN_PROCESSES = st.lists(
 
 
 def by_tick(values: Sequence[float]) -> st.SearchStrategy[tuple[tuple[float, ...], ...]]:
-    """Draws one value for each tick and GPU, as bytes: ten times faster than separate draws."""
+    """Draws one value for each tick and GPU.
+
+    Drawing them as bytes is ten times faster than separate draws.
+    """
 
     def spread(drawn: bytes) -> tuple[tuple[float, ...], ...]:
         picked = [values[byte % len(values)] for byte in drawn]
@@ -82,7 +85,7 @@ def scenes(
 @given(scenes(ANY, 100), st.booleans())
 def test_starts_exactly_the_jobs_that_fit(scene: Scene, exclusive: bool) -> None:
     machine = Machine(scene, Settings(exclusive=exclusive))
-    machine.play()  # checks every start, and every waiting job at each tick
+    machine.play()  # checks every start, and at each tick every waiting job
     assert machine.starts + len(machine.queued) == len(scene.jobs)
 
 
@@ -94,7 +97,7 @@ def test_overuse_is_reported_and_accounted(scene: Scene) -> None:
     assert machine.starts + len(machine.queued) == len(scene.jobs)
 
 
-#: Foreign processes present from the first sample that stay within the buffered peak of that sample.
+#: Foreign processes that exist in the first sample and never exceed the buffered peak of that sample.
 STEADY = st.lists(
     st.builds(
         lambda gpu, mib, parts: ForeignProcessPlan(
@@ -109,7 +112,7 @@ STEADY = st.lists(
 
 
 class WatchedMachine(Machine):
-    """A machine that checks the sum of its memory use at every instant."""
+    """A machine that checks after every tick that neither the declared nor the used memory exceeds a GPU."""
 
     def check_invariants(self) -> None:
         super().check_invariants()

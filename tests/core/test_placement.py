@@ -89,7 +89,7 @@ def test_the_wait_reason_names_the_obstacle_of_a_gpu(view: GpuAvailability, need
     assert words in wait_words(place(need, None, [view], LIMITS))
 
 
-def test_load_of_our_own_jobs_does_not_block_placement() -> None:
+def test_the_load_of_our_own_jobs_does_not_block_placement() -> None:
     beside = available(
         0,
         allocated_share=500,
@@ -204,7 +204,7 @@ def test_equal_gpus_are_chosen_by_lowest_index() -> None:
     assert place(Need(1, 1000), None, [available(2), available(1), available(0)], LIMITS) == ("U0",)
 
 
-def test_names_foreign_memory_without_a_process() -> None:
+def test_reports_foreign_memory_of_an_unidentified_process() -> None:
     held = available(0, foreign_mib=24_000, foreign_pid=None)
     assert "23.4 GiB held by an unidentified process" in wait_words(place(Need(1, 500), None, [held], LIMITS))
 
@@ -293,7 +293,9 @@ ALONE, EXCLUSIVE = Need(1, 1000, alone=True), Need(1, 1, exclusive=True)
 @pytest.mark.parametrize("load", [None, 0.0, 79.9, 80.0, 100.0])
 @pytest.mark.parametrize("mib", [0, 5, 200, 201, 19_660, 19_661, 23_000])
 @pytest.mark.parametrize("need", [SHARE, MEMORY, BOTH, ALONE, EXCLUSIVE], ids=str)
-def test_foreign_use_blocks_a_job_by_its_kind_of_need(need: Need, mib: int, load: float | None) -> None:
+def test_whether_foreign_use_blocks_a_job_depends_on_its_need(
+    need: Need, mib: int, load: float | None
+) -> None:
     view = available(
         0,
         foreign_mib=mib,
@@ -365,11 +367,11 @@ def gpu_of_size(index: int, total: int, **values: object) -> GpuAvailability:
 @pytest.mark.parametrize(
     ("gpus", "need", "chosen"),
     [
-        # The fuller GPU has less left; the empty one stays free for a large job.
+        # The fuller GPU has less memory left, so the empty one stays free for a large job.
         ([available(0), available(1, committed_mib=9000)], Need(1, vram=9000), ("U1",)),
         ([available(0, committed_mib=9000), available(1, committed_mib=12_000)], Need(1, vram=9000), ("U1",)),
         ([available(0, committed_mib=9000), available(1, committed_mib=20_000)], Need(1, vram=9000), ("U0",)),
-        # A small GPU precedes a large one with more memory left, whatever is in use.
+        # A small GPU is preferred to a large one with more memory left, however much is in use.
         ([gpu_of_size(0, 81_920), gpu_of_size(1, 24_576)], Need(1, vram=20_000), ("U1",)),
         (
             [gpu_of_size(0, 81_920, committed_mib=70_000), gpu_of_size(1, 24_576)],
@@ -387,7 +389,8 @@ def gpu_of_size(index: int, total: int, **values: object) -> GpuAvailability:
             Need(2, vram=9000),
             ("U1", "U2"),
         ),
-        # With equal memory: the larger allocated share, then the lower load, then the lower index.
+        # If they have the same memory left, the larger allocated share decides, then the lower load, then the
+        # lower index.
         ([available(0), available(1, allocated_share=100)], Need(1, vram=9000), ("U1",)),
         ([available(0, mean_load=9.0), available(1, mean_load=1.0)], Need(1, vram=9000), ("U1",)),
         ([available(1), available(0)], Need(1, vram=9000), ("U0",)),
@@ -459,7 +462,7 @@ def test_a_gpu_of_unknown_size_counts_as_large_enough() -> None:
     assert "the smallest of the 2 largest managed GPUs has 8.0 GiB" in wait_text(both)
 
 
-def test_describes_gpus_of_one_size_together() -> None:
+def test_describes_gpus_of_the_same_size_together() -> None:
     answer = place(
         Need(2, vram=30_720),
         None,
@@ -473,7 +476,7 @@ def test_describes_gpus_of_one_size_together() -> None:
 
 
 def test_declared_memory_alone_ignores_allocated_shares() -> None:
-    """A third job fits by memory beside a whole share with little memory and another job by memory."""
+    """Shares do not count for a job with declared memory, not even if their sum exceeds a whole GPU."""
     assert (
         obstacle(
             available(0, allocated_share=1037, committed_mib=600, occupied=True), Need(1, vram=300), LIMITS

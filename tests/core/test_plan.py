@@ -1,4 +1,4 @@
-"""Planning of one round: order, backfill, wait reasons, requests, and the end of a drain."""
+"""Planning of one round: job order, backfill, wait reasons, requests, and the end of a drain."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_job_that_fits_bypasses_a_blocked_one() -> None:
     assert act.RecordBypassed(1) in actions
 
 
-def test_jobs_behind_an_unknown_job_wait_for_the_next_round() -> None:
+def test_jobs_behind_a_job_that_is_not_loaded_wait_for_the_next_round() -> None:
     lines = (group(HALF, (1, 0), (2, 0), more=True), group(WHOLE, (3, 5)))
     assert starts(plan(round_of(3, *lines))) == {1: ("U0",), 2: ("U0",)}
     assert [job.job_id for job, _ in order(lines)] == [1, 2, 3]
@@ -68,7 +68,7 @@ def test_starts_jobs_behind_a_blocked_group() -> None:
     assert starts(plan(round_of(2, *lines, attempts=(whole("U0"),)))) == {3: ("U1",)}
 
 
-def test_every_job_waits_for_unreadable_gpus_with_that_reason() -> None:
+def test_every_job_waits_while_the_gpus_cannot_be_read() -> None:
     blind = round_of(2, group(WHOLE, (1, 0)), all_sampled=False, probe_error="gone")
     [wait] = plan(blind)
     assert isinstance(wait, act.SetWaitReason)
@@ -204,7 +204,7 @@ def test_stop_with_jobs_cancels_them_and_starts_none() -> None:
     ]
 
 
-def test_removing_hold_from_a_line_releases_only_jobs_held_by_it() -> None:
+def test_removing_hold_from_a_line_releases_only_a_job_held_by_that_line() -> None:
     drop = (Request(1, "set", "7", {"name": "hold", "value": False}),)
     by_line = plan(round_of(1, requests=drop, jobs={7: JobFact(7, JobState.HELD, held_by="line")}))
     assert act.RequeueJob(7, StateReason(ReasonKind.RELEASED_BY_LINE)) in by_line
@@ -231,7 +231,7 @@ def test_places_nothing_in_a_round_that_finishes_an_attempt() -> None:
     assert actions == [act.Transition(90, 9, JobState.RUNNING)]
 
 
-def test_records_a_bypassed_job_once_and_no_infeasible_one() -> None:
+def test_records_a_bypassed_job_once_and_never_an_infeasible_job() -> None:
     far = ResourceSpec(gpus=9)
     assert act.RecordBypassed(1) not in plan(round_of(1, group(far, (1, 0)), group(HALF, (2, 1))))
     bypassed = PendingGroup(TWO, (QueuedJob(1, 0, 1, bypassed=True),))
@@ -294,7 +294,7 @@ def test_resume_and_requeue_events_contain_their_reasons() -> None:
     )
 
 
-def test_every_job_waits_for_a_storage_issue_with_that_reason() -> None:
+def test_every_job_waits_while_there_is_a_storage_issue() -> None:
     disk = WaitReason(WaitKind.STORAGE, "disk")
     full = round_of(
         2, group(HALF, (1, 0)), group(TWO, (2, 0), reason=disk), storage_issue="disk", probe_error="hangs"
@@ -320,7 +320,8 @@ def test_a_drain_does_not_wait_for_a_job_larger_than_every_gpu() -> None:
     assert is_drained(both, [ResourceSpec(vram=24_065)], False)
     assert not is_drained(both, [ResourceSpec(vram=24_064)], False)
     assert is_drained(both, [ResourceSpec(vram=9000, allowed=(0,))], False)
-    # Only the user can resume the paused GPU, the only one large enough. An unknown size may suffice.
+    # Only the user can resume the paused GPU, which is the only one large enough. A GPU of unknown size may
+    # be large enough.
     assert is_drained(replace(both, gpus=(small, replace(large, paused=True))), [nine], False)
     assert not is_drained(replace(both, gpus=(small, gpu_of_size(1, None))), [nine], False)
     assert not is_drained(replace(both, gpus=(small, Gpu("U1", 1))), [nine], False)
@@ -334,7 +335,7 @@ FAMILY = '["train.py", null]'
     [
         (9000, False),
         (24_576 - 512 - 200, False),
-        # If it would leave no room, or exceed every GPU, learned memory is ignored.
+        # Learned memory is ignored if it leaves no room on a GPU or exceeds every GPU.
         (24_576 - 512 - 199, True),
         (30_000, True),
         (None, True),

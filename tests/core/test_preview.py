@@ -54,7 +54,7 @@ def test_previews_need_priority_environment_and_command(
     assert found.warnings == ()
 
 
-def test_previews_no_environment_without_conda() -> None:
+def test_previews_no_conda_environment_if_conda_is_missing() -> None:
     assert previewed("0,/s/a.py", conda_sh=None).conda is None
 
 
@@ -130,7 +130,7 @@ def test_warns_of_more_gpus_than_exist(line: str, known: Collection[int] | None,
         ("[vram=1G] 0,/s/a.py,,--llm other,", []),
     ],
 )
-def test_notes_surprising_defaults(line: str, parts: list[str]) -> None:
+def test_shows_notes_about_surprising_defaults(line: str, parts: list[str]) -> None:
     notes = "\n".join(map(line_note_text, previewed(line).notes))
     assert bool(notes) is bool(parts)
     assert all(part in notes for part in parts), notes

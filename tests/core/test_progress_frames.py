@@ -1,4 +1,4 @@
-"""Dropping the overdrawn frames of progress bars from output."""
+"""Dropping the frames of progress bars that later frames overwrite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from gpu_scheduler.core.text import progress_frames
 from gpu_scheduler.core.text.progress_frames import FrameFilter
 
-#: Output of tqdm for a bar of batches, which disappears when it is full, inside a bar of epochs.
+#: tqdm's output for a bar of batches inside a bar of epochs. The inner bar disappears when it is full.
 NESTED = (
     b"\repoch:   0%| | 0/2"
     b"\n\rbatch:   0%| | 0/2\x1b[A\n\rbatch:  50%|#| 1/2\x1b[A\n\rbatch: 100%|##| 2/2\x1b[A"
@@ -46,7 +46,7 @@ NESTED = (
 def test_passes_only_the_last_frame_of_each_line(written: bytes, shown: bytes) -> None:
     whole, pieces = FrameFilter(), FrameFilter()
     assert whole.feed(written, 0.0) + whole.flush() == shown
-    if b"\x1b[A" not in written:  # this sequence is recognised only within one piece
+    if b"\x1b[A" not in written:  # this sequence is recognized only if it arrives in one piece
         each = [pieces.feed(written[at : at + 1], float(at)) for at in range(len(written))]
         assert b"".join(each) + pieces.flush() == shown
 
@@ -59,7 +59,7 @@ def test_updates_an_unfinished_line_once_a_second_with_complete_frames() -> None
     ]
     assert bar.feed(b"", 10.0) == b""
     assert bar.feed(b"\nnext\n", 10.1) == b"100.0%\nnext\n"
-    # The next bar of the same job is delayed in the same way.
+    # The updates of the job's next bar are also one second apart.
     assert bar.feed(b"\r a\r b", 10.2) == b""
     assert bar.feed(b"\r c", 11.2) == b" b\n"
 

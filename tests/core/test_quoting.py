@@ -1,4 +1,4 @@
-"""Words, quotes and comments, compared with `shlex.split`."""
+"""Splitting into words, quotes and comments, compared with `shlex.split`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_split_words_matches_shlex(text: str) -> None:
     assert split_words(text) == expected
 
 
-def test_expands_no_variables_globs_or_substitutions() -> None:
+def test_split_words_expands_no_variables_globs_or_substitutions() -> None:
     assert split_words("$HOME ~/x *.py `ls` $(ls)") == ("$HOME", "~/x", "*.py", "`ls`", "$(ls)")
 
 
@@ -49,6 +49,6 @@ def test_finds_comments(text: str, at: int | None) -> None:
     assert find_comment(text) == at
 
 
-def test_reports_unclosed_quotes() -> None:
+def test_masks_quoted_text_and_reports_unclosed_quotes() -> None:
     assert mask_quoted("a 'b' \"c\" \\'") == "a _ _ _"
     assert mask_quoted("it's") is None

@@ -1,4 +1,4 @@
-"""The rules of docs/design.md, Reconciling, one attempt at a time."""
+"""The rules in docs/design.md, Reconciling, applied to one attempt at a time."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_command_that_ended_before_its_cancel_keeps_its_result() -> None:
     assert (end.outcome, end.job_outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
 
 
-def test_a_result_releases_the_gpus_with_the_end_only_if_no_process_is_left() -> None:
+def test_a_result_releases_the_gpus_at_once_only_if_no_process_is_left() -> None:
     ended = replace(OPEN, status=status(claim="dead", result=RESULT))
     assert needs_process_scan(ended, NOW)
     assert [type(action) for action in reconcile(replace(ended, survivors=()), NOW, SETTINGS)] == [
@@ -126,13 +126,13 @@ def test_voiding_a_claim_is_retried_once_a_second() -> None:
     assert reconcile(of_another_boot, NOW, SETTINGS) == [act.VoidClaim(1)]
 
 
-def test_a_live_claim_makes_the_job_running_once() -> None:
+def test_a_live_claim_changes_the_job_to_running_once() -> None:
     starting = replace(OPEN, state=AttemptState.STARTING, status=status(claim="live", pid=5))
     assert only_action(reconcile(starting, NOW, SETTINGS)) == act.Transition(7, 1, JobState.RUNNING)
     assert reconcile(replace(starting, state=AttemptState.RUNNING), NOW, SETTINGS) == []
 
 
-def test_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> None:
+def test_a_cancel_writes_the_stop_file_then_signals_then_kills_the_runner() -> None:
     live = replace(OPEN, cancel=CANCEL, status=status(claim="live", pid=5))
     assert reconcile(live, NOW, SETTINGS) == [
         act.Transition(7, 1, JobState.STOPPING),
@@ -149,17 +149,17 @@ def test_a_cancel_writes_stop_then_signals_then_kills_the_runner() -> None:
     assert reconcile(late, NOW, SETTINGS) == [act.KillRunner(1)]
 
 
-def test_a_stop_makes_the_job_stopping_and_its_withdrawal_running() -> None:
+def test_a_job_is_stopping_while_its_stop_request_is_not_withdrawn() -> None:
     stopped = replace(OPEN, status=status(claim="live", stop=StopRequest("cancelled", 3.0)))
     assert reconcile(stopped, NOW, SETTINGS) == [act.Transition(7, 1, JobState.STOPPING)]
     withdrawn = replace(OPEN, state=AttemptState.STOPPING, status=status(claim="live"))
     assert reconcile(withdrawn, NOW, SETTINGS) == [act.Transition(7, 1, JobState.RUNNING)]
 
 
-def test_a_dead_runner_is_swept_and_its_job_interrupted() -> None:
+def test_sweeps_the_processes_of_a_dead_runner_and_interrupts_its_job() -> None:
     dead = replace(OPEN, status=status(claim="dead"))
     assert needs_process_scan(dead, NOW)
-    assert reconcile(dead, NOW, SETTINGS) == []  # its processes have not been scanned yet
+    assert reconcile(dead, NOW, SETTINGS) == []  # the processes of the attempt have not been scanned yet
     left = replace(dead, survivors=(44,))
     assert reconcile(left, NOW, SETTINGS) == [act.RecordRunnerDeath(1), act.Sweep(1, kill=False)]
     swept = replace(
@@ -181,11 +181,11 @@ def test_records_survivors_only_after_sigkill() -> None:
     late = replace(
         OPEN, status=status(claim="dead"), survivors=(44,), state=AttemptState.ORPHANED, runner_died_at=900.0
     )
-    # The scheduler was not running after its SIGTERM.
+    # The scheduler stopped running after it had sent the SIGTERM.
     assert reconcile(replace(late, swept_at=900.0, signalled_at=900.0), NOW, SETTINGS) == [
         act.Sweep(1, kill=True)
     ]
-    # The grace period of the cancel exceeds 60 s.
+    # The grace period of the cancel is longer than 60 s.
     patient = replace(late, cancel=StopRequest("cancelled", 300.0), swept_at=900.0, signalled_at=900.0)
     assert reconcile(patient, NOW, SETTINGS) == []
     # The SIGKILL has just been sent.
@@ -267,7 +267,7 @@ INVALID = status(claim="invalid", damage="the file claim is a folder")
 
 @pytest.mark.parametrize("sighting", [INVALID, status(claim="none")])
 @pytest.mark.parametrize("state", [AttemptState.RUNNING, AttemptState.STOPPING])
-def test_an_attempt_with_an_unknown_runner_is_open_while_it_has_processes(
+def test_an_attempt_with_an_unknown_runner_stays_open_while_it_has_processes(
     sighting: AttemptStatus, state: AttemptState
 ) -> None:
     attempt = replace(OPEN, state=state, status=sighting, launch_deadline=0.0)
@@ -304,7 +304,7 @@ def test_an_attempt_with_an_invalid_claim_is_not_relaunched() -> None:
     assert "the file claim is a folder" in words(end.reason)
 
 
-def test_does_not_relaunch_while_the_attempt_has_a_process() -> None:
+def test_does_not_relaunch_an_attempt_that_has_a_process() -> None:
     overdue = replace(STARTING, launch_deadline=0.0, launch_count=1)
     assert needs_process_scan(overdue, NOW)
     assert not needs_process_scan(replace(overdue, launch_deadline=1010.0), NOW)
@@ -313,7 +313,7 @@ def test_does_not_relaunch_while_the_attempt_has_a_process() -> None:
     assert reconcile(replace(overdue, survivors=()), NOW, SETTINGS) == [act.Relaunch(1)]
 
 
-def test_a_second_cancel_with_a_shorter_grace_rewrites_stop() -> None:
+def test_a_second_cancel_with_a_shorter_grace_period_replaces_the_stop_request() -> None:
     slow = StopRequest("cancelled", 60.0)
     live = replace(OPEN, state=AttemptState.STOPPING, stopping_at=999.0, cancel=CANCEL)
     notified = replace(live, status=status(claim="live", stop=slow), signalled_at=998.0)
@@ -350,13 +350,13 @@ def test_a_shortage_does_not_count_as_a_failed_launch(failures: int) -> None:
     assert words(end.reason) == "no process could be started; next try in 5 s, not counted as a failure"
 
 
-def test_a_shortage_does_not_requeue_a_cancelled_job_or_one_without_its_line() -> None:
+def test_a_shortage_does_not_requeue_a_cancelled_job_or_a_job_without_its_line() -> None:
     failing = replace(OPEN, status=status(result=SHORT), survivors=(77,))
     assert finished(replace(failing, cancel=CANCEL)).job_outcome is Outcome.CANCELLED
     assert finished(replace(failing, source_missing=True)).job_outcome is Outcome.FAILED
 
 
-def test_failed_launches_back_off_and_finally_fail_the_job() -> None:
+def test_the_wait_after_failed_launches_grows_until_the_job_fails() -> None:
     failing = replace(
         OPEN,
         status=status(result=replace(RESULT, began=False, exit_code=1, message="why")),
@@ -421,10 +421,10 @@ def test_a_late_runner_that_may_withdraw_is_not_killed() -> None:
 
 def test_a_sweep_waits_for_the_grace_period_before_sigkill() -> None:
     left = replace(OPEN, state=AttemptState.ENDED, survivors=(9,), swept_at=995.0, signalled_at=995.0)
-    assert release_allocation(left, NOW, SETTINGS) == []  # 10 s have not passed
+    assert release_allocation(left, NOW, SETTINGS) == []  # the usual 10 s have not passed
     assert release_allocation(replace(left, cancel=CANCEL), NOW, SETTINGS) == [
         act.Sweep(1, kill=True)
-    ]  # 3 s have
+    ]  # the 3 s of the cancel have passed
     assert release_allocation(replace(left, swept_at=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
 
 
@@ -448,7 +448,7 @@ def test_a_preempted_job_is_held_instead_of_cancelled() -> None:
     assert (end.outcome, end.state, end.job_outcome) == (Outcome.PREEMPTED, JobState.HELD, None)
 
 
-def test_an_unknown_cause_is_not_read_as_success() -> None:
+def test_an_unknown_cause_does_not_count_as_success() -> None:
     end = finished(replace(OPEN, status=status(result=replace(RESULT, cause="something new"))))
     assert end.outcome is Outcome.INTERRUPTED
 
@@ -463,7 +463,7 @@ def test_reports_a_shutdown_and_the_surviving_processes() -> None:
     assert (end.started_at, end.ended_at) == (1.0, 2.0)
 
 
-def test_does_not_wait_for_memory_of_an_earlier_boot() -> None:
+def test_does_not_wait_for_memory_used_before_a_reboot() -> None:
     ended = replace(OPEN, state=AttemptState.RELEASED, released_at=999.0, boot_id="another")
     assert check_memory_release(ended, [(None, None)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
 
@@ -480,21 +480,22 @@ def test_does_not_relaunch_while_starts_are_blocked() -> None:
     assert reconcile(late, NOW, SETTINGS, starts_blocked=True) == []
     used_up = replace(late, launch_count=SETTINGS.max_launches)
     assert reconcile(used_up, NOW, SETTINGS) == [act.VoidClaim(1, gives_up=True)]
-    # The problem that blocks starts explains the missing claim: the attempt is relaunched when it is over.
+    # The problem that blocks starts explains the missing claim, so the attempt is relaunched after the
+    # problem is solved.
     assert reconcile(used_up, NOW, SETTINGS, starts_blocked=True) == [act.ResetLaunchCount(1)]
     assert reconcile(replace(used_up, launch_count=0), NOW, SETTINGS, starts_blocked=True) == []
     assert reconcile(replace(used_up, launch_count=0), NOW, SETTINGS) == [act.Relaunch(1)]
-    # Launches into an incomplete folder do not count as failed, however many.
+    # A launch into an incomplete folder never counts as a failed launch.
     assert reconcile(replace(used_up, status=INCOMPLETE), NOW, SETTINGS) == [act.Relaunch(1)]
     failed = replace(late, launch_error="no such script")
     assert reconcile(failed, NOW, SETTINGS, starts_blocked=True) == [act.VoidClaim(1)]
-    # Everything else proceeds as usual.
+    # All other actions are the same as without the problem.
     ended = replace(OPEN, status=status(claim="dead", result=RESULT))
     assert reconcile(ended, NOW, SETTINGS, starts_blocked=True) == reconcile(ended, NOW, SETTINGS)
     assert reconcile(replace(late, cancel=CANCEL), NOW, SETTINGS, starts_blocked=True) == [act.VoidClaim(1)]
 
 
-def test_does_not_relaunch_a_command_that_began() -> None:
+def test_does_not_relaunch_an_attempt_whose_command_began() -> None:
     begun = replace(
         OPEN,
         state=AttemptState.STARTING,

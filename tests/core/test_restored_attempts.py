@@ -1,4 +1,4 @@
-"""Attempts restored from their folders."""
+"""Restoring attempts from their folders."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def attempt_with(claim: str, end: AttemptResult | None = None, **values: object)
         pytest.param(attempt_with("void"), "not_started", "held", None, id="void claim"),
     ],
 )  # fmt: skip
-def test_an_attempt_without_processes_is_finished(
+def test_finishes_a_restored_attempt_without_processes(
     attempt: Attempt, outcome: str, state: str, job_outcome: str | None
 ) -> None:
     close, *rest = restore(attempt, NOW, Settings())
@@ -82,7 +82,7 @@ def test_an_attempt_without_processes_is_finished(
         pytest.param(attempt_with("unknown"), [], id="unreadable folder"),
     ],
 )
-def test_an_attempt_with_processes_stays_open(attempt: Attempt, actions: list[object]) -> None:
+def test_a_restored_attempt_with_processes_stays_open(attempt: Attempt, actions: list[object]) -> None:
     assert restore(attempt, NOW, Settings()) == actions
     [close, *_] = supersede(attempt, NOW, Settings())
     assert isinstance(close, FinishAttempt)

@@ -1,4 +1,4 @@
-"""Tests the effect of submitting a job again."""
+"""Tests what happens when a job is submitted again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retries of failed jobs, and the memory that they get."""
+"""Retries of failed jobs, and the memory that the retries get."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ INVENTORY = GpuInventory({"U0": TOTAL, "U1": TOTAL}, TOTAL - 512)
 
 
 def failed(tail: str = OOM, oom: int | None = 3, fail: int | None = None, **values: object) -> Attempt:
-    """Returns an attempt with 4 GiB declared that failed with this log."""
+    """Returns an attempt that declared 4 GiB and failed with this log."""
     base = running(vram=4096, failure_context=FailureContext(tail, (), oom, fail))
     return replace(base, **values)  # type: ignore[arg-type]
 
@@ -52,12 +52,12 @@ def decide(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> tup
 
 
 def retry(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> NextStep | None:
-    """Returns the retry of a command that exited with 1; None if there is none."""
+    """Returns the retry of a command that exited with 1, or None if it is not retried."""
     return next((step for step in decide(attempt, settings, inventory) if step.is_retry), None)
 
 
 def raised_to(attempt: Attempt, inventory: GpuInventory) -> int | None:
-    """Returns the memory with which an OOM is retried."""
+    """Returns the memory in MiB that the retry after an OOM gets."""
     [step] = decide(attempt, SETTINGS, inventory)
     assert step.kind is NextKind.OOM_RETRY
     return step.vram_mib
@@ -84,11 +84,13 @@ def test_an_oom_is_retried_with_more_memory_than_declared_and_observed() -> None
         ({"vram": 19_300}, TOTAL - 512),
     ],
 )
-def test_raises_the_larger_of_peak_and_declaration(values: dict[str, object], raised: int) -> None:
+def test_an_oom_retry_raises_the_larger_of_peak_and_declaration(
+    values: dict[str, object], raised: int
+) -> None:
     assert raised_to(replace(failed(), **values), INVENTORY) == raised  # type: ignore[arg-type]
 
 
-def test_retries_an_oom_unchanged_if_no_memory_is_known() -> None:
+def test_retries_an_oom_with_the_same_need_if_no_memory_is_known() -> None:
     blind = failed(vram=None, share=500)
     assert decide(replace(blind, vram=None, share=500), SETTINGS, GpuInventory()) == (
         NextStep(NextKind.OOM_RETRY, 1, 3),
@@ -103,7 +105,7 @@ def test_does_not_retry_an_oom_at_the_largest_available_memory() -> None:
     assert decide(most, SETTINGS, INVENTORY) == (NextStep(NextKind.NO_LARGER_GPU, vram_mib=TOTAL - 512),)
     assert raised_to(replace(most, vram=TOTAL - 513), INVENTORY) == TOTAL - 512
     assert retry(replace(most, vram=TOTAL - 511), SETTINGS, INVENTORY) is None
-    # It had the largest GPU to itself.
+    # The job had the largest GPU to itself.
     alone = replace(most, vram=None, whole=True)
     assert decide(alone, SETTINGS, INVENTORY) == (NextStep(NextKind.NO_LARGER_GPU, vram_mib=TOTAL),)
     larger = GpuInventory({"U0": TOTAL, "U1": 2 * TOTAL}, 2 * TOTAL - 512)
@@ -121,7 +123,7 @@ def test_oom_retries_are_limited() -> None:
     assert decide(failed(oom=0), SETTINGS, INVENTORY) == ()
 
 
-def test_the_option_applies_if_the_line_sets_no_retries() -> None:
+def test_the_options_of_start_apply_if_the_line_sets_no_retries() -> None:
     option = Settings(oom_retries=1, fail_retries=1)
     assert decide(failed(oom=None), option, INVENTORY) == (NextStep(NextKind.OOM_RETRY, 1, 1, vram_mib=5120),)
     assert retry(failed(oom=0, fail=0), option, INVENTORY) is None
@@ -136,7 +138,7 @@ def test_a_failure_without_oom_uses_no_oom_retry() -> None:
     assert decide(failed(""), SETTINGS, INVENTORY) == ()
 
 
-def test_retries_of_failures_back_off_up_to_a_limit() -> None:
+def test_the_wait_between_retries_doubles_up_to_a_limit() -> None:
     waits = [
         step.wait_s or 0.0
         for n in range(20)
@@ -150,7 +152,7 @@ def test_retries_of_failures_back_off_up_to_a_limit() -> None:
     assert retry(failed(FAULT, fail=20, fail_retries_used=20), SETTINGS, INVENTORY) is None
 
 
-def test_an_oom_without_oom_retries_left_uses_other_retries() -> None:
+def test_an_oom_uses_fail_retries_once_the_oom_retries_are_used_up() -> None:
     decision = decide(failed(oom=3, oom_retries_used=3, fail=2, fail_retries_used=1), SETTINGS, INVENTORY)
     assert decision == (NextStep(NextKind.OOM_RETRIES_USED_UP, of=3), NextStep(NextKind.RETRY, 2, 2, 20.0))
     none = decide(failed(oom=0, fail=1), SETTINGS, INVENTORY)
@@ -168,14 +170,16 @@ def test_an_oom_without_oom_retries_left_uses_other_retries() -> None:
     ],
 )
 @pytest.mark.parametrize("tail", [OOM, FAULT])
-def test_does_not_retry_a_cancelled_job_or_one_without_its_line(values: dict[str, object], tail: str) -> None:
+def test_does_not_retry_a_cancelled_job_or_a_job_without_its_line(
+    values: dict[str, object], tail: str
+) -> None:
     attempt = failed(tail, fail=5)
     assert retry(attempt, SETTINGS, INVENTORY)
     assert decide(replace(attempt, **values), SETTINGS, INVENTORY) == ()  # type: ignore[arg-type]
 
 
 def finish_of(attempt: Attempt, *gpus: Gpu, code: int = 1, **values: object) -> FinishAttempt:
-    """Returns the planned end of this attempt, whose command exited with this code."""
+    """Returns the end that `plan` gives to this attempt, whose command exited with `code`."""
     result = AttemptResult(None, code, None, True, None, (), 1.0, 2.0)
     done = replace(attempt, status=AttemptStatus("dead", result=result), survivors=())
     actions = plan(facts(*(gpus or (gpu(0),)), attempts=(done,), **values))
@@ -219,13 +223,13 @@ def test_the_last_failure_finishes_the_job_and_reports_the_retries() -> None:
     assert "OOM retries used up (3)" in words(end.reason)
 
 
-def test_a_completed_job_with_an_oom_in_its_log_is_completed() -> None:
+def test_a_job_that_exits_with_0_is_completed_despite_an_oom_in_its_log() -> None:
     end = finish_of(failed(), code=0)
     assert (end.outcome, end.state, end.oom_retries_used) == (Outcome.COMPLETED, JobState.FINISHED, 0)
 
 
 @pytest.mark.parametrize("cause", ["cancelled", "timed_out", "preempted", "machine"])
-def test_a_stopped_attempt_is_not_a_failure(cause: str) -> None:
+def test_a_stopped_attempt_is_not_retried_as_a_failure(cause: str) -> None:
     result = AttemptResult(cause, 1, None, True, None, (), 1.0, 2.0)
     done = replace(failed(fail=5), status=AttemptStatus("dead", result=result), survivors=())
     close = plan(facts(gpu(0), attempts=(done,)))[0]
@@ -253,7 +257,7 @@ def gpu_of_size(index: int, total: int | None, **values: object) -> Gpu:
     [
         (failed(vram=7000), (gpu_of_size(0, 8192),), 7480),
         (failed(vram=7000), (gpu_of_size(0, 8192), gpu_of_size(1, TOTAL)), 8750),
-        # As many of the allowed GPUs as the job needs.
+        # Only the allowed GPUs count, and only as many as the job needs.
         (
             failed(vram=7000, resources=ResourceSpec(vram=7000, allowed=(0,))),
             (gpu_of_size(0, 8192), gpu_of_size(1, TOTAL)),
@@ -268,7 +272,8 @@ def gpu_of_size(index: int, total: int | None, **values: object) -> Gpu:
         # A GPU that cannot be read keeps its stored size.
         (failed(vram=7000), (gpu_of_size(0, None, total_mib=8192),), 7480),
         (failed(vram=7000), (replace(gpu(0), sample=None, total_mib=8192),), 7480),
-        # Unknown sizes impose no limit; memory of displays and unattributed memory are never available.
+        # A GPU of unknown size imposes no limit. The memory of displays and unattributed memory are never
+        # available.
         (failed(vram=7000), (gpu_of_size(0, None),), 8750),
         (failed(vram=7000), (gpu_of_size(0, None), gpu_of_size(1, 8192)), 7480),
         (failed(vram=7000, baseline_mib={"U0": 100}), (gpu_of_size(0, 8192),), 7380),
@@ -301,11 +306,11 @@ def test_declared_and_observed_memory_is_raised_by_a_quarter() -> None:
         asked.append(end.min_vram_mib)
         attempt = replace(attempt, vram=end.min_vram_mib, oom_retries_used=end.oom_retries_used)
     assert asked == [4096, 5120, 6400, 8000]
-    # With the peak observed before the failure, that memory is reached at once.
+    # If a peak was observed before the failure, the first retry already gets more than that peak.
     assert finish_of(failed(peaks={"U0": 8500})).min_vram_mib == 10_625
 
 
-def test_the_sample_of_the_final_round_counts() -> None:
+def test_the_sample_of_the_final_round_counts_for_the_retry() -> None:
     last = gpu(0, None, (GpuProcess(7, 9000),), owners={7: 9})
     result = AttemptResult(None, 1, None, True, None, (), 1.0, 2.0)
     done = replace(failed(peaks={"U0": 8000}), status=AttemptStatus("dead", result=result), measured_at=998.0)

@@ -16,7 +16,7 @@ from gpu_scheduler.core.text.sanitize import Sanitizer, sanitized
     [b"", b"plain\n", "grün ▓ 日本\n".encode(), b" 10%|#\r 20%|##\b\b  \tx\n", b"\x1b[1;31mred\x1b[0m\x1b[m",
      b"\x1b[38:5:196mx\x1b[38;2;1;2;3my", b"\r\x1b[K\x1b[0K\x1b[2Kdone", b"latin \xe9\xff one"],
 )  # fmt: skip
-def test_passes_text_colours_and_progress_bars(passed: bytes) -> None:
+def test_keeps_text_colours_and_progress_bars(passed: bytes) -> None:
     assert sanitized(passed) == passed
 
 
@@ -56,7 +56,9 @@ _PARTS = st.lists(
 
 @given(_PARTS, st.lists(st.integers(min_value=1, max_value=5), min_size=1))
 @example(b"\x1b[31m\xe2\x96\x93\x1b]0;x\x1b\\", [1])
-def test_the_result_does_not_depend_on_the_size_of_the_pieces(written: bytes, sizes: list[int]) -> None:
+def test_the_filtered_output_does_not_depend_on_the_size_of_the_pieces(
+    written: bytes, sizes: list[int]
+) -> None:
     sanitizer, shown, at, turn = Sanitizer(), b"", 0, 0
     while at < len(written):
         size = sizes[turn % len(sizes)]

@@ -1,4 +1,4 @@
-"""Parses the session lists of several versions of Screen."""
+"""Parsing of the session lists that several versions of Screen print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A closed Screen window is recorded once and has no other effect."""
+"""The scheduler records a closed Screen window once. The window has no other effect."""
 
 from __future__ import annotations
 

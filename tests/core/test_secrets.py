@@ -17,7 +17,7 @@ HF, HEX = "hf_" + "aB3dE" * 6, "0123456789" * 4
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        # Options, by the ends of their names.
+        # Options, recognized by the ends of their names.
         ("t.py --api-key S3 --lr 1", "t.py --api-key (hidden) --lr 1"),
         ("t.py --openai_api_key=S3 --lr 1", "t.py --openai_api_key=(hidden) --lr 1"),
         ("t.py --client-secret S3", "t.py --client-secret (hidden)"),
@@ -27,7 +27,7 @@ HF, HEX = "hf_" + "aB3dE" * 6, "0123456789" * 4
          "t.py --access-token (hidden) --auth_token=(hidden) --hf-token (hidden)"),
         ("t.py --wandb.api_key\tS3", "t.py --wandb.api_key\t(hidden)"),
         ("t.py +wandb.api_key=S3 lr=1", "t.py +wandb.api_key=(hidden) lr=1"),
-        # Quoted values, words and fields.
+        # Quoted values, quoted words and quoted CSV fields.
         ("t.py --secret 'S3 x' --lr 1", "t.py --secret (hidden) --lr 1"),
         ('t.py --secret="S3 \\" S3" --lr 1', "t.py --secret=(hidden) --lr 1"),
         ("t.py --secret S3\\ S3 --lr 1", "t.py --secret (hidden) --lr 1"),
@@ -56,7 +56,7 @@ HF, HEX = "hf_" + "aB3dE" * 6, "0123456789" * 4
         ("['env:HF_TOKEN=S3 S3' vram=4G] x", "['env:HF_TOKEN=(hidden)' vram=4G] x"),
         ("[env:HF_TOKEN=S3 x", "[env:HF_TOKEN=(hidden) x"),
         ('[env:HF_TOKEN="S3 S3 x', "[env:HF_TOKEN=(hidden)"),
-        # By their own forms.
+        # Secrets that are recognized by their own format.
         (f"login {HF} now", "login (hidden) now"),
         ("sk-proj-" + "aB3" * 16, HIDDEN),
         ("x=sk-" + "aB3" * 16, "x=(hidden)"),

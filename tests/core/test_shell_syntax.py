@@ -1,4 +1,4 @@
-"""Decides which commands bash must check."""
+"""Deciding which commands bash must check."""
 
 from __future__ import annotations
 

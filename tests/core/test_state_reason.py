@@ -1,4 +1,4 @@
-"""State reasons: their stored form and their text."""
+"""The stored form and the text of state reasons."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REASONS = st.builds(
 
 
 @given(REASONS)
-def test_reason_survives_storage(reason: StateReason) -> None:
+def test_a_reason_survives_storage(reason: StateReason) -> None:
     assert StateReason.from_json(reason.to_json()) == reason
 
 
@@ -36,7 +36,7 @@ def test_every_reason_has_a_text(reason: StateReason) -> None:
     assert isinstance(reason_text(reason), str)
 
 
-def test_stored_form_omits_unknown_values() -> None:
+def test_the_stored_form_omits_unknown_values() -> None:
     step = NextStep(NextKind.RETRY, 1, 2, 10.0)
     reason = StateReason(FAILED, FailureKind.CRASHED, 0, next_steps=(step,))
     assert json.loads(reason.to_json()) == {
@@ -102,7 +102,7 @@ def test_formats_a_reason_without_a_bare_exit_code(reason: StateReason, words: s
     assert reason_text(reason, without_exit=True) == words
 
 
-def test_every_code_of_command_sh_and_the_runner_is_a_failure_kind() -> None:
+def test_every_failure_code_of_command_sh_and_the_runner_is_a_failure_kind() -> None:
     texts = "".join(
         value for module in (activation, build) for value in vars(module).values() if isinstance(value, str)
     )

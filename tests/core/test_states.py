@@ -1,4 +1,4 @@
-"""Tests of the tables of allowed transitions."""
+"""Tests the tables of allowed state transitions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_attempt_holds_its_gpus_until_they_are_released() -> None:
 
 @pytest.mark.parametrize("old", list(AttemptState))
 @pytest.mark.parametrize("new", list(AttemptState))
-def test_states_before_inverts_the_table(old: AttemptState, new: AttemptState) -> None:
+def test_states_before_inverts_the_transition_table(old: AttemptState, new: AttemptState) -> None:
     assert (old in states_before(new)) == (old is new or new in ATTEMPT_TRANSITIONS[old])
 
 

@@ -1,4 +1,4 @@
-"""Tests the JSON form of values with a kind, and the texts of another version."""
+"""Tests how values with a kind are stored as JSON, and how JSON of another version is read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_stores_the_fields_that_differ_from_their_defaults(value: StoredValue, s
     "text",
     ["{}", "", "interrupted", "7", "null", '["kind"]', '{"kind": "new"}', '{"kind": "held", "new": 1}'],
 )
-def test_reads_a_text_of_another_version_as_unknown(text: str) -> None:
+def test_reads_a_text_from_another_version_as_unknown(text: str) -> None:
     assert StateReason.from_json(text) == StateReason(ReasonKind.UNKNOWN, message=text)
     assert GpuFault.from_json(text) == GpuFault(FaultKind.UNKNOWN, text)
     assert RequestAnswer.from_json(text) == RequestAnswer(AnswerCode.UNKNOWN)
@@ -64,12 +64,12 @@ def test_reads_a_text_of_another_version_as_unknown(text: str) -> None:
 
 
 @pytest.mark.parametrize("part", [3, None, "lost", ["lost"]])
-def test_a_part_in_the_form_of_another_version_makes_the_value_unknown(part: object) -> None:
+def test_a_part_in_the_format_of_another_version_makes_the_value_unknown(part: object) -> None:
     text = json.dumps({"kind": "interrupted", "next_steps": [part]})
     assert StateReason.from_json(text).kind is ReasonKind.UNKNOWN
     text = json.dumps({"kind": "no free gpu", "obstacles": [{"gpu": 0, "kind": "fault", "fault": part}]})
     assert WaitReason.from_json(text).kind is WaitKind.UNKNOWN
 
 
-def test_an_unknown_answer_is_no_success() -> None:
+def test_an_unknown_answer_does_not_count_as_success() -> None:
     assert RequestAnswer(AnswerCode.UNKNOWN).is_refusal

@@ -1,4 +1,4 @@
-"""The JSON parser with limits: every fault is a ValueError with a readable message."""
+"""The JSON parser with limits. Every error is a ValueError with a readable message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpu_scheduler.core.text import strict_json
     ],
     ids=lambda value: value[:20],
 )
-def test_rejects_with_a_readable_message(text: str, message: str) -> None:
+def test_rejects_invalid_json_with_a_readable_message(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         strict_json.parse(text)
     assert type(caught.value) is ValueError

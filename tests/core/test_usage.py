@@ -1,4 +1,4 @@
-"""Measurements recorded from a sample: use, overuse, foreign peaks and load."""
+"""Measurements recorded from a sample: memory use, overuse, foreign peaks and load."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_adds_up_process_memory_once_per_sample() -> None:
 
 
 def test_ignores_a_sample_older_than_the_launch() -> None:
-    # Launched at 999: its deadline is 10 s later.
+    # The launch was at 999, since its deadline is 10 s later.
     assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.0),))) != []
     assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.1),))) == []
     sooner = Settings(launch_deadline_s=10.2)
@@ -96,7 +96,7 @@ def only_sample(one: Gpu) -> GpuSample:
     ],
     ids=["unmatched", "no list", "no memory", "others", "unknown", "none is listed"],
 )
-def test_a_value_that_cannot_be_attributed_is_none(one: Gpu) -> None:
+def test_memory_that_cannot_be_attributed_is_recorded_as_none(one: Gpu) -> None:
     assert attempt_memory(NEW, one) is None
     notes = [
         note
@@ -138,17 +138,17 @@ def test_records_overuse_above_the_tolerance(declared: int | None, tolerance: fl
         (24_576, 1000, {}, None),
         # A job that declared a share but has the GPU to itself may use all of its memory.
         (16_000, 250, {"whole": True}, None),
-        # If both are declared, memory is judged.
+        # If a job declares both, only memory is judged.
         (16_000, 250, {"vram": 18_000}, None),
         (16_000, 750, {"vram": 8192}, 8192),
-        # Neither a default nor a share of unknown size can be overused.
+        # A default share and a share of a GPU of unknown size cannot be overused.
         (16_000, 250, {"budgets": {}}, None),
         (16_000, 0, {"vram": 8192, "budgets": {}}, None),
         (16_000, 250, {"budgets": {"U0": None}}, None),
         (16_000, 250, {"overused_gpus": ("U0",)}, None),
     ],
 )
-def test_records_overuse_of_the_memory_of_a_share(
+def test_records_overuse_of_the_memory_that_a_share_stands_for(
     used: int, share: int, values: dict[str, Any], reported: int | None
 ) -> None:
     one = gpu(0, None, (GpuProcess(7, used),), owners={7: 9})
@@ -220,9 +220,9 @@ def test_records_foreign_peaks_when_they_change() -> None:
         ((90.0,), 998.0, (90.0, 40.0)),
         ((None, 90.0, 80.0), 998.0, (90.0, 80.0, 40.0)),
         ((40.0, 40.0), 998.0, (40.0, 40.0, 40.0)),
-        # The machine has been rebooted since then.
+        # The machine has been rebooted since the last recorded load.
         ((90.0,), 5000.0, (90.0, 40.0)),
-        # The sample is recorded already, or shows nothing new.
+        # The sample is already recorded, or the loads do not change.
         ((90.0,), 999.0, None),
         ((40.0, 40.0, 40.0), 998.0, None),
     ],
@@ -236,7 +236,7 @@ def test_records_the_foreign_load_of_a_sample_once(
 
 
 def test_records_overuse_before_placing_jobs() -> None:
-    """The next job, which would fit by declarations alone, waits because the first exceeds its own."""
+    """The first job exceeds its declaration. The next job would fit by the declarations alone, but waits."""
     over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
     first = running(vram=10_000, measured_at=None)
     world = facts(over, attempts=(first,), pending_groups=(group(ResourceSpec(vram=10_000), 1),))
@@ -260,7 +260,7 @@ def test_records_a_peak_within_the_tolerance_before_placing_jobs() -> None:
         pending_groups=(group(ResourceSpec(vram=13_000), 1),),
     )
     assert [type(a).__name__ for a in plan(world)] == ["RecordUsage"]
-    # 11550 MiB are committed for it now, although only 10500 are in use.
+    # Now 11,550 MiB are committed for the job, although it uses only 10,500.
     assert [type(a).__name__ for a in plan(applied(world, plan(world)))] == ["SetWaitReason"]
 
 
@@ -271,7 +271,7 @@ def test_records_the_last_sample_of_an_attempt_before_its_end() -> None:
 
 
 def applied(world: Facts, actions: list[Action]) -> Facts:
-    """Returns the facts once these actions are recorded."""
+    """Returns the facts after these actions have been recorded."""
     attempts = {attempt.attempt_id: attempt for attempt in world.attempts}
     gpus = {one.uuid: one for one in world.gpus}
     for note in actions:

@@ -1,4 +1,4 @@
-"""Details of the events of an attempt, with defaults for all that a test does not name."""
+"""Details of an attempt's events. Every field that a test does not set has a default."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from gpu_scheduler.core.model.event import AttemptEnded, AttemptStarted
 
 
 def start(**values: Any) -> dict[str, Any]:
-    """Returns the data of a start on GPU 0 that declared nothing."""
+    """Returns the data of a start on GPU 0 without declared share or memory."""
     defaults: dict[str, Any] = {"attempt": 1, "gpus": [0], "share": 0, "vram": None, "exclusive": False}
     return AttemptStarted(**defaults | values).data()
 
 
 def end(**values: Any) -> dict[str, Any]:
-    """Returns the data of an end after 30 minutes, which declared 18432 MiB; other memory that is declared
-    applies to each GPU."""
+    """Returns the data of an end after 30 minutes, with 18432 MiB declared.
+
+    A declared memory applies to each GPU.
+    """
     defaults: dict[str, Any] = {
         "attempt": 1, "outcome": "completed", "exit_code": 0, "signal": None, "seconds": 1774.2, "gpus": [0],
         "peaks": [17910], "declared": 18432, "share": 0, "load": 96.4, "log": "/logs/1.log", "survivors": [],

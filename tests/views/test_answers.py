@@ -1,4 +1,4 @@
-"""Answers to requests: stored without loss, and formatted as text by their code."""
+"""Answers to requests are stored without loss, and their code determines their text."""
 
 from __future__ import annotations
 

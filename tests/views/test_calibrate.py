@@ -1,4 +1,4 @@
-"""The table of `calibrate`; tests/cli/test_calibrate.py tests the rest."""
+"""The table of `calibrate`. Its other behaviour is tested in tests/cli/test_calibrate.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpu_scheduler.core.scheduling.learned_needs import WorkloadClass
 from gpu_scheduler.views.calibrate import to_text
 
 
-def test_table_fits_the_terminal() -> None:
+def test_the_table_of_calibrate_fits_the_terminal() -> None:
     family = WorkloadClass(
         "/home/me/" + "long/" * 20 + "t.py", "qwen2.5-vl-32b-inst", 2, 8300, 8300, None, 1, 60.0
     )
@@ -17,5 +17,5 @@ def test_table_fits_the_terminal() -> None:
     whole, cut = to_text(view).splitlines(), to_text(view, 80).splitlines()
     assert max(map(len, cut[:2])) <= 80 < len(whole[1])
     assert cut[2].strip() == f"{family.program}; current entry 0.5"
-    # Text truncated in the table is repeated in full below it.
+    # The full text of truncated cells follows the table.
     assert '  "qwen2.5-vl-32b-inst": {"share": 0.5, "vram": 20000, "gpus": 2}' in cut

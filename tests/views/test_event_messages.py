@@ -65,7 +65,9 @@ def of_share(share: int, budgets: list[int | None] | None, **values: Any) -> dic
         (start(vram=9000, attempt=2), "[0] (1/3 dispatched, declared 9000 MiB/gpu, attempt 2) — CMD"),
     ],
 )
-def test_start_names_gpus_count_and_allocation(data: dict[str, Any], expected: str) -> None:
+def test_a_start_message_has_the_gpus_the_job_count_and_the_allocation(
+    data: dict[str, Any], expected: str
+) -> None:
     event = Event(9, 0.0, "starting", 1, data=data, command="CMD")
     assert log_line(event, dispatched=(1, 3)) == (INFO, f"job 1 starts on gpu {expected}")
 
@@ -102,7 +104,9 @@ HEAD = "job 1 finished [OK] in 1774s — "
         ),
     ],
 )
-def test_completed_job_shows_peaks_accuracy_and_load(data: dict[str, Any], expected: str) -> None:
+def test_the_message_of_a_completed_job_has_its_peaks_accuracy_and_load(
+    data: dict[str, Any], expected: str
+) -> None:
     assert log_line(Event(9, 0.0, "finished", 1, data=data)) == (INFO, HEAD + expected)
 
 
@@ -116,7 +120,7 @@ def test_completed_job_shows_peaks_accuracy_and_load(data: dict[str, Any], expec
         (of_share(500, None), "no declaration"),
         (of_share(1000, None), "no declaration"),
         (of_share(0, None), "no declaration"),
-        # A share is judged for overuse only, even if the job failed.
+        # A share is judged only for overuse, even if the job failed.
         (of_share(250, [6144]), "declared share 0.25 (6144 MiB) → under-declared (+192%)"),
         (of_share(250, [6144], peaks=[6144]), "declared share 0.25"),
         (of_share(250, [6144], peaks=[100]), "declared share 0.25"),
@@ -124,7 +128,7 @@ def test_completed_job_shows_peaks_accuracy_and_load(data: dict[str, Any], expec
             of_share(250, [6144, 20_480], gpus=[1, 3], peaks=[6000, 26_624], outcome="failed"),
             "declared share 0.25 (20480 MiB) → under-declared (+30%)",
         ),
-        # If both are declared, the memory is judged.
+        # If a job declares both, only its memory is judged.
         (end(share=250, budgets=[18432]), "declared 18432 MiB → within ±10%"),
         (
             end(declared=8000, budgets=[8000], learned=True),
@@ -233,7 +237,7 @@ def test_the_end_of_an_attempt_shows_outcome_reason_and_log(
             Event(9, 0.0, "finished", 3, "line removed", {"outcome": "cancelled"}),
             (INFO, "job 3 cancelled: line removed"),
         ),
-        # Reported elsewhere, or routine: shown only if everything is requested.
+        # These events are routine or reported elsewhere, so they are shown only if all are requested.
         (Event(9, 0.0, "running", 3), (DEBUG, "job 3 running")),
         (Event(9, 0.0, "queued", 3, command="CMD", is_new_job=True), (DEBUG, "job 3 queued: CMD")),
         (
@@ -241,9 +245,9 @@ def test_the_end_of_an_attempt_shows_outcome_reason_and_log(
             (DEBUG, "job 3 held: CMD (held by its line)"),
         ),
         (Event(9, 0.0, "forgotten", 0, None, {"jobs": 12}), (DEBUG, "12 jobs forgotten")),
-        # Recorded by a later version.
+        # This event was recorded by a later version.
         (Event(9, 0.0, "dreamt", 3, "of sheep", {"sheep": 2}), (INFO, "job 3 dreamt: of sheep")),
-        # Recorded by another version, with other keys.
+        # These events were recorded by another version, with other keys.
         (Event(9, 0.0, "starting", 3, command="CMD"), (INFO, "job 3 starting")),
         (Event(9, 0.0, "exceeded", 3, None, {"mib": 7}), (INFO, "job 3 exceeded")),
         (Event(9, 0.0, "relaunched", 3), (INFO, "job 3 relaunched")),
@@ -254,7 +258,7 @@ def test_the_end_of_an_attempt_shows_outcome_reason_and_log(
         ),
     ],
 )  # fmt: skip
-def test_formats_other_events_with_their_level(event: Event, expected: tuple[int, str]) -> None:
+def test_other_events_have_the_expected_level_and_text(event: Event, expected: tuple[int, str]) -> None:
     assert log_line(event) == expected
 
 
@@ -273,7 +277,7 @@ def test_a_missing_key_does_not_prevent_a_message(draw: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", list(EventKind))
-def test_every_kind_has_a_message_for_its_details(kind: EventKind) -> None:
+def test_every_kind_of_event_has_a_message(kind: EventKind) -> None:
     every = {**start(), **OVER_SHARE, "pid": 7, "allocated": [1], "jobs": 3}
     event = Event(9, 0.0, kind.value, 3, "why", every)
     text = log_line(event)[1]
@@ -281,7 +285,7 @@ def test_every_kind_has_a_message_for_its_details(kind: EventKind) -> None:
     assert "{" not in text
 
 
-def test_misplaced_process_names_both_gpus() -> None:
+def test_the_message_about_a_misplaced_process_names_both_gpus() -> None:
     event = Event(9, 0.0, "misplaced_process", 3, None, {"attempt": 1, "gpu": 2, "pid": 77, "allocated": [0]})
     level, text = log_line(event)
     assert level == WARNING
@@ -304,7 +308,7 @@ def test_formats_run_times(seconds: float, expected: str) -> None:
     assert format_seconds(seconds) == expected
 
 
-def test_json_has_all_data_in_ascii() -> None:
+def test_the_json_of_an_event_has_all_its_data_in_ascii() -> None:
     event = Event(9, 1000.1239, "starting", 1, data=start(vram=9000), command="echo é")
     text = to_json(event)
     assert text.isascii()
@@ -353,7 +357,7 @@ def test_formats_the_details_of_an_event(event: Event, expected: str | None) -> 
     assert detail(event) == expected
 
 
-def test_documentation_lists_exactly_the_keys_of_each_event() -> None:
+def test_documentation_lists_exactly_the_keys_of_each_event_kind() -> None:
     text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     table = text.partition("| event | keys |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| (`.*?) \| (.*) \|$", table, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Checks of one job that depend on values only."""
+"""Checks of a job that need only values, not the store."""
 
 from __future__ import annotations
 

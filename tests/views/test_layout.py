@@ -67,7 +67,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("width", [1, 12, 30, 44, 60, 200])
-def test_table_lines_never_exceed_the_screen(width: int) -> None:
+def test_table_lines_never_exceed_the_width_of_the_screen(width: int) -> None:
     from rich.cells import cell_len
 
     screen = Viewport(width, 20)
@@ -75,7 +75,7 @@ def test_table_lines_never_exceed_the_screen(width: int) -> None:
     assert max(map(cell_len, lines)) <= width
 
 
-def test_titles_and_last_lines_are_truncated_in_the_middle() -> None:
+def test_truncates_titles_and_last_lines_in_the_middle() -> None:
     lines = [render_line(line, Viewport(44, 20)) for line in table(COLUMNS, ROWS, 44)]
     assert lines == [
         "Job  What                Last line",
@@ -85,7 +85,7 @@ def test_titles_and_last_lines_are_truncated_in_the_middle() -> None:
     ]
 
 
-def test_pipe_output_is_complete_and_a_long_cell_shifts_no_other_row() -> None:
+def test_output_to_a_pipe_is_complete_and_a_long_cell_widens_no_column() -> None:
     rows = [*ROWS, TableRow((Cell("13"), Cell("x" * 500), Cell("last")))]
     lines = [render_line(line, Viewport()) for line in table(COLUMNS, rows, None)]
     assert lines[-1] == f" 13  {'x' * 500}  last"

@@ -1,4 +1,4 @@
-"""Tests the text of needs."""
+"""Tests how needs are formatted as text."""
 
 from __future__ import annotations
 

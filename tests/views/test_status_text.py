@@ -111,18 +111,18 @@ PIPE, NARROW = Viewport(), Viewport(72, 60)
 
 
 @pytest.mark.parametrize("screen", [PIPE, NARROW], ids=["pipe", "72"])
-def test_text_matches_the_golden_file(screen: Viewport) -> None:
+def test_the_text_of_a_report_matches_the_golden_file(screen: Viewport) -> None:
     text = to_text(REPORT, screen)
     assert "\x1b" not in text
     check(f"status_{screen.width or 'pipe'}.txt", text)
 
 
-def test_verbose_text_matches_the_golden_file() -> None:
+def test_the_verbose_text_of_a_report_matches_the_golden_file() -> None:
     check("status_verbose.txt", to_text(REPORT, Viewport(72), verbose=True))
 
 
 def many() -> StatusReport:
-    """Returns a report of 40 jobs in all states on 8 GPUs, with long titles and wide characters."""
+    """Returns a report of 40 jobs in all states on 8 GPUs, some with long titles and wide characters."""
     sweep = JobSpec(
         "csv",
         "",
@@ -177,7 +177,7 @@ def test_shortens_the_list_of_running_jobs_last(width: int, rows: int) -> None:
         assert sum(" running " in line for line in lines[1:]) == 8
 
 
-def test_pipe_output_is_not_truncated() -> None:
+def test_output_to_a_pipe_is_not_truncated() -> None:
     report = many()
     lines = to_text(report).splitlines()
     [failed] = [line for line in lines if line.startswith(" 40  failed")]
@@ -235,7 +235,7 @@ def test_the_first_line_counts_all_jobs(values: dict[str, Any], expected: str) -
     assert to_text(StatusReport(NOW, 4711, "s", "d", **values)).splitlines()[0] == expected
 
 
-def test_unrecorded_end_is_shown_with_its_outcome() -> None:
+def test_shows_the_outcome_of_a_job_whose_end_is_not_recorded_yet() -> None:
     job = job_view(
         1, "finished", "cancelled", is_recorded=False, text="t", reason=worded("cancelled by the user")
     )
@@ -244,7 +244,7 @@ def test_unrecorded_end_is_shown_with_its_outcome() -> None:
     assert "recorded" not in text
 
 
-def test_clock_is_at_the_right_end_of_the_first_line() -> None:
+def test_shows_the_clock_at_the_right_end_of_the_first_line() -> None:
     first = to_text(many(), Viewport(100, 45), clock="05:27:41").splitlines()[0]
     assert first.endswith("  05:27:41")
     assert len(first) == 100
@@ -259,18 +259,18 @@ def test_shows_warnings_of_running_jobs_only() -> None:
     assert "other folder" not in text
 
 
-def test_health_issue_is_complete_on_a_narrow_screen() -> None:
+def test_shows_a_health_issue_completely_on_a_narrow_screen() -> None:
     text = to_text(REPORT, Viewport(40, 60))
     assert "no new jobs start until this is resolved" in text.replace("\n", " ")
 
 
-def test_allocated_memory_has_a_column_only_if_declared() -> None:
+def test_shows_the_allocated_column_only_if_a_job_declared_memory() -> None:
     assert "Allocated" in to_text(REPORT)
     gpus = tuple(replace(gpu, has_declared_memory=False) for gpu in REPORT.gpus)
     assert "Allocated" not in to_text(replace(REPORT, gpus=gpus))
 
 
-def test_verbose_text_has_the_memory_of_jobs() -> None:
+def test_verbose_text_shows_the_memory_of_jobs() -> None:
     jobs = (REPORT.jobs[0]._replace(peaks={0: 70, 1: 80}),)
     assert "     memory GPU 0 70, GPU 1 80 of 81920 MiB\n" in to_text(
         replace(REPORT, jobs=jobs), verbose=True
@@ -278,7 +278,7 @@ def test_verbose_text_has_the_memory_of_jobs() -> None:
     assert "81920" not in to_text(REPORT)
 
 
-def test_gpu_values_show_their_age_without_a_scheduler() -> None:
+def test_shows_the_age_of_gpu_values_if_no_scheduler_runs() -> None:
     text = to_text(replace(REPORT, pid=None, now=NOW + 178))
     assert "Scheduler not running; GPU values as of 3 min ago\n" in text
 
@@ -299,14 +299,14 @@ def test_shows_an_empty_store() -> None:
     assert "No GPUs detected yet." in to_text(only)
 
 
-def test_json_matches_the_golden_file() -> None:
+def test_the_json_of_a_report_matches_the_golden_file() -> None:
     text = to_json(REPORT)
     assert text.isascii()
     assert json.loads(text)["gpus"][0]["allocated"] == 1.0
     check("status.json", text)
 
 
-def test_documentation_lists_exactly_the_keys() -> None:
+def test_documentation_lists_exactly_the_keys_of_the_json_report() -> None:
     parts = re.split(r"^## (.+)$", DOCUMENT.read_text(), flags=re.MULTILINE)
     sections = {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
     report = json.loads(to_json(REPORT))
@@ -323,7 +323,7 @@ def test_documentation_lists_exactly_the_keys() -> None:
         assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(keys), title
 
 
-def test_accepted_form_is_shown_once() -> None:
+def test_shows_each_accepted_form_only_once() -> None:
     one, other = "one block of attributes", "the same without the &"
     forms = (one, one, None, other, one)
     bad = tuple(MalformedLineRecord("/jobs.txt", 1 + at, "x", "why", each) for at, each in enumerate(forms))

@@ -53,7 +53,7 @@ def event(kind: str, reason: str | None = None, /, **data: Any) -> Event:
         (event("runner_lost", attempt=2), "!", "33", "lost the runner of attempt 2"),
     ],
 )  # fmt: skip
-def test_event_line_has_time_mark_job_title_and_message(
+def test_an_event_line_has_time_mark_job_title_and_message(
     happened: Event, mark: str, colour: str, begins: str
 ) -> None:
     assert shown(happened).startswith(f"07:05:09  {mark} job 3 bert: {begins}")
@@ -78,7 +78,9 @@ def test_omits_details_that_only_the_main_log_has(hidden: str) -> None:
         (None, "", "{}", ""),
     ],
 )
-def test_title_is_the_name_or_the_command(name: str | None, command: str, spec: str, title: str) -> None:
+def test_an_event_line_shows_the_name_or_command_of_the_job(
+    name: str | None, command: str, spec: str, title: str
+) -> None:
     found = shown(Event(9, 0.0, "stopping", 3, None, {}, command, name, spec))
     assert found == f"07:05:09    job 3{' ' if title else ''}{title}: is being stopped"
 
@@ -92,7 +94,7 @@ def test_a_long_title_leaves_room_for_the_message(columns: int) -> None:
     assert "…" in rows[0]
 
 
-def test_message_about_a_job_has_at_most_three_rows() -> None:
+def test_a_message_about_a_job_has_at_most_three_rows() -> None:
     why = f"exit code 1: {'memory ' * 100}"
     rows = shown(event("finished", why, **FAILED), Terminal(80)).split("\n")
     assert len(rows) == 3
@@ -101,7 +103,7 @@ def test_message_about_a_job_has_at_most_three_rows() -> None:
     assert rows[2].endswith("…")
 
 
-def test_wide_characters_fit_the_terminal() -> None:
+def test_lines_with_wide_characters_fit_the_terminal() -> None:
     rows = format_message(logging.WARNING, "模型 训练 任务 " * 9, AT, Terminal(40)).split("\n")
     assert len(rows) > 2
     assert all(display_width(row) <= 40 for row in rows)
@@ -119,7 +121,7 @@ def test_formats_an_event_without_a_job() -> None:
         (logging.ERROR, "07:05:09  \x1b[31m! 4 GPUs\x1b[0m"),
     ],
 )
-def test_level_colours_a_message(level: int, line: str) -> None:
+def test_the_level_determines_the_colour_of_a_message(level: int, line: str) -> None:
     found = format_message(level, "4 GPUs", AT, Terminal(80, True))
     assert found.replace("\x1b[2m07:05:09\x1b[0m", "07:05:09") == line
 

@@ -1,4 +1,4 @@
-"""Wait reasons and obstacles: stored without loss, formatted as text, and with a remedy by their kind."""
+"""Wait reasons and obstacles are stored without loss, have a text, and have the remedy of their kind."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_a_wait_reason_survives_storage(reason: WaitReason) -> None:
 
 
 @given(REASONS)
-def test_every_reason_has_a_text(reason: WaitReason) -> None:
+def test_every_wait_reason_has_a_text(reason: WaitReason) -> None:
     assert job_reason_text(job_view(1, "queued", reason=worded("why"), wait=reason))
     assert wait_text(reason).startswith("infeasible: ") or not reason.is_infeasible
     for one in reason.obstacles:
         assert isinstance(obstacle_text(one), str)
 
 
-def test_unused_fields_are_not_stored() -> None:
+def test_does_not_store_the_unused_fields_of_a_wait_reason() -> None:
     assert (
         WaitReason(WaitKind.LINE_REMOVED, due_at=0.0).to_json() == '{"kind": "line removed", "due_at": 0.0}'
     )
@@ -74,7 +74,7 @@ def test_rounding_memory_does_not_change_its_text(mib: int) -> None:
         (None, "its runner was killed", "held: its runner was killed"),
     ],
 )  # fmt: skip
-def test_a_held_job_is_described_as_held_once(
+def test_the_text_of_a_held_job_says_held_only_once(
     wait: WaitReason | None, reason: str | None, words: str
 ) -> None:
     assert held_text(job_view(1, "held", reason=worded(reason) if reason else None, wait=wait)) == words
