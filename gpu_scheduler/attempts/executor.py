@@ -1,4 +1,4 @@
-"""Defines the port to executors, each of which runs attempts in its own way: on this machine or elsewhere."""
+"""Defines the interface of executors. An executor runs attempts, on this machine or on others."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Protocol
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, RunnerIdentity, StopRequest
 
-#: The executors whose attempts are followed through their folders, also by front ends.
+#: The executors whose attempts can be observed through their folders, even by a front end.
 LOCAL_EXECUTORS = ("direct", "screen")
 
 
 class LaunchError(Exception):
-    """A failure to launch an attempt. The text names the reason and the remedy."""
+    """A failure to launch an attempt. The text gives the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class AttemptRef:
     """Identifies one attempt to its executor.
 
-    token: the random mark by which an executor recognises the attempt. folder: its attempt folder, which
-    contains spec.json and command.sh when it is launched; an executor need not use it. runner: its runner
-    process, None = not known. executor: the name of its executor.
+    token: the random mark by which an executor recognises the attempt. folder: the attempt folder, which
+    contains spec.json and command.sh when the attempt is launched; an executor need not use it. runner: the
+    attempt's runner process, or None if it is not known. executor: the name of the attempt's executor.
     """
 
     job_id: int
@@ -34,10 +34,11 @@ class AttemptRef:
 
 
 class Executor(Protocol):
-    """Launches, observes and stops single attempts. All verbs but `launch` may be repeated without harm.
+    """Launches, observes and stops single attempts. All methods but `launch` may be repeated without harm.
 
-    name: recorded with each attempt that it launches, and never changed. is_local: its processes are on this
-    machine, where a scan of /proc finds them by the token. has_terminal: the command runs in a terminal.
+    name: never changes, because the store records it with each attempt that the executor launches. is_local:
+    whether the attempts run on this machine, where a scan of /proc finds their processes by the token.
+    has_terminal: whether their commands run in a terminal.
     """
 
     @property
@@ -50,40 +51,39 @@ class Executor(Protocol):
     def has_terminal(self) -> bool: ...
 
     def launch(self, attempt: AttemptRef) -> None:
-        """Makes an attempt run, without waiting for it. Raises LaunchError.
+        """Starts an attempt without waiting for it. Raises LaunchError.
 
-        A launch that raises nothing has not succeeded yet: only a status with a claim shows success. However
-        often an attempt is launched, its command begins at most once.
+        A return without an error does not mean that the launch succeeded: only a status with a claim shows
+        that. However often an attempt is launched, its command begins at most once.
         """
 
     def observe(self, attempt: AttemptRef) -> AttemptStatus:
         """Returns the current status of an attempt. Raises OSError if it cannot be read now."""
 
     def request_stop(self, attempt: AttemptRef, stop: StopRequest) -> None:
-        """Asks an attempt to end; a request weaker than an earlier one changes nothing. Raises OSError."""
+        """Asks an attempt to end. Has no effect if an earlier request was stronger. Raises OSError."""
 
     def repeat_stop(self, attempt: AttemptRef) -> None:
-        """Reminds an attempt that has not ended of the request to stop; never makes a new request."""
+        """Reminds an attempt that has not ended of an earlier request to stop. Never makes a new request."""
 
     def cancel_launch(self, attempt: AttemptRef) -> None:
-        """Ensures that an attempt that has not begun never begins; leaves an attempt that has begun
-        unchanged.
+        """Prevents an attempt from beginning; does not affect an attempt that has already begun.
 
-        The next observation shows which of the two applied. Raises OSError.
+        The next observation shows whether the attempt had begun. Raises OSError.
         """
 
     def kill(self, attempt: AttemptRef) -> None:
-        """Ends an attempt that did not end within its grace period, without leaving it time for a result."""
+        """Ends an attempt that did not end within its grace period. The attempt cannot write a result."""
 
     def reap(self) -> None:
-        """Collects its ended processes without blocking; `launch` also does this."""
+        """Collects the executor's ended child processes without blocking. `launch` also does this."""
 
     def close(self) -> None:
-        """Releases its resources; its attempts keep running."""
+        """Releases the executor's resources. Its attempts keep running."""
 
 
 class Executors:
-    """The executors of a scheduler, by name. default: launches new attempts."""
+    """The executors of a scheduler, by name. default: the one that launches new attempts."""
 
     def __init__(self, default: Executor, *others: Executor) -> None:
         self.default = default
@@ -97,7 +97,7 @@ class Executors:
             raise LaunchError(f"this scheduler has no executor {attempt.executor!r}") from None
 
     def observe(self, attempt: AttemptRef) -> AttemptStatus:
-        """Returns the current status of an attempt, "unknown" if its executor is missing. Raises OSError."""
+        """Returns the current status of an attempt; "unknown" if its executor is missing. Raises OSError."""
         try:
             return self.of(attempt).observe(attempt)
         except LaunchError as error:

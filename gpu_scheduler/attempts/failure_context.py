@@ -27,7 +27,10 @@ def failure_context_of(store: Store, attempt: AttemptRecord, status: AttemptStat
 
 
 def _misleading_gpu_ids(store: Store, attempt: AttemptRecord, spec: JobSpec) -> tuple[int, ...]:
-    """Returns the physical GPU ids given to the command, unless they equal its visible numbering."""
+    """Returns the physical GPU ids in the command's arguments, if the command sees its GPUs under other ids.
+
+    Returns an empty tuple if the ids agree or if the command has none in its arguments.
+    """
     index = store.gpu_indices()
     gpus = tuple(index[uuid] for uuid in attempt.gpus if uuid in index)
     mode = spec.cuda_ids or store.recorded_options().cuda_ids

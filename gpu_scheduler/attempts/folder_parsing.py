@@ -1,4 +1,4 @@
-"""Parses the files of an attempt folder strictly, each into a value or a problem."""
+"""Parses the files of an attempt folder strictly. Each parser returns either a value or a problem."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_scheduler.runner.spec import STOP_FIELDS, invalid_field, is_optional_te
 
 @dataclass(frozen=True)
 class ClaimFile:
-    """The file `claim`. void: no runner has run or will ever run the attempt."""
+    """The contents of the file `claim`. void: no runner ran the attempt, and none ever will."""
 
     void: bool
     runner: RunnerIdentity | None = None
@@ -23,7 +23,7 @@ class ClaimFile:
 
 
 def parse_claim(value: dict[str, Any], token: str) -> ClaimFile | FileProblem:
-    """Parses `claim`."""
+    """Parses the contents of the file `claim`."""
     if value.get("void") is True:
         return _problem(value, token, {}) or ClaimFile(void=True)
     problem = _problem({"session": None, "log": None, **value}, token, _CLAIM)
@@ -34,26 +34,26 @@ def parse_claim(value: dict[str, Any], token: str) -> ClaimFile | FileProblem:
 
 
 def parse_stop(value: dict[str, Any], token: str) -> StopRequest | FileProblem:
-    """Parses `stop` and `withdrawn`."""
+    """Parses the contents of the file `stop` or `withdrawn`."""
     problem = _problem(value, token, STOP_FIELDS)
     return problem or StopRequest(value["cause"], value["grace_s"], value["follow"])
 
 
 def parse_result(value: dict[str, Any], token: str) -> AttemptResult | FileProblem:
-    """Parses `result`."""
+    """Parses the contents of the file `result`."""
     problem = _problem({"oom_kills": None, "shortage": None, "failure": None, **value}, token, _RESULT)
     if problem is not None:
         return problem
     ends = (value["exit_code"] is not None) + (value["signal"] is not None)
     if ends > 1 or (value["began"] and ends == 0):
-        return FileProblem("does not contain a valid end of the command")
+        return FileProblem("does not contain exactly one of 'exit_code' and 'signal'")
     message = value["message"]
     return AttemptResult(
         cause=value["cause"],
         exit_code=value["exit_code"],
         signal=value["signal"],
         began=value["began"],
-        # The store keeps UTF-8 only.
+        # The store accepts only valid UTF-8.
         message=None if message is None else message.encode("utf-8", "replace").decode("utf-8"),
         survivors=tuple(value["survivors"]),
         started_at=value["started_at"],
@@ -68,7 +68,7 @@ def _problem(
     value: dict[str, Any], token: str, fields: Mapping[str, Callable[[Any], bool]]
 ) -> FileProblem | None:
     if value.get("token") != token:
-        return FileProblem(f"carries another token ({str(value.get('token'))[:8]}…)")
+        return FileProblem(f"has the wrong token ({str(value.get('token'))[:8]}…)")
     return invalid_field(value, fields)
 
 
@@ -82,7 +82,7 @@ def _or_null(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _is_pid = _within(1, 2**31 - 1)
 
-#: A code that is not among these was reported by command.sh of another version.
+#: The known failure codes. Any other code comes from a command.sh that another version wrote.
 _FAILURES: Mapping[str | None, FailureKind] = {kind.value: kind for kind in FailureKind}
 _CLAIM = {
     "pid": _is_pid,

@@ -1,9 +1,10 @@
 """Reads the status of an attempt from its folder.
 
-A runner is alive if it holds the lock of the claim; readers query the kernel and never take the lock. It is
-dead if the lock is free and the process that made the claim is gone: a copy of a folder has the claim without
-its lock. An unusable file counts as absent and is reported. Without a usable claim, the runner in the store
-decides whether it is alive; if the store has none, that stays unknown.
+A runner is alive if it holds the lock on the claim. A reader asks the kernel who holds the lock and never
+takes it. A runner is dead if the lock is free and the process that made the claim is gone. The free lock
+alone proves nothing, because a copied folder has a claim without a lock. An unusable file is reported and
+treated as absent. If the claim is not usable, the runner recorded in the store is checked instead. If the
+store has none either, the runner remains unknown.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ _ERROR_TAIL_BYTES = 4096
 
 
 def observe(folder: Path, token: str, recorded_runner: RunnerIdentity | None = None) -> AttemptStatus:
-    """Reads the status of an attempt folder. recorded_runner: the runner in the store. Raises OSError."""
+    """Reads an attempt's status from its folder. recorded_runner: the runner in the store. Raises OSError."""
     status = _read_status(folder, token, recorded_runner)
     if status.claim != "none":
         return status
     if recorded_command(folder, token) is None:
         return replace(status, folder_complete=is_prepared(folder))
-    # The claim precedes the command, so it has appeared meanwhile or was removed.
+    # A runner claims the attempt before it starts the command. So the claim was made after the first read, or
+    # somebody removed it.
     return replace(_read_status(folder, token, recorded_runner), command_began=True)
 
 
 def _read_status(folder: Path, token: str, recorded_runner: RunnerIdentity | None) -> AttemptStatus:
-    # Reads the claim first, because a runner that is found dead writes nothing afterwards.
+    # Read the claim first: if its runner is dead, the other files can no longer change.
     reader = FolderReader(folder, token)
     claim, holder = reader.read_claim()
     state = _claim_state(claim, holder, recorded_runner, folder)
@@ -50,7 +52,8 @@ def _read_status(folder: Path, token: str, recorded_runner: RunnerIdentity | Non
     stop = reader.read("stop", parse_stop)
     withdrawn = reader.read("withdrawn", parse_stop)
     if stop is None and withdrawn is not None and withdrawn.on_timeout == "kill":
-        # The runner moved a cancel aside together with the request that it withdrew, and obeys it.
+        # A cancel replaced the request that the runner was withdrawing. The runner renamed it with the
+        # request, but still obeys it.
         stop = withdrawn
     runner = (
         claim.runner if isinstance(claim, ClaimFile) else recorded_runner if state == "unclaimed" else None
@@ -78,7 +81,7 @@ def _read_status(folder: Path, token: str, recorded_runner: RunnerIdentity | Non
 
 
 class FolderReader:
-    """A reader of the files of one folder. anomalies: problems of unusable files, by file name."""
+    """Reads the files of one attempt folder. anomalies: the problem with each unusable file, by file name."""
 
     def __init__(self, folder: Path, token: str) -> None:
         self._folder = folder
@@ -103,7 +106,10 @@ class FolderReader:
         return found
 
     def read_claim(self) -> tuple[ClaimFile | FileProblem | None, int | None]:
-        """Returns the claim, its problem, or None; and the pid that holds its lock. Raises OSError."""
+        """Returns the claim or its problem, and the pid of the process that holds the lock on the claim.
+
+        Either one is None if it does not exist. Raises OSError.
+        """
         fd = open_file(str(self._folder / "claim"))
         if not isinstance(fd, int):
             return fd, None
@@ -114,7 +120,7 @@ class FolderReader:
             os.close(fd)
 
     def damage(self, claim: ClaimFile | FileProblem | None, state: ClaimState) -> str | None:
-        """Returns the problem with the files that report the end of an attempt; None if there is none."""
+        """Returns the problem with the claim or the result; None if there is none."""
         if "result" in self.anomalies:
             return f"the file {self.anomalies['result'].removesuffix('; ignored')}"
         if isinstance(claim, FileProblem):
@@ -146,13 +152,13 @@ def _claim_state(
 def _claim_anomalies(
     folder: Path, state: ClaimState, claim: ClaimFile | FileProblem | None, runner: RunnerIdentity | None
 ) -> list[str]:
-    """Returns messages about a claim that differs from those that a runner leaves."""
+    """Returns warnings about a claim that is not as the runner wrote it."""
     pid = runner.pid if runner is not None else 0
     problem = claim.text if isinstance(claim, FileProblem) else "was removed"
     if state == "unlocked":
         return [
-            f"its runner (pid {pid}) is alive but has no lock on the claim in {folder}, which was"
-            " copied or replaced; the processes of the job are not signalled from here"
+            f"its runner (pid {pid}) is alive but has no lock on the claim in {folder}, because the folder"
+            " was copied or replaced; this scheduler does not signal the job's processes"
         ]
     if state == "unclaimed":
         return [
@@ -160,8 +166,8 @@ def _claim_anomalies(
         ]
     if state == "invalid":
         return [
-            f"the file claim in {folder} {problem}, so its runner is unknown; the job is neither ended nor"
-            " restarted while processes of it are left; `cancel` ends them"
+            f"the file claim in {folder} {problem}, so its runner is unknown; the scheduler neither ends nor"
+            " restarts the job while any of its processes are left; `cancel` ends them"
         ]
     return []
 
@@ -174,14 +180,14 @@ def _is_folder(folder: Path) -> bool:
 
 
 def is_alive(runner: RunnerIdentity | None) -> bool:
-    """Returns whether the process that made the claim is alive. An exiting one has released the lock."""
+    """Returns whether this runner is alive. An exiting runner, which has released its lock, is not."""
     if runner is None or runner.boot_id != boot_id():
         return False
     return is_running(runner.pid, runner.start_ticks)
 
 
 def _runner_error(folder: Path) -> list[str]:
-    """Returns the last line of the error output of a runner that failed before its claim."""
+    """Returns a message with the last error line of a runner that failed before it claimed the attempt."""
     try:
         lines = read_tail(str(folder / "runner.err"), _ERROR_TAIL_BYTES).strip().splitlines()
     except OSError:

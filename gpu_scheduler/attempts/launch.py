@@ -1,4 +1,4 @@
-"""Launches an attempt of the store: builds its command, prepares its folder and log, starts its runner."""
+"""Launches a stored attempt: builds its command, prepares its folder and log, and starts its runner."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from gpu_scheduler.store.writer import StoreWriter
 class Launcher:
     """Completes the folder of an attempt and starts a runner for it.
 
-    options: with the `conda_sh` in use; environment: inherited by the jobs; umask: of the jobs.
+    options: contain the `conda_sh` in use. environment: the variables that jobs inherit. umask: the umask of
+    the jobs.
     """
 
     def __init__(
@@ -49,10 +50,10 @@ class Launcher:
         self._extra = {"GPU_SCHEDULER_SIM": str(store.data_dir.simulation)} if options.simulated else {}
 
     def launch(self, attempt_id: int) -> None:
-        """Starts a runner. Raises LaunchError with the reason, and the errors of `check_owner`.
+        """Starts a runner. Raises LaunchError with the reason, and any error that `check_owner` raises.
 
-        Calls `check_owner` once the folder is complete, so that nothing runs from a folder that has replaced
-        ours.
+        Calls `check_owner` after the folder is complete, so that nothing is started if another folder has
+        replaced the data directory.
         """
         attempt, job = self._store.attempt_with_job(attempt_id)
         ref = attempt_ref(self._store, attempt)
@@ -73,7 +74,7 @@ class Launcher:
         try:
             self._write_folder(attempt, job, executor, str(log), when)
         except BaseException:
-            log.unlink(missing_ok=True)  # the launch has failed
+            log.unlink(missing_ok=True)  # nothing was launched, so nothing will write the log
             raise
 
     def _write_folder(
@@ -115,7 +116,7 @@ class Launcher:
         )  # fmt: skip
 
     def _source_cwd(self, source: str) -> str | None:
-        """Returns the working folder of the jobs file that a job came from; None if it came from none."""
+        """Returns the working folder of the jobs file that a job came from; None for any other source."""
         path = source.removeprefix("file:")
         jobs_file = find_jobs_file(self._store, path) if path != source else None
         return None if jobs_file is None else jobs_file.cwd

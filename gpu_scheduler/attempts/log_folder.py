@@ -1,4 +1,7 @@
-"""Manages the folder of job logs: owned by us, never reached through a link, with a new file per attempt."""
+"""Manages the folder of job logs, which must be our own and not reached through a link.
+
+Each attempt gets a new file in it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pathlib import Path
 
 from gpu_scheduler.system.safe_file import check_folder_status
 
-#: The log folder of the older scheduler.
+#: The default log folder, the same as the older scheduler's.
 DEFAULT_FOLDER = Path("/tmp/gpu_scheduler_logs")
 
 
@@ -19,8 +22,8 @@ DEFAULT_FOLDER = Path("/tmp/gpu_scheduler_logs")
 class LogFolder:
     """The candidate folders for job logs, in order of preference, and the uid that must own them.
 
-    One path: the folder of `--log-dir`. Two: the default folder and one named after the user. creator: the
-    uid that creates a missing folder, where it may differ from the first owner.
+    paths: either one path, the folder of `--log-dir`, or two: the default folder and a folder named after the
+    user. creator: the uid that creates a missing folder, if that may differ from the owner at the start.
     """
 
     paths: tuple[Path, ...]
@@ -29,10 +32,10 @@ class LogFolder:
 
     @classmethod
     def from_option(cls, log_dir: str | None) -> LogFolder:
-        """Returns the log folder for the value of `--log-dir`, created if missing. Raises OSError.
+        """Returns the log folder for the value of `--log-dir` and creates it if missing. Raises OSError.
 
-        At the start, a folder that the user names may be a link or belong to another user; later it must be
-        the same folder.
+        The folder that a user gives may be a link or belong to another user when the scheduler starts. After
+        that it must stay the same folder.
         """
         if log_dir is None:
             default = Path(os.path.realpath(DEFAULT_FOLDER.parent)) / DEFAULT_FOLDER.name
@@ -43,20 +46,20 @@ class LogFolder:
 
     @classmethod
     def from_json(cls, text: str) -> LogFolder:
-        """Returns the folder that `to_json` wrote."""
+        """Returns the log folder that `to_json` described."""
         paths, owner, maker = json.loads(text)
         return cls(tuple(Path(path) for path in paths), owner, maker)
 
     def to_json(self) -> str:
-        """Returns the JSON text for the store, from which readers find the same folders."""
+        """Returns a JSON text for the store, so that front ends can find the same folders."""
         return json.dumps([[str(path) for path in self.paths], self.owner, self.creator])
 
     def usable_path(self) -> Path | None:
-        """Returns the first path that we own or that is missing; None if no path can be used."""
+        """Returns the first path that is missing or our own; None if no path can be used."""
         return next((path for path in self.paths if self.problem_with(path) is None), None)
 
     def problem_with(self, path: Path) -> str | None:
-        """Returns why the path must not be used, as a predicate; None if it is ours or missing."""
+        """Returns why the path must not be used, as a predicate; None if it is missing or our own."""
         if os.path.realpath(path.parent) != str(path.parent):
             return "is reached through a link"
         try:
@@ -68,15 +71,16 @@ class LogFolder:
         return self._ownership_problem(status)
 
     def create(self) -> Path:
-        """Returns the folder to use now, created if missing. Raises OSError."""
+        """Returns the folder to use now and creates it if missing. Raises OSError."""
         folder = self.usable_path()
         if folder is None:
             last = self.paths[-1]
             raise PermissionError(
-                errno.EPERM, self.problem_with(last) or "has just become usable again", str(last)
+                errno.EPERM, self.problem_with(last) or "was not usable a moment ago", str(last)
             )
         folder.mkdir(parents=len(self.paths) == 1, exist_ok=True, mode=0o700)
-        # In a folder like /tmp nobody else can replace a folder that is ours, so the descriptor decides.
+        # In a sticky folder such as /tmp, nobody else can replace a folder that we own. It is therefore
+        # enough to check the open descriptor.
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
@@ -105,12 +109,12 @@ def create_log(folder: Path, job_id: int, started_at: datetime) -> Path:
             continue
         os.close(fd)
         return path
-    raise FileExistsError(f"{folder / name} and its 999 numbered variants exist already")
+    raise FileExistsError(f"{folder / name} already exists, and so do the names with .1 to .999 appended")
 
 
 def user_name() -> str:
-    """Returns the name of the user that we run as; the uid if it has no name."""
-    import getpass  # imported here to save readers its import time
+    """Returns the name of the user that we run as; the uid if the user has no name."""
+    import getpass  # imported here, so that a front end which only reads does not wait for it
 
     try:
         return getpass.getuser()

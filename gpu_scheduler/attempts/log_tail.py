@@ -7,18 +7,18 @@ import stat
 
 from gpu_scheduler.runner.folder import SHORTAGE
 
-#: Bytes at the end of a log that are searched for its last error.
+#: Number of bytes at the end of a log in which the last error is searched for.
 TAIL_BYTES = 64 * 1024
-#: If the first, cut line is longer than this, only this many bytes at its end are kept.
+#: The number of bytes kept of a first line that was cut and is longer than this.
 _LONG_LINE_BYTES = 4 * 1024
 
 
 def read_tail(path: str | None, max_bytes: int = TAIL_BYTES) -> str:
     """Returns the last `max_bytes` bytes of a log as text, starting at a line; "" if the log cannot be read.
 
-    If the first, cut line is long, such as a progress bar, its last 4 KiB are kept. Only regular files are
-    read and links are not followed, since others may write to the folder. Raises OSError for a shortage of
-    processes, memory or open files.
+    If the first line was cut and is long, as a progress bar is, the text starts with its last 4 KiB. Reads
+    only regular files and follows no links, because other users may write to the folder. Raises OSError for a
+    shortage of processes, memory or open files.
     """
     if path is None:
         return ""

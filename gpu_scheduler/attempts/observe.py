@@ -1,4 +1,4 @@
-"""Observes attempts of the store, for the loop and for front ends."""
+"""Observes the attempts in the store, for the loop and for front ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_scheduler.store.store import Store
 
 def _observe_folder(attempt: AttemptRef) -> AttemptStatus:
     if attempt.executor not in LOCAL_EXECUTORS:
-        return AttemptStatus(claim="unknown")  # only a scheduler can ask its executor
+        return AttemptStatus(claim="unknown")  # only a scheduler can ask an executor about the attempt
     return observe(attempt.folder, attempt.token, attempt.runner)
 
 
@@ -33,9 +33,9 @@ def observe_attempt(
     record: ActiveAttemptRecord,
     observe_one: Callable[[AttemptRef], AttemptStatus] = _observe_folder,
 ) -> Attempt:
-    """Returns an active attempt with its current status; one that has ended is not observed.
+    """Returns an active attempt with its current status. Does not observe an attempt that has ended.
 
-    observe_one: `observe` of its executor.
+    observe_one: the `observe` method of the attempt's executor.
     """
     if not record.state.is_open:
         return attempt_from_record(record, AttemptStatus())
@@ -46,7 +46,7 @@ def observe_attempt(
         status = AttemptStatus(claim="unknown", anomalies=(f"{where}: {error.strerror}",))
     context = None
     if status.result is not None and is_failure(status.result):
-        # Only the log of a failure is read, and only then is this module imported.
+        # Imported only after a failure, because the log of any other attempt is not read.
         from gpu_scheduler.attempts.failure_context import failure_context_of
 
         context = failure_context_of(store, record, status)
@@ -54,10 +54,10 @@ def observe_attempt(
 
 
 def attempts_without_processes(store: Store) -> frozenset[int]:
-    """Returns the ids of attempts with an allocation but without processes, while no scheduler is running.
+    """Returns the ids of attempts that have an allocation but no processes. For use while no loop is running.
 
-    Attempts of remote executors are not included. A runner that has published its result is about to end
-    and does not count as a process.
+    Does not include attempts of remote executors. Does not count a runner that has published its result,
+    because it is about to end.
     """
     held = [
         record
@@ -85,7 +85,7 @@ def _processes(store: Store, record: ActiveAttemptRecord, alive: Mapping[str, Co
 
 
 def read_status(store: Store, record: AttemptRecord) -> AttemptStatus:
-    """Reads the status of an attempt of this machine. Raises OSError."""
+    """Reads the status of an attempt on this machine. Raises OSError."""
     return _observe_folder(attempt_ref(store, record))
 
 

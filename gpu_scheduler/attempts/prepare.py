@@ -1,4 +1,4 @@
-"""Prepares the folder of an attempt for its launch: writes spec.json and command.sh, each atomically."""
+"""Prepares an attempt's folder for the launch: writes spec.json and command.sh, each atomically."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def prepare(folder: Path, spec: Mapping[str, object], command_sh: str) -> None:
     """
     _make_folder(folder)
     replace(folder, "command.sh", command_sh.encode("utf-8", "surrogateescape"))
-    # Written last: a folder with a spec is complete.
+    # Written last, so that a folder with a spec is complete.
     replace(folder, "spec.json", _one_line_per_key(spec).encode("ascii"))
 
 
@@ -31,7 +31,7 @@ def is_prepared(folder: Path) -> bool:
 
 
 def is_usable(folder: Path, token: str) -> bool:
-    """Returns whether the folder is complete and its spec is that of this attempt. Raises OSError."""
+    """Returns whether the folder is complete and its spec belongs to this attempt. Raises OSError."""
     if not is_prepared(folder):
         return False
     try:
@@ -43,7 +43,10 @@ def is_usable(folder: Path, token: str) -> bool:
 
 
 def _one_line_per_key(value: Mapping[str, object]) -> str:
-    """Returns a JSON object for readers; `indent` would format in Python, ten times as slow."""
+    """Returns a JSON object as text with one line per key.
+
+    The `indent` of json.dumps would do this too, but in Python and thus ten times as slowly.
+    """
     return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(one)}" for key, one in value.items()) + "\n}\n"
 
 
@@ -69,7 +72,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def replace(folder: Path, name: str, data: bytes) -> None:
-    """Writes a file of mode 0600 atomically; renames a folder that has its name. Raises OSError."""
+    """Writes a file of mode 0600 atomically; first renames any folder of that name. Raises OSError."""
     try:
         replace_file(folder / name, data)
     except IsADirectoryError:

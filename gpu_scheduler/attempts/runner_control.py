@@ -1,4 +1,4 @@
-"""Sends requests to the runner of an attempt, through its folder and by signals."""
+"""Sends requests to the runner of an attempt by writing to the attempt folder and by signals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_scheduler.runner.folder import FileProblem, open_file, read_object
 from gpu_scheduler.runner.process_scan import send_signal
 from gpu_scheduler.store.scheduler_lock import lock_holder
 
-#: A later request never replaces a stronger one that is already in the folder.
+#: The rank of each cause; any other cause ranks highest. A request never replaces one of a higher rank.
 _RANK = {"preempted": 1, "timed_out": 2}
 
 
@@ -24,7 +24,7 @@ def request_stop(
 ) -> bool:
     """Writes `stop` and wakes the runner; returns whether a live runner was signalled.
 
-    recorded_runner: as for `observe`. Returns False if the folder is missing or no process holds the claim.
+    recorded_runner: the runner in the store. Returns False if the folder is missing or no runner is alive.
     Raises OSError if the file cannot be written.
     """
     earlier = FolderReader(folder, token).read("stop", parse_stop)
@@ -44,13 +44,15 @@ def wake_runner(folder: Path, token: str, recorded_runner: RunnerIdentity | None
 
 
 def kill_runner(folder: Path, token: str, recorded_runner: RunnerIdentity | None = None) -> bool:
-    """Kills the runner and no other process; returns whether there was a live one."""
+    """Kills the runner and no other process; returns whether a live runner was signalled."""
     return _signal_runner(folder, token, recorded_runner, signal.SIGKILL)
 
 
 def void_claim(folder: Path, token: str) -> bool:
-    """Claims the attempt so that it can never run, and makes a missing folder; returns False if a runner has
-    claimed it."""
+    """Claims the attempt so that it can never run; returns False if a runner has already claimed it.
+
+    Creates the folder if it is missing.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     name = f".void.{os.getpid()}"
     replace(folder, name, json.dumps({"token": token, "void": True}).encode("ascii"))
@@ -91,7 +93,7 @@ def _signal_holder(fd: int, number: signal.Signals) -> bool:
     except OSError:
         return False
     try:
-        # Checks again, because the pid of a holder that has just died may have been reused.
+        # Check again: if the holder died before the pidfd was opened, its pid may have been reused.
         if lock_holder(fd) != holder:
             return False
         signal.pidfd_send_signal(process, number)

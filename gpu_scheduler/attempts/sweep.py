@@ -1,7 +1,7 @@
 """Finds and ends the processes of attempts whose runner is gone.
 
-One scan of /proc covers any number of attempts. The caller decides when to scan again; `sweep` is for callers
-that may block.
+One scan of /proc covers any number of attempts. The caller decides when to scan again. Only `sweep`
+waits for processes to end.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from gpu_scheduler.runner.folder import SHORTAGE, open_folder
 from gpu_scheduler.runner.membership import RecordedCommand
 
 _RESCAN_S = 0.05
-#: Maximum number of scans when an empty scan may have missed a process: a fork chain would be missed every
-#: time, while other programs fork only occasionally.
+#: Maximum number of scans if each finds nothing but may have missed a process. Scans always miss a fork
+#: chain; other programs fork only occasionally, so that a few scans are enough.
 _MAX_SCANS = 10
 
 
 def recorded_command(folder: Path, token: str) -> RecordedCommand | None:
-    """Returns the recorded command of an attempt; None if there is none of this boot.
+    """Returns the recorded command of an attempt; None if none was recorded since the machine booted.
 
-    Raises OSError when open files or memory are short.
+    Raises OSError for a shortage of open files or memory.
     """
     try:
         fd = open_folder(os.fspath(folder))
@@ -42,10 +42,11 @@ def recorded_command(folder: Path, token: str) -> RecordedCommand | None:
 def processes_of(
     attempts: Mapping[str, Path], unsupervised: Collection[str] = ()
 ) -> dict[str, tuple[int, ...]]:
-    """Returns the pids of the living processes of each attempt (token -> folder) that has any.
+    """Returns the pids of the living processes of these attempts, by token; omits attempts that have none.
 
-    unsupervised: attempts whose processes had no supervisor. These count as having none only after a scan
-    that missed no process, or after a limited number of scans.
+    attempts: the folder of each attempt, by token. unsupervised: the tokens of attempts whose processes had
+    no supervisor. If none of their processes is found, the scan is repeated until it has certainly missed
+    none, or a limited number of times.
     """
     commands = {token: recorded_command(folder, token) for token, folder in attempts.items()}
     return {token: tuple(sorted(found)) for token, found in _scan(commands, unsupervised).items()}
@@ -62,14 +63,15 @@ def _scan(
     for token in unsure:
         command = commands[token]
         if command is not None and fork_chains.may_have_living_group(command):
-            scan.found[token] = {command.pid: 0}  # each process ends before its pid is known
+            scan.found[token] = {command.pid: 0}  # no process lives long enough for its pid to be known
     return scan.found
 
 
 def sweep_once(folder: Path, token: str, sig: int) -> tuple[int, ...]:
-    """Signals every process of the attempt once; returns the pids found, none = nothing is left.
+    """Signals every process of the attempt once; returns the pids found, which are none if nothing is left.
 
-    Never blocks: call it again until it finds nothing. Kill a live runner first; this would signal it too.
+    Never blocks; call it again until it finds nothing. Kill a live runner first, because this would signal
+    the runner too.
     """
     command = recorded_command(folder, token)
     found = _scan({token: command}, (token,)).get(token, {})
@@ -83,14 +85,15 @@ def sweep_once(folder: Path, token: str, sig: int) -> tuple[int, ...]:
 
 
 def sweep(folder: Path, token: str, term_s: float = 2.0, deadline_s: float = 10.0) -> tuple[int, ...]:
-    """Sends SIGTERM and, after `term_s` seconds, SIGKILL; returns the survivors.
+    """Sends SIGTERM and, after `term_s` seconds, SIGKILL; returns the pids of the survivors.
 
-    Ends when a scan finds nothing or after `deadline_s` seconds.
+    Returns when a scan finds nothing, or after `deadline_s` seconds.
     """
     start = time.monotonic()
     found = sweep_once(folder, token, signal.SIGTERM)
     while found and (passed := time.monotonic() - start) < deadline_s:
         time.sleep(_RESCAN_S)
-        # Signal 0 only checks: a SIGTERM handler that saves its work must run once.
+        # Until SIGKILL, signal 0 only checks for processes: a SIGTERM handler that saves its work must run
+        # once.
         found = sweep_once(folder, token, signal.SIGKILL if passed >= term_s else 0)
     return found

@@ -1,1 +1,1 @@
-"""Executors that start runners on this machine: direct ones, and ones inside GNU Screen sessions."""
+"""Executors that start runners on this machine, either directly or inside GNU Screen sessions."""

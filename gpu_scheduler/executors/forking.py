@@ -1,9 +1,9 @@
-"""Starts runners without a terminal through a helper that forks them, which saves about 20 ms per job.
+"""Starts runners without a terminal by a helper process that forks them, which saves about 20 ms per job.
 
-The helper (`runner.fork_server`) has the runner's modules loaded; it is started by exec and shares only two
-pipes with the scheduler. While it is not ready, does not respond, or refuses for a reason other than a
-shortage, runners are started as by `direct`. A request that is lost with the helper is a launch without a
-claim, which the loop tries again.
+The helper (`runner.fork_server`) has the runner's modules loaded. It is started by exec and shares only two
+pipes with the scheduler. Runners are started as in `direct` while the helper is not ready, does not respond,
+or refuses for a reason other than a shortage. If a request is lost because the helper ends, the loop sees a
+launch without a claim and launches the attempt again.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from gpu_scheduler.runner.folder import SHORTAGE, START, TOKEN
 from gpu_scheduler.runner.fork_protocol import FORKED, NO_TOKEN, READY, REFUSED, TITLE_BYTES
 from gpu_scheduler.runner.spec import read_spec
 
-#: Seconds to wait for an answer, which takes a millisecond; a slower helper is replaced.
+#: Seconds to wait for an answer before the helper is replaced. An answer usually takes a millisecond.
 _ANSWER_S = 2.0
 #: Minimum seconds between two starts of a helper.
 _START_EVERY_S = 10.0
-#: Number of recent launches to remember, to recognise a second launch of the same attempt.
+#: Number of launches to remember, in order to recognise a second launch of the same attempt.
 _RECENT_LAUNCHES = 64
 
 
 class ForkingExecutor(DirectExecutor):
     """An executor that starts runners through the fork helper.
 
-    interpreter: the path of a Python; start: the script that makes it a runner or a helper.
+    interpreter: the path of a Python interpreter. start: the script that it runs to become a runner or a
+    helper.
     """
 
     def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
         super().__init__(interpreter, start)
         self._helper: _Helper | None = None
         self._next_start_at = 0.0
-        #: Tokens of the last attempts that a helper was asked to launch.
+        #: Tokens of the attempts that helpers were asked to launch most recently.
         self._recent_launches = deque[str](maxlen=_RECENT_LAUNCHES)
         self._start()
 
@@ -63,11 +64,11 @@ class ForkingExecutor(DirectExecutor):
             self._helper = None
 
     def _fork(self, token: str, folder: Path) -> bool:
-        """Returns whether the helper has forked a runner. Raises OSError on a shortage."""
+        """Asks the helper to fork a runner; returns whether it did. Raises OSError on a shortage."""
         helper = self._helper
         if token in self._recent_launches and helper is not None:
-            # The first runner never claimed the attempt: a limit may deny the helper resources that the
-            # scheduler has.
+            # The runner of the first launch never claimed the attempt. The limits of the helper may be lower
+            # than those of the scheduler.
             self._replace(helper)
             return False
         if helper is None:
@@ -79,14 +80,14 @@ class ForkingExecutor(DirectExecutor):
         try:
             refused = helper.fork(token, folder) if helper.ready() else ENOSYS
         except OSError:
-            # A helper that has not answered must not act on the request later.
+            # Kill a helper that has not answered, so that it cannot act on the request later.
             self._replace(helper)
             if not helper.was_ready:
                 self._next_start_at = float("inf")  # forking does not work on this machine
             return False
         if refused in SHORTAGE:
             if refused == EMFILE:
-                # The new one inherits the limit of the scheduler, which may have been raised.
+                # A new helper inherits the scheduler's limit on open files, which may have been raised.
                 self._replace(helper)
             raise OSError(refused, os.strerror(refused))
         return not refused
@@ -104,11 +105,11 @@ class ForkingExecutor(DirectExecutor):
         try:
             self._helper = _Helper(self._children, (*self._command, "--forks", "." * TITLE_BYTES))
         except OSError:
-            pass  # the fallback reports the problem
+            pass  # launching without the helper will report the problem
 
 
 class _Helper:
-    """A helper process with our ends of its pipes. Raises OSError if it cannot be started or used."""
+    """A helper process and our ends of its pipes. Raises OSError if it cannot be started or used."""
 
     def __init__(self, children: ChildProcesses, command: tuple[str, ...]) -> None:
         far_in, self._requests = _pipe()
@@ -129,13 +130,13 @@ class _Helper:
         self.was_ready = False
 
     def ready(self) -> bool:
-        """Returns whether it has reported that it can fork; does not block."""
+        """Returns whether the helper has reported that it can fork; does not block."""
         if not self.was_ready:
             self.was_ready = self._read_answer(0.0) == READY
         return self.was_ready
 
     def fork(self, token: str, folder: Path) -> int:
-        """Makes it fork a runner for this folder; returns 0, or the errno of its failure."""
+        """Asks the helper to fork a runner for this folder; returns 0, or the errno of the failure."""
         os.write(self._requests, token.encode("ascii") + os.fsencode(folder.absolute()) + b"\0")
         answer = self._read_answer(_ANSWER_S)
         if answer is None:
@@ -156,13 +157,13 @@ class _Helper:
         return answer
 
     def close(self) -> None:
-        """Closes its pipes, which ends it."""
+        """Closes the pipes, which makes the helper exit."""
         os.close(self._requests)
         os.close(self._answers)
 
 
 def _pipe() -> tuple[int, int]:
-    """Makes a pipe whose ends are not 0, 1 or 2, even if those are free."""
+    """Makes a pipe whose descriptors are 3 or higher, even if 0, 1 or 2 is free."""
     ends = os.pipe()
     above: list[int] = []
     try:

@@ -12,9 +12,9 @@ from gpu_scheduler.runner.folder import START
 
 
 class LocalExecutor:
-    """An executor on this machine, with every verb but `launch`.
+    """An executor on this machine, with every method but `launch`.
 
-    interpreter: the path of a Python; start: the script that makes it a runner.
+    interpreter: the path of a Python interpreter. start: the script that it runs to become a runner.
     """
 
     def __init__(self, interpreter: str = sys.executable, start: str = START) -> None:
@@ -23,12 +23,12 @@ class LocalExecutor:
 
     @property
     def running(self) -> int:
-        """The number of child processes that have not been collected."""
+        """The number of child processes that have not yet been collected."""
         return self._children.running
 
     @property
     def is_local(self) -> bool:
-        """True: a scan of /proc finds the processes of its attempts."""
+        """Always true: a scan of /proc finds the processes of this executor's attempts."""
         return True
 
     def observe(self, attempt: AttemptRef) -> AttemptStatus:
@@ -44,11 +44,14 @@ class LocalExecutor:
         runner_control.wake_runner(attempt.folder, attempt.token, attempt.runner)
 
     def cancel_launch(self, attempt: AttemptRef) -> None:
-        """Voids the claim unless a runner has it; makes a missing folder. Raises OSError."""
+        """Claims the attempt so that it can never run, unless a runner has claimed it. Raises OSError.
+
+        Creates the folder if it is missing.
+        """
         runner_control.void_claim(attempt.folder, attempt.token)
 
     def kill(self, attempt: AttemptRef) -> None:
-        """Kills the runner and no other process; a scan finds the processes that it leaves."""
+        """Kills only the runner. A scan of /proc finds the job's processes that are left."""
         runner_control.kill_runner(attempt.folder, attempt.token, attempt.runner)
 
     def reap(self) -> None:

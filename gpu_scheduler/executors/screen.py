@@ -1,4 +1,7 @@
-"""Starts runners inside GNU Screen sessions. Screen only displays the jobs; no decision depends on it."""
+"""Starts runners inside GNU Screen sessions.
+
+Screen only displays the jobs. No scheduling decision depends on it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ INSTALL_REMEDY = "install it (sudo apt-get install screen), or start without --s
 _SCREENDIR_REMEDY = "set SCREENDIR to a folder that you own, with mode 700"
 #: Longest path of a Unix socket minus "/", a pid of 7 digits, "." and a session name of 40 bytes.
 _MAX_SOCKET_FOLDER_BYTES = 107 - 49
-#: Replaces the user's .screenrc, which could keep ended windows, log, or open more windows.
+#: Used instead of the user's .screenrc, which could keep ended windows, write logs or open more windows.
 _SCREENRC = """\
 startup_message off
 defflow off
@@ -34,7 +37,7 @@ setenv {token_name} {token}
 class ScreenExecutor(LocalExecutor):
     """An executor that starts each runner in a detached Screen session.
 
-    Its child processes are the `screen` commands that start sessions, not the SCREEN processes.
+    The executor's child processes are the `screen` commands that start sessions, not the SCREEN processes.
     """
 
     name = "screen"
@@ -43,8 +46,8 @@ class ScreenExecutor(LocalExecutor):
     def launch(self, attempt: AttemptRef) -> None:
         """Starts a runner in the session that the folder's spec names. Raises LaunchError.
 
-        Passes the token through Screen's settings. In the environment of the SCREEN process, a sweep would
-        find it and end the session together with its output.
+        Passes the token through Screen's settings. If it were in the environment of the SCREEN process, a
+        sweep would find it there and end the session, and its output would disappear.
         """
         try:
             folder = attempt.folder
@@ -73,7 +76,7 @@ def _environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def screen_problem() -> str | None:
-    """Returns why Screen sessions cannot be created, with the remedy; None if they can.
+    """Returns why Screen sessions cannot be created, and the remedy; None if they can be created.
 
     Runs `screen -ls` for at most 5 s.
     """

@@ -1,4 +1,7 @@
-"""Starts processes that outlive the scheduler: own session, no terminal, default signals, few variables."""
+"""Starts processes that outlive the scheduler.
+
+Each one has its own session, no terminal, default signal actions and only a few environment variables.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,30 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-#: Variables that an interpreter or SCREEN needs: to be found, to link, and to decode file names.
+#: Variables with which Python and Screen find programs, libraries and sockets, and decode file names.
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SCREENDIR")
 
 
 def minimal_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Returns the few variables that a runner needs. Those of the job come from its folder."""
+    """Returns the few variables that a runner needs. The job's variables come from the attempt folder."""
     return {name: base[name] for name in _KEPT_VARIABLES if name in base}
 
 
 class ChildProcesses:
-    """Started processes, which are collected after their end without waiting for them."""
+    """Starts child processes, and collects those that have ended without waiting for the rest."""
 
     def __init__(self) -> None:
         self._pids: set[int] = set()
 
     @property
     def running(self) -> int:
-        """The number of processes that have not been collected."""
+        """The number of child processes that have not yet been collected."""
         return len(self._pids)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], pipes: tuple[int, int] | None = None) -> int:
         """Starts a process and returns its pid. Raises OSError, also if the program cannot be executed.
 
-        pipes: its descriptors 0 and 1; None = /dev/null.
+        pipes: the descriptors that become its standard input and output; /dev/null if None.
         """
         self.reap()
         actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
@@ -50,12 +53,12 @@ class ChildProcesses:
         return pid
 
     def kill(self, pid: int) -> None:
-        """Kills one of them unless it has been collected, after which its pid may have been reused."""
+        """Kills a child process, unless it has been collected: its pid may then have been reused."""
         if pid in self._pids:
             os.kill(pid, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Collects the ended ones."""
+        """Collects the child processes that have ended."""
         for pid in tuple(self._pids):
             try:
                 ended, _ = os.waitpid(pid, os.WNOHANG)

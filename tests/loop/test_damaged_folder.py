@@ -90,7 +90,7 @@ def test_job_continues_after_damage_to_its_attempt_folder(rig: Rig) -> None:
     [
         (remove_claim, "its runner died, and the file claim was removed"),
         (claim_as_folder, "its runner died, and the file claim is a folder"),
-        (text_in("result", "{}"), "its runner died, and the file result carries another token (None…)"),
+        (text_in("result", "{}"), "its runner died, and the file result has the wrong token (None…)"),
     ],
 )
 def test_dead_runner_with_a_damaged_file_is_interrupted_and_the_file_is_named(

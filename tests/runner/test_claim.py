@@ -182,7 +182,7 @@ def test_incomplete_files_and_files_of_another_token_are_ignored(tmp_path: Path)
     (tmp_path / "claim").write_text(json.dumps({"token": "other"}))
     assert observe(tmp_path, "t").claim == "invalid"
     (tmp_path / "result").write_text(json.dumps({"token": "other"}))
-    assert "another token" in observe(tmp_path, "t").anomalies[0]
+    assert "wrong token" in observe(tmp_path, "t").anomalies[0]
     assert observe(tmp_path / "none", "t").claim == "none"
 
 

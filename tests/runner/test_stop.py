@@ -213,7 +213,7 @@ def test_stop_of_another_token_is_ignored_and_reported(make: Make) -> None:
     assert wake_runner(attempt.folder, attempt.token) is True
     seen = attempt.status()
     assert seen.stop is None
-    assert seen.anomalies == ("stop carries another token (00000000…); ignored",)
+    assert seen.anomalies == ("stop has the wrong token (00000000…); ignored",)
     (attempt.log.parent / "go").touch()
     assert attempt.result().cause is None
 
