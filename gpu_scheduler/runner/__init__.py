@@ -1,4 +1,5 @@
-"""The runner, the small process around every attempt, and the functions that read and write its folder.
+"""The runner, a small process that supervises one attempt, and the functions that access an attempt folder.
 
-Imports the standard library only. This file has no imports at all, because the runner starts through it.
+This package imports only the standard library. This file imports nothing, because every runner loads it when
+it starts.
 """

@@ -1,6 +1,6 @@
-"""Starts the command of an attempt, signals its process group, and collects it and its orphans.
+"""Starts the command of an attempt, signals its process group, and collects the command and its orphans.
 
-The caller decides when to signal and how to interpret the end.
+The caller decides when to signal, and what the exit code or signal means.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _PR_SET_CHILD_SUBREAPER = 36
-#: errno -> code of the failure when the command cannot be spawned.
+#: The failure code for each errno with which spawning the command can fail.
 SPAWN_FAILURES = {
     errno.ENOENT: "file_missing",
     errno.ENOTDIR: "file_missing",
@@ -34,10 +34,10 @@ SPAWN_FAILURES = {
 class Child:
     """The process of command.sh, which becomes the job's command.
 
-    exit_code, signal   how it ended; both None while it runs and if it could not be spawned.
-    began               whether command.sh reported that it reached the job's command.
-    message, failure    why the command did not begin: the report of command.sh in words, and its code.
-    shortage            errno of the resource shortage that kept the command from beginning.
+    exit_code, signal   how the process ended; both None if it is still running or could not be spawned.
+    began               whether command.sh has reported that it reached the job's command.
+    message, failure    why the command did not begin, as a text and as a code.
+    shortage            the errno of the resource shortage that prevented the command from beginning.
     """
 
     def __init__(self, folder: str, spec: dict[str, Any], poller: Poller) -> None:
@@ -71,7 +71,7 @@ class Child:
 
     @property
     def failure(self) -> str | None:
-        """The code that command.sh reported with the message; None if none was reported."""
+        """The code of the reason why the command did not begin; None if none was reported."""
         if self._startup_report.startswith(b"!"):
             return self._startup_report[1:].partition(b" ")[0].decode("ascii", "replace")
         return SPAWN_FAILURES.get(self._spawn_errno)
@@ -81,10 +81,11 @@ class Child:
         self._startup_report, self._spawn_errno, self.problem = b"", 0, problem
 
     def spawn(self, output_fd: int, terminal: str | None, record_fd: int | None) -> None:
-        """Starts the command; a failure is reported in `message`.
+        """Starts the command. After a failure, `message` gives the reason.
 
-        terminal: path of the terminal for its input and output; None: its output goes to the pipe end
-        `output_fd`. record_fd: the file in which it records itself, None = none; it is closed here.
+        output_fd: the end of the pipe to which the command writes, if it has no terminal. terminal: the path
+        of the terminal for its input and output, or None. record_fd: the open file in which the command
+        records itself, or None. This method closes it.
         """
         self.spawned = time.monotonic()
         try:
@@ -98,7 +99,7 @@ class Child:
             self.shortage = error.errno if error.errno in SHORTAGE else None
             self._spawn_errno = error.errno or 0
             self.problem = f"the command could not be started: {error.filename or 'bash'}: {error.strerror}"
-        except ValueError as error:  # a null byte in a path or in a variable
+        except ValueError as error:  # a path or a variable contains a null byte
             self.ended = self.spawned
             self.problem = f"the command could not be started: {error}"
         finally:
@@ -114,7 +115,7 @@ class Child:
                 (os.POSIX_SPAWN_DUP2, output_fd, 1),
             ]
         else:
-            # A terminal that the leader of a new session opens becomes its controlling terminal.
+            # The first terminal that a session leader opens becomes the controlling terminal of the session.
             actions = [(os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0), (os.POSIX_SPAWN_DUP2, 0, 1)]
         actions += [(os.POSIX_SPAWN_DUP2, 1, 2), (os.POSIX_SPAWN_DUP2, report_end, 3)]
         if record_fd is not None:
@@ -178,7 +179,10 @@ class Child:
             self._poller.unwatch(self._report_fd)
 
     def signal_group(self, number: int) -> None:
-        """Signals the command's process group, whose id cannot be reused before its leader is collected."""
+        """Signals the command's process group, unless the command has been collected.
+
+        Until then, the kernel cannot reuse the id of the group.
+        """
         if self.running:
             try:
                 os.killpg(self._pid, number)
@@ -189,14 +193,14 @@ class Child:
 
     @property
     def may_have_left_processes(self) -> bool:
-        """False if the ended command certainly left no process running."""
+        """False if it is certain that the ended command left no process running."""
         return self._pid != 0 and not (self._is_subreaper and not has_children())
 
 
 def _become_subreaper() -> bool:
     """Makes this process the parent of the command's orphans; returns False if the kernel refuses.
 
-    Without it, only the token identifies the orphans.
+    If it refuses, only the token identifies the orphans.
     """
     try:
         # Importing `ctypes` would delay the job by 5 ms.
@@ -209,7 +213,7 @@ def _become_subreaper() -> bool:
 
 
 def has_children() -> bool:
-    """Returns whether this process has children, ended or not, including adopted orphans."""
+    """Returns whether this process has children, including ended ones and adopted orphans."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,8 +1,8 @@
-"""Opens and reads the files of an attempt folder, and those of processes in /proc.
+"""Reads the files of an attempt folder and of processes in /proc.
 
-Names of files are relative to an open descriptor of the folder.
+Where a function takes a folder, it is an open descriptor, and file names are relative to it.
 
-JSON is read and written by hand, because importing `json` would delay the start of a runner by 13 ms.
+The runner does not use `json`, because importing it would delay the start of a runner by 13 ms.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: The script that makes a Python interpreter a runner.
+#: The script that a Python interpreter runs to become a runner.
 START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 #: The environment variable that marks every process of an attempt.
 TOKEN = "GPU_SCHEDULER_TOKEN"
-#: Errors caused by the limits of the machine: processes, memory, open files.
+#: The errors for a shortage of processes, memory or open files.
 SHORTAGE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-#: The file in which the command of an attempt records itself, and its size.
+#: The name and size of the file in which the command of an attempt records itself.
 COMMAND_FILE = "command.pid"
 COMMAND_SIZE = 1024
-#: Largest accepted file, in bytes.
+#: The size of the largest accepted file, in bytes.
 _MAX_BYTES = 16 * 1024 * 1024
 
 
@@ -53,7 +53,7 @@ class FileProblem:
 def open_file(path: str, folder: int | None = None) -> int | FileProblem | None:
     """Opens a file for reading without blocking; returns None if it does not exist.
 
-    Raises OSError for an error that is not about the file itself.
+    Raises OSError for an error that is not caused by the file itself.
     """
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
@@ -89,7 +89,7 @@ _scan = make_scanner(_settings)
 
 
 def parse_object(data: bytes) -> dict[str, Any] | None:
-    """Parses the JSON object in `data`; returns None if it is not one."""
+    """Parses a JSON object; returns None if `data` is anything else."""
     try:
         text = data.decode("utf-8").strip()
         value, end = _scan(text, 0)
@@ -99,7 +99,7 @@ def parse_object(data: bytes) -> dict[str, Any] | None:
 
 
 def read_object(fd: int) -> dict[str, Any] | FileProblem:
-    """Reads the JSON object in an open file. Raises OSError."""
+    """Reads a JSON object from an open file. Raises OSError."""
     status = os.fstat(fd)
     mode = status.st_mode
     if not stat.S_ISREG(mode):
@@ -115,7 +115,7 @@ def read_object(fd: int) -> dict[str, Any] | FileProblem:
 
 
 def try_load(folder: int, name: str) -> dict[str, Any] | FileProblem | None:
-    """Reads the JSON object in a file of the folder; returns None if there is none or reading fails."""
+    """Reads a JSON object from a file in the folder; returns None if the file is missing or unreadable."""
     try:
         return load(folder, name)
     except OSError:
@@ -123,7 +123,7 @@ def try_load(folder: int, name: str) -> dict[str, Any] | FileProblem | None:
 
 
 def load(folder: int, name: str) -> dict[str, Any] | FileProblem | None:
-    """Reads the JSON object in a file of the folder; returns None if there is none. Raises OSError."""
+    """Reads a JSON object from a file in the folder; returns None if the file is missing. Raises OSError."""
     fd = open_file(name, folder)
     if not isinstance(fd, int):
         return fd
@@ -134,7 +134,7 @@ def load(folder: int, name: str) -> dict[str, Any] | FileProblem | None:
 
 
 def move_aside(path: str, folder: int | None = None) -> None:
-    """Renames a folder that is in the way of a file to be written. Raises OSError."""
+    """Renames a folder that has the name of a file to be written. Raises OSError."""
     for number in range(1, 1000):
         try:
             os.rename(path, f"{path}.aside-{number}", src_dir_fd=folder, dst_dir_fd=folder)
@@ -145,13 +145,13 @@ def move_aside(path: str, folder: int | None = None) -> None:
 
 
 def close_inherited(keep: tuple[int, ...] = (0, 1, 2)) -> None:
-    """Closes all descriptors except `keep`, so that none of the parent's stays open or reaches a job."""
+    """Closes all descriptors except `keep`, so that a job inherits none that the parent had open."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in keep:
             try:
                 os.close(int(name))
             except OSError:
-                pass  # the descriptor of the listing itself
+                pass  # this descriptor was open only while the folder was listed
 
 
 def boot_id() -> str:
@@ -164,7 +164,7 @@ def boot_id() -> str:
 
 
 def read_proc(pid: int | str, name: str) -> bytes:
-    """Reads a file of a process in /proc. pid: or "self". Raises OSError."""
+    """Reads a file of a process in /proc. pid: the pid or "self". Raises OSError."""
     fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return b"".join(iter(lambda: os.read(fd, 1 << 17), b""))
@@ -173,14 +173,17 @@ def read_proc(pid: int | str, name: str) -> bytes:
 
 
 def stat_fields(text: bytes) -> list[bytes]:
-    """Splits the text of /proc/PID/stat from the state on; the name before it may contain anything."""
+    """Splits the text of /proc/PID/stat into fields, from the process state on.
+
+    Skips the program name before the state, because it may contain blanks and parentheses.
+    """
     return text.rpartition(b")")[2].split()
 
 
 def try_read_proc(pid: int | str, name: str) -> bytes:
-    """Reads a file of a process in /proc; empty if the process is gone or may not be read.
+    """Reads a file of a process in /proc; returns b"" if the process is gone or we may not read the file.
 
-    Raises OSError if open files or memory are short.
+    Raises OSError for a shortage of open files or memory.
     """
     try:
         return read_proc(pid, name)
@@ -191,31 +194,34 @@ def try_read_proc(pid: int | str, name: str) -> bytes:
 
 
 def fields_of(pid: int | str) -> list[bytes] | None:
-    """Returns the fields of /proc/PID/stat from the state on, also of a zombie; None if it is gone.
+    """Returns the fields of /proc/PID/stat from the process state on; None if the process is gone.
 
-    Raises OSError if open files or memory are short.
+    Returns the fields of a zombie too. Raises OSError for a shortage of open files or memory.
     """
     return stat_fields(try_read_proc(pid, "stat")) or None
 
 
 def living_fields(pid: int) -> list[bytes] | None:
-    """Returns the same fields; None for a process that is gone or a zombie."""
+    """Returns the fields as `fields_of` does; None if the process is gone or a zombie."""
     fields = fields_of(pid)
     return None if fields is None or has_ended(fields) else fields
 
 
 def has_ended(fields: list[bytes]) -> bool:
     """Returns whether the process with these fields is a zombie."""
-    # The first thread also shows as a zombie while other threads of the process are alive.
+    # If only the first thread has ended, the state is a zombie's too, but the other threads are alive.
     return fields[0] in (b"Z", b"X", b"x") and int(fields[17]) <= 1
 
 
 def start_ticks() -> int:
-    """Returns the start of this process in kernel ticks since boot. Raises OSError."""
+    """Returns the start time of this process in kernel ticks since boot. Raises OSError."""
     return int(stat_fields(read_proc("self", "stat"))[19])
 
 
 def init_ticks() -> str:
-    """Returns the start of process 1 in kernel ticks, also in a container; "-" if it is not readable."""
+    """Returns the start time of process 1 in kernel ticks since boot; "-" if it cannot be read.
+
+    In a container, this is the container's process 1.
+    """
     fields = fields_of(1)
     return "-" if fields is None else fields[19].decode("ascii")

@@ -1,7 +1,7 @@
-"""Signals fork chains: processes that each fork the next one and end before a scan of /proc sees them.
+"""Signals fork chains: processes each of which forks the next one and ends before a scan of /proc reads it.
 
-Such processes are found among the newest pids, or signalled through their process group, which a fork cannot
-leave.
+Such a process can be found among the newest pids, or signalled through its process group, to which every fork
+belongs too.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from .membership import RecordedCommand
 
-#: Number of times that the newest processes are searched for a member of a group.
+#: Maximum number of times to search the newest processes for a member of a group.
 _TRIES = 200
-#: Seconds within which a fork chain adds an ended process to its group, or a living process of it is found.
+#: Seconds within which a fork chain visibly changes its group: by an ended process or by a living one.
 _CHAIN_S = 0.02
 
 
 def has_group(command: RecordedCommand) -> bool:
-    """Returns whether any process, ended or not, is in the process group that the command leads or led."""
+    """Returns whether the process group of the command has any members, including ended processes."""
     fields = fields_of(command.pid)
     if fields is not None and int(fields[19]) != command.ticks:
         return False
@@ -39,9 +39,9 @@ def has_group(command: RecordedCommand) -> bool:
 def may_have_living_group(command: RecordedCommand) -> bool:
     """Returns whether a living process may be in the process group of the command.
 
-    Ended processes that nothing has collected keep a group in existence, some of them forever (in a container
-    whose first process collects none). If they are the same at two times, none lives: each process of a fork
-    chain ends in the group.
+    A group exists as long as it has an ended process that nobody has collected. That can be forever, in a
+    container whose first process never collects any. If all members have ended and are still the same after a
+    short while, no member is alive, because a fork chain would have added ended processes.
     """
     if not has_group(command):
         return False
@@ -53,7 +53,7 @@ def may_have_living_group(command: RecordedCommand) -> bool:
 
 
 def _members(group: int) -> dict[int, bool]:
-    """Returns each process of a group, and whether it has ended; one that disappears counts as living."""
+    """Returns for each process in a group whether it has ended; False if it disappears while it is read."""
     members = {}
     for pid in newest_first():
         try:
@@ -67,9 +67,9 @@ def _members(group: int) -> dict[int, bool]:
 
 
 def signal_group(command: RecordedCommand, token: str, signal: int) -> bool:
-    """Signals the process group of a command that may have ended; returns whether it did.
+    """Signals the process group of a command that may have ended; returns whether it sent the signal.
 
-    Meant for members that fork and end too quickly to be signalled one by one. Returns False if no member was
+    Meant for members that fork and end too quickly to be signalled one by one. Sends nothing if no member is
     found, if the group id has been reused, or if a member carries the token of another attempt.
     """
     if os.getpgid(0) == command.pid or not has_group(command):
@@ -92,9 +92,9 @@ def signal_group(command: RecordedCommand, token: str, signal: int) -> bool:
 
 
 def signal_children(signal: int) -> int | None:
-    """Signals children of this process that live for less time than a scan takes; returns the last pid found.
+    """Signals children of this process that end too quickly for a scan; returns the pid signalled last.
 
-    A child keeps its pid until this process collects it, so the signal cannot hit another process.
+    A child keeps its pid until this process collects it, so the signal cannot reach another process.
     """
     me = os.getpid()
     last_pid = None
@@ -114,7 +114,7 @@ def _is_in_group(pid: int, command: RecordedCommand) -> bool:
 
 
 def _youngest() -> Iterator[int]:
-    """Returns the pids that were assigned last, whether or not their processes still exist."""
+    """Returns the pids that were assigned most recently, even if their processes no longer exist."""
     fd = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
     try:
         last = int(os.read(fd, 256).split()[-1])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-#: Answers to a request; an errno follows REFUSED.
+#: The answers of the fork server, one byte each. An errno follows REFUSED.
 READY, FORKED, REFUSED = b"!", b"+", b"-"
-#: The process is started with room for a token in its environment, and with room for a command in its
-#: arguments, of which the kernel shows at most one page.
+#: Placeholders with which the fork server is started: for a token in its environment, and for a command line
+#: in its arguments. The kernel shows at most one page (4096 bytes) of a replaced command line.
 NO_TOKEN = "-" * 32
 TITLE_BYTES = 4096

@@ -1,17 +1,17 @@
 """The fork server: a process that has the runner's modules loaded and forks a runner for each request.
 
-A request on descriptor 0 is a token and the absolute path of a folder, ended by a null byte. The answer on
-descriptor 1, after READY, is the byte FORKED, or REFUSED and the errno as a byte. The process ends at the end
-of its input; its runners keep running.
+The server writes READY to descriptor 1 when it can fork. A request on descriptor 0 consists of a token, the
+absolute path of a folder and a null byte. The answer on descriptor 1 is the byte FORKED, or the byte REFUSED
+followed by the errno as a byte. The server exits at the end of its input; its runners keep running.
 
-/proc shows a forked process with the environment and the arguments of its parent, whatever `setenv` changes.
-The fork server is therefore started with room for a token in its environment and for a path in its arguments,
-and a runner first writes its own there, so that a sweep finds it like any other.
+For a forked process, /proc shows the environment and arguments of its parent, and `setenv` does not change
+that. The fork server is therefore started with placeholders for a token and a path. A new runner first
+overwrites them with its own token and path, so that a sweep finds it like any other runner.
 """
 
 from __future__ import annotations
 
-import _ctypes  # noqa: F401 - loaded here for the runners, like `leftovers`
+import _ctypes  # noqa: F401 - loaded here so that the runners need not load it, like `leftovers`
 import gc
 import os
 import sys
@@ -28,10 +28,10 @@ else:
 
 
 def main() -> None:
-    """Serves requests until the end of descriptor 0; never returns."""
+    """Answers requests until the end of the input, then exits."""
     os.chdir("/")
     close_inherited()
-    # The kernel collects the runners. Each of them restores the default before it has children.
+    # Make the kernel collect ended runners. Each runner restores the default before it has children.
     _signal.signal(pending_signals.CHLD, _signal.SIG_IGN)
     room = ProcessTitle()
     room.set_title([sys.executable, "-I", "-S", START, "--forks"])
@@ -76,9 +76,9 @@ def _become_runner(process_title: ProcessTitle, token: str, path: str) -> None:
 
 
 class ProcessTitle:
-    """The memory of this process from which /proc reads its environment and its arguments.
+    """The memory from which /proc reads the environment and the arguments of this process.
 
-    Raises OSError if it cannot be found or written.
+    Raises OSError if this memory cannot be found or written.
     """
 
     def __init__(self) -> None:
@@ -96,13 +96,14 @@ class ProcessTitle:
         self.set_token(NO_TOKEN)
 
     def set_token(self, token: str) -> None:
-        """Sets the token that /proc shows in the environment."""
+        """Sets the token that /proc shows in the environment of this process."""
         self._write({self._token: token.encode("ascii")})
 
     def set_title(self, command: list[str]) -> None:
-        """Sets the command line that /proc shows, cut to the available room."""
+        """Sets the command line that /proc shows for this process, cut to the available room."""
         shown = os.fsencode(" ".join(command))[: self._size - 2] + b"\0"
-        # A last byte other than null makes the kernel show one string up to its null byte.
+        # If the last byte of the arguments is not null, the kernel shows them as one string that ends at the
+        # first null byte.
         self._write({self._arguments: shown, self._arguments + self._size - 1: b"."})
 
     def _write(self, texts: dict[int, bytes]) -> None:

@@ -1,7 +1,7 @@
-"""Ends the processes that a command left behind: SIGTERM, a grace period, SIGKILL; at most 5 s in all.
+"""Ends the processes that a command left behind: sends SIGTERM and, after a grace period, SIGKILL.
 
-This process adopts the command's orphans, so it has a child as long as anything is left. An empty scan counts
-only if two scans in a row find no child either, because no scan sees a fork chain.
+Gives up after 5 s. This process adopts the command's orphans, so it has a child as long as any of them is
+left. Because scans miss fork chains, nothing is left only if two scans in a row find no process and no child.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 _KILL_AFTER_S = 3.0
 _GIVE_UP_AFTER_S = 5.0
 _RESCAN_S = 0.03
-#: Number of times per step that children which no scan sees are signalled.
+#: Number of times per step to signal children that are too short-lived for a scan.
 _TRIES = 20
 
 
 class Leftovers:
-    """The processes that descend from this one or belong to the attempt.
+    """The processes that descend from this process or belong to the attempt.
 
-    survivors: the pids that are left at the end. command: None if the command did not record itself.
+    survivors: the pids of the processes that could not be ended. command: the recorded command, or None if it
+    did not record itself.
     """
 
     def __init__(self, token: str, command: RecordedCommand | None, grace_s: float, ended: float) -> None:
@@ -41,14 +42,14 @@ class Leftovers:
         self.survivors: list[int] = []
 
     def step(self, now: float) -> float | None:
-        """Scans and signals the remaining processes; returns the seconds until the next step.
+        """Scans for the remaining processes and signals them; returns the seconds until the next step.
 
-        Returns None when nothing is left or the time is up.
+        Returns None if no process is left or the time is up.
         """
         try:
             return self._step(now)
         except OSError:
-            # Running out of file descriptors must not lose the result of the command.
+            # Continue: the result of the command must be written even if file descriptors have run out.
             return None if now >= self._give_up_at else _RESCAN_S
 
     def _step(self, now: float) -> float | None:
@@ -62,7 +63,7 @@ class Leftovers:
             self.survivors = sorted(alive) or [pid for pid in (self._last_pid,) if pid is not None]
             return None
         self._scans_without_pids = self._scans_without_pids + 1 if children and not _any_lives(alive) else 0
-        # A single scan may fall between the end of the last process and its collection.
+        # Two scans, because one could run after the last process has ended but before it is collected.
         if self._scans_without_pids > 1 or now >= self._kill_at:
             self._signal_short_lived(pending_signals.KILL if now >= self._kill_at else pending_signals.TERM)
         for process in alive.items():
@@ -72,11 +73,11 @@ class Leftovers:
                 self._terminated.add(process)
                 process_scan.send_signal(*process, pending_signals.TERM)
                 process_scan.send_signal(*process, pending_signals.CONT)
-        # A scan takes longer on a machine with many processes: spend at most a fifth of the time on it.
+        # Scans take longer on a machine with many processes. Spend at most a fifth of the time on them.
         return max(_RESCAN_S, 4 * (time.monotonic() - now))
 
     def _signal_short_lived(self, number: int) -> None:
-        """Signals children that end before a scan reaches them."""
+        """Signals children that end before a scan can read them."""
         if self._command is not None:
             fork_chains.signal_group(self._command, self._token, number)
         for _ in range(_TRIES):

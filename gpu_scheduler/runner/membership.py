@@ -1,17 +1,20 @@
-"""Decides which processes belong to an attempt, by one rule over a table of processes. Pure.
+"""Decides which processes belong to an attempt, by one rule that is applied to a table of processes. Pure.
 
-A process belongs to an attempt if it carries the attempt's token, or if the nearest of its ancestors in its
-session that carries any token carries that of the attempt; otherwise if its session is that of the attempt's
-command, or the living leader of its session belongs to the attempt; otherwise if the parent of its session
-does. The innermost token thus wins: a job of a scheduler that itself runs in a job belongs to the attempt of
-the inner scheduler and is never signalled for the outer job.
+A process belongs to the first attempt that one of these identifies, in this order:
 
-The asker (the scheduler, `cancel`, a runner), process 1 and ended processes belong to no attempt. Processes
-that the asker started belong to one only by their token, so that a scheduler that was started in the session
-of a job ends neither itself nor its helpers.
+1. the token of the process, or of its nearest ancestor in the same session that has one
+2. the recorded command that leads or led the session, or the attempt to which its living leader belongs
+3. the attempt to which the parent of the session belongs, by the same rule
 
-The callers read /proc and name the attempts in question. They leave out an attempt whose processes must never
-be signalled, such as one that watches a process it did not start.
+The innermost token thus wins: if a scheduler itself runs in a job, its jobs belong to the attempts of that
+inner scheduler and are never signalled for the outer job.
+
+The asker (the scheduler, `cancel` or a runner), process 1 and ended processes belong to no attempt. A process
+that the asker started can belong to an attempt only by its token, so that a scheduler that was started in the
+session of a job ends neither itself nor its helpers.
+
+The callers read /proc and pass the attempts in question. They omit an attempt whose processes must never be
+signalled, such as one that watches a process it did not start.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class RecordedCommand:
-    """The command of an attempt, as it recorded itself: the leader of its own session.
+    """The command of an attempt, as it recorded itself. It leads its own session.
 
-    ticks: its start in kernel ticks since boot; autogroup: the kernel's id of its session, unique within a
-    boot; None where the kernel has none.
+    ticks: its start time in kernel ticks since boot. autogroup: the kernel's id of its session, which is
+    unique until the next boot, or None if the kernel has no such ids.
     """
 
     __slots__ = ("autogroup", "pid", "ticks")
@@ -37,7 +40,8 @@ class RecordedCommand:
 class ProcessRow:
     """A row of the process table.
 
-    start: kernel ticks since boot; ended: it is a zombie; token: None = none or not readable.
+    start: the start time in kernel ticks since boot. ended: whether the process is a zombie. token: the token
+    of its attempt, or None if it has none or its environment cannot be read.
     """
 
     __slots__ = ("autogroup", "ended", "parent", "pid", "session", "start", "token")
@@ -57,9 +61,10 @@ class ProcessRow:
 
 
 class Membership:
-    """The rule, applied to these attempts (token -> command, None = not recorded).
+    """The rule, applied to a given set of attempts.
 
-    process: looks up the row of a pid; returns None if there is no such process.
+    process: looks up the row of a pid; returns None if there is no such process. attempts: the command of
+    each attempt by token, None if it was not recorded. asker: the pid of the process that asks.
     """
 
     def __init__(
@@ -78,7 +83,10 @@ class Membership:
         self._owners: dict[int, str | None] = {}
 
     def members(self, processes: Iterable[ProcessRow]) -> dict[str, dict[int, int]]:
-        """Returns the living ones of these processes by attempt, with their starts."""
+        """Returns the given processes that are alive and belong to an attempt.
+
+        The result gives, for each token, the start times of the attempt's processes by pid.
+        """
         found: dict[str, dict[int, int]] = {}
         for process in processes:
             token = None if process.ended else self.owner(process.pid)
@@ -87,15 +95,17 @@ class Membership:
         return found
 
     def owner(self, pid: int) -> str | None:
-        """Returns the token of the attempt that the process belongs to; None if it belongs to none of
-        these."""
+        """Returns the token of the given attempt to which the process belongs; None if it belongs to none."""
         if pid not in self._owners:
-            self._owners[pid] = None  # a provisional value, so that a cycle of parents ends
+            self._owners[pid] = None  # a provisional value, so that a cycle of parents cannot recurse forever
             self._owners[pid] = self._owner(pid)
         return self._owners[pid]
 
     def owner_of_session(self, session: int) -> str | None:
-        """Returns the attempt whose command leads, or led, this session; None if the id has been reused."""
+        """Returns the token of the attempt whose command leads or led this session; None if there is none.
+
+        Also returns None if the session id has been reused.
+        """
         leader = self._process(session)
         for token, command in self._by_leader.get(session, ()):
             if leader is None or leader.start == command.ticks:
@@ -123,7 +133,7 @@ class Membership:
         while link is not None and link.pid > 1 and link not in line:
             line.append(link)
             parent = self._process(link.parent)
-            # A parent that started later has reused the pid of the real one.
+            # A parent that started later than its child has reused the pid of the real parent.
             link = parent if parent is not None and parent.start <= link.start else None
         return line
 
@@ -142,14 +152,14 @@ class Membership:
 def _is_in_session(process: ProcessRow, leader: ProcessRow | None, command: RecordedCommand) -> bool:
     if leader is not None:
         return leader.start == command.ticks
-    # The kernel does not reuse the id of a living session, but the id may have belonged to another one
-    # before.
+    # The kernel does not reuse the id of a session that still has processes, but the id may have belonged to
+    # another session before the command started.
     same = command.autogroup is None or process.autogroup in (None, command.autogroup)
     return same and process.start >= command.ticks
 
 
 def living_descendants(root: int, processes: Iterable[ProcessRow]) -> dict[int, int]:
-    """Returns every living one of these processes that descends from `root`, with its start."""
+    """Returns the start times, by pid, of the given processes that are alive and descend from `root`."""
     children: dict[int, list[ProcessRow]] = {}
     for process in processes:
         children.setdefault(process.parent, []).append(process)

@@ -1,7 +1,8 @@
 """Counts the processes that the kernel's OOM killer has killed since just before the command started.
 
-Reads the counter of this process's cgroup (v2: memory.events, v1: memory.oom_control), otherwise that of the
-machine (/proc/vmstat). An unreadable counter is None, never zero.
+Reads the counter of this process's cgroup (memory.events in version 2, memory.oom_control in version 1). If
+there is none, reads the counter of the whole machine (/proc/vmstat). A counter that cannot be read yields
+None, never zero.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _CGROUPS = "/sys/fs/cgroup"
 
 
 class OomCounter:
-    """The kernel's counter, kept open: read at construction and again at the end."""
+    """The kernel's counter, which is read when this object is created and again in `kills`."""
 
     def __init__(self) -> None:
         self._fd = -1
@@ -34,7 +35,7 @@ class OomCounter:
             os.close(self._fd)
 
     def kills(self) -> int | None:
-        """Returns the increase since construction; None if unknown."""
+        """Returns the number of kills since this object was created; None if it is unknown."""
         now = None if self._before is None else self._count()
         return None if now is None or self._before is None else max(0, now - self._before)
 
@@ -50,7 +51,7 @@ class OomCounter:
 
 
 def _counter_paths() -> Iterator[str]:
-    """Yields the paths of possible counters, the most specific first."""
+    """Yields the paths at which a counter may exist, the most specific first."""
     try:
         groups = read_proc("self", "cgroup").decode("utf-8", "replace").splitlines()
     except OSError:
@@ -61,7 +62,7 @@ def _counter_paths() -> Iterator[str]:
             yield f"{_CGROUPS}{path}/memory.events"
         elif "memory" in controllers.split(","):
             yield f"{_CGROUPS}/memory{path}/memory.oom_control"
-    # In a container the path may be that of the host, while the container's own group is mounted.
+    # In a container, the path may be valid only on the host. The container's own cgroup is then mounted here.
     yield f"{_CGROUPS}/memory.events"
     yield f"{_CGROUPS}/memory/memory.oom_control"
     yield "/proc/vmstat"

@@ -1,7 +1,7 @@
-"""Copies output from the command to the log and to the runner's terminal, and keys from there to the command.
+"""Copies the command's output to the log and the runner's terminal, and the terminal's keys to the command.
 
-The log gets every byte that the disk accepts and counts the others; the terminal gets only the bytes that
-it accepts without blocking. Nothing here blocks the command.
+The log receives every byte for which the disk has space; lost bytes are counted. The terminal receives only
+the bytes that it accepts without blocking. Nothing here blocks the command.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CHUNK = 1 << 16
-#: Longest wait of one poll, in seconds: the kernel accepts milliseconds as a C int.
+#: Longest wait in one call of poll, in seconds. The call takes milliseconds as a C int.
 _MAX_POLL_S = 1e6
-#: Bytes buffered for the terminal; output beyond that is not shown there (the log has it).
+#: Maximum number of bytes buffered for the terminal. Further output appears only in the log.
 _MIRROR_BUFFER = 256 * 1024
 _KEYS_BUFFER = 4096
-#: Rows, columns and two unused shorts of a terminal without a window: 24 x 80.
+#: The size of a terminal without a window, as four 16-bit integers: 24 rows, 80 columns, 0, 0.
 _DEFAULT_SIZE = b"\x18\0P\0\0\0\0\0"
 _LOWEST_FD = 10
 
 
 def move_fd_up(fd: int) -> int:
-    """Moves an open file to a descriptor number above those that the command's redirections use."""
+    """Moves an open file to a descriptor number that is too high for the command's redirections."""
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
     os.close(fd)
     return moved
@@ -42,7 +42,7 @@ class Poller:
         self._handlers: dict[int, Callable[[int], None]] = {}
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
-        """Calls `handler` with the events of a descriptor from now on."""
+        """Starts watching a descriptor. `wait` calls `handler` with the events that occur on it."""
         self._poll.register(fd, events)
         self._handlers[fd] = handler
 
@@ -52,7 +52,7 @@ class Poller:
             self._poll.unregister(fd)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Waits at most this long and calls the handlers; returns whether any descriptor was ready."""
+        """Waits for at most `timeout_s` seconds and calls the handlers; returns whether any was due."""
         wait = None if timeout_s is None else max(0, -int(-min(timeout_s, _MAX_POLL_S) * 1000 // 1))
         ready = self._poll.poll(wait)
         for fd, events in ready:
@@ -63,7 +63,7 @@ class Poller:
 
 
 class LogWriter:
-    """The log of the job, which the scheduler created. lost_bytes: number of bytes that were not written."""
+    """Writes the job's log, which the scheduler created. lost_bytes: the number of bytes not written."""
 
     def __init__(self, path: str | None) -> None:
         self.lost_bytes = 0
@@ -91,13 +91,16 @@ class LogWriter:
                 return
 
     def write_line(self, text: str) -> None:
-        """Appends a line from the runner itself."""
+        """Appends a line that the runner itself writes."""
         start = "\n" if self._line_open else ""
         self.write(f"{start}{text}\n".encode("utf-8", "surrogateescape"))
 
 
 class TerminalMirror:
-    """The runner's own terminal, if it has one: in raw mode, written without blocking, closed on hangup."""
+    """Shows output on the runner's own terminal, if it has one.
+
+    The terminal is in raw mode, is written to without blocking, and is closed on hangup.
+    """
 
     def __init__(self, poller: Poller, on_keys: Callable[[bytes], None]) -> None:
         self.fd: int | None = None
@@ -106,15 +109,15 @@ class TerminalMirror:
         self._unsent = bytearray()
         self._saved_mode: list[int | list[bytes | int]] | None = None
         try:
-            # Opens the terminal anew, because O_NONBLOCK on an inherited descriptor would affect all who
-            # share it.
+            # Open the terminal again, because O_NONBLOCK on an inherited descriptor would affect every
+            # process that shares it.
             fd = move_fd_up(os.open("/dev/tty", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY))
         except OSError:
             return
         self.fd = fd
 
     def size(self) -> bytes:
-        """Returns the size of the terminal in the format of the kernel."""
+        """Returns the size of the terminal in the kernel's format."""
         if self.fd is None:
             return _DEFAULT_SIZE
         try:
@@ -223,7 +226,7 @@ class Output:
         os.set_blocking(self._fd, False)
 
     def start(self) -> None:
-        """Starts copying. From here on only the command holds the inner end of a pipe."""
+        """Starts copying. Closes the runner's copy of the pipe end to which the command writes."""
         self._poller.watch(self._fd, select.POLLIN, self._ready)
         if self.terminal_name is None:
             os.close(self.command_fd)
@@ -232,7 +235,7 @@ class Output:
             self.mirror.open()
 
     def resize(self) -> None:
-        """Sets the size of the command's terminal to that of the window."""
+        """Gives the command's terminal the size of the window."""
         if self.mirror is not None:
             try:
                 fcntl.ioctl(self._fd, termios.TIOCSWINSZ, self.mirror.size())
@@ -240,9 +243,10 @@ class Output:
                 pass
 
     def close_command_end(self) -> None:
-        """Closes the runner's inner end after the command has ended, so that the end of output is seen.
+        """Closes the runner's copy of the command's end, so that the end of the output can be recognised.
 
-        Until then it must stay open: otherwise a command that closes its output would make the wait spin.
+        Call this after the command has ended. If the copy were closed earlier and the command closed its own
+        output, polling would return at once again and again.
         """
         if self.command_fd >= 0:
             os.close(self.command_fd)
@@ -287,7 +291,7 @@ class Output:
 
 
 def _make_byte_exact(terminal: int) -> None:
-    """Disables output processing, so that the log has the command's exact bytes, and disables Ctrl-S."""
+    """Disables Ctrl-S and output processing, so that the log contains exactly what the command wrote."""
     mode = termios.tcgetattr(terminal)
     mode[0] &= ~termios.IXON
     mode[1] &= ~termios.OPOST

@@ -1,6 +1,6 @@
-"""Handles the signals to the runner itself: blocked at first, then ignored or queued.
+"""Handles the signals that the runner receives: blocks them at first, later ignores or queues them.
 
-A queued signal interrupts the wait and is processed after it.
+A queued signal interrupts the poll in progress and is processed after it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as _signal
 else:
-    # Importing `signal` builds enumerations, which would delay the job by 8 ms.
+    # Importing `signal` creates enumerations, which would delay the job by 8 ms.
     import _signal
 
 TERM, USR1, CHLD, WINCH = _signal.SIGTERM, _signal.SIGUSR1, _signal.SIGCHLD, _signal.SIGWINCH
@@ -19,7 +19,7 @@ KILL, CONT = _signal.SIGKILL, _signal.SIGCONT
 _HANDLED = (TERM, USR1, CHLD, WINCH)
 _IGNORED = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTSTP, _signal.SIGPIPE)
 
-#: The signals that the command gets with their default action: all that sigaction accepts.
+#: All signals that sigaction accepts. The command starts with the default action for each of them.
 ALL = _signal.valid_signals()
 
 
@@ -34,7 +34,7 @@ def unblock() -> None:
 
 
 class PendingSignals:
-    """The signals that have arrived and are not processed yet. fd: readable when one arrives."""
+    """The signals that have arrived but are not processed yet. fd: becomes readable when a signal arrives."""
 
     def __init__(self) -> None:
         self._pending: set[int] = set()
@@ -43,8 +43,11 @@ class PendingSignals:
         os.set_blocking(self._wake, False)
 
     def listen(self) -> None:
-        """Installs the handlers. Call it before the spawn: an inherited "ignore SIGCHLD" would lose the exit
-        code."""
+        """Installs the handlers. Call this before starting the command.
+
+        If the runner inherited "ignore" as its action for SIGCHLD, the kernel would discard the exit code of
+        a command that was started earlier.
+        """
         for number in _IGNORED:
             _signal.signal(number, _signal.SIG_IGN)
         for number in _HANDLED:
@@ -62,7 +65,7 @@ class PendingSignals:
             pass
 
     def take(self, number: int) -> bool:
-        """Returns whether this signal has arrived since the last call."""
+        """Returns whether this signal has arrived since the last call for it."""
         if number in self._pending:
             self._pending.discard(number)
             return True

@@ -1,9 +1,10 @@
 """Finds the processes of attempts in /proc and signals processes.
 
-`membership` decides which processes belong to an attempt; this module reads the process table for it. Signals
-go through a pidfd, and the start of the process is checked after the pidfd was opened, so that a reused pid
-is never signalled. The caller decides whom to signal, and when. A scan that lacks open files or memory raises
-OSError, because it cannot conclude that no process is left.
+`membership` decides which processes belong to an attempt; this module reads the process table for it. A
+signal is sent through a pidfd, and only if the start time of the process is the expected one after the pidfd
+has been opened. A reused pid is therefore never signalled. The caller decides which processes to signal, and
+when. If a scan runs out of open files or memory, it raises OSError, because processes may be left that it did
+not read.
 """
 
 from __future__ import annotations
@@ -32,18 +33,21 @@ if TYPE_CHECKING:
 else:
     import _signal
 
-#: Forms of the token in an environment; while bash starts, its variables have a null byte for the "=".
+#: How the token can begin in an environment. While bash starts, a null byte replaces the "=" of each
+#: variable.
 _MARKS = tuple(b"\0" + TOKEN.encode() + end for end in (b"=", b"\0"))
 _KERNEL_THREAD = 0x00200000
-#: Set before an exiting process closes its files and so releases its locks.
+#: The process flag that the kernel sets before an exiting process closes its files and thus releases its
+#: locks.
 _EXITING = 0x00000004
-#: A process inside exec shows an empty environment: it is read again for this long, this often (seconds).
+#: During exec, a process has an empty environment in /proc. An empty environment is therefore read again
+#: every _EXEC_RETRY_S seconds, for at most _EXEC_S seconds.
 _EXEC_S = 0.05
 _EXEC_RETRY_S = 0.0005
-#: Processes (pid, start) that showed an empty one for that long; they have none and are not read again.
+#: Processes (pid, start) whose environment stayed empty for that long. Later scans do not wait for it.
 _without_environment: set[tuple[int, int]] = set()
 _MAX_WITHOUT_ENVIRONMENT = 4096
-#: Zombies (pid, start) of the last scan. Some are never collected.
+#: Zombies (pid, start) that the last scan found. Some zombies are never collected.
 _seen_zombies: set[tuple[int, int]] = set()
 
 
@@ -52,13 +56,13 @@ def _pids() -> Iterator[int]:
 
 
 def ticks_of(pid: int) -> int | None:
-    """Returns the start of a process in kernel ticks since boot; None if it is gone or a zombie."""
+    """Returns the start time of a process in kernel ticks since boot; None if it is gone or a zombie."""
     fields = living_fields(pid)
     return None if fields is None else int(fields[19])
 
 
 def is_running(pid: int, ticks: int) -> bool:
-    """Returns whether the process with this pid and start exists and is not exiting."""
+    """Returns whether the process with this pid and start time exists and is not exiting."""
     fields = living_fields(pid)
     return fields is not None and int(fields[19]) == ticks and not int(fields[6]) & _EXITING
 
@@ -70,16 +74,16 @@ def has_terminal(pid: int) -> bool | None:
 
 
 def descendants(root: int) -> dict[int, int]:
-    """Returns every living descendant of `root` with its start ticks."""
+    """Returns the start times, by pid, of all living descendants of `root`."""
     return living_descendants(root, _table(newest_first(), {}, frozenset()).values())
 
 
 def read_recorded_command(folder: int, token: str) -> RecordedCommand | None:
-    """Returns the command that an attempt recorded in its folder; None if there is none of this boot.
+    """Returns the command that an attempt recorded in its folder; None if no record is valid now.
 
-    The runner writes the first line; the others are /proc/PID/stat and /proc/PID/autogroup. The entry is
-    valid for the boot in which it was written and, in a container, until the container is restarted. Raises
-    OSError when open files or memory are short.
+    The runner writes the first line of the record. The command then adds /proc/PID/stat and
+    /proc/PID/autogroup. The record is valid until the machine, or the container in which it was written, is
+    restarted. Raises OSError for a shortage of open files or memory.
     """
     try:
         fd = os.open(COMMAND_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
@@ -94,7 +98,7 @@ def read_recorded_command(folder: int, token: str) -> RecordedCommand | None:
     identity, stat, *rest = [*text.split("\n"), ""]
     if identity.split() != [token, boot_id(), init_ticks()] or not rest[:-1]:
         return None
-    # The name in /proc/PID/stat may hold anything.
+    # The program name in /proc/PID/stat may contain blanks and parentheses.
     pid, ticks = stat.partition(" ")[0], [*stat.rpartition(")")[2].split(), *[""] * 20][19]
     if not (pid.isdecimal() and ticks.isdecimal()):
         return None
@@ -105,9 +109,10 @@ def read_recorded_command(folder: int, token: str) -> RecordedCommand | None:
 class Scan:
     """The result of one scan of /proc.
 
-    found: token -> living processes of the attempt with their start ticks. If the only process of an attempt
-    ended during the scan, it is listed with 0, for the processes that it may have forked. missed: whether a
-    process ended since the last scan, or before it was read; it may have forked another one.
+    found: for each token, the start times (in ticks) of the attempt's living processes by pid. If all of an
+    attempt's processes ended during the scan, one of them is listed with 0, because it may have forked
+    others. missed: whether the scan may have missed a process, because another process ended since the last
+    scan or before it was read and may have forked one.
     """
 
     __slots__ = ("found", "missed")
@@ -117,10 +122,11 @@ class Scan:
 
 
 def scan(attempts: Mapping[str, RecordedCommand | None]) -> Scan:
-    """Scans /proc for the processes of these attempts (token -> command, None = not recorded).
+    """Scans /proc for the processes of these attempts.
 
-    Reads the environments of the user's own processes only (root: of all). Reads nothing more if no process
-    carries a token or is in the session of a command, because then none can belong to an attempt.
+    attempts: the command of each attempt by token, None if it was not recorded. Reads only the environments
+    of the user's own processes, or of all processes for root. Reads no more if no process carries one of the
+    tokens or is in the session of one of the commands, because no process can then belong to an attempt.
     """
     me, uid = os.getpid(), os.geteuid()
     sessions = frozenset(command.pid for command in attempts.values() if command is not None)
@@ -171,7 +177,7 @@ def scan(attempts: Mapping[str, RecordedCommand | None]) -> Scan:
 
 
 def newest_first() -> list[int]:
-    """Returns every pid, the newest first, so that short-lived processes are read in time."""
+    """Returns every pid, the highest first, so that short-lived processes are read in time."""
     return sorted(_pids(), reverse=True)
 
 
@@ -194,7 +200,7 @@ def _table(pids: list[int], tokens: Mapping[int, str], sessions: frozenset[int])
 
 
 def autogroup(pid: int) -> str | None:
-    """Returns the kernel's id of the session of a process; None where there is none."""
+    """Returns the kernel's autogroup id for the session of a process; None if the kernel has none."""
     return try_read_proc(pid, "autogroup").split(b" ")[0].decode("ascii", "replace") or None
 
 
@@ -224,7 +230,7 @@ def environment(pid: int) -> bytes:
 
 
 def token_in(environment: bytes) -> bytes:
-    """Returns the token in an environment; empty if it has none."""
+    """Returns the token in an environment; b"" if there is none."""
     listed = b"\0" + environment
     for mark in _MARKS:
         at = listed.find(mark)
@@ -234,14 +240,14 @@ def token_in(environment: bytes) -> bytes:
 
 
 def _user_ticks(fields: list[bytes]) -> int | None:
-    """Returns the start of a process that may have an environment; None for kernel threads and zombies."""
+    """Returns the start time of a process, in ticks; None for kernel threads and zombies."""
     return None if has_ended(fields) or int(fields[6]) & _KERNEL_THREAD else int(fields[19])
 
 
 def shows_own_pids() -> bool:
     """Returns whether /proc shows the pid namespace of this process.
 
-    In the /proc of an outer namespace, a pid names another process.
+    In the /proc of an outer namespace, the same pid can belong to another process.
     """
     try:
         return os.readlink("/proc/self") == str(os.getpid())
@@ -250,7 +256,7 @@ def shows_own_pids() -> bool:
 
 
 def send_signal(pid: int, ticks: int, signal: int) -> bool:
-    """Signals the process with this pid and start; returns False if it is gone or may not be signalled."""
+    """Signals the process with this pid and start time; returns False if it is gone or we may not signal it."""
     if not shows_own_pids():
         return False
     try:

@@ -1,4 +1,4 @@
-"""Writes the files by which a runner claims its attempt and reports: claim, command.pid, result."""
+"""Writes the files with which a runner claims an attempt and reports on it: claim, command.pid and result."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-#: Bytes reserved before the command starts, so that the result fits even if the disk fills up meanwhile.
+#: Bytes reserved before the command starts, so that the result can be written even if the disk fills up
+#: later.
 _RESERVED = 512
-#: Seconds for which a runner that finds the disk full before its claim waits for space. The loop launches it
-#: again after about the same time.
+#: Seconds for which a runner waits for space if the disk is full before it has claimed its attempt. After
+#: about the same time, the loop launches the attempt again.
 _DISK_FULL_S = 10.0
 _DISK_FULL_RETRY_S = 0.1
 
@@ -28,8 +29,8 @@ _DISK_FULL_RETRY_S = 0.1
 def claim(folder: int, identity: Mapping[str, str | int | None]) -> int | None:
     """Claims the attempt; returns the descriptor that holds the lock, or None if it is already claimed.
 
-    Keep the descriptor open and never open the file again: closing any descriptor of it releases the lock.
-    Raises OSError if the folder cannot be written.
+    Keep the descriptor open and never open the file again, because closing any descriptor of the file
+    releases the lock. Raises OSError if the file cannot be written.
     """
     return _retry_while_disk_full(folder, lambda: _claim(folder, identity))
 
@@ -49,11 +50,11 @@ def _claim(folder: int, identity: Mapping[str, str | int | None]) -> int | None:
 
 
 def reserve_command(folder: int, token: str, boot: str) -> int | None:
-    """Opens the file in which the command records its pid, start and session; returns None on failure.
+    """Opens the file in which the command records its pid, start time and session; returns None on failure.
 
-    The descriptor is positioned where the command writes. The first line identifies the boot and the pid
-    namespace, because pid 1 of a restarted container is another process. The space is reserved before the
-    command starts, so that a full disk cannot truncate the entry.
+    Writes the first line and leaves the descriptor positioned after it, where the command writes. The line
+    identifies the boot and the pid namespace: the same pid is another process after a container is restarted.
+    Reserves the space before the command starts, so that a full disk cannot truncate the record.
     """
     try:
         header = f"{token} {boot} {init_ticks()}\n".encode("ascii")
@@ -92,11 +93,11 @@ class ResultWriter:
         return os.open(self._name, flags, 0o600, dir_fd=self._folder)
 
     def discard(self) -> None:
-        """Removes the reserved file if another runner has claimed the attempt."""
+        """Removes the reserved file. Call this if the runner has not claimed the attempt."""
         os.unlink(self._name, dir_fd=self._folder)
 
     def publish(self, fields: dict[str, str | int | float | list[int] | None]) -> bool:
-        """Writes the result atomically and retries until it succeeds; returns False if the folder is gone."""
+        """Writes the result atomically. Retries until it succeeds; returns False if the folder is gone."""
         wait_s = 0.05
         while True:
             try:
@@ -128,7 +129,8 @@ class ResultWriter:
         try:
             self._overwrite(text)
         except OSError:
-            # The exit code matters more than a long message: cut it to what fits the reserved space.
+            # The exit code matters more than a long message. Cut the message so that it fits the reserved
+            # space.
             message = fields.get("message")
             short = dict(fields)
             while isinstance(message, str) and message and len(text) > _RESERVED:
@@ -147,7 +149,7 @@ class ResultWriter:
 
 
 def _retry_while_disk_full(folder: int, write: Callable[[], T]) -> T:
-    """Returns the result of `write`; retries while the disk is full and the attempt is unclaimed."""
+    """Calls `write` and returns its result; retries while the disk is full and the attempt is unclaimed."""
     end = time.monotonic() + _DISK_FULL_S
     while True:
         try:

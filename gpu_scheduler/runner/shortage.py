@@ -1,4 +1,4 @@
-"""Checks whether processes can be started now, by starting some that end at once."""
+"""Checks whether processes can be started now, by starting some that exit at once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _PROGRAMS = ("/bin/true", "/usr/bin/true")
 
 
 def start_error(count: int) -> int | None:
-    """Starts `count` processes at once; returns the errno of the shortage that prevents it, or None.
+    """Tests whether `count` processes can be started; returns the errno of a shortage, or None if they can.
 
-    An ended process counts towards the limit until it is collected, so all of them exist at the same time.
+    Each process counts towards the limit until it is collected, even if it has ended. The processes are
+    therefore started first and collected afterwards.
     """
     program = next((path for path in _PROGRAMS if os.path.exists(path)), None)
     if program is None:
@@ -27,6 +28,6 @@ def start_error(count: int) -> int | None:
         failed = error.errno if error.errno in SHORTAGE else None
     for pid in pids:
         _, status = os.waitpid(pid, 0)
-        # A process that started but could not load its program lacked memory or open files.
+        # A process that started but could not load its program ran short of memory or open files.
         failed = failed or (_ENOMEM if status else None)
     return failed

@@ -1,4 +1,4 @@
-"""Checks the fields of the files of an attempt folder, and reads its spec."""
+"""Checks the fields of the files in an attempt folder, and reads the attempt's spec."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_S = 1e12
 
 
 def invalid_field(value: dict[str, Any], fields: Mapping[str, Callable[[Any], bool]]) -> FileProblem | None:
-    """Returns the first of these fields that is missing or has an invalid value, as a problem, or None."""
+    """Returns a problem for the first of these fields that is missing or invalid; None if all are valid."""
     for name, is_right in fields.items():
         if name not in value or not is_right(value[name]):
             return FileProblem(f"has no valid {name!r}")
@@ -39,8 +39,9 @@ def is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MAX_S
 
 
-#: The fields of `stop` and `withdrawn`, and those of `spec.json`. An unknown cause counts as a cancel.
+#: The fields of `stop` and `withdrawn`, each with its check. An unknown cause counts as a cancel.
 STOP_FIELDS = {"cause": is_text, "grace_s": is_seconds, "follow": lambda value: value in ("kill", "withdraw")}
+#: The fields of `spec.json`, each with its check.
 SPEC_FIELDS = {
     "token": lambda value: isinstance(value, str) and value.isascii(),
     "boot_id": is_text,
@@ -57,7 +58,7 @@ SPEC_FIELDS = {
 
 
 def read_spec(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads the spec of an attempt folder. Raises OSError if there is no usable one."""
+    """Reads the spec in an attempt folder. Raises OSError if it is missing or not usable."""
     folder = open_folder(os.fspath(path))
     try:
         spec = load(folder, "spec.json")

@@ -1,7 +1,8 @@
-"""The start script of the runner, run by `python -I -S`; appends our folder to the path, shadowing nothing.
+"""The start script of runners and of the fork server, run by `python -I -S`.
 
-With a folder as argument the process becomes the runner of the attempt there; with `--forks`, the fork
-server.
+With an attempt folder as its argument, the process becomes the runner of that attempt; with `--forks`, it
+becomes the fork server. Appends the package's folder to the end of the module path, so that it hides no other
+module.
 """
 
 import sys

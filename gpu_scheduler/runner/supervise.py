@@ -1,7 +1,8 @@
 """The runner: claims an attempt, starts its command once, and publishes the result.
 
-The order of the steps is the protocol. The runner alone supervises the processes of the attempt, and uses
-nothing but its folder. Slow imports wait until the command is running.
+The order of these steps is part of the protocol. Only the runner supervises the attempt's processes, and it
+uses nothing but the attempt folder. Modules that are slow to import are imported after the command has
+started.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 
 pending_signals.block()
 
-#: Most seconds between the SIGTERM of a machine shutdown to the command and that to the runner.
+#: When a machine shuts down, it sends SIGTERM to the command and to the runner. This is the longest time in
+#: seconds by which the runner may receive it later.
 _MACHINE_GAP_S = 0.3
-#: Seconds for which, and after which, a runner that lacks processes, memory or open files before its claim
-#: tries again. The loop launches it again after about the same time.
+#: During a shortage of processes, memory or open files, a runner tries to claim its attempt for this long,
+#: and waits this long between two tries (seconds). The loop launches the attempt again after about the same
+#: time.
 _CLAIM_RETRY_S, _CLAIM_RETRY_EVERY_S = 10.0, 0.1
-#: Number of processes that a command needs to start and to activate its environment.
+#: Number of processes that a command needs in order to start and to activate its environment.
 _PROCESSES_NEEDED = 2
 _QUIET_S = 0.02
 _DRAIN_S = 0.2
@@ -54,7 +57,7 @@ def main(path: str) -> None:
 
 
 def _claim_with_retries(path: str) -> AttemptSupervisor | int:
-    """Returns the claimed attempt, otherwise the exit status. Retries for a while during a shortage."""
+    """Returns the claimed attempt, or the exit status if it cannot be claimed. Retries during a shortage."""
     end = time.monotonic() + _CLAIM_RETRY_S
     while True:
         try:
@@ -76,8 +79,8 @@ def _claim(path: str) -> AttemptSupervisor | int:
     if spec["boot_id"] != files.boot_id():
         return 1
     if os.environ.get(files.TOKEN) != spec["token"]:
-        # Started by hand. A sweep must find the runner too, and /proc shows only the environment passed to
-        # exec.
+        # Somebody started this runner by hand. A sweep must find it too, but /proc shows only variables that
+        # were passed to exec.
         os.execve(sys.executable, sys.orig_argv, {**os.environ, files.TOKEN: spec["token"]})
     attempt = AttemptSupervisor(path, folder, spec)
     return attempt if attempt.claim() else 0
@@ -94,7 +97,7 @@ def _write_traceback(path: str) -> None:
 
 
 class AttemptSupervisor:
-    """The supervision of one attempt, from the claim to the result."""
+    """Supervises one attempt, from the claim to the result."""
 
     def __init__(self, path: str, folder: int, spec: dict[str, Any]) -> None:
         self._folder = folder
@@ -112,7 +115,7 @@ class AttemptSupervisor:
         self._lock: int | None = None
 
     def claim(self) -> bool:
-        """Claims the attempt, or leaves no trace; returns whether it is claimed."""
+        """Claims the attempt; returns whether it succeeded. If not, leaves no files of its own."""
         spec = self._spec
         session = (os.environ.get("STY") or spec["session"]) if spec["terminal"] else None
         identity = {
@@ -172,12 +175,13 @@ class AttemptSupervisor:
             self._child.reap()
         if self._signals.take(pending_signals.WINCH):
             self._output.resize()
-        # A command that has ended by itself keeps its own result, whatever arrives at the same time.
+        # If the command has ended by itself, its own result counts, even if a signal arrives at the same
+        # time.
         if self._child.running and self._signals.take(pending_signals.USR1):
             self._check_stop_file()
         if self._child.running and self._signals.take(pending_signals.TERM):
-            # A scheduler that cannot tell the runner from its command writes `stop` and signals all
-            # processes.
+            # A scheduler that cannot identify the runner writes `stop` and signals all processes. Read `stop`
+            # first, because its cause outranks a machine shutdown.
             self._check_stop_file()
             self._terminate("machine", self._spec["term_grace_s"], "kill")
 
@@ -193,8 +197,8 @@ class AttemptSupervisor:
             self._child.signal_group(pending_signals.CONT)
 
     def _withdraw(self) -> None:
-        # Renames the file instead of removing it: a cancel that has replaced the request is moved too and
-        # then read.
+        # Rename the file instead of removing it: if a cancel has replaced the request, it is renamed instead
+        # and can still be read.
         try:
             os.rename("stop", "withdrawn", src_dir_fd=self._folder, dst_dir_fd=self._folder)
         except OSError:
@@ -211,12 +215,12 @@ class AttemptSupervisor:
         return None if invalid_field(stop, STOP_FIELDS) else stop
 
     def _wind_down(self) -> None:
-        """Reads the last output, ends leftover processes, and waits briefly for the SIGTERM of a shutdown."""
+        """Reads the last output, ends leftover processes, and waits briefly for SIGTERM from a shutdown."""
         child = self._child
         self._cause = self._termination.cause
         self._output.close_command_end()
         self._drain()
-        # A machine shutdown signals the command and the runner one after the other.
+        # When a machine shuts down, SIGTERM reaches the command and the runner one after the other.
         machine_may_come = child.exit_code != 0 and self._cause is None
         machine_until = child.ended + _MACHINE_GAP_S
         rest = self._find_leftovers()
@@ -238,7 +242,7 @@ class AttemptSupervisor:
             self._survivors = rest.survivors
             self._drain()
         if self._cause == "machine" and child.exit_code == 0:
-            # The command saved its state and succeeded.
+            # The command succeeded in spite of SIGTERM, so it was not interrupted.
             self._cause = None
 
     def _find_leftovers(self) -> Leftovers | None:
@@ -252,7 +256,7 @@ class AttemptSupervisor:
 
             command = read_recorded_command(self._folder, spec["token"])
         except (ImportError, OSError):
-            return None  # out of file descriptors: the scheduler ends the processes of the attempt
+            return None  # out of file descriptors; the scheduler will end the attempt's processes
         return Leftovers(spec["token"], command, spec["term_grace_s"], self._child.ended)
 
     def _drain(self) -> None:
@@ -262,9 +266,9 @@ class AttemptSupervisor:
                 return
 
     def _shortage(self) -> int | None:
-        """Returns the errno of the shortage that kept the command from beginning; None if there was none.
+        """Returns the errno of the shortage that prevented the command from beginning; None if none did.
 
-        A shell that cannot fork reports no errno, so this starts processes to find out.
+        A shell that cannot fork does not report the errno. This method then starts processes to find out.
         """
         child = self._child
         if child.began or self._cause is not None or child.shortage is not None:
@@ -286,7 +290,8 @@ class AttemptSupervisor:
         duration_s = child.ended - child.spawned
         ended_ago_s = time.monotonic() - child.ended if child.ended else 0.0
         text = describe_outcome(self._cause, child.began, child.exit_code, child.signal)
-        lost = f", {self._log.lost_bytes} bytes of output lost" if self._log.lost_bytes else ""
+        count = self._log.lost_bytes
+        lost = f", {count} byte{'' if count == 1 else 's'} of output lost" if count else ""
         left = f", still running: {' '.join(map(str, self._survivors))}" if self._survivors else ""
         if child.message and child.exit_code is None and child.signal is None:
             self._log.write_line(child.message)  # command.sh has already written the message

@@ -1,20 +1,20 @@
-"""Decides which cause of termination applies, when its grace period ends, and what happens then.
+"""Decides why a command is being terminated, when the grace period ends, and what happens then.
 
-Pure: `now` is an argument (monotonic seconds), and the caller sends the signals.
+Pure: callers pass the current time (`now`, in monotonic seconds) and send the signals themselves.
 """
 
 from __future__ import annotations
 
-#: Rank of the causes: the highest of several is reported. An unknown cause counts as a cancel.
+#: The rank of each cause. Of several causes, the highest is reported. An unknown cause counts as a cancel.
 _RANK = {"machine": 1, "preempted": 2, "timed_out": 3, "cancelled": 4}
-#: Seconds between two SIGKILLs until the command has ended.
+#: Seconds after which SIGKILL is repeated if the command has not ended.
 _KILL_EVERY_S = 1.0
 
 
 class Termination:
     """The termination of one command: its cause and its deadline.
 
-    cause: None until a termination is requested, and again after the request was withdrawn.
+    cause: None before any request, and after a request has been withdrawn.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Termination:
         self._machine_deadline: float | None = None
 
     def request(self, cause: str, grace_s: float, on_timeout: str, now: float) -> bool:
-        """Records a request to terminate; returns True for the first one: the caller then sends SIGTERM."""
+        """Records a request to terminate; returns True if it is the first. The caller then sends SIGTERM."""
         first = self.cause is None
         until = now + max(0.0, grace_s)
         if cause == "machine":
@@ -32,12 +32,13 @@ class Termination:
         if first or _rank(cause) >= _rank(self.cause):
             forced = cause == self.cause and self._on_timeout == "kill"
             self.cause, self._on_timeout = cause, "kill" if forced else on_timeout
-            # A later request never extends the grace period: the command has already had its SIGTERM.
+            # A later request never extends the grace period, because the command has already received
+            # SIGTERM.
             self.deadline = until if first or self.deadline is None else min(self.deadline, until)
         return first
 
     def due(self, now: float) -> str | None:
-        """Returns "kill" or "withdraw" once the grace period is over, or None."""
+        """Returns "kill" or "withdraw" if the grace period is over, otherwise None."""
         if self.deadline is None or now < self.deadline:
             return None
         if self._on_timeout == "withdraw":
@@ -46,7 +47,7 @@ class Termination:
         return "kill"
 
     def withdraw(self) -> None:
-        """Records that the request was withdrawn: the command keeps running unless the machine shuts down."""
+        """Withdraws the request. The command keeps running unless the machine is shutting down."""
         self.cause = "machine" if self._machine_deadline is not None else None
         self.deadline = self._machine_deadline
         self._on_timeout = "kill"
@@ -57,7 +58,7 @@ def _rank(cause: str | None) -> int:
 
 
 def describe_outcome(cause: str | None, began: bool, exit_code: int | None, signal: int | None) -> str:
-    """Returns the outcome as the text of the last line of the log."""
+    """Describes the outcome for the last line of the log."""
     how = f"signal {signal}" if signal is not None else f"exit code {exit_code}"
     if exit_code is None and signal is None:
         how = "nothing was started"
