@@ -256,7 +256,7 @@ def shows_own_pids() -> bool:
 
 
 def send_signal(pid: int, ticks: int, signal: int) -> bool:
-    """Signals the process with this pid and start time; returns False if it is gone or we may not signal it."""
+    """Signals the process with this pid and start time; returns False if it is gone or protected from us."""
     if not shows_own_pids():
         return False
     try:
