@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Runs the GPU Job Scheduler from a clone: `python scheduler.py start --screen`.
 
-If this interpreter lacks the required packages, the file runs itself again with .venv/bin/python beside the
-real file. Any Python 3 must be able to run it and to report missing files, even if only this file exists.
+If this interpreter lacks the required packages, the file runs itself again with the .venv/bin/python beside
+the real file (not beside a link to it). The file must run under any Python 3, and must report what is missing
+even if it is the only file that was copied.
 """
 
 import os
@@ -13,7 +14,7 @@ NEEDED = ("GPUtil", "inotify_simple", "pynvml", "rich", "rich_argparse")
 HERE = os.path.dirname(os.path.realpath(__file__))
 USAGE = 2
 
-#: Marks the second run by a command-line argument, because jobs would inherit an environment variable.
+#: Interpreter option that marks the second run. An environment variable would be inherited by jobs.
 RERUN_OPTION = "gpu_scheduler_again"
 
 
@@ -29,14 +30,14 @@ def missing_requirement() -> str:
     missing = [name for name in NEEDED if find_spec(name) is None]
     problem = f"missing packages: {', '.join(missing)}" if missing else ""
     if sys.version_info < (3, 10):  # noqa: UP036 - the one place that an older Python reads
-        problem = f"Python 3.10 or newer is needed, this is {sys.version_info[0]}.{sys.version_info[1]}"
+        problem = f"Python 3.10 or newer is needed, but this is {sys.version_info[0]}.{sys.version_info[1]}"
     if problem and not os.path.exists(os.path.join(HERE, "Makefile")):
         return f"{problem}; run `pip install PATH` on a copy of the repository to install everything needed"
     return f"{problem}; run `make install` in {HERE}, or `pip install .` there" if problem else ""
 
 
 def main() -> int:
-    """Runs the command and returns its exit code; 2 if the packages are missing everywhere."""
+    """Runs the command and returns its exit code, or 2 if no interpreter has the required packages."""
     sys.path.insert(0, HERE)
     problem = missing_requirement()
     if problem:

@@ -1,8 +1,8 @@
-"""Measures the time from appending a line to the first instruction of its job, with an idle scheduler.
+"""Measures how long an idle scheduler takes from an appended line to the first instruction of its job.
 
 `python -m bench.first_instruction [--tree PATH ...] [--rounds 20]`. Rounds of several checkouts alternate, so
-that other load on the machine affects all of them equally. The last line of the table is the cost of a bare
-interpreter and two shells in sequence on this machine at the same time: no runner can be faster.
+that other load on the machine affects all of them equally. The last line of the table is the time that a bare
+interpreter and then two shells need on the same machine; no runner can be faster than that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def measure(kind: str, trees: list[Path], rounds: int) -> Row:
-    """Returns the milliseconds of each round in each checkout."""
+    """Returns the time of each round in each checkout, in milliseconds."""
     values = measure_in_turn(trees, rounds, kind, 4, _round)
     return Row(f"append to first instruction, {kind}", "ms", GOALS[kind], values)
 
@@ -41,7 +41,7 @@ def _round(scheduler: Scheduler, number: int) -> list[float]:
 
 
 def measure_bare_chain() -> float:
-    """Returns the milliseconds of an interpreter that does nothing, then a shell that executes another."""
+    """Returns the milliseconds that a bare interpreter and then two shells need."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)
     subprocess.run(["bash", "-c", "exec bash -c :"], check=True)

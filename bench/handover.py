@@ -1,7 +1,7 @@
-"""Measures the time between two jobs on one GPU: from the last instruction of one to the first of the next.
+"""Measures the time between two jobs on one GPU, from one job's last instruction to the next job's first.
 
-`python -m bench.handover [--tree PATH ...] [--rounds 5]`; a round is five such transitions. Rounds of several
-checkouts alternate.
+`python -m bench.handover [--tree PATH ...] [--rounds 5]`. A round has five such transitions. Rounds of
+several checkouts alternate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def measure(kind: str, trees: list[Path], rounds: int) -> Row:
-    """Returns the milliseconds from the end of each job to the start of the next, for each checkout."""
+    """Returns, for each checkout, the milliseconds from the end of each job to the start of the next."""
     values = measure_in_turn(trees, rounds, kind, 1, _round)
     return Row(f"end to next start, {kind}", "ms", GOALS[kind], values)
 

@@ -1,10 +1,11 @@
-"""Measures a long queue: loading, appending, editing and listing it, and the cost of a round beside it.
+"""Measures loading, appending to, editing and listing a long queue, and the cost of a round while it waits.
 
 `python -m bench.queue [--sizes 1000 10000 100000] [--specs N] [--tree PATH]` prints a table of medians. It
 uses only the command line and files, so `--tree` can also measure another commit (with this interpreter).
 
-Three of four simulated GPUs are busy, and every line of the queue needs one of those; appended lines may use
-the fourth. The delay before an edit counts (2 s; docs/design.md, Jobs file) is not included.
+Three of the four simulated GPUs are busy, and every queued line needs one of these three; appended lines may
+use the fourth. The times do not include the 2 s for which a file must be unchanged before the scheduler
+accepts an edit (docs/design.md, Jobs file).
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-#: Seconds for which the file must be unchanged before an edit that is not at the end counts.
+#: Seconds for which the file must be unchanged before the scheduler accepts an edit that is not an append.
 EDIT_DELAY_S = 2.0
 WAKES = 50
 REPEATS = 5
 
 MEASUREMENTS = (
-    ("load", "s", "from start of the scheduler until every line is a job"),
-    ("cpu", "s", "processor time of the scheduler until then"),
-    ("store", "MiB", "size of the store then"),
-    ("rss", "MiB", "resident memory of the scheduler then"),
-    ("append", "ms", "from append of a line until its job is in the store"),
-    ("run", "ms", "from append of a line until its job's first instruction"),
-    ("edit", "ms", "from edit of a line in the middle until its job has changed, minus the 2 s"),
+    ("load", "s", "from the start of the scheduler until every line is a job"),
+    ("cpu", "s", "processor time of the scheduler while loading"),
+    ("store", "MiB", "size of the store after loading"),
+    ("rss", "MiB", "resident memory of the scheduler after loading"),
+    ("append", "ms", "from appending a line until its job is in the store"),
+    ("run", "ms", "from appending a line until its job's first instruction"),
+    ("edit", "ms", "from editing a line in the middle until its job has changed, minus the 2 s delay"),
     ("round", "ms", "processor time of a wake-up with nothing to do"),
     ("idle", "ms/s", "processor time of the idle scheduler"),
-    ("request", "ms", "`pause` or `resume`, whole command"),
-    ("text", "ms", "`status`, whole command"),
-    ("json", "ms", "`status --json`, whole command"),
-    ("all", "ms", "`status --all`, whole command"),
-    ("restart", "s", "from start on the full store until the file has been read"),
+    ("request", "ms", "the whole command `pause` or `resume`"),
+    ("text", "ms", "the whole command `status`"),
+    ("json", "ms", "the whole command `status --json`"),
+    ("all", "ms", "the whole command `status --all`"),
+    ("restart", "s", "from a start with the full store until the file has been read"),
     ("rss_end", "MiB", "resident memory of the scheduler at the end"),
 )
 
@@ -87,7 +88,7 @@ class QueueBench:
                 found["load"] = time.monotonic() - began
                 found["cpu"] = _cpu_ms(pid) / 1000
                 self._until(lambda: self._count("state = 'running'") == len(busy))
-                time.sleep(1.5)  # the state file has been written, and nothing is due
+                time.sleep(1.5)  # until the state file has been written and nothing is due
                 found["rss"] = _rss_mib(pid)
                 files = self.folder.glob("gpu_scheduler_state.d/scheduler.db*")
                 found["store"] = sum(file.stat().st_size for file in files) / 2**20
@@ -166,7 +167,7 @@ class QueueBench:
         }
 
     def _measure_idle_costs(self, pid: int) -> dict[str, float]:
-        """Measures the cost of wake-ups and idling; every command rings the doorbell after its commit."""
+        """Measures the cost of idling and of a wake-up by the doorbell, which every command rings."""
         time.sleep(2.0)
         doorbell = self.folder / "gpu_scheduler_state.d" / "doorbell"
         before = _cpu_ms(pid)
@@ -194,7 +195,7 @@ class QueueBench:
         return self._count() == self.jobs + 1
 
     def _count(self, which: str = "") -> int:
-        """Returns the number of jobs in the store: the highest id, or the jobs that match a condition."""
+        """Returns the number of jobs that match an SQL condition; without one, the highest job id."""
         database = self.folder / "gpu_scheduler_state.d" / "scheduler.db"
         sql = f"SELECT count(*) FROM job WHERE {which}" if which else "SELECT max(id) FROM job"
         try:

@@ -1,4 +1,4 @@
-"""Runs a scheduler of any checkout for a benchmark, through its command line and files only."""
+"""Runs the scheduler of any checkout for a benchmark, using only its command line and files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from types import TracebackType
 HERE = Path(__file__).resolve().parents[1]
 #: Printed for a completed job, by this version or by one that did not yet place jobs by memory.
 COMPLETED = r"finished \[OK\]|completed after"
-#: Seconds before a round in which the scheduler becomes idle.
+#: Seconds to wait before each round, so that the scheduler becomes idle.
 _IDLE_S = 0.15
 
 
 class Scheduler:
-    """A scheduler started with these options in a new folder; its output goes to the file `out` there."""
+    """A scheduler that runs with these options in a new folder, where the file `out` gets its output."""
 
     def __init__(self, tree: Path, *options: str) -> None:
         self.tree = tree
@@ -53,7 +53,7 @@ class Scheduler:
         self.process.wait(30)
 
     def append(self, lines: Sequence[str]) -> float:
-        """Appends lines to the jobs file in one write; returns the wall time right before it."""
+        """Appends lines to the jobs file in one write; returns the wall-clock time right before it."""
         text = "".join(f"{line}\n" for line in lines)
         with self.jobs.open("a") as file:
             began = time.time()
@@ -61,17 +61,17 @@ class Scheduler:
         return began
 
     def count_printed(self, pattern: str) -> int:
-        """Returns the number of matches of this regular expression in the output."""
+        """Returns how often this regular expression matches in the output."""
         return len(re.findall(pattern, (self.folder / "out").read_text("utf-8", "replace")))
 
     def wait_until_printed(
         self, pattern: str, times: int = 1, timeout_s: float = 60.0, every_s: float = 0.01
     ) -> None:
-        """Waits until the output matches this pattern `times` times. Raises SystemExit after the timeout."""
+        """Waits until the pattern matches `times` times in the output. Raises SystemExit at the timeout."""
         end = time.monotonic() + timeout_s
         while self.count_printed(pattern) < times:
             if time.monotonic() > end or self.process.poll() is not None:
-                raise SystemExit(f"{times} x {pattern!r} did not come from {self.tree}:\n{self._tail()}")
+                raise SystemExit(f"{self.tree} did not print {pattern!r} {times} times:\n{self._tail()}")
             time.sleep(every_s)
 
     def _tail(self) -> str:
@@ -79,11 +79,11 @@ class Scheduler:
 
 
 def parse_arguments(module: str, about: str | None, rounds: int | None = None) -> argparse.Namespace:
-    """Parses the command line of a benchmark: the checkouts, and the number of rounds if it has any."""
+    """Parses a benchmark's command line: the checkouts and, unless `rounds` is None, the number of rounds."""
     parser = argparse.ArgumentParser(prog=f"python -m bench.{module}".rstrip("."), description=about)
     parser.add_argument(
         "--tree", type=Path, action="append", metavar="PATH",
-        help="checkout to measure (default: this one); several are measured in turn",
+        help="checkout to measure (default: this one); if given several times, the rounds alternate",
     )  # fmt: skip
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds)
@@ -99,9 +99,10 @@ def measure_in_turn(
     gpus: int,
     measure: Callable[[Scheduler, int], Iterable[float]],
 ) -> list[list[float]]:
-    """Returns the values of each checkout; kind: "direct" or "screen". Rounds of several checkouts alternate.
+    """Returns the values of each checkout. Rounds of several checkouts alternate.
 
-    Each round begins with an idle scheduler; measure: called with the scheduler and the number of the round.
+    Each round begins with an idle scheduler. kind: "direct" or "screen"; measure: is called with the
+    scheduler and the number of the round.
     """
     options = [f"--simulate={gpus}", *(["--screen"] if kind == "screen" else [])]
     values: list[list[float]] = [[] for _ in trees]
@@ -115,5 +116,5 @@ def measure_in_turn(
 
 
 def read_timestamp(path: Path) -> float:
-    """Returns the wall time that a job wrote into a file."""
+    """Returns the wall-clock time that a job wrote into a file."""
     return float(path.read_text().replace(",", "."))

@@ -1,4 +1,4 @@
-"""Formats results as a table of medians and their spread, one column for each checkout."""
+"""Formats results as a table of medians and their spread, with one column for each checkout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One measured quantity: its label, its unit, its goal, and the values of each checkout by column."""
+    """One measured quantity: its label, its unit, its goal, and each checkout's values in column order."""
 
     label: str
     unit: str
@@ -18,7 +18,7 @@ class Row:
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Row]) -> str:
-    """Returns the table: median, tenth and ninetieth percentile in brackets, and number of values."""
+    """Returns the table. A cell has the median, the 10th and 90th percentiles, and the number of values."""
     head = ["", *columns, "unit", "goal"]
     body = [[row.label, *map(_cell, row.values), row.unit, row.goal] for row in rows]
     widths = [max(len(line[n]) for line in [head, *body]) for n in range(len(head))]

@@ -1,7 +1,7 @@
-"""Measures jobs per second: 400 short commands on four GPUs, one whole GPU for each job.
+"""Measures jobs per second for 400 short commands on four GPUs, where each job has a whole GPU.
 
-`python -m bench.throughput [--tree PATH ...] [--rounds 3]`. The time runs from the first
-instruction of the first job to that of the last; the lines are in the file before the scheduler starts.
+`python -m bench.throughput [--tree PATH ...] [--rounds 3]`. The time runs from the first job's first
+instruction to the last job's first instruction. The lines are in the file before the scheduler starts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def measure_throughput(tree: Path, kind: str) -> float:
-    """Returns the jobs per second of one run."""
+    """Returns how many jobs per second one run started."""
     options = ["--screen"] if kind == "screen" else []
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
@@ -50,7 +50,7 @@ def measure_throughput(tree: Path, kind: str) -> float:
             )  # fmt: skip
         stamps = sorted(float(text.replace(",", ".")) for text in times.read_text().split())
     if len(stamps) != JOBS:
-        raise SystemExit(f"{tree}: {len(stamps)} of {JOBS} jobs ran")
+        raise SystemExit(f"{tree}: only {len(stamps)} of {JOBS} jobs ran")
     return (JOBS - 1) / (stamps[-1] - stamps[0])
 
 

@@ -1,6 +1,6 @@
-"""Fixtures and order of all tests."""
+"""Fixtures for all tests, and the order in which the tests run."""
 
-# ruff: noqa: E402 - the environment is made before anything reads it
+# ruff: noqa: E402 - the environment must be set up before other modules read it
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gpu_scheduler.store.store import Store
 from tests.signals import default_signals
 from tests.store_template import copied_schema
 
-# The time of one example depends on the load of the machine.
+# How long one example takes depends on the load of the machine.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
-#: Folders with the longest tests run first, so that no worker waits for a long test of another at the end.
+#: The folders with the longest tests come first, so that no worker is still busy when all others are done.
 _FIRST = ("stress", "e2e", "loop", "runner", "contract", "cli")
 
 
@@ -64,11 +64,13 @@ def _close_stores() -> Iterator[None]:
         if sys._getframe(1).f_globals["__name__"].startswith("tests."):
             opened.append(store)
 
-    with pytest.MonkeyPatch.context() as patch:  # a separate patch: a test may undo that of its fixture
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # not the fixture `monkeypatch`, whose patches a test may undo
         patch.setattr(Store, "__init__", init)
         yield
     for store in opened:
-        with suppress(sqlite3.ProgrammingError):  # opened, and closed, by another thread
+        with suppress(sqlite3.ProgrammingError):  # another thread opened it and has closed it
             store.close()
 
 
@@ -80,7 +82,7 @@ def _restore_logging() -> Iterator[None]:
 
 @pytest.fixture
 def other_uid(tmp_path: Path) -> int:
-    """Returns the uid of another user, to whom a test gives the files that this user would have planted."""
+    """Returns another user's uid, so that a test can give files to that user. Skips unless run by root."""
     uid, path = 12345, tmp_path / "owned"
     if os.geteuid() != 0:
         pytest.skip("only root can give files to another user")

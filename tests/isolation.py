@@ -1,7 +1,7 @@
-"""Gives all tests the same environment, whatever shell, user and software they run under.
+"""Gives all tests the same environment, whichever shell, user and installed software they run with.
 
-A developer's machine has conda, PyTorch (a `torchrun` on PATH), an NVIDIA driver, an active environment,
-Screen settings and a TMPDIR. None of them may affect a test; a test that needs one makes a fake.
+A developer's machine may have conda, PyTorch (a `torchrun` on PATH), an NVIDIA driver, an active environment,
+Screen settings and a TMPDIR. None of these may affect a test. A test that needs one of them makes a fake.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from pathlib import Path
 
 from gpu_scheduler.core.command.environment import find_conda_sh
 
-#: Path of a conda in /opt or /usr/local, which every scheduler finds and nothing can hide; None if absent.
+#: Path of a conda in /opt or /usr/local, which every scheduler finds even in tests; None if there is none.
 SYSTEM_CONDA = find_conda_sh({}, os.path.exists)
-#: Reason for skipping a test on such a machine.
+#: Reason for skipping a test on a machine with such a conda.
 SYSTEM_CONDA_REASON = f"a job without an environment gets the base of {SYSTEM_CONDA}"
 
-#: Programs that the scheduler or its jobs look for but some machines lack; tests use fakes.
+#: Programs that the scheduler or its jobs look for and that only some machines have. Tests use fakes.
 HIDDEN = frozenset(
     ["accelerate", "conda", "deepspeed", "gpu-scheduler", "mamba", "micromamba", "nvidia-smi", "torchrun"]
 )
-#: Folders of programs besides those on the caller's PATH, which has no sbin for ordinary users.
+#: Folders to search for programs after the caller's PATH, which has no sbin folders for ordinary users.
 _SYSTEM = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-#: Variables that reach the tests; all others are settings of the caller.
+#: Variables that the tests inherit. All others are the caller's settings.
 _KEPT = ("CI", "LOGNAME", "STRESS_SEED", "UPDATE_GOLDEN", "USER", "WRITE_GOLDEN")
 _KEPT_PREFIXES = ("COVERAGE", "HYPOTHESIS_", "PYTEST")
 
 
 def isolate() -> None:
-    """Gives this process and its children the environment and umask of the tests."""
+    """Gives this process and its children the environment and umask that tests use."""
     base = Path(tempfile.mkdtemp(prefix="gs-tests-"))
     owner = os.getpid()
     atexit.register(lambda: shutil.rmtree(base, ignore_errors=True) if os.getpid() == owner else None)
@@ -44,11 +44,11 @@ def isolate() -> None:
     os.environ.clear()
     os.environ.update(env)
     os.umask(0o022)
-    tempfile.tempdir = None  # drop the cached TMPDIR of the caller
+    tempfile.tempdir = None  # forget the caller's TMPDIR, which tempfile has cached
 
 
 def isolated(caller: Mapping[str, str], base: Path) -> dict[str, str]:
-    """Returns the environment of the tests; makes the folders that it names in `base`."""
+    """Returns the environment for the tests. Makes the folders to which it points in `base`."""
     kept = {name: caller[name] for name in caller if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
     for name in ("home", "bin"):
         (base / name).mkdir()
@@ -65,14 +65,14 @@ def isolated(caller: Mapping[str, str], base: Path) -> dict[str, str]:
 def _link_programs(path: str, into: Path) -> None:
     """Links every program found on `path` or in the system folders, except those in HIDDEN.
 
-    `python` and `python3` are the interpreter of the tests.
+    `python` and `python3` run the interpreter that runs the tests.
     """
     for name in ("python", "python3"):
         (into / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
         (into / name).chmod(0o755)
     linked = {"python", "python3", *HIDDEN}
     for folder in (*path.split(":"), *_SYSTEM):
-        # A shim (pyenv, asdf) depends on settings of the caller.
+        # A shim (pyenv, asdf) depends on the caller's settings.
         if not os.path.isabs(folder) or os.path.basename(folder) == "shims":
             continue
         try:
@@ -87,11 +87,11 @@ def _link_programs(path: str, into: Path) -> None:
 
 @contextmanager
 def logging_restored() -> Iterator[None]:
-    """Restores handlers, level and propagation of the package's logger, which `configure_logging` changes."""
+    """Restores the package's logger (handlers, level, propagation) after `configure_logging` changed it."""
     yield
     log = logging.getLogger("gpu_scheduler")
     for handler in list(log.handlers):
-        if type(handler).__module__.startswith("gpu_scheduler."):  # pytest removes its own handlers
+        if type(handler).__module__.startswith("gpu_scheduler."):  # pytest removes its handlers itself
             log.removeHandler(handler)
             handler.close()
     log.propagate = True

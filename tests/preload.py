@@ -1,4 +1,4 @@
-"""Imports the modules that processes of tests/warm.py have in advance."""
+"""Imports the modules that tests/warm.py loads before it forks processes."""
 
 from __future__ import annotations
 

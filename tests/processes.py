@@ -1,4 +1,4 @@
-"""Reads processes of a test from /proc."""
+"""Reads from /proc what tests ask about processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def exists(pid: int) -> bool:
-    """Returns whether there is a process with this pid; a zombie counts."""
+    """Returns whether a process (or zombie) with this pid exists."""
     return Path(f"/proc/{pid}").exists()
 
 
@@ -18,22 +18,22 @@ def name_of(pid: int) -> str:
 
 
 def has_arguments(pid: int) -> bool:
-    """Returns whether a process shows its command line, as it does not in the middle of exec."""
+    """Returns whether a process shows its command line, which it does not during an exec."""
     return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 def is_zombie(pid: int) -> bool:
-    """Returns whether a process has ended and was not collected."""
+    """Returns whether a process has ended but its parent has not collected it."""
     return _fields(pid)[0] == "Z"
 
 
 def parent_of(pid: int) -> int:
-    """Returns the pid of the parent of a process."""
+    """Returns the pid of a process's parent."""
     return int(_fields(pid)[1])
 
 
 def children_of(pid: int) -> list[int]:
-    """Returns the pids of the children of a process, which has one thread."""
+    """Returns the pids of the children of a process. The process must have only one thread."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -43,11 +43,11 @@ def has_terminal(pid: int) -> bool:
 
 
 def started_at(pid: int) -> float:
-    """Returns the start of a process in wall-clock seconds."""
+    """Returns the wall-clock time at which a process started."""
     age_s = float(Path("/proc/uptime").read_text().split()[0])
     return time.time() - age_s + int(_fields(pid)[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _fields(pid: int) -> list[str]:
-    """Returns the fields of /proc/PID/stat from the state on."""
+    """Returns the fields of /proc/PID/stat, beginning with the state."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Tests that every executor keeps the contract of `attempts.executor.Executor`, through its verbs alone."""
+"""Tests that every executor keeps the contract of `attempts.executor.Executor`, using only its methods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CANCEL = StopRequest("cancelled", 5.0)
 
 @dataclass
 class Trial:
-    """One attempt with its executor. begun: returns how often its command has begun."""
+    """One attempt with its executor. begun: returns how often the attempt's command has begun."""
 
     executor: Executor
     ref: AttemptRef
@@ -38,11 +38,11 @@ class Trial:
         return self.executor.observe(self.ref)
 
     def until_claim(self, claim: str) -> AttemptStatus:
-        """Waits for a claim in this state."""
+        """Waits until the attempt's claim is in this state; returns the attempt's status."""
         return wait_for(lambda: self.status().claim == claim and self.status(), f"{claim}: {self.status()}")
 
     def result(self) -> AttemptResult:
-        """Waits for the result."""
+        """Waits for the attempt's result and returns it."""
         return wait_for(lambda: self.status().result, f"a result in {self.status()}")
 
 
@@ -51,7 +51,7 @@ Make = Callable[[int | None], Trial]
 
 @pytest.fixture(params=["direct", "forking", "screen", "remote"])
 def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Makes an attempt that exits with this code, or runs on if it is None."""
+    """Makes an attempt that exits with this code. If the code is None, the attempt runs until stopped."""
     kind = request.param
     if kind == "remote":
         yield lambda exit_code: _remote_trial(tmp_path, exit_code)
@@ -95,7 +95,7 @@ def _remote_trial(tmp_path: Path, exit_code: int | None) -> Trial:
     return Trial(executor, ref, lambda: executor.attempts[ref.token].begun)
 
 
-def test_an_attempt_without_a_launch_has_no_claim(make: Make) -> None:
+def test_attempt_has_no_claim_before_its_launch(make: Make) -> None:
     status = make(0).status()
     assert (status.claim, status.result, status.stop) == ("none", None, None)
 
@@ -115,7 +115,7 @@ def test_stopped_attempt_reports_the_cause(make: Make) -> None:
     assert trial.result().cause == "cancelled"
 
 
-def test_repeating_a_stop_that_was_never_requested_stops_nothing(make: Make) -> None:
+def test_repeat_stop_has_no_effect_without_an_earlier_request(make: Make) -> None:
     trial = make(None).launch()
     trial.until_claim("live")
     trial.executor.repeat_stop(trial.ref)
@@ -131,7 +131,7 @@ def test_three_launches_begin_the_command_once(make: Make) -> None:
     assert trial.begun() == 1
 
 
-def test_cancelled_launch_never_begins(make: Make) -> None:
+def test_command_never_begins_after_its_launch_was_cancelled(make: Make) -> None:
     trial = make(0)
     trial.executor.cancel_launch(trial.ref)
     assert trial.status().claim == "void"
@@ -141,7 +141,7 @@ def test_cancelled_launch_never_begins(make: Make) -> None:
     assert trial.begun() == 0
 
 
-def test_running_attempt_cannot_have_its_launch_cancelled(make: Make) -> None:
+def test_cancel_launch_does_not_affect_a_running_attempt(make: Make) -> None:
     trial = make(None).launch()
     trial.until_claim("live")
     trial.executor.cancel_launch(trial.ref)
@@ -155,7 +155,7 @@ def test_killed_attempt_has_no_result(make: Make) -> None:
     assert trial.until_claim("dead").result is None
 
 
-def test_reaping_or_stopping_an_ended_process_does_nothing(make: Make) -> None:
+def test_stopping_an_ended_attempt_changes_nothing(make: Make) -> None:
     trial = make(3).launch()
     trial.result()
     trial.until_claim("dead")

@@ -1,4 +1,4 @@
-"""Tests of the local executors: runners, their environment and their end."""
+"""Tests of the local executors: how runners start, which environment they get, and how they end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOSTILE = "a 'b' \"c\"\n$(touch x);%n #^{é"
 
 @pytest.fixture(params=["direct", "forking", "screen"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Yields the name of each executor, with a socket folder for Screen."""
+    """Yields the name of each executor, after setting a socket folder for Screen."""
     if request.param == "screen" and shutil.which("screen") is None:
         pytest.skip("GNU Screen is not installed")
     with socket_folder() as sockets:
@@ -34,7 +34,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @pytest.fixture
 def executor(kind: str) -> Iterator[Executor]:
-    """Makes the executor; its helper, if any, is ready."""
+    """Makes the executor, and waits until its helper (if it has one) is ready."""
     if kind == "forking":
         forking = ForkingExecutor()
         wait_for(lambda: helper_pid(forking), "the helper")
@@ -46,7 +46,7 @@ def executor(kind: str) -> Iterator[Executor]:
 
 @pytest.fixture
 def make(kind: str, tmp_path: Path) -> Iterator[Callable[..., PreparedAttempt]]:
-    """Makes attempts as the loop does for this executor."""
+    """Makes attempts in the way in which the loop makes them for this executor."""
     made: list[PreparedAttempt] = []
 
     def one(script: str, home: Path = tmp_path, **spec: object) -> PreparedAttempt:
@@ -76,7 +76,7 @@ def test_the_result_contains_the_exit_code_or_the_signal(
     assert (result.exit_code, result.signal, result.cause) == (code, number, None)
 
 
-def test_launch_does_not_wait(executor: Executor, make: Make) -> None:
+def test_launch_returns_while_the_command_runs(executor: Executor, make: Make) -> None:
     attempt = make("exec sleep 300").launch(executor)
     assert attempt.status().result is None
     attempt.until_live()
@@ -94,7 +94,7 @@ def test_three_launches_start_the_command_once(executor: Executor, make: Make) -
     assert attempt.body() == "start\n"
 
 
-def test_accepts_hostile_folder_names(executor: Executor, make: Make, tmp_path: Path) -> None:
+def test_launches_in_a_folder_with_a_hostile_name(executor: Executor, make: Make, tmp_path: Path) -> None:
     home = tmp_path / HOSTILE
     home.mkdir()
     attempt = make("pwd; exit 3", home=home).launch(executor)
@@ -113,7 +113,7 @@ def test_only_runner_and_command_carry_the_token(executor: Executor, make: Make)
     attempt.result()
 
 
-def test_command_has_only_the_environment_of_the_spec(
+def test_command_gets_only_the_environment_in_its_spec(
     executor: Executor, make: Make, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BASH_ENV", "/nonexistent")
@@ -131,7 +131,7 @@ def test_command_has_only_the_environment_of_the_spec(
     assert "KEPT=a b\nc\n" in attempt.body()
 
 
-def test_runner_survives_its_starter(kind: str, make: Make, tmp_path: Path) -> None:
+def test_runner_survives_the_process_that_started_it(kind: str, make: Make, tmp_path: Path) -> None:
     attempt = make(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5")
     attempt.prepare()
     name = f"{kind.capitalize()}Executor"
@@ -170,7 +170,7 @@ def test_missing_interpreter_is_a_launch_error(kind: str, make: Make) -> None:
         with pytest.raises(LaunchError, match="runner cannot be started"):
             executor.launch(attempt.ref)
     else:
-        # Screen does not report it; the missing claim does.
+        # Screen does not report the error, but the attempt never gets a claim.
         ScreenExecutor("/no/python").launch(attempt.ref)
     assert attempt.status().claim == "none"
 
@@ -181,13 +181,13 @@ def test_folder_without_a_spec_is_a_launch_error(executor: Executor, tmp_path: P
 
 
 def zombies() -> set[str]:
-    """Returns the pids of uncollected children of this process."""
+    """Returns the pids of this process's children that have ended but were not collected."""
     asked = ["ps", "--ppid", str(os.getpid()), "-o", "pid=,stat="]
     lines = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.splitlines()
     return {line.split()[0] for line in lines if line.split()[1].startswith("Z")}
 
 
-def test_ended_runners_are_collected(executor: Executor, make: Make) -> None:
+def test_reap_collects_ended_runners(executor: Executor, make: Make) -> None:
     before = zombies()
     attempt = make("exit 0").launch(executor)
     attempt.result()
@@ -239,7 +239,7 @@ def test_unusable_screen_socket_folder_is_reported(
 
 
 @pytest.mark.parametrize("kind", ["screen"], indirect=True)
-def test_users_screenrc_is_not_read(
+def test_screen_does_not_read_the_users_screenrc(
     executor: Executor, make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / ".screenrc").write_text("zombie kr\nscreen -t more sleep 300\n")

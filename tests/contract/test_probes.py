@@ -1,7 +1,7 @@
 """Tests that every probe passes the same cases, in this process and in a probe process.
 
-GPUtil runs its own code over a fake `nvidia-smi`, first on PATH. NVML is a fake `pynvml`, in sys.modules here
-and on PYTHONPATH in the probe process.
+The GPUtil probe runs the real GPUtil with a fake `nvidia-smi`, which is first on PATH. The NVML probe uses a
+fake `pynvml`, which is in sys.modules of this process and on the PYTHONPATH of the probe process.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_sample_has_every_gpu_with_its_values(machine: FakeMachine, where: str) 
     assert all(g.name for g in gpus)
 
 
-def test_lists_processes_or_reports_them_as_unknown(machine: FakeMachine, where: str) -> None:
+def test_nvml_lists_processes_and_gputil_reports_them_as_unknown(machine: FakeMachine, where: str) -> None:
     machine.plant(FakeGpu(), FakeGpu("GPU-b", 2, 24576, 3000, 40.0, ((ME, 3000),), measured=((ME, 40, 0.1),)))
     gpus = sample(machine, where)
     if machine.kind == "gputil":
@@ -67,7 +67,7 @@ def test_lists_processes_or_reports_them_as_unknown(machine: FakeMachine, where:
         assert [g.processes for g in gpus] == [(), (GpuProcess(ME, 3000, load_percent=40.0),)]
 
 
-def test_later_sample_has_the_new_values(machine: FakeMachine) -> None:
+def test_each_sample_reads_the_values_anew(machine: FakeMachine) -> None:
     machine.plant(FakeGpu())
     probe = machine.probe()
     before = probe.sample()
@@ -75,7 +75,7 @@ def test_later_sample_has_the_new_values(machine: FakeMachine) -> None:
     assert (before[0].used_mib, probe.sample()[0].used_mib) == (0, 500)
 
 
-def test_index_follows_pci_order_and_the_uuid_identifies_the_gpu(real: FakeMachine, where: str) -> None:
+def test_gpus_are_numbered_in_pci_order_and_keep_their_uuids(real: FakeMachine, where: str) -> None:
     real.plant(FakeGpu("GPU-late", 9), FakeGpu("GPU-early", 3), FakeGpu("GPU-middle", 5))
     assert [(g.index, g.uuid) for g in sample(real, where)] == [
         (0, "GPU-early"),
@@ -90,7 +90,7 @@ def test_an_unknown_load_is_not_a_fault(real: FakeMachine, where: str) -> None:
     assert (gpu.load_percent, gpu.fault, gpu.total_mib) == (None, None, 24576)
 
 
-def test_lost_gpu_does_not_affect_others(machine: FakeMachine, where: str) -> None:
+def test_lost_gpu_does_not_affect_the_other_gpus(machine: FakeMachine, where: str) -> None:
     machine.plant(
         FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, lost=True), FakeGpu("GPU-c", 3, used=7, compute=((ME, 7),))
     )
@@ -98,7 +98,7 @@ def test_lost_gpu_does_not_affect_others(machine: FakeMachine, where: str) -> No
     assert [(g.index, g.used_mib, g.fault) for g in gpus] == [(0, 0, None), (1, None, LOST), (2, 7, None)]
 
 
-def test_mig_mode_is_a_fault_but_the_memory_is_known(real: FakeMachine, where: str) -> None:
+def test_gpu_in_mig_mode_has_a_fault_but_its_memory_is_known(real: FakeMachine, where: str) -> None:
     real.plant(FakeGpu("GPU-a", 1, used=7, load=None, mig=1), FakeGpu("GPU-b", 2, mig=0))
     gpus = sample(real, where)
     assert [(g.used_mib, g.load_percent, g.fault) for g in gpus] == [
@@ -116,7 +116,7 @@ def test_impossible_value_is_unknown(real: FakeMachine) -> None:
     ]
 
 
-def test_cuda_visible_devices_hides_no_gpu_from_a_probe(
+def test_probe_ignores_cuda_visible_devices(
     real: FakeMachine, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")

@@ -1,15 +1,15 @@
-"""A fake conda: `plant` makes an installation.
+"""A fake conda. `plant` makes an installation.
 
-As a program run by conda.sh, it prints the shell commands that activate or deactivate an environment, by the
-rules of the real conda:
+When conda.sh runs this file as a program, it prints the shell commands that activate or deactivate an
+environment. It follows the rules of the real conda:
 
-- Activation stacks the new environment on the active one, unless it is the same one. The deactivate.d hooks
-  of the active one run, but the variables of its settings (conda-meta/state, etc/conda/env_vars.d) stay.
+- Activation stacks the new environment on the active one, unless they are the same. The deactivate.d hooks of
+  the active one run, but the variables that it sets (conda-meta/state, etc/conda/env_vars.d) stay.
 - If an environment sets a variable that is already set, the old value is saved as
   __CONDA_SHLVL_<level below>_<name>.
-- Deactivation runs the hooks of deactivate.d, last name first, with the PATH of afterwards; restores the
-  saved variables; and activates the environment below, if any, with its hooks.
-- An environment that is given by its folder must contain conda-meta.
+- Deactivation runs the deactivate.d hooks in reverse order of their names, with the PATH that deactivation
+  leaves behind. It restores the saved variables and activates the environment below (if any) with its hooks.
+- If an environment is given as a folder, the folder must contain conda-meta.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Lines = Iterator[str]
 
 
 def plant(root: Path, *names: str, python: bool = True) -> Path:
-    """Makes an installation at `root` with base and these environments. python: whether each has a Python."""
+    """Makes an installation at `root` with base and these environments. python: each has its own Python."""
     for prefix in (root, *(root / "envs" / name for name in names)):
         (prefix / "bin").mkdir(parents=True, exist_ok=True)
         (prefix / "conda-meta").mkdir(exist_ok=True)
@@ -35,7 +35,7 @@ def plant(root: Path, *names: str, python: bool = True) -> Path:
 
 
 def plant_hook(prefix: Path, when: str, name: str, text: str) -> Path:
-    """Writes a hook of an environment. when: "activate" or "deactivate"."""
+    """Writes a hook script of an environment. when: "activate" or "deactivate"."""
     path = prefix / "etc" / "conda" / f"{when}.d" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text}\n")
@@ -67,7 +67,7 @@ def _variables(prefix: str) -> dict[str, str]:
 
 
 class _Shell:
-    """The calling shell, as its environment shows it."""
+    """The state of the calling shell, read from its environment."""
 
     def __init__(self, env: Mapping[str, str], root: str) -> None:
         self.env, self.root = env, root

@@ -1,4 +1,4 @@
-"""Describes the GPUs of a machine once and presents them to any probe."""
+"""Fakes the GPUs of a machine for every kind of probe, from one description."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FAKES = Path(__file__).parent
 
 @dataclass(frozen=True)
 class FakeGpu:
-    """A GPU as a probe reads it: MiB, percent.
+    """A GPU as a probe reads it, in MiB and percent.
 
-    compute, graphics: processes as (pid, MiB); measured: loads of processes in NVML as (pid, percent, seconds
-    ago); errors: error codes by NVML call.
+    compute, graphics: processes as (pid, MiB); measured: process loads that NVML has measured, as (pid,
+    percent, seconds ago); errors: error codes by NVML call.
     """
 
     uuid: str = "GPU-a"
@@ -51,7 +51,7 @@ class FakeMachine:
         if kind in ("gputil", "auto"):
             patch.setenv("PATH", f"{FAKES}:{os.environ['PATH']}")
         if kind in ("nvml", "auto"):
-            # For this process; the probe process finds the same file through PYTHONPATH.
+            # For this process. The probe process imports the same file through PYTHONPATH.
             patch.setitem(sys.modules, "pynvml", importlib.import_module("tests.fakes.pynvml"))
             patch.setenv("PYTHONPATH", str(FAKES))
 
@@ -80,7 +80,7 @@ class FakeMachine:
         (self.folder / "gpus.json").write_text(json.dumps({"cards": raw, **world}))
 
     def _plant_smi(self, cards: Sequence[FakeGpu]) -> None:
-        # Reversed, unlike any driver, so that the parser does not rely on the order.
+        # No driver reverses the lines; the fake does, so that the parser cannot rely on their order.
         lines = [_smi_line(i, card) for i, card in enumerate(sorted(cards, key=lambda c: c.bus))]
         (self.folder / "smi.csv").write_text("".join(f"{line}\n" for line in reversed(lines)))
 

@@ -1,4 +1,4 @@
-"""Builds a /proc of ordinary files."""
+"""Builds a fake /proc from ordinary files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_scheduler.system.procfs import INITIAL_PID_NAMESPACE
 
 
 class FakeProc:
-    """A fake /proc, whose own process is 50, in session 50."""
+    """A fake /proc in which the reading process has pid 50 and session 50."""
 
     def __init__(self, root: Path, namespace: str = INITIAL_PID_NAMESPACE) -> None:
         self.root = root
@@ -37,7 +37,7 @@ class FakeProc:
         command_line: tuple[str, ...] = (),
         user: int = os.getuid(),
     ) -> int:
-        """Adds or replaces a process; returns its pid. start: clock ticks; open_path: of descriptor 3."""
+        """Adds or replaces a process; returns its pid. start: in clock ticks; open_path: for descriptor 3."""
         folder = self.root / (name or str(pid))
         (folder / "fd").mkdir(parents=True, exist_ok=True)
         fields = [state, parent, pid, pid if session is None else session, *[0] * 13, threads, 0, start, 0]

@@ -1,9 +1,9 @@
-"""A fake nvidia-ml-py: answers the calls of the probe from gpus.json in the folder $FAKE_GPUS.
+"""A fake nvidia-ml-py, which answers the probe's calls from the file gpus.json in the folder $FAKE_GPUS:
 
     {"init": null, "cards": [{"uuid": …, "name": …, "bus": 1, "total": MiB, "used": MiB, "load": percent,
                               "compute": [[pid, MiB]], "graphics": [[pid, MiB]],
                               "measured": [[pid, percent, seconds ago]] (none: "Not Found"),
-                              "mig": null, or the mode, or [the mode, that after the next reset],
+                              "mig": null, or the mode, or [the mode now, the mode after a reset],
                               "errors": {"call": code}}]}
 
 An entry of `errors` makes that call (the name without "nvmlDevice") raise NVMLError(code) for that GPU;
@@ -35,7 +35,7 @@ NVML_ERROR_MEMORY = 20
 NVML_ERROR_NO_DATA = 21
 NVML_ERROR_UNKNOWN = 999
 
-#: Messages of the real library (tests/gpus/test_nvml.py compares them).
+#: The real library's messages (tests/gpus/test_nvml.py checks that they are equal).
 MESSAGES = {
     1: "Uninitialized",
     3: "Not Supported",
@@ -56,7 +56,7 @@ nvmlMemory_v2 = 0x02000028
 
 
 class NVMLError(Exception):
-    """The exception of the library, like the real one with a code in `value`."""
+    """The library's exception; `value` is the error code, as in the real library."""
 
     def __init__(self, value: int) -> None:
         super().__init__(value)

@@ -1,4 +1,4 @@
-"""An executor without folders or processes of this machine: its attempts exist in the memory of the test."""
+"""An executor without folders or processes on this machine; its attempts exist only in the test's memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus
 class RemoteAttempt:
     """An attempt at the remote site.
 
-    begun: number of times that its command began; state: "waiting", "running", "ended", "lost" or "void".
+    begun: how often its command began; state: "waiting", "running", "ended", "lost" or "void".
     """
 
     state: str = "waiting"
@@ -25,8 +25,8 @@ class RemoteAttempt:
 class RemoteExecutor:
     """Runs attempts in memory. A command runs until `end`, unless `exit_code` is set.
 
-    obeys: whether attempts end when they are asked to; starts: whether launched attempts begin at once;
-    refuses: the text with which launches fail.
+    obeys: attempts end when they are asked to; starts: launched attempts begin at once; refuses: the message
+    with which every launch fails.
     """
 
     name = "remote"
@@ -67,11 +67,11 @@ class RemoteExecutor:
             self.end(attempt.token, None, one.stop.cause)
 
     def repeat_stop(self, attempt: AttemptRef) -> None:
-        """Counts the reminder."""
+        """Counts the repeated request."""
         self._of(attempt).reminders += 1
 
     def cancel_launch(self, attempt: AttemptRef) -> None:
-        """Ensures that an attempt that has not begun never begins."""
+        """Voids an attempt that has not begun, so that it never begins."""
         one = self._of(attempt)
         if one.state == "waiting":
             one.state = "void"
@@ -89,7 +89,7 @@ class RemoteExecutor:
         """Does nothing: there are no resources to release."""
 
     def end(self, token: str, exit_code: int | None, cause: str | None = None) -> None:
-        """Ends an attempt with a result; exit_code None: by SIGTERM."""
+        """Ends an attempt with a result. If exit_code is None, SIGTERM ended it."""
         one = self.attempts[token]
         one.state = "ended"
         one.result = AttemptResult(

@@ -1,4 +1,4 @@
-"""A fake PyTorch: the calls of tools/torchjob.py, on the first GPU of tests/fakes/pynvml.py.
+"""A fake PyTorch with the calls that tools/torchjob.py uses, on the first GPU of tests/fakes/pynvml.py.
 
 A process is listed there with its allocations and a context of CONTEXT_MIB, until it ends.
 """

@@ -1,13 +1,13 @@
 """Outputs of `nvidia-smi --query-gpu=… --format=csv,noheader,nounits`, with the expected samples.
 
-The wording is that of drivers 325 to 610 as users have reported it; UUIDs are shortened.
+The wording is that of drivers 325 to 610, as quoted in users' reports. UUIDs are shortened.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: index, UUID, total MiB, used MiB, load %, and the start of the fault (None = no fault)
+#: Index, UUID, total MiB, used MiB, load in percent, and the beginning of the fault's text (None = no fault).
 Observed = tuple[int, str, int | None, int | None, float | None, str | None]
 
 A = "0, GPU-a, 0, 24576, 11, 24565, 550.54.14, NVIDIA GeForce RTX 3090, [N/A], Disabled, Disabled, 31"
@@ -30,7 +30,7 @@ ERRORS = ", ".join(["[Unknown Error]"] * 12)
 
 @dataclass(frozen=True)
 class Case:
-    """An output with its expected result: GPUs, or an error with a remedy."""
+    """An output with its expected result, which is either GPUs or an error with a remedy."""
 
     name: str
     out: str | bytes
@@ -42,7 +42,7 @@ class Case:
 
 
 def _row(index: int, uuid: str, values: str, mig: str = "") -> str:
-    """Returns a line with these values for load, total, used and free."""
+    """Returns an output line with these values for load, total, used and free memory."""
     row = f"{index}, {uuid}, {values}, 535.86.10, NVIDIA A100-SXM4-80GB, 1652922, Disabled, Disabled, 33"
     return f"{row}, {mig}" if mig else row
 
@@ -58,7 +58,7 @@ CASES = (
     Case("good lines and exit status 14", f"{A}\n{B}\n", (A_OBSERVED, B_OBSERVED), code=14),
     Case("a blank line before and after", f"\n{A}\n\n", (A_OBSERVED,)),
     Case("DOS line ends", f"{A}\r\n{B}\r\n", (A_OBSERVED, B_OBSERVED)),
-    # GPUtil would skip the last line then, and cannot parse the first one.
+    # Without the newline, GPUtil would skip the last line; it cannot parse the first line at all.
     Case("no last newline", f"{IDLE}\n{B}, [N/A]", (IDLE_OBSERVED, B_OBSERVED)),
     Case(
         "load not available (old GeForce, vGPU)",

@@ -1,4 +1,4 @@
-"""Tests of tools/hardware.py: its comparisons, a full run on a fake GPU, and one on real GPUs."""
+"""Tests of tools/hardware.py: its comparisons, a full run on a fake GPU, and a full run on real GPUs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GPU = GpuSample("GPU-a", 0, "NVIDIA A100", 81920, 1000, 5.0)
         (replace(GPU, used_mib=9000), "9000 MiB in use"),
     ],
 )
-def test_reports_differences_between_samples(other: GpuSample, message: str | None) -> None:
+def test_reports_differences_between_the_samples_of_two_probes(other: GpuSample, message: str | None) -> None:
     found = probe_differences([GPU], [other])
     assert found == [] if message is None else message in "; ".join(found)
 
@@ -73,12 +73,14 @@ DONE = {"attempt": 2, "outcome": "completed", "peaks": [2600], "min_vram": None}
         ([], "did not complete at its second attempt"),
     ],
 )
-def test_judges_a_job_that_runs_out_of_memory(ends: list[dict[str, Any]], fault: str | None) -> None:
+def test_checks_the_retry_of_a_job_that_ran_out_of_memory(
+    ends: list[dict[str, Any]], fault: str | None
+) -> None:
     found = check_retry(ends)[1]
     assert found == [] if fault is None else fault in found[0]
 
 
-def test_prints_all_results_for_a_fake_gpu(
+def test_full_run_on_a_fake_gpu_prints_all_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = FakeMachine("auto", tmp_path / "gpus", monkeypatch)
@@ -90,7 +92,7 @@ def test_prints_all_results_for_a_fake_gpu(
     assert "NVML and GPUtil agree." in out
     assert "one process: 2549 MiB by NVML, 2049 MiB by PyTorch; grown by 2048 and 2048 MiB" in out
     assert "attempt 1: failed, peaks [" in out
-    # In a container, only processes with an open device file are known to be on a GPU.
+    # In a container, the scheduler knows a process's GPU only if the process has opened the device file.
     end = r"OOM retry 1 of 1 with 2\.5 GiB per GPU; attempt 2: completed, peaks \[(2549|None)\] MiB, done"
     assert re.search(end, out)
 
@@ -102,7 +104,7 @@ def _real() -> bool:
         return False
 
 
-def test_reports_a_missing_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_that_no_gpu_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     if _real():
         pytest.skip("this machine has a GPU")
     assert main(1) == GpuStateError.exit_code

@@ -1,4 +1,4 @@
-"""Tests of the real GPUtil and of the parser behind it, on known outputs of `nvidia-smi`."""
+"""Tests of the real GPUtil and of the fallback parser, on known outputs of `nvidia-smi`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _words(fault: GpuFault | None) -> str | None:
 
 
 def begun(found: list[Observed], expected: tuple[Observed, ...]) -> list[Observed]:
-    """Returns the samples, each fault cut to the length of the expected one."""
+    """Returns the samples, with each fault's text cut to the length of the expected text."""
     faults = [None if e[5] is None else len(e[5]) for e in expected]
     cut = [f[5] and f[5][:length] for f, length in zip(found, faults, strict=True)]
     return [(*f[:5], fault) for f, fault in zip(found, cut, strict=True)]
@@ -64,7 +64,7 @@ def test_output_without_gpus_is_an_error_with_a_remedy(case: Case, machine: Fake
     assert str(caught.value).isprintable()
 
 
-def test_gputil_runs_once_if_it_reads_everything(machine: FakeMachine) -> None:
+def test_nvidia_smi_runs_once_if_gputil_can_read_its_whole_output(machine: FakeMachine) -> None:
     machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, used=5, load=7.0))
     (machine.folder / "calls").touch()
     assert len(machine.probe().sample()) == 2
@@ -72,7 +72,7 @@ def test_gputil_runs_once_if_it_reads_everything(machine: FakeMachine) -> None:
     assert "mig.mode" not in call
 
 
-def test_driver_without_mig_is_queried_without_that_field(machine: FakeMachine) -> None:
+def test_driver_without_mig_is_queried_without_the_mig_field(machine: FakeMachine) -> None:
     (machine.folder / "old").touch()
     (machine.folder / "smi.csv").write_text(f"{A.replace(', 0,', ', [Not Supported],', 1)}\n{B}\n")
     assert [(gpu[1], gpu[4]) for gpu in observed(machine)] == [("GPU-a", None), ("GPU-b", 97.0)]
@@ -84,7 +84,7 @@ def test_parser_works_without_gputil(machine: FakeMachine, monkeypatch: pytest.M
     assert [(gpu[1], gpu[3]) for gpu in observed(machine)] == [("GPU-a", 5)]
 
 
-def test_program_that_cannot_be_run_is_reported(
+def test_reports_an_nvidia_smi_that_cannot_be_run(
     machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = tmp_path / "bin" / "nvidia-smi"

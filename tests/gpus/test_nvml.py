@@ -1,4 +1,4 @@
-"""Tests of the NVML probe with unusual answers, over a fake `pynvml`."""
+"""Tests of the NVML probe with unusual answers from a fake `pynvml`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fakes.pynvml import MESSAGES
 UNINITIALIZED, NOT_SUPPORTED, NO_PERMISSION, NOT_LOADED, TIMEOUT, NO_LIBRARY = 1, 3, 4, 9, 10, 12
 FUNCTION_NOT_FOUND, LOST, RESET_REQUIRED, MISMATCH, NO_MEMORY, NO_DATA, UNKNOWN = 13, 15, 16, 18, 20, 21, 999
 
-#: An error from one call for one GPU, and the resulting fault (None = only a value is unknown).
+#: A call, the error that it raises for one GPU, and the GPU's fault (None = only a value is unknown).
 ABOUT_ONE = [
     ("GetHandleByIndex", LOST, "lost"),
     ("GetHandleByIndex", UNKNOWN, "query failed: Unknown Error"),
@@ -37,7 +37,7 @@ ABOUT_ONE = [
     ("GetMigMode", UNKNOWN, "query failed: Unknown Error"),
 ]
 
-#: An error of the library when it is opened, counts the GPUs or takes a sample: the message and the remedy.
+#: An error that concerns the whole library, the resulting message, and a part of the remedy.
 ABOUT_ALL = [
     (NO_LIBRARY, "NVML Shared Library Not Found", "ldconfig -p | grep nvidia-ml"),
     (NOT_LOADED, "Driver Not Loaded", "install the NVIDIA driver"),
@@ -64,7 +64,7 @@ def test_graphics_only_processes_are_marked(machine: FakeMachine) -> None:
     )
 
 
-def test_adds_up_the_entries_of_one_process(machine: FakeMachine) -> None:
+def test_adds_up_several_entries_of_one_process(machine: FakeMachine) -> None:
     machine.plant(FakeGpu(compute=((10, 400), (10, 100), (11, 5), (11, None))))
     (gpu,) = machine.probe().sample()
     assert [(one.pid, one.used_mib) for one in gpu.processes or ()] == [(10, 500), (11, None)]
@@ -78,14 +78,14 @@ def test_adds_up_the_entries_of_one_process(machine: FakeMachine) -> None:
         (((10, 90, 0.5), (11, 7, 1.9), (12, 30, 0.1)), (90.0, 7.0, 30.0)),
         # Measurements older than two seconds do not count.
         (((10, 90, 2.5),), (0.0, 0.0, 0.0)),
-        # The newest measurement of a pid counts, in any order; those of the same time are added up.
+        # The newest measurement of a pid counts, in any order. Measurements of equal age are added up.
         (((10, 90, 1.0), (10, 20, 0.5)), (20.0, 0.0, 0.0)),
         (((10, 20, 0.5), (10, 90, 1.0)), (20.0, 0.0, 0.0)),
         (((10, 20, 0.5), (10, 30, 0.5)), (50.0, 0.0, 0.0)),
         (((10, 80, 0.5), (10, 70, 0.5)), (100.0, 0.0, 0.0)),
-        # An impossible value counts as not measured.
+        # An impossible value is ignored.
         (((10, 4_000_000_000, 0.5), (0, 0, 0.5)), (0.0, 0.0, 0.0)),
-        # The load of an unlisted process: a pid of another namespace, or a process that has just ended.
+        # A load with an unlisted pid: the pid is from another namespace, or its process has just ended.
         (((645400, 13, 0.5),), None),
         (((645400, 13, 0.5), (10, 90, 0.5)), None),
         (((645400, 0, 0.5), (10, 90, 0.5)), (90.0, 0.0, 0.0)),
@@ -104,7 +104,9 @@ def test_reads_the_load_of_each_process(
 @pytest.mark.parametrize(
     "code", [NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, NO_DATA, TIMEOUT, UNKNOWN]
 )
-def test_process_loads_are_unknown_if_the_driver_reports_none(machine: FakeMachine, code: int) -> None:
+def test_process_loads_are_unknown_if_the_driver_does_not_report_them(
+    machine: FakeMachine, code: int
+) -> None:
     machine.plant(FakeGpu(load=55.0, compute=((10, 400),), errors={"GetProcessUtilization": code}))
     (gpu,) = machine.probe().sample()
     assert (gpu.processes, gpu.load_percent, gpu.fault) == ((GpuProcess(10, 400),), 55.0, None)
@@ -132,7 +134,7 @@ def test_old_driver_uses_version_1_of_the_memory_call(machine: FakeMachine) -> N
     assert machine.probe().sample()[0].used_mib == 321
 
 
-def test_a_fault_keeps_the_values_read_before_it(machine: FakeMachine) -> None:
+def test_values_read_before_a_fault_are_kept(machine: FakeMachine) -> None:
     machine.plant(FakeGpu(used=5, errors={"GetUtilizationRates": UNKNOWN}), FakeGpu("GPU-b", 2, used=6))
     first, second = machine.probe().sample()
     assert (first.used_mib, first.load_percent, first.processes) == (5, None, None)
@@ -141,7 +143,7 @@ def test_a_fault_keeps_the_values_read_before_it(machine: FakeMachine) -> None:
 
 
 @pytest.mark.parametrize(("call", "code", "fault"), ABOUT_ONE)
-def test_error_of_one_gpu_affects_no_other(
+def test_error_of_one_gpu_does_not_affect_the_other_gpus(
     call: str, code: int, fault: str | None, machine: FakeMachine
 ) -> None:
     machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, errors={call: code}), FakeGpu("GPU-c", 3, used=5))
@@ -164,13 +166,15 @@ def test_library_error_fails_the_sample(
 
 @pytest.mark.parametrize("call", ["GetHandleByIndex", "GetUtilizationRates"])
 @pytest.mark.parametrize("code", [UNINITIALIZED, NOT_LOADED, MISMATCH, NO_MEMORY])
-def test_library_error_during_a_sample_loses_no_gpu(call: str, code: int, machine: FakeMachine) -> None:
+def test_library_error_during_a_sample_fails_the_whole_sample(
+    call: str, code: int, machine: FakeMachine
+) -> None:
     machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2, errors={call: code}))
     with pytest.raises(ProbeError, match=r"^NVML: "):
         machine.probe().sample()
 
 
-def test_gpu_without_permission_is_not_counted(machine: FakeMachine) -> None:
+def test_skips_a_gpu_that_this_user_may_not_access(machine: FakeMachine) -> None:
     denied = {"GetHandleByIndex": NO_PERMISSION}
     machine.plant(FakeGpu("GPU-a", 1, errors=denied), FakeGpu("GPU-b", 2))
     assert [(g.index, g.uuid) for g in machine.probe().sample()] == [(0, "GPU-b")]
@@ -191,7 +195,7 @@ def test_gpu_without_a_handle_is_identified_by_its_index(machine: FakeMachine) -
     assert [(g.uuid, g.fault) for g in probe.sample()] == [("GPU-a", None), ("GPU-b", None)]
 
 
-def test_library_is_reopened_for_a_gpu_that_came_back(
+def test_library_is_reopened_to_find_a_gpu_that_came_back(
     machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[None] = []
@@ -210,7 +214,7 @@ def test_library_is_reopened_for_a_gpu_that_came_back(
     assert len(opened) == 3
 
 
-def test_a_pending_mig_mode_is_not_a_fault(machine: FakeMachine) -> None:
+def test_mig_mode_is_a_fault_only_once_it_is_active(machine: FakeMachine) -> None:
     machine.plant(FakeGpu("GPU-a", 1), FakeGpu("GPU-b", 2))
     file = machine.folder / "gpus.json"
     world = json.loads(file.read_text())
@@ -233,7 +237,7 @@ def test_mig_mode_alone_does_not_reopen_the_library(
     assert len(opened) == 1
 
 
-def test_fake_has_the_messages_of_the_real_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fake_pynvml_has_the_same_messages_as_the_real_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     real = importlib.import_module("pynvml")

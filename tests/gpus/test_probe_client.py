@@ -1,4 +1,4 @@
-"""Tests of the probe process: it answers, hangs, dies, and never survives or blocks its client."""
+"""Tests of the probe process, which may hang or die but must never block or outlive its client."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def answer(probe: ProbeClient, timeout_s: float = 10.0) -> Snapshot | ProbeFailu
         assert time.monotonic() < end, "no answer"
 
 
-def test_probe_of_a_scheduler_restarted_by_a_job_does_not_belong_to_the_job(
+def test_probe_does_not_belong_to_the_job_that_restarted_the_scheduler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     token = secrets.token_hex(16)
@@ -83,7 +83,7 @@ def test_each_query_has_one_answer(tmp_path: Path) -> None:
         assert select.select([probe], [], [], 0.1) == ([], [], [])
 
 
-def test_process_and_descriptor_are_reused(tmp_path: Path) -> None:
+def test_later_queries_reuse_the_process_and_the_descriptor(tmp_path: Path) -> None:
     with ProbeClient("simulated", "2", str(tmp_path)) as probe:
         fd = probe.fileno()
         probe.query()
@@ -94,7 +94,7 @@ def test_process_and_descriptor_are_reused(tmp_path: Path) -> None:
         assert (probe.pid, probe.fileno()) == (pid, fd)
 
 
-def test_hanging_query_is_killed_and_repeated(hanging: FakeMachine) -> None:
+def test_hanging_query_is_killed_and_a_later_one_works(hanging: FakeMachine) -> None:
     with ProbeClient("gputil", deadline_s=5.0) as probe:
         fd = probe.fileno()
         probe.query(now=100.0)
@@ -115,10 +115,10 @@ def test_hanging_query_is_killed_and_repeated(hanging: FakeMachine) -> None:
         assert (probe.fileno(), probe.pid != first) == (fd, True)
 
 
-def test_at_most_three_unkillable_queries_linger(
+def test_at_most_three_unkillable_query_processes_are_left_behind(
     hanging: FakeMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if blocked in the kernel: the probe process ends, the program that it waits for does not.
+    # SIGTERM ends the probe process but not the program that it waits for, as if the kernel blocked it.
     monkeypatch.setattr("gpu_scheduler.gpus.probes.probe_process._KILL", signal.SIGTERM)
     left: set[int] = set()
     with ProbeClient("gputil", deadline_s=5.0) as probe:
@@ -140,7 +140,7 @@ def test_at_most_three_unkillable_queries_linger(
         assert isinstance(answer(probe), Snapshot)
 
 
-def test_kills_a_hanging_library_like_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kills_a_probe_process_whose_library_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = FakeMachine("nvml", tmp_path / "machine", monkeypatch)
     machine.plant(FakeGpu())
     (machine.folder / "hang").touch()
@@ -162,12 +162,12 @@ def test_query_is_answered_when_the_driver_responds_again(hanging: FakeMachine) 
         assert isinstance(answer(probe), Snapshot)
 
 
-def test_hanging_first_sample_times_out(hanging: FakeMachine) -> None:
+def test_first_sample_times_out_if_the_driver_hangs(hanging: FakeMachine) -> None:
     with ProbeClient("gputil") as probe, pytest.raises(GpuStateError, match=r"within 0\.3 s\n.*nvidia-smi"):
         probe.first_sample(0.3)
 
 
-def test_query_stays_open_after_the_first_sample_timed_out(hanging: FakeMachine) -> None:
+def test_query_can_still_be_answered_after_the_first_sample_timed_out(hanging: FakeMachine) -> None:
     with ProbeClient("gputil") as probe:
         with pytest.raises(UnreadableError, match=r"within 0\.3 s\n.*`sudo nvidia-smi -pm 1`") as caught:
             probe.first_sample(0.3)
@@ -181,7 +181,7 @@ def test_query_stays_open_after_the_first_sample_timed_out(hanging: FakeMachine)
         assert isinstance(answer(probe), Snapshot)
 
 
-def test_ended_process_fails_the_query_and_the_next_one_works(tmp_path: Path) -> None:
+def test_query_fails_if_the_process_ends_and_the_next_query_works(tmp_path: Path) -> None:
     with ProbeClient("simulated", "1", str(tmp_path)) as probe:
         probe.query()
         answer(probe)
@@ -209,7 +209,7 @@ def test_missing_interpreter_is_reported() -> None:
         assert (probe.queried_at, probe.read()) == (None, None)
 
 
-def test_modules_in_the_current_folder_shadow_nothing(
+def test_modules_in_the_current_folder_do_not_shadow_those_of_the_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("queue", "json", "gpu_scheduler", "argparse"):
@@ -250,12 +250,12 @@ def test_close_does_not_warn_about_a_process_blocked_in_the_kernel(
         patch.setattr(ProbeProcess, "has_ended", lambda self: False)
         probe.close()
     del probe
-    gc.collect()  # a Popen that is not reaped would warn here, which is an error in tests
+    gc.collect()  # an unreaped Popen would warn here, and tests treat warnings as errors
     assert os.waitpid(pid, 0)[0] == pid
 
 
 @pytest.mark.parametrize("hang", [False, True])
-def test_no_process_survives_a_killed_client(hang: bool, hanging: FakeMachine) -> None:
+def test_probe_processes_end_when_their_client_is_killed(hang: bool, hanging: FakeMachine) -> None:
     if not hang:
         (hanging.folder / "hang").unlink()
     with subprocess.Popen(
@@ -270,7 +270,7 @@ def test_no_process_survives_a_killed_client(hang: bool, hanging: FakeMachine) -
     until(lambda: all(simulated_usage.start_ticks(pid) is None for pid in left))
 
 
-def test_answer_survives_encoding() -> None:
+def test_decoding_an_encoded_answer_restores_it() -> None:
     gpu = GpuSample(
         "GPU-a",
         0,

@@ -1,4 +1,4 @@
-"""Tests of CUDA_VISIBLE_DEVICES in the environment of the scheduler itself."""
+"""Tests of CUDA_VISIBLE_DEVICES in the scheduler's own environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GPUS = tuple(
         ("\u0661", [], "matches no GPU; correct it"),
     ],
 )
-def test_restricts_the_gpus_to_the_visible_ones(
+def test_cuda_visible_devices_restricts_the_managed_gpus(
     variable: str | None, kept: list[int], note: str | None
 ) -> None:
     gpus, said = restrict_to_visible(GPUS, variable)

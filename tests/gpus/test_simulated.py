@@ -1,4 +1,4 @@
-"""Tests of simulated GPUs, of the usage files, and of the simulated job that writes them."""
+"""Tests of simulated GPUs, of their usage files, and of the simulated job that writes these files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_parses_the_simulate_option(text: str, totals: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "0", "-1", "four", "4:", "4:80", "4:0G", "129", "1,,1", "4:80T", "٤", "1.5"]
 )
-def test_rejects_an_invalid_simulate_option_with_the_accepted_forms(text: str) -> None:
+def test_rejects_an_invalid_simulate_option_and_shows_a_valid_one(text: str) -> None:
     with pytest.raises(ValueError, match='such as "4"'):
         parse_simulate(text)
 
@@ -50,7 +50,7 @@ def test_parses_any_valid_simulate_option(parts: list[tuple[int, int]]) -> None:
     assert parse_simulate(text) == tuple(size * 1024 for count, size in parts for _ in range(count))
 
 
-def test_processes_have_loads_unless_they_are_withheld(tmp_path: Path) -> None:
+def test_processes_have_loads_unless_a_file_withholds_them(tmp_path: Path) -> None:
     plant(tmp_path, os.getpid(), {"0": 5, "1": 5}, 70)
     plant(tmp_path, os.getppid(), {"0": 5}, 20)
     loads = {os.getpid(): 70.0, os.getppid(): 20.0}
@@ -64,7 +64,7 @@ def test_processes_have_loads_unless_they_are_withheld(tmp_path: Path) -> None:
     assert reported() == [dict.fromkeys(loads), {os.getpid(): 70.0}]
 
 
-def test_adds_up_usage_but_never_exceeds_the_gpus_memory(tmp_path: Path) -> None:
+def test_adds_up_usage_only_to_the_memory_size_of_the_gpu(tmp_path: Path) -> None:
     plant(tmp_path, os.getpid(), {"0": 20000, "1": 100}, 70)
     plant(tmp_path, os.getppid(), {"0": 20000}, 70)
     first, second = SimulatedProbe([24576, 24576], str(tmp_path)).sample()
@@ -83,7 +83,7 @@ def test_usage_of_dead_processes_is_ignored_and_removed(tmp_path: Path) -> None:
         assert not other_life.exists()
         child.kill()
         until(lambda: simulated_usage.start_ticks(child.pid) is None)
-        # The process is a zombie until Popen collects it, but its memory is free.
+        # The process stays a zombie until Popen collects it, but its memory is already free.
         assert probe.sample()[0].used_mib == 0
         assert not mine.exists()
 
@@ -97,7 +97,7 @@ def test_malformed_usage_file_is_ignored(tmp_path: Path, text: str) -> None:
     assert SimulatedProbe([24576], str(tmp_path)).sample()[0].used_mib == 0
 
 
-def test_other_files_in_the_folder_are_kept(tmp_path: Path) -> None:
+def test_other_files_in_the_usage_folder_are_kept(tmp_path: Path) -> None:
     for name in ("notes.txt", "1-2.json.bak", "x-1.json", ".lock"):
         (tmp_path / name).write_text("{}")
     SimulatedProbe([24576], str(tmp_path)).sample()
@@ -110,12 +110,12 @@ def test_other_files_in_the_folder_are_kept(tmp_path: Path) -> None:
     }
 
 
-def test_a_missing_folder_means_no_usage(tmp_path: Path) -> None:
+def test_no_memory_is_used_if_the_usage_folder_is_missing(tmp_path: Path) -> None:
     assert SimulatedProbe([24576], None).sample()[0].processes == ()
     assert SimulatedProbe([24576], str(tmp_path / "none")).sample()[0].used_mib == 0
 
 
-def test_fault_file_sets_the_fault(tmp_path: Path) -> None:
+def test_faults_file_sets_the_fault_of_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "faults.json").write_text('{"1": "lost"}')
     first, second = SimulatedProbe([24576, 24576], str(tmp_path)).sample()
     assert (first.fault, second.fault, second.used_mib, second.processes) == (None, LOST, None, None)
@@ -153,7 +153,7 @@ def test_simjob_runs_out_of_memory_on_a_full_gpu(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*-*.json"))) == 1
 
 
-def test_simjob_fails_with_an_oom_or_exit_code_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simjob_fails_with_the_requested_exit_code_or_an_oom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(simulated_usage.FOLDER_VARIABLE, raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert simjob.main(["--hold", "0", "--exit", "3"]) == 3

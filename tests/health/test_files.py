@@ -1,4 +1,4 @@
-"""Checks of our files and folders in every state."""
+"""Tests of the checks of the scheduler's files and folders, in every state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def findings_by_check(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.check: finding for finding in findings}
 
 
-def test_accepts_missing_files_and_creates_none(home: DataDir, tmp_path: Path) -> None:
+def test_accepts_missing_files_and_does_not_create_them(home: DataDir, tmp_path: Path) -> None:
     found = findings_by_check([*files.folders(home, logs(tmp_path / "logs")), *files.store_findings(home)])
     assert {finding.grade for finding in found.values()} == {"ok"}
     assert "not created yet" in found["log folder"].message
@@ -52,7 +52,7 @@ def test_checks_the_integrity_of_the_store(home: DataDir) -> None:
     assert "intact" in found["database"].message
 
 
-def test_warns_of_a_store_with_the_other_kind_of_gpus(home: DataDir) -> None:
+def test_warns_if_a_store_of_simulated_gpus_is_used_with_real_ones(home: DataDir) -> None:
     assert list(files.gpu_kind(home, True)) == []
     store = Store(home, create=True)
     store.insert_job(JobSpec("command", "true", "/", command="true"), "test")
@@ -76,7 +76,7 @@ def test_reports_a_damaged_store(home: DataDir) -> None:
     assert findings_by_check(list(files.store_findings(home)))["database"].grade == "bad"
 
 
-def test_reads_a_store_that_its_scheduler_has_locked(home: DataDir) -> None:
+def test_checks_a_store_while_its_scheduler_holds_the_lock(home: DataDir) -> None:
     store = Store(home, create=True)
     writer = sqlite3.connect(home.database)
     writer.execute("BEGIN IMMEDIATE")
@@ -105,7 +105,7 @@ def test_warns_of_little_free_space(home: DataDir, tmp_path: Path, monkeypatch: 
     assert found["store"].remedy == "free space there"
 
 
-def test_warns_of_a_folder_to_which_other_users_may_write(home: DataDir, tmp_path: Path) -> None:
+def test_warns_of_a_folder_that_other_users_can_write_to(home: DataDir, tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
     folder.chmod(0o777)
@@ -191,7 +191,7 @@ def test_reports_the_age_of_the_newest_backup(home: DataDir, monkeypatch: pytest
         assert (found.grade, found.message) == (grade, expected)
 
 
-def test_reports_attempts_missing_from_the_store_and_a_lost_store(home: DataDir) -> None:
+def test_reports_a_lost_store_and_attempts_missing_from_the_store(home: DataDir) -> None:
     store = Store(home, create=True)
     assert "attempts" not in findings_by_check(list(files.store_findings(home)))
     for name in ("3/1-0123abcd", "4/1-0123abcd", "4/2-89abcdef", "4/other"):

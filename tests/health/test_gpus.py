@@ -1,4 +1,4 @@
-"""Findings about single GPUs."""
+"""Tests of the findings about a single GPU."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ from gpu_scheduler.health.doctor import gpus
         (GpuSample("U", 3, "gpu", 100, 9, 5.0, fault=LOST), "bad", "gpu: lost"),
     ],
 )
-def test_grades_a_single_gpu(sample: GpuSample, grade: str, says: str) -> None:
+def test_grades_the_sample_of_a_single_gpu(sample: GpuSample, grade: str, says: str) -> None:
     found = gpus._gpu(sample)
     assert (found.name, found.grade, found.message) == ("GPU 3", grade, says)

@@ -1,4 +1,4 @@
-"""Effects of a logout, from logind's answers and from its files."""
+"""Tests of the findings about a logout, with settings from logind's answers and from its files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUN = "systemd-run --user --scope"
         (None, ["ok"], []),
         (LogindSettings(False, False, False, scope="session"), ["ok", "ok"], []),
         (LogindSettings(True, False, False, scope="session"), ["warn", "ok"], [LINGER, RUN, "are killed"]),
-        # Lingering does not keep the processes in the session's scope.
+        # Lingering does not protect processes that are in the session's scope.
         (LogindSettings(True, False, True, scope="session"), ["warn", "ok"], [RUN]),
         (LogindSettings(True, False, True, scope="manager"), ["ok", "ok"], []),
         (LogindSettings(True, False, False, scope="manager"), ["warn", "ok"], [LINGER]),
@@ -53,7 +53,7 @@ def test_warns_about_processes_that_a_logout_ends(
     assert all(bool(one.remedy) is (one.grade != "ok") for one in findings)
 
 
-def test_a_system_user_keeps_its_shared_memory() -> None:
+def test_no_warning_for_a_system_user_whose_shared_memory_logind_keeps() -> None:
     findings = list(check(LogindSettings(False, True, False), "svc", 999))
     assert [finding.grade for finding in findings] == ["ok", "ok"]
 
@@ -65,7 +65,7 @@ def fake(folder: Path, name: str, script: str) -> None:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is first on PATH, on a machine that systemd runs."""
+    """A folder for fake programs, which is first on PATH."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(logind, "_CONFIG_FOLDERS", (str(tmp_path / "usr"), str(tmp_path / "etc")))
     monkeypatch.setattr(logind, "_LINGERING", tmp_path / "linger")
@@ -84,7 +84,7 @@ def test_reads_the_settings_from_logind(programs: Path) -> None:
     assert (found.kill_excluded_users, found.kill_only_users) == (("root",), ("ann", "bob"))
 
 
-def test_reads_lingering_from_a_file_for_a_user_unknown_to_logind(programs: Path) -> None:
+def test_reads_lingering_from_a_file_if_logind_does_not_know_the_user(programs: Path) -> None:
     fake(programs, "busctl", ANSWER)
     fake(programs, "loginctl", "echo 'User ID 1000 is not logged in or lingering' >&2; exit 1")
     found = logind.read_settings("ann", booted=programs)
@@ -98,7 +98,7 @@ def test_reads_lingering_from_a_file_for_a_user_unknown_to_logind(programs: Path
 
 
 @pytest.mark.parametrize("script", ["exit 1", "echo nonsense", "sleep 100"])
-def test_reads_the_files_if_logind_does_not_answer(programs: Path, script: str) -> None:
+def test_reads_the_configuration_files_if_logind_does_not_answer(programs: Path, script: str) -> None:
     fake(programs, "busctl", script)
     fake(programs, "loginctl", script)
     (programs / "usr").mkdir()
@@ -115,6 +115,6 @@ def test_reads_the_files_if_logind_does_not_answer(programs: Path, script: str) 
     )
 
 
-def test_finds_no_settings_without_systemd(programs: Path) -> None:
+def test_reads_no_logind_settings_without_systemd(programs: Path) -> None:
     fake(programs, "busctl", ANSWER)
     assert logind.read_settings("ann", booted=programs / "none") is None

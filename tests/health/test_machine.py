@@ -1,4 +1,4 @@
-"""Checks of limits, the clock, programs and GPUs, with good and bad values."""
+"""Tests of the checks of limits, clock, programs and GPUs, with good and bad values."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def test_checks_the_packages() -> None:
     assert "pip install" in missing.remedy
 
 
-def test_checks_exactly_the_declared_packages() -> None:
+def test_checks_exactly_the_packages_declared_in_pyproject() -> None:
     declared = (ROOT / "pyproject.toml").read_text().split("dependencies = [")[1].split("\n]")[0]
     names = set(re.findall(r'^    "([A-Za-z_-]+)', declared, re.MULTILINE))
     expected = names if sys.version_info >= (3, 12) else names - {"setuptools"}
     assert set(software.PACKAGES.values()) == expected
 
 
-def test_warns_of_running_as_root() -> None:
+def test_warns_a_user_who_runs_as_root() -> None:
     assert [software.user(uid).grade for uid in (0, 1000)] == ["warn", "ok"]
 
 

@@ -1,4 +1,4 @@
-"""Detection of live sessions of the older scheduler, and the `doctor` finding about them."""
+"""Tests of finding live sessions of the older scheduler, and of what `doctor` says about them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def names(machine: FakeProc) -> list[str]:
     return [session.name for session in old_sessions(Proc(str(machine.root)))]
 
 
-def test_finds_a_session_whose_process_is_not_ours(machine: FakeProc) -> None:
+def test_finds_a_session_whose_process_has_no_token_of_this_scheduler(machine: FakeProc) -> None:
     machine.add_process(31, parent=30, command_line=("bash", "-c", "python train.py"))
     [found] = old_sessions(Proc(str(machine.root)))
     assert (found.name, found.gpus, found.started_at) == ("30.gpujob_0,1_train_8c1d", "0,1", 1000002.0)
@@ -42,8 +42,8 @@ def test_finds_a_session_whose_process_is_not_ours(machine: FakeProc) -> None:
 
 
 def test_ignores_sessions_that_run_no_job_of_the_older_scheduler(machine: FakeProc) -> None:
-    assert names(machine) == []  # nothing runs in it
-    machine.add_process(31, parent=30, command_line=SESSION)  # has not executed the window's command yet
+    assert names(machine) == []  # no job runs in the session
+    machine.add_process(31, parent=30, command_line=SESSION)  # the window has not started its command yet
     machine.add_process(32, parent=30, command_line=("bash",), state="Z")
     assert names(machine) == []
     machine.add_process(31, parent=30, command_line=("python", "start.py"), token="1234")
@@ -78,7 +78,7 @@ def test_finds_the_session_name_in_any_option_order(machine: FakeProc, words: tu
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[str]:
-    """The name of a real session like those of the older scheduler; it ends with the test."""
+    """Starts a real session like those of the older scheduler, which ends with the test. Yields its name."""
     if shutil.which("screen") is None and "CI" not in os.environ:
         pytest.skip("screen is not installed")
     name = f"gpujob_0_train_{os.getpid()}"
@@ -90,7 +90,7 @@ def session(tmp_path: Path) -> Iterator[str]:
     wait_for(lambda: not [one for one in old_sessions() if one.name.endswith(f".{name}")], "its end")
 
 
-def test_doctor_names_a_real_session_and_whether_start_is_refused(session: str, tmp_path: Path) -> None:
+def test_doctor_names_a_real_session_and_says_whether_start_is_refused(session: str, tmp_path: Path) -> None:
     home = DataDir.of(str(tmp_path / "state.json"))
     finding = older.older_sessions(home, time.time())
     assert (finding.grade, f".{session}, GPU 0, for " in finding.message) == ("warn", True)
@@ -100,7 +100,9 @@ def test_doctor_names_a_real_session_and_whether_start_is_refused(session: str, 
     assert "--ignore-old-sessions" in finding.remedy
 
 
-def test_doctor_reports_no_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_accepts_a_machine_without_old_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none() -> list[OldSession]:
         return []
 

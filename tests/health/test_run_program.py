@@ -1,4 +1,4 @@
-"""Running programs that answer, fail, hang and flood."""
+"""Tests of running programs that answer, fail, hang or print too much."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def test_does_not_wait_for_a_child_that_keeps_the_output_open(tmp_path: Path) ->
     result = run_program(
         ["sh", "-c", f"setsid sh -c 'until [ -e {go} ]; do sleep 0.02; done' & echo done"], timeout_s=60
     )
-    go.touch()  # the child runs until here
+    go.touch()  # lets the child end
     assert (result.exit_code, result.output) == (0, "done\n")
 
 
-def test_truncates_a_flood_of_output() -> None:
+def test_truncates_endless_output() -> None:
     result = run_program(["yes"], timeout_s=30)
     assert result.exit_code is None
     assert MAX_OUTPUT_BYTES <= len(result.output) < 2 * MAX_OUTPUT_BYTES

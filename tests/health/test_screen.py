@@ -1,4 +1,4 @@
-"""Checks of different versions and states of Screen."""
+"""Tests of the checks of Screen, with several versions, permissions and socket folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_scheduler.health.doctor.screen import screen, sockets
 
 
 def fake(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, mode: int = 0o755) -> Path:
-    """A `screen` that is the only program on PATH."""
+    """Makes a fake `screen`, which is the only program on PATH."""
     program = folder / "bin" / "screen"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -49,7 +49,9 @@ def test_warns_if_screen_is_not_installed(tmp_path: Path, monkeypatch: pytest.Mo
     assert "apt-get install screen" in finding.remedy
 
 
-def test_reports_unusable_sockets_as_start_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_an_unusable_socket_folder_as_start_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake(tmp_path, monkeypatch, "echo 'Directory /run/screen/S-x must have mode 700.'; exit 1")
     finding = list(screen())[-1]
     assert finding.grade == "bad"

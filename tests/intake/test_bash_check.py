@@ -1,4 +1,4 @@
-"""Batched syntax checks give the same results as single ones."""
+"""Tests of the syntax check by bash, which gives the same results for a batch as for single commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_batched_checks_match_single_checks(commands: list[str]) -> None:
     assert set(find_refusals(commands)) == alone
 
 
-def test_two_mistakes_do_not_hide_each_other() -> None:
+def test_one_mistake_in_a_batch_does_not_hide_another() -> None:
     for pair in (
         ["echo don't", "echo it's"],
         ["echo `a", "b` x"],
@@ -39,17 +39,17 @@ def test_two_mistakes_do_not_hide_each_other() -> None:
         assert together
 
 
-def test_rejects_a_command_that_escapes_the_brackets_around_it() -> None:
+def test_rejects_a_command_that_closes_the_brackets_around_it() -> None:
     mirror = "true ) } ) } ; { ( { ( true"
     assert set(find_refusals([mirror, "echo fine > o", "(echo a) && { echo b; }"])) == {mirror}
 
 
 @pytest.mark.parametrize("quiet", ["[[ ]]", "[[ ! ]]", "[[ a && ]]", "[[ a || ]]"])
-def test_an_undetected_mistake_does_not_hide_others(quiet: str) -> None:
+def test_mistake_is_found_beside_an_undetected_one(quiet: str) -> None:
     assert set(find_refusals([quiet, "do"])) == {"do"}
 
 
-def test_distinguishes_unfinished_from_invalid_commands() -> None:
+def test_tells_unfinished_commands_from_invalid_ones() -> None:
     assert find_refusals(["for i in 1; do"])["for i in 1; do"].unfinished
     assert not find_refusals(["done"])["done"].unfinished
     assert not find_refusals(["echo it's"])["echo it's"].unfinished
@@ -57,7 +57,7 @@ def test_distinguishes_unfinished_from_invalid_commands() -> None:
     assert not is_complete("for i in 1; do\necho")
 
 
-def test_a_line_continues_the_command_above_it_but_not_its_attributes() -> None:
+def test_line_continues_an_unfinished_command_but_not_an_attribute_block() -> None:
     open_one = Malformed("bash rejects it", "one whole command", unfinished=True)
     alone = ["[share=0.5] py[thon one.py && echo done", "python two.py | tee two.log"]
     assert find_continuations(alone, [open_one, None]) == {}

@@ -1,4 +1,4 @@
-"""The programs that the bash of a job finds in its inherited environment."""
+"""Tests of which programs a job's bash finds, given the environment that it inherits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_scheduler.core.jobsfile.shell_syntax import BUILTINS, RESERVED
 from gpu_scheduler.intake.bash_check import job_shell
 
 
-def test_finds_programs_on_path_and_files_in_the_folder(tmp_path: Path) -> None:
+def test_finds_programs_on_path_and_files_in_the_working_folder(tmp_path: Path) -> None:
     (tmp_path / "bin" / "folder").mkdir(parents=True)
     (tmp_path / "bin" / "tool").touch(mode=0o755)
     (tmp_path / "bin" / "plain").touch(mode=0o644)
@@ -26,7 +26,7 @@ def test_finds_programs_on_path_and_files_in_the_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env", [{"PATH": "/bin", "BASH_ENV": "/etc/profile.d/modules.sh"}, {}])
-def test_ignores_a_shell_with_unknown_programs(env: dict[str, str]) -> None:
+def test_says_nothing_about_a_shell_whose_programs_are_unknown(env: dict[str, str]) -> None:
     assert job_shell(env) is None
 
 
@@ -40,7 +40,7 @@ def test_finds_inherited_functions() -> None:
     assert set(shell.functions) == {"module"}
 
 
-def test_builtins_and_reserved_words_match_those_of_bash() -> None:
+def test_lists_of_builtins_and_reserved_words_match_those_of_bash() -> None:
     bash = subprocess.run(
         ["bash", "--norc", "-c", "compgen -b; compgen -k"], capture_output=True, text=True, check=True
     )

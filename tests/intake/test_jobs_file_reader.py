@@ -1,4 +1,4 @@
-"""The jobs-file reader on real files: encodings, styles of saving, bash, leases, and speed."""
+"""Tests of the jobs-file reader on real files: encodings, ways of saving, bash checks, leases, and speed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpu_scheduler.intake.jobs_file_watcher import malformed_message
 
 
 class ReaderDriver:
-    """A reader with the last reading and a clock that moves only on demand."""
+    """A jobs-file reader with its last reading, and with a clock that only the test moves."""
 
     def __init__(self, path: Path, known_gpus: frozenset[int] | None = frozenset(range(4))) -> None:
         self.path, self.known_gpus = path, known_gpus
@@ -57,7 +57,7 @@ class ReaderDriver:
         return poll
 
     def texts(self) -> list[str]:
-        """Returns the texts of the well-formed lines of the reading."""
+        """Returns the texts of the well-formed lines in the reading."""
         return [line.text for line in self.reading if not line.malformed]
 
 
@@ -70,12 +70,12 @@ def watch(tmp_path: Path, content: str | bytes) -> ReaderDriver:
 
 
 def malformed(tmp_path: Path, content: str | bytes) -> dict[int, str]:
-    """Returns line number -> reason."""
+    """Returns the reason for each malformed line, by line number."""
     return {line.number: line.problem or "" for line in watch(tmp_path, content).poll().malformed}
 
 
 @pytest.mark.parametrize("content", ["[allowed=3] a\n", "[allowed=3] a\r\n", "[allowed=3] a\nb\n"])
-def test_a_job_survives_the_loss_of_its_gpu_and_a_new_line_ending(tmp_path: Path, content: str) -> None:
+def test_job_is_kept_if_its_gpu_is_lost_and_its_line_ending_changes(tmp_path: Path, content: str) -> None:
     w = watch(tmp_path, "[allowed=3] a")
     w.poll(6.0)
     assert w.texts() == ["a"]
@@ -94,7 +94,7 @@ def test_accepts_byte_order_marks_and_both_line_endings(tmp_path: Path) -> None:
     assert w.texts() == ["0,/a.py", "python b.py"]
 
 
-def test_only_line_feeds_split_lines(tmp_path: Path) -> None:
+def test_only_line_feeds_separate_lines(tmp_path: Path) -> None:
     w = watch(tmp_path, "echo a\u2028b\nq\x0cr\x85s\n")
     assert w.texts() == ["echo a\u2028b", "q\x0cr\x85s"]
 
@@ -122,7 +122,9 @@ def test_invalid_utf8_is_reported_with_line_column_and_byte(tmp_path: Path) -> N
     ids=["UTF-16", "one NUL", "random bytes", "newlines", "too many jobs", "too large"],
 )
 @pytest.mark.timeout(20)
-def test_an_unusable_jobs_file_removes_no_job(tmp_path: Path, content: bytes, problem: str) -> None:
+def test_no_job_is_removed_while_the_jobs_file_is_unusable(
+    tmp_path: Path, content: bytes, problem: str
+) -> None:
     w = watch(tmp_path, "a\n")
     w.path.write_bytes(content)
     tracemalloc.start()
@@ -139,7 +141,7 @@ def test_an_unusable_jobs_file_removes_no_job(tmp_path: Path, content: bytes, pr
 
 
 @pytest.mark.parametrize("content", ["", "a\n" * 3, "\n" * 250_000])
-def test_the_standard_input_is_read_as_a_jobs_file(content: str) -> None:
+def test_standard_input_is_read_like_a_jobs_file(content: str) -> None:
     with tempfile.TemporaryFile() as file:
         file.write(content.encode())
         file.seek(0)
@@ -149,7 +151,7 @@ def test_the_standard_input_is_read_as_a_jobs_file(content: str) -> None:
         assert str(read_standard_input(file.fileno())) == "is binary: it contains NUL bytes"
 
 
-def test_reports_escape_control_characters(tmp_path: Path) -> None:
+def test_messages_escape_control_characters(tmp_path: Path) -> None:
     (line,) = watch(tmp_path, "0;\x1b[2J,a.py,x\n").poll().malformed
     assert "\x1b" not in malformed_message(tmp_path, line, with_accepted_form=True)
 
@@ -172,7 +174,7 @@ def test_follows_a_jobs_file_that_appears_and_disappears(tmp_path: Path) -> None
     assert w.poll(0.2).accepted is not None
 
 
-def test_the_delay_restarts_when_the_file_returns(tmp_path: Path) -> None:
+def test_removal_delay_restarts_when_the_file_returns(tmp_path: Path) -> None:
     w = watch(tmp_path, "a\nb\n")
     w.path.write_text("a\n")
     w.poll()
@@ -184,7 +186,7 @@ def test_the_delay_restarts_when_the_file_returns(tmp_path: Path) -> None:
     assert w.poll(1.1).accepted is not None
 
 
-#: The caller adds the name of the file.
+#: What follows the file's name, which the caller adds.
 PROBLEMS = {
     "directory": ["is not a regular file"],
     "fifo": ["is not a regular file"],
@@ -193,7 +195,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "loop"])
-def test_a_path_that_is_not_a_regular_file_removes_no_job(tmp_path: Path, kind: str) -> None:
+def test_no_job_is_removed_while_the_path_is_not_a_regular_file(tmp_path: Path, kind: str) -> None:
     w = watch(tmp_path, "a\n")
     w.path.unlink()
     if kind == "directory":
@@ -209,7 +211,7 @@ def test_a_path_that_is_not_a_regular_file_removes_no_job(tmp_path: Path, kind: 
 
 
 @pytest.mark.parametrize("style", ["in place", "rename", "emptied and rewritten"])
-def test_reads_the_same_lines_from_every_style_of_saving(tmp_path: Path, style: str) -> None:
+def test_reads_the_same_lines_whichever_way_the_file_is_saved(tmp_path: Path, style: str) -> None:
     w = watch(tmp_path, "a\nb\nc\n")
     if style == "rename":
         (tmp_path / "new").write_text("a\nc\nd\n")
@@ -238,7 +240,7 @@ def test_an_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest
     assert file.read() is first
 
 
-def test_detects_a_change_with_equal_size_and_timestamp(tmp_path: Path) -> None:
+def test_detects_a_change_that_keeps_the_size_and_the_timestamp(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("a\n")
     os.utime(path, ns=(5, 5))
@@ -249,7 +251,7 @@ def test_detects_a_change_with_equal_size_and_timestamp(tmp_path: Path) -> None:
     assert file.read() == b"b\n"
 
 
-def test_detects_a_writer(tmp_path: Path) -> None:
+def test_detects_that_a_process_has_the_file_open_for_writing(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("a\n")
     assert not is_open_for_writing(path)
@@ -261,7 +263,7 @@ def test_detects_a_writer(tmp_path: Path) -> None:
         assert not is_open_for_writing(path)
 
 
-def test_processes_that_break_the_lease_do_not_kill_the_reader(tmp_path: Path) -> None:
+def test_reader_survives_when_other_processes_break_its_lease(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("a\n")
     code = (
@@ -306,7 +308,7 @@ def test_commands_that_bash_rejects_do_not_affect_other_lines(tmp_path: Path) ->
     assert len(w.jobs) == 3
 
 
-def test_checking_with_bash_runs_nothing(tmp_path: Path) -> None:
+def test_checking_with_bash_does_not_run_the_commands(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     watch(tmp_path, f"touch {mark}; true\n}}; touch {mark}; {{\n`touch {mark}`\n$(touch {mark})\n")
     assert not mark.exists()
@@ -335,7 +337,7 @@ def test_lines_that_continue_an_unfinished_command_are_malformed_too(
     assert "b" in w.texts()
 
 
-def test_a_known_line_stays_valid_with_fewer_gpus(tmp_path: Path) -> None:
+def test_known_line_stays_valid_when_its_gpu_is_gone(tmp_path: Path) -> None:
     w = watch(tmp_path, "[allowed=3] a && b\n0,/a.py,,x,3\n")
     assert len(w.jobs) == 2
     restarted = ReaderDriver(w.path, frozenset({0}))
@@ -367,16 +369,16 @@ BASE = [f"python train.py --seed {i} 'a b'" if i % 2 else f"0,/t.py,env,--seed {
     cut=st.integers(0, 30),
     put=st.text(alphabet="a0,\"'[]#\\&;|(\t\x01\r\ufeff\u2028é", max_size=4) | st.binary(max_size=3),
 )
-def test_a_mutated_line_does_not_affect_other_lines(
+def test_changing_one_line_at_random_does_not_affect_other_lines(
     tmp_path: Path, at: int, cut: int, put: str | bytes
 ) -> None:
     lines = [line.encode() for line in BASE]
-    # A NUL byte or a UTF-16 byte order mark would make the whole file binary.
+    # Leave out bytes that would make the whole file binary (NUL, a UTF-16 byte order mark).
     added = put.encode() if isinstance(put, str) else re.sub(rb"[\n\0\xfe\xff]", b"", put)
     lines[at] = lines[at][:cut] + added + lines[at][cut:]
     w = watch(tmp_path, b"\n".join(lines) + b"\n")
     texts = {line.number: line.text for line in w.reading if not line.malformed}
-    # If bash would continue a line, the next line belongs to it, by design.
+    # If bash needs more input to complete a line, the next line belongs to it, by design.
     continued = {line.number for line in w.reading if (line.problem or "").startswith("it belongs to line")}
     assert continued <= {at + 2}
     for number, line in enumerate(BASE, 1):

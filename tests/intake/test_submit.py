@@ -1,4 +1,4 @@
-"""Submitting a job: validation and the recorded job."""
+"""Tests of submitting a job: how the line is checked and what the store records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def submit(store: Store, line: str, newest: JobFact | None = None) -> Submission
     return submit_job(store, spec_of(line), newest, FRONT_END, LlmConfig(), None)
 
 
-def test_records_the_front_end_and_warns_about_a_new_job(store: Store) -> None:
+def test_records_the_front_end_of_a_new_job_and_returns_warnings(store: Store) -> None:
     done = submit(store, "[name=7] python t.py")
     assert [warning for warning in done.warnings if warning.startswith("name=7")]
     job = store.job(done.job_id)
@@ -54,7 +54,7 @@ def test_requeues_a_failed_job_with_the_attributes_submitted_now(store: Store) -
     assert {each.args["name"]: each.args["value"] for each in requests[1:]} == {"priority": 5, "vram": 8192}
 
 
-def test_keeps_an_unfinished_job(store: Store) -> None:
+def test_submitting_an_unfinished_job_again_does_not_duplicate_it(store: Store) -> None:
     first = submit(store, "0,/t.py,env,--x 1")
     kept = submit(store, "0,/t.py,env,--x 1", JobFact(first.job_id, JobState.RUNNING))
     assert kept == Submission(first.job_id)
@@ -65,6 +65,6 @@ def test_keeps_an_unfinished_job(store: Store) -> None:
     ("line", "reason"),
     [("for i in 1; do", "bash rejects it"), ("[gpus=x] a", "gpus"), ("python t.py &", "ends in `&`")],
 )
-def test_a_malformed_line_is_refused_with_its_reason(line: str, reason: str) -> None:
+def test_refuses_a_malformed_line_and_says_why(line: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_job_line(line, "/w", None)

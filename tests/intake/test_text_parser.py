@@ -1,4 +1,4 @@
-"""Each line is parsed once; reusing parsed lines gives the same result as parsing all of them."""
+"""Tests that each line is parsed once, and that reusing parsed lines has the same result as a full parse."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parser() -> TextParser:
 
 
 def comparable(lines: tuple[Line, ...]) -> list[tuple[object, ...]]:
-    """Returns the lines without the parts that a reading does not keep."""
+    """Returns the parts of each line that a reading keeps."""
     return [
         (line.number, line.raw, line.text, line.kind, line.identity, dict(line.attributes), line.problem)
         for line in lines
@@ -119,7 +119,7 @@ STEPS = st.lists(
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
-def test_the_reader_matches_a_stateless_decision(
+def test_reader_decides_the_same_as_a_function_without_state(
     tmp_path: Path, steps: list[tuple[str, int, list[str], str] | float]
 ) -> None:
     path = tmp_path / "jobs.txt"
@@ -164,7 +164,7 @@ def test_the_reader_matches_a_stateless_decision(
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Records every line that is parsed."""
+    """Returns a list to which every parsed line is added."""
     found: list[str] = []
     real = job_line.parse_line
 
@@ -176,7 +176,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_only_changed_lines_are_parsed(tmp_path: Path, parsed: list[str]) -> None:
+def test_parses_only_changed_lines_again(tmp_path: Path, parsed: list[str]) -> None:
     path = tmp_path / "jobs.txt"
     lines = [f"python train.py --seed {n}\n" for n in range(3000)]
     lines[10] = "high,a.py,env\n"
@@ -232,7 +232,7 @@ def test_appended_lines_may_continue_an_unfinished_command_above(
     assert {line.number for line in later[-1].malformed} == mistakes
 
 
-def test_an_unused_poll_result_is_returned_again(tmp_path: Path) -> None:
+def test_poll_returns_its_result_again_until_it_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("a\n")
     reader = JobsFileReader(path, "/w", "/home/u", GPUS)
@@ -248,7 +248,7 @@ def test_an_unused_poll_result_is_returned_again(tmp_path: Path) -> None:
         assert poll.accepted.lines[-1].text == "b"
 
 
-def test_a_reading_contains_no_specs(tmp_path: Path) -> None:
+def test_reading_does_not_keep_the_job_specs(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("[gpus=1] a\n[gpus=1] b\n")
     reader = JobsFileReader(path, "/w", "/home/u", GPUS)

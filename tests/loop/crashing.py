@@ -1,6 +1,6 @@
 """Runs a scheduler that kills itself at a failpoint: python -m tests.loop.crashing STEP NTH [screen] [full].
 
-With "full" it does not die; instead the step fails the first NTH times, like a write to a full disk.
+With "full" it does not die. Instead, the step fails the first NTH times, as a write to a full disk does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpu_scheduler.scheduler.service import run
 
 
 def main(step: str, nth: int, screen: bool, full: bool) -> int:
-    """Runs a draining scheduler in the current folder that dies when it reaches the step the nth time."""
+    """Runs a draining scheduler in the current folder, which dies when it reaches the step the nth time."""
     left = nth
 
     def failpoint(name: str) -> None:
@@ -32,7 +32,7 @@ def main(step: str, nth: int, screen: bool, full: bool) -> int:
         simulate="2", jobs_file="", screen=screen, drain=True, log_dir="logs", state_file="state.json",
         launch_deadline_s=0.75, max_launches=12, grace_s=1.0,
     )  # fmt: skip
-    # Shorter timeouts than usual, to keep the tests fast.
+    # Use a shorter timeout than usual to keep the tests fast.
     reconcile_attempt.RUNNER_OVERTIME_S = 1.0
     return run(options, failpoint)
 

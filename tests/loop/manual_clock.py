@@ -1,4 +1,4 @@
-"""A clock that tests set by hand."""
+"""A clock that a test sets by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scheduler whose rounds the test runs itself, with the real loop, store, launcher and runners."""
+"""A scheduler with the real loop, store, launcher and runners, whose rounds the test itself runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = Settings(launch_deadline_s=3.0, assign_retry_wait_s=0.05, grace_s=1.0
 
 
 class Rig:
-    """One scheduler in a folder; a second instance in the same folder represents a restart."""
+    """One scheduler in a folder. A second instance in the same folder stands for a restarted scheduler."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Rig:
     def tick_until(
         self, condition: Callable[[], object], description: str = "", timeout_s: float = 60.0
     ) -> None:
-        """Runs rounds until a condition is met."""
+        """Runs rounds until `condition()` is true."""
 
         def poll() -> object:
             self.tick()
@@ -92,13 +92,13 @@ class Rig:
         wait_for(poll, description, timeout_s)
 
     def job(self, job_id: int) -> JobRecord:
-        """Returns the row of a job."""
+        """Returns the job's row in the store."""
         row = self.store.job(job_id)
         assert row is not None
         return row
 
     def tick_until_ended(self, job_id: int, timeout_s: float = 60.0) -> JobRecord:
-        """Runs rounds until the job has finished or is held, and its GPUs are released; returns its row."""
+        """Runs rounds until the job is finished or held and no attempt is active; returns the job's row."""
 
         def ended() -> object:
             row = self.job(job_id)
@@ -113,7 +113,7 @@ class Rig:
         return self.store.data_dir.attempt_folder(row)
 
     def runner_pid(self, job_id: int) -> int:
-        """Waits until the job runs; returns the pid of its runner."""
+        """Runs rounds until the job is running; returns the pid of its runner."""
         self.tick_until(lambda: self.job(job_id).state == "running", f"job {job_id} running")
         [pid] = [a.status.pid for a in self.tick().attempts if a.job_id == job_id and a.state.is_open]
         assert pid is not None

@@ -1,4 +1,4 @@
-"""Tests of the attribution of GPU processes, with real processes where possible, otherwise a fake /proc."""
+"""Tests which attempt a GPU process is attributed to, with real processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OURS, OTHER = 5, 6
 Make = Callable[..., PreparedAttempt]
 Sleeper = Callable[..., "subprocess.Popen[bytes]"]
 
-#: A short torch.distributed.run: a parent and one process for each GPU.
+#: A short stand-in for torch.distributed.run, with a parent and one worker process for each GPU.
 TORCHRUN = """\
 import pathlib, subprocess
 workers = [subprocess.Popen(["sleep", "300"]) for rank in range(4)]
@@ -43,13 +43,13 @@ def gpu_sample(*pids: int, uuid: str = "SIM-0", graphics_only: bool = False) -> 
 
 
 def owner_of(owners: ProcessOwners, tokens: dict[str, int], *pids: int, uuid: str = "SIM-0") -> Ownership:
-    """Returns the owners in a new sample of one GPU."""
+    """Returns who owns these processes, according to a new sample of one GPU that lists them."""
     owners.begin_sample(set(pids))
     return owners.ownership_of(gpu_sample(*pids, uuid=uuid), tokens)
 
 
 def pids_in(path: Path, count: int = 1) -> list[int]:
-    """Returns the pids in a file once it has all of them."""
+    """Waits until the file has `count` pids, and returns them."""
 
     def read() -> list[int]:
         numbers = path.read_text().split() if path.exists() else []
@@ -59,7 +59,7 @@ def pids_in(path: Path, count: int = 1) -> list[int]:
 
 
 def until_sleeps(pid: int) -> None:
-    """Waits until the process is `sleep` and past exec, during which it shows no environment."""
+    """Waits until the process has executed `sleep`. During the exec, its environment is not readable."""
     wait_for(lambda: name_of(pid) == "sleep" and has_arguments(pid), f"{pid} sleeps")
 
 
@@ -69,7 +69,7 @@ def until_gone(pid: int) -> None:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes attempts; ends their processes after the test, also those that hide their token."""
+    """Makes attempts. Ends their processes after the test, even those that hide their token."""
     made: list[PreparedAttempt] = []
 
     def one(script: str, **spec: object) -> PreparedAttempt:
@@ -88,7 +88,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def sleeper() -> Iterator[Sleeper]:
-    """Starts processes that belong to no attempt."""
+    """Starts processes that do not belong to any attempt."""
     made: list[subprocess.Popen[bytes]] = []
 
     def one(**options: object) -> subprocess.Popen[bytes]:
@@ -102,7 +102,7 @@ def sleeper() -> Iterator[Sleeper]:
         process.wait()
 
 
-def test_parent_and_its_four_workers_belong_to_the_attempt(
+def test_torchrun_and_its_four_workers_belong_to_the_attempt(
     make: Make, sleeper: Sleeper, tmp_path: Path
 ) -> None:
     (tmp_path / "torchrun.py").write_text(TORCHRUN)
@@ -149,7 +149,10 @@ def test_orphan_adopted_by_the_runner_belongs_to_the_attempt(make: Make, tmp_pat
 
 @pytest.fixture
 def lone(make: Make, tmp_path: Path) -> tuple[PreparedAttempt, int, int]:
-    """Makes a process without environment whose runner is dead; returns (attempt, pid, session leader)."""
+    """Makes a process that has no environment and was adopted by its runner.
+
+    Returns its attempt, its pid, and the pid of its session leader.
+    """
     attempt = make("( env -i sleep 300 & echo $! > part; mv part pid ); exec sleep 300").launch()
     [pid] = pids_in(tmp_path / "pid")
     runner = attempt.until_live().pid
@@ -181,7 +184,7 @@ def test_process_is_attributed_by_the_leader_of_its_session(lone: tuple[Prepared
 def test_process_is_attributed_by_the_session_of_the_recorded_command(
     lone: tuple[PreparedAttempt, int, int],
 ) -> None:
-    """A scheduler started after the end of runner and command attributes the processes in the same way."""
+    """Covers a scheduler that starts after the runner and the command have ended."""
     attempt, pid, leader = lone
     assert leader == os.getsid(pid)
     kill_runner_of(attempt, pid)
@@ -195,7 +198,9 @@ def test_process_is_attributed_by_the_session_of_the_recorded_command(
     assert seen.owners == {pid: OURS}
 
 
-def test_session_is_remembered_while_its_attempt_is_open(lone: tuple[PreparedAttempt, int, int]) -> None:
+def test_the_owner_of_a_session_is_remembered_while_its_attempt_is_open(
+    lone: tuple[PreparedAttempt, int, int],
+) -> None:
     attempt, pid, leader = lone
     owners, tokens = ProcessOwners(), {attempt.token: OURS}
     assert owner_of(owners, tokens, leader).owners == {leader: OURS}
@@ -207,7 +212,7 @@ def test_session_is_remembered_while_its_attempt_is_open(lone: tuple[PreparedAtt
     assert owner_of(owners, tokens, pid).owners == {pid: None}
 
 
-def test_process_is_attributed_by_a_session_member_with_the_token(make: Make, tmp_path: Path) -> None:
+def test_process_is_attributed_by_another_session_member_with_the_token(make: Make, tmp_path: Path) -> None:
     attempt = make(
         "( env -i sleep 300 & echo $! > part; mv part pid )\n"
         "( sleep 300 & echo $! > part; mv part pid_of_member )\n"
@@ -245,12 +250,12 @@ def test_process_of_a_job_in_screen_belongs_to_the_attempt(
 
 
 def unused_number() -> int:
-    """Returns a pid that no process has or will soon get."""
+    """Returns a pid that no process has and that no new process will get soon."""
     most = int(Path("/proc/sys/kernel/pid_max").read_text())
     return next(number for number in range(most - 100, 1, -1) if not exists(number))
 
 
-def test_a_process_in_an_inner_pid_namespace_belongs_to_the_attempt(
+def test_process_in_its_own_pid_namespace_belongs_to_the_attempt(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if subprocess.run(["unshare", "-p", "-f", "--mount-proc", "true"], capture_output=True).returncode:
@@ -282,7 +287,7 @@ def test_a_process_in_an_inner_pid_namespace_belongs_to_the_attempt(
 
 
 def as_nobody(look: Callable[[], bool]) -> bool:
-    """Returns the answer of a function in a child process without root rights."""
+    """Calls a function in a child process without root rights, and returns its answer."""
     child = os.fork()
     if child == 0:
         answer = False
@@ -310,7 +315,7 @@ def test_child_process_of_another_user_belongs_to_the_attempt(make: Make, tmp_pa
 
 
 @needs_root
-def test_unreadable_process_is_foreign(sleeper: Sleeper) -> None:
+def test_process_with_an_unreadable_environment_is_foreign(sleeper: Sleeper) -> None:
     theirs = sleeper(env={"GPU_SCHEDULER_TOKEN": "abc"}, start_new_session=True).pid
     assert owner_of(ProcessOwners(), {"abc": OURS}, theirs).owners == {theirs: OURS}
 
@@ -323,7 +328,7 @@ def test_unreadable_process_is_foreign(sleeper: Sleeper) -> None:
 
 
 @needs_root
-def test_process_hidden_by_the_system_is_foreign(sleeper: Sleeper) -> None:
+def test_process_hidden_by_the_mount_option_hidepid_is_foreign(sleeper: Sleeper) -> None:
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
         pytest.skip("no mount namespace can be made here")
     theirs = sleeper().pid
@@ -373,7 +378,7 @@ def test_process_that_ended_since_the_sample_keeps_its_owner(
     assert owner_of(owners, tokens, pid) == Ownership(unmatched=True)
 
 
-def test_unknown_zombie_belongs_to_the_attempt_of_its_parent(make: Make, tmp_path: Path) -> None:
+def test_zombie_first_seen_as_such_belongs_to_the_attempt_of_its_parent(make: Make, tmp_path: Path) -> None:
     hold = "import os, time\nif not (pid := os.fork()): os._exit(0)\n"
     hold += "open('part', 'w').write(str(pid)); os.rename('part', 'pid'); time.sleep(300)\n"
     (tmp_path / "hold.py").write_text(hold)

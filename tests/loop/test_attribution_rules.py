@@ -1,4 +1,4 @@
-"""Tests each rule of the attribution of GPU processes, on a fake /proc."""
+"""Tests each rule by which a GPU process is attributed to an attempt, on a fake /proc."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ AB = {"a": OURS, "b": OTHER}
         ("/user.slice/run-1.scope", "/user.slice/run-1.scope", 300, None),
     ],
 )
-def test_process_is_attributed_by_a_cgroup_that_the_attempt_moved_to(
+def test_process_is_attributed_by_the_cgroup_into_which_its_attempt_moved(
     machine: FakeProc, group: str, moved: str, start: int, owner: int | None
 ) -> None:
     runner = machine.add_process(100, token="a", start=400, cgroup="/user.slice/session-3.scope")
@@ -55,7 +55,7 @@ def test_process_is_attributed_by_a_cgroup_that_the_attempt_moved_to(
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: owner}
 
 
-def test_an_ended_runner_does_not_attribute_a_shared_cgroup(machine: FakeProc) -> None:
+def test_cgroup_of_an_ended_runner_does_not_attribute_other_processes(machine: FakeProc) -> None:
     machine.add_process(100, token="a", cgroup="/user.slice/session-3.scope")
     machine.add_process(101, parent=100, token="a", cgroup="/user.slice/session-3.scope")
     (machine.root / "100" / "cgroup").unlink()
@@ -72,7 +72,9 @@ def test_ignores_a_cgroup_shared_by_two_attempts(machine: FakeProc) -> None:
 
 
 @pytest.mark.parametrize("order", [(101, 111), (111, 101)])
-def test_the_innermost_cgroup_decides(machine: FakeProc, order: tuple[int, int]) -> None:
+def test_process_belongs_to_the_attempt_of_its_innermost_cgroup(
+    machine: FakeProc, order: tuple[int, int]
+) -> None:
     machine.add_process(100, token="a")
     machine.add_process(101, parent=100, token="a", cgroup="/outer")
     machine.add_process(110, token="b")
@@ -83,7 +85,7 @@ def test_the_innermost_cgroup_decides(machine: FakeProc, order: tuple[int, int])
     assert owner_of(owners, AB, one, two).owners == {one: OURS, two: OTHER}
 
 
-def test_remembers_the_cgroup_of_a_listed_process(machine: FakeProc) -> None:
+def test_remembers_the_cgroup_of_a_process_after_it_ended(machine: FakeProc) -> None:
     machine.add_process(100, token="a")
     pid, later = machine.add_process(101, parent=100, token="a", cgroup="/scope"), 300
     owners = ProcessOwners(str(machine.root))
@@ -93,7 +95,7 @@ def test_remembers_the_cgroup_of_a_listed_process(machine: FakeProc) -> None:
     assert owner_of(owners, AB, later).owners == {later: OURS}
 
 
-def test_nearest_parent_with_an_open_token_decides(machine: FakeProc) -> None:
+def test_process_belongs_to_its_nearest_ancestor_with_the_token_of_an_open_attempt(machine: FakeProc) -> None:
     machine.add_process(100, token="a")
     machine.add_process(101, parent=100, token="b")
     machine.add_process(102, parent=101, token="unknown")
@@ -102,13 +104,13 @@ def test_nearest_parent_with_an_open_token_decides(machine: FakeProc) -> None:
     assert owner_of(ProcessOwners(str(machine.root)), {"a": OURS}, pid).owners == {pid: OURS}
 
 
-def test_parent_that_started_later_is_ignored(machine: FakeProc) -> None:
+def test_ignores_a_parent_that_started_after_its_child(machine: FakeProc) -> None:
     machine.add_process(100, token="a", start=600)
     pid = machine.add_process(101, parent=100, start=500)
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: None}
 
 
-def test_child_of_a_known_process_belongs_to_its_attempt(machine: FakeProc) -> None:
+def test_child_of_a_known_process_belongs_to_the_attempt_of_that_process(machine: FakeProc) -> None:
     machine.add_process(100, token="a")
     pid = machine.add_process(101, parent=100)
     owners = ProcessOwners(str(machine.root))
@@ -120,7 +122,7 @@ def test_child_of_a_known_process_belongs_to_its_attempt(machine: FakeProc) -> N
     assert owner_of(owners, AB, pid, child).owners == {pid: OURS, child: OURS}
 
 
-def test_process_with_a_reused_pid_inherits_nothing(machine: FakeProc) -> None:
+def test_process_with_a_reused_pid_is_not_attributed_to_the_old_owner(machine: FakeProc) -> None:
     pid = machine.add_process(100, token="a", start=400)
     owners = ProcessOwners(str(machine.root))
     before = owner_of(owners, AB, pid)
@@ -153,7 +155,7 @@ def test_ignores_a_session_shared_by_two_attempts(machine: FakeProc) -> None:
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: None}
 
 
-def test_a_reused_session_id_inherits_nothing(machine: FakeProc) -> None:
+def test_session_with_a_reused_id_is_not_attributed_to_the_old_owner(machine: FakeProc) -> None:
     machine.add_process(100, token="a")
     member = machine.add_process(101, parent=100, token="a", session=100)
     owners = ProcessOwners(str(machine.root))
@@ -177,7 +179,7 @@ def test_ignores_session_zero_and_the_schedulers_own_session(machine: FakeProc, 
 @pytest.mark.parametrize("opened", [None, "/dev/nvidia0", "/dev/null"])
 @pytest.mark.parametrize("token", [None, "a"])
 @pytest.mark.parametrize("uuid", ["GPU-a", "MIG-a", "unknown-0", "SIM-0"])
-def test_a_pid_in_a_container_may_match_a_local_pid_by_chance(
+def test_pid_that_matches_by_chance_in_a_container_is_not_attributed(
     container: FakeProc, uuid: str, token: str | None, opened: str | None
 ) -> None:
     pid = container.add_process(100, token=token, open_path=opened)
@@ -189,7 +191,7 @@ def test_a_pid_in_a_container_may_match_a_local_pid_by_chance(
         assert seen == Ownership(unmatched=True)
 
 
-def test_pid_in_a_container_may_be_an_inner_pid_of_another_process(
+def test_pid_that_is_an_inner_pid_of_another_process_is_attributed_to_that_process(
     container: FakeProc,
 ) -> None:
     container.add_process(100, token="a")
@@ -200,7 +202,7 @@ def test_pid_in_a_container_may_be_an_inner_pid_of_another_process(
         assert seen == Ownership({100: OTHER}, {100: 1000007.0})
 
 
-def test_a_confirmed_pid_in_a_container_stays_confirmed(container: FakeProc) -> None:
+def test_pid_confirmed_in_a_container_stays_confirmed_until_it_is_reused(container: FakeProc) -> None:
     pid = container.add_process(100, token="a", open_path="/dev/nvidia0")
     owners = ProcessOwners(str(container.root))
     assert owner_of(owners, AB, pid, uuid="GPU-a").owners == {pid: OURS}
@@ -210,7 +212,7 @@ def test_a_confirmed_pid_in_a_container_stays_confirmed(container: FakeProc) -> 
     assert owner_of(owners, AB, pid, uuid="GPU-a") == Ownership(unmatched=True)
 
 
-def test_pid_without_a_process_in_a_container_is_unmatched_at_once(container: FakeProc) -> None:
+def test_pid_in_a_container_is_unmatched_at_once_if_no_process_has_it(container: FakeProc) -> None:
     owners = ProcessOwners(str(container.root))
     assert owner_of(owners, AB, 7000, uuid="GPU-a") == Ownership(unmatched=True)
     owners.begin_sample({7000})
@@ -220,7 +222,7 @@ def test_pid_without_a_process_in_a_container_is_unmatched_at_once(container: Fa
 @pytest.mark.parametrize(
     ("one", "two", "owner"), [("a", None, OURS), ("a", "a", OURS), ("a", "b", None), (None, None, None)]
 )
-def test_an_inner_pid_counts_if_only_one_attempt_has_it(
+def test_inner_pid_is_attributed_only_if_a_single_owner_has_it(
     container: FakeProc, one: str | None, two: str | None, owner: int | None
 ) -> None:
     container.add_process(100, token=one, inner_pids=(7000, 12), open_path="/dev/nvidiactl")
@@ -242,7 +244,7 @@ def test_token_is_found_while_bash_parses_its_environment(machine: FakeProc, equ
     assert Proc(str(machine.root)).token(pid) is None
 
 
-def test_process_is_alive_while_one_of_its_threads_is(machine: FakeProc) -> None:
+def test_process_is_alive_while_one_of_its_threads_is_alive(machine: FakeProc) -> None:
     root = str(machine.root)
     pid = machine.add_process(100, state="Z", threads=3)
     assert is_alive(pid, 1000005.0, root)
@@ -252,7 +254,7 @@ def test_process_is_alive_while_one_of_its_threads_is(machine: FakeProc) -> None
     assert not is_alive(pid, 1000005.01, root)
 
 
-def test_known_process_is_not_read_again(machine: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_does_not_read_a_known_process_again(machine: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.add_process(100, token="a")
     pids = [machine.add_process(pid, parent=100) for pid in (101, 102)]
     owners = ProcessOwners(str(machine.root))
@@ -290,7 +292,7 @@ def test_searches_once_per_sample_and_only_for_changed_processes(
     assert len(searches) == 2
 
 
-def test_ended_processes_are_forgotten(machine: FakeProc) -> None:
+def test_forgets_ended_processes(machine: FakeProc) -> None:
     machine.add_process(100, token="a", inner_pids=(7000,))
     pids = [
         machine.add_process(101, parent=100, token="a", cgroup="/scope"),
@@ -321,10 +323,10 @@ def test_ended_processes_are_forgotten(machine: FakeProc) -> None:
         max_size=12,
     )
 )
-def test_the_nearest_open_token_decides_in_any_process_tree(
+def test_finds_the_nearest_ancestor_with_an_open_token_in_any_process_tree(
     tmp_path: Path, tree: list[tuple[int, str | None, int]]
 ) -> None:
-    """Each process has its own session. The oracle reads the list; ancestry follows position and start."""
+    """Compares with an oracle that finds ancestors in the list. Each process has its own session."""
     shutil.rmtree(tmp_path / "proc", ignore_errors=True)
     machine = FakeProc(tmp_path / "proc")
     parents = [parent if parent < at else None for at, (parent, _, _) in enumerate(tree)]

@@ -1,4 +1,4 @@
-"""The terminal output of `start`."""
+"""Tests of what `start` prints on the terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import wait_for
 
 
 def output(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> str:
-    """Returns the console output of a direct job that runs the command."""
+    """Runs a job with this command directly, and returns what the console printed."""
     rig, console = Rig(tmp_path), Console()
     job = rig.add_job(command)
     rig.tick()
@@ -30,7 +30,7 @@ def output(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> 
     return capsys.readouterr().out
 
 
-def test_a_progress_bar_is_printed_at_most_once_a_second_and_ends_with_a_complete_frame(
+def test_prints_a_progress_bar_at_most_once_a_second_and_its_last_frame(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     began = time.monotonic()
@@ -78,7 +78,7 @@ def test_job_output_keeps_colours_but_no_other_escape_sequences(
     assert out.startswith("[job 1] one\n[job 1] \x1b[31mtwo\x1b[0m\n[job 1] three\n")
 
 
-def test_log_header_escapes_the_command_to_one_line(tmp_path: Path) -> None:
+def test_log_header_shows_the_command_escaped_and_on_one_line(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     job = rig.add_job("true \x1b]0;owned\x07 --api-key s3cret \x1b[2J\r# x")
     rig.tick()
@@ -89,7 +89,7 @@ def test_log_header_escapes_the_command_to_one_line(tmp_path: Path) -> None:
     assert (first, second) == (b"# job 1, attempt 1: " + shown, b"# command: " + shown)
 
 
-def test_prints_only_the_end_of_output_that_comes_too_fast(
+def test_prints_only_the_end_of_output_that_is_faster_than_the_console(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rig, console = Rig(tmp_path), Console()
@@ -103,7 +103,9 @@ def test_prints_only_the_end_of_output_that_comes_too_fast(
     assert lines[1] == "[job 1] last"
 
 
-def test_resumes_printing_once_a_full_disk_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumes_printing_once_a_full_disk_has_space_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Full(io.StringIO):
         is_full = True
 

@@ -1,4 +1,4 @@
-"""Kills the scheduler at every failpoint and checks the traces of the jobs."""
+"""Kills the scheduler at every failpoint and checks the traces that the jobs left."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ EXECUTORS = ["direct", "screen"]
 
 
 def performed(action: type[act.Action]) -> str:
-    """Returns the failpoint after an action of this type was performed."""
+    """Returns the failpoint that is reached once an action of this type has been performed."""
     return f"performed {action.__name__}"
 
 
 @dataclass
 class Place:
-    """A folder with a store, and the schedulers that are run in it."""
+    """A folder with a store, in which a test runs schedulers."""
 
     folder: Path
     executor: str
@@ -55,8 +55,10 @@ class Place:
         )
 
     def run(self, step: str = "", nth: int = 1, *more: str) -> int:
-        """Runs a scheduler that dies the nth time that it reaches this step, or drains; returns its exit
-        code."""
+        """Runs a scheduler until it reaches this step the nth time and dies, or has drained.
+
+        Returns the exit code of the scheduler.
+        """
         with open(self.folder / "out", "ab") as out:
             words = [step, str(nth), self.executor, *more]
             scheduler = Process(
@@ -68,7 +70,7 @@ class Place:
             scheduler.kill()
 
     def recorded(self) -> dict[int, int | str | None]:
-        """Returns the exit code, outcome or state of each job in the store."""
+        """Returns each job's exit code; without one, its outcome; without either, its state."""
         rows = self.store.db.rows("SELECT * FROM job ORDER BY id")
         return {
             n: row["exit_code"] if row["exit_code"] is not None else row["outcome"] or row["state"]
@@ -82,7 +84,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     yield made
     for row in made.store.active_attempts():
         folder = made.store.data_dir.attempt_folder(row)
-        sweep(folder, row.token, term_s=0.0)  # ends processes left by a failed test
+        sweep(folder, row.token, term_s=0.0)  # ends the processes that a failed test left
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_a_crash_loses_no_job_and_runs_none_twice(place: Place, step: str, nth: 
     for code in (0, 7, 0):
         place.add(code)
     assert place.run(step, nth) == -signal.SIGKILL
-    # A drain reports jobs without a line that end during it; this one may have ended before the kill.
+    # The exit code of a drain covers only jobs that ended during it. This job may have ended before the kill.
     is_reported_already = place.recorded()[1] == 7
     assert place.run() == (0 if is_reported_already else 7)
     verdict = judge(place.folder / "trace", place.codes, place.recorded(), killed=False)
@@ -112,7 +114,7 @@ def test_a_crash_loses_no_job_and_runs_none_twice(place: Place, step: str, nth: 
 @pytest.mark.parametrize(
     "step", [performed(act.RecordCancel), performed(act.Transition), performed(act.RequestStop)]
 )
-def test_a_cancel_survives_a_crash_while_it_is_carried_out(place: Place, step: str) -> None:
+def test_cancel_is_completed_after_a_crash_at_any_of_its_steps(place: Place, step: str) -> None:
     job = place.add(0, seconds=60)
     run_until_job_runs(place)
     add_request(place.store, "cancel", str(job), grace_s=1)
@@ -121,7 +123,7 @@ def test_a_cancel_survives_a_crash_while_it_is_carried_out(place: Place, step: s
     assert_ended_as_cancelled(place, job)
 
 
-def test_a_cancel_survives_a_crash_after_a_second_signal(place: Place) -> None:
+def test_cancel_is_completed_after_a_crash_at_the_second_signal(place: Place) -> None:
     job = place.insert(
         f"trap '' TERM; echo 0 start 1 1 >> {place.folder}/trace; while :; do sleep 0.05; done"
     )
@@ -154,8 +156,10 @@ def test_a_crash_after_a_second_launch_runs_the_job_once(place: Place) -> None:
 
 
 @pytest.mark.parametrize("step", [performed(act.RecordRunnerDeath), performed(act.Sweep)])
-def test_a_crash_while_a_killed_runner_is_reconciled_leaves_no_process(place: Place, step: str) -> None:
-    # It writes only after a closing terminal can no longer end it.
+def test_no_process_is_left_after_a_crash_while_a_killed_runner_is_reconciled(
+    place: Place, step: str
+) -> None:
+    # The command writes its trace only once a closing terminal can no longer end it.
     lasting = f"sh -c 'echo 0 start 1 1 >> {place.folder}/trace; exec sleep 60'"
     job = place.insert(f"setsid sleep 60 & exec setsid -w {lasting}")
     run_until_job_runs(place)
@@ -172,7 +176,9 @@ def test_a_crash_while_a_killed_runner_is_reconciled_leaves_no_process(place: Pl
 @pytest.mark.parametrize(
     ("verb", "step"), [("cancel", performed(act.FinishJob)), ("retry", performed(act.RequeueJob))]
 )
-def test_a_request_survives_a_crash_after_its_action_is_recorded(place: Place, verb: str, step: str) -> None:
+def test_request_takes_effect_once_if_a_crash_follows_its_recording(
+    place: Place, verb: str, step: str
+) -> None:
     job = place.add(0)
     if verb == "retry":
         assert place.run() == 0
@@ -185,7 +191,7 @@ def test_a_request_survives_a_crash_after_its_action_is_recorded(place: Place, v
     assert len(place.store.attempts(job)) == (0 if verb == "cancel" else 2)
 
 
-def test_a_cancel_survives_a_crash_after_an_overdue_runner_is_killed(tmp_path: Path) -> None:
+def test_cancel_is_completed_after_a_crash_at_the_kill_of_an_overdue_runner(tmp_path: Path) -> None:
     place = Place(tmp_path, "direct")
     job = place.add(0, seconds=60)
     run_until_job_runs(place)
@@ -197,7 +203,7 @@ def test_a_cancel_survives_a_crash_after_an_overdue_runner_is_killed(tmp_path: P
     assert_ended_as_cancelled(place, job)
 
 
-# A launch is tried again only at its deadline, so once is enough there.
+# After "folder made", the launch is repeated only at its deadline, so a single failure is enough.
 @pytest.mark.parametrize(("step", "times"), [("planned", 2), ("recorded", 2), ("folder made", 1)])
 def test_a_full_disk_does_not_end_the_scheduler(place: Place, step: str, times: int) -> None:
     place.add(7)
@@ -209,19 +215,19 @@ def test_a_full_disk_does_not_end_the_scheduler(place: Place, step: str, times: 
 
 
 def run_until_job_runs(place: Place) -> None:
-    """Runs a scheduler that dies once the job runs, and waits for the first line of the job."""
+    """Runs a scheduler that dies once the job is running, and waits for the first line of the job's trace."""
     assert place.run(performed(act.Transition)) == -signal.SIGKILL
     wait_for((place.folder / "trace").exists, "the job's first line")
 
 
 def assert_no_process_left(place: Place, job: int) -> None:
-    """Checks that no process of the job is left."""
+    """Checks that the job has left no process."""
     row = place.store.attempts(job)[0]
     assert processes_of({row.token: place.store.data_dir.attempt_folder(row)}) == {}
 
 
 def assert_ended_as_cancelled(place: Place, job: int) -> None:
-    """Checks that the job ran once and was cancelled with all its processes."""
+    """Checks that the job ran once, was cancelled, and has left no process."""
     row = place.store.job(job)
     assert row is not None
     assert (row.state, row.outcome) == ("finished", "cancelled")

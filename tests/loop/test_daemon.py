@@ -1,4 +1,4 @@
-"""Unit tests of the wait between rounds; tests/e2e has the integration tests."""
+"""Unit tests of the daemon, which runs rounds and waits between them (tests/e2e has integration tests)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from gpu_scheduler.scheduler.daemon import Daemon
 
 
-def test_a_signal_interrupts_endless_rounds() -> None:
+def test_signal_ends_a_sequence_of_rounds_that_always_have_work() -> None:
     rounds = 0
 
     def tick() -> None:

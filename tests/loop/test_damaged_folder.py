@@ -1,4 +1,4 @@
-"""Tests of attempts whose files are removed or replaced: only that job is held, with the reason."""
+"""Tests of removed or replaced files in an attempt folder: only its job is held, and the reason is given."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def token_of(rig: Rig, job: int) -> str:
 
 
 def waiting(rig: Rig) -> int:
-    """Starts a job that runs until the file `go` exists and then exits with 3."""
+    """Starts a job that waits until the file `go` exists and then exits with code 3."""
     job = rig.add_job("echo start >> starts; until [ -e go ]; do sleep 0.02; done; exit 3", share=100)
     rig.runner_pid(job)
     return job
@@ -93,7 +93,7 @@ def test_job_continues_after_damage_to_its_attempt_folder(rig: Rig) -> None:
         (text_in("result", "{}"), "its runner died, and the file result has the wrong token (None…)"),
     ],
 )
-def test_dead_runner_with_a_damaged_file_is_interrupted_and_the_file_is_named(
+def test_job_of_a_dead_runner_is_held_with_a_reason_that_names_the_damaged_file(
     rig: Rig, spoil: Damage, reason: str
 ) -> None:
     job = waiting(rig)
@@ -107,7 +107,7 @@ def test_dead_runner_with_a_damaged_file_is_interrupted_and_the_file_is_named(
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
 @pytest.mark.parametrize("state", ["starting", "running"])
-def test_result_written_between_observation_and_scan_counts(
+def test_uses_a_result_written_between_the_observation_and_the_scan(
     rig: Rig, spoil: Damage, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = waiting(rig)
@@ -130,8 +130,10 @@ def test_result_written_between_observation_and_scan_counts(
     assert (rig.folder / "starts").read_text().count("start") == 1
 
 
-def test_scans_once_for_a_job_with_a_result(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its runner waited for all its processes; a second scan would only delay the next job."""
+def test_does_not_scan_twice_for_the_processes_of_a_job_with_a_result(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner has already waited for all processes; a second scan would only delay the next job."""
     asked: list[tuple[str, ...]] = []
 
     def scan(attempts: Mapping[str, Path], sure: Collection[str]) -> dict[str, tuple[int, ...]]:
@@ -148,13 +150,13 @@ def test_scans_once_for_a_job_with_a_result(rig: Rig, monkeypatch: pytest.Monkey
     assert not any(asked)
 
 
-def test_begun_command_is_not_launched_again_without_its_claim(rig: Rig) -> None:
+def test_does_not_launch_a_begun_command_again_if_its_claim_is_removed(rig: Rig) -> None:
     job = waiting(rig)
     pid, token, folder = rig.runner_pid(job), token_of(rig, job), rig.attempt_folder(job)
     wait_for(lambda: (rig.folder / "starts").exists(), "the start of the job")
     remove_claim(folder, token)
     with rig.store.db.transaction() as db:
-        # As if no scheduler had read the claim.
+        # Pretend that no scheduler has read the claim.
         db.execute(
             "UPDATE attempt SET runner_pid = NULL, runner_start_ticks = NULL, launch_deadline_boot = 0"
         )
@@ -172,7 +174,7 @@ def test_begun_command_is_not_launched_again_without_its_claim(rig: Rig) -> None
 
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
-def test_cancel_works_without_a_claim(rig: Rig, spoil: Damage) -> None:
+def test_cancel_works_if_the_claim_is_damaged(rig: Rig, spoil: Damage) -> None:
     job = waiting(rig)
     folder = rig.attempt_folder(job)
     spoil(folder, token_of(rig, job))
@@ -183,7 +185,7 @@ def test_cancel_works_without_a_claim(rig: Rig, spoil: Damage) -> None:
 
 
 def unseen(rig: Rig) -> int:
-    """Makes a running job whose scheduler died before it read the claim."""
+    """Starts a job as a scheduler that dies before it reads the claim. Returns the job's id."""
     job = rig.add_job("echo start >> starts; exec sleep 300", share=250)
     [started] = rig.loop.recorder.record([act.Start(job, ("U0",), 250)], rig.clock.now()).values()
     rig.launcher.launch(started)
@@ -194,7 +196,7 @@ def unseen(rig: Rig) -> int:
 
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
-def test_claim_damaged_before_it_was_read_starts_and_ends_nothing(
+def test_job_keeps_running_if_its_claim_is_damaged_before_it_was_read(
     rig: Rig, spoil: Damage, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = unseen(rig)
@@ -211,7 +213,7 @@ def test_claim_damaged_before_it_was_read_starts_and_ends_nothing(
     assert (rig.folder / "starts").read_text() == "start\n"
 
 
-def test_invalid_claim_without_processes_holds_the_job(rig: Rig) -> None:
+def test_holds_a_job_with_an_invalid_claim_and_no_processes(rig: Rig) -> None:
     job = unseen(rig)
     folder, token = rig.attempt_folder(job), token_of(rig, job)
     kill_runner(folder, token)
@@ -224,7 +226,7 @@ def test_invalid_claim_without_processes_holds_the_job(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("spec", ["{", '{"token": "x"}', "folder"])
-def test_damaged_spec_is_written_again_for_the_next_launch(rig: Rig, spec: str) -> None:
+def test_next_launch_writes_a_damaged_spec_again(rig: Rig, spec: str) -> None:
     job = rig.add_job("exit 0")
     rig.loop.recorder.record([act.Start(job, ("U0",), 250)], rig.clock.now())
     folder = rig.attempt_folder(job)

@@ -1,4 +1,4 @@
-"""Tests of the load of foreign processes: its record in the store, and placement beside them."""
+"""Tests of how the load of foreign processes is recorded, and how jobs are placed beside these processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.views.wait_text import wait_text
 from tests.loop.rig import Rig
 
-#: A foreign process: the one that runs the tests.
+#: The pid of a foreign process, which is the process that runs the tests.
 THEM = os.getpid()
 WAIT = "echo $$ > pid.part; mv pid.part pid; sleep 60"
 
@@ -25,7 +25,7 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def sample(rig: Rig, card: float, processes: Sequence[GpuProcess] | None, used: int | None = None) -> None:
-    """Takes a new sample of the GPU."""
+    """Takes a sample with this load of the GPU and these processes on it."""
     mib = sum(one.used_mib or 0 for one in processes or ()) if used is None else used
     listed = None if processes is None else tuple(processes)
     rig.watch.accept_sample(
@@ -34,12 +34,12 @@ def sample(rig: Rig, card: float, processes: Sequence[GpuProcess] | None, used: 
 
 
 def loads(rig: Rig) -> list[float | None]:
-    """Returns the foreign loads in the store."""
+    """Returns the foreign loads that the store has for the first GPU."""
     return list(rig.store.gpus()[0].foreign_loads)
 
 
 def half_job_runs(rig: Rig) -> tuple[int, int]:
-    """Starts a job with half of the GPU; returns its id and the pid that uses the GPU."""
+    """Starts a job with half of the GPU; returns its id and the pid of its process on the GPU."""
     first = rig.add_job(WAIT, share=500)
     rig.runner_pid(first)
     rig.tick_until(lambda: (rig.folder / "pid").exists(), "the pid of the job")
@@ -60,7 +60,7 @@ def why_it_waits(rig: Rig) -> str:
 
 
 @pytest.mark.parametrize("reported", [True, False], ids=["reported", "withheld"])
-def test_second_job_starts_beside_an_idle_foreign_process_while_our_own_job_makes_the_load(
+def test_second_job_starts_if_the_first_job_and_not_a_foreign_process_loads_the_gpu(
     rig: Rig, reported: bool
 ) -> None:
     first, pid = half_job_runs(rig)
@@ -91,8 +91,8 @@ def test_active_foreign_process_delays_the_second_job_until_the_mean_load_falls(
     ends(rig, first, second)
 
 
-def test_load_of_an_ended_job_is_not_foreign_load(rig: Rig) -> None:
-    """If the driver lists no processes, samples taken during our job say nothing about foreign processes."""
+def test_load_during_a_job_does_not_count_as_foreign_load_after_its_end(rig: Rig) -> None:
+    """Without a list of processes, the load during a job is not attributed to foreign processes."""
     first = rig.add_job("sleep 60", share=500)
     rig.runner_pid(first)
     for _ in range(3):
@@ -113,7 +113,7 @@ def test_load_of_an_ended_job_is_not_foreign_load(rig: Rig) -> None:
     assert rig.job(third).state == "queued"
 
 
-def test_each_sample_counts_once_and_a_new_scheduler_starts_afresh(rig: Rig) -> None:
+def test_each_sample_adds_one_foreign_load_and_a_new_scheduler_clears_them(rig: Rig) -> None:
     sample(rig, 0.0, (GpuProcess(THEM, 3000, load_percent=85.0),))
     for _ in range(3):
         rig.tick()

@@ -1,4 +1,4 @@
-"""Tests the jobs file, the store and the rounds together with a simulated clock: saved lines run."""
+"""Tests the jobs file, the store and the rounds together, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.reasons import words
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedFile]:
     monkeypatch.chdir(tmp_path)
     yield WatchedFile(Rig(tmp_path))
-    (tmp_path / "go").touch()  # ensures that a failed test leaves no waiting process
+    (tmp_path / "go").touch()  # ends the waiting jobs even if the test failed
 
 
 WAIT = "[gpus=2 hold] "
 
 
-def test_every_line_runs_once_with_any_line_endings(desk: WatchedFile) -> None:
+def test_every_line_runs_once_whatever_its_line_ending(desk: WatchedFile) -> None:
     desk.save(
         b"\xef\xbb\xbf[share=0.2] echo a >> ran\r\n\r\n# c\r\n"
         b"[share=0.2] echo b >> ran # d\r\n[share=0.2] echo c >> ran"
@@ -65,7 +65,7 @@ def test_lists_the_accepted_forms_once_for_all_malformed_lines_of_a_reading(
     assert forms[3] == '0,a.py,,"--x a,b",'
 
 
-def test_deleting_a_line_ends_its_queued_job_after_ten_seconds_but_not_a_running_one(
+def test_deleting_a_line_cancels_its_job_after_ten_seconds_if_it_is_queued(
     desk: WatchedFile,
 ) -> None:
     desk.save("[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n[gpus=2] echo b\n[gpus=2] echo c\n")
@@ -83,11 +83,11 @@ def test_deleting_a_line_ends_its_queued_job_after_ten_seconds_but_not_a_running
     assert desk.rig.tick_until_ended(1).outcome == "completed"
 
 
-def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk: WatchedFile) -> None:
+def test_line_with_a_typo_neither_starts_nor_ends_its_job_after_a_restart(desk: WatchedFile) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
-    for quiet_s in (1.0, 30.0):  # before and after the typo is recorded in the store
+    for quiet_s in (1.0, 30.0):  # restart before the store records the typo, then after that
         desk.save(f"{held}[gpus=two] echo b >> ran\n", quiet_s=quiet_s)
         desk.restart()
         desk.wait(60)
@@ -103,7 +103,7 @@ def test_a_restart_with_a_typo_in_the_file_neither_starts_nor_ends_its_job(desk:
     assert (desk.rig.folder / "ran").read_text() == "b\n"
 
 
-def test_starts_no_job_of_a_malformed_line_while_an_editor_replaces_the_file(desk: WatchedFile) -> None:
+def test_job_of_a_malformed_line_does_not_start_while_an_editor_replaces_the_file(desk: WatchedFile) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
@@ -120,7 +120,7 @@ def test_starts_no_job_of_a_malformed_line_while_an_editor_replaces_the_file(des
     assert desk.rig.tick_until_ended(2).outcome == "completed"
 
 
-def test_starts_no_job_of_a_removed_line_while_an_editor_replaces_the_file(desk: WatchedFile) -> None:
+def test_job_of_a_removed_line_does_not_start_while_an_editor_replaces_the_file(desk: WatchedFile) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
@@ -136,7 +136,7 @@ def test_starts_no_job_of_a_removed_line_while_an_editor_replaces_the_file(desk:
     assert desk.states() == {1: "completed", 2: "cancelled"}
 
 
-def test_a_missing_jobs_file_removes_no_line(desk: WatchedFile) -> None:
+def test_no_job_is_cancelled_while_the_jobs_file_is_missing(desk: WatchedFile) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
@@ -163,7 +163,7 @@ def test_a_retry_does_not_start_a_job_whose_line_became_malformed(desk: WatchedF
     assert desk.rig.tick_until_ended(1).outcome == "completed"
 
 
-def test_a_file_emptied_and_rewritten_keeps_its_jobs(desk: WatchedFile) -> None:
+def test_jobs_are_kept_if_their_file_is_emptied_and_written_again(desk: WatchedFile) -> None:
     text = f"{WAIT}echo a\n{WAIT}echo b\n"
     desk.save(text)
     before = desk.states()
@@ -187,7 +187,7 @@ def test_reruns_a_failed_csv_line_but_not_a_completed_one(desk: WatchedFile) -> 
     assert desk.rig.tick_until_ended(2).exit_code == 7
     desk.restart()
     desk.wait(60)
-    assert desk.states() == {1: "completed", 2: "failed"}  # an unchanged file changes nothing
+    assert desk.states() == {1: "completed", 2: "failed"}  # the unchanged file starts no job again
     desk.save("# nothing\n", quiet_s=60)
     desk.save(text)
     assert desk.rig.tick_until_ended(2).exit_code == 7
@@ -195,8 +195,8 @@ def test_reruns_a_failed_csv_line_but_not_a_completed_one(desk: WatchedFile) -> 
     assert len(desk.rig.store.attempts(2)) == 2
 
 
-def test_reordered_lines_change_only_their_own_queue_positions(desk: WatchedFile) -> None:
-    # All GPUs are allocated, so that everything waits.
+def test_reordering_the_lines_does_not_move_other_jobs_in_the_queue(desk: WatchedFile) -> None:
+    # This job has all GPUs, so that the jobs of the file wait.
     blocker = desk.rig.add_job("while [ ! -e go ]; do sleep 0.02; done", gpus=2)
     desk.rig.runner_pid(blocker)
     desk.save("[gpus=2] echo a\n[gpus=2] echo b\n[gpus=2] echo c\n", quiet_s=0)
@@ -210,7 +210,7 @@ def test_reordered_lines_change_only_their_own_queue_positions(desk: WatchedFile
     desk.rig.tick_until_ended(blocker)
 
 
-def test_a_changed_attribute_does_not_change_other_requested_values(desk: WatchedFile) -> None:
+def test_changing_one_attribute_does_not_change_the_others(desk: WatchedFile) -> None:
     desk.save("[gpus=2 hold] echo a >> ran\n[hold name=x] echo b >> ran\n")
     assert desk.states() == {1: "held", 2: "held"}
     desk.save("[gpus=2] echo a >> ran\n[hold name=y] echo b >> ran\n")
@@ -222,10 +222,10 @@ def test_a_changed_attribute_does_not_change_other_requested_values(desk: Watche
     assert desk.states() == {1: "completed", 2: "completed"}
 
 
-def test_the_remedy_shown_for_a_failed_job_works_on_its_line(
+def test_remedy_in_the_reason_of_a_failed_job_works(
     desk: WatchedFile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Follows the remedy literally: puts the attribute before the line and calls `retry`."""
+    """Follows the remedy to the letter: puts the attribute before the line and calls `retry`."""
     (desk.rig.folder / "s.py").write_text(
         "import sys\nopen('ran', 'a').write(sys.argv[-1] + '\\n')\n"
         "if sys.argv[-1] != '0': raise RuntimeError('CUDA error: invalid device ordinal')"
@@ -276,7 +276,7 @@ def test_adding_the_cancel_attribute_ends_a_running_job(desk: WatchedFile) -> No
     assert desk.rig.tick_until_ended(1).outcome == "cancelled"
 
 
-def test_a_requeued_line_with_hold_is_held(desk: WatchedFile) -> None:
+def test_job_requeued_by_a_line_with_hold_is_held(desk: WatchedFile) -> None:
     (desk.rig.folder / "s.py").write_text("raise SystemExit(3)")
     desk.save("0,s.py,,--llm x,\n")
     assert desk.rig.tick_until_ended(1).exit_code == 3
@@ -287,7 +287,7 @@ def test_a_requeued_line_with_hold_is_held(desk: WatchedFile) -> None:
     assert len(desk.rig.store.attempts(1)) == 1
 
 
-def test_the_working_folder_is_that_of_the_first_reading(
+def test_jobs_run_in_the_folder_in_which_the_file_was_first_read(
     desk: WatchedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.save("[share=0.2] pwd >> ran\n")
@@ -339,7 +339,7 @@ def test_warns_once_of_lines_that_will_not_work_as_intended(
     assert len(desk.states()) == 3
 
 
-def test_reports_an_unreadable_file_once(desk: WatchedFile, caplog: pytest.LogCaptureFixture) -> None:
+def test_reports_a_missing_jobs_file_once(desk: WatchedFile, caplog: pytest.LogCaptureFixture) -> None:
     desk.save("true\n")
     desk.path.unlink()
     with caplog.at_level("WARNING"):

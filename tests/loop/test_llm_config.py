@@ -1,5 +1,4 @@
-"""Tests llm_config.json under a running scheduler: an unreadable file changes nothing and is reported
-once."""
+"""Tests that a scheduler reports an unreadable llm_config.json once and keeps the last valid version."""
 
 from __future__ import annotations
 
@@ -37,7 +36,9 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_keeps_the_last_valid_version(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_keeps_the_last_valid_version_while_the_file_is_invalid(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     make, why = WRONG[kind]
     path = tmp_path / "llm_config.json"
     path.write_text('{"models": {"a": 0.5}}')
@@ -67,7 +68,9 @@ def test_start_and_calibrate_reject_an_invalid_file(tmp_path: Path, kind: str) -
         assert f"llm_config.json {why}; " in str(caught.value).replace("json: ", "json ")
 
 
-def test_reads_a_file_that_becomes_readable_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reads_a_config_file_that_was_removed_and_written_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "llm_config.json"
     path.write_text('{"models": {"a": 0.5}}')
     file = LlmConfigFile(str(path))

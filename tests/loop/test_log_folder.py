@@ -1,4 +1,4 @@
-"""Job logs: new files, in folders that we own."""
+"""Tests that every job log is a new file, in a folder that belongs to this user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from gpu_scheduler.attempts.log_folder import LogFolder, create_log
 
 
-def test_logs_of_the_same_moment_are_separate_files(tmp_path: Path) -> None:
+def test_logs_created_at_the_same_moment_are_separate_files(tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, 6)
     logs = [create_log(tmp_path, 7, when) for _ in range(3)]
     assert len(set(logs)) == 3
@@ -19,7 +19,7 @@ def test_logs_of_the_same_moment_are_separate_files(tmp_path: Path) -> None:
     assert {log.name[: len(logs[0].name)] for log in logs} == {logs[0].name}
 
 
-def test_never_writes_to_a_link_planted_at_a_logs_name(tmp_path: Path) -> None:
+def test_does_not_write_to_a_link_that_has_the_name_of_a_log(tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, 6)
     first = create_log(tmp_path, 7, when)
     first.rename(tmp_path / "kept")
@@ -36,7 +36,7 @@ def test_makes_the_default_folder_private(tmp_path: Path) -> None:
     assert (logs.create(), default.stat().st_mode & 0o777) == (default, 0o700)
     default.chmod(0o755)
     assert LogFolder.from_option(str(default)).create() == default
-    assert default.stat().st_mode & 0o777 == 0o755  # a folder named by the user keeps its mode
+    assert default.stat().st_mode & 0o777 == 0o755  # a folder that --log-dir names keeps its mode
 
 
 def test_recreates_a_named_folder_of_another_user(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_recreates_a_named_folder_of_another_user(tmp_path: Path) -> None:
     chosen.rmdir()
     assert logs.create() == chosen
     assert chosen.stat().st_uid == os.geteuid()
-    assert logs.create() == chosen  # even after we created it
+    assert logs.create() == chosen  # still accepted after the scheduler has created it
     os.chown(chosen, 12346, 12346)
     with pytest.raises(PermissionError):
         logs.create()

@@ -1,5 +1,4 @@
-"""Checks that rounds, reads and edits cost the same with a long queue as with a short one, in database
-steps."""
+"""Tests that rounds, reads and edits need as many database steps with a long queue as with a short one."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ from gpu_scheduler.store.store import Store
 from tests.loop.rig import Rig
 from tests.loop.watched_file import WatchedFile
 
-#: Both are larger than the part of the queue that a round reads for each resource spec.
+#: Numbers of queued jobs. A round reads fewer than this for each resource spec.
 FEW, MANY = 800, 4000
 
 
 class Steps:
-    """Counts the work of the database: statements, and tens of steps of its virtual machine."""
+    """Counts the work of the database, in statements and in tens of virtual machine steps."""
 
     def __init__(self, store: Store) -> None:
         self.connection = store.db.connection
@@ -43,7 +42,7 @@ class Steps:
 
 
 def ended(rig: Rig, jobs: int) -> None:
-    """Adds jobs that have finished after one attempt."""
+    """Adds this many jobs that have finished after one attempt."""
     for _ in range(jobs):
         job = rig.add_job("true", gpus=3)
         [attempt] = rig.loop.recorder.record([act.Start(job, ("U0",), 1000)], rig.clock.now()).values()
@@ -53,7 +52,7 @@ def ended(rig: Rig, jobs: int) -> None:
         )
 
 
-#: Operations that are repeated while jobs wait.
+#: Operations that the scheduler repeats while jobs wait.
 WORK: dict[str, Callable[[Rig], object]] = {
     "a round": lambda rig: rig.tick(),
     "what falls due": lambda rig: next_retry(rig.store, rig.clock.now()),
@@ -69,7 +68,8 @@ def test_cost_of_a_round_does_not_grow_with_the_queue(tmp_path: Path) -> None:
         with rig.store.db.transaction():
             ended(rig, over)
             for n in range(queued):
-                # Each job waits, since it needs three GPUs of two. Every second one was launched once.
+                # Each job waits, because it needs three GPUs and there are two.
+                # Every second job also has a retry time.
                 job = rig.add_job(f"echo {n}", gpus=3, allowed=(n % 5,))
                 if n % 2:
                     later = (rig.clock.now().boot + 1e6, rig.clock.now().boot_id, job)
@@ -88,7 +88,7 @@ def test_cost_of_a_round_does_not_grow_with_the_queue(tmp_path: Path) -> None:
     assert [name for name, (_, steps) in many.items() if steps > few[name][1] + 100] == []
 
 
-def test_stored_counts_match_a_count_of_the_rows(tmp_path: Path) -> None:
+def test_stored_counts_of_jobs_by_state_match_the_rows(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     ended(rig, 3)
     rig.add_job("a", hold=True)
@@ -100,7 +100,7 @@ def test_stored_counts_match_a_count_of_the_rows(tmp_path: Path) -> None:
 
 
 def cost_of_reading(desk: WatchedFile, later: float = 0.0) -> tuple[int, int]:
-    """Returns the statements and the changed rows of a read."""
+    """Returns how many statements one read of the jobs file needs, and how many rows it changes."""
     before = desk.rig.store.db.connection.total_changes
     statements, _ = Steps(desk.rig.store).of(lambda: desk.read(later))
     return statements, desk.rig.store.db.connection.total_changes - before
@@ -126,7 +126,7 @@ def test_appending_a_line_costs_the_same_in_a_short_and_a_long_file(desk: Watche
     assert costs[0][1] <= 5
 
 
-def test_an_edit_writes_only_the_changed_lines(desk: WatchedFile) -> None:
+def test_edit_of_a_line_writes_only_the_changed_lines(desk: WatchedFile) -> None:
     desk.lines = [f"[gpus=3 hold] python train.py --seed {n}\n" for n in range(500)]
     desk.save_lines()
     desk.read()
@@ -134,18 +134,18 @@ def test_an_edit_writes_only_the_changed_lines(desk: WatchedFile) -> None:
     desk.lines[250] = desk.lines[250].replace("hold", "hold name=it")
     desk.save_lines()
     desk.read()
-    assert cost_of_reading(desk, 3)[1] == 3  # the line changes twice, and a request is added
+    assert cost_of_reading(desk, 3)[1] == 3  # two changes of the line and one new request
     desk.lines.insert(250, "[gpus=3 hold] python inserted.py\n")
     desk.save_lines()
     desk.read()
     statements, changes = cost_of_reading(desk, 3)
     assert statements < 40
-    assert changes <= 250 + 10  # the numbers of the following lines, in one statement
+    assert changes <= 250 + 10  # one statement renumbers the lines that follow
     rows = desk.rig.store.db.rows("SELECT number, raw FROM line ORDER BY position")
     assert [(row["number"], row["raw"]) for row in rows] == list(enumerate(desk.lines, 1))
 
 
-def test_makes_room_when_queue_positions_run_out(desk: WatchedFile) -> None:
+def test_renumbers_queue_positions_when_there_is_none_between_two_lines(desk: WatchedFile) -> None:
     desk.lines = ["[hold] echo a\n", "[hold] echo z\n"]
     desk.save_lines()
     desk.read()
@@ -158,7 +158,7 @@ def test_makes_room_when_queue_positions_run_out(desk: WatchedFile) -> None:
     assert [(row["number"], row["raw"]) for row in rows] == list(enumerate(desk.lines, 1))
 
 
-def test_reads_a_long_file_in_portions_and_starts_its_jobs_in_order(
+def test_reads_a_long_file_in_batches_and_starts_its_jobs_in_order(
     desk: WatchedFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gpu_scheduler.intake.jobs_file_watcher")
@@ -189,7 +189,7 @@ def test_reads_a_long_file_in_portions_and_starts_its_jobs_in_order(
     assert rig.tick_until_ended(120).outcome == "completed"
 
 
-def test_a_restart_between_two_portions_continues_with_the_next(
+def test_restart_between_two_batches_continues_with_the_next_batch(
     desk: WatchedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs_file_watcher, "BATCH_LINES", 50)

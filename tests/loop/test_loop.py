@@ -1,4 +1,4 @@
-"""Tests rounds with real runners: the store has the true outcome, whichever process is killed."""
+"""Tests, with real runners, that the store has each job's true outcome even if a process is killed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_starts_and_ends_are_durable_before_the_loop_acts_on_them(rig: Rig) -> N
     assert sum(any(part in text for part in durable) for text in statements) == 2
 
 
-def test_a_new_scheduler_reads_results_from_before_its_start(rig: Rig) -> None:
+def test_new_scheduler_reads_results_written_before_its_start(rig: Rig) -> None:
     jobs = [rig.add_job(f"sleep 0.2; exit {code}", share=250) for code in (0, 9)]
     rig.tick()
     folders = [rig.attempt_folder(job) for job in jobs]
@@ -91,7 +91,7 @@ def test_a_job_whose_runner_was_killed_is_interrupted_and_leaves_no_process(rig:
 
 
 def killing_start(folder: Path, deaths: int) -> str:
-    """Makes a start file whose runner kills itself before its claim the first `deaths` times."""
+    """Makes a start file whose runner kills itself before it writes its claim, the first `deaths` times."""
     path = folder / "killing_start.py"
     path.write_text(
         "import os, sys\n"
@@ -142,7 +142,7 @@ class Refusing(DirectExecutor):
         self.times = times
 
     def launch(self, attempt: AttemptRef) -> None:
-        """Raises LaunchError, or launches."""
+        """Raises LaunchError the first `times` times; then launches."""
         self.times -= 1
         if self.times >= 0:
             raise LaunchError("fork failed: out of processes")
@@ -157,7 +157,7 @@ def test_a_failed_launch_is_retried_as_a_new_attempt(tmp_path: Path) -> None:
     assert "out of processes" in words(rig.store.attempts(job)[0].reason)
 
 
-def test_an_unknown_conda_environment_fails_with_the_list_and_delays_no_other_job(
+def test_unknown_conda_environment_fails_with_a_list_of_known_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(tmp_path / "conda", "alpha", "beta")
@@ -182,7 +182,7 @@ def test_an_unknown_conda_environment_fails_with_the_list_and_delays_no_other_jo
     assert (tmp_path / "ran").read_text() == "beta\n"
 
 
-def test_a_missing_script_is_a_failed_launch(rig: Rig) -> None:
+def test_job_with_a_missing_script_fails_with_the_reason(rig: Rig) -> None:
     job = rig.store.insert_job(JobSpec("csv", "s", str(rig.folder), str(rig.folder / "none.py")), "test")
     row = rig.tick_until_ended(job)
     assert row.outcome == "failed"
@@ -204,18 +204,18 @@ def test_cancel_kills_after_the_grace_period(rig: Rig) -> None:
     assert not (rig.folder / "ran").exists()
 
 
-def test_a_cancel_survives_a_restart_between_request_and_stop(rig: Rig) -> None:
+def test_cancel_takes_effect_if_the_scheduler_restarts_before_the_stop(rig: Rig) -> None:
     job = rig.add_job("echo > up; sleep 60")
     rig.runner_pid(job)
     wait_for(lambda: (rig.folder / "up").exists(), "the job")
     add_request(rig.store, "cancel", str(job), grace_s=1)
-    assert rig.loop.tick() is None  # the cancel is stored, but `stop` is not written yet
+    assert rig.loop.tick() is None  # the store has the cancel, but the file `stop` is not written yet
     assert not (rig.attempt_folder(job) / "stop").exists()
     again = Rig(rig.folder)
     assert again.tick_until_ended(job).outcome == "cancelled"
 
 
-def test_an_attempt_of_another_boot_is_interrupted(rig: Rig) -> None:
+def test_attempt_from_before_a_reboot_is_interrupted(rig: Rig) -> None:
     job = rig.add_job("echo x >> ran")
     rig.loop.recorder.record([act.Start(job, ("U0",), 1000)], rig.clock.now())
     rig.store.db.connection.execute("UPDATE attempt SET boot_id = 'before'")
@@ -225,7 +225,7 @@ def test_an_attempt_of_another_boot_is_interrupted(rig: Rig) -> None:
     assert not (rig.folder / "ran").exists()
 
 
-def test_jobs_start_in_order_and_shares_fill_a_gpu(rig: Rig) -> None:
+def test_jobs_start_in_order_and_their_shares_fill_each_gpu(rig: Rig) -> None:
     code = "echo $GPU_SCHEDULER_JOB $CUDA_VISIBLE_DEVICES >> ran; while [ ! -e go ]; do sleep 0.02; done"
     jobs = [rig.add_job(code, share=500) for _ in range(5)]
     rig.tick_until(
@@ -241,7 +241,7 @@ def test_jobs_start_in_order_and_shares_fill_a_gpu(rig: Rig) -> None:
     assert [placed[str(job)] for job in jobs[:4]] == ["0", "0", "1", "1"]
 
 
-def test_ignores_files_of_another_attempt(rig: Rig) -> None:
+def test_ignores_a_result_with_the_token_of_another_attempt(rig: Rig) -> None:
     job = rig.add_job("while [ ! -e go ]; do sleep 0.02; done; exit 3")
     rig.runner_pid(job)
     forged = {
@@ -262,7 +262,7 @@ def test_ignores_files_of_another_attempt(rig: Rig) -> None:
 
 
 def never_claimed(rig: Rig) -> tuple[int, Path]:
-    """Opens an attempt in the store that nobody launches; returns its job and folder."""
+    """Opens an attempt in the store but does not launch it. Returns the job's id and the attempt's folder."""
     job = rig.add_job("echo ran >> ran", share=250)
     now = rig.clock.now()
     rig.loop.recorder.record([act.Start(job, ("U0",), 250)], now)
@@ -279,7 +279,7 @@ def test_cancels_an_attempt_whose_claim_was_truncated_by_a_power_cut(rig: Rig) -
     assert not (rig.folder / "ran").exists()
 
 
-def test_an_attempt_that_cannot_be_reconciled_blocks_no_other(
+def test_attempt_that_cannot_be_reconciled_does_not_block_other_jobs(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     job, folder = never_claimed(rig)

@@ -1,4 +1,4 @@
-"""Tests that a round records a failure and a misplaced process once."""
+"""Tests what a round records about failures, GPU samples, misplaced processes and retries."""
 
 from __future__ import annotations
 
@@ -55,11 +55,13 @@ def test_failure_is_explained_in_the_store_and_in_the_log(rig: Rig, caplog: pyte
         ("exit 3", "exit code 3"),
     ],
 )
-def test_records_the_reason_of_an_end(rig: Rig, command: str, reason: str) -> None:
+def test_records_why_a_job_ended(rig: Rig, command: str, reason: str) -> None:
     assert words(rig.tick_until_ended(rig.add_job(command)).reason) == reason
 
 
-def test_only_the_log_of_a_failure_is_read_and_only_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_the_log_of_a_failed_job_once_and_no_other_log(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[str | None] = []
 
     def counting(path: str | None) -> str:
@@ -85,7 +87,7 @@ def test_only_the_log_of_a_failure_is_read_and_only_once(rig: Rig, monkeypatch: 
         (1, "physical", None, "off", False),
     ],
 )
-def test_job_with_remapped_device_numbers_gets_advice(
+def test_advises_a_job_that_failed_because_of_remapped_device_numbers(
     rig: Rig, gpu: int, default: str, own: str | None, cuda: str | None, advised: bool
 ) -> None:
     rig.store.record_options(replace(StartOptions(), cuda_ids=default))  # type: ignore[arg-type]
@@ -96,7 +98,7 @@ def test_job_with_remapped_device_numbers_gets_advice(
     assert (f"it was given --cuda {gpu}" in reason) is advised
 
 
-def test_reads_the_start_options_of_the_newest_scheduler(tmp_path: Path) -> None:
+def test_reads_the_recorded_start_options_even_of_a_later_version(tmp_path: Path) -> None:
     store = Store(DataDir.of(str(tmp_path / "state.json")), create=True)
     assert store.recorded_options() == StartOptions()
     options = StartOptions(mem_threshold=0.5, cuda_ids="visible", llm_config="/etc/llm.json", gpus="0,2")
@@ -127,7 +129,7 @@ def test_reads_the_end_of_a_log(tmp_path: Path) -> None:
 
 
 def on_gpu_1(rig: Rig, pid: int) -> None:
-    """Takes a sample with the process on GPU 1, and on GPU 2, which is not managed."""
+    """Takes a sample in which the process is on GPU 1 and on GPU 2, of which only GPU 1 is managed."""
     samples = tuple(
         GpuSample(f"U{i}", i, "card", 24576, 0, 0.0, (GpuProcess(pid, 9),) if i else ()) for i in range(3)
     )
@@ -157,7 +159,7 @@ def test_misplaced_process_is_reported_once(rig: Rig, caplog: pytest.LogCaptureF
     assert again.tick_until_ended(job).outcome == "cancelled"
 
 
-def test_samples_of_the_gpus_are_stored(rig: Rig) -> None:
+def test_stores_the_processes_and_the_last_loads_of_each_gpu(rig: Rig) -> None:
     processes = (GpuProcess(7, None), GpuProcess(8, 12, graphics_only=True))
     for load in (10.0, None, 30.0, 40.0, 50.0, 60.0):
         samples = [GpuSample("U0", 0, "card", 24576, 9, load, processes), GpuSample("U1", 1, "c", 1, 0, load)]
@@ -168,7 +170,7 @@ def test_samples_of_the_gpus_are_stored(rig: Rig) -> None:
     assert first.loads == (None, 30.0, 40.0, 50.0, 60.0)
 
 
-def test_oom_while_the_gpus_are_unreadable_requests_at_most_their_memory(rig: Rig) -> None:
+def test_oom_retry_requests_at_most_the_memory_of_the_gpu_while_gpus_are_unreadable(rig: Rig) -> None:
     go = rig.folder / "go"
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     job = rig.add_job(
@@ -183,7 +185,7 @@ def test_oom_while_the_gpus_are_unreadable_requests_at_most_their_memory(rig: Ri
     assert len(rig.store.attempts(job)) == 2
 
 
-def test_retries_of_a_line_override_those_of_the_scheduler(rig: Rig) -> None:
+def test_fail_retries_of_a_job_override_those_of_the_scheduler(rig: Rig) -> None:
     again, never = rig.add_job("exit 3", fail_retries=1), rig.add_job("exit 3", fail_retries=0)
     rig.loop.settings = replace(rig.loop.settings, fail_retries=9)
     rig.tick_until(lambda: rig.job(again).fail_retries_used == 1, "the end of the first attempt")

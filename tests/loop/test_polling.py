@@ -1,4 +1,4 @@
-"""Tests when the GPUs are polled, and which stored peaks of foreign processes still count."""
+"""Tests of the times at which the GPUs are polled, and of which peaks of foreign processes still count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.loop.manual_clock import ManualClock
 
 
 class Counted(ProbeClient):
-    """A probe without a process that answers at once."""
+    """A probe client that needs no process and answers at once."""
 
     def __init__(self) -> None:
         super().__init__("nvml")
@@ -24,8 +24,7 @@ class Counted(ProbeClient):
 
 
 def asked(clock: ManualClock, sampler: Sampler, seconds: float) -> list[float]:
-    """Returns the times within the next seconds at which the GPUs are polled; checks that each poll was
-    due."""
+    """Returns the times within the next `seconds` at which the GPUs are polled. Checks that each is due."""
     end = clock.boot + seconds
     times: list[float] = []
     while True:
@@ -43,7 +42,7 @@ def asked(clock: ManualClock, sampler: Sampler, seconds: float) -> list[float]:
 @pytest.mark.parametrize(
     ("every_s", "closely_s"), [(5.0, FREQUENT_EVERY_S), (0.25, 0.25), (20.0, FREQUENT_EVERY_S)]
 )
-def test_polls_gpus_more_often_for_a_while_after_a_start(every_s: float, closely_s: float) -> None:
+def test_polls_the_gpus_more_often_for_a_while_after_a_job_starts(every_s: float, closely_s: float) -> None:
     clock, probe = ManualClock(), Counted()
     sampler = Sampler(probe, GpuWatch(), clock, every_s)
     try:
@@ -56,7 +55,7 @@ def test_polls_gpus_more_often_for_a_while_after_a_start(every_s: float, closely
         close = [step for at, step in zip(times, steps, strict=True) if at <= began + FREQUENT_S]
         assert set(close) == {closely_s}
         assert len(close) == FREQUENT_S / closely_s
-        # Later samples follow at the usual interval.
+        # After that, samples follow at the usual interval.
         assert set(steps[len(close) + 1 :]) == {every_s}
     finally:
         sampler.close()
@@ -69,11 +68,11 @@ HELD = ((7, 50.0, 9000), (8, 60.0, 700), (9, 0.0, 300))
     ("listed", "alive", "kept"),
     [
         ([], [], {}),
-        # It is alive, but not on the GPU now.
+        # The process is alive, but not on the GPU now.
         ([], [(7, 50.0)], {(7, 50.0): 9000}),
-        # A listed process counts even if /proc does not show it; without a known start it is matched by pid.
+        # A listed process counts even if /proc hides it. Its pid alone must match if its start is unknown.
         ([7, 9], [], {(7, 50.0): 9000, (9, 0.0): 300}),
-        # Another process has its pid now.
+        # Another process has the pid now.
         ([8], [], {}),
     ],
 )

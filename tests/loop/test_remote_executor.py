@@ -1,4 +1,4 @@
-"""Tests that a round needs neither a folder nor a process of this machine to follow an attempt."""
+"""Tests that a round can follow an attempt that has neither a folder nor a process on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.reasons import words
 
 @pytest.fixture(autouse=True)
 def no_processes_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails the test on a search for processes of an attempt on this machine."""
+    """Fails the test if a round searches this machine for processes of an attempt."""
 
     def fail(*arguments: object) -> None:
         raise AssertionError(f"searched for processes: {arguments}")
@@ -100,7 +100,7 @@ def test_retries_a_refused_remote_launch(tmp_path: Path) -> None:
     assert str(rig.tick_until_ended(job).outcome) == "completed"
 
 
-def test_only_the_executor_of_an_attempt_is_asked_about_it(
+def test_attempt_is_left_alone_by_a_scheduler_without_its_executor(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = RemoteExecutor()

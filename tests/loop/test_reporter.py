@@ -1,4 +1,4 @@
-"""Tests that log, journal and status board report the events in the store, also after a restart."""
+"""Tests that log, journal and status board report every event of the store, even after a restart."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.reasons import worded
 
 
 class ReporterHarness:
-    """A store with two GPUs and its event reporter; `new` restarts the reporter."""
+    """A store with two GPUs, and its event reporter, which `restart` replaces."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -81,7 +81,7 @@ class ReporterHarness:
         return self.store.data_dir.folder / "status.txt"
 
     def ids(self, path: Path | None = None) -> list[int]:
-        """Returns the ids in the journal; every line must be complete JSON."""
+        """Returns the event ids in the journal. Fails unless every line is complete JSON."""
         text = (path or self.journal).read_text()
         assert text.endswith("\n")
         return [json.loads(line)["id"] for line in text.splitlines()]
@@ -99,7 +99,7 @@ def harness(tmp_path: Path) -> Iterator[ReporterHarness]:
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Returns a function that returns the lines logged at info and above since its last call."""
+    """Returns a function that returns what was logged, at level info or above, since its last call."""
     caplog.set_level(logging.INFO)
 
     def take() -> list[str]:
@@ -110,7 +110,9 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return take
 
 
-def test_start_lines_count_dispatched_jobs(harness: ReporterHarness, logged: Callable[[], list[str]]) -> None:
+def test_start_messages_count_the_dispatched_jobs(
+    harness: ReporterHarness, logged: Callable[[], list[str]]
+) -> None:
     jobs = [harness.job(f"echo {n}") for n in range(3)]
     harness.record(act.Start(jobs[0], ("U0",), 0, vram=18432), act.Start(jobs[1], ("U1",), 500))
     harness.reporter.action_recorded(act.AnswerRequest(1, RequestAnswer(AnswerCode.HELD)))
@@ -134,7 +136,7 @@ def test_dispatched_count_never_decreases(harness: ReporterHarness, logged: Call
     assert ["1/2" in lines[0], "2/2" in lines[1], "2/2" in lines[2]] == [True, True, True]
 
 
-def test_jobs_running_at_startup_stay_dispatched(
+def test_jobs_that_run_at_startup_count_as_dispatched(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     running, other = harness.job("echo a"), harness.job("echo b")
@@ -166,7 +168,7 @@ def test_failed_launch_is_logged_as_not_started(
     ]
 
 
-def test_calls_back_before_logging_the_end_of_an_attempt(
+def test_calls_on_attempt_end_before_it_logs_the_end_of_an_attempt(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     ended: list[tuple[int, int, list[str]]] = []
@@ -183,17 +185,17 @@ def test_calls_back_before_logging_the_end_of_an_attempt(
 
 
 def _again(harness: ReporterHarness, job: int, attempt: int) -> None:
-    """Queues the job again."""
+    """The job is queued again."""
     harness.end(job, attempt, state=JobState.QUEUED, job_outcome=None, reason=worded("again"))
 
 
 def _finished(harness: ReporterHarness, job: int, attempt: int) -> None:
-    """Cancels another job that never started."""
+    """Another job, which never started, is cancelled."""
     harness.record(act.FinishJob(harness.job("echo other"), Outcome.CANCELLED, worded("why not")))
 
 
 def _retried(harness: ReporterHarness, job: int, attempt: int) -> None:
-    """Finishes the job in this run, then retries it."""
+    """The job finishes during this run of the scheduler and is then retried."""
     harness.end(job, attempt)
     harness.record(act.RequeueJob(job, worded("asked for")))
 
@@ -215,7 +217,7 @@ def test_events_logged_together_each_show_their_own_job_count(
     assert [line.partition("(")[2].partition(" ")[0] for line in lines] == expected
 
 
-def test_jobs_finished_before_startup_do_not_count(
+def test_job_count_leaves_out_jobs_that_finished_before_startup(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     old, kept = harness.job("echo old"), harness.job("echo kept")
@@ -228,7 +230,7 @@ def test_jobs_finished_before_startup_do_not_count(
     harness.start(new)
     harness.update()
     assert "(1/1 dispatched" in logged()[0]
-    # One of them is retried: now it counts.
+    # A finished job counts once it is retried.
     harness.record(act.RequeueJob(old, worded("asked for")))
     harness.update()
     harness.end(new, 3)
@@ -237,14 +239,14 @@ def test_jobs_finished_before_startup_do_not_count(
     lines = logged()
     assert lines[0] == "job 1 queued: asked for"
     assert "(2/2 dispatched" in lines[-1]
-    # A job of this run is retried.
+    # A job that finished during this run still counts once when it is retried.
     harness.record(act.RequeueJob(new, worded("asked for")))
     harness.start(new)
     harness.update()
     assert "(2/2 dispatched" in logged()[-1]
 
 
-def test_retried_job_counts_once_however_often_it_is_held(
+def test_retried_job_counts_once_even_if_it_is_held_and_retried_again(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     old = harness.job("echo old")
@@ -275,7 +277,7 @@ def test_restart_logs_events_that_a_killed_scheduler_did_not_log(
     assert harness.ids() == harness.events()
 
 
-def test_first_reporter_does_not_log_earlier_events(
+def test_reporter_of_a_new_journal_does_not_log_earlier_events(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     harness.start(harness.job())
@@ -304,13 +306,13 @@ def test_logs_growing_peaks_only_if_verbose(
     harness.record(use)
     harness.reporter.action_recorded(use)
     assert logged()[-1] == "job 2 gpu0 5000 MiB (peak so far; declared 6144 by share 0.25)"
-    # The next reporter does not log it again.
+    # The next reporter does not log the same peak again.
     harness.restart(verbose=True).action_recorded(use)
     harness.restart().action_recorded(act.RecordUsage(job, attempt, 9.0, (("U0", 9000, 50.0),)))
     assert logged() == []
 
 
-def test_journal_has_every_event_once(harness: ReporterHarness) -> None:
+def test_journal_contains_every_event_once(harness: ReporterHarness) -> None:
     job = harness.job()
     harness.update()
     attempt = harness.start(job)
@@ -326,18 +328,18 @@ def test_journal_has_every_event_once(harness: ReporterHarness) -> None:
 
 
 def _behind(harness: ReporterHarness) -> None:
-    """Killed after the lines were appended and before the position was saved."""
+    """The scheduler was killed after it appended the lines, but before it saved the position."""
     harness.store.db.set_meta("reported_events", "[3, 1]")
 
 
 def _torn(harness: ReporterHarness) -> None:
-    """Killed during a write."""
+    """The scheduler was killed while it wrote a line."""
     with harness.journal.open("ab") as file:
         file.write(b'{"id": 4, "at": "2026-')
 
 
 def _torn_at_once(harness: ReporterHarness) -> None:
-    """Killed while writing the first line."""
+    """The scheduler was killed while it wrote the very first line."""
     harness.journal.write_bytes(b'{"id": 1, "at": "2026-')
     harness.store.db.set_meta("reported_events", "[0, 0]")
 
@@ -362,7 +364,9 @@ def test_journal_is_complete_after_a_crash(
     assert harness.ids() == harness.events() == [1, 2, 3, 4]
 
 
-def test_continues_after_the_journal_was_removed_or_replaced(harness: ReporterHarness) -> None:
+def test_continues_with_new_events_after_the_journal_was_removed_or_replaced(
+    harness: ReporterHarness,
+) -> None:
     for _ in range(3):
         harness.job()
     harness.update()
@@ -383,7 +387,7 @@ def test_continues_after_the_journal_was_removed_or_replaced(harness: ReporterHa
 
 
 @pytest.mark.parametrize("other", [{"at": 1.0}, {"job": 2}, {"event": "held"}, {"id": 2}])
-def test_accepts_a_last_line_only_if_all_its_values_match_the_store(
+def test_continues_a_journal_only_if_its_last_line_matches_the_store(
     harness: ReporterHarness, other: dict[str, Any]
 ) -> None:
     harness.job()
@@ -401,7 +405,7 @@ def test_accepts_a_last_line_only_if_all_its_values_match_the_store(
     assert harness.ids()[1:] == [4]
 
 
-def test_reports_again_if_a_power_cut_lost_reported_events(
+def test_reports_new_events_whose_ids_were_used_before_a_power_cut(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     job = harness.job()
@@ -414,7 +418,7 @@ def test_reports_again_if_a_power_cut_lost_reported_events(
     assert logged() == ["job 1 held: held by the user"]
 
 
-def test_logs_events_with_the_next_action_after_a_failed_read(
+def test_logs_events_after_a_failed_read_with_the_next_action(
     harness: ReporterHarness, logged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> int:
@@ -432,7 +436,7 @@ def test_logs_events_with_the_next_action_after_a_failed_read(
 
 @contextmanager
 def _no_file_above(size: int) -> Iterator[None]:
-    """Truncates writes beyond a file size, as a full disk would."""
+    """Cuts off writes beyond this file size, as a full disk would."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -441,7 +445,7 @@ def _no_file_above(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_full_disk_leaves_complete_lines_and_the_rest_follows(
+def test_full_disk_leaves_complete_lines_and_later_writes_add_the_rest(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     harness.update()
@@ -479,7 +483,7 @@ def test_logs_a_write_error_once_and_retries(
     harness.update()
     assert logged() == []
     assert harness.reporter.next_write_at == harness.clock.boot + RETRY_S
-    # A different error is logged too.
+    # A different error is logged as well.
     harness.journal.rmdir()
     harness.journal.symlink_to("nowhere")
     harness.clock.boot += RETRY_S
@@ -503,7 +507,7 @@ def test_rejects_a_journal_that_is_a_fifo(harness: ReporterHarness, logged: Call
     assert logged() == ["journal.jsonl cannot be written: not a file; jobs continue; retrying"]
 
 
-def test_close_writes_despite_earlier_errors(harness: ReporterHarness) -> None:
+def test_close_writes_the_journal_despite_earlier_errors(harness: ReporterHarness) -> None:
     harness.journal.mkdir()
     harness.job()
     harness.update()
@@ -513,7 +517,7 @@ def test_close_writes_despite_earlier_errors(harness: ReporterHarness) -> None:
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "status.txt"])
-def test_never_writes_through_a_symbolic_link(harness: ReporterHarness, name: str) -> None:
+def test_reporter_does_not_write_through_a_symbolic_link(harness: ReporterHarness, name: str) -> None:
     target = harness.folder / "precious"
     target.write_text("mine\n")
     (harness.store.data_dir.folder / name).symlink_to(target)
@@ -570,7 +574,9 @@ def test_appends_many_events_in_batches(harness: ReporterHarness, monkeypatch: p
     assert harness.ids() == harness.events()
 
 
-def test_writes_both_files_to_the_log_folder_if_given(harness: ReporterHarness, tmp_path: Path) -> None:
+def test_writes_journal_and_board_to_the_log_folder_if_one_is_given(
+    harness: ReporterHarness, tmp_path: Path
+) -> None:
     logs = tmp_path / "logs"
     harness.restart(LogFolder.from_option(str(logs)))
     harness.job()
@@ -586,7 +592,7 @@ def test_writes_both_files_to_the_log_folder_if_given(harness: ReporterHarness, 
     assert not harness.journal.exists()
 
 
-def test_board_follows_events_and_samples(harness: ReporterHarness) -> None:
+def test_board_is_updated_by_events_and_samples(harness: ReporterHarness) -> None:
     harness.update()
     first = os.stat(harness.board)
     assert f"scheduler pid {os.getpid()}  0 running, 0 queued" in harness.board.read_text()
@@ -626,7 +632,7 @@ def test_board_follows_events_and_samples(harness: ReporterHarness) -> None:
         (0, 9000, False, "no declaration"),
     ],
 )
-def test_board_shows_declarations(
+def test_board_shows_what_a_job_declared(
     harness: ReporterHarness, share: int, vram: int | None, is_declared: bool, expected: str
 ) -> None:
     job = harness.job("python train.py")
@@ -636,7 +642,7 @@ def test_board_shows_declarations(
     assert f"python train.py  GPU 0: ?/? MiB; {expected}\n" in harness.board.read_text()
 
 
-def test_a_sample_that_changes_only_times_waits(harness: ReporterHarness) -> None:
+def test_board_write_is_delayed_if_a_sample_changes_only_times(harness: ReporterHarness) -> None:
     def inode_after(delay_s: float, load_percent: float) -> int:
         harness.clock.boot += delay_s
         sample = GpuSample("U0", 0, "card", 24576, 7000, load_percent)
@@ -672,7 +678,7 @@ def test_board_shows_a_new_wait_reason_and_a_released_gpu_without_a_new_sample(
         assert shown in harness.board.read_text()
 
 
-def test_a_change_that_is_undone_before_it_was_written_wakes_no_round(harness: ReporterHarness) -> None:
+def test_no_board_write_is_scheduled_if_a_change_is_undone_in_time(harness: ReporterHarness) -> None:
     for load_percent, due in ((50.0, False), (60.0, True), (50.0, False)):
         sample = GpuSample("U0", 0, "card", 24576, 7000, load_percent)
         harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_at=harness.clock.boot)
@@ -694,7 +700,7 @@ def test_board_is_written_at_most_twice_a_second(harness: ReporterHarness) -> No
     assert harness.reporter.next_write_at is None
 
 
-def test_board_uses_the_limits_of_the_scheduler(harness: ReporterHarness) -> None:
+def test_board_uses_the_spike_buffer_of_the_scheduler(harness: ReporterHarness) -> None:
     attempt = harness.start(job := harness.job())
     harness.record(act.RecordUsage(job, attempt, 101.0, (("U0", 20000, 50.0),)))
     settings = Settings(spike_buffer=0.5)

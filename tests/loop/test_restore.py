@@ -1,4 +1,4 @@
-"""A start on a lost store is refused, forgets it or restores it; with real databases, folders and runners."""
+"""Tests that `start` refuses, forgets or restores a lost store, with real databases, folders and runners."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from tests.processes import exists, is_zombie
 from tests.reasons import words
 from tests.waiting import wait_for
 
-#: Runs until the file `go` exists.
+#: A command that runs until the file `go` exists.
 LONG = "echo $$ >> trace; while [ ! -e go ]; do sleep 0.02; done; echo end >> trace"
 
 
 class Quick(DirectExecutor):
-    """Starts real runners for commands that wait; writes the files of an ended attempt for all others."""
+    """Starts a real runner only for commands with `while`; otherwise writes the files of an ended attempt."""
 
     def launch(self, attempt: AttemptRef) -> None:
         folder = attempt.folder
@@ -77,7 +77,7 @@ class Quick(DirectExecutor):
 
 
 class RestoredStore:
-    """A folder with the parts of a scheduler, whose store is lost and opened again."""
+    """A folder with a scheduler whose store a test loses and opens again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -102,8 +102,8 @@ class RestoredStore:
         backups.make_backup(self.rig.store.db.connection, self.data_dir)
 
     def close(self) -> None:
-        """Kills the scheduler: its executor forgets its children and its store is closed."""
-        with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed already
+        """Ends the scheduler as a kill would: closes its store, and its executor forgets its children."""
+        with contextlib.suppress(sqlite3.ProgrammingError):  # the store is already closed
             for (attempt_id,) in self.rig.store.db.rows("SELECT id FROM attempt"):
                 attempt = self.rig.store.attempt(attempt_id)
                 assert attempt is not None
@@ -120,7 +120,7 @@ class RestoredStore:
         return open_store(self.data_dir, StartOptions(**options))
 
     def restore(self, **options: Any) -> None:
-        """Restores the store as `start --restore` does, with new scheduler parts."""
+        """Restores the store as `start --restore` does, and continues with a new scheduler."""
         self.start(restore=True, **options).close()
         self.rig = Rig(self.folder, executor=Quick())
 
@@ -195,7 +195,7 @@ def test_read_only_commands_report_a_lost_store(desk: RestoredStore) -> None:
     assert not desk.data_dir.database.read_bytes(), "a reader creates no store"
 
 
-def test_restores_a_store_from_the_folders_alone(desk: RestoredStore) -> None:
+def test_restores_a_store_from_the_attempt_folders_alone(desk: RestoredStore) -> None:
     completed, failed = desk.ended("true"), desk.ended("exit 3", name="bert", share=500, priority=7)
     killed, lives = desk.running(), desk.running()
     runner = desk.rig.runner_pid(killed)
@@ -230,7 +230,7 @@ def test_restores_a_store_from_the_folders_alone(desk: RestoredStore) -> None:
     assert desk.rig.add_job("true") == lives + 1
 
 
-def test_holds_an_attempt_that_had_not_begun_so_that_it_never_begins(
+def test_restore_holds_a_job_whose_attempt_had_not_begun(
     desk: RestoredStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(desk.rig.executor, "launch", lambda folder: None)
@@ -249,7 +249,9 @@ def test_holds_an_attempt_that_had_not_begun_so_that_it_never_begins(
     assert [row.number for row in desk.rig.store.attempts(job)] == [1, 2]
 
 
-def test_completes_a_backup_from_the_folders(desk: RestoredStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_restore_adds_attempts_from_the_folders_to_a_backup(
+    desk: RestoredStore, caplog: pytest.LogCaptureFixture
+) -> None:
     desk.ended("true")
     waits = desk.rig.add_job("echo waited >> trace")
     desk.backup()
@@ -271,7 +273,7 @@ def test_completes_a_backup_from_the_folders(desk: RestoredStore, caplog: pytest
     assert location.location_verdict(desk.rig.store) == "same"
 
 
-def test_refuses_an_older_database_and_replaces_it_by_the_newest_backup(desk: RestoredStore) -> None:
+def test_refuses_an_older_database_and_restores_the_newest_backup(desk: RestoredStore) -> None:
     first = desk.ended("true")
     desk.backup()
     desk.ended("true")
@@ -292,7 +294,7 @@ def test_refuses_an_older_database_and_replaces_it_by_the_newest_backup(desk: Re
     desk.rig = Rig(desk.folder, executor=Quick())
 
 
-def test_skips_a_damaged_backup_and_keeps_a_damaged_database(
+def test_restore_skips_a_damaged_backup_and_keeps_the_damaged_database(
     desk: RestoredStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = desk.ended("true")
@@ -336,7 +338,7 @@ def test_restoring_an_intact_store_changes_nothing(
     assert "the store is intact and contains every attempt; nothing is restored" in caplog.text
 
 
-def test_only_the_last_attempt_decides_about_its_job(desk: RestoredStore) -> None:
+def test_last_attempt_decides_the_outcome_of_a_restored_job(desk: RestoredStore) -> None:
     desk.backup()
     job = desk.ended("[ -e again ] || exit 3")
     (desk.folder / "again").touch()
@@ -348,7 +350,7 @@ def test_only_the_last_attempt_decides_about_its_job(desk: RestoredStore) -> Non
     assert [row.outcome for row in desk.rig.store.attempts(job)] == ["failed", "completed"]
 
 
-def test_finishes_an_open_attempt_of_the_backup_that_was_superseded(desk: RestoredStore) -> None:
+def test_restore_finishes_an_attempt_that_was_open_in_the_backup(desk: RestoredStore) -> None:
     job = desk.running("while [ ! -e go ]; do sleep 0.02; done; [ -e again ] || exit 3")
     desk.backup()
     (desk.folder / "go").touch()
@@ -363,7 +365,7 @@ def test_finishes_an_open_attempt_of_the_backup_that_was_superseded(desk: Restor
     assert desk.rig.store.active_attempts() == []
 
 
-def test_a_restore_does_not_retry_a_failed_job(desk: RestoredStore) -> None:
+def test_restore_does_not_retry_a_failed_job(desk: RestoredStore) -> None:
     job = desk.rig.add_job("exit 3", fail_retries=0)
     desk.rig.tick_until_ended(job)
     [folder] = attempt_folders.list_attempt_folders(desk.data_dir)
@@ -376,7 +378,7 @@ def test_a_restore_does_not_retry_a_failed_job(desk: RestoredStore) -> None:
 
 
 def lines_of(desk: RestoredStore, *, ends: bool = True) -> Callable[[float], JobsFileWatcher]:
-    """Returns a function that makes a watcher read jobs.txt at a given time."""
+    """Returns a function that reads jobs.txt with a new watcher, beginning at a given time."""
 
     def look(now: float) -> JobsFileWatcher:
         watch = JobsFileWatcher(desk.rig.store, str(desk.folder / "jobs.txt"), None)
@@ -405,7 +407,7 @@ def test_lines_of_restored_attempts_do_not_run_again(
         lambda: state_counts(desk.rig.store) == {"finished": 4, "held": 1}, "all but the held one"
     )
     desk.lose()
-    monkeypatch.chdir("/")  # the lines keep the folder in which they were first read
+    monkeypatch.chdir("/")  # lines keep the folder in which they were first read
     desk.restore(jobs_file=str(desk.folder / "jobs.txt"))
     for again in range(2):
         lines_of(desk)(200 + 100 * again)
@@ -424,7 +426,7 @@ def test_lines_of_restored_attempts_do_not_run_again(
     desk.rig.tick_until(lambda: desk.trace() == ["a", "a", "a"], "a line that is appended afterwards")
 
 
-def test_refuses_folders_without_the_lines_that_ran_there(desk: RestoredStore) -> None:
+def test_refuses_to_restore_from_folders_that_do_not_contain_the_lines(desk: RestoredStore) -> None:
     job = desk.ended("true")
     [folder] = attempt_folders.list_attempt_folders(desk.data_dir)
     spec = json.loads((folder.path / "spec.json").read_text())
@@ -440,7 +442,7 @@ def test_refuses_folders_without_the_lines_that_ran_there(desk: RestoredStore) -
     assert desk.rig.job(job).text == f"bash {folder.path}/command.sh"
 
 
-def test_a_fresh_start_reuses_no_id(desk: RestoredStore) -> None:
+def test_fresh_start_does_not_use_job_ids_again(desk: RestoredStore) -> None:
     job = desk.ended("true")
     desk.lose()
     store = desk.start(fresh=True)
@@ -452,7 +454,7 @@ def test_a_fresh_start_reuses_no_id(desk: RestoredStore) -> None:
     assert desk.rig.add_job("true") == job + 1
 
 
-def test_after_a_failed_fresh_start_a_lost_store_still_counts_as_lost(desk: RestoredStore) -> None:
+def test_lost_store_still_counts_as_lost_after_a_failed_fresh_start(desk: RestoredStore) -> None:
     job = desk.ended("true")
     desk.lose()
     store = desk.start(fresh=True)
@@ -465,7 +467,7 @@ def test_after_a_failed_fresh_start_a_lost_store_still_counts_as_lost(desk: Rest
     assert desk.rig.job(job).outcome == "completed"
 
 
-def test_a_running_job_without_a_claim_continues_after_a_restore(desk: RestoredStore) -> None:
+def test_running_job_without_a_claim_continues_after_a_restore(desk: RestoredStore) -> None:
     job, killed = desk.running(), desk.running()
     wait_for(lambda: len(desk.trace()) == 2, "both words")
     runner, folder = desk.rig.runner_pid(killed), desk.folder_of(killed)
@@ -501,7 +503,7 @@ def test_an_empty_attempt_folder_does_not_prevent_the_next_start(desk: RestoredS
     assert desk.rig.job(held).state == "held"
 
 
-def test_a_restore_names_a_folder_whose_attempt_is_unknown(desk: RestoredStore) -> None:
+def test_restore_names_a_folder_whose_attempt_cannot_be_identified(desk: RestoredStore) -> None:
     desk.ended("true")
     [folder] = attempt_folders.list_attempt_folders(desk.data_dir)
     desk.lose()
@@ -517,7 +519,7 @@ def test_a_restore_names_a_folder_whose_attempt_is_unknown(desk: RestoredStore) 
 
 
 @pytest.mark.parametrize("backed_up", [False, True])
-def test_replaces_the_database_of_another_folder(desk: RestoredStore, backed_up: bool) -> None:
+def test_restore_replaces_a_database_copied_from_another_folder(desk: RestoredStore, backed_up: bool) -> None:
     location.adopt_folder(desk.rig.store)
     ended = desk.ended("true")
     if backed_up:
@@ -543,7 +545,7 @@ def test_replaces_the_database_of_another_folder(desk: RestoredStore, backed_up:
     assert desk.rig.job(lives).state == "running"
 
 
-def test_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: RestoredStore) -> None:
+def test_attempt_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: RestoredStore) -> None:
     desk.ended("true")
     shutil.copytree(desk.data_dir.runs, desk.folder / "kept")
     with forgetting_jobs(desk.rig.store):
@@ -552,11 +554,11 @@ def test_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: RestoredStor
     (desk.data_dir.runs / "a file").touch()
     desk.close()
     with contextlib.closing(desk.start()) as store:
-        assert state_counts(store) == {}  # forgotten, as the user asked
+        assert state_counts(store) == {}  # the user asked to forget these jobs
     desk.rig = Rig(desk.folder, executor=Quick())
 
 
-def test_a_copy_without_its_database_still_counts_as_a_copy(desk: RestoredStore) -> None:
+def test_copied_data_directory_counts_as_a_copy_even_without_its_database(desk: RestoredStore) -> None:
     location.adopt_folder(desk.rig.store)
     job = desk.running()
     desk.close()
@@ -602,7 +604,7 @@ def test_unreadable_folders_do_not_prevent_a_start_on_an_intact_store(
     desk.rig = Rig(desk.folder, executor=Quick())
 
 
-def test_a_start_does_not_list_the_folders_of_finished_jobs(desk: RestoredStore) -> None:
+def test_start_does_not_list_the_attempt_folders_of_finished_jobs(desk: RestoredStore) -> None:
     finished = desk.ended("true")
     held = desk.rig.add_job("true", hold=True)
     desk.close()

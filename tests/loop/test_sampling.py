@@ -1,4 +1,4 @@
-"""Tests of storing samples: GPUs that are lost, vanish, recover or change order, also across a restart."""
+"""Tests of how samples are stored if GPUs are lost, recover or change order, even across a restart."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FOUR = tuple(gpu_sample(i, f"GPU-{c}") for i, c in enumerate("abcd"))
 
 
 class FakeProbeClient(ProbeClient):
-    """A probe client with the answers of the test and without a process."""
+    """A probe client that has no process and gives the answers that the test sets."""
 
     def __init__(self) -> None:
         super().__init__("nvml")
@@ -63,7 +63,7 @@ class FakeProbeClient(ProbeClient):
 
 
 class SamplerBench:
-    """A store and a sampler. `restart` creates the next scheduler on the same store."""
+    """A store with a sampler. `restart` stands for a new scheduler on the same store."""
 
     def __init__(self, store: Store, watch: GpuWatch | None = None) -> None:
         self.store = store
@@ -92,7 +92,7 @@ class SamplerBench:
         self.sampler.read(self.recorder)
 
     def faults(self) -> list[GpuFault | None]:
-        """Returns the stored faults by index, which placement uses too."""
+        """Returns the stored fault of each GPU. Checks that placement uses the same faults."""
         rows = self.store.gpus()
         seen = self.watch.gpus({row.uuid: (row.index, False) for row in rows}, {})
         if self.watch.snapshot is not None:
@@ -132,7 +132,7 @@ def test_lost_gpu_recovers_after_three_good_samples(
     ]
 
 
-def test_an_unlisted_gpu_is_lost_and_a_restart_skips_no_sample(bench: SamplerBench) -> None:
+def test_unlisted_gpu_is_lost_and_must_recover_even_after_a_restart(bench: SamplerBench) -> None:
     bench.begin(FOUR)
     left = [gpu_sample(0, "GPU-a"), gpu_sample(1, "GPU-c"), gpu_sample(2, "GPU-d")]
     bench.take(left)
@@ -154,7 +154,7 @@ def test_an_unlisted_gpu_is_lost_and_a_restart_skips_no_sample(bench: SamplerBen
     assert bench.faults() == [None] * 4
 
 
-def test_failed_sample_changes_the_state_of_no_gpu(bench: SamplerBench) -> None:
+def test_failed_sample_makes_gpus_unreadable_but_not_lost(bench: SamplerBench) -> None:
     bench.begin(FOUR)
     bench.take(lost("GPU-b"))
     bench.take("no answer within 10 s")
@@ -194,7 +194,7 @@ def test_pauses_and_allocations_follow_the_gpu_when_the_order_changes(bench: Sam
     ]
 
 
-def test_unknown_loads_replace_older_samples(bench: SamplerBench) -> None:
+def test_unknown_loads_replace_the_loads_of_older_samples(bench: SamplerBench) -> None:
     bench.begin([replace(FOUR[0], load_percent=90.0)])
     seen = []
     for _ in range(3):
@@ -209,7 +209,7 @@ def test_start_keeps_managing_a_lost_gpu(bench: SamplerBench) -> None:
     bench.restart()
     bench.begin(FOUR[:3], option="4")
     assert bench.faults() == [None, None, None, UNLISTED]
-    # Excluded by the option, it is forgotten.
+    # If the option excludes the lost GPU, the store forgets it.
     bench.restart()
     bench.begin(FOUR[:3], option="0-2")
     bench.restart()
@@ -220,7 +220,7 @@ def test_start_keeps_managing_a_lost_gpu(bench: SamplerBench) -> None:
         bench.begin(FOUR[:3], option="4")
 
 
-def test_simulated_gpus_follow_the_current_option(bench: SamplerBench) -> None:
+def test_simulated_gpus_are_those_of_the_current_option(bench: SamplerBench) -> None:
     simulated = [gpu_sample(i, f"SIM-{i}") for i in range(4)]
     bench.begin(simulated)
     bench.restart()
@@ -252,7 +252,7 @@ def test_start_without_sampled_or_stored_gpus_is_an_error_with_a_remedy(bench: S
 
 
 class Sampled(Rig):
-    """A rig whose samples go through a sampler. lost: the GPUs that do not respond."""
+    """A rig whose samples go through a sampler. lost: indices of the GPUs that do not respond."""
 
     bench: SamplerBench | None = None
     lost: tuple[int, ...] = ()
@@ -267,7 +267,7 @@ class Sampled(Rig):
         self.bench.sampler.read(self.bench.recorder)
 
 
-def test_start_with_a_count_logs_the_selected_gpus(
+def test_start_with_a_count_of_gpus_logs_which_ones_it_selected(
     bench: SamplerBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gpu_scheduler")
@@ -275,7 +275,7 @@ def test_start_with_a_count_logs_the_selected_gpus(
     assert "--gpus 1 is a count: GPU 0; for GPU 1 alone write --gpus 1," in caplog.messages
 
 
-def test_job_on_a_lost_gpu_continues_with_its_share_and_no_other_starts(
+def test_job_on_a_lost_gpu_continues_and_no_other_job_starts_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = Sampled(tmp_path, gpus=1)
@@ -307,7 +307,7 @@ def test_job_on_a_lost_gpu_continues_with_its_share_and_no_other_starts(
     assert rig.tick_until_ended(waiting).outcome == "completed"
 
 
-def test_start_on_a_slow_driver_continues_and_keeps_its_query(
+def test_start_continues_if_the_driver_is_slow_and_its_query_stays_open(
     bench: SamplerBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

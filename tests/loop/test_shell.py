@@ -1,4 +1,4 @@
-"""Tests the parts around the loop: log files, console output, wake-ups, managed GPUs."""
+"""Tests of the parts around the loop: log files, console output, wake-ups and managed GPUs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CARDS = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0) for i in range(4)]
         ("all", [0, 1, 2, 3]),
     ],
 )
-def test_gpus_are_a_count_or_a_list(option: str | None, chosen: list[int]) -> None:
+def test_gpus_option_is_a_count_or_a_list(option: str | None, chosen: list[int]) -> None:
     assert [gpu.index for gpu in select_gpus(CARDS, option)] == chosen
 
 
@@ -52,11 +52,11 @@ def test_gpus_are_a_count_or_a_list(option: str | None, chosen: list[int]) -> No
         (CARDS, "1,", None),
         (CARDS, "all", None),
         (CARDS, None, None),
-        # With CUDA_VISIBLE_DEVICES=2,3 there is no GPU 1.
+        # With CUDA_VISIBLE_DEVICES=2,3, the scheduler has no GPU 1.
         (CARDS[2:], "1", "--gpus 1 is a count: GPU 2"),
     ],
 )
-def test_logs_the_chosen_gpus_if_the_count_is_below_their_number(
+def test_names_the_chosen_gpus_if_the_count_is_below_the_number_found(
     cards: list[GpuSample], option: str | None, note: str | None
 ) -> None:
     assert count_note(cards, option) == note
@@ -68,7 +68,7 @@ def test_rejects_more_gpus_than_exist_and_names_the_number_found(option: str) ->
         select_gpus(CARDS, option)
 
 
-def test_the_load_is_the_mean_of_the_last_three_samples() -> None:
+def test_gpu_load_is_the_mean_of_the_last_three_samples() -> None:
     watch = GpuWatch()
     for load in (100.0, 10.0, 20.0, 60.0):
         watch.accept_sample(Snapshot(1.0, (GpuSample("U0", 0, "card", 24576, 0, load),)))
@@ -76,7 +76,7 @@ def test_the_load_is_the_mean_of_the_last_three_samples() -> None:
     assert gpu.mean_load == 30.0
 
 
-def test_a_failed_sample_prevents_placement() -> None:
+def test_failed_sample_leaves_no_sample_for_placement() -> None:
     watch = GpuWatch()
     watch.accept_sample(Snapshot(1.0, (CARDS[0],)))
     watch.record_failure("hangs")
@@ -137,7 +137,7 @@ def test_a_log_is_always_a_new_private_file(tmp_path: Path) -> None:
     assert not victim.exists()
 
 
-def test_the_output_of_a_direct_job_is_printed_with_its_number(
+def test_output_of_a_direct_job_is_printed_with_its_job_id(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rig = Rig(tmp_path)
@@ -154,7 +154,7 @@ def test_the_output_of_a_direct_job_is_printed_with_its_number(
     console.close()
     out = capsys.readouterr().out
     theirs = "[job 1] one\n[job 1] \x1b[32mtwo\x1b[0m\n[job 1] --- failed: exit code 3"
-    assert theirs in out  # unchanged
+    assert theirs in out  # not escaped
     assert out.index(theirs) < out.index("a line of ours"), "its output comes before the message of its end"
     assert "# job" not in out
     ours = "a line of ours, about \\x1b]0;evil\\x07\n  and more\n"
@@ -162,7 +162,7 @@ def test_the_output_of_a_direct_job_is_printed_with_its_number(
     assert (tmp_path / "main.log").read_text().endswith(ours)
 
 
-def test_only_watched_names_wake_the_scheduler(tmp_path: Path) -> None:
+def test_only_changes_to_watched_files_wake_the_scheduler(tmp_path: Path) -> None:
     wakeups = Wakeups()
     assert wakeups.watch(tmp_path / "jobs.txt", "jobs")
     assert not wakeups.watch(tmp_path / "none" / "x", "x")
@@ -195,7 +195,7 @@ def test_runners_and_signals_wake_even_if_files_cannot_be_watched(
     assert caplog.text.count(f"fs.inotify.max_user_{limit}=") == 1
 
 
-def test_watches_folder_and_runner_of_attempts_until_they_end(tmp_path: Path) -> None:
+def test_watches_the_folder_and_the_runner_of_an_attempt_until_it_ends(tmp_path: Path) -> None:
     wakeups = Wakeups()
     folder = tmp_path / "run"
     folder.mkdir()
@@ -209,7 +209,7 @@ def test_watches_folder_and_runner_of_attempts_until_they_end(tmp_path: Path) ->
     assert wakeups.wait(60) == {"attempt"}
     runner.kill()
     assert wakeups.wait(60) == {"runner"}
-    assert wakeups.wait(0.05) == set()  # warned once
+    assert wakeups.wait(0.05) == set()  # a runner's end wakes the scheduler only once
     runner.wait()
     wakeups.watch_attempts({})
     (folder / "claim").write_text("x")

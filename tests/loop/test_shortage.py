@@ -1,4 +1,4 @@
-"""Tests that a shortage of processes, memory or open files never counts against a job, a line or a GPU."""
+"""Tests that a shortage of processes, memory or open files is not blamed on a job, a line or a GPU."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def refuse(number: int) -> Callable[..., Any]:
 
 
 class Refusing(DirectExecutor):
-    """An executor that launches nothing while `number` is set. tried: the number of launches."""
+    """An executor that launches nothing unless `number` is None. tried: how often a launch was tried."""
 
     def __init__(self, number: int | None) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Refusing(DirectExecutor):
         self.tried = 0
 
     def launch(self, attempt: AttemptRef) -> None:
-        """Fails with the errno; if it is 0, starts nothing and reports nothing, like Screen."""
+        """Raises LaunchError with errno `number`. If it is 0, fails without an error, as Screen may."""
         self.tried += 1
         if self.number:
             error = OSError(self.number, os.strerror(self.number))
@@ -92,7 +92,7 @@ def test_launch_that_fails_because_of_a_shortage_does_not_count(
     executor = Refusing(number)
     rig = rig_with(tmp_path, executor)
     job, other = rig.add_job("exit 7", share=1000), rig.add_job("exit 0", share=1000)
-    # More than the allowed launches of an attempt and attempts of a job.
+    # This is more than the permitted number of launches and attempts.
     rig.tick_until(lambda: executor.tried > 5, "launches")
     [reason] = wait_reasons(rig.store).values()
     assert reason.cause == describe_shortage(number)
@@ -106,7 +106,7 @@ def test_launch_that_fails_because_of_a_shortage_does_not_count(
 def test_unclaimed_attempt_is_kept_while_no_process_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The shortage is over before the next check of the storage.
+    # The monitor forgets the shortage before it next checks the storage.
     monkeypatch.setattr(storage_monitor, "BACKOFF_S", 0.0)
     executor = Refusing(0)
     settings = Settings(launch_deadline_s=0.01, assign_retry_wait_s=0.01, grace_s=1.0)
@@ -119,7 +119,7 @@ def test_unclaimed_attempt_is_kept_while_no_process_can_be_started(
 
     monkeypatch.setattr(storage_monitor, "start_error", start_error)
     job = rig.add_job("exit 7")
-    # If processes can be started, the attempt fails, because the executor itself does not work.
+    # Once processes can be started again, the attempt fails, because this executor launches nothing.
     rig.tick_until(lambda: rig.job(job).launch_failures, "a failed launch")
     assert trials[:3] == [(3, 0, 1), (6, 0, 1), (9, 0, 1)]
 
@@ -152,7 +152,7 @@ def test_command_that_cannot_start_because_of_a_shortage_runs_later(
     assert (row.exit_code, row.outcome, row.launch_failures) == (7, "failed", 0)
 
 
-def test_a_shortage_of_descriptors_is_raised_instead_of_misread(
+def test_shortage_of_descriptors_is_raised_and_not_taken_for_a_missing_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
@@ -178,7 +178,7 @@ def test_a_shortage_of_descriptors_is_raised_instead_of_misread(
 
 
 @pytest.mark.parametrize("loads", [False, True])
-def test_lines_that_cannot_be_checked_are_neither_malformed_nor_jobs(
+def test_lines_that_bash_cannot_check_now_are_neither_malformed_nor_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, loads: bool
 ) -> None:
     rig = Rig(tmp_path)
@@ -248,7 +248,7 @@ def test_console_stops_following_during_a_shortage_and_resumes(
     ]
 
 
-def test_runner_is_followed_again_after_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runner_is_watched_again_after_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wakeups = Wakeups()
     with monkeypatch.context() as short:
         short.setattr(os, "pidfd_open", refuse(errno.EMFILE))
@@ -263,7 +263,7 @@ def test_runner_is_followed_again_after_a_shortage(tmp_path: Path, monkeypatch: 
     wakeups.close()
 
 
-def test_helper_that_cannot_start_leaks_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_of_the_helper_leaks_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     real, left = fcntl.fcntl, 0
 
@@ -283,7 +283,7 @@ def test_helper_that_cannot_start_leaks_no_descriptor(monkeypatch: pytest.Monkey
         assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_probe_counts_as_running_while_proc_is_unreadable(
+def test_probe_process_counts_as_running_while_proc_is_unreadable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as short:
@@ -318,7 +318,7 @@ def test_round_that_fails_because_of_a_shortage_is_retried_and_reported_once(
         assert caplog.text.count(messages) == 1
 
 
-def test_names_the_limit_that_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shortage_message_names_the_limit_that_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"/proc/self/cgroup": "8:pids:/box\n0::/\n", "/proc/loadavg": "0.1 0.1 0.1 1/90 7"}
     monkeypatch.setattr(shortages, "_read_text", lambda path: texts.get(path, ""))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -350,7 +350,7 @@ def test_names_the_limit_that_is_reached(monkeypatch: pytest.MonkeyPatch) -> Non
         (65536, 1048576, "sudo prlimit --pid {} --nofile=131072"),
     ],
 )
-def test_the_remedy_for_too_few_open_files_suits_the_rights_of_the_user(
+def test_remedy_for_the_open_files_limit_depends_on_the_hard_limit(
     soft: int, hard: int, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))

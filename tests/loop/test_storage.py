@@ -1,4 +1,4 @@
-"""Health issues of the files and folders that we write to, and the scheduler's reaction."""
+"""Tests of health issues with the files and folders that the scheduler writes, and of its reaction."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def home(tmp_path: Path) -> DataDir:
 
 @pytest.fixture
 def unprivileged() -> Iterator[Path]:
-    """A folder of a user who is subject to permissions; root becomes nobody for the test."""
-    # $TMPDIR may be private to root.
+    """A folder of the user who runs the test; root becomes `nobody`, so that permissions apply."""
+    # Only root might have access to $TMPDIR.
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         was = os.geteuid()
         if was == 0:
@@ -75,7 +75,7 @@ def test_reports_no_issue_for_writable_folders(home: DataDir, tmp_path: Path) ->
         (errno.EIO, "cannot be written (Input/output error): check"),
     ],
 )
-def test_every_error_has_a_message_and_a_remedy(
+def test_every_write_error_has_a_message_and_a_remedy(
     home: DataDir, monkeypatch: pytest.MonkeyPatch, number: int, words: str
 ) -> None:
     monkeypatch.setattr(storage, "_write_error", lambda folder: OSError(number, os.strerror(number)))
@@ -169,7 +169,7 @@ PLANTED_OBSTACLES: list[tuple[Callable[[Path], None], str]] = [
 
 
 @pytest.mark.parametrize(("plant", "problem"), PLANTED_OBSTACLES)
-def test_leaves_an_occupied_log_folder_alone(
+def test_reports_a_log_folder_that_something_else_has_replaced(
     home: DataDir, tmp_path: Path, plant: Callable[[Path], None], problem: str
 ) -> None:
     chosen = tmp_path / "logs"
@@ -196,7 +196,7 @@ def test_does_not_use_a_file_planted_between_check_and_use(
 ) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
-    theirs.chmod(0o755)  # whatever the umask
+    theirs.chmod(0o755)  # independent of the umask
     default = tmp_path / "logs"
     logs = LogFolder((default, tmp_path / "logs_ada"), os.geteuid())
     looked = LogFolder.usable_path
@@ -244,7 +244,7 @@ def test_reports_a_link_among_the_parents_of_the_log_folder(home: DataDir, tmp_p
     assert [t.problem for t in find_issues(home, logs)] == ["is reached through a link"]
     assert LogFolder.from_option(str(tmp_path / "a" / "logs")).paths == (
         tmp_path / "b" / "logs",
-    )  # a link is allowed at the start
+    )  # a link is allowed when the scheduler starts
 
 
 class ManualClock(Clock):
@@ -257,7 +257,7 @@ class ManualClock(Clock):
         return Now(0.0, self.boot, "boot")
 
 
-def test_a_launch_on_a_full_disk_does_not_count_as_a_failed_launch(
+def test_launch_prevented_by_a_full_disk_does_not_count_as_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(storage_monitor, "BACKOFF_S", 0.02)
@@ -286,18 +286,18 @@ def test_a_launch_on_a_full_disk_does_not_count_as_a_failed_launch(
     row = rig.tick_until_ended(job)
     assert (row.exit_code, row.launch_failures, len(rig.store.attempts(job))) == (7, 0, 1)
     assert rig.tick_until_ended(other).exit_code == 0
-    assert len(list((tmp_path / "logs").iterdir())) == 2  # failed launches leave no log
+    assert len(list((tmp_path / "logs").iterdir())) == 2  # a failed launch leaves no log
     assert caplog.text.count("spec.json: No space left on device: free space there") == 1
 
 
-def test_backs_off_after_storage_failures_that_the_checks_miss(
+def test_launches_pause_after_storage_failures_that_the_checks_miss(
     home: DataDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
     watch = StorageMonitor(home, LogFolder((home.folder,), os.geteuid()), clock)
 
     def waits() -> list[float]:
-        """Returns the seconds without launches after each of the next failures."""
+        """Returns how many seconds pass without launches after each of the next failures."""
         found = []
         for _ in range(9):
             assert watch.is_cause_of(OSError(errno.EDQUOT, "over quota", f"/logs/{clock.boot}.log"))
@@ -318,7 +318,7 @@ def test_backs_off_after_storage_failures_that_the_checks_miss(
     assert not watch.is_cause_of(None)
 
 
-def test_a_launch_failure_of_the_job_itself_counts(tmp_path: Path) -> None:
+def test_launch_failure_caused_by_the_job_itself_counts(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.loop.storage = StorageMonitor(
         rig.store.data_dir, LogFolder.from_option(str(tmp_path / "logs")), Clock()
@@ -327,7 +327,9 @@ def test_a_launch_failure_of_the_job_itself_counts(tmp_path: Path) -> None:
     assert (row.outcome, row.launch_failures) == ("failed", 3)
 
 
-def test_an_action_that_fails_does_not_block_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_action_does_not_block_the_other_actions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig = Rig(tmp_path)
     jobs = [rig.add_job("sleep 60", share=500) for _ in range(2)]
     assert len({rig.runner_pid(job) for job in jobs}) == 2
@@ -349,7 +351,7 @@ def test_an_action_that_fails_does_not_block_others(tmp_path: Path, monkeypatch:
     assert [rig.tick_until_ended(job).outcome for job in jobs] == ["cancelled", "cancelled"]
 
 
-def test_logs_when_an_issue_begins_and_ends(home: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_when_a_health_issue_begins_and_ends(home: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     for level in ("error", "info"):
         monkeypatch.setattr(storage_monitor.log, level, lambda text, *values: messages.append(text % values))
@@ -373,7 +375,7 @@ def test_logs_when_an_issue_begins_and_ends(home: DataDir, monkeypatch: pytest.M
 
 @pytest.fixture
 def main_log(tmp_path: Path) -> Iterator[tuple[Path, list[str], Callable[[str], None]]]:
-    """The path of a main log, the messages about it, and a function that writes a line."""
+    """Yields the path of a main log, the messages about it, and a function that writes a line to it."""
     messages: list[str] = []
     handler = MainLog(tmp_path / "main.log", messages.append)
 
@@ -426,7 +428,7 @@ def test_reports_an_unwritable_main_log_once_and_retries(
     assert capsys.readouterr().err == ""
 
 
-def test_the_main_log_is_private_with_any_umask(
+def test_main_log_is_private_whatever_the_umask(
     main_log: tuple[Path, list[str], Callable[[str], None]],
 ) -> None:
     path, _, write = main_log

@@ -1,4 +1,4 @@
-"""Files that other users may change: refused by `start`, and ignored by a running scheduler."""
+"""Tests that `start` refuses files that other users may change, and that a running scheduler ignores them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FILES = ("jobs.txt", "llm_config.json", "s.json", "gpu_scheduler.log")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory of a start, with all its files."""
+    """Makes a folder with all the files that `start` uses, and changes to it."""
     monkeypatch.chdir(tmp_path)
     for name in FILES:
         (tmp_path / name).write_text("{}" if name.endswith(".json") else "")
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def checked(*, trust: bool = False) -> list[str]:
-    """The warnings of a start."""
+    """Returns the warnings that `start` gives about its files."""
     options = StartOptions(state_file="s.json", log_dir="logs", trust_files=trust)
     check_paths(options)
     return check_files(options, DataDir.of("s.json"))
@@ -78,7 +78,7 @@ def test_start_refuses_a_file_of_another_user_without_trust_files(
     assert checked(trust=True) == []
 
 
-def test_start_reports_group_writable_files_once(folder: Path) -> None:
+def test_start_reports_all_group_writable_files_in_one_warning(folder: Path) -> None:
     for name in ("jobs.txt", "s.json"):
         (folder / name).chmod(0o664)
     both = f"{folder / 'jobs.txt'}, {folder / 's.json'}"
@@ -98,7 +98,7 @@ def test_start_refuses_a_linked_main_log_even_with_trust_files(folder: Path) -> 
     assert precious.read_text() == "precious"
 
 
-def test_start_accepts_the_users_links_to_their_own_files(folder: Path) -> None:
+def test_start_accepts_links_from_the_user_to_files_of_the_user(folder: Path) -> None:
     (folder / "elsewhere").mkdir()
     for name in FILES[:3]:
         (folder / name).rename(folder / "elsewhere" / name)
@@ -192,9 +192,7 @@ def test_does_not_write_a_main_log_owned_by_another_user(folder: Path, other_uid
     os.close(main_log.open_main_log(path, trust=True))
 
 
-def test_launches_nothing_from_a_folder_that_replaced_the_data_directory(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_does_not_launch_from_a_folder_that_replaced_the_data_directory(folder: Path, tmp_path: Path) -> None:
     home = DataDir.of(str(tmp_path / "state.json"))
 
     def exchange(step: str) -> None:
@@ -221,7 +219,7 @@ def test_launches_nothing_from_a_folder_that_replaced_the_data_directory(
 
 
 @pytest.mark.parametrize("leads_to", ["precious.json", "new.json"])
-def test_does_not_write_through_a_planted_link_at_the_state_file(
+def test_does_not_write_the_state_file_through_a_link_of_another_user(
     rig: Rig, tmp_path: Path, other_uid: int, leads_to: str
 ) -> None:
     link, precious = rig.store.data_dir.state_file, tmp_path / "precious.json"
@@ -240,7 +238,7 @@ def test_does_not_write_through_a_planted_link_at_the_state_file(
     assert not (tmp_path / "precious.json.bad").exists()
 
 
-def test_a_file_planted_at_the_temporary_path_does_not_become_the_state_file(
+def test_file_planted_at_the_temporary_path_does_not_become_the_state_file(
     tmp_path: Path, other_uid: int
 ) -> None:
     path = tmp_path / "s.json"

@@ -1,4 +1,4 @@
-"""A jobs file that a watcher reads, and the scheduler that runs its jobs, for tests."""
+"""A jobs file with a watcher that reads it and a scheduler that runs its jobs, for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.loop.rig import Rig
 
 
 class WatchedFile:
-    """A jobs file with a scheduler that the test runs."""
+    """A jobs file with a watcher and a scheduler, whose rounds the test runs."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -22,12 +22,12 @@ class WatchedFile:
         return JobsFileWatcher(self.rig.store, str(self.path), frozenset(range(self.rig.gpus)))
 
     def restart(self) -> None:
-        """Replaces the scheduler by a new one."""
+        """Replaces the scheduler and the watcher with new ones."""
         self.rig = Rig(self.rig.folder)
         self.watch = self._watch()
 
     def save(self, text: str | bytes, quiet_s: float = 30.0) -> None:
-        """Saves the file, reads it at once, and again after it has been unchanged for quiet_s seconds."""
+        """Saves the file, reads it at once, and reads it again `quiet_s` seconds later."""
         self._replace(text.encode() if isinstance(text, str) else text)
         self.wait(quiet_s)
 
@@ -41,14 +41,14 @@ class WatchedFile:
         os.replace(spare, self.path)
 
     def read(self, later: float = 0.0) -> None:
-        """Reads the file some seconds later, repeatedly as long as more is ready at once."""
+        """Reads the file `later` seconds after the last read, until no batch of lines is left to load."""
         self.now += later
         self.watch.check(self.now)
         while self.watch.loading:
             self.watch.check(self.now)
 
     def wait(self, seconds: float) -> None:
-        """Reads the file, runs rounds, and reads it again after some seconds."""
+        """Reads the file and runs rounds, now and again after this many seconds."""
         for step in (0.0, seconds):
             self.now += step
             self.watch.check(self.now)

@@ -1,9 +1,11 @@
-"""A model of an attempt that is searched exhaustively: every interleaving of the scheduler's loop, two
-runners, the command, `cancel` without a scheduler, and the faults of a scenario.
+"""A model of an attempt, and an exhaustive search of it.
+
+The search covers every interleaving of the scheduler's loop, two runners, the command, `cancel` without a
+scheduler, and the faults of a scenario.
 
     make model                                    scenarios, negative controls and limits
     python -m tests.protocol big                  two large scenarios
-    python -m tests.protocol limits chain         the limits whose name has `chain`, with traces
+    python -m tests.protocol limits chain         the limits whose name contains `chain`, with traces
 
 `state` has the fields; `loop`, `runner`, `people` and `faults` have the steps; `invariants` has the
 conditions that must hold; `rules` has a switch for each rule; `scenarios` lists the searches. The scheduler's

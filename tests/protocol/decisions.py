@@ -1,4 +1,4 @@
-"""Asks the scheduler's own code for the decisions of the model.
+"""Lets the scheduler's own code make the decisions in the model.
 
 `core.scheduling.reconcile_attempt` and `core.scheduling.restored_attempts` get facts that represent a state;
 `runner.termination` decides how a runner handles its signals.
@@ -29,7 +29,7 @@ from tests.protocol import state as st
 
 _NOW = Now(1e9, 1000.0, "boot")
 _SETTINGS = Settings(max_assign_attempts=2, max_launches=2)
-#: The state of the newest attempt of a job in each state of the model.
+#: The state of a job's newest attempt, for each job state of the model.
 _STATES = (
     AttemptState.ENDED, AttemptState.STARTING, AttemptState.RUNNING,
     AttemptState.STOPPING, AttemptState.ENDED, AttemptState.ENDED,
@@ -87,8 +87,10 @@ class ObservedAttempt(NamedTuple):
 
 @cache
 def reconcile_answers(view: ObservedAttempt) -> tuple[tuple[act.Action, ...], ...]:
-    """Returns every answer of `settle` for an open attempt: deadlines passed or not, jobs startable or
-    not."""
+    """Returns every answer of `reconcile` for an open attempt.
+
+    The answers cover deadlines that have passed or not, and starts that are blocked or not.
+    """
     answers: dict[tuple[act.Action, ...], None] = {}
     for over, late, held in product((False, True), repeat=3):
         fact = _attempt(view, over, late)
@@ -99,8 +101,10 @@ def reconcile_answers(view: ObservedAttempt) -> tuple[tuple[act.Action, ...], ..
 
 
 def _attempt(view: ObservedAttempt, deadline_passed: bool, late: bool) -> Attempt:
-    """Returns the facts of an attempt. deadline_passed: a deadline or grace period has passed; late: also 60
-    s."""
+    """Returns the facts of an attempt.
+
+    deadline_passed: a deadline or grace period has passed; late: it passed at least 60 s ago.
+    """
     long_ago, just_now = 0.0, 1000.0
     return Attempt(
         1,
@@ -133,7 +137,7 @@ def _attempt(view: ObservedAttempt, deadline_passed: bool, late: bool) -> Attemp
 
 @cache
 def release_answers(found: bool, swept: int) -> tuple[tuple[act.Action, ...], ...]:
-    """Returns every answer of `release` for an ended attempt whose GPUs are not released."""
+    """Returns every answer of `release_allocation` for an ended attempt whose GPUs are not released yet."""
     answers: dict[tuple[act.Action, ...], None] = {}
     for over in (False, True):
         fact = _attempt(ObservedAttempt(1, st.QUEUED, st.CLAIM_NONE, swept=swept), over, late=False)
@@ -165,7 +169,7 @@ def _describe_action(action: act.Action) -> str:
     return _DESCRIPTIONS.get(type(action), type(action).__name__)
 
 
-# The requests to end that a runner has received, as a number for each state of an `Ending`; 0: none.
+# Each state of a `Termination` that a runner can reach has a number, its index; 0: no request to end.
 
 _endings: list[Termination] = [Termination()]
 _numbers: dict[tuple[object, ...], int] = {tuple(vars(_endings[0]).values()): 0}
