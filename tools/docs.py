@@ -21,32 +21,32 @@ State = TypeVar("State", JobState, AttemptState)
 ROOT = Path(__file__).resolve().parents[1]
 
 STATES = {
-    JobState.HELD: "waits for the user: after `hold`, an interrupted attempt, or `[hold]` on its line",
-    JobState.QUEUED: "waits for GPUs, for its turn, or for the time of its next launch; `why` shows which",
-    JobState.STARTING: "has GPUs, and its runner is being launched; its command has not begun",
+    JobState.HELD: "waits for `release` after a `hold`, an interrupted attempt, or `[hold]` on its line",
+    JobState.QUEUED: "waits for GPUs, its turn, or the time of its next launch; `why` shows the reason",
+    JobState.STARTING: "has GPUs, and the scheduler is launching its runner; its command has not begun",
     JobState.RUNNING: "a runner has claimed the attempt and supervises its command",
-    JobState.STOPPING: "is being stopped: SIGTERM was sent, and SIGKILL follows after the grace period",
-    JobState.FINISHED: "has an outcome and holds no GPU; `retry` queues it again",
+    JobState.STOPPING: "is being stopped: it was sent SIGTERM, and SIGKILL follows after the grace period",
+    JobState.FINISHED: "has an outcome and keeps no GPU; `retry` queues it again",
 }
 ATTEMPT_STATES = {
     AttemptState.STARTING: "has GPUs and is being launched; no runner has claimed it yet",
     AttemptState.RUNNING: "a runner has claimed it and supervises its command",
     AttemptState.STOPPING: "was asked to end and has not ended yet",
-    AttemptState.ORPHANED: "its runner died without a result; its processes are being ended",
-    AttemptState.ENDED: "has an outcome, but keeps its GPUs until none of its processes is left",
-    AttemptState.RELEASED: "its GPUs are released, but their memory is not free yet",
-    AttemptState.CLOSED: "the memory of its GPUs is free, or 60 s have passed; nothing more happens to it",
+    AttemptState.ORPHANED: "its runner died without a result; the scheduler is ending its processes",
+    AttemptState.ENDED: "has an outcome, but keeps its GPUs until all of its processes are gone",
+    AttemptState.RELEASED: "has released its GPUs, but their memory is not free yet",
+    AttemptState.CLOSED: "is over: the memory of its GPUs is free, or 60 s have passed since their release",
 }
 OUTCOMES = {
-    Outcome.COMPLETED: "its command exited with 0, as seen by the process that waited for it",
-    Outcome.FAILED: "its command exited with another code or by a signal, or could not be started at all",
+    Outcome.COMPLETED: "its command exited with code 0, which the process that waited for it recorded",
+    Outcome.FAILED: "its command exited with another code, was ended by a signal, or could not be started",
     Outcome.TIMED_OUT: "it reached its time limit and was stopped",
     Outcome.CANCELLED: "the user stopped it or removed it from the queue",
-    Outcome.PREEMPTED: "it was stopped to make room; the job is held",
+    Outcome.PREEMPTED: "it was stopped to make room for another job; the job is held",
     Outcome.INTERRUPTED: "its runner died without a result, or the machine went down; the job is held",
-    Outcome.NOT_STARTED: "the launch failed before its command began; retried a limited number of times",
-    Outcome.ENDED: "an adopted process is gone, and its exit code cannot be known",
-    Outcome.SKIPPED: "never started, because a job that it depends on failed",
+    Outcome.NOT_STARTED: "the launch failed before the command began; it is retried a few times",
+    Outcome.ENDED: "it was an adopted process, which is gone; its exit code cannot be known",
+    Outcome.SKIPPED: "it never started, because a job that it depends on failed",
 }
 
 #: Facts that apply to all commands and so belong to no single help text.
@@ -135,7 +135,7 @@ def states() -> str:
             "# States and outcomes",
             "",
             _generated_note(
-                "the tables in `gpu_scheduler/core/model/states.py`, which nothing else overrides"
+                "the tables in `gpu_scheduler/core/model/states.py`, which alone define the states"
             ),
             "",
             "A job is in one of six states. Its outcome says how it ended and is separate from its state.",
@@ -150,9 +150,9 @@ def states() -> str:
             "",
             *_state_table(ATTEMPT_STATES, ATTEMPT_TRANSITIONS),
             "",
-            "The scheduler refuses any other change with an error that contains the history of the job.",
+            "The scheduler refuses any other change with an error that shows the history of the job.",
             "",
-            "| outcome | meaning, for an attempt or its job |",
+            "| outcome | meaning for an attempt or its job |",
             "| --- | --- |",
             *(f"| `{outcome}` | {OUTCOMES[outcome]} |" for outcome in Outcome),
             "",
