@@ -1,1 +1,1 @@
-"""The managed GPUs: probes, sampling, and which attempt owns each process."""
+"""The managed GPUs: reads them at intervals, and finds the attempt to which each process on them belongs."""

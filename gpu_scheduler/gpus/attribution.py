@@ -1,11 +1,14 @@
-"""Attributes the processes on a GPU: to an attempt, as foreign, or as unmatched.
+"""Finds the owner of each process on a GPU: the process belongs to an attempt, is foreign, or is unmatched.
 
-`runner.membership` decides which processes belong to an attempt. Here the token of an attempt that is not
-open counts as none, because the jobs of a scheduler that runs in a job use the GPUs of that job. A process
-also counts as an attempt's if it was attributed to it before, if it shares a session with a member, or if it
-is in a cgroup that the attempt has moved to. That is enough to account for its memory, but not to end it. A
-pid that a probe lists may be of another pid namespace. It is then searched among the inner pids of our own
-processes and otherwise stays unmatched, which is neither ours nor foreign.
+`runner.membership` decides which processes belong to an attempt. In this module, only the tokens of open
+attempts count: if a scheduler itself runs in a job, its own jobs use the GPUs of that job.
+
+A process is also attributed to an attempt if it was attributed to it before, if it shares a session with a
+process of the attempt, or if it is in a cgroup into which the attempt has moved. This evidence is enough to
+account for the memory of the process, but not to end the process.
+
+A probe may list a pid from another pid namespace. Such a pid is looked up among the inner pids of our own
+processes. If it is not found there, it is unmatched: neither ours nor foreign.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ from gpu_scheduler.runner.membership import Membership, RecordedCommand
 from gpu_scheduler.system.procfs import PROC, Proc, Process
 
 _Key = TypeVar("_Key", int, str)
-#: Half a clock tick in seconds: the starts of two processes with one pid differ by at least one tick. If the
-#: clock was set between two schedulers, a process counts as another one, and never twice.
+#: Half a clock tick in seconds. Two processes with the same pid start at least one tick apart. If the clock
+#: was set since the last scheduler ran, a process that is still running is taken for a new one.
 _SAME_START_S = 0.005
-#: Prefixes of the UUIDs of real GPUs, whose processes the driver lists. Simulated jobs report their own pids.
+#: Prefixes of the UUIDs of real GPUs. The driver lists their processes, whereas simulated jobs report their
+#: own pids.
 _REAL_GPU_PREFIXES = ("GPU-", "MIG-", UNKNOWN_UUID_PREFIX)
 
 
@@ -33,8 +37,9 @@ _REAL_GPU_PREFIXES = ("GPU-", "MIG-", UNKNOWN_UUID_PREFIX)
 class Ownership:
     """The owners of the processes in one sample of a GPU.
 
-    owners: pid -> attempt (None = foreign); starts: pid -> wall-clock seconds, if known. An unmatched pid, or
-    one that ended before it was examined, is in neither. unmatched: whether any pid is unmatched.
+    owners: the attempt of each process by pid, None if the process is foreign. starts: the known start times
+    by pid, in wall-clock seconds. Both omit a pid that is unmatched or whose process ended before it was
+    examined. unmatched: whether any pid is unmatched.
     """
 
     owners: Mapping[int, int | None] = field(default_factory=dict)
@@ -44,14 +49,14 @@ class Ownership:
 
 @dataclass(frozen=True)
 class _KnownProcess:
-    """The process of a listed pid, and the token of its attempt (None = foreign)."""
+    """The process with a listed pid, and the token of its attempt, None if the process is foreign."""
 
     process: Process
     token: str | None
 
 
 class _NoProcess(Enum):
-    """The reason why a listed pid is attributed without a process; a hidden one is foreign."""
+    """The reason why no process can be examined for a listed pid. A hidden process is foreign."""
 
     HIDDEN = "hidden"
     ENDED = "ended"
@@ -59,7 +64,7 @@ class _NoProcess(Enum):
 
 
 def is_alive(pid: int, start: float, root: str = PROC) -> bool:
-    """Returns whether the process that started at `start` (wall-clock seconds, 0 = unknown) is alive."""
+    """Returns whether a process is alive. start: its start time in wall-clock seconds, 0 if unknown."""
     proc = Proc(root)
     process = proc.process(pid)
     if process is None:
@@ -68,30 +73,30 @@ def is_alive(pid: int, start: float, root: str = PROC) -> bool:
 
 
 class ProcessOwners:
-    """The owners of the listed processes. Attributions last for one sample, their evidence longer."""
+    """Finds the owners of the listed processes anew for each sample, but remembers the evidence longer."""
 
     def __init__(self, root: str = PROC) -> None:
         self._proc = Proc(root)
         self._open: frozenset[str] = frozenset()
         self._attributions: dict[int, _KnownProcess | _NoProcess] = {}
         self._known: dict[int, _KnownProcess] = {}
-        #: Number of consecutive samples in which a listed pid had no process.
+        #: Number of consecutive samples in which a pid was listed but had no process.
         self._missed: dict[int, int] = {}
-        #: Session -> token -> start of a member; cgroup -> token -> start of the first process of the
-        #: attempt.
+        #: For each session, the start of a member of each attempt; for each cgroup, the start of the first
+        #: process of each attempt (both by token).
         self._sessions: dict[int, dict[str, int]] = {}
         self._cgroups: dict[str, dict[str, int]] = {}
-        #: Foreign processes for which all of /proc has been searched; it is searched again only if they
-        #: change.
+        #: Foreign processes for which all of /proc has already been searched. It is searched again only for
+        #: other processes.
         self._searched: set[Process] = set()
         self._carriers: list[tuple[Process, str]] | None = None
         self._inner_pids: dict[int, list[tuple[Process, str]]] | None = None
         self._command_of: Callable[[str], RecordedCommand | None] = lambda token: None
-        #: Recorded commands; None for those that were missing when this sample read them.
+        #: The recorded commands by token; None if the command was not yet recorded at this sample.
         self._commands: dict[str, RecordedCommand | None] = {}
 
     def begin_sample(self, pids: Collection[int]) -> None:
-        """Begins a new sample, which lists these processes."""
+        """Begins the attribution of a new sample, which lists these pids."""
         self._attributions, self._carriers, self._inner_pids = {}, None, None
         self._commands = {
             token: command
@@ -114,9 +119,10 @@ class ProcessOwners:
         tokens: Mapping[str, int],
         command_of: Callable[[str], RecordedCommand | None] = lambda token: None,
     ) -> Ownership:
-        """Returns the owners of the processes of a GPU in the newest sample.
+        """Returns the owners of the processes on a GPU in the newest sample.
 
-        tokens: token -> open attempt; command_of: returns the recorded command of the attempt with a token.
+        tokens: the open attempts by token. command_of: returns the recorded command of the attempt with a
+        given token.
         """
         self._open, self._command_of = frozenset(tokens), command_of
         owners: dict[int, int | None] = {}
@@ -142,7 +148,7 @@ class ProcessOwners:
         if process is None:
             return self._attribute_missing(pid, known, is_real_gpu)
         known_before = known is not None and process.is_same_as(known.process)
-        # If /proc does not show every process, the pid may equal that of one of ours by chance.
+        # If /proc does not show every process, one of ours may have the same pid by chance.
         if is_real_gpu and not (known_before or self._proc.sees_all or self._proc.uses_gpu(pid)):
             return self._by_inner_pid(pid, is_real_gpu) or _NoProcess.UNMATCHED
         self._known[pid] = _KnownProcess(process, self._owner(process))
@@ -151,7 +157,7 @@ class ProcessOwners:
     def _attribute_missing(
         self, pid: int, known: _KnownProcess | None, is_real_gpu: bool
     ) -> _KnownProcess | _NoProcess:
-        """Attributes a pid without a process: it has ended, is hidden, or is of another pid namespace."""
+        """Attributes a pid without a process, which ended, is hidden, or is in another pid namespace."""
         self._missed[pid] = self._missed.get(pid, 0) + 1
         if known is not None:
             if not self._is_alive(known.process):
@@ -162,7 +168,8 @@ class ProcessOwners:
         found = self._by_inner_pid(pid, is_real_gpu)
         if found is not None:
             return found
-        # If /proc shows every process, a pid that is missing for the first time has ended since the sample.
+        # If /proc shows every process and a pid is missing for the first time, its process ended after the
+        # sample was taken.
         return _NoProcess.ENDED if self._proc.sees_all and self._missed[pid] == 1 else _NoProcess.UNMATCHED
 
     def _is_alive(self, process: Process) -> bool:
@@ -190,7 +197,7 @@ class ProcessOwners:
         )
 
     def _open_token(self, process: Process) -> str | None:
-        """Returns the token of an open attempt that a process carries or was attributed to, or None."""
+        """Returns the token of the open attempt that a process was attributed to or carries; None if none."""
         token = self._remembered_token(process) or self._proc.token(process.pid)
         return token if token in self._open else None
 
@@ -226,13 +233,13 @@ class ProcessOwners:
         )
 
     def _recorded_commands(self) -> dict[str, RecordedCommand | None]:
-        """Returns the open attempts and their commands."""
+        """Returns the recorded commands of the open attempts by token."""
         for token in self._open - self._commands.keys():
             self._commands[token] = self._command_of(token)
         return {token: self._commands[token] for token in self._open}
 
     def _record_session_and_cgroup(self, process: Process, first: Process, token: str) -> None:
-        """Remembers the session and the cgroup of a process of an attempt. first: its runner."""
+        """Remembers the session and cgroup of an attempt's process. first: the attempt's first process."""
         known = self._sessions.get(process.session, {})
         if token not in known:
             leader = self._leader(process)
@@ -244,7 +251,7 @@ class ProcessOwners:
             self._cgroups.setdefault(group, {}).setdefault(token, first.start)
 
     def _by_session(self, process: Process) -> str | None:
-        """Returns the token of the attempt that has a known member in this session, or None."""
+        """Returns the token of the one open attempt with a known process in this session; None if none."""
         own = self._proc.own_process
         if process.session in (0, own.session if own else 0):
             return None
@@ -261,8 +268,10 @@ class ProcessOwners:
         return None if leader is None or leader.ended else leader
 
     def _by_cgroup(self, process: Process) -> str | None:
-        """Returns the token of the one open attempt, older than the process, that has moved to the innermost
-        cgroup around it, or None."""
+        """Returns the token of the attempt that has moved into the innermost known cgroup of this process.
+
+        Returns None if that is not exactly one open attempt, or if it is younger than the process.
+        """
         group = self._proc.cgroup(process.pid)
         around = [name for name in self._cgroups if _is_in(group, name)]
         if not around:
@@ -272,7 +281,7 @@ class ProcessOwners:
         return tokens[0] if len(tokens) == 1 and found[tokens[0]] <= process.start else None
 
     def _by_inner_pid(self, pid: int, is_real_gpu: bool) -> _KnownProcess | None:
-        """Returns our process with this inner pid, if only one attempt has one."""
+        """Returns our process with this inner pid; None if no attempt or several attempts have one."""
         self._find_carriers()
         if self._inner_pids is None:
             self._inner_pids = {}
@@ -290,7 +299,7 @@ class ProcessOwners:
         return meant[0]
 
     def _find_carriers(self) -> None:
-        """Finds every process that carries an open token, once per sample."""
+        """Finds every process that carries the token of an open attempt. Searches only once per sample."""
         if self._carriers is not None:
             return
         table = {process.pid: (process, self._proc.token(process.pid)) for process in self._proc.processes()}
@@ -306,5 +315,5 @@ class ProcessOwners:
 
 
 def _is_in(group: str, outer: str) -> bool:
-    """Returns whether a cgroup is `outer` or below it."""
+    """Returns whether a cgroup is `outer` itself or inside it."""
     return group == outer or group.startswith(f"{outer.rstrip('/')}/")

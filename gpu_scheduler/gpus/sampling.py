@@ -21,18 +21,19 @@ from gpu_scheduler.store.writer import StoreWriter
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two samples of the GPUs, and after one that failed.
+#: Seconds between two samples of the GPUs, and from a failed query to the next one.
 SAMPLE_EVERY_S = 5.0
 RETRY_S = 2.0
-#: Seconds after the start of a job in which samples are frequent, and seconds between those samples.
+#: For how many seconds after the start of a job samples are frequent, and how many seconds apart they are
+#: then.
 FREQUENT_S, FREQUENT_EVERY_S = 60.0, 1.0
-#: Seconds that a start waits for the first answer if the store has GPUs, because their jobs may need
-#: attention.
+#: Seconds that `start` waits for the first answer if the store already has GPUs. It does not wait longer,
+#: because jobs on these GPUs may need attention.
 FIRST_SAMPLE_S = 5.0
 
 
 class Sampler:
-    """Queries the probe every few seconds, and at once on request; a query that hangs blocks nothing."""
+    """Queries the probe every few seconds, and at once on request. A hanging query never blocks the loop."""
 
     def __init__(
         self, probe: ProbeClient, watch: GpuWatch, clock: Clock, every_s: float = SAMPLE_EVERY_S
@@ -44,12 +45,12 @@ class Sampler:
         self._clock = clock
         self._store: Store | None = None
         self._next_query_at = 0.0
-        #: Indices of managed GPUs whose UUID is still unknown; without it they are not in the store.
+        #: Indices of managed GPUs that are not in the store, because their UUID is still unknown.
         self._without_uuid: set[int] = set()
 
     @property
     def fd(self) -> int:
-        """A descriptor that is readable when an answer has arrived."""
+        """A descriptor that becomes readable when an answer has arrived."""
         return self._probe.fileno()
 
     @property
@@ -63,8 +64,8 @@ class Sampler:
         """Takes the first sample and selects the GPUs that `--gpus` and CUDA_VISIBLE_DEVICES allow.
 
         simulated: whether the sampled GPUs are simulated; GPUs of the other kind are removed from the store.
-        Raises GpuStateError if the GPUs cannot be read and the store has none, UsageError for an invalid
-        option.
+        Raises GpuStateError if the GPUs cannot be read and the store has none of this kind, and UsageError
+        for an invalid option.
         """
         self._store = store
         recorded = _stored_gpus(store)
@@ -74,7 +75,7 @@ class Sampler:
         except UnreadableError as error:
             if not known:
                 raise
-            log.warning("%s; continuing with the stored GPUs; no job starts until they respond", error)
+            log.warning("%s; continuing with the stored GPUs, but no job starts until they respond", error)
             self._watch.record_failure(error.why)
             recorder.record_probe_failure(error.why)
             return
@@ -105,7 +106,7 @@ class Sampler:
                 self._log_change(GpuChange(gpu, recovered=False))
 
     def query(self, at_once: bool) -> bool:
-        """Queries the probe if it is time or `at_once`; returns False if it did not."""
+        """Queries the probe if a query is due or `at_once` is set; returns whether it sent a query."""
         now = self._clock.now().boot
         if self._probe.queried_at is not None or not (at_once or now >= self._next_query_at):
             return False
@@ -127,8 +128,8 @@ class Sampler:
             if isinstance(answer, Snapshot):
                 self._accept(answer, recorder)
             elif isinstance(answer, ProbeFailure):
-                # A query that failed at once is repeated soon; one that hung has already used up the
-                # interval.
+                # Repeat a query soon if it failed at once. After a query that hung, the next one is already
+                # due.
                 self._next_query_at = min(self._next_query_at, now.boot + RETRY_S)
                 if self._watch.failure is None:
                     log.warning(
@@ -146,7 +147,7 @@ class Sampler:
         assert self._store is not None
         known = _stored_gpus(self._store)
         managed = {gpu.uuid for gpu in known}
-        # A GPU that was lost before its UUID was known, and now reports it, recovers like any other.
+        # If a GPU was lost before its UUID was known and now reports it, it recovers like any other GPU.
         found = [
             gpu
             for gpu in _with_uuid(snapshot.gpus)
@@ -172,7 +173,7 @@ class Sampler:
             )
             return
         jobs = self._jobs_on(gpu.uuid)
-        rest = f"; jobs running on it continue and keep their share (job {', '.join(jobs)})" if jobs else ""
+        rest = f"; jobs running on it continue and keep their share ({_job_list(jobs)})" if jobs else ""
         log.warning("%s: %s; it accepts no new jobs%s", name, gpu.fault, rest)
 
     def _jobs_on(self, uuid: str) -> list[str]:
@@ -181,14 +182,19 @@ class Sampler:
         return [str(attempt.job_id) for attempt in allocated if uuid in attempt.gpus]
 
 
+def _job_list(jobs: Sequence[str]) -> str:
+    return f"job{'' if len(jobs) == 1 else 's'} {', '.join(jobs)}"
+
+
 def _stored_gpus(store: Store) -> list[GpuSample]:
     return [GpuSample(gpu.uuid, gpu.index, gpu.name, fault=gpu.fault) for gpu in store.gpus()]
 
 
 def _still_managed(known: Sequence[GpuSample], samples: Sequence[GpuSample]) -> list[GpuSample]:
-    """Returns the stored GPUs that a start keeps.
+    """Returns the stored GPUs that remain managed after a start.
 
-    A real GPU that the driver does not list is lost and may come back; simulated ones follow the option.
+    A real GPU that the driver does not list is kept, because it is lost and may come back. A simulated GPU is
+    kept only if `--simulate` still includes it.
     """
     sampled = {gpu.uuid for gpu in samples}
     real = any(_is_real(gpu.uuid) for gpu in samples)
@@ -200,5 +206,5 @@ def _is_real(uuid: str) -> bool:
 
 
 def _with_uuid(samples: Sequence[GpuSample]) -> list[GpuSample]:
-    # A GPU that was lost before its UUID was known is never stored under a placeholder.
+    # If a GPU was lost before its UUID was known, it has only a placeholder, which is never stored.
     return [gpu for gpu in samples if not gpu.uuid.startswith(UNKNOWN_UUID_PREFIX)]

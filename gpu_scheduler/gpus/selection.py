@@ -13,11 +13,11 @@ from gpu_scheduler.errors import UsageError
 def restrict_to_visible(
     samples: Sequence[GpuSample], cuda_visible_devices: str | None
 ) -> tuple[tuple[GpuSample, ...], str | None]:
-    """Returns the GPUs that the variable allows, in PCI order, and a note for the user (None = none).
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES allows, in PCI order, and a note for the user or None.
 
-    Its items are indices in PCI order or prefixes of UUIDs. If an item matches no GPU or several, no GPU is
-    managed, because none may be used that the user excluded; the note gives the reason. Empty or -1 hides
-    every GPU, as in CUDA.
+    The items of the variable are indices in PCI order or prefixes of UUIDs. If an item does not match exactly
+    one GPU, no GPU is returned, because the scheduler must not use a GPU that the user excluded; the note
+    gives the reason. An empty value or -1 hides every GPU, as in CUDA.
     """
     everything = tuple(samples)
     if cuda_visible_devices is None:
@@ -25,7 +25,7 @@ def restrict_to_visible(
     text = cuda_visible_devices.strip()
     setting = f"CUDA_VISIBLE_DEVICES={text}"
     if text in ("", "-1", "NoDevFiles"):
-        return (), f"{setting} hides every GPU from this scheduler: unset it, or name the GPUs to manage"
+        return (), f"{setting} hides every GPU from this scheduler; unset it, or list the GPUs to manage"
     chosen: set[str] = set()
     for item in (part.strip() for part in text.split(",")):
         matches = [gpu.uuid for gpu in everything if _names(item, gpu)]
@@ -37,7 +37,8 @@ def restrict_to_visible(
     if len(kept) == len(everything):
         return kept, None
     numbers = ", ".join(str(gpu.index) for gpu in kept)
-    return kept, f"{setting}: this scheduler manages only GPU {numbers} of {len(everything)}"
+    plural = "s" if len(kept) > 1 else ""
+    return kept, f"{setting}: this scheduler manages only GPU{plural} {numbers} of {len(everything)}"
 
 
 def _names(item: str, gpu: GpuSample) -> bool:
@@ -47,9 +48,10 @@ def _names(item: str, gpu: GpuSample) -> bool:
 
 
 def select_gpus(samples: Sequence[GpuSample], option: str | None) -> list[GpuSample]:
-    """Returns the GPUs that `--gpus` selects: a count ("4"), a list ("0,2,3" or "3,"), or all (None).
+    """Returns the GPUs that `--gpus` selects.
 
-    Raises UsageError, with the number of GPUs found, for an invalid option.
+    option: a count such as "4", a list such as "0,2,3" or "3,", or None for all GPUs. Raises UsageError with
+    the number of GPUs found if the option is invalid.
     """
     found = f"{len(samples)} GPU{'' if len(samples) == 1 else 's'} found"
     if option is None:
@@ -71,7 +73,7 @@ def select_gpus(samples: Sequence[GpuSample], option: str | None) -> list[GpuSam
 def count_note(samples: Sequence[GpuSample], option: str | None) -> str | None:
     """Explains a count in `--gpus` that could be mistaken for a GPU index; returns None if all GPUs are used.
 
-    samples: all GPUs, of which `select_gpus` returns the first ones.
+    samples: all GPUs; `select_gpus` selects the first ones.
     """
     count = None if option is None else _count(option)
     if count is None or count >= len(samples):
@@ -84,5 +86,5 @@ def count_note(samples: Sequence[GpuSample], option: str | None) -> str | None:
 
 
 def _count(option: str) -> int | None:
-    """Returns the number of a `--gpus` that is a count; None for a list."""
+    """Returns the number if the text of `--gpus` is a count; None if it is a list."""
     return int(option) if re.fullmatch(r"[0-9]+", option.strip()) else None

@@ -14,7 +14,7 @@ from gpu_scheduler.store.records import GpuRecord
 
 
 class GpuWatch:
-    """The newest snapshot, the mean load over the last ones, and the owner of each process on a GPU."""
+    """The newest snapshot, the mean load over the last few, and the owner of each process on a GPU."""
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
@@ -30,7 +30,7 @@ class GpuWatch:
             self._loads.setdefault(gpu.uuid, deque(maxlen=LOAD_SAMPLES)).append(gpu.load_percent)
 
     def record_failure(self, text: str) -> None:
-        """Records that the probe did not answer: no job starts until it does."""
+        """Records that the probe did not answer. No job starts until it answers again."""
         self.snapshot, self.failure = None, text
 
     def gpus(
@@ -39,10 +39,10 @@ class GpuWatch:
         tokens: Mapping[str, int],
         command_of: Callable[[str], RecordedCommand | None] = lambda token: None,
     ) -> tuple[Gpu, ...]:
-        """Returns the GPUs by index.
+        """Returns the GPUs, sorted by index.
 
-        known: UUID -> (index, paused); tokens: token -> attempt; command_of: returns the recorded command of
-        the attempt with a token.
+        known: the index of each GPU, and whether it is paused, by UUID. tokens: the open attempts by token.
+        command_of: returns the recorded command of the attempt with a given token.
         """
         samples = {gpu.uuid: gpu for gpu in self.snapshot.gpus} if self.snapshot else {}
         at = self.snapshot.taken_at if self.snapshot else None
@@ -69,7 +69,7 @@ class GpuWatch:
 
 
 def with_stored_values(gpu: Gpu, record: GpuRecord) -> Gpu:
-    """Returns the GPU with the values that the store adds to the newest sample."""
+    """Returns the GPU with the values that are in the store but not in a sample."""
     return replace(
         gpu,
         total_mib=record.total_mib,
@@ -80,7 +80,7 @@ def with_stored_values(gpu: Gpu, record: GpuRecord) -> Gpu:
 
 
 def current_peaks(gpu: Gpu, stored_peaks: Collection[tuple[int, float, int]]) -> dict[tuple[int, float], int]:
-    """Returns the stored memory peaks of foreign processes that are alive or in the sample of the GPU."""
+    """Returns the stored memory peaks of foreign processes that are alive or in the GPU's newest sample."""
     if not stored_peaks:
         return {}
     processes = (gpu.sample.processes if gpu.sample else None) or ()

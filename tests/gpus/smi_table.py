@@ -215,7 +215,7 @@ CASES = (
         remedy="container",
         code=255,
     ),
-    Case("no output", "", error="it printed nothing, exit status 9", remedy="driver", code=9),
+    Case("no output", "", error="it printed nothing and exited with status 9", remedy="driver", code=9),
     Case(
         "a message on stderr only",
         "",

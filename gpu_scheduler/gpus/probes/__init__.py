@@ -1,7 +1,7 @@
-"""Defines the probe, which reads the GPUs of this machine, and creates the one of the requested kind.
+"""Defines the interface of probes, which read the GPUs of this machine, and creates a probe of a given kind.
 
-A probe may block for as long as a driver hangs, so the loop queries it through `gpus.probes.probe_client`,
-never directly. An unknown value is None, never zero.
+A probe may block for as long as a driver hangs. The loop therefore never calls a probe directly, but queries
+it through `gpus.probes.probe_client`. An unknown value is None, never zero.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from gpu_scheduler.config import ProbeKind
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.errors import GpuStateError
 
-#: Remedy when no GPU can be read.
+#: The general remedy if no GPU can be read.
 DRIVER_REMEDY = (
     "install the NVIDIA driver (the CUDA toolkit alone is not enough): `nvidia-smi` must list the GPUs, and"
-    " `ldconfig -p | grep nvidia-ml` the driver's library; or try without a GPU: --simulate 4"
+    " `ldconfig -p | grep nvidia-ml` the driver's library; to try it without a GPU, use --simulate 4"
 )
-REBOOT_REMEDY = "the driver was updated, but its old kernel module is still loaded: reboot"
+REBOOT_REMEDY = "the driver was updated, but its old kernel module is still loaded; reboot the machine"
 
 
 class ProbeError(GpuStateError):
-    """No GPU can be read. remedy: the advice to the user; "" if unknown."""
+    """No GPU can be read. remedy: advice for the user; "" if there is none."""
 
     def __init__(self, text: str, remedy: str = "") -> None:
         super().__init__(text)
@@ -29,20 +29,20 @@ class ProbeError(GpuStateError):
 
 
 class Probe(Protocol):
-    """A source of samples of the GPUs of this machine."""
+    """Takes samples of the GPUs of this machine."""
 
     def sample(self) -> tuple[GpuSample, ...]:
-        """Returns a sample of every GPU, in PCI order, which `index` counts. May block.
+        """Returns a sample of every GPU, in PCI order; `index` is the position in this order. May block.
 
-        Includes a GPU that does not respond, with a `fault`. Raises ProbeError if no GPU can be read.
+        For a GPU that does not respond, the sample has a `fault`. Raises ProbeError if no GPU can be read.
         """
 
 
 def make_probe(kind: ProbeKind, simulate: str | None = None, sim_dir: str | None = None) -> Probe:
-    """Returns a probe of that kind, without reading anything yet; imports only the modules of that kind.
+    """Returns a probe of this kind. Does not read any GPU yet, and imports only what the kind needs.
 
-    simulate  the text of `--simulate` ("4", "2:24G,2:80G"); if given, it overrides `kind`.
-    sim_dir   folder in which simulated jobs write their usage; None = no usage.
+    simulate  the text of `--simulate`, such as "4" or "2:24G,2:80G". It overrides `kind`.
+    sim_dir   the folder in which simulated jobs write their usage, or None if there is no usage.
 
     Raises ValueError, with the accepted forms, for an invalid `simulate`.
     """

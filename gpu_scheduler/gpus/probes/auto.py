@@ -1,4 +1,4 @@
-"""Chooses the real probe of this machine: NVML, otherwise GPUtil; keeps the first that works."""
+"""Chooses a probe for the real GPUs of this machine: NVML if it works, otherwise GPUtil."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from gpu_scheduler.gpus.probes.nvml import NvmlProbe
 
 
 class AutoProbe:
-    """A probe that uses NVML if it works, otherwise GPUtil; it tries both again until one works."""
+    """A probe that uses NVML if it works, otherwise GPUtil.
+
+    Tries both at each sample until one of them works, and then keeps using that one.
+    """
 
     def __init__(self) -> None:
         self._chosen: Probe | None = None
@@ -31,5 +34,5 @@ class AutoProbe:
 
 
 def _remedy(errors: list[ProbeError]) -> str:
-    """Returns the most specific remedy, in preference to the general one of installing the driver."""
+    """Returns the first specific remedy; if there is none, the general remedy of installing the driver."""
     return next((error.remedy for error in errors if error.remedy != DRIVER_REMEDY), DRIVER_REMEDY)

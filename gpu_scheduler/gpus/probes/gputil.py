@@ -1,8 +1,8 @@
-"""Reads the GPUs through GPUtil, which runs `nvidia-smi`: memory and load only, no processes.
+"""Reads the memory and load of the GPUs through GPUtil, which runs `nvidia-smi`. Does not read processes.
 
-GPUtil fails for all GPUs if the line of one is malformed, which is how a lost GPU shows, and it accepts
-impossible values. Then this probe runs `nvidia-smi` itself and reads it line by line
-(`gpus.probes.nvidia_smi`). The timeout is that of the process in which the probe runs.
+If one line of the output is malformed, as it is for a lost GPU, GPUtil fails for all GPUs. GPUtil also
+accepts impossible values. In both cases, this probe runs `nvidia-smi` itself and parses its output line by
+line (`gpus.probes.nvidia_smi`). It sets no timeout, because the process in which it runs has one.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ from gpu_scheduler.core.model.gpu import MAX_MIB, GpuSample
 from gpu_scheduler.gpus.probes import DRIVER_REMEDY, REBOOT_REMEDY, ProbeError
 from gpu_scheduler.gpus.probes.nvidia_smi import FIELDS, NONE_FOUND, parse, printable
 
-#: Errors of `nvidia-smi` and their remedies.
+#: Parts of error messages of `nvidia-smi`, each with its remedy.
 _REMEDIES = (
     ("version mismatch", REBOOT_REMEDY),
     (
         "Failed to initialize NVML: Unknown Error",
-        "if this is a container, it has lost its GPUs: restart it; otherwise see `sudo dmesg | grep NVRM`",
+        "if this is a container, it has lost its GPUs, so restart it; otherwise see `sudo dmesg | grep NVRM`",
     ),
-    ("couldn't communicate", "the driver is not loaded: `sudo modprobe nvidia` shows why; otherwise reboot"),
+    (
+        "couldn't communicate",
+        "the driver is not loaded; run `sudo modprobe nvidia`, which shows the reason if it fails, or reboot",
+    ),
 )
 
 
 class GputilProbe:
-    """A probe that uses GPUtil.getGPUs(): one `nvidia-smi` per sample, more if its output is malformed."""
+    """A probe that uses GPUtil.getGPUs(). Runs `nvidia-smi` once per sample, and again if that fails."""
 
     def sample(self) -> tuple[GpuSample, ...]:
         """Returns a sample of every GPU; see Probe.sample."""
-        # GPUtil reports "no GPUs" if the program is missing, which is a different problem.
+        # Check this first: if `nvidia-smi` is missing, GPUtil reports "no GPUs", which would be misleading.
         if shutil.which("nvidia-smi") is None:
             raise ProbeError("nvidia-smi is not on PATH", DRIVER_REMEDY)
         gpus = _plausible(_gputil())
@@ -40,10 +43,10 @@ class GputilProbe:
 
 
 def _gputil() -> list[Any]:
-    """Returns the GPUs that GPUtil reads; none if it fails or cannot be imported."""
+    """Returns the GPUs that GPUtil reads; an empty list if it fails or cannot be imported."""
     try:
         with warnings.catch_warnings():
-            # It imports distutils, which is deprecated in Python 3.10 and 3.11 and absent in 3.12.
+            # GPUtil imports distutils, which is deprecated in Python 3.10 and 3.11 and absent in 3.12.
             warnings.simplefilter("ignore")
             import GPUtil
         return list(GPUtil.getGPUs())
@@ -52,9 +55,9 @@ def _gputil() -> list[Any]:
 
 
 def _plausible(gpus: list[Any]) -> list[Any]:
-    """Returns the GPUs by index if all values of all of them are known and possible; otherwise none."""
+    """Returns the GPUs, sorted by index; an empty list if any value of any GPU is unknown or impossible."""
     for gpu in gpus:
-        # An unknown value is NaN, which fails every range check.
+        # An unknown value is NaN, for which every range check is false.
         if not (gpu.uuid.startswith("GPU-") and 0 <= gpu.id < 1000 and 0 <= gpu.load <= 1):
             return []
         if not 0 <= gpu.memoryUsed <= gpu.memoryTotal <= MAX_MIB:
@@ -82,13 +85,13 @@ def _read_line_by_line() -> tuple[GpuSample, ...]:
     gpus, error = parse(text)
     if gpus or error == NONE_FOUND:
         return tuple(gpus)
-    error = error or f"it printed nothing, exit status {status}"
+    error = error or f"it printed nothing and exited with status {status}"
     remedy = next((remedy for part, remedy in _REMEDIES if part in error), DRIVER_REMEDY)
     raise ProbeError(f"nvidia-smi: {error}", remedy)
 
 
 def _query(fields: str) -> tuple[str, int]:
-    """Returns the output of the program and its exit status. Raises ProbeError if it cannot be run."""
+    """Runs `nvidia-smi` and returns its output and exit status. Raises ProbeError if it cannot be run."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False)

@@ -1,8 +1,9 @@
-"""Parses the output of `nvidia-smi --query-gpu`: each GPU from its own line, so that none hides another.
+"""Parses the output of `nvidia-smi --query-gpu` line by line, so that a bad line affects only its own GPU.
 
-A value that a GPU does not have is `[N/A]` or `[Not Supported]`: it is unknown, not a fault. The line of a
-lost GPU contains `[GPU is lost]`, that of one that needs a reset `[GPU requires reset]`. A GPU without a
-handle has no line of its own, only one of text; it is missing, like any GPU that the driver no longer lists.
+A value that a GPU does not support is `[N/A]` or `[Not Supported]`; it is unknown, not a fault. The line of a
+lost GPU contains `[GPU is lost]`, and the line of a GPU that needs a reset contains `[GPU requires reset]`.
+If `nvidia-smi` cannot open a GPU, it prints an error message instead of the GPU's line. The GPU is then
+missing, like any GPU that the driver no longer lists.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FIELDS = (
     "index,uuid,utilization.gpu,memory.total,memory.used,memory.free,driver_version,name,gpu_serial,"
     "display_active,display_mode,temperature.gpu,mig.mode.current"
 )
-#: Output when the machine has no GPU, which is not an error.
+#: The output on a machine without a GPU, which is not an error.
 NONE_FOUND = "No devices were found"
 _GPU_LINE = re.compile(r"([0-9]{1,4}), (GPU-[^,]*)(?:, (.*))?")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
@@ -28,7 +29,7 @@ _NOT_KNOWN = ("", "n/a", "not supported", "not available", "insufficient permiss
 def parse(text: str) -> tuple[list[GpuSample], str]:
     """Parses the output of the program, followed by its stderr.
 
-    Returns the GPUs by index, and the first line that is about none ("" = there is no such line).
+    Returns the GPUs, sorted by index, and the first line that describes no GPU; "" if there is no such line.
     """
     gpus: dict[str, GpuSample] = {}
     error = ""
@@ -46,12 +47,12 @@ def parse(text: str) -> tuple[list[GpuSample], str]:
 
 
 def printable(text: str, max_length: int = 200) -> str:
-    """Returns a line of arbitrary output in printable form: without control characters, cut to a length."""
+    """Returns a line of arbitrary output, cut to a length, with `?` for each unprintable character."""
     return "".join(c if c.isprintable() else "?" for c in text[:max_length].strip())
 
 
 def _gpu(index: int, uuid: str, values: list[str]) -> GpuSample:
-    """Returns the GPU with these values of the columns after the UUID; missing ones are unknown."""
+    """Returns the GPU with these values, which are the columns after the UUID. Missing values are unknown."""
     values = [value.strip("[] ") for value in values] + [""] * 11
     numbers, name, mig = values[:3], values[5], values[10]
     load, total, used = (float(text) if _NUMBER.fullmatch(text) else None for text in numbers)
@@ -68,7 +69,7 @@ def _gpu(index: int, uuid: str, values: list[str]) -> GpuSample:
 
 
 def _fault(values: list[str], numbers: list[str]) -> GpuFault | None:
-    """Returns the fault indicated by a value, such as an impossible number; None if there is none."""
+    """Returns the fault that a value indicates, for example by not being a number; None if there is none."""
     if any("GPU is lost" in value for value in values):
         return LOST
     odd = [value for value in values if "requires re" in value]

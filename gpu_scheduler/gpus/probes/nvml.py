@@ -1,7 +1,7 @@
-"""Reads the GPUs through NVML, the driver's own library: memory, load and the processes on each.
+"""Reads the memory, load and processes of each GPU through NVML, the driver's own library.
 
-An error of one GPU becomes that GPU's fault and does not affect the others. Other modules decide to which job
-a process belongs and which GPUs are missing.
+If an error concerns one GPU, it becomes that GPU's fault and does not affect the other GPUs. Other modules
+decide to which job a process belongs and which GPUs are missing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from gpu_scheduler.core.model.gpu_fault import LOST, MIG_MODE, FaultKind, GpuFau
 from gpu_scheduler.gpus.probes import DRIVER_REMEDY, REBOOT_REMEDY, ProbeError
 
 MIB = 1 << 20
-#: Window in microseconds over which the load of processes is requested. It always contains the newest
-#: measurement, because the driver measures every 1/6 s to 1 s.
+#: The period, in microseconds before now, for which the loads of processes are requested. It always contains
+#: the newest measurement, because the driver measures at intervals of 1/6 s to 1 s.
 LOAD_WINDOW_US = 2_000_000
-#: Seconds after which the library is reopened, to find a GPU that came back. Reopening wakes sleeping GPUs.
+#: Seconds after which the library is reopened in order to find a GPU that responds again. This is not done
+#: more often, because reopening wakes sleeping GPUs.
 REOPEN_S = 30.0
 
 _NOT_ALLOWED = "check `ls -l /dev/nvidia*`: you need read and write access to the device files"
@@ -32,15 +33,15 @@ Pci = tuple[int, int, int]
 class NvmlProbe:
     """A probe that uses NVML.
 
-    It opens the library at the first sample, again after the library has failed, and occasionally while a GPU
-    does not respond, because NVML keeps the state of a GPU until the library is closed.
+    Opens the library at the first sample and again after it has failed. While a GPU does not respond, also
+    reopens it occasionally, because NVML keeps the state of a GPU until the library is closed.
     """
 
     def __init__(self) -> None:
         self._nvml: Any = None
         self._opened_at = 0.0
         self._has_fault = False
-        #: UUID -> name and PCI address, which never change.
+        #: The name and PCI address of each GPU, which never change, by UUID.
         self._identities: dict[str, tuple[str, Pci]] = {}
 
     def sample(self) -> tuple[GpuSample, ...]:
@@ -53,7 +54,7 @@ class NvmlProbe:
             raise ProbeError(f"NVML: {error}", _remedy(nvml, error)) from None
         answers = [answer for answer in found if answer is not None]
         if found and not answers:
-            raise ProbeError(f"NVML: none of {len(found)} GPUs may be used by this user", _NOT_ALLOWED)
+            raise ProbeError(f"NVML: this user may not use any GPU ({len(found)} found)", _NOT_ALLOWED)
         self._has_fault = any(gpu.fault not in (None, MIG_MODE) for _, gpu in answers)
         return tuple(_with_index(gpu, index, pci) for index, (pci, gpu) in enumerate(_ordered(answers)))
 
@@ -80,13 +81,13 @@ class NvmlProbe:
         try:
             nvml.nvmlShutdown()
         except nvml.NVMLError:
-            pass  # The next sample opens it again and reports the problem.
+            pass  # the next sample opens the library again and reports any problem
 
     def _query(self, nvml: Any, i: int) -> tuple[Pci | None, GpuSample] | None:
-        """Returns NVML's i-th GPU with its PCI address; None if this user may not open it.
+        """Returns NVML's i-th GPU with its PCI address; None if this user may not open the GPU.
 
-        The address is None if it was never readable. CUDA does not count a GPU that may not be opened either.
-        Raises NVMLError if the library itself has failed.
+        The address is None if it could never be read. A GPU that the user may not open is not counted,
+        because CUDA does not count it either. Raises NVMLError if the library itself has failed.
         """
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(i)
@@ -98,14 +99,14 @@ class NvmlProbe:
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_NO_PERMISSION:
                 return None
-            # NVML counts a lost GPU but returns no handle for it.
+            # NVML counts a lost GPU, but does not return a handle for it.
             return None, GpuSample(f"{UNKNOWN_UUID_PREFIX}{i}", i, "unknown", fault=_fault(nvml, error))
         name, pci = self._identities[uuid]
         return pci, _with_values(nvml, handle, GpuSample(uuid, i, name))
 
 
 def _ordered(answers: list[tuple[Pci | None, GpuSample]]) -> list[tuple[Pci | None, GpuSample]]:
-    """Returns the GPUs by PCI address; in NVML's order, which is the same, if an address is unknown."""
+    """Returns the GPUs, sorted by PCI address; in NVML's order, which is the same, if one is unknown."""
     if any(pci is None for pci, _ in answers):
         return answers
     return sorted(answers, key=lambda answer: answer[0] or (0, 0, 0))
@@ -118,7 +119,7 @@ def _with_index(gpu: GpuSample, index: int, pci: Pci | None) -> GpuSample:
 
 
 def _with_values(nvml: Any, handle: Any, gpu: GpuSample) -> GpuSample:
-    """Returns a GPU with its values; after an error, with those read before it and the fault."""
+    """Returns a GPU with its values. After an error, adds the fault and only the values read before it."""
     try:
         memory = _memory(nvml, handle)
         if memory is not None:
@@ -138,11 +139,11 @@ def _with_values(nvml: Any, handle: Any, gpu: GpuSample) -> GpuSample:
 def _in_mig_mode(nvml: Any, handle: Any) -> bool:
     ask = getattr(nvml, "nvmlDeviceGetMigMode", None)
     modes = None if ask is None else _optional(nvml, ask, handle)
-    return modes is not None and bool(modes[0])  # [now, after the next reset]
+    return modes is not None and bool(modes[0])  # the mode now; modes[1] applies after the next reset
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
-    # Version 1 counts the memory that the driver reserves as used: about 600 MiB on large GPUs.
+    # Prefer version 2. Version 1 counts memory that the driver reserves as used, about 600 MiB on large GPUs.
     second = getattr(nvml, "nvmlMemory_v2", None)
     found = None if second is None else _optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, second)
     return found if found is not None else _optional(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
@@ -168,16 +169,17 @@ def _optional(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
 
 
 def _process_loads(nvml: Any, handle: Any) -> dict[int, float] | None:
-    """Returns pid -> percent for the processes that load the GPU; None if unknown."""
+    """Returns the load in percent, by pid, of each process that loads the GPU; None if it is unknown."""
     ask = getattr(nvml, "nvmlDeviceGetProcessUtilization", None)
     if ask is None:
         return None
     try:
         measured = ask(handle, time.time_ns() // 1000 - LOAD_WINDOW_US)
     except nvml.NVMLError as error:
-        # Without an active process there are no measurements.
+        # If no process is active, there are no measurements.
         return {} if error.value == nvml.NVML_ERROR_NOT_FOUND else None
-    # A pid usually has one measurement. The newest counts; those of the same time are added up.
+    # A pid usually has one measurement. Of several, the newest counts; measurements of the same time are
+    # added.
     newest: dict[int, tuple[int, float]] = {}
     for one in measured:
         if one.smUtil > 100:
@@ -189,11 +191,11 @@ def _process_loads(nvml: Any, handle: Any) -> dict[int, float] | None:
 
 
 def _processes(compute: Any, graphics: Any, loads: dict[int, float] | None) -> tuple[GpuProcess, ...]:
-    """Returns one entry per pid: a pid in both lists is a compute process; entries of one pid are added up.
+    """Returns one entry per pid, with the sum of the memory if NVML lists the pid several times.
 
-    If a load belongs to no listed pid, all loads are unknown: in a container the driver may list a process by
-    its inner pid and measure it by its outer one. A process that has just ended has the same effect until the
-    next sample.
+    A pid in both lists is a compute process. If any load belongs to a pid that is not listed, all loads are
+    unknown: in a container, the driver may list a process by its inner pid but measure it by its outer pid. A
+    process that has just ended has the same effect until the next sample.
     """
     used: dict[int, int | None] = {}
     for process in compute:
@@ -213,12 +215,12 @@ def _processes(compute: Any, graphics: Any, loads: dict[int, float] | None) -> t
 
 
 def _fault(nvml: Any, error: Any) -> GpuFault:
-    """Returns the fault of one GPU. Raises the error again if it concerns the whole library."""
+    """Returns the fault that an error means for one GPU. Raises the error again if the library has failed."""
     whole = (
         nvml.NVML_ERROR_UNINITIALIZED,
         nvml.NVML_ERROR_DRIVER_NOT_LOADED,
         nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-        nvml.NVML_ERROR_MEMORY,  # system memory is short, which is not a fault of the GPU
+        nvml.NVML_ERROR_MEMORY,  # a shortage of system memory, which is not a fault of the GPU
     )
     if error.value in whole:
         raise error

@@ -1,7 +1,7 @@
 """Queries a probe in a separate process, so that a hanging driver never blocks the caller.
 
-Sends one query at a time. A process that has not answered by the deadline is killed and not waited for; the
-next query goes to a new one. The caller decides how often to query.
+Sends one query at a time. If the process has not answered by the deadline, kills it without waiting for its
+end; the next query goes to a new process. The caller decides how often to query.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from gpu_scheduler.gpus.probes.wire import ProbeFailure, decode
 
 __all__ = ["DEADLINE_S", "ProbeClient", "ProbeFailure", "UnreadableError"]
 
-#: Seconds that an answer may take, including the first. Waking four sleeping GPUs takes about 2 s, eight
-#: large ones without persistence mode 10 s and more. A query to a hanging driver is answered as soon as the
-#: driver responds again; a shorter deadline would only kill the process before that.
+#: Seconds that an answer may take, including the first one. To wake four sleeping GPUs takes about 2 s; to
+#: wake eight large ones without persistence mode can take over 10 s. When a hanging driver responds again, it
+#: answers the open query at once; a shorter deadline would often kill the process before that.
 DEADLINE_S = 20.0
 
 
 class UnreadableError(GpuStateError):
-    """No GPU can be read. why: the reason without the remedy."""
+    """No GPU can be read. why: the reason, without the remedy."""
 
     def __init__(self, failure: ProbeFailure) -> None:
         super().__init__("\n".join(filter(None, (f"cannot read the GPUs: {failure.text}", failure.remedy))))
@@ -36,9 +36,10 @@ class UnreadableError(GpuStateError):
 
 
 class ProbeClient:
-    """A client of a probe process: `query`, wait until `fileno` is readable, `read`; `expire` at `deadline`.
+    """Sends queries to a probe process and reads its answers.
 
-    The descriptor stays the same from construction to `close`, even if the process is replaced.
+    Call `query`, wait until `fileno` is readable, then call `read`. Call `expire` when `deadline` has passed.
+    The descriptor stays the same until `close`, even if the process is replaced.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ProbeClient:
         self._killed: list[ProbeProcess] = []
         self._query_number = 0
         self._start_failure: str | None = None
-        #: Time of the open query in seconds since boot; None = no query is open.
+        #: The time of the open query in seconds since boot; None if no query is open.
         self.queried_at: float | None = None
 
     def __enter__(self) -> ProbeClient:
@@ -74,21 +75,22 @@ class ProbeClient:
 
     @property
     def pid(self) -> int | None:
-        """The pid of the probe process; None while there is none."""
+        """The pid of the probe process; None if there is none at present."""
         return None if self._child is None else self._child.pid
 
     @property
     def deadline(self) -> float | None:
-        """The time at which to call `expire`, in seconds since boot; None while no query is open."""
+        """The time at which to call `expire`, in seconds since boot; None if no query is open."""
         return None if self.queried_at is None else self.queried_at + self._deadline_s
 
     def start(self) -> None:
-        """Starts the process if there is none, so that the first answer comes sooner."""
+        """Starts the process unless it is running. Call this early, so that the first answer comes sooner."""
         self._killed = [child for child in self._killed if not child.has_ended()]
         if self._child is not None:
             return
         if len(self._killed) >= _MAX_HANGING:
-            # A process that is blocked in the kernel does not end, and more of them would only accumulate.
+            # A process that is blocked in the kernel does not end when it is killed. More of them would only
+            # accumulate.
             self._start_failure = f"{_MAX_HANGING} earlier queries still hang in the driver"
             return
         self._start_failure = None
@@ -100,7 +102,7 @@ class ProbeClient:
         self._ready.register(self._child.fileno(), select.EPOLLIN)
 
     def query(self, now: float | None = None) -> None:
-        """Requests a sample unless a query is open. now: seconds since boot; None = read the clock."""
+        """Requests a sample unless a query is open. now: seconds since boot; reads the clock if None."""
         if self.queried_at is not None:
             return
         self.start()
@@ -110,11 +112,11 @@ class ProbeClient:
             self._child.send(b"%d\n" % self._query_number)
 
     def fileno(self) -> int:
-        """Returns a descriptor that is readable when `read` has an answer."""
+        """Returns a descriptor that becomes readable when there is an answer for `read`."""
         return self._ready.fileno()
 
     def read(self) -> Snapshot | ProbeFailure | None:
-        """Returns the answer to the open query, or its failure; None if it is pending. Never blocks."""
+        """Returns the answer to the open query, or its failure; None if there is none yet. Never blocks."""
         if self._start_failure is not None:
             return self._fail(self._start_failure)
         if self._child is None:
@@ -134,9 +136,9 @@ class ProbeClient:
         return self._fail("the probe process ended" + (f": {error_line}" if error_line else ""))
 
     def expire(self, now: float) -> ProbeFailure | None:
-        """Fails the open query and kills the process if the deadline has passed; returns the failure.
+        """If the deadline has passed, kills the process and returns the failure of the query; otherwise None.
 
-        now: seconds since boot. Returns None if the deadline has not passed.
+        now: seconds since boot.
         """
         if self.deadline is None or now < self.deadline:
             return None
@@ -144,10 +146,10 @@ class ProbeClient:
         return self._fail(late.text, late.remedy)
 
     def first_sample(self, timeout_s: float | None = None) -> Snapshot:
-        """Queries the probe and waits for the answer, at most this long (None: until the deadline).
+        """Queries the probe, waits for the answer and returns it.
 
-        A query without an answer by then stays open until its deadline. Raises UnreadableError if no GPU can
-        be read.
+        timeout_s: the maximum time to wait; None waits until the deadline. A query that is not answered in
+        this time stays open until its deadline. Raises UnreadableError if no GPU can be read.
         """
         ready = select.poll()
         ready.register(self.fileno(), select.POLLIN)
@@ -167,11 +169,12 @@ class ProbeClient:
         return answer
 
     def close(self) -> None:
-        """Ends the process; no query is possible afterwards."""
+        """Ends the process. Do not query the probe after this."""
         self._drop()
         if not self._ready.closed:
             self._ready.close()
-        # Ends within about a millisecond unless it is blocked in the kernel; then init collects it later.
+        # A killed process ends within about a millisecond, unless it is blocked in the kernel. In that case,
+        # init collects it later.
         end = _boot_time() + 0.2
         while any(not child.has_ended() for child in self._killed) and _boot_time() < end:
             time.sleep(0.001)
@@ -192,7 +195,7 @@ class ProbeClient:
             self._child = None
 
 
-#: Number of killed processes that may linger before no more are started.
+#: Maximum number of killed processes that have not ended. If there are as many, no new process is started.
 _MAX_HANGING = 3
 _HANG_REMEDY = (
     "check that `nvidia-smi` responds; if it is slow, `sudo nvidia-smi -pm 1` (persistence mode) keeps the"

@@ -1,6 +1,6 @@
-"""Starts and ends one process that runs `gpus.probes.probe_server`, and reads from its pipes. Never blocks.
+"""Starts one process that runs `gpus.probes.probe_server`, reads its output, and ends it. Never blocks.
 
-The caller decides the queries and their timeout.
+The caller decides what to query and how long to wait.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from gpu_scheduler.runner.folder import TOKEN, living_fields
 
-#: Loads our package from its own location only, and keeps that folder and the current folder off the path: a
-#: `queue.py` there must not shadow that of the standard library.
+#: Loads our package from its own location. Then removes that folder and the current folder from the path, so
+#: that a `queue.py` there cannot shadow the module of the standard library.
 _START = """
 import sys
 root = sys.argv.pop(1)
@@ -30,10 +30,10 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.
 
 
 class ProbeProcess:
-    """A probe process in its own session. Raises OSError if it cannot be started.
+    """A probe process, which has its own session. Raises OSError if it cannot be started.
 
-    Ctrl-C in the scheduler's terminal does not reach it, and it can be killed together with all processes
-    that it started.
+    Because of the session, Ctrl-C in the scheduler's terminal does not reach the process, and the process can
+    be killed together with all processes that it started.
     """
 
     def __init__(self, interpreter: str, arguments: Sequence[str]) -> None:
@@ -47,7 +47,7 @@ class ProbeProcess:
                 stderr=self._stderr,
                 bufsize=0,
                 cwd="/",
-                # A job may have restarted the scheduler: the sweep of that job must not end the probe.
+                # If a job restarted the scheduler, a sweep of that job must not end the probe.
                 env={name: value for name, value in os.environ.items() if name != TOKEN},
                 start_new_session=True,
             )
@@ -63,15 +63,15 @@ class ProbeProcess:
 
     @property
     def pid(self) -> int:
-        """The pid of the process."""
+        """The pid of the probe process."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """Returns a descriptor that is readable when a line may have arrived or the process has ended."""
+        """Returns a descriptor that becomes readable when a line has arrived or the process has ended."""
         return self._stdout.fileno()
 
     def send(self, line: bytes) -> None:
-        """Writes one query. If that fails, the process ends or the query is never answered."""
+        """Writes one query. Ignores a failure: the query is then not answered, which the caller notices."""
         os.ftruncate(self._stderr, 0)
         try:
             os.write(self._stdin.fileno(), line)
@@ -79,7 +79,7 @@ class ProbeProcess:
             pass
 
     def lines(self) -> tuple[list[bytes], bool]:
-        """Returns the complete lines received so far, and whether the output has ended."""
+        """Returns the complete lines received since the last call, and whether the output has ended."""
         ended = False
         while True:
             try:
@@ -94,15 +94,15 @@ class ProbeProcess:
         return lines, ended
 
     def last_error_line(self) -> str:
-        """Returns the last line written to stderr since the last query; "" if there is none."""
+        """Returns the last line that the process wrote to stderr since the newest query; "" if none."""
         size = os.fstat(self._stderr).st_size
         tail = os.pread(self._stderr, 4096, max(0, size - 4096)).decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(tail) if line.strip()), "")
 
     def kill(self) -> None:
-        """Kills it with all that it started, without waiting, and closes its pipes."""
+        """Kills the process and all processes that it started, without waiting, and closes the pipes."""
         try:
-            # Its pid, and so its group id, cannot be reused until `has_ended` collects it.
+            # The pid of the process, and thus its group id, cannot be reused before `has_ended` collects it.
             if self._process.returncode is None:
                 os.killpg(self._process.pid, _KILL)
         except (ProcessLookupError, PermissionError):
@@ -117,7 +117,7 @@ class ProbeProcess:
             self._process.returncode = -_KILL  # otherwise Python warns about the process
 
     def has_ended(self) -> bool:
-        """Returns whether it and all that it started have ended; collects it.
+        """Collects the process; returns whether it and all processes that it started have ended.
 
         A killed process that is blocked in the kernel, such as an `nvidia-smi` waiting for the driver, has
         not ended.
@@ -126,7 +126,7 @@ class ProbeProcess:
 
 
 def _group_lives(group: int) -> bool:
-    """Returns whether a living process of that group is left. Zombies do not count."""
+    """Returns whether any process in this group is alive. Zombies do not count."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -136,5 +136,5 @@ def _group_lives(group: int) -> bool:
     try:
         tables = [living_fields(int(name)) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
-        return True  # out of file descriptors: the caller checks again later
+        return True  # out of file descriptors; the caller will check again
     return any(fields is not None and int(fields[2]) == group for fields in tables)

@@ -1,7 +1,7 @@
-"""The main program of the probe process: answers each line on stdin with one on stdout; ends with stdin.
+"""The main program of the probe process: answers each query line on stdin with one line on stdout.
 
-A reader thread watches stdin, so that the end of the scheduler also ends this process and an `nvidia-smi`
-that it waits for, even while a query hangs.
+A thread reads stdin. When the scheduler ends, stdin is closed, and the thread ends this process together with
+any `nvidia-smi` that it is waiting for, even if a query hangs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gpu_scheduler.gpus.probes.wire import ProbeFailure, encode
 
 
 def main() -> None:
-    """Serves until stdin closes. Arguments: --kind KIND [--simulate TEXT] [--sim-dir FOLDER]."""
+    """Answers queries until stdin is closed. Arguments: --kind KIND [--simulate TEXT] [--sim-dir FOLDER]."""
     parser = argparse.ArgumentParser(prog="gpu_scheduler.gpus.probes.probe_server")
     parser.add_argument("--kind", choices=get_args(ProbeKind), required=True)
     parser.add_argument("--simulate")
     parser.add_argument("--sim-dir")
     options = parser.parse_args()
-    # Output that a driver's library prints must not mix with the answers.
+    # Redirect stdout to stderr, so that anything a driver's library prints cannot mix with the answers.
     answers = os.dup(1)
     os.dup2(2, 1)
     questions: SimpleQueue[int] = SimpleQueue()
@@ -39,8 +39,10 @@ def main() -> None:
 
 
 def take_sample(probe: Probe) -> Snapshot | ProbeFailure:
-    """Takes a sample; returns it or the failure. Its time is that of its start, because no value in it is
-    older."""
+    """Takes a sample and returns it, or the reason why it failed.
+
+    The time of the sample is the time before the first value was read, so that no value is older.
+    """
     taken_at = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
         gpus = probe.sample()

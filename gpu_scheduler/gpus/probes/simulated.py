@@ -1,4 +1,4 @@
-"""Simulates GPUs of a given number and size, whose usage is read from the files in a folder."""
+"""Simulates a given number of GPUs of given sizes. Their usage is read from files in a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_scheduler.core.model.gpu import SIMULATED_UUID_PREFIX, GpuProcess, GpuS
 from gpu_scheduler.core.model.gpu_fault import LOST, FaultKind, GpuFault
 from gpu_scheduler.gpus.probes import simulated_usage
 
-#: Default memory of a simulated GPU in MiB, and largest number of simulated GPUs.
+#: The default memory of a simulated GPU in MiB, and the maximum number of simulated GPUs.
 DEFAULT_MIB = 24 * 1024
 MAX_GPUS = 128
 
@@ -30,7 +30,7 @@ def parse_simulate(text: str) -> tuple[int, ...]:
             raise ValueError(f"--simulate {text!r}: {part.strip()!r} is not a number of GPUs, {_ACCEPTED}")
         size = DEFAULT_MIB if match[2] is None else int(match[2]) * (1024 if match[3] == "G" else 1)
         if size == 0:
-            raise ValueError(f"--simulate {text!r}: give each GPU some memory, {_ACCEPTED}")
+            raise ValueError(f"--simulate {text!r}: every GPU needs some memory, {_ACCEPTED}")
         totals += [size] * int(match[1])
     if not 1 <= len(totals) <= MAX_GPUS:
         raise ValueError(f"--simulate {text!r}: give 1 to {MAX_GPUS} GPUs, {_ACCEPTED}")
@@ -38,7 +38,7 @@ def parse_simulate(text: str) -> tuple[int, ...]:
 
 
 class SimulatedProbe:
-    """A probe of `len(totals)` simulated GPUs of `totals` MiB, whose usage files are in `folder`."""
+    """A probe of simulated GPUs. totals: their memory in MiB. folder: the folder with their usage files."""
 
     def __init__(self, totals: Sequence[int], folder: str | None) -> None:
         self._totals = tuple(totals)
@@ -88,5 +88,5 @@ class SimulatedProbe:
 
 
 def _fault(text: str) -> GpuFault:
-    """Returns the fault that a test wrote: "lost", or the message of a failed query."""
+    """Returns the fault for a text that a test wrote: "lost", or the error message of a failed query."""
     return LOST if text == LOST.kind.value else GpuFault(FaultKind.QUERY_FAILED, text)

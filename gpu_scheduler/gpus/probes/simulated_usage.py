@@ -1,12 +1,13 @@
 """Reads and writes the usage of simulated GPUs: one file per process in the simulation's folder.
 
-    PID-STARTTICKS.json   {"pid": 71, "gpus": {"0": 8000}, "load": 90}    MiB by GPU index, percent
+    PID-STARTTICKS.json   {"pid": 71, "gpus": {"0": 8000}, "load": 90}    MiB by GPU index; load in percent
     cards.json            {"0": 24576}                                    total MiB of each GPU, for the jobs
     faults.json           {"1": "lost"}                                   faults, written by tests
     withheld.json         {"1": "process loads"}                          unknown values, written by tests
 
-A file counts while its process is alive. The file name has the pid and the start of the process, so that a
-process that reuses the pid inherits nothing. GPUs are known by their index only. Standard library only.
+The file of a process counts only while the process is alive. Its name contains the pid and the start time, so
+that a later process with the same pid does not inherit the usage. GPUs are identified only by their index.
+This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from gpu_scheduler.runner.folder import living_fields
 
-#: The environment variable of a simulated job that holds the simulation's folder.
+#: The environment variable that tells a simulated job the simulation's folder.
 FOLDER_VARIABLE = "GPU_SCHEDULER_SIM"
 
 _FILE = re.compile(r"([0-9]{1,10})-([0-9]{1,20})\.json(\.part)?")
@@ -38,7 +39,7 @@ class ProcessUsage:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Returns the start of a process in clock ticks since boot; None if it is gone or a zombie."""
+    """Returns the start time of a process in clock ticks since boot; None if it is gone or a zombie."""
     fields = living_fields(pid)
     return None if fields is None else int(fields[19])
 
@@ -60,7 +61,7 @@ def remove_usage(folder: str) -> None:
 
 
 def read_usages(folder: str) -> tuple[ProcessUsage, ...]:
-    """Returns the usage of the living processes by pid; removes the files of dead ones."""
+    """Returns the usage of living processes, sorted by pid, and removes the files of dead processes."""
     found = []
     for name in _names(folder):
         match = _FILE.fullmatch(name)
@@ -77,7 +78,7 @@ def read_usages(folder: str) -> tuple[ProcessUsage, ...]:
 
 
 def free_mib(folder: str, index: int) -> int | None:
-    """Returns the free memory of that GPU in MiB; None if its total is not written."""
+    """Returns the free memory of this GPU in MiB; None if its total memory is not known."""
     total = read_json(os.path.join(folder, "cards.json")).get(str(index))
     if not isinstance(total, int):
         return None
@@ -86,8 +87,10 @@ def free_mib(folder: str, index: int) -> int | None:
 
 @contextmanager
 def locked(folder: str) -> Iterator[None]:
-    """Locks the folder while a job reads the free memory and reserves some, so that two jobs never reserve
-    the same memory."""
+    """Locks the folder while a job checks for free memory and reserves it.
+
+    Without the lock, two jobs could reserve the same memory.
+    """
     os.makedirs(folder, mode=0o700, exist_ok=True)
     with open(os.path.join(folder, ".lock"), "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -95,7 +98,7 @@ def locked(folder: str) -> Iterator[None]:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """Reads the JSON object in a file; returns an empty one if there is none."""
+    """Reads the JSON object in a file; returns an empty one if the file is missing or invalid."""
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
@@ -105,7 +108,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def write_json(path: str, value: Mapping[str, Any]) -> None:
-    """Writes the file atomically. Raises OSError."""
+    """Writes a JSON file atomically. Raises OSError."""
     part = f"{path}.part"
     with open(part, "w", encoding="utf-8") as file:
         json.dump(value, file)
@@ -128,7 +131,7 @@ def _discard(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
-        pass  # Another reader has removed it, or it may not be removed; a dead process does not count anyway.
+        pass  # another reader removed it, or we may not; the usage of a dead process does not count anyway
 
 
 def _parse(pid: int, raw: Mapping[str, Any]) -> ProcessUsage | None:

@@ -1,4 +1,4 @@
-"""Encodes the answer of a probe as one line of JSON, and decodes it."""
+"""Encodes a probe's answer as one line of JSON, and decodes it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gpu_scheduler.core.model.gpu_fault import GpuFault
 
 @dataclass(frozen=True)
 class ProbeFailure:
-    """The reason why a query failed. remedy: the advice to the user; "" if unknown."""
+    """The reason why a query failed. remedy: advice for the user; "" if there is none."""
 
     text: str
     remedy: str = ""
 
 
 def encode(number: int, answer: Snapshot | ProbeFailure) -> bytes:
-    """Returns the answer to query `number` as one line, with its newline."""
+    """Returns the answer to query `number` as one line that ends with a newline."""
     return json.dumps({"number": number, **asdict(answer)}).encode() + b"\n"
 
 
 def decode(line: bytes) -> tuple[int, Snapshot | ProbeFailure]:
-    """Decodes a line of `encode`. Raises ValueError for any other line."""
+    """Decodes a line that `encode` wrote. Raises ValueError for any other line."""
     try:
         raw = json.loads(line)
         number = int(raw["number"])
