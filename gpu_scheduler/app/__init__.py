@@ -6,7 +6,8 @@
     screens.screens                           the Screen sessions of running jobs
     events.open_events, logs.open_log         what happened, and the output of a job
     logs.attach_target                        the session to attach to
-    add.add, add.compose, lint.lint           a new line, and what the lines of a jobs file will do
+    add.add, add.compose                      a new line of a jobs file
+    lint.lint                                 what each line of a jobs file will do
     job_requests.cancel, retry, hold, release, set_priority
     gpu_requests.pause, resume
     stop.stop, calibrate.calibrate, doctor.doctor

@@ -1,4 +1,4 @@
-"""Appends one line to a jobs file. The other lines are the user's and are neither read nor changed."""
+"""Appends one line to a jobs file. The other lines belong to the user and are neither read nor changed."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ from gpu_scheduler.store.job_lists import newest_job_facts
 class NewLine:
     """The values of a line: a script with its arguments, or the words of a command.
 
-    conda: None = base for a script, none for a command; gpus: the GPUs that the job may use, as in a jobs
-    file; attributes: key -> value, True for a flag, the variables for `env`.
+    conda: the environment; None means base for a script and no environment for a command. gpus: the GPUs
+    that the job may use, written as in a jobs file. attributes: the value of each key; a flag has the value
+    True, and `env` has a list of variables.
     """
 
     script: str | None = None
@@ -48,7 +49,7 @@ class NewLine:
 
 @dataclass(frozen=True)
 class AddedLine:
-    """A line that was or could be appended. warnings: why it may not run as intended."""
+    """A line that was appended or could be. warnings: reasons why its job may not run as intended."""
 
     line: str
     warnings: tuple[LineNote, ...]
@@ -62,7 +63,7 @@ def add(location: Location, new: NewLine, path: str) -> AddedLine:
 
 
 def compose(location: Location, new: NewLine) -> AddedLine:
-    """Returns the line that `add` would append, with its secrets, checked for a jobs file in this folder."""
+    """Returns the line that `add` would append to a jobs file in this folder. Its secrets are not hidden."""
     return _check(location, new, None)
 
 
@@ -91,9 +92,9 @@ def _script_line(new: NewLine, given: str, known_gpus: frozenset[int] | None) ->
 
 
 def _command_line(new: NewLine, recorded: RecordedSetting, path: str | None) -> str:
-    """Returns the line of a command, which runs in the current folder.
+    """Returns the line for a command that runs in the current folder.
 
-    The line names that folder if lines of its jobs file run elsewhere, or likely will.
+    The line names that folder if the lines of the jobs file run in another folder, or probably will.
     """
     here = os.getcwd()
     likely = here if path is None else os.path.dirname(path)
@@ -108,7 +109,7 @@ def _command_line(new: NewLine, recorded: RecordedSetting, path: str | None) -> 
 
 
 def _attribute_items(new: NewLine) -> list[str]:
-    """Returns the attributes as a block has them, in a fixed order, with paths made absolute."""
+    """Returns the items of the attribute block in a fixed order, with absolute paths."""
     items: list[str] = []
     for key in ATTRIBUTE_HELP:
         value = new.attributes.get(key)
@@ -138,12 +139,12 @@ def _compose_line(compose: Callable[[], str]) -> str:
     try:
         line.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{line!r} is not valid UTF-8, but a jobs file must be; nothing was added") from None
+        raise UsageError(f"{line!r} cannot be encoded in UTF-8; nothing was added") from None
     return line
 
 
 def _parse_line(line: str, cwd: str, known_gpus: frozenset[int] | None) -> tuple[JobSpec, list[str]]:
-    """Returns the job of the line, read as the scheduler reads it, and the notes about a command."""
+    """Parses the line as the scheduler does; returns its job and, for a command, the parser's notes."""
     try:
         spec, notes = parse_job_line(line, cwd, known_gpus)
     except ValueError as error:
@@ -156,7 +157,7 @@ def _warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[LineNote]:
     started = recorded.options
     conda_sh = (started and started.conda_sh) or find_conda_sh(os.environ, os.path.exists)
     if conda_sh is None:
-        spec = replace(spec, conda=None)  # the scheduler may run on a machine that has conda
+        spec = replace(spec, conda=None)  # no warning: the scheduler's machine may have conda
     context = PreviewContext(
         LlmConfig() if started is None else current_llm_config(started),
         recorded.known_gpus,
@@ -171,9 +172,9 @@ def _warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[LineNote]:
 
 
 def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
-    """Returns the environments that conda lists, None if it fails.
+    """Returns the environments that conda lists; None if conda fails.
 
-    Querying conda takes a second, so it is skipped if the environment is in its usual place.
+    Asking conda takes a second, so this function does not ask if the environment is in its usual place.
     """
     if name == "base" or (Path(conda_sh).parents[2] / "envs" / name).is_dir():
         return [name]
@@ -183,7 +184,7 @@ def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
 
 
 def _duplicate_notes(location: Location, spec: JobSpec) -> list[Note]:
-    """Returns why the line creates no new job, or none now; empty without a readable store."""
+    """Returns a note if a job with the line's identity exists already; nothing without a readable store."""
     if spec.kind != "csv":
         return []  # adding a command always creates a new job
     try:
@@ -201,7 +202,7 @@ def _duplicate_notes(location: Location, spec: JobSpec) -> list[Note]:
 
 
 def _watch_notes(recorded: RecordedSetting, path: str | None) -> list[Note]:
-    """Returns a note if the running scheduler watches another file than this one."""
+    """Returns a note if the running scheduler does not watch this file."""
     if path is None or recorded.scheduler_pid is None or recorded.options is None:
         return []
     watched = recorded.options.jobs_file
@@ -235,12 +236,12 @@ def append_line(path: str, line: str) -> None:
 
 
 def _open_locked(path: str) -> int:
-    """Opens the file that is at `path` now and locks it against other `add`s; returns the descriptor."""
+    """Opens and locks the file that is currently at `path`, against other `add` commands; returns its fd."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            # An editor may have replaced the file while this waited for the lock.
+            # An editor may have replaced the file while `flock` waited.
             if os.path.samestat(os.fstat(fd), os.stat(path)):
                 return fd
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Defines the answers to requests of front ends."""
+"""Defines the answers to the requests that front ends make."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ COMMAND_LINE = "cli"
 class AnswerKind(str, Enum):
     """The progress of a request.
 
-    carried_out      the scheduler carried it out, or found that there was nothing to do
-    refused          refused, by the scheduler or before it was recorded
-    recorded         recorded; no scheduler is running
-    unanswered       recorded; the scheduler has not answered yet
+    carried_out      the scheduler carried out the request, or found nothing to do
+    refused          the scheduler refused the request, or it was refused before it was recorded
+    recorded         the request is recorded, but no scheduler is running
+    unanswered       the request is recorded, but the scheduler has not answered yet
     stopped          the command itself ended the job, because no scheduler is running
-    in_state_file    written to the state file, which the next scheduler reads
-    nothing_to_do    already in effect; no scheduler has run yet
+    in_state_file    the request is in the state file, which the next scheduler reads
+    nothing_to_do    the request is already in effect, and no scheduler has run yet
     """
 
     CARRIED_OUT = "carried_out"
@@ -35,13 +35,13 @@ class AnswerKind(str, Enum):
 class StopResult(str, Enum):
     """The result of ending a job without a scheduler.
 
-    cancelled          cancelled
-    runner_had_died    cancelled; its runner had already died
-    never_began        cancelled before its command began
+    cancelled          the job was cancelled
+    runner_had_died    the job was cancelled, but its runner had already died
+    never_began        the job was cancelled before its command began
     had_ended          the job had already ended by itself
-    processes_left     some of its processes still run
-    runner_unlocked    its runner is alive but has no lock on the claim
-    runs_elsewhere     its processes are not on this machine; only a scheduler can end it
+    processes_left     some processes of the job are still running
+    runner_unlocked    the job's runner is alive but has no lock on the claim
+    runs_elsewhere     the job's processes are not on this machine; only a scheduler can end the job
     """
 
     CANCELLED = "cancelled"
@@ -62,10 +62,10 @@ class StopResult(str, Enum):
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one request. target: job id or GPU index.
+    """The answer to one request.
 
-    reply: the scheduler's answer, or why the request was refused before it was recorded; stop_result: for
-    `STOPPED`; scheduler_pid: for `UNANSWERED`.
+    target: a job id or GPU index; reply: the scheduler's answer, or why the request was refused before it was
+    recorded; stop_result: set only for `STOPPED`; scheduler_pid: set only for `UNANSWERED`.
     """
 
     target: int

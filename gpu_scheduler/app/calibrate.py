@@ -1,4 +1,4 @@
-"""Compares the memory use of finished jobs with their declarations; suggests entries of llm_config.json."""
+"""Compares the memory use of finished jobs with their declarations; suggests entries for llm_config.json."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ _EMPTY_CONFIG = "{\n}\n"
 
 @dataclass(frozen=True)
 class CalibrationView:
-    """Result of `calibrate`. path: of llm_config.json; entries: model -> its new entry, if there is enough
-    data; written: whether the file has them now; backup: path of the previous version; tolerance: fraction
-    by which a declaration may be off."""
+    """The result of `calibrate`.
+
+    path: the path of llm_config.json; entries: the new entry of each model that has enough data; written:
+    whether the entries were written to the file; backup: the path of the file's previous version; tolerance:
+    the fraction by which a declaration may be off.
+    """
 
     path: str
     suggestions: Sequence[Advice]
@@ -39,9 +42,9 @@ class CalibrationView:
 
 
 def calibrate(location: Location, llm_config: str | None, *, write: bool) -> CalibrationView:
-    """Returns the comparison and the suggestions. Only `write` changes the file.
+    """Returns the comparison and the suggestions. Changes the file only if `write` is set.
 
-    llm_config: the file, which must exist; None = the one of the scheduler.
+    llm_config: the path of a file that must exist; None means the scheduler's own llm_config.json.
     """
     with open_store(location, read_only=True) as store:
         measured = workload_classes(store)

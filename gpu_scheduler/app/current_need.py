@@ -1,4 +1,4 @@
-"""Determines the need of a job, as the scheduler does, and the source of that need.
+"""Determines a job's need, as the scheduler does, and where that need comes from.
 
 A need comes from the job's line, from llm_config.json, or from the measured use of finished jobs.
 """
@@ -26,7 +26,7 @@ from gpu_scheduler.store.store import Store
 
 
 class NeedSource(str, Enum):
-    """The source of the need of a job."""
+    """Where a job's need comes from."""
 
     OUT_OF_MEMORY = "raised after it ran out of memory"
     TORCHRUN = "torchrun"
@@ -39,7 +39,7 @@ class NeedSource(str, Enum):
 
 @dataclass(frozen=True)
 class CurrentNeed:
-    """The current need of a job, its source, and the request of the line."""
+    """A job's current need, the source of that need, and what the job's line requests."""
 
     need: Need
     source: NeedSource
@@ -47,7 +47,7 @@ class CurrentNeed:
 
 
 def current_llm_config(options: StartOptions) -> LlmConfig:
-    """Returns the llm_config.json of a scheduler; the default if it is missing, broken or not trusted."""
+    """Returns a scheduler's llm_config.json; the defaults if the file is missing, broken or not trusted."""
     path = options.llm_config
     if path is None or not os.path.exists(path):
         return LlmConfig()
@@ -60,12 +60,12 @@ def current_llm_config(options: StartOptions) -> LlmConfig:
 
 
 def learned_needs(store: Store) -> Mapping[str, int]:
-    """Returns workload class -> learned MiB; empty unless the scheduler runs with --learn."""
+    """Returns the learned MiB of each workload class; nothing unless the scheduler runs with --learn."""
     return LearnedNeedsReader(store, store.recorded_options().spike_buffer).needs() if store.learning else {}
 
 
 def current_need(store: Store, job: JobRecord) -> CurrentNeed:
-    """Returns the current need of a job, as the scheduler would decide."""
+    """Returns the need that the scheduler would currently determine for a job."""
     started = store.recorded_options()
     config, learned = current_llm_config(started), learned_needs(store)
     facts = Facts(
@@ -84,7 +84,7 @@ def current_need(store: Store, job: JobRecord) -> CurrentNeed:
 
 
 def _empty_gpu(gpu: GpuRecord) -> Gpu:
-    """Returns a GPU with its size only, as if nothing ran on it."""
+    """Returns the GPU as if nothing were running on it; only its size is kept."""
     return Gpu(
         gpu.uuid, gpu.index, sample=GpuSample(gpu.uuid, gpu.index, gpu.name, gpu.total_mib, None, None)
     )

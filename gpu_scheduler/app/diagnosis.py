@@ -39,11 +39,13 @@ from gpu_scheduler.store.jobs_files import LineLocation, MalformedLineRecord, li
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
-#: Maximum lines of a failed job's log, and events of a job, that are shown.
+#: Maximum number of lines shown from a failed job's log.
 MAX_LOG_LINES = 10
+#: Maximum number of a job's events that are shown.
 _MAX_EVENTS = 3
-#: Maximum number of jobs listed as ahead, and distance in lines at which a malformed line counts as near.
+#: Maximum number of jobs ahead in the queue that are listed.
 _MAX_JOBS_NAMED = 5
+#: A malformed line at most this many lines away from a job's line counts as near.
 _NEARBY_LINES = 3
 
 
@@ -51,8 +53,8 @@ _NEARBY_LINES = 3
 class PlacementFacts:
     """The GPUs as placement evaluates them now.
 
-    holders: UUID -> ids of our jobs on the GPU; sampled_at: wall seconds of the newest sample, None = no
-    sample.
+    holders: the ids of the scheduler's jobs on each GPU, by UUID; sampled_at: wall seconds of the newest
+    sample, None if there is no sample.
     """
 
     gpus: Sequence[GpuAvailability]
@@ -63,8 +65,11 @@ class PlacementFacts:
 
 @dataclass(frozen=True)
 class LineFacts:
-    """The line of a job. location: None = it was removed; nearby: malformed lines around it; malformed: how
-    many malformed lines the file has."""
+    """The line of a job.
+
+    location: where the line is, None if it was removed; nearby: the malformed lines around it; malformed:
+    the number of malformed lines in the file.
+    """
 
     location: LineLocation | None
     nearby: Sequence[MalformedLineRecord]
@@ -75,8 +80,9 @@ class LineFacts:
 class WaitingFacts:
     """The facts about a job that waits.
 
-    environment: findings about its folder, environment and script; ahead: number of queued jobs before it and
-    the first of them, None = it is held; retry_in_s: until its next launch, None = that may come at any time.
+    environment: findings about its folder, environment and script; ahead: the number of queued jobs before it
+    and the ids of the first ones, None if the job is held; retry_in_s: the seconds until its next launch is
+    allowed, None if it is allowed now.
     """
 
     health_issues: tuple[HealthIssue, ...]
@@ -92,9 +98,10 @@ class WaitingFacts:
 class Diagnosis:
     """The facts that explain the state of a job at `now` (wall seconds).
 
-    scheduler_pid: None = none is running; waiting: only for a job that waits; oom: only for one that ran out
-    of GPU memory; attempt_folder: of the newest attempt; events: the last ones; log_end: the last lines of
-    its log if it failed, without secrets; tolerance: error of a declaration that is still accurate.
+    scheduler_pid: None if no scheduler is running; waiting: set only for a job that waits; oom: set only for
+    a job that ran out of GPU memory; attempt_folder: the folder of the newest attempt; events: the job's last
+    events; log_end: the last lines of a failed job's log, without secrets; tolerance: the fraction by which
+    an accurate declaration may be off.
     """
 
     now: float
@@ -116,7 +123,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class _Inspection:
-    """One job with its records. attempts: all active ones, as they are now."""
+    """One job with its records. attempts: all active attempts of all jobs, in their current state."""
 
     store: Store
     record: JobRecord
@@ -127,7 +134,7 @@ class _Inspection:
 
 
 def diagnose(location: Location, job: JobRef) -> Diagnosis:
-    """Returns the explanation. Raises SchedulerError if there is no such job."""
+    """Returns the facts about a job. Raises SchedulerError if there is no such job."""
     with open_store(location, read_only=True) as store:
         pid = scheduler_pid_of(store)
         inspected = _inspect(store, resolve_job(store, job), is_up=pid is not None)

@@ -12,6 +12,7 @@ from gpu_scheduler.health.doctor.run_checks import run_checks
 
 
 def doctor(options: StartOptions, on_wait: Callable[[str], None]) -> Iterator[Finding]:
-    """Yields every finding as soon as it is known. on_wait: called before a slow check, with its name."""
+    """Yields each finding as soon as it is known. on_wait: called with the name of each slow check before it
+    runs."""
     home = Location(options.state_file, options.data_dir).resolve()
     return map(without_secrets, run_checks(home, options, on_wait))

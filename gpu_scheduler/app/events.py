@@ -16,7 +16,10 @@ _BATCH_SIZE = 1000
 
 
 class EventReader:
-    """The events of a store after a certain one. tolerance: error of a declaration that is still accurate."""
+    """Reads the events that follow a given event in a store.
+
+    after: the id of that event; tolerance: the fraction by which an accurate declaration may be off.
+    """
 
     def __init__(self, store: Store, after: int) -> None:
         self._store = store
@@ -37,6 +40,6 @@ class EventReader:
 
 @contextmanager
 def open_events(location: Location, last: int | None) -> Iterator[EventReader]:
-    """Opens the events, beginning with the `last` ones (None: all)."""
+    """Opens the events, starting with the newest `last` events; None means all events."""
     with open_store(location, read_only=True) as store:
         yield EventReader(store, 0 if last is None else id_before_last(store, last))

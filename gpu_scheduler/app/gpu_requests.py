@@ -1,4 +1,4 @@
-"""Pauses and resumes GPUs, through the scheduler's store or, before the first start, in the state file."""
+"""Pauses and resumes GPUs: through the store or, before the first start, through the state file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from gpu_scheduler.store.store import Store
 
 
 def pause(location: Location, gpus: Collection[int] | None, *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
-    """Keeps new jobs off these GPUs; None means every managed GPU. Raises SchedulerError for unknown ones."""
+    """Keeps new jobs off these GPUs; None means every managed GPU.
+
+    Raises SchedulerError if a GPU is not managed.
+    """
     return _set_paused(location, gpus, by, paused=True)
 
 
@@ -34,7 +37,7 @@ def _set_paused(
 
 
 def _write_state_file(location: Location, gpus: Collection[int] | None, paused: bool) -> tuple[Answer, ...]:
-    """Writes the request into the state file, the only place for it before the first start.
+    """Writes the request into the state file, because no store exists before the first start.
 
     Raises SchedulerError if the file cannot be changed, or if the request is for all GPUs.
     """
@@ -42,15 +45,15 @@ def _write_state_file(location: Location, gpus: Collection[int] | None, paused: 
     verb = "pause" if paused else "resume"
     if gpus is None:
         raise SchedulerError(
-            f"the GPUs are not known before the first `start`; name them, as in `{verb} 0,1`"
+            f"the GPUs are not known before the first `start`; list them, as in `{verb} 0,1`"
         )
     named = sorted(set(gpus))
     try:
         state_file_edits.edit_pauses_in_file(path, named, paused)
     except ValueError as error:
-        raise SchedulerError(f"{path}: {error}\nfix the file or move it away") from None
+        raise SchedulerError(f"{path}: {error}\ncorrect the file or move it away") from None
     except OSError as error:
-        raise SchedulerError(f"{path} cannot be changed ({error.strerror}); nothing is {verb}d") from None
+        raise SchedulerError(f"{path} cannot be changed ({error.strerror}); no GPU was {verb}d") from None
     kind = AnswerKind.IN_STATE_FILE if path.exists() else AnswerKind.NOTHING_TO_DO
     return tuple(Answer(gpu, kind) for gpu in named)
 
@@ -70,7 +73,7 @@ def _request_in_store(
 
 
 def _selected_gpus(store: Store, gpus: Collection[int] | None) -> dict[int, str]:
-    """Returns index -> UUID of the named GPUs, in order; of every managed GPU for None."""
+    """Returns the UUIDs of these GPUs by index, in order; for None, of every managed GPU."""
     managed = store.managed_gpus()
     if not managed:
         raise SchedulerError(

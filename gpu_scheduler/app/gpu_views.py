@@ -1,4 +1,4 @@
-"""Builds the view of each managed GPU and of the jobs to which it is allocated."""
+"""Builds the view of each managed GPU, with the jobs to which it is allocated."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def gpu_views(
 ) -> tuple[GpuView, ...]:
     """Returns the views of the GPUs.
 
-    attempts: those not reconciled; paused: UUID -> whether the GPU is paused once all pending requests are
-    applied; limits: the limits of the scheduler.
+    attempts: the attempts that are not yet reconciled; paused: whether each GPU, by UUID, will be paused once
+    all pending requests are applied; limits: the scheduler's limits.
     """
     holders: dict[str, list[AttemptRecord]] = {}
     for attempt in attempts:
@@ -68,7 +68,7 @@ def _state(gpu: GpuRecord, share: int, paused: bool, limits: Limits) -> str:
 
 
 def _is_used_by_foreign_processes(gpu: GpuRecord, limits: Limits) -> bool:
-    """Returns whether foreign processes keep a job without declared memory off a GPU on which no job runs."""
+    """Returns whether foreign processes keep jobs without declared memory off a GPU that runs no job."""
     loads = [load for load in gpu.foreign_loads if load is not None]
     available = GpuAvailability(
         gpu.uuid,

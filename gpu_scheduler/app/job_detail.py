@@ -28,15 +28,16 @@ from gpu_scheduler.store.store import Store
 if TYPE_CHECKING:
     from gpu_scheduler.app.status_report import AttemptWarning
 
-#: The end of `core.command.build.BEGIN` and the `exec` before the job's own command.
+#: Matches the end of `core.command.build.BEGIN` and the `exec` before the job's own command.
 _JOB_COMMAND_START = re.compile(r"exec 3>&-[^\n]*\nexec ")
 
 
 @dataclass(frozen=True)
 class AttemptView:
-    """One attempt. command: as its command.sh runs it, None = there is no command.sh.
+    """One attempt.
 
-    gpus: indices; peaks: GPU index -> MiB; declaration_accuracy: None until its end is recorded.
+    command: the job's own command in command.sh, None if it cannot be found; gpus: the indices of its GPUs;
+    peaks: peak MiB by GPU index; declaration_accuracy: None until the attempt's end is recorded.
     """
 
     attempt: AttemptRecord
@@ -50,8 +51,11 @@ class AttemptView:
 
 @dataclass(frozen=True)
 class JobDetail:
-    """Details of one job at `now`, without secrets. line: where its line is now; tolerance: error of a
-    declaration that is still accurate."""
+    """The details of one job at `now`, without secrets.
+
+    line: the current position of its line; tolerance: the fraction by which an accurate declaration may be
+    off.
+    """
 
     now: float
     job: JobView
@@ -77,7 +81,7 @@ def _read(store: Store, job_id: int) -> JobDetail:
         context = context_of(store, open_now, is_up=is_up)
         view = job_view(job, attempts[-1] if attempts else None, context)
         if view.attempt is not None:
-            attempts[-1] = view.attempt  # with an end that is not recorded yet
+            attempts[-1] = view.attempt  # shows an end that the store does not have yet
         tolerance = store.recorded_options().tolerance
         return without_secrets(
             JobDetail(
@@ -108,7 +112,7 @@ def _attempt_view(
 
 
 def _declaration_accuracy(attempt: AttemptRecord, tolerance: float) -> DeclarationAccuracy | None:
-    """Returns how accurate the declaration of an attempt was; None until its end is recorded."""
+    """Returns how accurate an attempt's declaration was; None until the attempt's end is recorded."""
     if attempt.state.is_open:
         return None
     return judge_declaration(
@@ -134,5 +138,5 @@ def job_command(folder: Path) -> str | None:
         words = shlex.split(last)
     except ValueError:
         return last.strip()
-    # Shell text written by the user is shown without its `bash -c` wrapper.
+    # If the user wrote shell text, it is shown without the `bash -c` that the scheduler puts before it.
     return words[2] if words[:2] == ["bash", "-c"] and len(words) == 3 else last.strip()

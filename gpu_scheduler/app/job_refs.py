@@ -1,6 +1,6 @@
-"""Resolves references to jobs: a number, a range of numbers, or a name.
+"""Resolves references to jobs. A reference is a number, a range of numbers, or a name.
 
-A name means the only open job with that name, otherwise the finished one that ended last.
+A name means the only open job with that name or, if none is open, the finished job that ended last.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from gpu_scheduler.store.store import Store
 #: A reference to jobs: an id, a range of ids, or a name.
 JobRef = int | range | str
 
-#: Maximum number of jobs with the same name that an error lists.
+#: Maximum number of jobs with the same name that an error message lists.
 _MAX_LISTED = 10
 
 
 def resolve_job(store: Store, ref: JobRef) -> int:
     """Returns the id of the job.
 
-    Raises SchedulerError for a name that no job has or several open jobs share. A number is not looked up.
+    Raises SchedulerError for a range without jobs, and for a name that no job has or that several open jobs
+    share. A number is not looked up.
     """
     if isinstance(ref, str):
         return _job_named(store, ref)
@@ -36,7 +37,7 @@ def job_record(store: Store, job_id: int) -> JobRecord:
     job = store.job(job_id)
     if job is None:
         raise SchedulerError(
-            f"there is no job {job_id} in {store.data_dir.folder}; `status --all` lists them"
+            f"there is no job {job_id} in {store.data_dir.folder}; `status --all` lists the jobs"
         )
     return job
 
@@ -57,7 +58,8 @@ def _jobs_in_range(store: Store, numbers: range) -> list[int]:
     ids = job_ids_in(store, numbers)
     if not ids:
         raise SchedulerError(
-            f"{store.data_dir.folder} has no job {numbers[0]} to {numbers[-1]}; `status --all` lists the jobs"
+            f"there are no jobs {numbers[0]} to {numbers[-1]} in {store.data_dir.folder};"
+            " `status --all` lists the jobs"
         )
     return ids
 
@@ -66,19 +68,19 @@ def _job_named(store: Store, name: str) -> int:
     jobs = jobs_named(store, name)
     if not jobs:
         raise SchedulerError(
-            f"{store.data_dir.folder} has no job named {name}; `status --all` lists the jobs"
-            " (jobs are named by [name=…] on their line)"
+            f"there is no job named {name} in {store.data_dir.folder}; `status --all` lists the jobs"
+            " ([name=…] on a job's line gives it a name)"
         )
     open_ones = [job for job in jobs if job.state is not JobState.FINISHED]
     if len(open_ones) > 1:
-        # Without a running scheduler, the end of some may not be recorded yet.
+        # If no scheduler is running, some of them may have ended without a record in the store.
         open_ones = [job for job in open_ones if not _has_ended(store, job)]
     if len(open_ones) > 1:
         listed = ", ".join(f"job {job.id} ({job.state})" for job in open_ones[:_MAX_LISTED])
         more = f" and {len(open_ones) - _MAX_LISTED:,} more" if len(open_ones) > _MAX_LISTED else ""
         raise SchedulerError(
             f"{count_noun(len(open_ones), 'open job')} are named {name}: {listed}{more}\n"
-            "give the number of one of them; nothing was done"
+            "give a job number instead; nothing was done"
         )
     return (open_ones or jobs)[0].id
 

@@ -1,7 +1,7 @@
 """Cancels, retries, holds and releases jobs, and changes their priority, with and without a scheduler.
 
-Each function records a request for every job that allows it, wakes the scheduler, and returns an answer for
-each job: the refused ones first.
+Each function records a request for every job whose state allows it, wakes the scheduler, and returns one
+answer per job. Refusals come first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpu_scheduler.store.store import Store
 
 #: The states of jobs that `retry` accepts.
 _RETRYABLE = frozenset(ACCEPTED_STATES["retry"])
-#: Verb -> the new state of a job that it changes. Cancelling an active job changes nothing at once.
+#: The state into which each verb moves a job. Cancelling an active job does not change its state at once.
 _EFFECTS = {
     "cancel": JobState.FINISHED,
     "line_removed": JobState.FINISHED,
@@ -36,7 +36,7 @@ _EFFECTS = {
 def cancel(
     location: Location, jobs: Sequence[JobRef] | None, grace_s: float, *, by: str = COMMAND_LINE
 ) -> tuple[Answer, ...]:
-    """Cancels queued and running jobs, even without a running scheduler. jobs: None cancels every open job.
+    """Cancels open jobs, even without a running scheduler. jobs: None means every open job.
 
     Raises SchedulerError if a job cannot be identified, or if the store is a copy.
     """
@@ -57,7 +57,7 @@ def cancel(
 
 
 def retry(location: Location, jobs: Sequence[JobRef] | None, *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
-    """Queues finished or held jobs again. jobs: None retries every job that failed."""
+    """Queues finished or held jobs again. jobs: None means every failed job."""
     return _request_for_jobs(location, "retry", jobs, by)
 
 
@@ -92,9 +92,9 @@ def _request_for_jobs(
 def _record_requests(
     store: Store, verb: str, jobs: Iterable[int], by: str, args: Mapping[str, object]
 ) -> tuple[dict[int, int], list[Answer]]:
-    """Records a request for each job that allows it, all in one transaction.
+    """Records a request for each job whose state allows it, all in one transaction.
 
-    Returns request -> job, and the answers for the refused jobs.
+    Returns the job of each request, and the answers for the refused jobs.
     """
     made: dict[int, int] = {}
     refused: list[Answer] = []
@@ -113,12 +113,12 @@ def _record_requests(
 def _early_refusal(
     store: Store, verb: str, job_id: int, pending: Iterable[str], is_up: bool
 ) -> RequestAnswer | None:
-    """Returns why a request is refused without recording it; None if it is recorded."""
+    """Returns the reason to refuse a request without recording it; None if there is no such reason."""
     job = store.job(job_id)
     if job is None:
         return RequestAnswer(AnswerCode.NO_SUCH_JOB)
     if is_up:
-        return None  # the scheduler judges by the job's state at that moment
+        return None  # the scheduler decides, by the job's state when it reads the request
     ended = _unrecorded_end(store, job)
     if ended is not None:
         code = AnswerCode.ALREADY_FINISHED if verb == "cancel" else AnswerCode.ENDED_UNRECORDED
@@ -153,7 +153,7 @@ def _open_jobs(store: Store) -> list[int]:
 
 
 def _failed_jobs(store: Store) -> list[int]:
-    """Returns the failed jobs without an open request to queue them again, oldest first."""
+    """Returns the failed jobs that no open request will queue again, oldest first."""
     from gpu_scheduler.app.status import failed_jobs
 
     pending = requested_verbs(store)
@@ -170,7 +170,7 @@ def _answers(
     answers: Mapping[int, RequestAnswer | None],
     stopped: Mapping[int, StopResult],
 ) -> list[Answer]:
-    """Returns the answer to each request. stopped: jobs that this command ended itself."""
+    """Returns the answer to each request. stopped: the results of the jobs that this command ended itself."""
     pid = scheduler_pid_of(store)
     made = []
     for request, reply in answers.items():
@@ -186,7 +186,7 @@ def _answers(
 
 
 def predicted_state(state: JobState, verbs: Iterable[str]) -> JobState:
-    """Returns the state after these requests, in their order; a verb that does not apply changes nothing."""
+    """Returns a job's state after these requests, in this order. A verb that does not apply is ignored."""
     for verb in verbs:
         if verb in _EFFECTS and state in ACCEPTED_STATES[verb]:
             state = _EFFECTS[verb]

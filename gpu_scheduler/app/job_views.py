@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ViewContext:
-    """Data beside a job's own records on which its view depends.
+    """The data, besides a job's own records, on which the view of a job depends.
 
-    wait_reasons: spec key -> why its jobs wait, `default_wait` if it is missing; indices: UUID -> GPU
-    index; open_requests: job id -> the action of a pending request; open_attempts: attempt id -> facts of an
-    open attempt, from its row and folder; *_retries: defaults for jobs whose line gives none;
-    is_scheduler_up: a scheduler watches the jobs file.
+    wait_reasons: why the jobs of each spec key wait; default_wait: why all other jobs wait; indices: the
+    index of each GPU, by UUID; open_requests: the verb of each job's newest pending request, by job id;
+    open_attempts: the facts of each open attempt, from its row and folder, by attempt id; *_retries: the
+    defaults for jobs whose line sets no value; is_scheduler_up: whether a scheduler is running.
     """
 
     now: Now
@@ -42,7 +42,7 @@ class ViewContext:
 
 
 def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext) -> JobView:
-    """Returns the view of a job as it is now, even if its state is not in the store yet."""
+    """Returns the view of a job in its current state, even if the store does not have that state yet."""
     recorded, wait = job, _wait_reason(job, attempt, context)
     of_group = context.wait_reasons.get(job.spec_key) if job.state is JobState.QUEUED else None
     fact = None if attempt is None else context.open_attempts.get(attempt.id)
@@ -67,7 +67,7 @@ def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext
 
 
 def _start_delay(attempt: AttemptRecord) -> WaitReason | None:
-    """Returns why an attempt that holds its GPUs has no runner yet; None while the delay is normal."""
+    """Returns why an attempt with allocated GPUs has no runner yet; None while the delay is normal."""
     launches = attempt.launch_count
     if launches == 0:
         return WaitReason(WaitKind.SHORTAGE)
@@ -77,8 +77,11 @@ def _start_delay(attempt: AttemptRecord) -> WaitReason | None:
 def warnings(
     attempt: AttemptRecord, indices: Mapping[str, int], fact: Attempt | None = None
 ) -> tuple[AttemptWarning, ...]:
-    """Returns the warnings about an attempt: memory use above its declaration, misplaced processes, and the
-    anomalies of its folder. fact: the attempt as observed, None = it was not."""
+    """Returns the warnings about an attempt.
+
+    They cover memory use above the declared memory, misplaced processes, and anomalies in the attempt folder.
+    fact: the observed attempt, None if it was not observed.
+    """
     found: list[AttemptWarning] = []
     if attempt.overused_gpus or attempt.misplaced:
         from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
@@ -105,7 +108,7 @@ def peaks_by_index(attempt: AttemptRecord, indices: Mapping[str, int]) -> dict[i
 
 
 def gpu_indices(attempt: AttemptRecord, indices: Mapping[str, int]) -> tuple[int, ...]:
-    """Returns the indices of the GPUs of an attempt."""
+    """Returns the indices of an attempt's GPUs."""
     return tuple(sorted(indices.get(uuid, -1) for uuid in attempt.gpus))
 
 
@@ -135,14 +138,14 @@ def _wait_reason(job: JobRecord, attempt: AttemptRecord | None, context: ViewCon
 
 
 def _due_in_s(wait: WaitReason | None, context: ViewContext) -> float | None:
-    """Returns the seconds until the reason may end; None if unknown, or if no scheduler runs to act then."""
+    """Returns the seconds until the wait may end; None if unknown, or if no scheduler is running."""
     if wait is None or wait.due_at is None or not context.is_scheduler_up:
         return None
     return wait.due_at - context.now.boot
 
 
 def _with_status(attempt: AttemptRecord, status: AttemptStatus) -> AttemptRecord:
-    """Returns an open attempt with the session and the log that its folder names."""
+    """Returns an open attempt with the session and the log path that are recorded in its folder."""
     closed = attempt.window_closed or status.window_open is False
     session, log = None if closed else status.session or attempt.session, attempt.log or status.log
     if (closed, session, log) == (attempt.window_closed, attempt.session, attempt.log):
@@ -161,7 +164,7 @@ def _with_next_round(
     from gpu_scheduler.core.scheduling.settings import Settings
 
     settings = Settings(oom_retries=context.oom_retries, fail_retries=context.fail_retries)
-    # Front ends do not scan processes, on which the outcome of an attempt without a known runner depends.
+    # The outcome of an attempt without a known runner depends on a process scan, which front ends do not do.
     survivors = None if has_unknown_runner(fact) else ()
     for action in reconcile(replace(fact, survivors=survivors), context.now, settings):
         if isinstance(action, Transition):
@@ -182,7 +185,7 @@ def _with_next_round(
 
 def _ended_attempt(attempt: AttemptRecord, action: FinishAttempt) -> AttemptRecord:
     started_at = action.started_at or attempt.started_at
-    if action.job_outcome is None:  # the outcome is shown once it is recorded
+    if action.job_outcome is None:  # the outcome is not shown until it is recorded
         return replace(attempt, started_at=started_at, session=None)
     return replace(
         attempt,
@@ -199,8 +202,7 @@ def _ended_attempt(attempt: AttemptRecord, action: FinishAttempt) -> AttemptReco
 def runs_as_recorded(attempt: Attempt) -> bool:
     """Returns whether an attempt simply continues, so that `reconcile` changes no state.
 
-    This spares most commands the import of the rules, which takes longer than everything else that `status`
-    does.
+    Most commands can then avoid importing the rules, which takes longer than the rest of `status`.
     """
     status = attempt.status
     stops = status.stop is not None or attempt.cancel is not None

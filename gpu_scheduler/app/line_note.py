@@ -1,4 +1,4 @@
-"""Defines a note about a line of a jobs file: why its job may not run, or not as the user expects."""
+"""Defines a note about a line of a jobs file: a reason why its job may not run as the user expects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_scheduler.core.model.need import Need
 
 
 class NoteKind(str, Enum):
-    """The subject of a note. The comments list its data."""
+    """The subject of a note. The comment at each kind lists the keys of the note's data."""
 
     MODEL_UNKNOWN = "model_unknown"  # model
     SCRIPT_RELATIVE = "script_relative"  # script, cwd
@@ -26,7 +26,7 @@ class NoteKind(str, Enum):
 
 @dataclass(frozen=True)
 class Note:
-    """A note about a line, with the data of its kind."""
+    """A note about a line, with the data that belongs to its kind."""
 
     kind: NoteKind
     data: Mapping[str, object]
@@ -34,10 +34,10 @@ class Note:
 
 @dataclass(frozen=True)
 class UnmetNeed:
-    """The need of a job that the current GPUs cannot meet.
+    """A job's need that the current GPUs cannot meet.
 
-    usable: number of GPUs that the job may use, None = there are enough of them, but they are too small;
-    margin_mib: memory of each GPU that is not given to jobs.
+    usable: the number of GPUs that the job may use if there are too few; None if there are enough, but they
+    are too small. margin_mib: the memory on each GPU that the scheduler never allocates.
     """
 
     need: Need
@@ -45,5 +45,5 @@ class UnmetNeed:
     margin_mib: int
 
 
-#: A text is a message of the parser of lines.
+#: A plain text is a message of the line parser.
 LineNote = Note | UnmetNeed | str

@@ -1,4 +1,4 @@
-"""Previews the effect of each line of a jobs file, read as the scheduler reads it. Nothing is queued."""
+"""Previews the effect of each line of a jobs file without queuing a job. Parses as the scheduler does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpu_scheduler.system.safe_file import FileProblem
 
 @dataclass(frozen=True)
 class LintView:
-    """The preview of a jobs file. path: as the user gave it; cwd: the folder in which its lines run."""
+    """The preview of a jobs file. path: the path that the user gave; cwd: the folder in which lines run."""
 
     path: str
     cwd: str
@@ -45,7 +45,7 @@ def read_jobs_file(path: str) -> bytes:
 
 
 def read_stream(fd: int) -> bytes:
-    """Returns the content of the standard input. Raises UsageError if it cannot be read."""
+    """Returns the content of standard input. Raises UsageError if it cannot be read."""
     content = read_standard_input(fd)
     if isinstance(content, FileProblem):
         raise UsageError(f"the standard input {content}; pipe a jobs file into it")
@@ -61,11 +61,12 @@ def lint(
     gpus: str | None = None,
     conda_sh: str | None = None,
 ) -> LintView:
-    """Returns the effect of each line. path: names the file, whose recorded working folder is used.
+    """Returns the effect of each line.
 
-    gpus: as for `start`, None = the GPUs of the scheduler. Raises UsageError if llm_config cannot be used.
+    path: the path of the file, whose recorded working folder is used; gpus: the value of `--gpus`, as for
+    `start`; None means the scheduler's GPUs. Raises UsageError if llm_config cannot be used.
     """
-    config = LlmConfigFile(llm_config, trust=True)  # nothing in it is executed
+    config = LlmConfigFile(llm_config, trust=True)  # safe, because nothing in the file is executed
     config.refresh()
     recorded = recorded_setting(location, os.path.abspath(path))
     cwd = recorded.cwd or os.getcwd()
@@ -88,9 +89,9 @@ def lint(
 
 
 def _conda_environments(parser: TextParser, lines: Sequence[Line], conda_sh: str | None) -> list[str] | None:
-    """Returns the environments that conda lists; None if it fails.
+    """Returns the environments that conda lists; None if conda fails.
 
-    Also None if no line names an environment, because querying conda takes a second.
+    Also returns None if no line names an environment, because asking conda takes a second.
     """
     if conda_sh is None or not any(parser.spec_of(line).conda for line in lines if not line.malformed):
         return None
@@ -100,7 +101,7 @@ def _conda_environments(parser: TextParser, lines: Sequence[Line], conda_sh: str
 
 
 def _gpu_indices(option: str) -> frozenset[int] | None:
-    """Returns the GPU indices of `--gpus`, in the format of `start`: a count means the first ones."""
+    """Parses the value of `--gpus`, in the format of `start`: a count means the first GPUs."""
     if re.fullmatch(r"[0-9]+", option):
         return frozenset(range(int(option)))
     listed = parse_gpu_list(option.removesuffix(","))
@@ -115,7 +116,7 @@ def _previews(parser: TextParser, lines: Sequence[Line], context: PreviewContext
 
 
 def _duplicate_lines(lines: Sequence[Line]) -> Mapping[int, int]:
-    """Returns, for each line that adds no job, line number -> number of the line with the same job."""
+    """Returns, for the number of each line that adds no job, the number of the line with the same job."""
     actions = ReadingDiff((), AcceptedLines(tuple(lines), (None,) * len(lines)), {}, {}).actions
     jobs = {action.index for action in actions if isinstance(action, NewJob)}
     first = {lines[index].identity: lines[index].number for index in sorted(jobs, reverse=True)}

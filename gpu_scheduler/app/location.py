@@ -1,4 +1,4 @@
-"""Names the state file and data directory on which a use case works."""
+"""Defines the location of a scheduler: the state file and data directory on which a use case works."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gpu_scheduler.store.data_dir import DataDir
 
 @dataclass(frozen=True)
 class Location:
-    """The state file of a scheduler, and its data directory (None: beside the state file)."""
+    """A scheduler's state file and data directory. data_dir: None means beside the state file."""
 
     state_file: str = config.STATE_FILE
     data_dir: str | None = None
 
     def resolve(self) -> DataDir:
-        """Returns the data directory with its files. Nothing is created."""
+        """Returns the data directory with the paths of its files. Creates nothing."""
         return DataDir.of(self.state_file, self.data_dir)

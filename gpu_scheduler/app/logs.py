@@ -22,7 +22,10 @@ from gpu_scheduler.store.store import Store
 
 @dataclass(frozen=True)
 class AttachTarget:
-    """The session of a running job. program: path of Screen; environment: in which it finds the session."""
+    """The session of a running job.
+
+    program: the path of Screen; environment: the variables with which Screen finds the session.
+    """
 
     job_id: int
     session: str
@@ -31,10 +34,14 @@ class AttachTarget:
 
 
 class LogProgress(Enum):
-    """The output that may still be added to a log.
+    """Whether more output of the job may follow.
 
-    NEXT_ATTEMPT: `path` is now the log of the next attempt; BETWEEN_ATTEMPTS: the scheduler will start
-    another one; QUEUED_AGAIN and LEFT_OPEN: no scheduler is running that could continue the job.
+    running             the log may still grow
+    next_attempt        `path` is now the log of the next attempt
+    between_attempts    the scheduler will start another attempt
+    ended               no more output follows
+    queued_again        the job waits for another attempt, but no scheduler is running
+    left_open           the attempt is over, but no scheduler is running that could record its end
     """
 
     RUNNING = "running"
@@ -46,7 +53,7 @@ class LogProgress(Enum):
 
 
 class NoLogError(SchedulerError):
-    """Raised for an attempt without a log. reason: why it ended, None = it has not."""
+    """Raised for an attempt without a log. reason: why the attempt ended, None if it has not ended."""
 
     def __init__(self, message: str, reason: StateReason | None) -> None:
         super().__init__(message)
@@ -68,7 +75,10 @@ class JobLog:
         return _log_path(self._store, self._attempt)
 
     def advance(self) -> LogProgress:
-        """Returns which output may still follow. The file is complete unless this is RUNNING."""
+        """Returns whether more output may follow; moves on to the next attempt if there is one.
+
+        The current log is complete unless the result is RUNNING.
+        """
         if not _is_over(self._store, self._attempt):
             return LogProgress.RUNNING
         if self._single_attempt:
@@ -87,9 +97,10 @@ class JobLog:
 
 @contextmanager
 def open_log(location: Location, job: JobRef, attempt: int | None) -> Iterator[JobLog]:
-    """Opens the log of an attempt. attempt: its number, None = the latest, and with `advance` later ones.
+    """Opens the log of an attempt.
 
-    Raises SchedulerError if there is no log.
+    attempt: the number of the attempt; None means the latest attempt and those that `advance` finds later.
+    Raises SchedulerError if the job or the attempt does not exist.
     """
     with open_store(location, read_only=True) as store:
         found = _selected_attempt(store, resolve_job(store, job), attempt)
@@ -97,7 +108,7 @@ def open_log(location: Location, job: JobRef, attempt: int | None) -> Iterator[J
 
 
 def attach_target(location: Location, job: JobRef) -> AttachTarget:
-    """Returns the session of a running job. Raises SchedulerError if it has none that can be attached to."""
+    """Returns the session of a running job. Raises SchedulerError if there is no session to attach to."""
     with open_store(location) as store:
         job_id = resolve_job(store, job)
         state = job_record(store, job_id).state
@@ -126,7 +137,7 @@ def _open_session(job_id: int, status: AttemptStatus) -> str:
         raise SchedulerError(f"job {job_id} is starting; try again in a moment")
     if status.session is None:
         raise SchedulerError(
-            f"job {job_id} has no Screen session (the scheduler was started without --screen)\n{follow}"
+            f"job {job_id} has no Screen session: the scheduler was started without --screen\n{follow}"
         )
     if status.window_open is False:
         raise SchedulerError(f"the Screen window of job {job_id} was closed; the job continues\n{follow}")
@@ -134,7 +145,7 @@ def _open_session(job_id: int, status: AttemptStatus) -> str:
 
 
 def _selected_attempt(store: Store, job_id: int, number: int | None) -> AttemptRecord:
-    """Returns the attempt with that number, the latest for None."""
+    """Returns the attempt with that number; for None, the latest attempt."""
     job = job_record(store, job_id)
     attempts = {attempt.number: attempt for attempt in store.attempts(job_id)}
     if not attempts:

@@ -1,6 +1,6 @@
-"""Hides the secrets in the results of use cases. All text that front ends get passes through here.
+"""Hides the secrets in the results of use cases. All text that front ends get passes through this module.
 
-The store, `command.sh` and the job keep the values.
+The store, `command.sh` and the job's environment keep the secrets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-#: Fields that may contain a secret, for types that occur often in results.
+#: The fields that may contain a secret, for types that occur often in results.
 _TEXT_FIELDS: Mapping[type, tuple[str, ...]] = {
     JobRecord: ("text", "spec_json", "reason"),
     AttemptRecord: ("launch_error", "reason"),
@@ -28,18 +28,18 @@ _TEXT_FIELDS: Mapping[type, tuple[str, ...]] = {
 _EVENT_FIELDS = ("command", "spec", "reason")
 #: Fields that hold a JobSpec as JSON.
 _SPEC_FIELDS = ("spec", "spec_json")
-#: An escape in JSON that ends in a letter or digit, behind which no name of a secret is recognised.
+#: A JSON escape that ends in a letter or digit. A secret's name directly after it is not recognised.
 _JSON_ESCAPE = re.compile(r"\\[bfnrtu]")
 
 
 def without_secrets(result: _Result) -> _Result:
-    """Returns a result with `(hidden)` in place of every secret; the same value if it has none."""
+    """Returns a result with `(hidden)` in place of every secret; an unchanged result if it has no secret."""
     shown: Any = _shown(result)
     return shown  # type: ignore[no-any-return]
 
 
 def event_without_secrets(event: Event) -> Event:
-    """Returns an event with `(hidden)` in place of every secret, faster than `without_secrets`."""
+    """Returns an event with `(hidden)` in place of every secret. This is faster than `without_secrets`."""
     shown: Event = _with_shown_fields(event, _EVENT_FIELDS)
     return shown
 
@@ -86,7 +86,7 @@ def _shown_spec(text: str) -> str:
         env = json.loads(text).get("env", ()) if '"env": ' in text else ()
         if hide_secrets(env) == dict(env):
             return text
-    # Imported here, because few jobs need it.
+    # This import is here because few jobs need it.
     from gpu_scheduler.core.model.job_spec import JobSpec
 
     shown: JobSpec = _shown(JobSpec.from_json(text))

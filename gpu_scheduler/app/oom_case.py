@@ -11,17 +11,17 @@ from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.records import AttemptRecord, GpuRecord
 from gpu_scheduler.store.store import Store
 
-#: A neighbor counts if it ended at most this many seconds before, because it may have died of the same cause.
+#: Another job on the GPU counts if it ended at most this many seconds earlier: the cause may be the same.
 _RECENT_S = 10.0
 
 
 @dataclass(frozen=True)
 class OomCase:
-    """The GPU memory that a job had when it ran out of it.
+    """The GPUs of a job when it ran out of memory.
 
-    gpu_count: how many GPUs it had; had_gpus_alone: no other process used them; at_limit: it declared as
-    much memory as a GPU can provide; larger_gpus: indices of the GPUs that it may use and that have more
-    memory than its own.
+    gpu_count: the number of its GPUs; had_gpus_alone: whether no other process used them; at_limit: whether
+    the job declared as much memory as a GPU can provide; larger_gpus: the indices of the GPUs that the job
+    may use and that have more memory than its own GPUs.
     """
 
     gpu_count: int = 1
@@ -45,7 +45,7 @@ def oom_case(store: Store, attempt: AttemptRecord, spec: JobSpec, ended_at: floa
 
 
 def _is_at_limit(attempt: AttemptRecord, allowed: Sequence[GpuRecord], limits: Limits) -> bool:
-    """Returns whether the attempt declared as much memory as it can have on as many GPUs as it had."""
+    """Returns whether the attempt declared as much memory as that number of GPUs can provide."""
     sizes = sorted((gpu.total_mib for gpu in allowed if gpu.total_mib), reverse=True)
     count = len(attempt.gpus)
     if attempt.vram is None or len(sizes) < count:
@@ -63,6 +63,6 @@ def _has_neighbors(store: Store, attempt: AttemptRecord, ended_at: float) -> boo
 
 
 def _foreign_mib(gpu: GpuRecord) -> int:
-    """Returns the MiB of foreign processes on the GPU in the last sample, without displays."""
+    """Returns the MiB that foreign processes other than displays used on the GPU in the last sample."""
     displays = {process.pid for process in gpu.processes or () if process.graphics_only}
     return sum(mib for pid, _, mib in gpu.foreign_peaks if pid not in displays)

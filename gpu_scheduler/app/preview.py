@@ -19,7 +19,7 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.placement import could_fit
 from gpu_scheduler.core.scheduling.settings import Limits
 
-#: Placeholder in a command for the numbers of the GPUs that its job will get.
+#: Stands in a command for the indices of the GPUs that the job will get.
 GPU_IDS_PLACEHOLDER = "IDS"
 
 _PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*")
@@ -29,10 +29,10 @@ _PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*")
 class PreviewContext:
     """The machine and the options against which a line is checked.
 
-    known_gpus: existing indices, None = any; conda_sh: the file that defines `conda`, None = conda was not
-    found; path_exists: returns whether a file or folder exists; conda_envs: names of the environments, None =
-    unknown; totals_mib: GPU index -> its memory, where known; limits: of the scheduler; shell: of its jobs,
-    None = unknown.
+    known_gpus: the indices of the existing GPUs, None if unknown; conda_sh: the file that defines `conda`,
+    None if conda was not found; path_exists: returns whether a file or folder exists; conda_envs: the names
+    of the environments, None if unknown; totals_mib: the memory of each GPU whose size is known, by index;
+    limits: the scheduler's limits; shell: the shell of its jobs, None if unknown.
     """
 
     config: LlmConfig
@@ -49,8 +49,9 @@ class PreviewContext:
 class Preview:
     """The preview of a well-formed line.
 
-    conda: the environment to be activated, None = none; duplicate_of: an earlier line with the same job;
-    warnings: whatever would keep the job from running, or surprise the user.
+    conda: the environment that the job activates, None if it activates none; duplicate_of: the number of the
+    earlier line with the same job, None if there is none; warnings: reasons why the job may not run, or not
+    as the user expects.
     """
 
     number: int
@@ -67,7 +68,7 @@ class Preview:
 def preview(
     number: int, spec: JobSpec, notes: tuple[str, ...], duplicate_of: int | None, context: PreviewContext
 ) -> Preview:
-    """Returns the need, the command and the warnings for a line. notes: messages of its parser."""
+    """Returns the need, the command and the warnings for a line. notes: the parser's messages about it."""
     need = resolve(ResourceSpec.of(spec), context.config)
     return Preview(
         number,
@@ -130,7 +131,10 @@ def _script_as_written(spec: JobSpec) -> str:
 
 
 def _missing_script(spec: JobSpec, path_exists: Callable[[str], bool]) -> str | None:
-    """Returns the missing script of a plain `python SCRIPT …`; other commands are not checked."""
+    """Returns the path of the script in a plain `python SCRIPT …` command if it is missing, otherwise None.
+
+    Other commands are not checked.
+    """
     words = spec.words()
     if needs_bash(spec.command or "") or not words or not _PYTHON.fullmatch(words[0]):
         return None

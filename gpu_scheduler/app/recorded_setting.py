@@ -1,4 +1,4 @@
-"""Reads from the store the facts about the machine on which a line of a jobs file will run."""
+"""Reads facts from the store about the machine on which the lines of a jobs file will run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpu_scheduler.store.jobs_files import find_jobs_file
 
 @dataclass(frozen=True)
 class RecordedSetting:
-    """The GPUs and the scheduler of a store; the defaults stand for a store that is missing or unreadable.
+    """The GPUs and the scheduler of a store; the default values mean a missing or unreadable store.
 
-    known_gpus: indices, None = unknown; cwd: folder in which the lines of the jobs file run, None = unknown;
-    totals_mib: GPU index -> its memory, where known; options: of the newest scheduler, None = unknown;
-    scheduler_pid: of the running one.
+    known_gpus: the indices of the GPUs, None if unknown; cwd: the folder in which the lines of the jobs file
+    run, None if unknown; totals_mib: the memory of each GPU whose size is known, by index; options: the
+    newest scheduler's options, None if unknown; scheduler_pid: the pid of the running scheduler.
     """
 
     known_gpus: frozenset[int] | None = None
@@ -29,7 +29,7 @@ class RecordedSetting:
 
 
 def recorded_setting(location: Location, jobs_file: str) -> RecordedSetting:
-    """Returns the setting for the lines of a jobs file, which is given by its absolute path."""
+    """Returns the recorded setting for the lines of a jobs file. jobs_file: its absolute path."""
     try:
         with open_store(location, read_only=True) as store:
             file = find_jobs_file(store, jobs_file)

@@ -1,6 +1,6 @@
-"""Finds the socket of an attempt's Screen session, and lists the sessions that Screen lists.
+"""Finds the socket folder of an attempt's Screen session, and asks Screen for its sessions.
 
-The answers are for display and for `attach`; nothing about a job is decided from them.
+The answers are only for display and for `attach`. No decision about a job depends on them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from gpu_scheduler.system.run_program import run_program
 
 
 def socket_folder(session: str) -> str | None:
-    """Returns the SCREENDIR with which the session was made, None if it had none.
+    """Returns the SCREENDIR with which the session was created; None if SCREENDIR was not set.
 
-    Returns the SCREENDIR of this process if the session's environment cannot be read.
+    If the session's environment cannot be read, returns the SCREENDIR of this process.
     """
     try:
         with open(f"/proc/{_session_pid(session)}/environ", "rb") as file:
@@ -36,13 +36,12 @@ def screen_environment(folder: str | None) -> dict[str, str]:
 
 
 def list_sessions(folder: str | None) -> SessionList | str:
-    """Returns the sessions that Screen lists for a socket folder, or a text with the reason why it lists
-    none."""
+    """Returns the sessions that Screen lists for a socket folder, or a text that says why it lists none."""
     program = shutil.which("screen")
     if program is None:
         return "GNU Screen is not installed; install it (sudo apt-get install screen)"
     result = run_program([program, "-ls"], screen_environment(folder))
-    # The exit code is useless: some versions return 1 with sessions, others 0 without any.
+    # The exit code is useless: some versions return 1 if there are sessions, others 0 if there are none.
     return parse_session_list(result.output) if result.exit_code is not None else result.problem
 
 

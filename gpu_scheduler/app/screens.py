@@ -1,6 +1,6 @@
 """Lists the Screen sessions of running jobs.
 
-The sessions are known from the store and the attempt folders; Screen is asked only whether one is attached.
+The sessions come from the store and the attempt folders. Screen only reports which sessions are attached.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ SessionState = Literal["attached", "detached", "starting", "unlisted", "closed",
 
 @dataclass(frozen=True)
 class SessionView:
-    """The Screen session of a running job. started_at: start of its attempt, wall seconds; screen_dir: the
-    SCREENDIR that it needs, None = the caller's."""
+    """The Screen session of a running job.
+
+    started_at: wall seconds at which its attempt started; screen_dir: the SCREENDIR that is needed to attach
+    to the session, None if it is the caller's own.
+    """
 
     job: int
     gpus: tuple[int, ...]
@@ -42,7 +45,7 @@ class SessionView:
 
     @property
     def attach_command(self) -> str | None:
-        """The command that attaches to it; None if there is nothing to attach to."""
+        """The shell command that attaches to the session; None if there is nothing to attach to."""
         if self.session is None or self.state in ("starting", "closed"):
             return None
         where = "" if self.screen_dir is None else f"SCREENDIR={shlex.quote(self.screen_dir)} "
@@ -51,7 +54,10 @@ class SessionView:
 
 @dataclass(frozen=True)
 class SessionsView:
-    """All sessions. without_session: number of running jobs without one; notes: why Screen gave no answer."""
+    """All sessions.
+
+    without_session: the number of running jobs without a session; notes: reasons why Screen did not answer.
+    """
 
     now: float
     sessions: tuple[SessionView, ...]
@@ -84,7 +90,7 @@ def _read_sessions(store: Store) -> SessionsView:
 
 
 def _observe_running(store: Store, attempt: AttemptRecord) -> AttemptStatus | None:
-    """Returns the status of an attempt that is not over; None if it is over."""
+    """Returns the status of an attempt; None if the attempt is over."""
     if not attempt.state.is_open:
         return None
     try:
@@ -95,13 +101,13 @@ def _observe_running(store: Store, attempt: AttemptRecord) -> AttemptStatus | No
 
 
 def _session_name(attempt: AttemptRecord, status: AttemptStatus) -> str | None:
-    """Returns the session's name; before the claim it lacks the pid that it will begin with."""
+    """Returns the session's name. Before the runner claims the attempt, the name lacks its leading pid."""
     name = status.session or attempt.session
     return name if status.claim != "live" else status.session
 
 
 def _session_lists(names: Iterable[str]) -> dict[str | None, SessionList | str]:
-    """Returns socket folder -> sessions that Screen lists there; queries Screen once per folder."""
+    """Returns the sessions that Screen lists for each socket folder; asks Screen once per folder."""
     folders = {screen_sessions.socket_folder(name) for name in names}
     return {folder: screen_sessions.list_sessions(folder) for folder in folders}
 

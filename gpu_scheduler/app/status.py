@@ -1,4 +1,4 @@
-"""Reads the status: one snapshot of the store and of the folders of the open attempts."""
+"""Reads the status from one snapshot of the store and from the folders of open attempts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _TAIL_BYTES = 4096
 
 @dataclass(frozen=True)
 class StatusQuery:
-    """The jobs that a status report lists, None = all.
+    """The jobs that a status report lists.
 
-    max_queued: queued jobs and, separately, held jobs; max_finished: finished jobs, newest first;
-    only_failed: no jobs but those that failed; last_lines: read the last output line of each running job
-    from its log.
+    max_queued: how many queued jobs, and how many held jobs, None means all; max_finished: how many finished
+    jobs, newest first, None means all; only_failed: only failed jobs; last_lines: also read the last output
+    line of each running job from its log.
     """
 
     max_queued: int | None = None
@@ -55,12 +55,12 @@ def empty_status(location: Location) -> StatusReport:
 
 
 def failed_jobs(store: Store) -> tuple[JobView, ...]:
-    """Returns the failed jobs, including those whose end is not recorded yet, latest end first."""
+    """Returns the failed jobs, including those whose end is not recorded yet; the latest end comes first."""
     return read_report(store, StatusQuery(max_queued=0, only_failed=True)).jobs
 
 
 def read_report(store: Store, query: StatusQuery) -> StatusReport:
-    """Reads the report from the store, without last lines of output."""
+    """Reads the report from the store, without the last output lines of running jobs."""
     pid = scheduler_pid_of(store)
     with store.snapshot():
         jobs = open_jobs(store, tuple(ACTIVE))

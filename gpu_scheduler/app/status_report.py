@@ -1,4 +1,4 @@
-"""Values that `status` shows; both its text and its JSON are made from them."""
+"""Defines the values that `status` shows, both as text and as JSON."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ LOST, PAUSED, BUSY, AVAILABLE = "lost", "paused", "busy", "available"
 
 @dataclass(frozen=True)
 class GpuView:
-    """A managed GPU. share: allocated thousandths; allocated_mib: memory allocated to jobs, None = unknown;
-    has_declared_memory: one of them declared memory; jobs: ids of the jobs to which it is allocated."""
+    """A managed GPU.
+
+    share: the allocated thousandths; jobs: the ids of the jobs to which the GPU is allocated; allocated_mib:
+    the memory allocated to them, None if unknown; has_declared_memory: whether any of them declared memory.
+    """
 
     record: GpuRecord
     state: str
@@ -35,18 +38,19 @@ class GpuView:
     has_declared_memory: bool = False
 
 
-#: GPU index -> MiB, for a job that uses no memory.
+#: The memory use by GPU index of a job that uses no memory.
 _NO_MEMORY: Mapping[int, int] = {}
 
 
 class JobView(NamedTuple):
-    """A job and its newest attempt, with the changes that the next round will record, without secrets.
+    """A job and its newest attempt, without secrets and with the changes that the next round will record.
 
-    is_recorded: False if there are such changes. wait: why it waits, None = it does not wait; due_in_s:
-    seconds until `wait.due_at`, None = unknown. infeasible: it is queued and could not fit even on empty
-    GPUs. gpus: indices of the GPUs of the attempt; peaks, memory_used: GPU index -> peak and current memory
-    use there, MiB (the latter is known to the scheduler). warnings: about the attempt; a text is an anomaly
-    of its folder. last_line: the last output line of a running job, None = no output, or not requested.
+    is_recorded: False if there are such changes. wait: why the job waits, None if it does not wait.
+    due_in_s: the seconds until `wait.due_at`, None if unknown. infeasible: whether the job is queued and
+    could not fit even on empty GPUs. gpus: the indices of the attempt's GPUs. peaks: its peak MiB by index.
+    memory_used: its current MiB by GPU index, which only the scheduler can fill in. warnings: the warnings
+    about the attempt; a plain text describes an anomaly of its folder. last_line: the last output line of a
+    running job, None if there is no output or the caller did not ask for it.
     """
 
     record: JobRecord
@@ -63,28 +67,28 @@ class JobView(NamedTuple):
 
     @property
     def started_at(self) -> float | None:
-        """Wall seconds at which its newest attempt started; None if it has not started."""
+        """Wall seconds at which the newest attempt started; None if it has not started."""
         return None if self.attempt is None else self.attempt.started_at
 
     @property
     def window_closed(self) -> bool:
-        """True if it is still running although its Screen window was closed."""
+        """True if the job is still running although its Screen window was closed."""
         return self.attempt is not None and self.attempt.window_closed and self.record.state in ACTIVE
 
     @property
     def session(self) -> str | None:
-        """The Screen session in which it runs; None if there is none, or its window was closed."""
+        """The Screen session in which the job runs; None if it has none or its window was closed."""
         is_shown = self.attempt is not None and self.record.state in ACTIVE and not self.window_closed
         return self.attempt.session if self.attempt is not None and is_shown else None
 
     @property
     def log(self) -> str | None:
-        """The path of the log of its newest attempt."""
+        """The path of the newest attempt's log."""
         return None if self.attempt is None else self.attempt.log
 
     @property
     def vram_declared(self) -> int | None:
-        """MiB that its newest attempt declared on each GPU; None = none."""
+        """MiB that the newest attempt declared on each GPU; None if it declared no memory."""
         return None if self.attempt is None else self.attempt.vram_declared
 
 
@@ -92,9 +96,9 @@ class JobView(NamedTuple):
 class StatusReport:
     """The contents of `status` at `now` (wall seconds).
 
-    pid: of the scheduler, None = none is running; counts: recorded state -> number of all jobs in it, shown
-    or not; unsuccessful_counts: outcome other than completed -> number of all finished jobs with it;
-    is_failed_only: the report covers failed jobs only.
+    pid: the scheduler's pid, None if no scheduler is running; counts: the number of all jobs in each recorded
+    state, shown or not; unsuccessful_counts: the number of all finished jobs with each outcome other than
+    completed; is_failed_only: whether the report covers only failed jobs.
     """
 
     now: float
@@ -111,7 +115,7 @@ class StatusReport:
     is_failed_only: bool = False
 
     def failed_only(self, limit: int | None) -> StatusReport:
-        """Returns the report of failed jobs only, with at most `limit` of them (None: all)."""
+        """Returns a report of only the failed jobs. limit: the maximum number of jobs, None means all."""
         jobs = tuple(job for job in self.jobs if job.record.outcome in FAILED)
         recorded = [str(job.record.outcome) for job in jobs if job.is_recorded]
         return replace(

@@ -1,4 +1,4 @@
-"""Ends the scheduler and, if asked, the running jobs; leaves no request to end for the next scheduler."""
+"""Ends the scheduler and, if asked, the running jobs; leaves no stop request for the next scheduler."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from gpu_scheduler.store.requests import add_request, open_requests, withdraw_re
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
 
-#: Seconds that the scheduler may take to end.
+#: Maximum number of seconds that the scheduler may take to end.
 END_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True)
 class StopWait:
-    """The ends that `stop` awaits. scheduler_pid: None = no scheduler is running; jobs: those that it
-    cancels, which get SIGKILL after `grace_s`."""
+    """The scheduler and the jobs whose end `stop` awaits.
+
+    scheduler_pid: None if no scheduler is running; jobs: the jobs that `stop` cancels; grace_s: the seconds
+    after which they get SIGKILL.
+    """
 
     scheduler_pid: int | None
     jobs: tuple[int, ...]
@@ -48,9 +51,10 @@ class RecordedEnd:
 class StopReport:
     """The result of `stop`.
 
-    scheduler_pid: of the scheduler that has ended, None = none was running; running: the jobs that ran
-    before; copied_from: data directory of the original if the store is a copy of it; ended: job -> its end,
-    if jobs were to end too; shares: the shares written to the state file, None = it was left as it is.
+    scheduler_pid: the pid of the scheduler that ended, None if no scheduler was running; running: the jobs
+    that were running before; copied_from: the data directory of the original if the store is a copy; ended:
+    the end of each job that `stop` was to end; shares: the shares that were written to the state file, None
+    if the file was not changed.
     """
 
     state_file: str
@@ -73,10 +77,11 @@ def stop(
     grace_s: float,
     on_wait: Callable[[StopWait], None] = lambda _: None,
 ) -> StopReport:
-    """Asks the scheduler to end and waits for it. end_jobs: cancels the running jobs, with this grace, first.
+    """Asks the scheduler to end and waits until it has ended.
 
-    on_wait: called before the wait, unless there is nothing to wait for.
-    Raises SchedulerError if the scheduler does not end in time; the request is then withdrawn.
+    end_jobs: also cancel the running jobs, with a grace of `grace_s` seconds; on_wait: called before the
+    wait, unless there is nothing to wait for. Raises SchedulerError if the scheduler does not end in time;
+    the request is then withdrawn.
     """
     _wait_for_store(location.resolve())
     with open_store(location) as store:
@@ -96,7 +101,7 @@ def stop(
 
 
 def _wait_for_store(data_dir: DataDir) -> None:
-    """Waits until a first scheduler, which holds the lock before its database exists, has created it."""
+    """Waits until the database exists. The first scheduler holds its lock before it creates the database."""
     end = time.monotonic() + END_TIMEOUT_S
     while not _store_exists(data_dir) and scheduler_pid(data_dir.lock) is not None and time.monotonic() < end:
         time.sleep(POLL_INTERVAL_S)
@@ -107,14 +112,14 @@ def _store_exists(data_dir: DataDir) -> bool:
 
 
 def _end_scheduler(store: Store, pid: int, jobs_grace_s: float | None) -> None:
-    # One request for both, so that no round sees the GPUs free and starts queued jobs.
+    # One request ends both the jobs and the scheduler, so that no round starts queued jobs on the freed GPUs.
     args: dict[str, Any] = {} if jobs_grace_s is None else {"jobs": True, "grace_s": jobs_grace_s}
     for_jobs_s = 0.0 if jobs_grace_s is None else jobs_grace_s + without_scheduler.STOP_MARGIN_S
     _request_stop_and_wait(store, pid, args, END_TIMEOUT_S + for_jobs_s)
 
 
 def _running_jobs(store: Store) -> list[int]:
-    """Returns the jobs with an attempt that is not over, as far as the store and the folders show."""
+    """Returns the jobs that have an open attempt according to the store and the attempt folders."""
     return sorted(attempt.job_id for attempt in without_scheduler.open_attempts(store))
 
 
@@ -129,21 +134,21 @@ def _request_stop_and_wait(store: Store, pid: int, args: Mapping[str, Any], limi
                     f"the scheduler ({pid_text(pid)}) has not ended within {limit_s:g} s\n"
                     f"{how}; running jobs continue"
                 )
-            # A scheduler that is starting treats existing requests as meant for an earlier one, and with
-            # --fresh it forgets them. Repeat the request while that scheduler runs.
+            # A starting scheduler ignores existing stop requests, which were meant for an earlier scheduler,
+            # and with --fresh it deletes all requests. Repeat the request as long as that scheduler runs.
             if all(request.request_id != made for request in open_requests(store)):
                 made = add_request(store, "stop", **args)
                 store.data_dir.ring_doorbell()
             time.sleep(POLL_INTERVAL_S)
     finally:
-        # It may have ended by itself, or this was interrupted: the next scheduler must not carry out the
-        # request.
+        # The scheduler may have ended by itself, or the user may have interrupted `stop`. The next scheduler
+        # must not carry out the request.
         if made is not None:
             withdraw_request(store, made)
 
 
 def _end_jobs(store: Store, running_before: list[int], grace_s: float) -> dict[int, StopResult | RecordedEnd]:
-    """Cancels the jobs that still run because no scheduler is running or it died; returns all ends by job."""
+    """Cancels the jobs that no scheduler has ended; returns how each job ended."""
     running = _running_jobs(store)
     with store.db.transaction():
         for job_id in running:

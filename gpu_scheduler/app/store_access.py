@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.request import Request
     from gpu_scheduler.core.model.request_answer import RequestAnswer
 
-#: Seconds that a command waits for the scheduler's answer, and seconds between two polls for it.
+#: Seconds that a command waits for the scheduler's answer.
 ANSWER_TIMEOUT_S = 2.0
+#: Seconds between two polls for the answer.
 POLL_INTERVAL_S = 0.01
 
 
 @contextmanager
 def open_store(location: Location, *, read_only: bool = False) -> Iterator[Store]:
-    """Opens the store and closes it at the end.
+    """Opens the store, and closes it when the context ends.
 
-    Raises StoreNotFoundError if there is none, SchedulerError if it cannot be used now or here.
+    Raises StoreNotFoundError if there is no store, and SchedulerError if the store cannot be used.
     """
     home = location.resolve()
     try:
@@ -50,7 +51,7 @@ def open_store(location: Location, *, read_only: bool = False) -> Iterator[Store
 
 
 def scheduler_pid_of(store: Store) -> int | None:
-    """Returns the pid of the running scheduler; None if there is none."""
+    """Returns the pid of the running scheduler; None if no scheduler is running."""
     return scheduler_pid(store.data_dir.lock)
 
 
@@ -59,7 +60,7 @@ def wake_and_wait(
 ) -> dict[int, RequestAnswer | None]:
     """Wakes the scheduler and waits until it has answered these requests.
 
-    Returns request -> answer; None if it is not carried out yet: no scheduler runs, or it took too long.
+    Returns the answer to each request; None if no scheduler is running or the wait took too long.
     """
     store.data_dir.ring_doorbell()
     answers: dict[int, RequestAnswer | None] = {request: None for request in requests}
@@ -73,12 +74,12 @@ def wake_and_wait(
     for request in [request for request, answer in answers.items() if answer is None]:
         answers[request] = request_answer(
             store, request
-        )  # the scheduler may have answered just before it ended
+        )  # the scheduler may have answered after the last poll
     return answers
 
 
 def requested_verbs(store: Store) -> dict[int, list[str]]:
-    """Returns job -> verbs of its open requests, oldest first; a new attribute value as `priority=5`."""
+    """Returns the verbs of each job's open requests, oldest first. The verb `set` becomes `priority=5`."""
     verbs: dict[int, list[str]] = {}
     for request in open_requests(store):
         if request.target.isascii() and request.target.isdigit():

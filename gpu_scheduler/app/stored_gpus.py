@@ -1,4 +1,4 @@
-"""Builds placement's view of the managed GPUs from the stored samples, with the scheduler's own code."""
+"""Builds the managed GPUs as placement evaluates them, from the stored samples and with the same code."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def stored_gpus(
     settings: Settings,
     now: Now,
 ) -> list[GpuAvailability]:
-    """Returns a view of each of these GPUs. attempts: all that are not reconciled."""
+    """Returns the availability of each of these GPUs. attempts: all attempts that are not yet reconciled."""
     sampled = [gpu for gpu in records if gpu.sampled_at is not None]
     watch = GpuWatch()
-    # Replays the samples, newest last; only the load of earlier ones is kept and matters.
+    # Replays the samples, newest last. Only the GPU load of earlier samples is stored, and only it matters.
     for ago in reversed(range(max((len(gpu.loads) for gpu in sampled), default=1) or 1)):
         samples = [_sample(gpu, ago) for gpu in sampled if ago < max(1, len(gpu.loads))]
         watch.accept_sample(Snapshot(now.boot, tuple(samples)))

@@ -1,4 +1,4 @@
-"""Collects the common data of all job views: wait reasons, requests, open attempts, health issues."""
+"""Collects the data that all job views share: wait reasons, requests, open attempts and health issues."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def _copy_issues(store: Store) -> Iterator[HealthIssue]:
 
 
 def context_of(store: Store, active: Iterable[ActiveAttemptRecord], *, is_up: bool) -> job_views.ViewContext:
-    """Returns the context from which jobs are described. active: `Store.active_attempts`."""
+    """Returns the context for job views. active: the result of `Store.active_attempts`."""
     reasons = wait_reasons(store)
     if not is_up:
-        # The reasons of the last scheduler may be outdated, except that a job can never fit.
+        # The wait reasons of the last scheduler may be outdated, except for jobs that can never fit.
         reasons = {key: reason for key, reason in reasons.items() if reason.is_infeasible}
     started = store.recorded_options()
     return job_views.ViewContext(

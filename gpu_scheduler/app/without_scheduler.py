@@ -1,7 +1,7 @@
 """Ends jobs and updates the state file while no scheduler is running.
 
-A job is ended by the file `stop` in its attempt folder, or by a sweep if no runner is left. The request that
-goes with it lets the next scheduler record the job as cancelled.
+The file `stop` in the attempt folder tells the runner to end its job. If the runner has died, a sweep ends
+the job. A request is recorded too, so that the next scheduler records the job as cancelled.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 
-#: Seconds that a runner may need beyond the grace to finish its job (docs/design.md, Reconciling).
+#: Seconds that a runner may need after the grace to end its job (docs/design.md, Reconciling).
 STOP_MARGIN_S = 10.0
 _POLL_INTERVAL_S = 0.02
 
 
 def unrecorded_end(store: Store, job: JobRecord) -> JobRecord | None:
-    """Returns an open job with the end recorded in its attempt folder; None without a result."""
+    """Returns an open job with the end that its attempt folder records; None if that folder has no result."""
     from gpu_scheduler.clock import Clock
 
     open_ones = (one for one in store.active_attempts() if one.job_id == job.id and one.state.is_open)
@@ -48,16 +48,16 @@ def unrecorded_end(store: Store, job: JobRecord) -> JobRecord | None:
 
 
 def open_attempts(store: Store) -> list[ActiveAttemptRecord]:
-    """Returns the attempts that are open in the store and have no result in their folder either."""
+    """Returns the attempts that are open in the store and have no result in their folder."""
     attempts = [attempt for attempt in store.active_attempts() if attempt.state.is_open]
     return [attempt for attempt in attempts if _observe(store, attempt).result is None]
 
 
 def end_jobs(store: Store, jobs: Collection[int], grace_s: float) -> dict[int, StopResult]:
-    """Ends the open attempts of these jobs and waits until they are over; returns job -> result.
+    """Ends the open attempts of these jobs and waits until they are over; returns the result for each job.
 
     Jobs without an open attempt are left out. Raises SchedulerError if a folder cannot be written, or if the
-    store is a copy, whose attempts belong to the original.
+    store is a copy, because the attempts in a copy belong to the original.
     """
     refuse_copy(store)
     attempts = [one for one in store.active_attempts() if one.state.is_open and one.job_id in jobs]
@@ -89,7 +89,7 @@ def refresh_state_file(store: Store) -> list[float] | None:
     from gpu_scheduler.store.scheduler_lock import InstanceLock
 
     path = store.data_dir.state_file
-    # The lock keeps a scheduler from starting meanwhile, so that two processes do not write at once.
+    # While this process holds the lock, no scheduler can start and write the file at the same time.
     lock = InstanceLock(store.data_dir.lock)
     try:
         trust = store.recorded_options().trust_files
@@ -107,7 +107,7 @@ def refresh_state_file(store: Store) -> list[float] | None:
 
 
 def _gpu_status(path: Path, trust: bool) -> list[float] | None:
-    """Returns the shares in a state file of this program; None for any other file."""
+    """Returns the shares in a state file that this program wrote; None for any other file."""
     try:
         state = state_file.parse(state_file.read(path, trust=trust) or b"")
     except (OSError, ValueError):

@@ -48,7 +48,7 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
     if reply.code is AnswerCode.NO_SUCH_JOB:
         from gpu_scheduler.core.text.formatting import safe_text
 
-        return f"there is no {job} in {safe_text(data_dir)}; `status --all` lists them"
+        return f"there is no {job} in {safe_text(data_dir)}; `status --all` lists the jobs"
     if reply.code is AnswerCode.WRONG_STATE:
         wanted = " or ".join(map(str, reply.accepted))
         return f"{job} is {reply.state}; {command} needs a job that is {wanted}"

@@ -92,7 +92,7 @@ def test_only_a_scheduler_ends_a_job_of_a_remote_executor(desk: Desk, location: 
 
 
 def test_unknown_job_names_and_gpus_raise_errors(desk: Desk, location: Location) -> None:
-    with pytest.raises(SchedulerError, match="has no job named bert"):
+    with pytest.raises(SchedulerError, match="there is no job named bert"):
         job_requests.release(location, ["bert"])
     with pytest.raises(SchedulerError, match="GPU 7 is not managed"):
         gpu_requests.resume(location, [7])

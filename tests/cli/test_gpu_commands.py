@@ -115,7 +115,7 @@ def test_pause_before_the_first_start_ignores_the_base_of_a_removed_store(desk: 
         (
             None,
             ["pause", "all"],
-            "not known before the first `start`; name them, as in `pause 0,1`",
+            "not known before the first `start`; list them, as in `pause 0,1`",
         ),
         ("{", ["pause", "0"], "line 1, column 2: not JSON"),
         ('{"paused_gpus": 3}', ["resume", "0"], 'its "paused_gpus" must be a list'),

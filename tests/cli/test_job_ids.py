@@ -49,7 +49,7 @@ def test_finds_jobs_by_number_range_and_name(desk: Desk, refs: list[JobRef], ids
     assert desk.job(name="bert") == 4
     finish_job(desk, "bert", 400.0)  # the name means the open job
     if ids is None:
-        with pytest.raises(SchedulerError, match=f"has no job named {refs[0]}; `status --all` lists"):
+        with pytest.raises(SchedulerError, match=f"there is no job named {refs[0]} in "):
             resolve_jobs(desk.store, refs)
     else:
         assert resolve_jobs(desk.store, refs) == ids
@@ -57,13 +57,13 @@ def test_finds_jobs_by_number_range_and_name(desk: Desk, refs: list[JobRef], ids
 
 def test_rejects_a_range_without_jobs_and_an_ambiguous_name(desk: Desk) -> None:
     ids = [desk.job(name="bert", hold=n == 2) for n in range(3)]
-    with pytest.raises(SchedulerError, match="has no job 7 to 9; "):
+    with pytest.raises(SchedulerError, match="there are no jobs 7 to 9 in "):
         resolve_jobs(desk.store, [range(7, 10)])
     with pytest.raises(SchedulerError) as caught:
         resolve_job(desk.store, "bert")
     assert str(caught.value) == (
         "3 open jobs are named bert: job 1 (queued), job 2 (queued), job 3 (held)\n"
-        "give the number of one of them; nothing was done"
+        "give a job number instead; nothing was done"
     )
     for _ in range(9):
         desk.job(name="bert")
@@ -118,7 +118,7 @@ def test_commands_that_show_a_job_accept_its_name(desk: Desk) -> None:
     for command in ("show", "why", "logs", "attach"):
         code, out, err = desk.run(command, "bret")
         assert (code, out) == (1, "")
-        assert f"{desk.data_dir.folder} has no job named bret; `status --all` lists the jobs" in err
+        assert f"there is no job named bret in {desk.data_dir.folder}; `status --all` lists the jobs" in err
     desk.wait_until_processes_end()
 
 

@@ -53,7 +53,7 @@ def test_a_refusal_names_the_states_that_the_request_needs(verb: str, state: Job
         (RequestAnswer(AnswerCode.QUEUED), "queued again"),
         (RequestAnswer(AnswerCode.PAUSED), "paused"),
         (RequestAnswer(AnswerCode.ATTRIBUTE_SET, attribute="priority=5"), "priority=5 set"),
-        (RequestAnswer(AnswerCode.NO_SUCH_JOB), "there is no job 3 in /s.d; `status --all` lists them"),
+        (RequestAnswer(AnswerCode.NO_SUCH_JOB), "there is no job 3 in /s.d; `status --all` lists the jobs"),
         (wrong_state("hold", JobState.RUNNING), "job 3 is running; hold needs a job that is queued"),
         (wrong_state("set", JobState.HELD), "job 3 is held; priority needs a job that is held or queued"),
         (
