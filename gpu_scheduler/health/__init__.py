@@ -1,1 +1,1 @@
-"""The health of the machine and of our own files: storage, old sessions, `doctor`."""
+"""Checks the health of the machine and of the scheduler's files: storage, old sessions, `doctor`."""

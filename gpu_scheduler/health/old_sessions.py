@@ -1,6 +1,6 @@
-"""Finds live Screen sessions of the older scheduler, whose jobs are in no store.
+"""Finds live Screen sessions of the older scheduler, whose jobs are not in a store.
 
-It reads processes only, since `screen -ls` misses new sessions and shows dead ones.
+The search reads only processes, because `screen -ls` misses new sessions and shows dead ones.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from gpu_scheduler.core.text.formatting import format_duration
 from gpu_scheduler.system.procfs import Proc
 
 _SESSION_NAME = re.compile(r"gpujob_(?P<gpus>[^_]*)_.*")
-#: Reason and remedy when a first start is refused because jobs of the older scheduler run.
+#: Why the first start is refused while jobs of the older scheduler are running, and the remedy.
 REFUSAL = "jobs of the older scheduler are running in Screen; their lines would run a second time here"
 REMEDY = "start after they have ended, or remove their lines from jobs.txt and add --ignore-old-sessions"
 
 
 @dataclass(frozen=True)
 class OldSession:
-    """A live session. name: `PID.NAME`, for Screen; gpus: from the name; started_at: wall seconds."""
+    """A live session. name: Screen's `PID.NAME`; gpus: the GPUs in that name; started_at: wall seconds."""
 
     name: str
     gpus: str
     started_at: float
 
     def describe(self, now: float) -> str:
-        """Returns its name, GPUs, age, and the command that opens it. now: wall seconds."""
+        """Describes the session: its name, GPUs, age, and the command that opens it. now: wall seconds."""
         age = format_duration(now - self.started_at)
-        return f"{self.name}, GPU {self.gpus}, for {age}: `screen -r {self.name}` opens it"
+        return f"{self.name}, GPU {self.gpus}, started {age} ago (`screen -r {self.name}` opens it)"
 
 
 def old_sessions(proc: Proc | None = None) -> list[OldSession]:
-    """Returns this user's sessions named `gpujob_*` that contain processes, none of which has our token."""
+    """Returns this user's sessions named `gpujob_*` in which commands run, none with this program's token."""
     proc = Proc() if proc is None else proc
     found = {}
     for process in proc.processes():
@@ -68,7 +68,10 @@ def _session_name(words: Sequence[str]) -> re.Match[str] | None:
 
 
 def _runs_without_token(proc: Proc, children: Sequence[int], words: Sequence[str]) -> bool:
-    """Returns whether children of a session run commands that are not ours. words: the session's own."""
-    # Before it executes the window's command, a child is a copy of the session process.
+    """Returns whether a session's children run commands, and none of them carries this program's token.
+
+    words: the command line of the session process.
+    """
+    # Until a child executes the window's command, it is a copy of the session process.
     begun = [pid for pid in children if proc.command_line(pid) not in ([], words)]
     return bool(begun) and not any(proc.token(pid) for pid in begun)

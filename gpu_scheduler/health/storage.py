@@ -1,7 +1,7 @@
-"""Finds health issues of the files and folders that we write to.
+"""Finds health issues of the files and folders to which the scheduler writes.
 
-The checks try to write, since the number of free bytes does not show whether a quota, a mount or a permission
-allows it. `find_issues` runs all checks once, for the scheduler and for readers alike.
+The checks try to write, because the number of free bytes does not show whether quotas, mounts and permissions
+allow writing. `find_issues` runs all checks once, both for the scheduler and for readers.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from gpu_scheduler.store import state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.system.safe_file import MAX_JSON_BYTES, FileProblem, ProblemKind, inspect
 
-#: Errors that may occur for a while without a fault in this program: a full disk, a locked store.
+#: Errors that can have a temporary cause outside this program, such as a full disk or a locked store.
 STORAGE_ERRORS = (OSError, sqlite3.OperationalError)
-#: Key of the log folder in the store.
+#: The key under which the store keeps the log folder.
 LOG_FOLDER_KEY = "log_folder"
-#: Bytes that must be free: for one more attempt folder, and for the results of the running attempts.
+#: The free bytes that one more attempt folder and the results of the running attempts need.
 REQUIRED_BYTES = 64 * 1024
 
 _PERMISSION_ERRNOS = (errno.EACCES, errno.EPERM)
-#: Errors that mean a folder cannot be written; others only mean that unnamed files are not supported.
+#: These errors mean that a folder cannot be written. Other errors only mean that its file system does not
+#: support unnamed files.
 _CONCLUSIVE_ERRNOS = (
     *_PERMISSION_ERRNOS,
     errno.ENOSPC,
@@ -43,9 +44,9 @@ _CONCLUSIVE_ERRNOS = (
 def find_issues(
     data_dir: DataDir, log_folder: LogFolder | None, *, trust: bool = False
 ) -> tuple[HealthIssue, ...]:
-    """Returns the current health issues, those that stop new starts first. Changes nothing.
+    """Returns the current health issues; those that stop new starts come first. Changes nothing.
 
-    log_folder: None if not known. trust: files are used regardless of their owner and mode.
+    log_folder: None if unknown; trust: use files regardless of their owner and mode.
     """
     found = [*_log_folder_issues(log_folder)] if log_folder is not None else []
     store = _folder_issue(HealthSubject.STORE, data_dir.folder, data_dir.runs)
@@ -59,13 +60,13 @@ def find_issues(
 
 
 def describe_store_error(data_dir: DataDir, error: Exception) -> str:
-    """Returns a message saying why the store cannot be used, with the remedy."""
+    """Returns a message that says why the store cannot be used, with the remedy."""
     for issue in find_issues(data_dir, None):
         if issue.blocks_starts:
             return f"{issue} ({error})"
     if "locked" in str(error):
-        return f"{data_dir.database}: {error}: end the program that holds the lock, then try again"
-    return f"{data_dir.database}: {error}: check its permissions and those of its folder"
+        return f"{data_dir.database}: {error}; end the program that holds the lock, then try again"
+    return f"{data_dir.database}: {error}; check the permissions of the file and of its folder"
 
 
 def _log_folder_issues(log_folder: LogFolder) -> Iterator[HealthIssue]:
@@ -86,10 +87,10 @@ def _log_folder_issues(log_folder: LogFolder) -> Iterator[HealthIssue]:
 def _folder_issue(
     subject: HealthSubject, folder: Path, path_within: Path | None = None
 ) -> HealthIssue | None:
-    """Returns the issue that keeps a folder from being written; None if it can be.
+    """Returns the reason why a folder cannot be written, as an issue; None if it can be written.
 
-    For a missing folder, which is created when needed, the nearest existing parent is checked. path_within: a
-    path inside the folder, checked in its place.
+    A missing folder is created when it is needed, so the check tests its nearest existing parent.
+    path_within: a path inside the folder that the check tests instead.
     """
     path = path_within or folder
     while not os.path.exists(path) and path != path.parent:
@@ -101,7 +102,10 @@ def _folder_issue(
 
 
 def _file_issues(data_dir: DataDir, *, disk_reported: bool, trust: bool) -> Iterator[HealthIssue]:
-    """Yields issues of the state file and the main log, unless their disk is reported; they stop nothing."""
+    """Yields the issues of the state file and the main log, which do not stop new starts.
+
+    disk_reported: another issue reports their disk already, so only other causes are yielded.
+    """
     path = state_file.link_target(data_dir.state_file)
     error = _write_error(path.parent)
     if error is not None and (not disk_reported or error.errno in _PERMISSION_ERRNOS):
@@ -115,15 +119,15 @@ def _file_issues(data_dir: DataDir, *, disk_reported: bool, trust: bool) -> Iter
 def unusable_file_issue(
     subject: HealthSubject, path: Path, *, trust: bool, max_bytes: int | None = MAX_JSON_BYTES
 ) -> HealthIssue | None:
-    """Returns the issue of a file that is rejected for its kind, size, owner or permissions.
+    """Returns an issue if a file is rejected for its kind, size, owner or permissions.
 
-    None: the file is used, or missing.
+    Returns None if the file is missing or can be used.
     """
     found = inspect(path, max_bytes, trust=trust, follow_links=max_bytes is not None)
     if not isinstance(found, FileProblem) or found.kind is ProblemKind.MISSING:
         return None
     if found.kind is ProblemKind.UNREADABLE and found.errno in SHORTAGE:
-        return None  # the machine is short of resources; the file may be fine
+        return None  # the machine is short of resources, so nothing is known about the file
     problem, remedy = found.description, found.remedy or "remove it, or move it aside"
     if found.kind is ProblemKind.UNREADABLE:
         problem, remedy = f"cannot be opened ({found.detail})", "remove it"
@@ -177,11 +181,11 @@ def _write_error_from_stat(folder: Path) -> OSError | None:
 
 def _problem_and_remedy(error: OSError, folder: Path) -> tuple[str, str]:
     if error.errno == errno.ENOSPC:
-        return "is on a full disk", "free space there"
+        return "is on a full disk", "free some space there"
     if error.errno == errno.EDQUOT:
-        return "is over your quota", "free space there"
+        return "is over your quota", "free some space there"
     if error.errno == errno.EROFS:
-        return "is on a read-only file system", "mount it for writing"
+        return "is on a read-only file system", "remount it for writing"
     if error.errno in _PERMISSION_ERRNOS:
         return "is not writable", f"chmod u+rwx {shlex.quote(str(folder))}"
     return f"cannot be written ({error.strerror})", f"check {folder}"

@@ -1,7 +1,7 @@
 """Monitors the files and folders that the scheduler writes to, and logs each health issue once.
 
-A launch may also fail for a cause that no check finds: a project quota, or a shortage of processes, memory or
-open files. Launches then pause for a while, and the pause doubles while they continue to fail.
+A launch may also fail for a reason that no check finds: a project quota, or a shortage of processes, memory
+or open files. The scheduler then starts no job for a while. This pause doubles with each further failure.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from gpu_scheduler.system.shortages import PROCESSES_PER_JOB, describe_shortage,
 
 log = logging.getLogger(__name__)
 
-#: Minimum number of seconds between two checks; the loop checks every second while there is an issue.
+#: Minimum number of seconds between two checks. While there is an issue, the loop checks every second.
 MIN_CHECK_INTERVAL_S = 0.5
-#: Initial and maximum number of seconds without launches after such a failure.
+#: Initial and maximum length in seconds of the pause after a launch failed for a reason that no check finds.
 BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
-#: Errors that mean a launch failed because of storage, whatever the next check finds.
+#: If a launch fails with one of these errors, the cause is storage, even if the next check finds no issue.
 _STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class StorageMonitor:
-    """A monitor that checks at most twice a second and logs when a health issue begins and ends.
+    """Checks at most twice a second, and logs when a health issue begins and ends.
 
-    trust: files are used regardless of their owner and mode.
+    trust: use files regardless of their owner and mode.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class StorageMonitor:
         self._reported: frozenset[HealthIssue] = frozenset()
 
     def issue(self, *, fresh: bool = False) -> str | None:
-        """Returns the issue that stops new starts, None if there is none. fresh: check now."""
+        """Returns the issue that stops new starts; None if there is none. fresh: check again now."""
         now = self._clock.now().boot
         if fresh or now >= self._next_check_at:
             self._next_check_at = now + MIN_CHECK_INTERVAL_S
@@ -57,7 +57,7 @@ class StorageMonitor:
         return self._blocking_issue or (self._backoff.cause if now < self._backoff.until else None)
 
     def is_cause_of(self, error: BaseException | None) -> bool:
-        """Returns whether storage or a shortage made a launch fail; if so, launches pause for a while."""
+        """Returns whether storage or a shortage made a launch fail. If so, launches pause for a while."""
         number = shortage_of(error)
         if number is not None:
             self.record_shortage(number)
@@ -68,18 +68,18 @@ class StorageMonitor:
             return True
         if error.errno not in _STORAGE_ERRNOS:
             return False
-        # Logs and temporary files have new names each time; their folder stays the same.
+        # The message names the folder, because logs and temporary files have a new name each time.
         where = os.path.dirname(error.filename or "") or error.filename
-        self._record_failure(f"{where or 'launch'}: {error.strerror}: free space there")
+        self._record_failure(f"{where or 'launch'}: {error.strerror}: free some space there")
         return True
 
     def record_shortage(self, error_number: int) -> None:
-        """Pauses launches after a shortage kept something from starting. error_number: its errno."""
+        """Pauses launches after a shortage. error_number: the errno of the failed start."""
         if self.issue() is None:
             self._record_failure(describe_shortage(error_number))
 
     def check_processes(self) -> str | None:
-        """Tries to start a job's processes; returns the shortage that prevents it, None on success."""
+        """Tries to start as many processes as a job needs; returns the shortage that prevents it, or None."""
         number = start_error(PROCESSES_PER_JOB)
         if number is None:
             return None
@@ -102,7 +102,7 @@ class StorageMonitor:
 
 
 class _LaunchBackoff:
-    """An increasing pause after launches that failed for an undetected cause. until: boot seconds."""
+    """A growing pause after launches that failed for a reason that no check finds. until: boot seconds."""
 
     def __init__(self) -> None:
         self.cause = ""
@@ -110,7 +110,7 @@ class _LaunchBackoff:
         self._wait_s = 0.0
 
     def record_failure(self, cause: str, now: float) -> bool:
-        """Records a failure and extends the pause; returns whether its cause is new or not recent."""
+        """Records a failure and extends the pause; returns whether its cause is new or was not recent."""
         goes_on = now < self.until + MAX_BACKOFF_S
         new = cause != self.cause or not goes_on
         self._wait_s = min(2 * self._wait_s, MAX_BACKOFF_S) if goes_on else BACKOFF_S

@@ -1,1 +1,1 @@
-"""Everything that the running scheduler reports: log lines, journal, status file, console."""
+"""Writes what the running scheduler reports: log lines, journal, status board, console output."""

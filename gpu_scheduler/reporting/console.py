@@ -1,6 +1,6 @@
-"""Prints the output of `start` from a thread of its own, so that a stopped terminal never delays a job.
+"""Prints the output of `start` in a separate thread, so that a blocked terminal never delays a job.
 
-Lines that the terminal does not accept in time are dropped there, never from the log file.
+If the terminal does not accept a line in time, the line is not printed, but it is still in the log file.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gpu_scheduler.system.shortages import describe_shortage
 
 #: Maximum number of lines that wait for the terminal.
 _MAX_QUEUED_LINES = 10_000
-#: Maximum number of reads of an ended attempt's log at once; the rest follows later.
+#: Maximum number of consecutive reads of an ended attempt's log. Later reads print the rest.
 _MAX_FINAL_READS = 16
-#: Errors of a stdout file that cannot grow now; the line is lost, and later lines are tried.
+#: Errors of a stdout file that cannot grow at present. The current line is lost, but later lines are tried.
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Console:
-    """Printer of log lines and of the prefixed output of direct jobs; drops lines if the terminal blocks.
+    """Prints log lines and the prefixed output of direct jobs; drops lines if the terminal blocks.
 
     Raises SchedulerError if no thread can be started.
     """
@@ -41,7 +41,7 @@ class Console:
         self._is_closing = threading.Event()
         self._has_tails = threading.Event()
         self._problem: str | None = None
-        # Both threads start now, because the process limit may prevent that later.
+        # Both threads start now, because later the process limit may not allow it.
         self._printer = _start_thread(self._print, "console")
         self._follower = _start_thread(self._follow, "job output")
 
@@ -53,7 +53,7 @@ class Console:
             pass
 
     def follow_attempt(self, attempt_id: int, store: Store) -> None:
-        """Starts printing the log of a direct attempt, each line prefixed with the job id."""
+        """Starts printing the log of a direct attempt. Each printed line begins with the job id."""
         attempt = store.attempt(attempt_id)
         if attempt is None or attempt.log is None or _is_stdout_discarded():
             return
@@ -64,7 +64,7 @@ class Console:
             self._has_tails.set()
 
     def finish_attempt(self, job_id: int, number: int) -> None:
-        """Prints the rest of an ended attempt's log, before its end is logged."""
+        """Prints the rest of an ended attempt's log. The caller does this before it logs the end."""
         with self._lock:
             ended = {key: tail for key, tail in self._tails.items() if tail.attempt == (job_id, number)}
         for attempt_id, tail in ended.items():
@@ -109,7 +109,7 @@ class Console:
                 self._read_tails()
                 with self._lock:
                     if not self._tails:
-                        self._has_tails.clear()  # no log left to follow
+                        self._has_tails.clear()  # there is no log to follow
                         break
         self._read_tails()
 
@@ -134,7 +134,7 @@ class Console:
                 self._tails.pop(attempt_id, None)
 
     def _report_problem(self, problem: str | None) -> None:
-        """Prints a problem with showing job output once, and a line when it is resolved."""
+        """Prints each problem with job output once, and a line when job output can be shown again."""
         if problem != self._problem:
             self._problem = problem
             self.put(problem or "job output is shown again")
@@ -150,7 +150,7 @@ def _start_thread(work: Callable[[], None], name: str) -> threading.Thread:
 
 
 def _is_stdout_discarded() -> bool:
-    """Returns whether stdout is /dev/null, as in the background."""
+    """Returns whether stdout is /dev/null, as it is for a scheduler in the background."""
     try:
         return os.fstat(sys.stdout.fileno()).st_rdev == os.stat(os.devnull).st_rdev
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Reports the end of a draining scheduler: the unfinished jobs and the exit code."""
+"""Reports the unfinished jobs and the exit code when a draining scheduler ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class DrainReport:
     """Collects the jobs that this run finished.
 
-    At the end, the unfinished jobs and the jobs of the lines in the jobs file count too.
+    The report at the end also covers the jobs of all lines in the jobs file, finished or not.
     """
 
     def __init__(self, store: Store, jobs_file: str, clock: Clock) -> None:
@@ -46,9 +46,7 @@ class DrainReport:
         code = drained_exit_code(map(_exit_code_of, jobs), has_malformed_line=bool(malformed))
         done = sum(job.record.outcome is Outcome.COMPLETED for job in jobs)
         if not self._finished and code:
-            log.info(
-                "no job was run: `retry JOB` runs a job again, and `start --fresh` runs all of them again"
-            )
+            log.info("no job was run; `retry JOB` runs a job again, and `start --fresh` runs all jobs again")
         bad = len(malformed)
         log.info(
             "drained: %d of %d jobs completed%s; exit code %d",
@@ -57,7 +55,7 @@ class DrainReport:
         return code
 
     def _jobs(self) -> list[JobView]:
-        """Returns the jobs that count, by id."""
+        """Returns the jobs that the report covers, sorted by id."""
         known = {job.id: job for job in jobs_of_file(self._store, self._jobs_file)}
         for job_id in self._finished - known.keys():
             job = self._store.job(job_id)

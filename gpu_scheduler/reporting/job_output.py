@@ -1,4 +1,4 @@
-"""Reads the new output in the log of a running job, as lines that are safe to print on a terminal."""
+"""Reads new output from the log of a running job, as lines that are safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from gpu_scheduler.core.text.progress_frames import FrameFilter
 from gpu_scheduler.core.text.sanitize import sanitized
 from gpu_scheduler.system.shortages import reraise_shortage
 
-#: Bytes of a log read at a time, and maximum number of bytes printed of one line.
-_READ_BYTES, _MAX_LINE_BYTES = 1 << 20, 4096
-#: Maximum backlog of unprinted output of a job, in bytes; beyond it only the last bytes are read.
+#: Maximum number of bytes read from a log at a time.
+_READ_BYTES = 1 << 20
+#: Maximum number of bytes of a line that are printed.
+_MAX_LINE_BYTES = 4096
+#: Maximum number of bytes of a job's output that may wait to be printed. Beyond it, only the end is read.
 _MAX_BACKLOG_BYTES = 8 << 20
-#: Maximum number of header lines, each beginning with "# ", which are not output of the job.
+#: Maximum number of header lines, which begin with "# " and are not output of the job.
 _HEADER_LINES = 4
 _RESET_COLOUR = "\x1b[0m"
 
 
 class JobOutputReader:
-    """Reads the new lines of a job log, and at most one line a second of a progress bar.
+    """Reads the new lines of a job log. Reads at most one update of a progress bar per second.
 
-    include_runner_line: include the runner's last line of the log.
+    include_runner_line: include the last line of the log, which the runner writes.
     """
 
     def __init__(self, job_id: int, number: int, path: Path, *, include_runner_line: bool) -> None:
@@ -40,9 +42,9 @@ class JobOutputReader:
         self.is_exhausted = False
 
     def read(self) -> list[str]:
-        """Returns the new lines; sets `is_exhausted` once the log of an ended attempt is read to its end.
+        """Returns the new lines; sets `is_exhausted` at the end of an ended attempt's log.
 
-        Raises OSError if a shortage prevents opening the log; nothing is lost then.
+        Raises OSError if a shortage prevents opening the log. No output is lost then.
         """
         ended = self.has_ended
         try:
@@ -58,13 +60,13 @@ class JobOutputReader:
         self.is_exhausted = ended and len(data) < _READ_BYTES
         text = self._frames.feed(data, time.monotonic())
         lines = [*self._pending, *self._lines(text + self._frames.flush() if self.is_exhausted else text)]
-        # The runner's last line repeats the log line about the end of the job.
+        # The runner's last line has the same content as the scheduler's log line about the end of the job.
         end = lines[-1:] if lines and lines[-1].startswith(f"{self._prefix}--- ") else []
         self._pending = end if not self.is_exhausted else []
         return lines if self.is_exhausted and self._include_runner_line else lines[: len(lines) - len(end)]
 
     def _catch_up(self, size: int) -> list[str]:
-        """Skips output if there is too much to print in time; returns the line that reports this."""
+        """Skips output if there is too much to print; returns a line that says so."""
         skipped = size - _READ_BYTES - self._at
         if skipped + _READ_BYTES <= _MAX_BACKLOG_BYTES:
             return []
@@ -87,7 +89,7 @@ class JobOutputReader:
             self._header_left -= 1
         else:
             self._header_left = 0
-            # Escape sequences end with their line, so that colours never leak into the next one.
+            # Colours are reset at the end of each line, so that they do not affect the next line.
             shown = sanitized(line[:_MAX_LINE_BYTES]).decode("utf-8", "replace")
             end = "" if is_whole and len(line) <= _MAX_LINE_BYTES else "…"
             is_coloured = "\x1b" in shown and not shown.endswith(_RESET_COLOUR)

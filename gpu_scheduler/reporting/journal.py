@@ -1,7 +1,7 @@
-"""Appends events to journal.jsonl, one JSON line each, for tools that follow it.
+"""Appends events to journal.jsonl, one JSON line per event, for tools that follow the file.
 
-The journal is derived from the store. It contains only complete lines; events that could not be appended are
-appended later.
+The journal is derived from the store. It contains only complete lines. If an event cannot be appended, the
+scheduler appends it later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.views.event_messages import to_json
 
 FILE_NAME = "journal.jsonl"
-#: Size in bytes at which the journal is renamed to journal.jsonl.1.
+#: When the journal has reached this size in bytes, it is renamed to journal.jsonl.1.
 MAX_BYTES = 50 * 1024 * 1024
 #: Maximum number of events appended at a time, so that the scheduler can do other work in between.
 BATCH_SIZE = 2000
@@ -30,9 +30,10 @@ _TAIL_BYTES = 1 << 20
 
 
 class Journal:
-    """The journal of a store. folder: returns its folder, creating it if missing; may raise OSError.
+    """The journal of a store.
 
-    last_id: of the last event in it. has_more: the last `write` may have left events to append.
+    folder: returns the journal's folder and creates it if it is missing; may raise OSError. last_id: the id
+    of the last event in the journal. has_more: whether the last `write` may have left events to append.
     """
 
     def __init__(self, store: Store, folder: Callable[[], Path], last_id: int) -> None:
@@ -43,8 +44,10 @@ class Journal:
         self._is_positioned = False
 
     def write(self) -> None:
-        """Appends new events, at most BATCH_SIZE. Raises OSError, sqlite3.OperationalError; the caller then
-        retries."""
+        """Appends at most BATCH_SIZE new events.
+
+        Raises OSError or sqlite3.OperationalError; the caller then retries.
+        """
         self.has_more = False
         if not self._is_positioned:
             self._find_position()
@@ -54,8 +57,10 @@ class Journal:
             self.has_more = len(new) == BATCH_SIZE
 
     def _find_position(self) -> None:
-        """Continues after the last complete line if it is an event of this store: the saved position may be
-        older, and a power cut may have lost appended lines."""
+        """Sets `last_id` to the event in the last complete line, if that event is in this store.
+
+        The saved position may be older than that line, and a power cut may have lost appended lines.
+        """
         path = self._folder() / FILE_NAME
         if path.exists():
             fd = _open(path)
@@ -93,7 +98,7 @@ def _open(path: Path) -> int:
 
 
 def _append_line(fd: int, line: bytes, size: int) -> int:
-    """Appends a line completely or not at all. size: of the file before. Raises OSError."""
+    """Appends a line completely or not at all. size: the current size of the file. Raises OSError."""
     written = os.write(fd, line)
     if written < len(line):
         os.ftruncate(fd, size)

@@ -16,12 +16,12 @@ from gpu_scheduler.views import colours
 from gpu_scheduler.views.event_messages import message_of
 from gpu_scheduler.views.terminal_lines import Terminal, format_event, format_message
 
-#: Format of a line in the main log and in a pipe.
+#: Format of a line in the main log, and of a line on stdout if that is not a terminal.
 _LOG_FORMAT = "%(asctime)s %(levelname)-7s {}%(message)s"
 
 
 class _ConsoleHandler(QueueHandler):
-    """Log handler that queues formatted lines on the console."""
+    """Log handler that queues formatted lines for the console."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console.lines)
@@ -32,14 +32,14 @@ class _ConsoleHandler(QueueHandler):
 
 
 class _SafeFormatter(logging.Formatter):
-    """Formatter that escapes control characters, since user text must not control a terminal or the log."""
+    """Formatter that escapes control characters, so that user text cannot control a terminal or the log."""
 
     def format(self, record: logging.LogRecord) -> str:
         return safe_text(super().format(record), keep_line_breaks=True)
 
 
 class _TerminalFormatter(logging.Formatter):
-    """Formatter for a terminal on stdout, at its current width."""
+    """Formatter that fits lines to the current width of the terminal on stdout."""
 
     def format(self, record: logging.LogRecord) -> str:
         terminal = _current_terminal()
@@ -61,8 +61,8 @@ def _current_terminal() -> Terminal:
 def configure_logging(path: Path, console: Console, prefix: str = "", *, trust: bool = False) -> None:
     """Sends the package's log lines of level info and above to the console and to the main log.
 
-    prefix: begins each line in the file, for schedulers that share one; trust: accept the file whatever its
-    owner and mode.
+    prefix: the beginning of each message in the file, for schedulers that share a main log; trust: accept the
+    file regardless of its owner and mode.
     """
     root = logging.getLogger("gpu_scheduler")
     for old in list(root.handlers):

@@ -1,6 +1,7 @@
-"""Writes the main log; a full disk or a removed, moved or read-only file never ends the scheduler.
+"""Writes the main log. The scheduler continues if the disk is full or the file is removed or read-only.
 
-Writing resumes as soon as it is possible. Each problem is reported once, and then the number of lost lines.
+Writing resumes as soon as possible. Each problem is reported once. A second report says when the log can be
+written again and how many lines are missing.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind, check_status, trusted_owners
 
-#: Size in bytes at which the main log is rotated, and number of old logs kept.
-LOG_BYTES, LOG_KEPT = 10 * 1024 * 1024, 3
+#: Size in bytes at which the main log is rotated.
+LOG_BYTES = 10 * 1024 * 1024
+#: Number of old main logs that are kept.
+LOG_KEPT = 3
 
 
 class MainLog(RotatingFileHandler):
-    """Log handler of the main log.
+    """Log handler that writes the main log.
 
-    report: called once when the log cannot be written, and once when it can be again; trust: accept the file
-    regardless of its owner and mode.
+    report: called once when the log cannot be written, and once when it can be written again; trust: accept
+    the file regardless of its owner and mode.
     """
 
     def __init__(self, path: Path, report: Callable[[str], None], *, trust: bool = False) -> None:
@@ -36,25 +40,25 @@ class MainLog(RotatingFileHandler):
         self._lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Appends the line to the file that is at the path now."""
+        """Appends a line to the file that is currently at the main log's path."""
         self._failed = False
         if self._was_replaced():
             self._close_stream()
         super().emit(record)
         if self._problem is not None and not self._failed:
-            lines = f"{self._lost} line{'' if self._lost == 1 else 's'}"
+            missing = f"{count_noun(self._lost, 'line')} {'is' if self._lost == 1 else 'are'} missing"
             self._problem, self._lost = None, 0
-            self._report(f"the main log {self.baseFilename} can be written again; {lines} missing")
+            self._report(f"the main log {self.baseFilename} can be written again; {missing}")
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Reports an OSError once per problem. Called by `emit` in its except clause."""
+        """Reports each OSError once. `emit` calls this method in its except clause."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
             return
         self._failed = True
         self._lost += 1
-        self._close_stream()  # the data left in its buffer would make every later line fail
+        self._close_stream()  # otherwise the data left in its buffer would make every later write fail
         problem = str(error.strerror or error)
         if problem != self._problem:
             self._problem = problem
@@ -83,8 +87,10 @@ class MainLog(RotatingFileHandler):
 
 
 def open_main_log(path: str | Path, *, trust: bool) -> int:
-    """Opens the main log for appending and returns its descriptor. Raises OSError, also for a file that is
-    refused."""
+    """Opens the main log for appending and returns its descriptor.
+
+    Raises OSError if the file cannot be opened, or if it is refused for its kind or owner.
+    """
     # Without O_NONBLOCK, opening a FIFO at this path would block the scheduler forever.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:

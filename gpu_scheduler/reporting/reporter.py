@@ -1,7 +1,7 @@
 """Reports events to the log, the journal and the status board.
 
-An event is in the store before it is reported. The ids of the last reported events are in the store too, so
-that a restart continues there. Output that cannot be written never delays a job.
+An event is in the store before it is reported. The store also keeps the ids of the last reported events, so
+that a restarted scheduler continues after them. Output that cannot be written never delays a job.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from gpu_scheduler.views.event_messages import message_of
 
 log = logging.getLogger(__name__)
 
-#: Key of the last reported event ids in the store: [in the log, in the journal].
+#: The key under which the store keeps the ids of the last events in the log and in the journal.
 _POSITIONS_KEY = "reported_events"
-#: The name of the output in messages about failed writes.
+#: The name of these ids in messages about failed writes.
 _POSITIONS = "log position"
-#: Actions without an event that change more on the status board than its times.
+#: Actions that have no event but change more than the times on the status board.
 _SHOWN_ON_BOARD = (SetWaitReason, ReleaseAllocation, RecordMemoryReleased)
 #: Seconds after which a failed write is retried.
 RETRY_S = 5.0
 
 
 class EventReporter:
-    """Reporter of new events, starting after the last reported one. Only the scheduler process has one.
+    """Reports new events, beginning after the last reported event. Only the scheduler process has a reporter.
 
-    logs: the folder of `--log-dir`, None = journal and status board are in the data directory. verbose: log
-    each job's memory as its peak grows. on_attempt_end: called with (job, attempt number) before the end of
-    an attempt is logged. next_write_at: boot seconds of the next write that is due; None = none is.
+    logs: the folder of `--log-dir`; None means that the journal and the status board are in the data
+    directory. verbose: log each new peak of a job's memory use. on_attempt_end: called with the job id and
+    the attempt number before the end of an attempt is logged.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class EventReporter:
         self._tolerance = settings.tolerance
         self._verbose = verbose
         newest = events.newest_event_id(store)
-        # The position never exceeds the newest event: a power cut may have lost events that were reported.
+        # A power cut may have lost reported events, so the position is limited to the newest event.
         positions = [
             min(id, newest) for id in json.loads(store.db.meta(_POSITIONS_KEY) or f"[{newest}, {newest}]")
         ]
@@ -94,14 +94,14 @@ class EventReporter:
 
     @property
     def next_write_at(self) -> float | None:
-        """Boot seconds of the next write that is due; None = none is."""
+        """The boot seconds at which the next write is due; None if no write is pending."""
         if self._journal.has_more:
             return self._clock.now().boot
         times = [part.retry_at for part in self._outputs.values()] + [self._board.next_write_at]
         return min((at for at in times if at is not None), default=None)
 
     def action_recorded(self, action: Action) -> None:
-        """Logs the new events after an action of a round was recorded."""
+        """Logs the new events after the scheduler recorded an action of a round."""
         if isinstance(action, _SHOWN_ON_BOARD):
             self._board.mark_outdated()
         try:
@@ -109,10 +109,13 @@ class EventReporter:
             if self._verbose and isinstance(action, RecordUsage):
                 self._log_usage(action)
         except STORAGE_ERRORS:
-            pass  # logged with the next action
+            pass  # the next action logs these events
 
     def update(self, facts: Facts | None) -> None:
-        """Updates log, journal and, unless facts is None (a signal came), the status board after a round."""
+        """Updates the log, the journal and the status board after a round.
+
+        facts: the facts of the round; None, after a signal, leaves the status board unchanged.
+        """
         now = self._clock.now().boot
         try:
             self._log_new_events()
@@ -124,7 +127,7 @@ class EventReporter:
             self._try_write(self._board.name, lambda: self._board.write(facts, self._logged_id), now)
 
     def close(self) -> None:
-        """Writes everything that is left as the scheduler stops."""
+        """Writes all remaining output when the scheduler stops."""
         for part in self._outputs.values():
             part.retry_at = None
         self.update(None)
@@ -158,12 +161,12 @@ class EventReporter:
         positions = [self._logged_id, self._journal.last_id]
         if positions == self._saved_positions:
             return
-        # A power cut may lose this write: the journal itself then shows how far it goes.
+        # If a power cut loses this write, the journal's last line still shows which event was appended last.
         self._store.db.set_meta(_POSITIONS_KEY, json.dumps(positions), synced=False)
         self._saved_positions = positions
 
     def _try_write(self, name: str, write: Callable[[], None], now: float) -> None:
-        """Writes an output unless a retry is not due yet; logs each problem once."""
+        """Writes an output unless its retry is not due yet; logs each problem once."""
         part = self._outputs[name]
         if part.retry_at is not None and now < part.retry_at:
             return
@@ -181,7 +184,7 @@ class EventReporter:
 
 
 def _declaration_text(attempt: AttemptRecord | None, uuid: str) -> str:
-    """Describes the declaration of an attempt on a GPU, to follow its memory use there."""
+    """Returns what an attempt declared for a GPU, as text that follows its memory use there."""
     if attempt is None or uuid not in attempt.budgets:
         return ""
     mib = attempt.budgets[uuid]
@@ -192,18 +195,20 @@ def _declaration_text(attempt: AttemptRecord | None, uuid: str) -> str:
 
 @dataclass
 class _Output:
-    """State of an output. problem: why it could not be written, None = it could; retry_at: boot seconds."""
+    """The state of an output.
+
+    problem: why the last write failed, None if it succeeded; retry_at: the boot seconds of the next retry.
+    """
 
     problem: str | None = None
     retry_at: float | None = None
 
 
 class _RunCounter:
-    """Counter of the jobs of this run: all except those that were finished when it began.
+    """Counts the jobs of this run: all jobs except those that had finished before the run began.
 
-    first_id: the id of the newest event at that time.
-
-    A job counts as dispatched from its first start, or from its end if it never started.
+    A job counts as dispatched from its first start or, if it never started, from its end. first_id: the id of
+    the newest event when the run began.
     """
 
     def __init__(self, store: Store, first_id: int) -> None:
@@ -215,7 +220,7 @@ class _RunCounter:
         self._dispatched = len(self._active)
 
     def dispatch_counts(self, new: Sequence[Event]) -> list[tuple[int, int]]:
-        """Returns (jobs dispatched until then, all jobs) for each of the newest events."""
+        """Returns, for each new event, the number of jobs dispatched up to that event and of all jobs."""
         before, dispatched = self._finished_before, self._dispatched
         steps = []
         for event in new:
@@ -227,14 +232,14 @@ class _RunCounter:
         return [(step, total) for step in steps]
 
     def _rejoins(self, event: Event) -> bool:
-        """Returns whether this event brings a job that was finished before this run back into it."""
+        """Returns whether this event queues a job again that had finished before this run began."""
         if event.kind != EventKind.QUEUED or event.is_new_job:
             return False
         finished = events.finish_event_before(self._store, event)
         return finished is not None and finished <= self._first_id
 
     def _is_dispatched(self, event: Event) -> bool:
-        """Returns whether this event is the first by which a job counts as dispatched."""
+        """Returns whether this event makes a job count as dispatched for the first time."""
         ended = event.kind == EventKind.FINISHED and not isinstance(event.details, AttemptEnded)
         if event.kind != EventKind.STARTING and not ended:
             return False

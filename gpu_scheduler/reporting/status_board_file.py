@@ -1,4 +1,4 @@
-"""Writes the status board to status.txt: replaces the whole file, at most twice a second."""
+"""Writes the status board to status.txt by replacing the whole file, at most twice a second."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.atomic_file import replace_file
 from gpu_scheduler.views import status_board as board
 
-#: Minimum number of seconds between two writes, and between two in which only the times differ.
+#: Minimum number of seconds between two writes.
 MIN_INTERVAL_S = 0.5
+#: Minimum number of seconds before a write in which only the times have changed.
 TIMES_INTERVAL_S = 4.0
 
 
 class StatusBoardFile:
-    """The status board of a store. folder: returns its folder, creating it if missing; may raise OSError.
+    """The file with the status board of a store.
 
-    limits: the limits of the scheduler; next_write_at: boot seconds at which a postponed write is due, None =
-    no write is.
+    folder: returns the file's folder and creates it if it is missing; may raise OSError. limits: the
+    scheduler's limits. next_write_at: the boot seconds at which a postponed write is due, None if there is
+    no postponed write.
     """
 
     name = "status.txt"
@@ -44,10 +46,11 @@ class StatusBoardFile:
         self._written_at = float("-inf")
 
     def write(self, facts: Facts, newest_id: int) -> None:
-        """Updates the file after a new event (newest_id: of the last one), a new sample, or `mark_outdated`.
+        """Updates the file after a new event, a new sample, or `mark_outdated`.
 
-        A sample with the values of the last one changes only the times on the board, which may wait.
-        Raises OSError, sqlite3.OperationalError; the caller then retries.
+        newest_id: the id of the newest event. A sample with unchanged values changes only the times on the
+        board, and such an update may wait. Raises OSError or sqlite3.OperationalError; the caller then
+        retries.
         """
         shown = (newest_id, *((gpu.uuid, gpu.sample) for gpu in facts.gpus))
         samples = [gpu.sampled_at for gpu in facts.gpus]
@@ -66,11 +69,11 @@ class StatusBoardFile:
         self._written_state, self._written_samples = shown, samples
 
     def mark_outdated(self) -> None:
-        """Makes the next `write` update the file, whatever the events and samples."""
+        """Makes the next `write` update the file, even without a new event or sample."""
         self._written_state = None
 
     def end(self) -> None:
-        """Writes the board of a stopped scheduler, whose running jobs continue."""
+        """Writes the board for a stopped scheduler, whose running jobs continue."""
         self._replace_file(self._build(None, {}))
 
     def _build(self, pid: int | None, memory_used: Mapping[int, Mapping[int, int]]) -> StatusReport:
@@ -78,7 +81,7 @@ class StatusBoardFile:
         with store.snapshot():
             running = open_jobs(store, tuple(ACTIVE))
             waiting = open_jobs(store, (JobState.QUEUED,), board.MAX_WAITING)
-            # Queries one state at a time, so that each uses the order of its index.
+            # Each query selects one state, so that SQLite can use the order of the index.
             waiting += open_jobs(store, (JobState.HELD,), board.MAX_WAITING - len(waiting))
             finished = finished_jobs(store, board.MAX_FINISHED)
             jobs = [*running, *waiting, *finished]
@@ -110,7 +113,7 @@ class StatusBoardFile:
 
 
 def _memory_used(facts: Facts) -> dict[int, dict[int, int]]:
-    """Returns job id -> GPU index -> MiB that the running job uses there in the newest sample."""
+    """Returns the MiB that each running job uses in the newest sample, by job id and GPU index."""
     known = {gpu.uuid: gpu for gpu in facts.gpus}
     found: dict[int, dict[int, int]] = {}
     for attempt in facts.attempts:

@@ -177,11 +177,13 @@ def test_why_checks_the_environment_and_the_script(desk: Desk, monkeypatch: pyte
         spec = JobSpec("csv", f"0,{path},,,", str(desk.path), script=path, conda=conda, **values)
         return checks(desk, desk.store.insert_job(spec, "cli"))
 
-    assert csv("good", str(script))["environment"][1] == "conda good: no conda was found"
+    assert csv("good", str(script))["environment"][1] == (
+        "the job needs the conda environment good, but conda was not found"
+    )
     desk.store.record_options(StartOptions(conda_sh=str(CONDA)))
     found = csv("good", str(script))
-    assert found["environment"][:2] == ("ok", "conda good exists")
-    assert found["script"][:2] == ("ok", f"{script} (absolute)")
+    assert found["environment"][:2] == ("ok", "conda environment good exists")
+    assert found["script"][:2] == ("ok", f"{script} exists")
     found = csv("nope", "/nowhere/t.py")
     assert found["environment"][0] == "bad"
     assert found["environment"][1].startswith("conda environment nope does not exist; environments: ")

@@ -116,7 +116,7 @@ def test_does_not_start_a_line_that_still_runs_under_the_older_scheduler(world: 
         before = sorted(path.name for path in world.folder.iterdir())
         refused = world.cli("start", "--simulate", "1", "--drain", "--log-dir", "logs")
         assert refused.returncode == 1
-        named = rf"[0-9]+\.{name}, GPU 0, for .*: `screen -r [0-9]+\.{name}` opens it"
+        named = rf"[0-9]+\.{name}, GPU 0, started .* ago \(`screen -r [0-9]+\.{name}` opens it\)"
         assert re.search(named, refused.stderr)
         assert sorted(path.name for path in world.folder.iterdir()) == before
         world.start("--ignore-old-sessions")

@@ -65,7 +65,7 @@ def test_survives_a_full_disk_under_the_logs(
         world.wait_until(lambda jobs: jobs.get(1, {}).get("state") == "running", "job 1 running")
         disk.fill()
         world.append("[share=1] echo second")
-        why = f"log folder {disk.path}/logs is on a full disk: free space there"
+        why = f"log folder {disk.path}/logs is on a full disk: free some space there"
         world.wait_until(lambda jobs: 2 in jobs and jobs[2]["reason"] == why, "job 2 says why it waits")
         assert reported_issues(world) == [("log folder", "is on a full disk", True)]
         assert f"Problem: {why}; no new jobs start until this is resolved" in world.run_ok("status")
@@ -90,7 +90,7 @@ def test_survives_a_full_disk_under_the_store(
         world.wait_until(lambda jobs: jobs.get(1, {}).get("state") == "running", "job 1 running")
         disk.fill()
         world.append("[share=1] echo ran >> ran")
-        why = f"store {disk.path}/state.d is on a full disk: free space there"
+        why = f"store {disk.path}/state.d is on a full disk: free some space there"
         wait_for(lambda: why in world.output(), "the scheduler says it")
 
         def is_full() -> bool:

@@ -102,7 +102,7 @@ def test_warns_of_little_free_space(home: DataDir, tmp_path: Path, monkeypatch: 
         monkeypatch.setattr("shutil.disk_usage", lambda path, left=left: left)
         found = findings_by_check(list(files.folders(home, logs(tmp_path / "logs"))))
         assert (found["store"].grade, found["log folder"].grade) == (grade, grade)
-    assert found["store"].remedy == "free space there"
+    assert found["store"].remedy == "free some space there"
 
 
 def test_warns_of_a_folder_that_other_users_can_write_to(home: DataDir, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_reports_the_age_of_the_newest_backup(home: DataDir, monkeypatch: pytest
     made = backups.make_backup(store.db.connection, home)
     at = time.mktime((2026, 11, 20, 10, 15, 0, 0, 0, -1))
     os.utime(made.path, (at, at))
-    says = f"1 in {home.backups}, the newest from 2026-11-20 10:15"
+    says = f"1 backup in {home.backups}; the newest is from 2026-11-20 10:15"
     for days, is_up, grade, expected in (
         (1, True, "ok", says),
         (3, False, "ok", says),
@@ -199,7 +199,8 @@ def test_reports_a_lost_store_and_attempts_missing_from_the_store(home: DataDir)
     found = findings_by_check(list(files.store_findings(home)))["attempts"]
     assert (found.grade, found.message.split(":")[0]) == (
         "bad",
-        f"3 in {home.runs} of job 3, 4 are not in the store, which is older than they are",
+        f"3 attempt folders in {home.runs} (jobs 3, 4) are missing from the store,"
+        " which seems to be out of date",
     )
     assert "`start --restore`" in found.remedy
     store.close()

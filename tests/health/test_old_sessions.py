@@ -37,8 +37,8 @@ def test_finds_a_session_whose_process_has_no_token_of_this_scheduler(machine: F
     machine.add_process(31, parent=30, command_line=("bash", "-c", "python train.py"))
     [found] = old_sessions(Proc(str(machine.root)))
     assert (found.name, found.gpus, found.started_at) == ("30.gpujob_0,1_train_8c1d", "0,1", 1000002.0)
-    assert "GPU 0,1, for 1 min: " in found.describe(1000062.0)
-    assert found.describe(1000062.0).endswith("`screen -r 30.gpujob_0,1_train_8c1d` opens it")
+    assert "GPU 0,1, started 1 min ago (" in found.describe(1000062.0)
+    assert found.describe(1000062.0).endswith("`screen -r 30.gpujob_0,1_train_8c1d` opens it)")
 
 
 def test_ignores_sessions_that_run_no_job_of_the_older_scheduler(machine: FakeProc) -> None:
@@ -93,10 +93,10 @@ def session(tmp_path: Path) -> Iterator[str]:
 def test_doctor_names_a_real_session_and_says_whether_start_is_refused(session: str, tmp_path: Path) -> None:
     home = DataDir.of(str(tmp_path / "state.json"))
     finding = older.older_sessions(home, time.time())
-    assert (finding.grade, f".{session}, GPU 0, for " in finding.message) == ("warn", True)
+    assert (finding.grade, f".{session}, GPU 0, started " in finding.message) == ("warn", True)
     home.state_file.write_text(OLDER)
     finding = older.older_sessions(home, time.time())
-    assert (finding.grade, f".{session}, GPU 0, for " in finding.message) == ("bad", True)
+    assert (finding.grade, f".{session}, GPU 0, started " in finding.message) == ("bad", True)
     assert "--ignore-old-sessions" in finding.remedy
 
 

@@ -29,7 +29,7 @@ def fake(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, mode: int =
         ("Screen version 4.05.00 (GNU) 10-Dec-16", 0o4755, "bad", "become root"),
         ("Screen version 5.0.0 (build on 2024-08-29)", 0o4755, "bad", "become root"),
         ("Screen version 5.0.1 (build on 2025-05-12)", 0o755, "ok", "5.0.1"),
-        ("what?", 0o755, "bad", "install it again"),
+        ("what?", 0o755, "bad", "reinstall it"),
     ],
 )
 def test_checks_version_and_set_uid_bit(

@@ -69,9 +69,9 @@ def test_reports_no_issue_for_writable_folders(home: DataDir, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (errno.ENOSPC, "is on a full disk: free space there"),
-        (errno.EDQUOT, "is over your quota: free space there"),
-        (errno.EROFS, "is on a read-only file system: mount it for writing"),
+        (errno.ENOSPC, "is on a full disk: free some space there"),
+        (errno.EDQUOT, "is over your quota: free some space there"),
+        (errno.EROFS, "is on a read-only file system: remount it for writing"),
         (errno.EIO, "cannot be written (Input/output error): check"),
     ],
 )
@@ -99,7 +99,7 @@ def test_uses_the_file_systems_free_space_if_unnamed_files_are_unsupported(
     assert issue_texts(home) == []
     full = os.statvfs_result((4096, 4096, 1000, 15, 15, 10, 10, 10, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: full)
-    assert issue_texts(home) == [f"store {home.folder} is on a full disk: free space there"]
+    assert issue_texts(home) == [f"store {home.folder} is on a full disk: free some space there"]
 
 
 def test_reports_missing_permissions(unprivileged: Path) -> None:
@@ -278,7 +278,7 @@ def test_launch_prevented_by_a_full_disk_does_not_count_as_a_failure(
     job = rig.add_job("exit 7", share=500)
     rig.tick()
     assert left == 3
-    assert watch.issue() == "spec.json: No space left on device: free space there"
+    assert watch.issue() == "spec.json: No space left on device: free some space there"
     other = rig.add_job("exit 0", share=500)
     rig.tick()
     [reason] = wait_reasons(rig.store).values()
@@ -287,7 +287,7 @@ def test_launch_prevented_by_a_full_disk_does_not_count_as_a_failure(
     assert (row.exit_code, row.launch_failures, len(rig.store.attempts(job))) == (7, 0, 1)
     assert rig.tick_until_ended(other).exit_code == 0
     assert len(list((tmp_path / "logs").iterdir())) == 2  # a failed launch leaves no log
-    assert caplog.text.count("spec.json: No space left on device: free space there") == 1
+    assert caplog.text.count("spec.json: No space left on device: free some space there") == 1
 
 
 def test_launches_pause_after_storage_failures_that_the_checks_miss(
@@ -303,7 +303,7 @@ def test_launches_pause_after_storage_failures_that_the_checks_miss(
             assert watch.is_cause_of(OSError(errno.EDQUOT, "over quota", f"/logs/{clock.boot}.log"))
             since = clock.boot
             while watch.issue(fresh=True) is not None:
-                assert watch.issue() == "/logs: over quota: free space there"
+                assert watch.issue() == "/logs: over quota: free some space there"
                 clock.boot += 0.25
             found.append(clock.boot - since)
         return found
@@ -360,15 +360,15 @@ def test_logs_when_a_health_issue_begins_and_ends(home: DataDir, monkeypatch: py
     with monkeypatch.context() as full:
         full.setattr(storage, "_write_error", lambda folder: OSError(errno.ENOSPC, "full"))
         assert [watch.issue(fresh=True) for _ in range(3)] == 3 * [
-            f"log folder {home.folder} is on a full disk: free space there"
+            f"log folder {home.folder} is on a full disk: free some space there"
         ]
     assert watch.issue(fresh=True) is None
     assert sorted(messages) == [
         f"log folder {home.folder} can be used again",
-        f"log folder {home.folder} is on a full disk: free space there; until then no new job starts, "
+        f"log folder {home.folder} is on a full disk: free some space there; until then no new job starts, "
         "but running jobs continue",
         f"store {home.folder} can be used again",
-        f"store {home.folder} is on a full disk: free space there; until then no new job starts, "
+        f"store {home.folder} is on a full disk: free some space there; until then no new job starts, "
         "but running jobs continue",
     ]
 
@@ -423,7 +423,7 @@ def test_reports_an_unwritable_main_log_once_and_retries(
     assert path.read_text() == "after\n"
     assert messages == [
         f"the main log {path} cannot be written: {problem}; the scheduler continues",
-        f"the main log {path} can be written again; 2 lines missing",
+        f"the main log {path} can be written again; 2 lines are missing",
     ]
     assert capsys.readouterr().err == ""
 

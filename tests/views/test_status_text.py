@@ -88,7 +88,10 @@ REPORT = StatusReport(
     ),
     health_issues=(
         HealthIssue(
-            HealthSubject.STORE, "/home/me/gpu_scheduler_state.d", "is on a full disk", "free space there",
+            HealthSubject.STORE,
+            "/home/me/gpu_scheduler_state.d",
+            "is on a full disk",
+            "free some space there",
             True,
         ),
         HealthIssue(

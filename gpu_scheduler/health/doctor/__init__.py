@@ -1,4 +1,4 @@
-"""Checks this machine or a job for problems, one small function per check.
+"""Checks this machine or a job for problems, with one small function per check.
 
-The checks read files, run programs with a timeout, and change nothing.
+The checks read files and run programs with a timeout. They change nothing.
 """

@@ -1,4 +1,4 @@
-"""Lists conda's environments. This is a module of its own because it imports `subprocess`."""
+"""Lists conda's environments. The functions have their own module because they import `subprocess`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _TIMEOUT_S = 20.0
 
 
 def list_environments(conda_sh: str) -> ProgramResult:
-    """Runs `conda env list`; `parse_environments` parses its output."""
+    """Runs `conda env list`. `parse_environments` parses the output."""
     return run_program(["bash", "-c", '. "$1" && conda env list', "bash", conda_sh], timeout_s=_TIMEOUT_S)
 
 
 def parse_environments(text: str) -> list[str]:
-    """Returns the environments in the output of `conda env list`; unnamed ones by their folder."""
+    """Returns the environments in the output of `conda env list`: their names or, without a name, folders."""
     rows = (line.split() for line in text.splitlines())
     return [words[0] for words in rows if words and not words[0].startswith("#")]
 
 
 def known_environments(conda_sh: str) -> list[str] | None:
-    """Returns the environments that conda lists; None if it fails. This takes about a second."""
+    """Returns the environments that conda lists; None if conda fails. This takes about a second."""
     result = list_environments(conda_sh)
     return parse_environments(result.output) if result.succeeded else None

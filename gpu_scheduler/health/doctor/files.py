@@ -1,4 +1,4 @@
-"""Checks whether our files and folders can be used, and whether other users could change them."""
+"""Checks whether the scheduler's files and folders can be used, and whether other users could change them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.core.model.finding import Check, Finding, bad, from_health_issue, ok, warn
 from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.core.model.health_issue import HealthSubject
-from gpu_scheduler.core.text.formatting import pid_text
+from gpu_scheduler.core.text.formatting import count_noun, pid_text
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.storage import find_issues
 from gpu_scheduler.intake.jobs_file_content import JobsFile
@@ -33,20 +33,19 @@ from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
 
-#: Free space in bytes below which `doctor` warns.
+#: `doctor` warns if fewer bytes than this are free on a disk.
 _LOW_SPACE_BYTES = 256 * 1024 * 1024
-#: Age in seconds of the newest backup above which `doctor` warns.
+#: `doctor` warns if the newest backup is older than this many seconds.
 _MAX_BACKUP_AGE_S = 2 * 86_400
 _RESTORE_REMEDY = "stop its scheduler, then run `start --restore` to continue from the newest backup"
-#: Seconds that the integrity check of the database may take.
+#: Maximum number of seconds for the integrity check of the database.
 _CHECK_TIMEOUT_S = 20.0
 
 
 def folders(data_dir: DataDir, log_folder: LogFolder, *, trust: bool = False) -> Iterator[Finding]:
-    """Yields the health issues that would affect the scheduler, and the free space of the log folder and the
-    store.
+    """Yields the health issues that would affect the scheduler, and the free space for logs and the store.
 
-    trust, here and below: files are used regardless of their owner and mode.
+    trust, here and below: use files regardless of their owner and mode.
     """
     found = find_issues(data_dir, log_folder, trust=trust)
     yield from map(from_health_issue, found)
@@ -65,28 +64,28 @@ def _free_space(check: Check, path: Path) -> Finding:
     message = f"{path}{'' if there == path else ' (not created yet)'}, {free / 1024**3:.1f} GiB free"
     if there == path and (open_to := _other_writers(path)) is not None:
         return warn(check, f"{message}; {open_to}", f"chmod go-w {path}")
-    return warn(check, message, "free space there") if free < _LOW_SPACE_BYTES else ok(check, message)
+    return warn(check, message, "free some space there") if free < _LOW_SPACE_BYTES else ok(check, message)
 
 
 def store_findings(data_dir: DataDir) -> Iterator[Finding]:
-    """Yields the findings about the store: its file system, its database, its backups and attempt folders."""
+    """Yields the findings about the store: its file system, database, backups and attempt folders."""
     kind = kind_of(data_dir.folder)
     if is_shared(kind):
         message = f"{data_dir.folder} is on {kind}, which several hosts may share"
-        yield bad(Check.FILE_SYSTEM, message, "name a folder on a local disk with --data-dir")
+        yield bad(Check.FILE_SYSTEM, message, "choose a folder on a local disk with --data-dir")
     else:
-        yield ok(Check.FILE_SYSTEM, f"{kind or 'unknown'}, under {data_dir.folder}")
+        yield ok(Check.FILE_SYSTEM, f"{data_dir.folder} is on {kind or 'an unknown file system'}")
     try:
         data_dir.check_access()
         if data_dir.folder.is_dir():
             check_entries(data_dir.folder)
     except SchedulerError as error:
         message, _, remedy = str(error).partition("\n")
-        yield bad(Check.DATABASE, message, remedy or "name a state file that you own with --state-file")
+        yield bad(Check.DATABASE, message, remedy or "choose a state file that you own with --state-file")
         return
     owner = data_dir.other_host()
-    if owner is not None:  # the other host would not see even a reader's locks
-        message = f"{data_dir.database} belongs to host {owner.name} and is not read from here"
+    if owner is not None:  # the other host would not notice the locks of a reader on this host
+        message = f"{data_dir.database} belongs to host {owner.name} and was not checked"
         yield warn(Check.DATABASE, message, f"run `doctor` on {owner.name}")
         return
     if is_missing_or_empty(data_dir.database):
@@ -95,7 +94,7 @@ def store_findings(data_dir: DataDir) -> Iterator[Finding]:
     try:
         yield _integrity(data_dir.database)
     except sqlite3.OperationalError as error:
-        remedy = "check its permissions and those of its folder"
+        remedy = "check the permissions of the file and of its folder"
         yield warn(Check.DATABASE, f"{data_dir.database} cannot be read: {error}", remedy)
     except sqlite3.DatabaseError as error:
         yield bad(Check.DATABASE, f"{data_dir.database} is damaged: {error}", _RESTORE_REMEDY)
@@ -104,9 +103,9 @@ def store_findings(data_dir: DataDir) -> Iterator[Finding]:
 
 def _missing_database(data_dir: DataDir) -> Finding:
     if not is_store_lost(data_dir):
-        return ok(Check.DATABASE, "none yet; the first `start` creates it")
+        return ok(Check.DATABASE, "there is none yet; the first `start` creates it")
     return bad(
-        Check.DATABASE, f"{data_dir.database} is missing or empty, and its content is lost", _RESTORE_REMEDY
+        Check.DATABASE, f"{data_dir.database} is missing or empty: its content is lost", _RESTORE_REMEDY
     )
 
 
@@ -116,26 +115,28 @@ def _backups_and_attempts(data_dir: DataDir) -> Iterator[Finding]:
     if there:
         age_s = time.time() - there[0].made_at
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(there[0].made_at))
-        message = f"{len(there)} in {data_dir.backups}, the newest from {when}"
+        message = f"{count_noun(len(there), 'backup')} in {data_dir.backups}; the newest is from {when}"
         if age_s > _MAX_BACKUP_AGE_S and scheduler_pid(data_dir.lock) is not None:
             yield warn(
                 Check.BACKUPS,
                 f"{message}, although a scheduler is running",
-                f"see {data_dir.main_log} for the reason",
+                f"look for the reason in {data_dir.main_log}",
             )
         else:
             yield ok(Check.BACKUPS, message)
     else:
-        yield ok(Check.BACKUPS, "none yet: a scheduler makes one soon after its start, then one a day")
+        yield ok(Check.BACKUPS, "none yet; a scheduler makes one soon after it starts, then one per day")
     try:
         unknown_folders = unknown_attempt_folders(data_dir)
     except (OSError, sqlite3.Error):
-        return  # reported above
+        return  # `store_findings` has reported this error
     if unknown_folders:
-        jobs = format_ranges(sorted({one.job_id for one in unknown_folders}))
+        ids = sorted({one.job_id for one in unknown_folders})
+        jobs = f"{'job' if len(ids) == 1 else 'jobs'} {format_ranges(ids)}"
+        verb = "is" if len(unknown_folders) == 1 else "are"
         message = (
-            f"{len(unknown_folders)} in {data_dir.runs} of job {jobs} are not in the store,"
-            " which is older than they are"
+            f"{count_noun(len(unknown_folders), 'attempt folder')} in {data_dir.runs} ({jobs})"
+            f" {verb} missing from the store, which seems to be out of date"
         )
         yield bad(Check.ATTEMPTS, message, _RESTORE_REMEDY)
 
@@ -149,7 +150,7 @@ def _integrity(path: Path) -> Finding:
 
 
 def gpu_kind(data_dir: DataDir, simulated: bool) -> Iterator[Finding]:
-    """Yields a finding if the store contains jobs of the other kind of GPUs, for which `start` is refused."""
+    """Yields a finding if `start` would be refused because the store's jobs ran on the other kind of GPUs."""
     found = recorded_gpus(data_dir.database) if data_dir.other_host() is None else None
     if found is not None and found.conflicts_with(simulated):
         yield warn(Check.KIND_OF_GPUS, *found.refusal(data_dir.folder))
@@ -168,67 +169,70 @@ def state_file(data_dir: DataDir, *, trust: bool = False) -> Finding:
     try:
         statefile.parse(found.data)
     except ValueError as error:
-        remedy = "correct it; otherwise it is renamed to .bad and rewritten"
+        remedy = "correct it; otherwise the scheduler renames it to .bad and writes a new one"
         return warn(Check.STATE_FILE, f"{path}: {error}", remedy)
     return _check_permissions(Check.STATE_FILE, path, "JSON", trust=trust)
 
 
 def jobs_file(path: str, *, trust: bool = False) -> Finding:
-    """Returns the finding about the jobs file; whoever can write it runs commands as us."""
+    """Returns the finding about the jobs file. Anyone who can write to it can run commands as this user."""
     if not path:
-        return ok(Check.JOBS_FILE, "none")
+        return ok(Check.JOBS_FILE, "the scheduler uses none")
     file = Path(os.path.abspath(path))
     found = JobsFile(file, trust=trust).read()
     if isinstance(found, FileProblem):
         if found.kind is ProblemKind.MISSING:
             return ok(Check.JOBS_FILE, f"{file} (does not exist; `start` waits for it)")
-        remedy = found.remedy or "give a text file of jobs that you can read"
+        remedy = found.remedy or "give a readable text file with one job per line"
         return bad(Check.JOBS_FILE, f"{file} {found.description}", remedy)
     return _check_permissions(Check.JOBS_FILE, file, f"`lint {path}` explains its lines", trust=trust)
 
 
 def llm_config(path: str | None, *, trust: bool = False) -> Finding:
-    """Returns the finding about llm_config.json, which lists the needs of models."""
+    """Returns the finding about llm_config.json, which lists what each model needs."""
     try:
         file = LlmConfigFile(path, trust=trust)
     except UsageError as error:
-        return bad(Check.LLM_CONFIG, str(error), "correct it, or name another one with --llm-config")
+        return bad(Check.LLM_CONFIG, str(error), "correct it, or choose another file with --llm-config")
     if not file.path.exists():
-        return ok(Check.LLM_CONFIG, f"{file.path} (does not exist: a job that declares nothing needs 1 GPU)")
+        return ok(Check.LLM_CONFIG, f"{file.path} (does not exist; a job that declares no need gets 1 GPU)")
     return _check_permissions(Check.LLM_CONFIG, file.path, "valid JSON", trust=trust)
 
 
 def scheduler(data_dir: DataDir) -> Finding:
-    """Returns whether a scheduler runs, and whether one can run on this host."""
+    """Returns the finding about the scheduler: whether it is running, or why it cannot run on this host."""
     owner = data_dir.other_host()
     if owner is not None:
         here = this_host().name
         message = f"the store of {data_dir.state_file} belongs to host {owner.name}; this is host {here}"
-        remedy = f"start it on {owner.name}; if that host is gone or was renamed to this: `start --take-over`"
-        return bad(Check.SCHEDULER, f"{message}: no scheduler can start here", remedy)
+        remedy = (
+            f"start the scheduler on {owner.name}; if that host is gone or is now called {here},"
+            " use `start --take-over`"
+        )
+        return bad(Check.SCHEDULER, f"{message}, where no scheduler can start", remedy)
     pid = scheduler_pid(data_dir.lock)
     return ok(Check.SCHEDULER, "not running" if pid is None else f"running, {pid_text(pid)}")
 
 
 def _check_permissions(check: Check, path: Path, message: str, *, trust: bool) -> Finding:
-    """Returns the finding about a usable file: ok unless other users could change or replace it."""
+    """Returns the finding about a usable file, which is ok unless other users could change or replace it."""
     allowed = safe_file.trusted_owners(path)
     for place in (path, path.parent):
         status = place.stat()
         if status.st_uid not in allowed:
-            message = f"{place} belongs to uid {status.st_uid}, who can therefore run commands as you"
+            message = f"{place} belongs to uid {status.st_uid}, so that user can run commands as you"
             judge = warn if trust else bad
             return judge(check, message, f"sudo chown {os.geteuid()} {place}, or use a folder that you own")
         who = _other_writers(place)
         if who is not None:
             judge = bad if status.st_mode & stat.S_IWOTH and not trust else warn
-            message = f"{place} {who}, who can therefore run commands as you"
+            message = f"{place} {who}, so other users can run commands as you"
             return judge(check, message, f"chmod go-w {place}")
     return ok(check, f"{path}; {message}")
 
 
 def _other_writers(path: Path) -> str | None:
-    """Returns who else may write to a path, as a predicate; None if nobody may, or for a sticky folder."""
+    """Returns "is writable by …" if other users may write to a path; None if not, or for a sticky folder."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
         return None

@@ -1,4 +1,4 @@
-"""Checks the driver, and each GPU with the probe that `start` would use."""
+"""Checks the NVIDIA driver, and each GPU with the probe that `start` would use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_scheduler.errors import GpuStateError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.selection import restrict_to_visible
 
-#: Seconds that the first sample may take.
+#: Maximum number of seconds for the first sample.
 PROBE_TIMEOUT_S = 5.0
 
 
@@ -22,13 +22,14 @@ def driver(version: Path = Path("/proc/driver/nvidia/version")) -> Finding:
     try:
         text = version.read_text("utf-8", "replace")
     except OSError:
-        return warn(Check.DRIVER, "the NVIDIA driver is not loaded", "install it, or use --simulate 4")
+        remedy = "install the driver, or use --simulate 4"
+        return warn(Check.DRIVER, "the NVIDIA driver is not loaded", remedy)
     found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
     return ok(Check.DRIVER, f"NVIDIA {found[1] if found else text.strip().splitlines()[0]}")
 
 
 def probe(kind: ProbeKind, simulate: str | None, visible: str | None) -> Iterator[Finding]:
-    """Yields a finding for each GPU. visible: the value of CUDA_VISIBLE_DEVICES; None: not set."""
+    """Yields a finding for each GPU. visible: the value of CUDA_VISIBLE_DEVICES, None if it is not set."""
     with ProbeClient(kind, simulate) as asked:
         try:
             snapshot = asked.first_sample(PROBE_TIMEOUT_S)
@@ -39,20 +40,20 @@ def probe(kind: ProbeKind, simulate: str | None, visible: str | None) -> Iterato
     managed, note = restrict_to_visible(snapshot.gpus, visible)
     if note is not None:
         judge = warn if managed else bad
-        yield judge(Check.CUDA_VISIBLE_DEVICES, note, "unset it to use all GPUs")
+        yield judge(Check.CUDA_VISIBLE_DEVICES, note, "unset CUDA_VISIBLE_DEVICES to use all GPUs")
     for gpu in snapshot.gpus:
         yield _gpu(gpu)
 
 
 def _gpu(gpu: GpuSample) -> Finding:
     if gpu.fault is not None:
-        remedy = "check it with `nvidia-smi` and in the kernel log"
+        remedy = "check the GPU with `nvidia-smi`, and look into the kernel log"
         return bad(Check.GPU, f"{gpu.name}: {gpu.fault}", remedy, gpu.index)
     unknown = [
         name for name, value in (("memory", gpu.used_mib), ("load", gpu.load_percent)) if value is None
     ]
     if unknown:
         message = f"{gpu.name}: {' and '.join(unknown)} cannot be read"
-        return warn(Check.GPU, message, f"check it with `nvidia-smi -q -i {gpu.index}`", gpu.index)
+        return warn(Check.GPU, message, f"check the GPU with `nvidia-smi -q -i {gpu.index}`", gpu.index)
     memory = f"{gpu.used_mib} of {gpu.total_mib} MiB in use"
     return ok(Check.GPU, f"{gpu.name}, {memory}, load {gpu.load_percent:.0f} %", gpu.index)

@@ -1,4 +1,4 @@
-"""Checks the folder, the environment and the script of a job that waits."""
+"""Checks the folder, the environment and the script of a waiting job."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 
 
 def environment(spec: JobSpec, conda: str | None, conda_sh: str | None) -> Iterator[Finding]:
-    """Yields findings about the working folder and the environment. conda: the environment to activate."""
+    """Yields findings about a job's working folder and environment.
+
+    conda: the conda environment that the job activates; conda_sh: the script that defines `conda`.
+    """
     if not os.path.isdir(spec.cwd):
-        yield bad(Check.FOLDER, f"{spec.cwd} does not exist", "create it, or name another with [cwd=DIR]")
+        yield bad(Check.FOLDER, f"{spec.cwd} does not exist", "create it, or choose another with [cwd=DIR]")
     if spec.venv is not None:
         message = f"virtual environment {spec.venv}"
         if os.path.isfile(os.path.join(spec.venv, "bin", "activate")):
             yield ok(Check.ENVIRONMENT, message)
         else:
-            missing = f"{message} does not exist (no bin/activate in it)"
-            yield bad(Check.ENVIRONMENT, missing, "create it, or correct venv=")
+            missing = f"{message} does not exist (it has no bin/activate)"
+            yield bad(Check.ENVIRONMENT, missing, "create it, or correct [venv=DIR] on the line")
     elif conda is None:
-        yield ok(Check.ENVIRONMENT, "none named")
+        yield ok(Check.ENVIRONMENT, "the line names no environment")
     elif conda_sh is None or not os.path.isfile(conda_sh):
-        message = f"conda {conda}: no conda was found"
-        yield bad(Check.ENVIRONMENT, message, "start --conda-sh PATH/profile.d/conda.sh")
+        message = f"the job needs the conda environment {conda}, but conda was not found"
+        remedy = "pass the path of the installation's etc/profile.d/conda.sh to `start --conda-sh`"
+        yield bad(Check.ENVIRONMENT, message, remedy)
     else:
         yield _conda(conda, conda_sh)
 
@@ -37,12 +41,12 @@ def _conda(name: str, conda_sh: str) -> Finding:
     if not result.succeeded:
         return bad(
             Check.ENVIRONMENT,
-            f"`conda env list`: {result.failure_reason()}",
+            f"`conda env list` failed: {result.failure_reason()}",
             f"run `. {conda_sh}; conda env list`",
         )
     known = parse_environments(result.output)
     if name in known or os.path.isdir(os.path.expanduser(name)):
-        return ok(Check.ENVIRONMENT, f"conda {name} exists")
+        return ok(Check.ENVIRONMENT, f"conda environment {name} exists")
     return bad(
         Check.ENVIRONMENT,
         f"conda environment {name} does not exist; environments: {', '.join(known) or 'none'}",
@@ -51,16 +55,18 @@ def _conda(name: str, conda_sh: str) -> Finding:
 
 
 def script(spec: JobSpec) -> Finding:
-    """Returns whether the script of a CSV line exists; a command cannot be checked without running it."""
+    """Returns the finding about the script of a CSV line. A command cannot be checked without running it."""
     path = spec.script
     if path is None:
-        return ok(Check.SCRIPT, "a shell command; its programs are looked up only when it runs")
+        return ok(Check.SCRIPT, "none; the programs in a shell command are not checked in advance")
     if not os.path.exists(path):
         return bad(
-            Check.SCRIPT, f"{path} does not exist", f"relative paths start at {spec.cwd}; correct the line"
+            Check.SCRIPT,
+            f"{path} does not exist",
+            f"correct the line; a relative path starts in {spec.cwd}",
         )
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
-        return bad(Check.SCRIPT, f"{path} is a folder without __main__.py", "name a script")
+        return bad(Check.SCRIPT, f"{path} is a folder without __main__.py", "name a script on the line")
     if not os.access(path, os.R_OK):
         return bad(Check.SCRIPT, f"{path} cannot be read", f"chmod u+r {shlex.quote(path)}")
-    return ok(Check.SCRIPT, f"{path} (absolute)")
+    return ok(Check.SCRIPT, f"{path} exists")

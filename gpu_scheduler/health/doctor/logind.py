@@ -1,7 +1,8 @@
-"""Checks the effect of a logout on processes, as configured in systemd-logind.
+"""Checks what systemd-logind is configured to do to processes when their user logs out.
 
-KillUserProcesses ends the processes in the session's scope, with or without lingering. Lingering keeps the
-user's manager with the processes started in it, and the shared memory that RemoveIPC would delete.
+With KillUserProcesses, logind ends the processes in the session's scope, even if the user lingers. If the
+user lingers, logind keeps the user manager, the processes that the manager started, and the shared memory
+that RemoveIPC would delete.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gpu_scheduler.attempts.log_folder import user_name
 from gpu_scheduler.core.model.finding import Check, Finding, ok, warn
 from gpu_scheduler.system.run_program import run_program
 
-#: Folders of logind's configuration; later ones override earlier ones.
+#: Folders with logind's configuration. A later folder overrides the earlier ones.
 _CONFIG_FOLDERS = ("/usr/lib/systemd", "/run/systemd", "/etc/systemd")
 #: Exists if the init system is systemd.
 SYSTEMD_RUNTIME = Path("/run/systemd/system")
@@ -27,7 +28,10 @@ _SETTING = re.compile(r"^[ \t]*(#?)[ \t]*([A-Za-z]+)[ \t]*=[ \t]*(.*?)[ \t]*$", 
 
 @dataclass(frozen=True)
 class LogindSettings:
-    """Settings of logind; None: unknown. scope: this process's, "session", "manager" (the user's) or None."""
+    """The settings of logind; None means unknown.
+
+    scope: where this process runs: "session" for a login session's scope, "manager" for the user manager.
+    """
 
     kills_user_processes: bool | None = None
     removes_ipc: bool | None = None
@@ -38,7 +42,7 @@ class LogindSettings:
 
 
 def read_settings(user: str, timeout_s: float = 5.0, booted: Path = SYSTEMD_RUNTIME) -> LogindSettings | None:
-    """Returns logind's settings from its service, otherwise from its files; None if neither exists."""
+    """Returns logind's settings, from its service or otherwise from its files; None if neither exists."""
     if not booted.exists():
         return None
     names = ("KillUserProcesses", "RemoveIPC", "KillExcludeUsers", "KillOnlyUsers")
@@ -57,7 +61,7 @@ def read_settings(user: str, timeout_s: float = 5.0, booted: Path = SYSTEMD_RUNT
 
 
 def _parse_busctl(text: str) -> LogindSettings | None:
-    """Parses the output of busctl, one line per property in the requested order (`b true`, `as 1 "root"`)."""
+    """Parses the output of busctl, which has one line per property, such as `b true` or `as 1 "root"`."""
     lines = text.strip().splitlines()
     if len(lines) != 4:
         return None
@@ -76,7 +80,7 @@ def _config_texts() -> Iterator[str]:
 
 
 def _parse_config(texts: Iterable[str]) -> LogindSettings | None:
-    """Parses logind's configuration files; their comments show the built-in defaults."""
+    """Parses logind's configuration files. A commented-out setting shows the built-in default."""
     built: dict[str, str] = {}
     assigned: dict[str, str] = {}
     for text in texts:
@@ -109,9 +113,9 @@ def _scope() -> str | None:
 
 
 def check(settings: LogindSettings | None, user: str, uid: int) -> Iterator[Finding]:
-    """Yields the effect of a logout on a scheduler that this user starts here, and on its jobs."""
+    """Yields what a logout of this user does to a scheduler started here and to its jobs."""
     if settings is None:
-        yield ok(Check.LOGIND, "not found: processes survive the logout of their user")
+        yield ok(Check.LOGIND, "not found: processes continue when their user logs out")
         return
     linger = f"sudo loginctl enable-linger {user}"
     # An unknown value counts as yes, systemd's default.
@@ -134,17 +138,17 @@ def check(settings: LogindSettings | None, user: str, uid: int) -> Iterator[Find
     else:
         effects = {None: " does not apply to you", False: "=no", True: "=yes, but not for you"}
         value = effects[settings.kills_user_processes]
-        yield ok(Check.LOGIND, f"KillUserProcesses{value}: processes survive the session")
+        yield ok(Check.LOGIND, f"KillUserProcesses{value}: processes continue when you log out")
     if uid >= _FIRST_USER_UID and settings.removes_ipc is not False and not settings.lingers:
         # An unknown value counts as yes, systemd's default.
-        message = "RemoveIPC=yes: when you log out, your jobs' shared memory is deleted (data loaders fail)"
+        message = "RemoveIPC=yes: when you log out, your jobs' shared memory is deleted and data loaders fail"
         yield warn(Check.REMOVE_IPC, message, linger)
     else:
         yield ok(Check.REMOVE_IPC, "your shared memory is kept when you log out")
 
 
 def logout_warning(timeout_s: float) -> str | None:
-    """Returns the warning of `start` about logging out, with the remedy; None if no problem is known."""
+    """Returns the warning that `start` gives about logging out; None if no problem is known."""
     user = user_name()
     finding = next(iter(check(read_settings(user, timeout_s), user, os.geteuid())))
     return None if finding.grade == "ok" else f"{finding.message}; {finding.remedy}"

@@ -9,32 +9,35 @@ from pathlib import Path
 
 from gpu_scheduler.core.model.finding import Check, Finding, ok, warn
 
-#: Watches that a scheduler with some hundred jobs uses, and ptys that should be free.
-_MIN_WATCHES, _MIN_FREE_PTYS = 1024, 64
-#: 2024-01-01: a clock that shows an earlier time was never set. Seconds by which a file may be newer than the
-#: clock.
-_EARLIEST_VALID_S, _MAX_AHEAD_S = 1_704_067_200.0, 60.0
+#: The number of inotify watches that a scheduler with a few hundred jobs uses.
+_MIN_WATCHES = 1024
+#: The number of ptys that should be free.
+_MIN_FREE_PTYS = 64
+#: 2024-01-01 in wall seconds. A clock that shows an earlier time was never set.
+_EARLIEST_VALID_S = 1_704_067_200.0
+#: A file's modification time may be later than the clock by at most this many seconds.
+_MAX_AHEAD_S = 60.0
 
 
 def inotify(limits: Path = Path("/proc/sys/fs/inotify")) -> Finding:
-    """Returns whether an inotify instance is available, and how many files it may watch."""
+    """Returns the finding about inotify: whether an instance is available, and its maximum of watches."""
     from inotify_simple import INotify
 
     instances, watches = (_read_number(limits / f"max_user_{name}") for name in ("instances", "watches"))
     try:
         INotify().close()
     except OSError as error:
-        message = f"no instance is available ({error.strerror}): changes are polled every few seconds"
+        message = f"no instance is available ({error.strerror}); the scheduler polls files every few seconds"
         remedy = f"sudo sysctl fs.inotify.max_user_instances={4 * (instances or 128)}"
         return warn(Check.INOTIFY, message, remedy)
     if watches is not None and watches < _MIN_WATCHES:
-        message = f"at most {watches} watches: with many jobs, changes are polled every few seconds"
+        message = f"limit: {watches} watches; with many jobs, the scheduler polls files every few seconds"
         return warn(Check.INOTIFY, message, "sudo sysctl fs.inotify.max_user_watches=65536")
     return ok(Check.INOTIFY, f"limits: {_or_unknown(instances)} instances, {_or_unknown(watches)} watches")
 
 
 def ptys(limits: Path = Path("/proc/sys/kernel/pty")) -> Finding:
-    """Returns the number of free ptys; each job in Screen takes two."""
+    """Returns the finding about the number of free ptys. Each job in Screen takes two."""
     most, used = _read_number(limits / "max"), _read_number(limits / "nr")
     if most is not None and used is not None and most - used < _MIN_FREE_PTYS:
         message = f"{most - used} of {most} are free; each job in Screen takes two"
@@ -43,16 +46,18 @@ def ptys(limits: Path = Path("/proc/sys/kernel/pty")) -> Finding:
 
 
 def clock(now: float, files: Iterable[Path]) -> Finding:
-    """Returns whether the clock is plausible. now: wall seconds; files: some written before now."""
+    """Returns the finding about the clock. now: wall seconds; files: some files written before now."""
     shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     if now < _EARLIEST_VALID_S:
         return warn(
-            Check.CLOCK, f"{shown}: the clock was never set", "set it (timedatectl): ages and times are wrong"
+            Check.CLOCK,
+            f"{shown}: the clock was never set, so ages and times are wrong",
+            "set the clock (timedatectl)",
         )
     ahead = [path for path in files if _modified_at(path) > now + _MAX_AHEAD_S]
     if ahead:
-        message = f"{shown}: {ahead[0]} is newer than that"
-        return warn(Check.CLOCK, message, "set it (timedatectl); recorded times stay as they are")
+        message = f"{shown}, which is earlier than the time of the last change to {ahead[0]}"
+        return warn(Check.CLOCK, message, "set the clock (timedatectl); this does not correct recorded times")
     return ok(Check.CLOCK, shown)
 
 

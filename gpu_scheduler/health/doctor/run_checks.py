@@ -19,7 +19,8 @@ from gpu_scheduler.store.data_dir import DataDir
 def run_checks(
     home: DataDir, options: StartOptions, on_wait: Callable[[str], None] = lambda text: None
 ) -> Iterator[Finding]:
-    """Yields every finding as soon as it is known. on_wait: called before a slow check, with its name."""
+    """Yields each finding as soon as it is known. on_wait: called with the name of each slow check before it
+    runs."""
     uid, user = os.geteuid(), user_name()
     yield software.python()
     yield software.packages()
@@ -48,7 +49,7 @@ def run_checks(
 
 
 def _log_folder(log_dir: str | None) -> LogFolder:
-    # `LogFolder.from_option` would create a named folder.
+    # `LogFolder.from_option` would create a folder given by --log-dir.
     return (
         LogFolder.from_option(None)
         if log_dir is None

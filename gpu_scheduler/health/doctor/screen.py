@@ -1,4 +1,4 @@
-"""Checks GNU Screen, which only `--screen` needs, and whether jobs of the older scheduler run in it."""
+"""Checks GNU Screen, which only `--screen` needs, and looks for jobs of the older scheduler in it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from gpu_scheduler.intake.state_file_edits import imports_old_state_file
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.system.run_program import run_program
 
-#: Versions that let a local user become root if Screen is set-uid root (CVE-2017-5618, CVE-2025-23395).
+#: If one of these versions is set-uid root, a local user can become root (CVE-2017-5618, CVE-2025-23395).
 _VULNERABLE_VERSIONS = ((4, 5, 0), (5, 0, 0))
 
 
 def screen(problem: Callable[[], str | None] = screen_problem) -> Iterator[Finding]:
-    """Yields Screen's version and whether it can create sessions. problem: tests it, as `start` does."""
+    """Yields findings about Screen's version and whether Screen can create sessions.
+
+    problem: returns why Screen cannot create sessions, by the test that `start` uses.
+    """
     program = shutil.which("screen")
     if program is None:
-        remedy = "sudo apt-get install screen, if jobs are to run in sessions"
+        remedy = "install it if jobs should run in sessions: sudo apt-get install screen"
         yield warn(Check.SCREEN, "not installed; `start --screen` is refused", remedy)
         return
     yield _version(program)
@@ -45,27 +48,27 @@ def _version(program: str) -> Finding:
         return bad(
             Check.SCREEN,
             f"{program} -v: {result.failure_reason()}",
-            "install it again: sudo apt-get install screen",
+            "reinstall it: sudo apt-get install --reinstall screen",
         )
     number = tuple(int(part or 0) for part in found.groups())
     text = f"{'.'.join(map(str, number))}, {program}"
     is_set_uid = bool(os.stat(program).st_mode & stat.S_ISUID)
     if number in _VULNERABLE_VERSIONS and is_set_uid:
-        remedy = f"sudo chmod u-s {program}, and update it: any user can become root through it"
+        remedy = f"any user can become root through it; run `sudo chmod u-s {program}` and update Screen"
         return bad(Check.SCREEN, f"{text}, which is set-uid and has a known vulnerability", remedy)
     if is_set_uid:
         return warn(
             Check.SCREEN,
-            f"{text}, set-uid",
-            f"sudo chmod u-s {program}; the set-uid bit is not needed for a single user",
+            f"{text}, which is set-uid",
+            f"sudo chmod u-s {program}; a single user does not need the set-uid bit",
         )
     if number in _VULNERABLE_VERSIONS:
-        return warn(Check.SCREEN, f"{text}, which has a known vulnerability", "update it")
+        return warn(Check.SCREEN, f"{text}, which has a known vulnerability", "update Screen")
     return ok(Check.SCREEN, text)
 
 
 def sockets(folder: str | None) -> Finding:
-    """Returns whether Screen's socket folder can be used. None: unknown; Screen checks it by itself."""
+    """Returns whether Screen's socket folder can be used. folder: None if unknown; then Screen checks it."""
     if folder is None:
         return ok(Check.SCREEN_SOCKETS, "in the default folder")
     try:
@@ -92,4 +95,5 @@ def older_sessions(data_dir: DataDir, now: float) -> Finding:
     named = "; ".join(session.describe(now) for session in found)
     if imports_old_state_file(data_dir):
         return bad(Check.OLDER_SESSIONS, f"{REFUSAL}: {named}", REMEDY)
-    return warn(Check.OLDER_SESSIONS, named, "these jobs of the older scheduler use GPUs but are in no store")
+    remedy = "these jobs of the older scheduler use GPUs but are not in the store"
+    return warn(Check.OLDER_SESSIONS, named, remedy)

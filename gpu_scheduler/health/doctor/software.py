@@ -1,4 +1,4 @@
-"""Checks the software that the scheduler depends on (Python, packages, conda) and the user it runs as."""
+"""Checks the software that the scheduler needs (Python, packages, conda), and the user that it runs as."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_scheduler import __version__
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok, warn
 from gpu_scheduler.health.doctor.conda import list_environments, parse_environments
 
-#: Module -> the package that provides it.
+#: The modules that the program imports, each with the package that provides it.
 PACKAGES = {
     "GPUtil": "GPUtil",
     "pynvml": "nvidia-ml-py",
@@ -29,16 +29,16 @@ def python() -> Finding:
     """Returns the finding about the interpreter, which runs the scheduler and its runners."""
     found = ".".join(map(str, sys.version_info[:3]))
     if not sys.executable:
-        remedy = "run it with a Python interpreter whose path can be determined"
+        remedy = "run the program with a Python interpreter whose path can be determined"
         return bad(Check.PYTHON, f"{found}, whose path is unknown", remedy)
     return ok(Check.PYTHON, f"{found}, {sys.executable}")
 
 
 def packages(wanted: Mapping[str, str] = PACKAGES) -> Finding:
-    """Returns the versions of our package and its dependencies, or the missing ones."""
+    """Returns the finding about this package and its dependencies: their versions, or which are missing."""
     missing = [package for module, package in wanted.items() if find_spec(module) is None]
     if missing:
-        return bad(Check.PACKAGES, f"missing: {', '.join(missing)}", "make install, or pip install .")
+        return bad(Check.PACKAGES, f"missing: {', '.join(missing)}", "run `make install` or `pip install .`")
     found = ", ".join(f"{package} {_version(package)}" for package in wanted.values())
     return ok(Check.PACKAGES, f"gpu-scheduler {__version__}; {found}")
 
@@ -54,12 +54,15 @@ def user(uid: int) -> Finding:
     """Returns the finding about the user that jobs run as."""
     if uid == 0:
         message = "root: anyone who can write to the jobs file can run commands as root"
-        return warn(Check.USER, message, "run it as a dedicated user")
+        return warn(Check.USER, message, "run the scheduler as a dedicated user")
     return ok(Check.USER, f"uid {uid}")
 
 
 def conda(conda_sh: str | None, is_named: bool) -> Iterator[Finding]:
-    """Yields findings about conda. conda_sh: its script, None if not found; is_named: given by --conda-sh."""
+    """Yields findings about conda.
+
+    conda_sh: the path of conda's script, None if it was not found; is_named: whether --conda-sh named it.
+    """
     if conda_sh is None:
         yield ok(Check.CONDA, "not found; jobs whose lines name no environment run without conda")
         return
@@ -74,7 +77,7 @@ def conda(conda_sh: str | None, is_named: bool) -> Iterator[Finding]:
     result = list_environments(conda_sh)
     if not result.succeeded:
         remedy = f"run `. {conda_sh}; conda env list`"
-        yield bad(Check.CONDA, f"{conda_sh}: `conda env list`: {result.failure_reason()}", remedy)
+        yield bad(Check.CONDA, f"{conda_sh}: `conda env list` failed: {result.failure_reason()}", remedy)
         return
     yield ok(Check.CONDA, f"{conda_sh}; environments: {_listed(parse_environments(result.output))}")
 
