@@ -1,1 +1,1 @@
-"""Feeds the store: every source of jobs and requests inserts them here, and changes nothing else."""
+"""Inserts jobs and requests into the store for every front end. It never changes an existing job."""

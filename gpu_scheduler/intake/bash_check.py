@@ -1,7 +1,7 @@
-"""Checks the syntax of commands with `bash -n`, which runs nothing, and describes the bash of the jobs.
+"""Checks the syntax of commands with `bash -n`, which runs nothing, and describes the shell of the jobs.
 
-Many commands are checked at once: one process for each of 20,000 lines would take 50 s instead of 0.5 s. A
-command that was written over several lines is found too, as one mistake.
+One bash process checks many commands at once: for 20,000 lines this takes 0.5 s, whereas one process for each
+command would take 50 s. A command that spans several lines is reported as one mistake.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gpu_scheduler.core.jobsfile.shell_syntax import SUBSCRIPT
 from gpu_scheduler.core.text.quoting import mask_quoted
 from gpu_scheduler.system.shortages import reraise_shortage
 
-#: Timeout of one check, in seconds. If the shell does not respond in time, the command is not rejected.
+#: Timeout of one check, in seconds. If bash does not finish in time, the command is not rejected.
 _TIMEOUT_S = 20.0
-#: Exit codes of a bash that has read its input.
+#: Exit codes that bash returns after it has read all of its input.
 _CONCLUSIVE_EXIT_CODES = (0, 1, 2)
 _ENVIRONMENT = {"LC_ALL": "C", "PATH": os.defpath}
 #: Maximum number of lines searched for the end of a command.
 MAX_LINES_AHEAD = 60
-#: Matches the last line of a compound command; a here-document ends with a word alone on its line.
+#: Matches a line that may end a compound command, or a here-document, which ends with a word on its own line.
 _CLOSES = re.compile(r"\b(?:done|fi|esac)\b|[})`]|^\w+$")
-#: After this many rejections, the remaining suspects are not checked one by one but treated as rejected.
+#: After this many rejections, the remaining suspect commands are treated as rejected without another check.
 _MAX_REFUSALS = 200
 _FUNCTION, _END = "BASH_FUNC_", "%%"
 _MESSAGE_PREFIX = re.compile(r"^bash: (?:-c: )?(?:line \d+: |warning: )*")
@@ -39,20 +39,26 @@ _MESSAGE_PREFIX = re.compile(r"^bash: (?:-c: )?(?:line \d+: |warning: )*")
 
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why bash rejects a command. unfinished: more lines could complete it; an open quote does not
-    count, because a quote never joins two lines."""
+    """The reason why bash rejects a command.
+
+    unfinished: whether more lines could complete the command. False for an open quote, because quoted text
+    never spans several lines of a jobs file.
+    """
 
     reason: str
     unfinished: bool
 
 
 _NOT_CHECKED = Refusal(
-    f"not checked: bash rejects {_MAX_REFUSALS} other commands of the file; fix those first", False
+    f"not checked, because bash rejects {_MAX_REFUSALS} other commands in the file; fix those first", False
 )
 
 
 def find_refusals(commands: Sequence[str]) -> dict[str, Refusal]:
-    """Returns the commands that bash rejects, none if there is no bash. Raises OSError for a shortage."""
+    """Returns the reason for each command that bash rejects; empty if bash is not installed.
+
+    Raises OSError if memory, processes or open files run out.
+    """
     found: dict[str, Refusal] = {}
     waiting: list[list[str]] = []
     together: list[str] = []
@@ -78,26 +84,26 @@ def find_refusals(commands: Sequence[str]) -> dict[str, Refusal]:
     return found
 
 
-#: Encloses each of several commands. A command that closes an unopened bracket is rejected at once, and one
-#: that leaves something open is rejected at the closing brackets after it. `_can_be_batched` leaves out a
-#: command that closes exactly these brackets and opens them again, which would pass.
+#: Encloses each command of a batch in brackets. bash rejects a command that closes a bracket it did not open,
+#: and it rejects a command that leaves something open when it reaches the closing brackets. A command that
+#: closes exactly these brackets and opens them again would pass, so `_can_be_batched` excludes it.
 _ENCLOSED = "{{ ( {{ ( {command}\n) }} ) }}\n"
-#: A test that ends where an operand is expected: `bash -n` reports neither it nor anything after it.
+#: Matches a `[[ ]]` test with a missing operand. `bash -n` reports neither this error nor any error after it.
 _EMPTY_TEST = re.compile(r"(?:\[\[|!|&&|\|\|)\s*\]\]")
 _BRACKETS = re.compile(r"[(){}]")
-#: Inside double quotes, a substitution may open something that only another quote closes.
+#: Matches a substitution that begins inside double quotes. It may contain further quotes: `"$(echo "a")"`.
 _QUOTED_SUBSTITUTION = re.compile(r'"[^"]*(?:\$[({]|`)')
 
 
 def _can_be_batched(command: str) -> bool:
-    """Returns whether the command, whatever is wrong with it, hides no text after it from bash.
+    """Returns whether bash checks the text after this command even if the command is wrong.
 
-    May return False for a complete command.
+    May return False for a correct command, which is then checked alone.
     """
     bare = mask_quoted(command)
     if bare is None or "<<" in bare or _EMPTY_TEST.search(bare) or SUBSCRIPT.search(bare):
         return False
-    # bash does not look into a substitution before it has found the end.
+    # bash first looks for the end of a substitution, so the quoted brackets count too.
     text = command if _QUOTED_SUBSTITUTION.search(command) else bare
     count = text.count
     if count("(") != count(")") or count("{") != count("}") or count("`") % 2 or count('"') % 2:
@@ -112,12 +118,18 @@ def _can_be_batched(command: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_complete(text: str) -> bool:
-    """Returns whether lines joined by line breaks are complete commands. Raises OSError for a shortage."""
+    """Returns whether a text of one or more lines consists of complete commands.
+
+    Raises OSError if memory, processes or open files run out.
+    """
     return _syntax_error(text + "\n") == ""
 
 
 def _syntax_error(script: str) -> str:
-    """Returns the errors that bash reports for a script, "" if none. Raises OSError for a shortage."""
+    """Returns the errors that bash reports for a script, or "" if there are none.
+
+    Raises OSError if memory, processes or open files run out.
+    """
     try:
         process = subprocess.run(
             ["bash", "--norc", "--noprofile", "-n"],
@@ -133,7 +145,7 @@ def _syntax_error(script: str) -> str:
             reraise_shortage(error)
         return ""
     if process.returncode not in _CONCLUSIVE_EXIT_CODES:
-        # It could not be loaded, or was killed, because memory or open files ran out.
+        # bash could not be loaded or was killed, because memory or open files ran out.
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "bash")
     return process.stderr.decode("utf-8", "replace").strip() or ("refused" if process.returncode else "")
 
@@ -152,11 +164,11 @@ def _check_one(command: str) -> Refusal | None:
 def find_continuations(
     texts: Sequence[str], results: Sequence[object], lines_before: int = 0
 ) -> dict[int, Malformed]:
-    """Maps the index of each line that continues an unfinished command to the mistake that it is part of.
+    """Returns a mistake for each line that continues an unfinished command, by the index of the line.
 
-    The lines that would complete an unfinished command are part of the same mistake, so that the body of a
-    loop never runs as a job of its own. texts: the lines without their endings; results: the result of each,
-    a Malformed for a mistake; lines_before: the number of preceding lines of the file.
+    The lines that would complete an unfinished command are part of the same mistake, so the body of a loop
+    never runs as a separate job. texts: the lines without their endings; results: the result for each line,
+    which is a Malformed for a mistake; lines_before: the number of preceding lines in the file.
     """
     found: dict[int, Malformed] = {}
     for index, result in enumerate(results):
@@ -169,7 +181,7 @@ def find_continuations(
 
 
 def _command_end(texts: Sequence[str], start: int) -> int:
-    """Returns the index after the last line of the command at `start`; start + 1 if none completes it."""
+    """Returns the index after the last line of the command at `start`, or start + 1 if no line ends it."""
     behind = start
     while behind + 1 < len(texts) and _ends_in_backslash(texts[behind]):
         behind += 1
@@ -177,7 +189,7 @@ def _command_end(texts: Sequence[str], start: int) -> int:
         return behind + 1
     first = texts[start].strip()
     if first.startswith("["):
-        # bash would take the attributes for a command and the rest for its arguments.
+        # bash would take the attribute block for a command and the rest of the line for its arguments.
         first = first[(find_block_end(first) or 0) + 1 :]
     for last in range(start + 1, min(len(texts), start + 1 + MAX_LINES_AHEAD)):
         text = texts[last].strip()
@@ -195,10 +207,10 @@ def _ends_in_backslash(text: str) -> bool:
 
 
 def job_shell(env: Mapping[str, str]) -> JobShell | None:
-    """Returns the shell of the jobs of a scheduler with this environment.
+    """Returns the shell that runs the jobs of a scheduler with this environment.
 
-    None if bash first sources a file of the user (BASH_ENV), or the PATH is unknown. The result caches its
-    lookups: create a new one for a later check.
+    Returns None if bash would first source a user's file (BASH_ENV) or if the PATH is unknown. The result
+    caches the programs that it has looked up, so create a new one for a later check.
     """
     if env.get("BASH_ENV") or "PATH" not in env:
         return None

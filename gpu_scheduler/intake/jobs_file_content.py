@@ -1,6 +1,6 @@
-"""Reads the jobs file from disk, and detects whether another process is writing it.
+"""Reads the jobs file from disk, and detects whether another process has it open for writing.
 
-Reads bytes only and does not interpret lines. An unchanged file costs one stat.
+This module reads bytes and does not interpret lines. Reading an unchanged file costs one stat call.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
 from gpu_scheduler.system.shortages import reraise_shortage
 
-#: Limits of a jobs file in bytes and lines; each line takes about 2 KiB of memory.
+#: Maximum size of a jobs file, in bytes and in lines. Each line takes about 2 KiB of memory.
 MAX_BYTES = 64 * 1024 * 1024
 MAX_LINES = 250_000
-#: Nanoseconds within which a file may change again with the same timestamps, because of their resolution.
+#: Nanoseconds within which a file can change twice but keep its timestamps, because of their resolution.
 _RACY_WINDOW_NS = 2_000_000_000
 
 
 class JobsFile:
-    """A file that is read repeatedly. trust: accept the file regardless of its owner and mode."""
+    """A jobs file that is read repeatedly. trust: accept the file regardless of its owner and mode."""
 
     def __init__(self, path: Path, *, trust: bool = False) -> None:
         self.path = path
@@ -32,15 +32,15 @@ class JobsFile:
         self._last_content: bytes | FileProblem = FileProblem(ProblemKind.MISSING)
 
     def read(self) -> bytes | FileProblem:
-        """Reads the file; returns the same object as the last time if it has not changed.
+        """Reads the file. Returns the same object as the last time if the file has not changed.
 
-        Raises OSError for a shortage, which says nothing about the file.
+        Raises OSError if memory, processes or open files run out, because the file may be readable then.
         """
         try:
             if self._last_version == safe_file.file_version(os.stat(self.path)):
                 return self._last_content
         except OSError:
-            pass  # reading it returns the reason
+            pass  # the read below returns the reason
         found = safe_file.read(self.path, MAX_BYTES, trust=self._trust)
         if isinstance(found, FileProblem):
             reraise_shortage(found.as_error(self.path))
@@ -57,7 +57,7 @@ class JobsFile:
 
 
 def read_standard_input(fd: int) -> bytes | FileProblem:
-    """Reads the standard input, of any kind, to its end in place of a jobs file."""
+    """Reads standard input, such as a file or a pipe, to its end in place of a jobs file."""
     try:
         found = safe_file.read_descriptor(fd, MAX_BYTES)
     except OSError as error:
@@ -81,8 +81,9 @@ def _check_content(content: bytes) -> bytes | FileProblem:
 def is_open_for_writing(path: Path) -> bool:
     """Returns whether a process has the file open for writing.
 
-    The kernel then refuses a read lease, which is otherwise taken and returned at once. False where leases
-    are unavailable (a file of another owner, a network file system). Raises OSError for a shortage.
+    If one has, the kernel refuses a read lease. Otherwise the lease is granted and released at once. Returns
+    False where leases are unavailable (on another user's file or on a network file system). Raises OSError
+    if memory, processes or open files run out.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -90,8 +91,8 @@ def is_open_for_writing(path: Path) -> bool:
         reraise_shortage(error)
         return False
     try:
-        # A process that opens the file at this moment breaks the lease with a signal. SIGURG is ignored by
-        # default, whereas SIGIO would kill this process.
+        # If a process opens the file at this moment, the kernel breaks the lease and sends a signal. SIGURG
+        # is ignored by default, whereas SIGIO would kill this process.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)

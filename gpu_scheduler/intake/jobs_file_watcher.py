@@ -1,7 +1,7 @@
 """Watches one jobs file and turns its changes into jobs and requests.
 
-They are stored in one transaction with the reading itself, so that a crash neither loses nor repeats a
-change.
+The jobs and requests are stored in the same transaction as the reading, so a crash neither loses nor repeats
+a change.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from gpu_scheduler.system.shortages import describe_shortage, shortage_of
 
 log = logging.getLogger(__name__)
 
-#: Maximum number of messages logged for one change of the file.
+#: Maximum number of messages logged for one change to the file.
 MAX_LOGGED = 100
-#: Number of appended lines that become jobs at a time; the scheduler does its other work in between.
+#: Number of appended lines to turn into jobs at a time. The scheduler does its other work between batches.
 BATCH_LINES = 5_000
 #: Seconds after which lines that could not be checked are checked again.
 SHORTAGE_RETRY_S = 1.0
 
 
 class JobsFileWatcher:
-    """Reads the file on demand. Times are boot seconds.
+    """Reads one jobs file on demand and stores its changes. Times are in seconds since boot.
 
-    config: returns the current needs of models; trust: accept the file regardless of its owner and mode;
-    wait_text: returns a wait reason in words, for the log.
+    config: returns the current content of llm_config.json; trust: accept the file regardless of its owner and
+    mode; wait_text: returns a wait reason in words, for the log.
 
-    recheck_at when to read the file again without an event; None if everything in the file counts.
-    loading    further lines are about to be read and may change the order of those before them: no job should
-               start until then.
-    waits      jobs that must not start because of the state of their line, and why.
+    recheck_at the time to read the file again if no event comes first; None if every line in the file counts.
+    loading    whether further lines are about to be read. They may change the order of the jobs before them,
+               so no job should start until they have been read.
+    waits      the jobs that must not start because of the state of their lines, with the reasons.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class JobsFileWatcher:
         here = os.getcwd()
         cwd = accepted_lines.working_folder(store, self._key, here)
         if cwd != here:
-            log.info("lines of %s run in %s, where it was first read, not in %s", path, cwd, here)
+            log.info("lines of %s run in %s, from where the file was first read, not in %s", path, cwd, here)
         self._reader = JobsFileReader(
             self.path, cwd, os.path.expanduser("~"), known_gpus, BATCH_LINES, trust=trust
         )
@@ -84,7 +84,7 @@ class JobsFileWatcher:
         self._logged = 0
         #: The number, text and problem of each malformed line that was logged.
         self._reported: set[tuple[int, str, str | None]] = set()
-        self._set_problem(None)  # until the next read
+        self._set_problem(None)  # unknown until the next read
 
     def check(self, now: float) -> None:
         """Reads the file and applies its changes."""
@@ -101,7 +101,7 @@ class JobsFileWatcher:
                 break
             jobs = accepted_lines.JobFacts(self._store, self._reading)
         self._report(poll)
-        # An editor may move the file away for a moment, which neither fixes nor restores a line.
+        # An editor may move the file away for a moment. That does not correct any line.
         self.waits = poll.waits if poll.problem is None else _lasting_waits(self.waits, now)
         dues = [wait.due_at for wait in self.waits.values() if wait.due_at is not None]
         self.recheck_at = poll.recheck_at if poll.problem is None else min(dues, default=None)
@@ -110,7 +110,7 @@ class JobsFileWatcher:
             self._log_remainder()
 
     def _postpone(self, error: OSError, now: float) -> None:
-        """Postpones the check of lines after a shortage, which makes no line malformed."""
+        """Postpones the check of the lines after a shortage, because a shortage makes no line malformed."""
         number = shortage_of(error)
         if number is None:
             raise error
@@ -150,7 +150,7 @@ class JobsFileWatcher:
         self._log_messages(messages, warnings)
 
     def _new_job_event(self, action: diff.NewJob, job_id: int, spec: JobSpec) -> Event:
-        """Returns the event of a new job, for the terminal: its name and its position in the file."""
+        """Returns the event that the terminal shows for a new job, with its name and its line in the file."""
         where = f"{self.path.name}, line {action.number}"
         where += f", same text as {action.duplicate_of}" if action.duplicate_of else ""
         state = JobState.HELD if spec.hold else JobState.QUEUED
@@ -167,7 +167,8 @@ class JobsFileWatcher:
     def _log_remainder(self) -> None:
         if self._logged > MAX_LOGGED:
             more = self._logged - MAX_LOGGED
-            log.info("%s: and %d more such lines; `status --all` lists every job", self.path.name, more)
+            text = "%s: did not log %d more of these messages; `status --all` lists every job"
+            log.info(text, self.path.name, more)
         self._logged = 0
 
     def _request(self, action: diff.DiffAction) -> None:
@@ -181,7 +182,7 @@ class JobsFileWatcher:
             add_request(self._store, "cancel", str(action.job_id), by, line=True)
 
     def _infeasible_messages(self, new: Iterable[int]) -> list[str]:
-        """Returns the messages about new jobs that can never fit."""
+        """Returns a message for each new job that can never fit on the GPUs."""
         reasons = {key: why for key, why in wait_reasons(self._store).items() if why.is_infeasible}
         if not reasons:
             return []
@@ -226,7 +227,7 @@ def malformed_message(path: Path, line: Line, with_accepted_form: bool) -> str:
 
 
 def _lasting_waits(waits: Mapping[int, WaitReason], now: float) -> dict[int, WaitReason]:
-    """Returns the waits that persist while the file is missing: for a malformed line, or not due yet."""
+    """Returns the waits that remain while the file is unreadable: for malformed lines, or not due yet."""
     return {
         job_id: wait
         for job_id, wait in waits.items()

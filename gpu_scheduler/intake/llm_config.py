@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class LlmConfigFile:
-    """The file named by `--llm-config`, or the default one, which may be absent.
+    """The llm_config.json that `--llm-config` names, or the default one, which may be absent.
 
-    trust: accept the file regardless of its owner and mode. Raises UsageError at once if a named file is
-    absent, or an existing one is invalid or not trusted.
+    trust: accept the file regardless of its owner and mode. Raises UsageError if a named file does not exist,
+    or if an existing file is invalid or not trusted.
     """
 
     def __init__(self, named: str | None, *, trust: bool = False) -> None:
@@ -44,13 +44,13 @@ class LlmConfigFile:
             _validate(shown, safe_file.read(self.path, trust=trust))
 
     def refresh(self) -> bool:
-        """Reloads the file if it has changed; returns whether `current` changed."""
+        """Reloads the file if it has changed. Returns whether `current` has changed."""
         first, self._is_first_read = self._is_first_read, False
         try:
             if self._last_version == file_version(os.stat(self.path)):
                 return False
         except OSError:
-            pass  # reading it reports why
+            pass  # the read below reports the reason
         found = safe_file.read(self.path, trust=self._trust)
         if isinstance(found, FileProblem):
             self._report_problem(found, first)
@@ -69,22 +69,25 @@ class LlmConfigFile:
         return changed
 
     def _report_problem(self, problem: FileProblem, is_first: bool) -> None:
-        """Logs once why there is nothing to read."""
+        """Logs once why the file cannot be read."""
         if problem == self._problem:
             return
         self._problem = problem
         if problem.kind is not ProblemKind.MISSING:
             log.error("%s %s; the last valid version remains in use", self.path, problem)
         elif is_first:
-            log.info("no %s: a job that declares nothing gets 1 GPU", self.path.name)
+            log.info("there is no %s: a job that declares no needs gets 1 GPU", self.path.name)
         else:
             log.warning("%s was removed; the last valid version remains in use", self.path)
 
 
 @dataclass(frozen=True)
 class LlmConfigText:
-    """llm_config.json as it was read. text: None if there is no file; status: the file status of this
-    version."""
+    """The text of llm_config.json as it was read, with the configuration in it.
+
+    text: None if the file does not exist; status: the file's status when it was read; bom: its byte order
+    mark.
+    """
 
     path: Path
     text: str | None
@@ -94,9 +97,12 @@ class LlmConfigText:
 
     @classmethod
     def read(cls, path: str, *, must_exist: bool) -> LlmConfigText:
-        """Reads the file. Raises UsageError if it is invalid, unreadable, or absent but required."""
+        """Reads the file.
+
+        Raises UsageError if the file is invalid or unreadable, or if it must exist but does not.
+        """
         real = Path(os.path.realpath(path))
-        found = safe_file.read(real, trust=True)  # the user named it, and it runs nothing
+        found = safe_file.read(real, trust=True)  # the user named this file, and it cannot run anything
         if isinstance(found, FileProblem) and found.kind is ProblemKind.MISSING and not must_exist:
             return cls(real, None, LlmConfig())
         content, config = _validate(path, found)
@@ -105,15 +111,16 @@ class LlmConfigText:
 
     @property
     def models(self) -> Mapping[str, Any]:
-        """The entries of the models, as in the file."""
+        """The entries for the models, as they are in the file."""
         models: Mapping[str, Any] = strict_json.parse(self.text or "{}").get("models", {})
         return models
 
     def replace(self, text: str) -> Path | None:
         """Replaces the file atomically and durably with this text.
 
-        Returns the path of the backup of the old version, None if there was none. Mode and owner stay; of a
-        link, the target is changed. Raises SchedulerError; the file is then unchanged.
+        Keeps the mode and the owner. If the path is a link, replaces its target. Returns the path of the
+        backup of the old version, or None if there was no old version. Raises SchedulerError if the file
+        cannot be replaced; it is then unchanged.
         """
         spare = self.path.with_name(f".{self.path.name}.{os.getpid()}.new")
         made = [spare]
@@ -147,7 +154,7 @@ class LlmConfigText:
         return self.status is not None and file_version(now) == file_version(self.status)
 
     def _write_backup(self) -> Path:
-        """Writes a backup of the version that was read, next to the file under a free name."""
+        """Writes a backup of the version that was read, under an unused name next to the file."""
         data = self.bom + (self.text or "").encode()
         number = 0
         while True:
@@ -160,7 +167,7 @@ class LlmConfigText:
 
 
 def _validate(shown: str, found: Content | FileProblem) -> tuple[Content, LlmConfig]:
-    """Returns the content of a file as it was read, and its needs. Raises UsageError if it cannot be used."""
+    """Returns the content of a file and the configuration in it. Raises UsageError if it is unusable."""
     if isinstance(found, FileProblem):
         raise UsageError(
             f"{shown} {found.description}; {found.remedy or 'name a JSON file that you may read'}"
@@ -168,4 +175,6 @@ def _validate(shown: str, found: Content | FileProblem) -> tuple[Content, LlmCon
     try:
         return found, parse_llm_config(strict_json.decode(found.data))
     except ValueError as error:
-        raise UsageError(f"{shown}: {error}; fix it: the needs of jobs are never guessed") from None
+        raise UsageError(
+            f"{shown}: {error}; correct the file, because the needs of jobs are never guessed"
+        ) from None

@@ -1,6 +1,6 @@
-"""Turns edits to the state file into requests to pause or resume GPUs, in order with requests from commands.
+"""Turns edits to the state file into requests to pause or resume GPUs.
 
-The later one wins, and none is lost.
+These requests and those from commands take effect in the order in which they were made, and none is lost.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import Content, ProblemKind
 
-#: Seconds within which an edit with the same base as the last one counts as based on the last one.
+#: An edit with the same base as the last edit counts as made on top of it within this many seconds.
 SAME_EDIT_S = 5.0
 
 
 def requested_pauses(store: Store) -> dict[str, bool]:
-    """Returns UUID -> paused, as it will be once every open request is carried out."""
+    """Returns whether each GPU will be paused once every open request has been carried out, by UUID."""
     paused = store.recorded_pauses()
     for request in open_requests(store):
         if request.verb in ("pause", "resume") and request.target in paused:
@@ -37,25 +37,26 @@ def requested_pauses(store: Store) -> dict[str, bool]:
 def request_pauses(
     store: Store, uuids: Iterable[str], paused: bool, by: str, *, scheduler_is_up: bool
 ) -> list[int]:
-    """Requests to pause or resume these GPUs, after applying the state file. Returns the request ids."""
+    """Applies the state file, then requests to pause or resume these GPUs. Returns the request ids."""
     with store.db.transaction():
         found = safe_file.read(store.data_dir.state_file, trust=store.recorded_options().trust_files)
         if isinstance(found, Content):
             try:
                 apply_edit(store, found.data)
             except ValueError:
-                pass  # a broken file changes nothing; the scheduler reports it
+                pass  # an invalid file changes nothing; the scheduler reports it
         elif found.kind is ProblemKind.MISSING and not scheduler_is_up:
-            resume_all(store)  # the removal of the file is an edit too, and it came first
+            resume_all(store)  # removing the file is an edit too, and it came first
         return [add_request(store, "pause" if paused else "resume", uuid, by) for uuid in uuids]
 
 
 def edit_pauses_in_file(path: Path, gpus: Collection[int], paused: bool) -> None:
-    """Pauses or resumes these GPUs in the state file if there is no store yet; the first start reads it.
+    """Pauses or resumes these GPUs in the state file while there is no store; the first start reads the file.
 
-    A concurrent edit is kept. Raises OSError, and ValueError for a file that is not a state file.
+    Keeps concurrent edits. Raises OSError if the file cannot be read or written, and ValueError if it is not
+    a state file.
     """
-    state_file.read(path)  # raises for a link of another user too
+    state_file.read(path)  # also raises OSError if the path is a link that belongs to another user
     path = state_file.link_target(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -80,9 +81,9 @@ def _with_pauses(there: bytes | None, gpus: Collection[int], paused: bool) -> by
 
 
 def apply_edit(store: Store, content: bytes) -> list[str]:
-    """Turns an edit of the state file into requests, once for each version of the file.
+    """Turns an edit to the state file into requests, once for each version of the file.
 
-    Returns messages about it. Raises ValueError for a file that is not a state file.
+    Returns messages about the edit. Raises ValueError if the content is not that of a state file.
     """
     version = state_file.digest(content)
     if store.db.meta("statefile_examined") == version:
@@ -91,7 +92,9 @@ def apply_edit(store: Store, content: bytes) -> list[str]:
     messages = []
     older = state_file.is_from_older_scheduler(state) and store.db.meta("statefile_written") is None
     if older:
-        messages.append("a state file of the older scheduler: its pauses are kept and its shares recomputed")
+        messages.append(
+            "the older scheduler wrote the state file; its pauses are kept, and the shares are recomputed"
+        )
     with store.db.transaction():
         by_index = store.managed_gpus()
         requested = requested_pauses(store)
@@ -99,9 +102,9 @@ def apply_edit(store: Store, content: bytes) -> list[str]:
         for index, paused in state_file.pause_edits(_rebased_on_last_edit(store, state), recorded).items():
             uuid = by_index.get(index)
             if uuid is None:
-                messages.append(f"GPU {index} in paused_gpus is not managed; ignored")
+                messages.append(f"GPU {index} in paused_gpus is ignored, because it is not managed")
             elif requested[uuid] != paused:
-                # The file that the older scheduler left is not an edit.
+                # A file that the older scheduler left behind is not an edit.
                 cause = None if older else "state_file_edited"
                 add_request(store, "pause" if paused else "resume", uuid, "state file", cause=cause)
         last = {"version": version, "state": _pause_keys(state), "at": time.time()}
@@ -111,7 +114,7 @@ def apply_edit(store: Store, content: bytes) -> list[str]:
 
 
 def imports_old_state_file(home: DataDir) -> bool:
-    """Returns whether a first start here would import the state file of the older scheduler."""
+    """Returns whether the first start here would import a state file that the older scheduler wrote."""
     try:
         state = state_file.parse(state_file.read(home.state_file, trust=True) or b"")
     except (OSError, ValueError):
@@ -120,10 +123,11 @@ def imports_old_state_file(home: DataDir) -> bool:
 
 
 def _rebased_on_last_edit(store: Store, state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the state in the file, based on the last edit if this edit was made on top of it.
+    """Returns the state in the file, with the last edit as its base if this edit was made on top of that one.
 
-    If a second edit follows before the scheduler has rewritten the file, both edits have the same base.
-    Undoing part of the first edit then makes no difference from the base, although it is the later decision.
+    If a second edit follows before the scheduler has rewritten the file, both edits have the same base. If
+    the second edit undoes part of the first one, that part equals the base again and would not count as an
+    edit, although it is the later decision.
     """
     last = json.loads(store.db.meta("statefile_edit") or "null")
     if last is None or "_scheduler" not in state or state["_scheduler"] != last["state"].get("_scheduler"):
@@ -136,17 +140,17 @@ def _rebased_on_last_edit(store: Store, state: dict[str, Any]) -> dict[str, Any]
 
 
 def forget_last_edit(store: Store) -> None:
-    """Forgets the last edit, because it was not in the file when the next one was begun."""
+    """Forgets the last edit. For use when the next edit was not made on top of it."""
     store.db.set_meta("statefile_edit", "null")
 
 
 def _pause_keys(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys of the file that concern pauses."""
+    """Returns the keys of the state file that concern pauses."""
     return {key: state[key] for key in ("paused_gpus", "_scheduler") if key in state}
 
 
 def resume_all(store: Store) -> None:
-    """Resumes every GPU after the state file was removed while no scheduler ran, once for each removal."""
+    """Resumes every GPU if the state file was removed while no scheduler ran, once for each removal."""
     if store.db.meta("statefile_written") != "1":
         return
     with store.db.transaction():

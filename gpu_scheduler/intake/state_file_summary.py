@@ -1,4 +1,4 @@
-"""Summarizes the scheduler for the state file: allocated shares, paused GPUs, jobs by state."""
+"""Summarizes allocated shares, paused GPUs and the number of jobs in each state, for the state file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpu_scheduler.store.store import Store
 def summarize(
     store: Store, ended_attempts: Collection[int] = ()
 ) -> tuple[list[float], list[int], dict[str, object]]:
-    """Returns the content of the state file: allocated share by index, paused GPUs, jobs by state.
+    """Returns the allocated shares by GPU index, the paused GPUs and the number of jobs in each state.
 
-    ended_attempts: ids of attempts that have ended but whose end is not recorded yet; they hold no GPU, and
-    their jobs are left out of the counts.
+    ended_attempts: the ids of attempts that have ended but whose end is not recorded yet. They hold no GPU,
+    and their jobs are not counted.
     """
     gpus, active = store.gpus(), store.active_attempts()
     remaining = [attempt for attempt in active if attempt.id not in ended_attempts]
@@ -42,7 +42,7 @@ def summarize(
 def allocated_shares(
     gpus: Sequence[GpuRecord], attempts: Sequence[ActiveAttemptRecord], spike_buffer: float
 ) -> dict[str, int]:
-    """Returns UUID -> thousandths allocated by those of the attempts that hold the GPU; 0 for a free GPU."""
+    """Returns the allocated share of each GPU in thousandths, by UUID; 0 for a GPU that no attempt holds."""
     totals = {gpu.uuid: gpu.total_mib for gpu in gpus}
     shares = dict.fromkeys(totals, 0)
     for attempt in attempts:

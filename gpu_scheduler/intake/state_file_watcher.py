@@ -1,4 +1,4 @@
-"""Watches the state file: applies edits, and keeps the file up to date without losing one."""
+"""Watches the state file: applies edits to it, and keeps it up to date without losing an edit."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from gpu_scheduler.system.safe_file import FileProblem, ProblemKind, file_versio
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which invalid JSON must stay unchanged before it is set aside, and between two writes.
+#: Seconds for which an invalid file must stay unchanged before it is set aside.
 BROKEN_DELAY_S = 2.0
+#: Minimum time between two writes, in seconds.
 WRITE_INTERVAL_S = 1.0
 
 
 class StateFileWatcher:
-    """Examines each version of the file once, and writes it when its content changes. Times are boot seconds.
+    """Examines each version of the state file once, and rewrites the file when its content should change.
 
-    ended_attempts: attempts whose end no scheduler has recorded yet; trust: accept the file whatever
-    its owner and mode.
+    Times are in seconds since boot. ended_attempts: the ids of attempts that have ended but whose end is not
+    recorded yet; trust: accept the file regardless of its owner and mode.
     """
 
     def __init__(self, store: Store, ended_attempts: Collection[int] = (), *, trust: bool = False) -> None:
@@ -45,7 +46,7 @@ class StateFileWatcher:
         self.due_at: float | None = None
 
     def start(self, now: float) -> None:
-        """Examines a version that was replaced but not examined, then the file, or handles its removal."""
+        """Examines a version that was replaced before it was examined, and then the file or its removal."""
         try:
             self._drop_edited_keys()
             self._apply_displaced()
@@ -84,9 +85,9 @@ class StateFileWatcher:
             self._handle_broken(content, str(error), now)
 
     def write(self, now: float, *, at_once: bool = False) -> None:
-        """Updates the file if its content changes, never over an edit, and at most once a second.
+        """Rewrites the file if its content should change. Never overwrites an edit.
 
-        at_once: write without waiting; for the last write.
+        Writes at most once a second. at_once: write without waiting, as for the last write.
         """
         self.due_at = self._broken_since[1] + BROKEN_DELAY_S if self._broken_since else None
         if self._broken_since is not None:
@@ -104,7 +105,7 @@ class StateFileWatcher:
             self._apply_displaced()
             there = state_file.read(self._path, trust=self._trust) or b""
             if there:
-                self._apply_and_log_edits(there)  # our version has to include the edits that it replaces
+                self._apply_and_log_edits(there)  # the new version must include the edits that it replaces
             content = self._render(there, self._displaced_keys())
             if content != there:
                 self._exchange(content, there)
@@ -118,7 +119,7 @@ class StateFileWatcher:
         self._written_at = now
 
     def is_unchanged(self) -> bool:
-        """Returns whether the file is the version that was examined or written last."""
+        """Returns whether the file is still the version that was last examined or written."""
         try:
             return file_version(os.stat(self._path)) == self._last_version
         except OSError:
@@ -135,10 +136,10 @@ class StateFileWatcher:
         return state_file.render(keys, *summarize(self._store, self._ended_attempts))
 
     def _exchange(self, content: bytes, there: bytes = b"") -> None:
-        """Replaces `there` with `content`.
+        """Replaces the content `there` of the file with `content`.
 
-        If an edit replaced `there` in the meantime, its pauses are applied, and one more write adds its other
-        keys to the file.
+        If someone edited the file in the meantime, applies the pauses in the edit and writes once more to add
+        its other keys to the file.
         """
         while content != there:
             state_file.exchange(self._path, content)
@@ -150,9 +151,10 @@ class StateFileWatcher:
             there, content = content, self._render(content, edit) if edit else content
 
     def _apply_displaced(self, known: bytes | None = None) -> dict[str, Any]:
-        """Applies a version that ours replaced; returns its keys unless it is the `known` version.
+        """Applies the version that the last write replaced. Returns its keys, or {} if it is `known`.
 
-        If it is still being written, waits briefly, then leaves it for the next call (known: None).
+        If a process is still writing to the replaced version, waits briefly and then leaves it to the next
+        call without `known`.
         """
         spare = state_file.displaced_path(self._path)
         for _ in range(20):
@@ -170,20 +172,20 @@ class StateFileWatcher:
             return {}
         content = found.data
         if known is None:
-            forget_last_edit(self._store)  # it came later and was not based on this version
+            forget_last_edit(self._store)  # that edit came later and was not based on this version
         edit = self._apply_or_set_aside(content)
         if content == known:
             state_file.forget_displaced(self._path)
             return {}
-        # Stored before the version is deleted, because we may be killed before the write that restores its
-        # keys.
+        # Save the keys before the replaced version is deleted, because this process may be killed before it
+        # writes them back to the file.
         self._save_displaced_keys({**self._displaced_keys(), **edit})
         state_file.forget_displaced(self._path)
         forget_last_edit(self._store)
         return edit
 
     def _displaced_keys(self) -> dict[str, Any]:
-        """Returns the keys of edited versions that ours replaced and that are not in the file yet."""
+        """Returns the keys of replaced versions that have not been written back to the file yet."""
         keys: dict[str, Any] = json.loads(self._store.db.meta("statefile_left") or "{}")
         return keys
 
@@ -193,7 +195,7 @@ class StateFileWatcher:
             self._store.db.set_meta("statefile_left", text)
 
     def _drop_edited_keys(self) -> None:
-        """Drops the displaced keys that the file has itself if it was edited since then."""
+        """Drops the displaced keys that the file contains if it has been edited since the last write."""
         keys = self._displaced_keys()
         if not keys:
             return
@@ -219,7 +221,7 @@ class StateFileWatcher:
             return {}
 
     def _set_aside(self, why: str) -> None:
-        """Moves a replaced version out of the way."""
+        """Moves a replaced version that is invalid out of the way, and logs it."""
         aside = state_file.set_aside(state_file.displaced_path(self._path), self._path)
         log.warning("a version of %s was moved to %s and ignored: %s", self._path, aside, why)
 

@@ -1,6 +1,7 @@
-"""Submits jobs: the one way into the queue, for the jobs file and for every other front end.
+"""Submits jobs to the queue. The jobs file and all other front ends use this module.
 
-A front end validates a line with `parse_job_line`, or reads a jobs file, and passes the specification on.
+A front end validates a line with `parse_job_line` or reads a jobs file. It then passes each job specification
+to `submit_job`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gpu_scheduler.store.store import Store
 
 @dataclass(frozen=True)
 class Submission:
-    """The result of submitting a job. job_id: the new or existing job; warnings: about a new one."""
+    """The result of submitting a job. job_id: its id, new or existing; warnings: those about a new job."""
 
     job_id: int
     warnings: tuple[str, ...] = ()
@@ -30,7 +31,8 @@ class Submission:
 class FrontEnd:
     """The origin of jobs.
 
-    source: recorded in each job; name: recorded in requests; label: in messages, such as a file name.
+    source: the text recorded in each job; name: the name recorded in each request; label: the name shown in
+    messages, such as a file name.
     """
 
     source: str
@@ -39,9 +41,10 @@ class FrontEnd:
 
 
 def parse_job_line(line: str, cwd: str, known_gpus: frozenset[int] | None) -> tuple[JobSpec, tuple[str, ...]]:
-    """Returns the job of a line of a jobs file, and notes about it. Raises ValueError if it is malformed.
+    """Returns the job specification of a jobs file's line, and notes about the line.
 
-    cwd: the absolute working folder; known_gpus: the existing GPU indices, None accepts any.
+    cwd: the absolute path of the working folder; known_gpus: the indices of the existing GPUs, or None to
+    accept any index. Raises ValueError if the line is malformed.
     """
     parser = TextParser(cwd, os.path.expanduser("~"), known_gpus)
     [read] = parser.parse(f"{line}\n".encode()).lines
@@ -58,10 +61,11 @@ def submit_job(
     config: LlmConfig,
     shell: JobShell | None,
 ) -> Submission:
-    """Inserts a job, or queues the job again that it duplicates, in the caller's transaction if there is one.
+    """Inserts a job, or requests another run of the finished job that it duplicates.
 
-    spec: validated; newest: the newest job of its identity, from any front end (`newest_job_facts`); config:
-    the needs of models; shell: the shell of the jobs, None if nothing is known about it.
+    Uses the caller's transaction if there is one. spec: a validated specification; newest: the newest job
+    with the same identity, from any front end (`newest_job_facts`); config: the needs of the models; shell:
+    the shell that runs the jobs, or None if nothing is known about it.
     """
     effect = decide_resubmission(spec.kind, newest, spec.cancel)
     if newest is None or effect is Resubmission.NEW:
@@ -86,5 +90,5 @@ def _requeue(store: Store, job_id: int, spec: JobSpec, front_end: FrontEnd) -> N
 
 
 def request_attribute(store: Store, job_id: int, name: str, value: object, front_end: FrontEnd) -> None:
-    """Requests the change of an attribute that a front end sets for its job."""
+    """Requests a change to an attribute of a job, made by the front end that submitted the job."""
     add_request(store, "set", str(job_id), front_end.name, name=name, value=value, line=True)

@@ -1,7 +1,7 @@
 """Parses the text of a jobs file into lines.
 
-A line that was read before is not parsed again. In a changed file only the new lines cost more than a
-look-up, and in a file that has only grown only the appended lines are processed.
+A line that was read before is not parsed again: an unchanged line in a changed file costs only a look-up. If
+a file has only grown, only the appended lines are processed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpu_scheduler.intake import bash_check
 from gpu_scheduler.intake.bash_check import MAX_LINES_AHEAD, find_continuations
 
 _UTF8_FORM = "text in UTF-8; save the file as UTF-8"
-#: Maximum number of malformed lines whose own results are remembered.
+#: Maximum number of malformed lines whose results are remembered.
 _MAX_REMEMBERED = 10_000
 
 
@@ -27,8 +27,8 @@ _MAX_REMEMBERED = 10_000
 class ParsedText:
     """A parsed text.
 
-    line_count: the number of its lines, including blank ones and comments; lines: those that are jobs or
-    mistakes; malformed: the mistakes among them.
+    line_count: the number of lines, including blank lines and comments; lines: the lines that are jobs or
+    mistakes; malformed: the lines that are mistakes.
     """
 
     content: bytes = b""
@@ -38,7 +38,7 @@ class ParsedText:
 
     @property
     def can_be_extended(self) -> bool:
-        """True if no appended line can be part of an existing one or change its meaning."""
+        """True if an appended line cannot continue an existing line or change the meaning of one."""
         if not self.content.endswith(b"\n"):
             return not self.content
         if not self.malformed:
@@ -56,13 +56,13 @@ _EMPTY = ParsedText()
 class TextParser:
     """Parses the successive texts of one jobs file.
 
-    cwd: the working folder of its lines; home: the expansion of `~/`; known_gpus: the existing GPU indices,
-    None accepts any.
+    cwd: the working folder of the file's lines; home: the folder that `~` stands for; known_gpus: the indices
+    of the existing GPUs, or None to accept any index.
     """
 
     def __init__(self, cwd: str, home: str, known_gpus: frozenset[int] | None) -> None:
         self._cwd, self._home, self._known_gpus = cwd, home, known_gpus
-        #: The results of malformed lines, each parsed alone, so that bash checks these lines only once.
+        #: The results of parsing malformed lines one by one, kept so that bash checks these lines only once.
         self._parsed_alone: dict[str, LineResult] = {}
 
     def parse(
@@ -73,11 +73,11 @@ class TextParser:
         before: ParsedText = _EMPTY,
         limit: int | None = None,
     ) -> ParsedText:
-        """Parses a text. known: lines that were read before; the same line is not parsed again.
+        """Parses a text.
 
-        A line that has been a job thus stays one when GPUs are removed; its job waits instead. before: a text
-        that `content` begins with and that can be extended; limit: about the number of lines to add to it,
-        None adds all.
+        known: lines that were read before, which are not parsed again. A line that was a job therefore stays
+        a job when its GPUs are removed, and that job waits. before: a parsed text with which `content` begins
+        and that can be extended; limit: the approximate number of lines to add to it, or None to add all.
         """
         by_raw = {line.raw: line for line in known if line.identity is not None}
         stream = io.BytesIO(content)
@@ -96,26 +96,26 @@ class TextParser:
                 return text
 
     def spec_of(self, line: Line) -> JobSpec:
-        """Returns the job of a well-formed line, parsing the line again if it does not keep its job."""
+        """Returns the job specification of a well-formed line, which is parsed again if it keeps none."""
         if line.spec is not None:
             return line.spec
         for known in (self._known_gpus, None):
             result = parse_line(line.raw, self._cwd, self._home, known)
             if isinstance(result, ParsedJob):
                 return result.spec
-        raise AssertionError(f"no job: {line}")
+        raise AssertionError(f"not a job: {line}")
 
     def _parse_lines(
         self, raws: Sequence[str], lines_before: int, known: Mapping[str, Line]
     ) -> tuple[Line, ...]:
-        """Parses lines that follow the first `lines_before` of a file; drops blank lines and comments."""
+        """Parses the lines after the first `lines_before` of a file, without blank lines and comments."""
         alone: list[LineResult | Line] = [known.get(raw) for raw in raws]
         new = [index for index, line in enumerate(alone) if line is None]
         for index, result in zip(new, self._parse_alone([raws[index] for index in new]), strict=True):
             alone[index] = result
         wrong = [index for index in new if isinstance(alone[index], Malformed)]
         if wrong and known:
-            # Its line ending may be new, as when a line was appended after it.
+            # Perhaps only the line ending is new, because another line was appended after this one.
             same = {raw.rstrip("\r\n"): line for raw, line in known.items()}
             for index in wrong:
                 line = same.get(raws[index].rstrip("\r\n"))
@@ -131,7 +131,7 @@ class TextParser:
         )
 
     def _parse_alone(self, raws: Sequence[str]) -> list[LineResult]:
-        """Parses each line on its own; bash checks all of them at once."""
+        """Parses each line on its own. bash checks all the commands at once."""
         found: dict[str, LineResult] = {}
         unchecked: dict[str, str] = {}
         for raw in raws:
@@ -163,7 +163,10 @@ class TextParser:
     def _apply_context(
         self, raws: Sequence[str], lines_before: int, alone: Sequence[LineResult | Line]
     ) -> Sequence[LineResult | Line]:
-        """Marks the lines that continue an unfinished command. A Line among the results was read before."""
+        """Returns the results, with each line that continues an unfinished command marked as a mistake.
+
+        alone: the result of each line on its own, or the Line itself if it was read before.
+        """
         if not any(isinstance(result, Malformed) for result in alone):
             return alone
         results = list(alone)
@@ -184,5 +187,5 @@ def _decode(raw: bytes) -> str:
 
 
 def _printable(raw: str) -> str:
-    """Returns a line with each byte that is not UTF-8 as an escape."""
+    """Returns the line with each byte that is not UTF-8 replaced by an escape."""
     return raw.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

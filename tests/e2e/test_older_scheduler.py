@@ -72,7 +72,7 @@ def test_starts_unchanged_on_a_folder_of_the_older_scheduler(world: World) -> No
     assert [gpu["index"] for gpu in report["gpus"] if gpu["state"] == "paused"] == [1, 3]
     assert not {gpu for job in jobs.values() for gpu in job["gpus"]} & {1, 3}
     assert report["malformed"] == []
-    assert "a state file of the older scheduler" in world.output()
+    assert "the older scheduler wrote the state file" in world.output()
 
     lines = {command: (found[0], len(found)) for command, found in told(world).items()}
     assert len(lines) == 7

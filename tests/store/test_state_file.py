@@ -188,14 +188,15 @@ def test_takes_over_a_file_of_the_older_scheduler(tmp_path: Path, text: str, pau
     older = {**json.loads(text), "sessions": {"a": "/tmp/gpujob_0"}, "note": None}
     machine.path.write_text(json.dumps(older))
     assert apply_edit(machine.store, machine.path.read_bytes())[0].startswith(
-        "a state file of the older scheduler"
+        "the older scheduler wrote the state file"
     )
     machine.begin()
     assert machine.pauses() == (paused, paused)
     state = json.loads(machine.path.read_text())
     assert state["gpu_status"] == [0.0, 0.0, 0.0, 0.0]
     assert (state["sessions"], state["note"]) == (older["sessions"], None)
-    assert apply_edit(machine.store, text.encode())[:1] != ["a state file of the older scheduler"]
+    messages = apply_edit(machine.store, text.encode())
+    assert not any(message.startswith("the older scheduler wrote") for message in messages)
 
 
 def test_rejects_text_that_is_not_a_gpu_number() -> None:
@@ -236,7 +237,7 @@ def test_compares_and_renames_if_the_file_system_cannot_exchange_names(
 def test_reports_and_ignores_an_unmanaged_gpu(machine: Machine) -> None:
     machine.edit(9)
     assert apply_edit(machine.store, machine.path.read_bytes()) == [
-        "GPU 9 in paused_gpus is not managed; ignored"
+        "GPU 9 in paused_gpus is ignored, because it is not managed"
     ]
 
 
@@ -347,7 +348,7 @@ def test_logs_the_pauses_of_an_older_file_once(tmp_path: Path, caplog: pytest.Lo
     with caplog.at_level("INFO"):
         machine.begin()
     assert machine.pauses() == ([1], [1])
-    assert "a state file of the older scheduler" in caplog.text
+    assert "the older scheduler wrote the state file" in caplog.text
     assert "by an edit" not in caplog.text
 
 
