@@ -1,1 +1,1 @@
-"""The store: one SQLite database per state file, and the JSON state file beside its data directory."""
+"""The store, which is one SQLite database for each state file, and the JSON state file itself."""

@@ -1,4 +1,4 @@
-"""Stores the last reading of each jobs file line by line, with its working directory and its problem."""
+"""Stores the last reading of each jobs file line by line, with its working directory and any problem."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.job_lists import find_job_fact
 from gpu_scheduler.store.store import Store
 
-#: The distance between the positions of adjacent lines, and a position after all lines.
+#: The distance between the positions of adjacent lines.
 _POSITION_STEP = 1 << 20
+#: A position after all lines.
 _MAX_POSITION = 1 << 62
 _COLUMNS = "number, raw, text, kind, identity, attributes, problem, accepted_form, is_typo, job_id"
 
@@ -40,10 +41,10 @@ def load(store: Store, path: str) -> Reading:
 
 
 def save(store: Store, path: str, old: Reading, new: Reading, first: int = 0) -> None:
-    """Replaces the reading `old` by `new`. first: number of leading lines known to be equal.
+    """Replaces the reading `old` with `new`. first: the number of leading lines that are known to be equal.
 
-    Only lines that differ are written. The gaps between positions let lines after an inserted one keep
-    theirs.
+    Writes only the lines that differ. Positions have gaps, so the lines after an inserted line keep their
+    positions.
     """
     most = min(len(old), len(new))
     head = first
@@ -82,7 +83,7 @@ def _is_same_row(new: Line, old: Line, down: int) -> bool:
 
 
 def _position_of_line(db: sqlite3.Connection, path: str, index: int, count: int) -> int:
-    """Returns the position of the line with this index among `count`, counted from the nearer end."""
+    """Returns the position of the line with this index among `count` lines, read from the nearer end."""
     order, skipped = ("DESC", count - 1 - index) if index > count // 2 else ("ASC", index)
     sql = f"SELECT position FROM line WHERE path = ? ORDER BY position {order} LIMIT 1 OFFSET ?"
     found: int = db.execute(sql, (path, skipped)).fetchone()[0]
@@ -90,20 +91,20 @@ def _position_of_line(db: sqlite3.Connection, path: str, index: int, count: int)
 
 
 def set_problem(store: Store, path: str, problem: str | None) -> None:
-    """Records why the file cannot be read; None = it can."""
+    """Records why the file cannot be read, or None if it can be read."""
     with store.db.transaction() as db:
         db.execute("UPDATE jobs_file SET problem = ? WHERE path = ?", (problem, path))
 
 
 def line_waits(store: Store, path: str) -> dict[int, WaitReason]:
-    """Returns job id -> why it waits for its line, for the jobs of a file, as last recorded."""
+    """Returns why each job of a file that waits for its line does so, by job id, as last recorded."""
     sql = "SELECT id, line_wait FROM job WHERE source_missing AND line_wait IS NOT NULL AND source = ?"
     rows = store.db.rows(sql, f"file:{path}")
     return {row["id"]: WaitReason.from_json(row["line_wait"]) for row in rows}
 
 
 class JobFacts(Mapping[int, JobFact]):
-    """Maps the job ids of a reading to job facts, each read from the store on access."""
+    """Maps the job ids of a reading to job facts, which are read from the store on each access."""
 
     def __init__(self, store: Store, reading: Reading) -> None:
         self._store, self._reading = store, reading
@@ -122,9 +123,9 @@ class JobFacts(Mapping[int, JobFact]):
 
 
 def queue_positions(store: Store, job_ids: tuple[int, ...]) -> dict[int, int]:
-    """Returns job id -> queue position, for those of these jobs that are queued."""
+    """Returns the queue position of each of these jobs that is queued, by job id."""
     wanted = set(job_ids)
     rows = store.db.rows(
         "SELECT id, position FROM job WHERE state = 'queued' AND state <> 'finished'"
-    )  # see job_open
+    )  # lets SQLite use the index job_open
     return {row["id"]: row["position"] for row in rows if row["id"] in wanted}

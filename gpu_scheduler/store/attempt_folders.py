@@ -1,4 +1,4 @@
-"""Lists the attempt folders in `runs/` and reads from each the origin of its attempt.
+"""Lists the attempt folders in `runs/` and reads the origin of each attempt from its folder.
 
 The origin is the part of spec.json from which a lost store can be restored. An attempt is in the store before
 its folder is created. A folder whose attempt is missing from the store therefore belongs to a lost store or
@@ -24,10 +24,10 @@ from gpu_scheduler.system.safe_file import read_json_bytes
 
 #: The key of the origin in spec.json. The runner does not read it.
 ORIGIN_KEY = "origin"
-#: Files that exist once an attempt may be or has been launched.
+#: Files of which at least one exists if the attempt may have been launched.
 _LAUNCH_FILES = ("spec.json", "claim", "command.pid", "result")
 _JOB_FOLDER, _ATTEMPT_FOLDER = re.compile(JOB_FOLDER_NAME), re.compile(ATTEMPT_FOLDER_NAME)
-#: Fields of an attempt, of each of its allocations, and of its job that the origin has.
+#: The fields in the origin: those of the attempt, of each of its allocations, and of its job.
 _ATTEMPT_FIELDS = ("executor", "learned", "assumed", "created_at")
 _ALLOCATION_FIELDS = ("gpu", "share", "vram", "whole", "budget_mib", "baseline_mib")
 _JOB_FIELDS = ("source", "priority", "min_vram_mib", "oom_retries_used", "fail_retries_used")
@@ -35,7 +35,7 @@ _JOB_FIELDS = ("source", "priority", "min_vram_mib", "oom_retries_used", "fail_r
 
 @dataclass(frozen=True)
 class AttemptFolder:
-    """A folder in `runs/` with the name of an attempt folder.
+    """A folder below `runs/` whose name is that of an attempt folder.
 
     number: the attempt number; token_prefix: the first 8 characters of the token.
     """
@@ -48,11 +48,11 @@ class AttemptFolder:
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of an attempt, as its spec.json has it.
+    """The origin of an attempt, as recorded in its spec.json.
 
-    data_dir: the data directory in which the attempt was created. job: columns of its row.
-    source_cwd: the working directory of the lines of the job's jobs file; None = the job comes from no file.
-    spec: None = the folder has no usable spec.json.
+    data_dir: the data directory in which the attempt was created. job: columns of the job's row.
+    source_cwd: the working directory of the lines in the job's jobs file; None if the job is not from a file.
+    spec: None if the folder has no usable spec.json.
     """
 
     token: str
@@ -75,9 +75,9 @@ def list_attempt_folders(
 ) -> list[AttemptFolder]:
     """Returns the attempt folders, sorted by job and attempt number.
 
-    skip_jobs: ids of jobs whose folders are left out; listing the folders of very many jobs takes seconds
-    where the disk must be read. skip_unreadable: leave out folders that cannot be read. Otherwise they raise
-    OSError, as `runs` itself does in either case.
+    skip_jobs: the ids of jobs whose folders are left out, because listing the folders of very many jobs takes
+    seconds if they must be read from disk. skip_unreadable: leave out folders that cannot be read instead of
+    raising OSError. If `runs` itself cannot be read, OSError is always raised.
     """
     found = []
     try:
@@ -109,7 +109,7 @@ def list_attempt_folders(
 
 
 def unknown_to_store(folders: Collection[AttemptFolder], db: sqlite3.Connection) -> list[AttemptFolder]:
-    """Returns the folders whose attempts are missing from the store; those of forgotten jobs are left out."""
+    """Returns the folders whose attempts are missing from the store, except those of forgotten jobs."""
     rows = db.execute("SELECT job_id, number, substr(token, 1, 8) FROM attempt").fetchall()
     known = {(row[0], row[1], row[2]) for row in rows}
     missing = [one for one in folders if (one.job_id, one.number, one.token_prefix) not in known]
@@ -122,7 +122,7 @@ def unknown_to_store(folders: Collection[AttemptFolder], db: sqlite3.Connection)
 
 
 def may_have_launched(folder: AttemptFolder) -> bool:
-    """Returns whether the folder has a file of or for a runner; without one it was never launched."""
+    """Returns whether the folder has a file that shows that its attempt may have been launched."""
     return any(os.path.lexists(folder.path / name) for name in _LAUNCH_FILES)
 
 
@@ -145,7 +145,7 @@ def origin_object(
 
 
 def read_origin(folder: AttemptFolder) -> Origin | None:
-    """Returns the origin of the attempt; None where the folder has no usable spec.json."""
+    """Returns the origin of the attempt, or None if the folder has no usable spec.json."""
     try:
         return _parse_origin(folder, _read_json(folder.path / "spec.json"))
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -153,7 +153,7 @@ def read_origin(folder: AttemptFolder) -> Origin | None:
 
 
 def token_of(folder: AttemptFolder) -> str | None:
-    """Returns the token in spec.json, claim or result, the first that is usable; None if none is."""
+    """Returns the first usable token in spec.json, claim and result, or None if there is none."""
     found = read_origin(folder)
     if found is not None:
         return found.token
@@ -171,7 +171,7 @@ def _valid_token(folder: AttemptFolder, content: Any) -> str | None:
 
 
 def _read_json(path: Path) -> Any:
-    """Returns the content of a JSON file; None where it cannot be used."""
+    """Returns the content of a JSON file, or None if the file is unreadable or invalid."""
     try:
         return strict_json.parse(strict_json.decode(read_json_bytes(path, trust=True)))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Inserts attempts that are missing from the store, from their folders, in the caller's transaction."""
+"""Restores attempts that are missing from the store from their folders, in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ _UNKNOWN_JOB: dict[str, Any] = {
 
 
 def has_job(db: sqlite3.Connection, job_id: int) -> bool:
-    """Returns whether the store has the job."""
+    """Returns whether the store contains the job."""
     return db.execute("SELECT 1 FROM job WHERE id = ?", (job_id,)).fetchone() is not None
 
 
 def insert_job(
     store: Store, db: sqlite3.Connection, folder: AttemptFolder, origin: Origin, created_at: float
 ) -> None:
-    """Inserts the job of an attempt as queued; its id is its queue position.
+    """Inserts the job of an attempt as a queued job whose queue position is its id.
 
-    Without a spec it runs the attempt's command.sh. created_at: wall seconds of its creation.
+    If the origin has no spec, the job runs the attempt's command.sh. created_at: the time at which the job
+    was created, in wall seconds.
     """
     command = f"bash {folder.path / 'command.sh'}"
     spec = origin.spec or JobSpec("command", command, str(folder.path), command=command)
@@ -57,9 +58,10 @@ def insert_attempt(
     *,
     running: bool = False,
 ) -> None:
-    """Inserts the attempt as open and sets its job to starting or running, whatever the state was.
+    """Inserts an open attempt and sets its job to starting or running, regardless of the job's state.
 
-    created_at, started_at: wall seconds at which the attempt was created and its runner began.
+    created_at: the time at which the attempt was created; started_at: the time at which its runner started.
+    Both are in wall seconds.
     """
     state = "running" if running else "starting"
     attempt_id = insert(
@@ -69,7 +71,7 @@ def insert_attempt(
         started_at=started_at,
     )  # fmt: skip
     insert_allocations(db, attempt_id, origin.allocations)
-    # No folder has the states in between, so the table of allowed changes does not apply here.
+    # The folder does not show the states in between, so the state changes are not checked here.
     db.execute(
         "UPDATE job SET state = ?, outcome = NULL, exit_code = NULL, signal = NULL, reason = NULL,"
         " held_by = NULL, finished_at = NULL, cancel_cause = NULL, cancel_grace_s = NULL WHERE id = ?",
@@ -80,9 +82,9 @@ def insert_attempt(
 
 
 def bind_lines(db: sqlite3.Connection, jobs: Iterable[tuple[int, Origin]]) -> None:
-    """Appends a line to the last reading of the jobs file for each of these jobs that came from one.
+    """Appends a line to the last reading of the jobs file for each of these jobs that came from a file.
 
-    The line in the file is then recognised as the line of that job and does not count as new.
+    The scheduler then recognises the line in the file as that job's line and does not count it as new.
     """
     for job_id, origin in jobs:
         source = origin.job["source"] if origin.job else ""
@@ -105,7 +107,7 @@ def bind_lines(db: sqlite3.Connection, jobs: Iterable[tuple[int, Origin]]) -> No
 
 
 def raise_id_sequences(db: sqlite3.Connection, minimum: HighestIds) -> None:
-    """Ensures that new jobs and attempts get ids above these."""
+    """Ensures that new jobs and attempts get higher ids than these."""
     for table, number in (("job", minimum.jobs), ("attempt", minimum.attempts)):
         found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (table,)).fetchone()
         if found is None and number:

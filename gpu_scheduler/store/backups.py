@@ -1,6 +1,6 @@
 """Makes, checks and restores backups of the store in `X.d/backups`, and keeps the last three.
 
-Also decides whether a database is intact and reads the highest ids that it has assigned.
+This module also checks whether a database is intact and reads the highest ids that it has assigned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpu_scheduler.store.database import is_development_schema
 from gpu_scheduler.store.read_only import connect_read_only
 from gpu_scheduler.system.atomic_file import sync
 
-#: Number of backups kept.
+#: Number of backups to keep.
 KEPT = 3
 _NAME = re.compile(r"scheduler-([1-9][0-9]{0,8})\.db")
 _TEMPORARY = ".scheduler.db.new"
@@ -39,7 +39,7 @@ class HighestIds:
 
 @dataclass(frozen=True)
 class Backup:
-    """One backup. number: higher for later backups, independent of the clock."""
+    """One backup. number: the number of the backup, which grows with each backup regardless of the clock."""
 
     path: Path
     number: int
@@ -47,7 +47,7 @@ class Backup:
 
 
 class DamagedDatabaseError(SchedulerError):
-    """SQLite cannot read a database or finds errors in it."""
+    """Raised if SQLite cannot read a database or finds errors in it."""
 
 
 def list_backups(data_dir: DataDir) -> list[Backup]:
@@ -68,8 +68,9 @@ def list_backups(data_dir: DataDir) -> list[Backup]:
 def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
     """Makes a backup and removes all but the three newest ones.
 
-    Raises OSError or sqlite3.Error if it cannot be written, DamagedDatabaseError if the store is damaged, and
-    SchedulerError if a backup is newer than the store. The existing backups are then unchanged.
+    Raises OSError or sqlite3.Error if the backup cannot be written, DamagedDatabaseError if the store is
+    damaged, and SchedulerError if a backup is newer than the store. After an error, the existing backups are
+    unchanged.
     """
     data_dir.backups.mkdir(mode=0o700, exist_ok=True)
     with _temporary_copy(db, data_dir.backups) as temporary:
@@ -77,8 +78,8 @@ def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
         existing = list_backups(data_dir)
         if existing and not extent.covers(known := highest_ids_of_backup(existing[0])):
             raise SchedulerError(
-                f"{existing[0].path} is newer than the store (it contains jobs up to {known.jobs})"
-                " and is kept; `start --restore` continues from it"
+                f"the backup {existing[0].path} is newer than the store (its last job is {known.jobs}), so it"
+                " is kept; `start --restore` continues from it"
             )
         made = _publish(
             temporary, data_dir.backups / f"scheduler-{existing[0].number + 1 if existing else 1}.db"
@@ -91,8 +92,9 @@ def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
 def highest_ids(database: Path, *, immutable: bool = False) -> HighestIds:
     """Returns the highest ids in an existing database after an integrity check.
 
-    immutable: nobody writes to the file, and SQLite must create no file beside it. Raises
-    DamagedDatabaseError, and sqlite3.OperationalError if the database cannot be opened at the moment.
+    immutable: no process writes to the file, and SQLite must not create a file beside it. Raises
+    DamagedDatabaseError if the database is damaged, and sqlite3.OperationalError if it cannot be opened at
+    the moment.
     """
     try:
         with closing(connect_read_only(database, immutable=immutable, timeout_s=10.0)) as db:
@@ -110,13 +112,13 @@ def highest_ids(database: Path, *, immutable: bool = False) -> HighestIds:
 
 
 def is_of_development_version(backup: Backup) -> bool:
-    """Returns whether a version under development made an intact backup, which no release reads."""
+    """Returns whether a development version made this intact backup, so that no release can read it."""
     with closing(connect_read_only(backup.path, immutable=True)) as db:
         return is_development_schema(db)
 
 
 def restore_backup(backup: Backup, target: Path) -> None:
-    """Copies a backup to an unused path, atomically and synced. Raises OSError and sqlite3.Error."""
+    """Copies a backup to an unused path, atomically and durably. Raises OSError and sqlite3.Error."""
     source = connect_read_only(backup.path, immutable=True)
     with closing(source) as db, _temporary_copy(db, target.parent) as temporary:
         _publish(temporary, target)
@@ -124,13 +126,13 @@ def restore_backup(backup: Backup, target: Path) -> None:
 
 @contextmanager
 def _temporary_copy(db: sqlite3.Connection, folder: Path) -> Iterator[Path]:
-    """Yields a copy of a database in this folder, which is removed after the block unless it was renamed."""
+    """Yields a copy of a database in this folder. Removes the copy after the block unless it was renamed."""
     temporary = folder / _TEMPORARY
     temporary.unlink(missing_ok=True)  # left by a scheduler that was killed
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
         with closing(sqlite3.connect(temporary, isolation_level=None)) as copy:
-            # It is not a backup yet: the file is synced completely before it gets its final name.
+            # SQLite need not sync the copy: the whole file is synced before it gets its final name.
             copy.execute("PRAGMA synchronous = OFF")
             copy.execute("PRAGMA journal_mode = OFF")
             db.backup(copy)
@@ -140,7 +142,7 @@ def _temporary_copy(db: sqlite3.Connection, folder: Path) -> Iterator[Path]:
 
 
 def highest_ids_of_backup(backup: Backup) -> HighestIds:
-    """Returns the highest ids in a backup without an integrity check; zeros if it cannot be read."""
+    """Returns the highest ids in a backup without an integrity check, or zeros if it cannot be read."""
     try:
         with closing(connect_read_only(backup.path, immutable=True)) as db:
             return _highest_ids(db)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.scheduling.facts import Attempt
     from gpu_scheduler.store.records import AttemptRecord
 
-#: Patterns of the names that `attempt_folder` composes: the job id, then the attempt number and token prefix.
+#: Patterns for the names in an attempt folder's path: the job id, and the attempt number and token prefix.
 JOB_FOLDER_NAME = r"[1-9][0-9]{0,17}"
 ATTEMPT_FOLDER_NAME = r"([1-9][0-9]{0,8})-([0-9a-f]{8})"
 
@@ -30,8 +30,9 @@ ATTEMPT_FOLDER_NAME = r"([1-9][0-9]{0,8})-([0-9a-f]{8})"
 class DataDir:
     """The data directory of a state file.
 
-    is_fallback  the directory is not beside the state file, because that is on a network file system.
-    problem      why no store can be created in the directory, with the remedy; None = one can.
+    is_fallback  whether the directory is elsewhere than beside the state file, because the state file is on a
+                 network file system.
+    problem      why a store cannot be created in the directory, with the remedy; None if it can.
     """
 
     state_file: Path
@@ -41,9 +42,9 @@ class DataDir:
 
     @classmethod
     def of(cls, state_file: str, data_dir: str | None = None) -> DataDir:
-        """Returns `data_dir`, otherwise `X.d` beside the state file `X.json`.
+        """Returns the directory `data_dir` if it is given, or `X.d` beside the state file `X.json`.
 
-        Where that would be on a network file system, it is a directory local to this host.
+        If `X.d` would be on a network file system, returns a directory on a disk of this host instead.
         """
         path = Path(os.path.abspath(state_file))
         if data_dir:
@@ -56,20 +57,20 @@ class DataDir:
     def _fallback(cls, state_file: Path, beside: Path, kind: str | None) -> DataDir:
         import hashlib
 
-        # One digest for every spelling of the path.
+        # All spellings of a path must have the same digest.
         name = os.path.join(os.path.realpath(state_file.parent), state_file.name)
         digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
         folder = _user_state_dir() / "gpu_scheduler" / digest
         problem = None
         if (beside / "scheduler.db").exists() and not (folder / "scheduler.db").exists():
             problem = (
-                f"there is a store in {beside}, on {kind}, where a database is not safe; move that folder to"
+                f"the store in {beside} is on {kind}, where a database is not safe; move that folder to"
                 f" {folder}, or name it with --data-dir to continue there at your own risk"
             )
         elif is_shared(kind_of(folder)):
             problem = (
                 f"neither {state_file.parent} ({kind}) nor {folder} ({kind_of(folder)}) is on a local disk,"
-                " which a store needs; name a folder on one: --data-dir /local/folder"
+                " which a store needs; name a folder on a local disk: --data-dir /local/folder"
             )
         return cls(state_file, folder, is_fallback=True, problem=problem)
 
@@ -85,7 +86,7 @@ class DataDir:
 
     @property
     def backups(self) -> Path:
-        """The folder of the database backups."""
+        """The folder that contains the database backups."""
         return self.folder / "backups"
 
     @property
@@ -102,8 +103,8 @@ class DataDir:
     def host_file(self) -> Path:
         """The file that names the host that owns the store.
 
-        It can be read before the database is opened. If the data directory is not beside the state file, this
-        file is, so that every host that shares the state file can read it.
+        It can be read before the database is opened. It is beside the state file if the data directory is
+        not, so that every host that shares the state file can read it.
         """
         return (
             self.state_file.with_name(f"{_stem(self.state_file)}.host")
@@ -122,11 +123,11 @@ class DataDir:
         return self.state_file.parent / "gpu_scheduler.log"
 
     def attempt_folder(self, attempt: AttemptRecord | Attempt) -> Path:
-        """Returns the folder of one attempt, whose name JOB_FOLDER_NAME and ATTEMPT_FOLDER_NAME parse."""
+        """Returns the folder of an attempt. JOB_FOLDER_NAME and ATTEMPT_FOLDER_NAME match its path."""
         return self.runs / f"{attempt.job_id}/{attempt.number}-{attempt.token[:8]}"
 
     def check_access(self) -> None:
-        """Raises SchedulerError if another user owns the data directory, or it is a link or closed."""
+        """Raises SchedulerError if the data directory is another user's, is a link or cannot be entered."""
         permissions.check_access(self.folder, (self.state_file, self.main_log))
 
     def other_host(self) -> Host | None:
@@ -138,14 +139,14 @@ class DataDir:
         """Returns why the store cannot be used here while another host owns it, with the remedy."""
         there = owner.data_dir or self.folder
         return (
-            f"the store of {self.state_file} belongs to host {owner.name} (there: {there}); this is host"
-            f" {this_host().name}\n"
-            f"run the command on {owner.name}; if that host is gone or was renamed to this one:"
-            " `start --take-over`"
+            f"the store of {self.state_file} belongs to host {owner.name} (data directory {there}); this is"
+            f" host {this_host().name}\n"
+            f"run the command on {owner.name}; if that host is gone or was renamed to this one,"
+            " use `start --take-over`"
         )
 
     def check_owner(self, *, take_over: bool) -> None:
-        """Raises SchedulerError if another host owns the store or may own it, unless it is taken over."""
+        """Raises SchedulerError if another host owns or may own the store, unless `take_over` is set."""
         if take_over:
             return
         try:
@@ -157,7 +158,10 @@ class DataDir:
             ) from None
 
     def take_ownership(self, *, take_over: bool = False) -> None:
-        """Records this host as the owner of the store. Raises the errors of `check_owner`, and OSError."""
+        """Records this host as the owner of the store.
+
+        Raises OSError, and SchedulerError if another host owns or may own the store.
+        """
         mine = this_host(str(self.folder) if self.is_fallback else None)
         owner = None if take_over else self._recorded_owner()
         if owner is None and not take_over:
@@ -167,30 +171,30 @@ class DataDir:
             write_host(self.host_file, mine)
 
     def drop_ownership(self) -> None:
-        """Removes the ownership file beside the state file, since no store was created."""
+        """Removes the host file beside the state file, because no store was created."""
         if self.is_fallback and self.other_host() is None:
             self.host_file.unlink(missing_ok=True)
 
     def _recorded_owner(self) -> Host | None:
-        """Returns the recorded owner, None if there is none. Raises SchedulerError if it is another host."""
+        """Returns the recorded owner, or None. Raises SchedulerError if the owner is another host."""
         try:
             owner = parse_host_file(self.host_file)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except ValueError:
             raise SchedulerError(
-                f"{self.host_file} does not name the host that schedules on {self.state_file}; if none does,"
-                " use `start --take-over`"
+                f"{self.host_file} does not name the host that schedules on {self.state_file}; if no host"
+                " does, use `start --take-over`"
             ) from None
         if not owner.is_same_machine(this_host()):
             raise SchedulerError(self.refusal(owner))
         return owner
 
     def create(self) -> list[permissions.ExposedPath]:
-        """Creates the folders, private to the user.
+        """Creates the folders, which only this user can access.
 
-        Returns the paths that other users could write until now. Raises SchedulerError if a folder cannot be
-        created or something in it belongs to another user.
+        Returns the paths to which other users could write until now. Raises SchedulerError if a folder cannot
+        be created or something in it belongs to another user.
         """
         if self.problem is not None:
             raise SchedulerError(self.problem)
@@ -227,6 +231,6 @@ def _stem(path: Path) -> str:
 
 
 def _user_state_dir() -> Path:
-    """Returns `$XDG_STATE_HOME` if it is absolute, otherwise `~/.local/state`."""
+    """Returns `$XDG_STATE_HOME` if it is an absolute path, or `~/.local/state`."""
     named = os.environ.get("XDG_STATE_HOME", "")
     return Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~"), ".local", "state")

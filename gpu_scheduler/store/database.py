@@ -12,7 +12,7 @@ from pathlib import Path
 from gpu_scheduler.errors import DamagedStoreError, SchemaError, StoreNotFoundError
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
-#: A value that every released schema sets; databases of development versions lack it.
+#: The application id that every released schema sets. Databases from development versions do not have it.
 _APPLICATION_ID = 1196446576
 
 
@@ -36,7 +36,8 @@ def _checkpoint_pages(folder: Path) -> int:
 def is_damage(error: BaseException) -> bool:
     """Returns whether an error means that the database file is damaged.
 
-    A file that cannot be opened, read or written at the moment, and a violated constraint, raise subclasses.
+    SQLite raises a subclass of DatabaseError if the file cannot be opened, read or written at the moment, or
+    if a constraint is violated.
     """
     return type(error) is sqlite3.DatabaseError
 
@@ -45,7 +46,7 @@ def damaged_error(path: Path, error: BaseException) -> DamagedStoreError:
     """Returns the error for a damaged database, with the remedy."""
     return DamagedStoreError(
         f"{path} is damaged ({error}); running jobs continue\n"
-        "`start --restore` continues from its newest backup, once no scheduler uses it"
+        "once no scheduler uses the store, `start --restore` continues from its newest backup"
     )
 
 
@@ -55,8 +56,9 @@ class Database:
     Every write is BEGIN IMMEDIATE … COMMIT with a full fsync (WAL, synchronous=FULL), except writes that a
     power cut may undo.
 
-    create: create a missing database, and open one with an earlier schema, which `upgraded` upgrades. Without
-    it, SchemaError is raised unless the schema is that of this version.
+    create: create a missing database, and accept an earlier schema, which `upgraded` then upgrades. Without
+    `create`, raises StoreNotFoundError if there is no database, and SchemaError if the schema is an earlier
+    one. Always raises SchemaError if the schema is a later one.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -71,7 +73,7 @@ class Database:
                 self.connection.close()
                 raise
         except sqlite3.OperationalError:
-            raise  # it cannot be opened or written at the moment: not evidence of damage
+            raise  # the file cannot be opened or written at the moment, which does not mean damage
         except sqlite3.DatabaseError as error:
             raise damaged_error(path, error) from None
         finally:
@@ -83,23 +85,23 @@ class Database:
 
     @contextmanager
     def transaction(self, *, synced: bool = True) -> Iterator[sqlite3.Connection]:
-        """Commits everything in the block or nothing; an inner transaction is part of the outer one.
+        """Commits all changes in the block or none. An inner transaction is part of the outer one.
 
-        synced: False for changes that the next round would find again in the folders and on the GPUs. They
-        survive the death of every process and reach the disk with the next synced transaction; only a power
-        cut can undo them.
+        synced: False for changes that the next round would find again in the folders and on the GPUs. Such
+        changes survive the death of every process and reach the disk with the next synced transaction. Only a
+        power cut can undo them.
         """
         if self.connection.in_transaction:
             yield self.connection
             return
-        # It cannot be changed inside a transaction, so it is set before each.
+        # This pragma cannot be changed inside a transaction, so it is set before each one.
         self.connection.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             yield self.connection
             self.connection.execute("COMMIT")
         except BaseException:
-            # A full disk has rolled it back already.
+            # If the disk is full, SQLite has already rolled the transaction back.
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
             raise
@@ -125,12 +127,12 @@ class Database:
         return found
 
     def meta(self, key: str) -> str | None:
-        """Returns a value of the table `meta`, or None."""
+        """Returns the value of a key in the table `meta`, or None."""
         row = self.row("SELECT value FROM meta WHERE key = ?", key)
         return row["value"] if row else None
 
     def set_meta(self, key: str, value: str, *, synced: bool = True) -> None:
-        """Sets a value of the table `meta`. synced: as for `transaction`."""
+        """Sets the value of a key in the table `meta`. synced: as for `transaction`."""
         with self.transaction(synced=synced) as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
@@ -146,16 +148,15 @@ class Database:
 
     @property
     def schema_version(self) -> int:
-        """The schema version; 0 = no schema."""
+        """The schema version; 0 if the database has no schema."""
         number: int = self.connection.execute("PRAGMA user_version").fetchone()[0]
         return number
 
     @contextmanager
     def upgraded(self) -> Iterator[None]:
-        """Upgrades the schema to the one of this version for the block, and permanently if the block
-        succeeds.
+        """Upgrades the schema to this version's before the block, and undoes the upgrade if the block fails.
 
-        Only the scheduler that holds the locks may call it.
+        Only the scheduler that holds the locks may call this method.
         """
         if self.schema_version == newest_schema_version():
             yield
@@ -170,12 +171,14 @@ class Database:
         if is_development_schema(self.connection):
             raise development_schema_error(path)
         if version > newest_schema_version():
-            raise SchemaError(f"{_version_mismatch(path, version)}: use the newer version that wrote it")
+            raise SchemaError(
+                f"{_version_mismatch(path, version)}; use the newer version that wrote the store"
+            )
         if not create and version == 0:
-            raise no_store_error(path)  # a scheduler is about to create it
+            raise no_store_error(path)  # a scheduler is about to create the store
         if not create and version < newest_schema_version():
-            raise SchemaError(f"{_version_mismatch(path, version)}: {_upgrade_remedy(path)}")
-        # temp_store: a query needs no temporary file, for which the disk may have no space.
+            raise SchemaError(f"{_version_mismatch(path, version)}; {_upgrade_remedy(path)}")
+        # temp_store=MEMORY avoids temporary files, for which the disk may have no space.
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY"):
             self.connection.execute(f"PRAGMA {pragma}")
         if version == 0:
@@ -198,7 +201,7 @@ class Database:
 
 
 def insert(db: sqlite3.Connection, table: str, **values: object) -> int:
-    """Inserts a row, given as column -> value; returns its id."""
+    """Inserts a row with these values by column name. Returns the id of the row."""
     marks = ", ".join("?" * len(values))
     cursor = db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
     assert cursor.lastrowid is not None
@@ -206,7 +209,7 @@ def insert(db: sqlite3.Connection, table: str, **values: object) -> int:
 
 
 def is_development_schema(db: sqlite3.Connection) -> bool:
-    """Returns whether a version under development wrote the database. No release reads such a schema."""
+    """Returns whether a development version wrote the database. No release can read such a schema."""
     version, application = (
         db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")
     )
@@ -214,20 +217,20 @@ def is_development_schema(db: sqlite3.Connection) -> bool:
 
 
 def development_schema_error(path: Path) -> SchemaError:
-    """Returns the error for a database of a version under development, with the remedies."""
+    """Returns the error for a database that a development version wrote, with the remedies."""
     from gpu_scheduler.store.scheduler_lock import scheduler_pid
 
     pid = scheduler_pid(path.with_name("lock"))
-    # `stop` cannot end it: its requests are in that store.
+    # `stop` cannot end that scheduler, because it would have to write a request to the unreadable store.
     first = f"end its scheduler with `kill {pid}`; then " if pid else ""
     return SchemaError(
-        f"the store in {path.parent} is from a development version and cannot be read: {first}`start --fresh`"
-        " forgets its jobs, --state-file OTHER.json creates a separate store"
+        f"the store in {path.parent} is from a development version and cannot be read; {first}`start --fresh`"
+        " forgets its jobs, and --state-file OTHER.json creates a separate store"
     )
 
 
 def newest_schema_version() -> int:
-    """Returns the schema version of this program version."""
+    """Returns the schema version that this version of gpu-scheduler reads and writes."""
     return max(_migration_files())
 
 
@@ -238,7 +241,10 @@ def _migration_files() -> dict[int, Path]:
 
 def _version_mismatch(path: Path, version: int) -> str:
     newest = newest_schema_version()
-    return f"the store in {path.parent} has schema {version}; this version reads schema {newest}"
+    return (
+        f"the store in {path.parent} has schema version {version}, but this version of gpu-scheduler reads"
+        f" schema version {newest}"
+    )
 
 
 def _upgrade_remedy(path: Path) -> str:
@@ -246,15 +252,15 @@ def _upgrade_remedy(path: Path) -> str:
 
     pid = scheduler_pid(path.with_name("lock"))
     if pid is None:
-        return "`start` with this version upgrades it"
+        return "run `start` with this version to upgrade the store"
     return (
-        f"its scheduler (pid {pid}) is an older version: use that version, or end it with `kill {pid}` and"
-        " `start` this version; running jobs continue meanwhile"
+        f"its scheduler (pid {pid}) is an older version; use that version, or end the scheduler with"
+        f" `kill {pid}` and run `start` with this version (running jobs continue)"
     )
 
 
 def _statements(script: str) -> Iterator[str]:
-    """Splits a script into statements; `executescript` would end the caller's transaction."""
+    """Splits a script into statements, because `executescript` would end the caller's transaction."""
     text = ""
     for part in script.split(";")[:-1]:
         text += f"{part};"

@@ -38,7 +38,7 @@ def test_a_store_of_a_development_version_is_refused_until_it_is_forgotten(world
         db.executescript(DEVELOPMENT_SCHEMA)
     before = data_dir.database.read_bytes()
     refusal = (
-        f"the store in {data_dir.folder} is from a development version and cannot be read: `start --fresh`"
+        f"the store in {data_dir.folder} is from a development version and cannot be read; `start --fresh`"
     )
     for words in (["status"], ["cancel", "1"], ["stop"], ["start", "--simulate", "4"]):
         done = world.cli(*words)

@@ -208,7 +208,7 @@ def test_the_host_file_beside_a_network_state_file_names_the_owner_host(shared: 
     assert json.loads(shared.state_file.read_text())["_scheduler"] == {"paused_gpus": []}
     # The same folder on a host without a store.
     write_host(shared.host_file, replace(ELSEWHERE, data_dir="/home/u/there"))
-    message = r"belongs to host gpu-other \(there: /home/u/there\)"
+    message = r"belongs to host gpu-other \(data directory /home/u/there\)"
     with pytest.raises(SchedulerError, match=message):
         Store(shared)
     for refused in (shared.check_owner, shared.take_ownership):

@@ -112,8 +112,8 @@ def test_a_reader_keeps_an_earlier_schema_and_names_the_remedy(tmp_path: Path, n
     with pytest.raises(SchemaError) as raised:
         database.Database(path)
     assert str(raised.value) == (
-        f"the store in {path.parent} has schema 1; this version reads schema {next_schema}:"
-        " `start` with this version upgrades it"
+        f"the store in {path.parent} has schema version 1, but this version of gpu-scheduler reads"
+        f" schema version {next_schema}; run `start` with this version to upgrade the store"
     )
     assert path.read_bytes() == before
 
@@ -128,8 +128,8 @@ def test_refuses_a_store_of_a_development_version(tmp_path: Path, version: int, 
     with pytest.raises(SchemaError) as raised:
         database.Database(path, create=create)
     assert str(raised.value) == (
-        f"the store in {tmp_path} is from a development version and cannot be read: `start --fresh` forgets"
-        " its jobs, --state-file OTHER.json creates a separate store"
+        f"the store in {tmp_path} is from a development version and cannot be read; `start --fresh` forgets"
+        " its jobs, and --state-file OTHER.json creates a separate store"
     )
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -140,7 +140,7 @@ def test_names_the_scheduler_of_a_development_store(tmp_path: Path, monkeypatch:
         scheduler_lock, "scheduler_pid", lambda path: 77 if path == tmp_path / "lock" else None
     )
     error = database.development_schema_error(tmp_path / "scheduler.db")
-    assert ": end its scheduler with `kill 77`; then `start --fresh` forgets its jobs" in str(error)
+    assert "; end its scheduler with `kill 77`; then `start --fresh` forgets its jobs" in str(error)
 
 
 def test_a_reader_treats_an_empty_database_as_missing(tmp_path: Path) -> None:
