@@ -18,24 +18,24 @@ _EVENT_QUERY = (
     " FROM event LEFT JOIN job ON job.id = event.job_id"
 )
 _JOB_STATES = frozenset(state.value for state in JobState)
-#: Events that `notable_events` omits: a new job was queued, or a job runs after its launch.
+#: Matches the events that `notable_events` omits: a new job is queued, or a launched job is running.
 _ROUTINE = "event.kind = 'running' OR (event.kind = 'queued' AND event.reason IS NULL)"
 
 
 def newest_event_id(store: Store) -> int:
-    """Returns the id of the newest event; 0 if there is none."""
+    """Returns the id of the newest event, or 0 if there are no events."""
     row = store.db.row("SELECT max(id) AS id FROM event")
     return (row["id"] if row else None) or 0
 
 
 def events_after(store: Store, after: int, limit: int) -> list[Event]:
-    """Returns the first events after this id, at most `limit`."""
+    """Returns at most `limit` of the events with a higher id than `after`, oldest first."""
     rows = store.db.rows(f"{_EVENT_QUERY} WHERE event.id > ? ORDER BY event.id LIMIT ?", after, limit)
     return [_event(row) for row in rows]
 
 
 def notable_events(store: Store, after: int, until: int) -> list[Event]:
-    """Returns the events after `after` up to `until`, without jobs being added or beginning to run."""
+    """Returns the events after id `after` up to id `until`, except new jobs and jobs that start running."""
     rows = store.db.rows(
         f"{_EVENT_QUERY} WHERE event.id > ? AND event.id <= ? AND NOT ({_ROUTINE}) ORDER BY event.id",
         after,
@@ -45,19 +45,19 @@ def notable_events(store: Store, after: int, until: int) -> list[Event]:
 
 
 def events_of_job(store: Store, job_id: int) -> list[Event]:
-    """Returns all events of a job."""
+    """Returns all events of a job, oldest first."""
     rows = store.db.rows(f"{_EVENT_QUERY} WHERE event.job_id = ? ORDER BY event.id", job_id)
     return [_event(row) for row in rows]
 
 
 def id_before_last(store: Store, count: int) -> int:
-    """Returns the id after which the last `count` events follow."""
+    """Returns the id of the event before the last `count` events, or 0 if there is no such event."""
     row = store.db.row("SELECT id FROM event ORDER BY id DESC LIMIT 1 OFFSET ?", count)
     return row["id"] if row else 0
 
 
 def is_event(store: Store, event_id: int, time: float, kind: str, job_id: int) -> bool:
-    """Returns whether the store has this event. time: wall seconds, compared to the millisecond."""
+    """Returns whether the store contains this event. time: wall seconds, which must match within 2 ms."""
     row = store.db.row("SELECT job_id, at, kind FROM event WHERE id = ?", event_id)
     if row is None or (row["kind"], row["job_id"]) != (kind, job_id):
         return False
@@ -65,7 +65,7 @@ def is_event(store: Store, event_id: int, time: float, kind: str, job_id: int) -
 
 
 def finish_event_before(store: Store, event: Event) -> int | None:
-    """Returns the id of the event that finished the job before this one; None if it was not finished."""
+    """Returns the id of the event by which the job was already finished at this event, or None."""
     row = store.db.row(
         "SELECT id, kind FROM event WHERE job_id = ? AND id < ? AND kind IN"
         " ('held', 'queued', 'starting', 'running', 'stopping', 'finished') ORDER BY id DESC LIMIT 1",
@@ -96,7 +96,7 @@ def _event(row: sqlite3.Row) -> Event:
 
 
 def _reason(kind: str, reason: str | None) -> StateReason | WaitReason | str | None:
-    """Returns the value of a stored reason; the reason of some kinds is a text."""
+    """Returns the value of a stored reason. In events of some kinds, the reason is plain text."""
     if reason is None:
         return None
     if kind == EventKind.INFEASIBLE:

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 _MOUNTINFO = "/proc/self/mountinfo"
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
-#: Types whose files other hosts may have open too.
+#: File system types on which other hosts may have the same files open.
 _SHARED_KINDS = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "dvs", "gfs2", "gpfs", "lustre", "ncpfs", "nfs", "nfs4",
     "ocfs2", "orangefs", "panfs", "prl_fs", "pvfs2", "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs",
 })  # fmt: skip
-#: The root of rootless containers: FUSE, but local to one kernel. (fuseblk is always a local disk.)
+#: FUSE types that are local, such as the root of rootless containers. (fuseblk is always a local disk.)
 _LOCAL_FUSE_KINDS = frozenset({"fuse.fuse-overlayfs"})
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A line of mountinfo. device: "major:minor"; kind: the file system type."""
+    """A mount that mountinfo lists. device: "major:minor"; kind: the file system type."""
 
     device: str
     point: str
@@ -32,7 +32,7 @@ class Mount:
 
 
 def parse_mountinfo(lines: Iterable[bytes]) -> tuple[Mount, ...]:
-    """Returns the mounts in the order in which they were made; other lines are ignored."""
+    """Returns the mounts in the order in which they were made. Ignores lines that describe no mount."""
     mounts = []
     for line in lines:
         before, _, behind = line.partition(b" - ")
@@ -44,10 +44,11 @@ def parse_mountinfo(lines: Iterable[bytes]) -> tuple[Mount, ...]:
 
 
 def kind_at(path: str, device: str, mounts: Sequence[Mount]) -> str | None:
-    """Returns the file system type of an existing path without links. device: of the path, "major:minor".
+    """Returns the file system type of an existing path that contains no links.
 
-    The device decides, since bind mounts do not hide it. If no mount has it (a btrfs subvolume), the longest
-    mount point above the path decides; of equal ones the last, which hides the others.
+    device: the path's device as "major:minor". It determines the mount, because bind mounts do not hide it.
+    If no mount has this device (a btrfs subvolume), the longest mount point above the path counts. If several
+    mounts have that mount point, the last one counts, because it hides the others.
     """
     above = [mount for mount in mounts if mount.point == "/" or f"{path}/".startswith(f"{mount.point}/")]
     same = [mount for mount in mounts if mount.device == device]
@@ -57,7 +58,7 @@ def kind_at(path: str, device: str, mounts: Sequence[Mount]) -> str | None:
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """Returns the file system type that a path has or would have; None if it cannot be determined."""
+    """Returns the file system type that a path has or would have, or None if the type is unknown."""
     at = os.path.realpath(path)
     while True:
         try:
@@ -73,14 +74,14 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
     except OSError:
         return None
     number = f"{os.major(device)}:{os.minor(device)}"
-    # Container hosts have thousands of lines; usually one is enough.
+    # On container hosts, mountinfo has thousands of lines. Usually parsing one of them is enough.
     likely = parse_mountinfo([line for line in lines if f" {number} ".encode() in line])
     known = any(mount.device == number for mount in likely)
     return kind_at(at, number, likely if known else parse_mountinfo(lines))
 
 
 def is_shared(kind: str | None) -> bool:
-    """Returns whether the type is FUSE or a network file system, on which a store is unsafe."""
+    """Returns whether a store is unsafe on this type, because it is FUSE or a network file system."""
     if kind is None or kind in _LOCAL_FUSE_KINDS:
         return False
     return kind in _SHARED_KINDS or kind == "fuse" or kind.startswith("fuse.")

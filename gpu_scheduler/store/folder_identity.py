@@ -1,4 +1,4 @@
-"""Decides whether a data directory is the recorded one, was moved, or is a copy. Pure.
+"""Decides whether a data directory is the recorded one, was moved, or is a copy. Accesses no files.
 
 A copy must not be mistaken for its original, whose processes carry the same tokens.
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-#: "same": perhaps under another name. "moved": the old path no longer exists. "copied": it still exists.
+#: "same": the recorded folder, perhaps under another name. "moved": the recorded folder is no longer at its
+#: old path. "copied": the original is still at the old path.
 FolderRelation = Literal["same", "moved", "copied"]
 
 
 class RecordedFolder(NamedTuple):
-    """The data directory recorded in the store: a random id, its real path, its inode.
+    """The data directory as recorded in the store: its random id, its real path and its inode.
 
-    The device number is not part of it, because a reboot changes it.
+    The device number is not recorded, because a reboot can change it.
     """
 
     id: str
@@ -23,7 +24,7 @@ class RecordedFolder(NamedTuple):
 
 
 class ObservedFolder(NamedTuple):
-    """The current state of a folder. id: the contents of its id file; None = missing or unreadable."""
+    """The current state of a folder. id: the content of its id file; None if missing or unreadable."""
 
     path: str
     device: int
@@ -32,7 +33,7 @@ class ObservedFolder(NamedTuple):
 
 
 class UnreadableFolder:
-    """Something exists at the recorded path but cannot be read."""
+    """Stands for something at the recorded path that cannot be read."""
 
 
 def compare_folders(
@@ -42,10 +43,10 @@ def compare_folders(
 ) -> FolderRelation:
     """Compares the folder `current` with the recorded one.
 
-    at_recorded_path: the current folder at the recorded path; None = there is none.
+    at_recorded_path: the folder that is now at the recorded path; None if nothing is there.
 
-    The inode alone is not conclusive: a restore changes it, and two file systems can have the same one. The
-    folder at the recorded path decides, if it has the same id.
+    The inode alone is not conclusive: a restore changes it, and the same number can occur on two file
+    systems. A folder with the same id at the recorded path is therefore taken into account.
     """
     if recorded is None or current.path == recorded.path:
         return "same"
@@ -60,7 +61,7 @@ def compare_folders(
         return "same" if current.inode == recorded.inode else "moved"
     if current.inode != recorded.inode:
         return "copied"
-    # Renamed, with a copy at the old path, unless the inodes are equal by chance.
+    # The folder was renamed and a copy put at its old path, unless the inodes are equal by chance.
     return (
         "same"
         if isinstance(at_recorded_path, ObservedFolder) and at_recorded_path.inode != recorded.inode

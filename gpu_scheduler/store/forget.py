@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 #: Files in the data directory that are derived from the store and name forgotten jobs.
 _DERIVED_FILES = ("journal.jsonl", "journal.jsonl.1")
-#: In the order that foreign keys require.
+#: The tables to empty, in the order that foreign keys require.
 _TABLES = ("line", "pending_group", "event", "misplaced_process", "allocation", "attempt", "job", "job_count")
 
 
 @contextmanager
 def forgetting_jobs(store: Store) -> Iterator[int]:
-    """Removes all jobs from the store for the block; yields the number of forgotten jobs.
+    """Removes all jobs from the store during the block. Yields the number of removed jobs.
 
     If the block succeeds, the removal is committed and the attempt folders are deleted; otherwise nothing
     changes.
@@ -46,10 +46,10 @@ def _delete_jobs(db: sqlite3.Connection) -> int:
     newest: int = db.execute("SELECT coalesce(max(id), 0) FROM event").fetchone()[0]
     for table in _TABLES:
         db.execute(f"DELETE FROM {table}")
-    # A GPU that was paused while no scheduler was running stays paused.
+    # Keep open requests for GPUs: a GPU that was paused while no scheduler was running stays paused.
     db.execute("DELETE FROM request WHERE answered_at IS NOT NULL OR verb NOT IN ('pause', 'resume')")
     if newest:
-        # The ids of events continue, so that `events --follow` misses none.
+        # Event ids continue to grow, so that `events --follow` does not miss an event.
         data = json.dumps(JobsForgotten(jobs).data())
         kind = EventKind.FORGOTTEN.value
         insert(db, "event", id=newest + 1, job_id=0, at=time.time(), kind=kind, data=data)
@@ -57,7 +57,7 @@ def _delete_jobs(db: sqlite3.Connection) -> int:
 
 
 def _remove_folders(data_dir: DataDir) -> None:
-    """Removes all attempt folders, also those that an earlier removal left, since no job has one now."""
+    """Removes all attempt folders, including those that an earlier removal left behind."""
     for name in os.listdir(data_dir.runs):
         shutil.rmtree(data_dir.runs / name, ignore_errors=True)
     left = [data_dir.runs / name for name in os.listdir(data_dir.runs)]
@@ -67,4 +67,7 @@ def _remove_folders(data_dir: DataDir) -> None:
         except OSError:
             left.append(path)
     if left:
-        log.warning("cannot remove %s of a forgotten job; the next `start --fresh` tries again", left[0])
+        log.warning(
+            "cannot remove %s, which belongs to a forgotten job; the next `start --fresh` tries again",
+            left[0],
+        )

@@ -1,4 +1,4 @@
-"""Builds records from database rows. Only this module refers to the columns that queries return."""
+"""Builds records from database rows. Only this module lists the columns that their queries return."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 _Record = TypeVar("_Record")
 
-#: The columns of a job and of a GPU.
+#: The columns of a job.
 JOB_COLUMNS = ", ".join(JobRecord._fields).replace("spec_json", "spec AS spec_json")
+#: The columns of a GPU.
 GPU_COLUMNS = ", ".join(one.name for one in fields(GpuRecord)).replace("index", 'idx AS "index"')
-#: The columns of an attempt, with its allocations and misplaced processes as JSON lists, in one query.
+#: The columns of an attempt. Its allocations and misplaced processes are JSON lists, so one query is enough.
 ATTEMPT_COLUMNS = """
     attempt.*,
     (SELECT json_group_array(json_array(gpu, share, vram, whole, peak_mib, budget_mib, baseline_mib, load_sum,
@@ -40,7 +41,7 @@ ATTEMPT_COLUMNS = """
 
 
 def job_records(rows: Sequence[sqlite3.Row]) -> list[JobRecord]:
-    """Builds jobs from rows with JOB_COLUMNS."""
+    """Builds job records from rows that have JOB_COLUMNS."""
     converters = [(JobRecord._fields.index(name), convert) for name, convert in _JOB_FIELDS.items()]
     found = []
     for row in rows:
@@ -53,17 +54,17 @@ def job_records(rows: Sequence[sqlite3.Row]) -> list[JobRecord]:
 
 
 def attempt_records(rows: Sequence[sqlite3.Row]) -> list[AttemptRecord]:
-    """Builds attempts from rows with ATTEMPT_COLUMNS."""
+    """Builds attempt records from rows that have ATTEMPT_COLUMNS."""
     return _records(AttemptRecord, rows, _ATTEMPT_FIELDS)
 
 
 def active_attempt_record(row: sqlite3.Row) -> ActiveAttemptRecord:
-    """Builds an attempt from a row with ATTEMPT_COLUMNS that is joined with its job."""
+    """Builds the record of an active attempt from a row that has ATTEMPT_COLUMNS and columns of its job."""
     return _records(ActiveAttemptRecord, [row], {**_ATTEMPT_FIELDS, "source_missing": bool})[0]
 
 
 def gpu_record(row: sqlite3.Row) -> GpuRecord:
-    """Builds a GPU from a row with GPU_COLUMNS."""
+    """Builds a GPU record from a row that has GPU_COLUMNS."""
     return _records(GpuRecord, [row], _GPU_FIELDS)[0]
 
 
@@ -72,13 +73,13 @@ def _records(
 ) -> list[_Record]:
     """Builds records from rows whose columns are the fields of the record.
 
-    converters: field -> the function that converts its value, unless it is NULL. The constructor is not
-    called: it takes several times as long.
+    converters: by field, the function that converts each value that is not NULL. Does not call the
+    constructor, which would take several times as long.
     """
     names = rows[0].keys() if rows else []
     found = []
     for row in rows:
-        values = dict(zip(names, row))  # noqa: B905 - of equal length, and without a check faster
+        values = dict(zip(names, row))  # noqa: B905 - the lengths are equal, and a check takes time
         for name, convert in converters.items():
             if values[name] is not None:
                 values[name] = convert(values[name])
@@ -117,7 +118,7 @@ def _fault(text: str) -> GpuFault:
     return GpuFault.from_json(text)
 
 
-#: The fields whose values differ from those in the database, with the functions that convert them.
+#: The functions that convert database values into the values of a record, by field. Other values are equal.
 _JOB_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "state": {state.value: state for state in JobState}.__getitem__,
     "outcome": Outcome,

@@ -1,6 +1,6 @@
-"""Reads whether a store was made with simulated or real GPUs, and refuses or switches to the other kind.
+"""Reads whether a store was made with simulated or real GPUs, and rejects the other kind or switches to it.
 
-The managed GPUs in the store give the kind, so this works for a store of every version.
+The managed GPUs in the store show the kind, so this works with stores of all versions.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.store.read_only import query_read_only
 from gpu_scheduler.store.store import Store
 
-#: Key in `meta`: the newest measurement when the store switched from real to simulated GPUs.
+#: Key in `meta` for the id of the newest measurement when the store switched from real to simulated GPUs.
 _NEWEST_REAL_MEASUREMENT = "measured_on_real_gpus"
 
 
 @dataclass(frozen=True)
 class RecordedGpus:
-    """Number of jobs and kind of GPUs of a store. simulated: None = the store has no GPUs."""
+    """The kind of GPUs and the number of jobs in a store. simulated: None if the store has no GPUs."""
 
     simulated: bool | None
     jobs: int
@@ -33,14 +33,14 @@ class RecordedGpus:
         return self.jobs > 0 and self.simulated is not None and self.simulated is not simulated
 
     def refusal(self, folder: Path) -> tuple[str, str]:
-        """Returns why a start on the other kind is refused, and the three remedies."""
+        """Returns why a start with the other kind of GPUs is refused, and the remedies."""
         made, asked = ("simulated", "real") if self.simulated else ("real", "simulated")
         jobs = "1 job" if self.jobs == 1 else f"{self.jobs} jobs"
         return (
             f"the store in {folder} has {jobs} from {made} GPUs, but this start uses {asked} GPUs:"
             " lines that have run already would not run again",
             "--state-file OTHER.json creates a separate store, --fresh forgets these jobs,"
-            " --keep-history keeps them",
+            " and --keep-history keeps them",
         )
 
 
@@ -57,11 +57,11 @@ def recorded_gpus(database: Path) -> RecordedGpus | None:
 
 
 def change_gpu_kind(store: Store, uuids: Iterable[str], now: Now) -> None:
-    """Marks the managed GPUs with these UUIDs, all of the other kind, as unmanaged.
+    """Marks the managed GPUs with these UUIDs, all of the kind that is no longer used, as unmanaged.
 
-    For simulated GPUs, everything is removed that would affect real ones: pauses, needs raised after an OOM,
-    and measurements. Real GPUs keep their pauses for their return. Only the scheduler that holds the locks
-    may call it.
+    If they are simulated, everything that would affect real GPUs is removed: pauses, needs raised after OOM,
+    and measurements. Real GPUs keep their pauses until they are managed again. Only the scheduler that holds
+    the locks may call this function.
     """
     leaving = list(uuids)
     with store.db.transaction() as db:

@@ -1,7 +1,7 @@
 """Reads and writes the file that names the host that owns a store.
 
-Only that host can check the store's locks and processes, so only it may write. The file appears complete, and
-if two hosts create it at the same moment, exactly one of them succeeds.
+Only that host can check the store's locks and processes, so only that host may write to the store. Readers
+never see an incomplete file. If two hosts create the file at the same moment, exactly one of them succeeds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _MACHINE_ID = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 class Host:
     """A host.
 
-    name: its host name; machine: a digest of its machine-id, None if it has none; data_dir: the data
-    directory there, if the file that names the host is not in that directory.
+    name: its host name; machine: a digest of its machine-id, or None if it has no machine-id; data_dir: the
+    data directory on that host, or None if the file that names the host is in that directory.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Host:
     data_dir: str | None = None
 
     def is_same_machine(self, other: Host) -> bool:
-        """Compares two hosts by machine-id, which survives a new host name, otherwise by name."""
+        """Compares two hosts by machine-id, which stays when a host is renamed, or else by name."""
         if self.machine is not None and other.machine is not None:
             return self.machine == other.machine
         return self.name == other.name
@@ -56,18 +56,18 @@ def _machine_digest() -> str | None:
 
 
 def parse_host_file(path: Path) -> Host:
-    """Returns the host that a file names. Raises OSError, and ValueError if it names none."""
+    """Returns the host that a file names. Raises OSError, and ValueError if the file names no host."""
     value = strict_json.parse(strict_json.decode(read_json_bytes(path, trust=True)))
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise ValueError("no host")
+        raise ValueError("the file does not name a host")
     more = [value.get("machine"), value.get("data_dir")]
     if not all(one is None or isinstance(one, str) for one in more):
-        raise ValueError("no host")
+        raise ValueError("the file does not name a host")
     return Host(value["name"], *more)
 
 
 def read_host(path: Path) -> Host | None:
-    """Returns the host that a file names; None if the file is missing or invalid."""
+    """Returns the host that a file names, or None if the file is missing or invalid."""
     try:
         return parse_host_file(path)
     except (OSError, ValueError):
@@ -75,17 +75,17 @@ def read_host(path: Path) -> Host | None:
 
 
 def write_host(path: Path, host: Host) -> None:
-    """Makes the file name this host, atomically, whatever it named before. Raises OSError."""
-    from gpu_scheduler.system.atomic_file import replace_file  # only `start` writes
+    """Replaces the file, atomically, with one that names this host. Raises OSError."""
+    from gpu_scheduler.system.atomic_file import replace_file  # needed only by `start`
 
     replace_file(path, _file_text(host), synced=True)
 
 
 def claim_host(path: Path, host: Host) -> None:
-    """Creates the file for this host unless it exists; read it to learn who succeeded. Raises OSError."""
+    """Creates the file for this host unless it exists. Read it to see which host won. Raises OSError."""
     from gpu_scheduler.system.atomic_file import create_file
 
-    # Hosts that share the folder may have the same pids.
+    # The name is random, because the same pid may occur on several hosts that share the folder.
     fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     create_file(fresh, _file_text(host), synced=True)
     with suppress(FileExistsError):
@@ -93,7 +93,7 @@ def claim_host(path: Path, host: Host) -> None:
             os.link(fresh, path)
         except FileExistsError:
             pass
-        except OSError:  # a file system without links
+        except OSError:  # the file system does not support hard links
             create_file(path, _file_text(host), synced=True)
         finally:
             fresh.unlink(missing_ok=True)

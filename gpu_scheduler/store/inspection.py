@@ -24,7 +24,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import is_development_schema
 from gpu_scheduler.store.read_only import connect_read_only
 
-#: "empty": the database has no jobs table; "development": a version under development wrote it.
+#: "empty": the database has no jobs table; "development": a development version wrote it.
 DatabaseState = Literal["missing", "empty", "damaged", "development", "whole"]
 
 
@@ -32,13 +32,13 @@ DatabaseState = Literal["missing", "empty", "damaged", "development", "whole"]
 class StoreCondition:
     """The condition of a store.
 
-    damage              why the database counts as damaged.
-    owner               the data directory of an intact database, if its id is not the one found here.
+    damage              why the database counts as damaged; empty if it does not.
+    owner               the data directory that an intact database records, if its id differs from that here.
     folders             the attempt folders that were read.
-    unknown_folders     those of attempts that the database should contain but does not.
-    backups             newest first, not examined.
-    highest_ids         in the database.
-    backup_highest_ids  in the backups.
+    unknown_folders     the folders of attempts that the database should contain but does not.
+    backups             the backups, newest first; their content has not been checked.
+    highest_ids         the highest ids in the database.
+    backup_highest_ids  the highest ids in the newest readable backup.
     """
 
     state: DatabaseState
@@ -52,7 +52,7 @@ class StoreCondition:
 
     @property
     def is_lost(self) -> bool:
-        """True if the database lacks jobs that were run here, so that their lines would run again."""
+        """True if the database lacks jobs that have run here, so that their lines would run again."""
         return (
             self.state == "damaged"
             or bool(self.unknown_folders)
@@ -61,11 +61,11 @@ class StoreCondition:
 
 
 def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition:
-    """Inspects database, attempt folders and backups without changing anything.
+    """Inspects the database, the attempt folders and the backups without changing anything.
 
     thorough: also read the folders of jobs that are finished in the store, and raise OSError for folders that
-    cannot be read. A folder of a finished job hides a newer attempt only if an older database was put back
-    and nothing but a retry of that job has happened since.
+    cannot be read. Skipping the folders of finished jobs hides a lost attempt only if someone put back an
+    older database and that database lacks nothing but a retry of a finished job.
 
     Raises OSError, and sqlite3.OperationalError if the database cannot be opened at the moment.
     """
@@ -87,7 +87,7 @@ def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition
             if is_development_schema(db):
                 folders = tuple(list_attempt_folders(data_dir))
                 return StoreCondition("development", "", owner, extent, folders, (), found, backed_up)
-            # The jobs of another store's database have only ids in common with the folders here.
+            # If the database is another store's, only the ids of its jobs match those of the folders here.
             skip = frozenset[int]() if thorough or owner is not None else _finished_job_ids(db)
             folders = tuple(list_attempt_folders(data_dir, skip, skip_unreadable=not thorough))
             missing = tuple(unknown_to_store(folders, db))
@@ -98,8 +98,8 @@ def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition
 
 
 def unknown_attempt_folders(data_dir: DataDir) -> list[AttemptFolder]:
-    """Returns the folders of attempts that the store lacks. Raises OSError and sqlite3.Error."""
-    # Read before the store, in which an attempt is recorded before its folder is created.
+    """Returns the folders of attempts that are missing from the store. Raises OSError and sqlite3.Error."""
+    # Read the folders before the store, because an attempt is recorded before its folder is created.
     folders = list_attempt_folders(data_dir)
     with closing(connect_read_only(data_dir.database)) as db:
         return unknown_to_store(folders, db)
@@ -137,7 +137,7 @@ def is_missing_or_empty(database: Path) -> bool:
 
 
 def is_store_lost(data_dir: DataDir) -> bool:
-    """Returns whether the store is missing although there was one. For readers, which check nothing else."""
+    """Returns whether the store is missing although there was one. Readers make no other check."""
     if not is_missing_or_empty(data_dir.database):
         return False
     try:

@@ -13,7 +13,7 @@ from gpu_scheduler.store.store import Store
 
 
 def _jobs(store: Store, sql: str, *values: object) -> list[JobRecord]:
-    """Returns the jobs that a query on the table `job` selects. sql: all after FROM."""
+    """Returns the jobs that a query on the table `job` selects. sql: the part of the query after FROM."""
     return job_records(store.db.rows(f"SELECT {JOB_COLUMNS} FROM {sql}", *values))
 
 
@@ -29,7 +29,7 @@ def open_jobs(store: Store, states: Collection[JobState], limit: int | None = No
 
 
 def finished_jobs(store: Store, limit: int | None = None, *, only_failed: bool = False) -> list[JobRecord]:
-    """Returns the finished jobs, newest end first."""
+    """Returns the finished jobs, most recently finished first."""
     outcomes = " AND outcome IN (SELECT value FROM json_each(?))" if only_failed else ""
     return _jobs(
         store,
@@ -40,7 +40,7 @@ def finished_jobs(store: Store, limit: int | None = None, *, only_failed: bool =
 
 
 def jobs_named(store: Store, name: str) -> list[JobRecord]:
-    """Returns the jobs of this name: unfinished ones by id, then finished ones, newest end first."""
+    """Returns the jobs with this name: unfinished jobs by id, then finished jobs, most recent end first."""
     return _jobs(
         store,
         "job WHERE name = ?"
@@ -56,7 +56,7 @@ def job_ids_in(store: Store, numbers: range) -> list[int]:
 
 
 def jobs_of_file(store: Store, path: str) -> list[JobRecord]:
-    """Returns the jobs that are not finished, and all jobs with a line in this jobs file."""
+    """Returns all unfinished jobs and all jobs with a line in this jobs file."""
     return _jobs(
         store, "job WHERE state <> 'finished' OR id IN (SELECT job_id FROM line WHERE path = ?)", path
     )
@@ -72,13 +72,13 @@ def jobs_ahead_of(store: Store, job: JobRecord, limit: int) -> tuple[int, list[i
 
 
 def find_job_fact(store: Store, job_id: int) -> JobFact | None:
-    """Returns the facts about a job that requests and the jobs file need; None if there is no such job."""
+    """Returns the facts about a job that requests and the jobs file need, or None if it does not exist."""
     row = store.db.row("SELECT id, state, outcome, held_by FROM job WHERE id = ?", job_id)
     return None if row is None else _job_fact(*row)
 
 
 def newest_job_facts(store: Store, identities: Iterable[str]) -> dict[str, JobFact]:
-    """Returns identity -> the newest job that runs it, whatever its source."""
+    """Returns the newest job with each of these identities, from any source, by identity."""
     rows = store.db.rows(
         "SELECT identity, job.id, state, outcome, held_by FROM json_each(?) AS wanted JOIN job"
         " ON job.id = (SELECT max(id) FROM job WHERE identity = wanted.value)",
@@ -98,13 +98,13 @@ def job_count(store: Store) -> int:
 
 
 def state_counts(store: Store) -> dict[str, int]:
-    """Returns state -> number of jobs."""
+    """Returns the number of jobs in each state, without states that no job has."""
     rows = store.db.rows("SELECT state, jobs FROM job_count WHERE jobs > 0")
     return {row["state"]: row["jobs"] for row in rows}
 
 
 def unsuccessful_counts(store: Store) -> dict[str, int]:
-    """Returns outcome -> number of finished jobs, without `completed`."""
+    """Returns the number of finished jobs with each outcome except `completed`."""
     rows = store.db.rows(
         "SELECT outcome, count(*) AS n FROM job WHERE state = 'finished' AND outcome <> 'completed'"
         " GROUP BY outcome"

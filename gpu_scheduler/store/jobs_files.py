@@ -8,7 +8,7 @@ from gpu_scheduler.store.store import Store
 
 
 class JobsFileRecord(NamedTuple):
-    """A jobs file. cwd: working directory of its lines; problem: why it cannot be read, None = it can."""
+    """A jobs file. cwd: the working directory of its lines; problem: why it cannot be read, or None."""
 
     path: str
     cwd: str
@@ -16,14 +16,14 @@ class JobsFileRecord(NamedTuple):
 
 
 class LineLocation(NamedTuple):
-    """The jobs file and the line number of a job."""
+    """The jobs file that contains a job's line, and the number of the line."""
 
     path: str
     number: int
 
 
 class MalformedLineRecord(NamedTuple):
-    """A malformed line of a jobs file. problem: the fault; accepted_form: a valid form, if one is known."""
+    """A malformed line of a jobs file. problem: what is wrong; accepted_form: a valid form, or None."""
 
     path: str
     number: int
@@ -33,7 +33,7 @@ class MalformedLineRecord(NamedTuple):
 
 
 def malformed_lines(store: Store) -> list[MalformedLineRecord]:
-    """Returns the malformed lines of the last readings, by file and line."""
+    """Returns the malformed lines in the last readings, in the order of files and lines."""
     rows = store.db.rows(
         "SELECT path, number, text, problem, accepted_form FROM line WHERE problem IS NOT NULL"
         " ORDER BY path, position"
@@ -42,18 +42,18 @@ def malformed_lines(store: Store) -> list[MalformedLineRecord]:
 
 
 def line_of(store: Store, job_id: int) -> LineLocation | None:
-    """Returns the location of a job's line; None if it has none."""
+    """Returns the location of a job's line, or None if the job has no line."""
     row = store.db.row("SELECT path, number FROM line WHERE job_id = ? ORDER BY position LIMIT 1", job_id)
     return None if row is None else LineLocation(*row)
 
 
 def jobs_files(store: Store) -> list[JobsFileRecord]:
-    """Returns the jobs files."""
+    """Returns all jobs files that the scheduler has read, sorted by path."""
     rows = store.db.rows("SELECT path, cwd, problem FROM jobs_file ORDER BY path")
     return [JobsFileRecord(*row) for row in rows]
 
 
 def find_jobs_file(store: Store, path: str) -> JobsFileRecord | None:
-    """Returns a jobs file; None if the scheduler has not read it."""
+    """Returns the record of a jobs file, or None if the scheduler has not read the file."""
     row = store.db.row("SELECT path, cwd, problem FROM jobs_file WHERE path = ?", path)
     return None if row is None else JobsFileRecord(*row)

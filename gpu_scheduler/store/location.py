@@ -1,7 +1,7 @@
-"""Recognises a store that was moved or copied, before the scheduler signals any process that it names.
+"""Recognises a store that was moved or copied, before the scheduler signals a process that the store names.
 
-The store keeps a random id, which is also in a file of its data directory, and that directory's real path and
-inode.
+The store records a random id, which is also in a file in its data directory, and the real path and the inode
+of that directory.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gpu_scheduler.store.store import Store
 
 _META_KEY = "folder"
 _ID_FILE = "id"
-#: More than the length of an id.
+#: Maximum number of bytes to read from the id file; ids are shorter.
 _MAX_ID_BYTES = 256
 
 
 def recorded_location(store: Store) -> RecordedFolder | None:
-    """Returns the recorded folder of the store; None if it is new or of an earlier version."""
+    """Returns the recorded folder of the store, or None if the store is new or from an earlier version."""
     value = store.db.meta(_META_KEY)
     return None if value is None else RecordedFolder(**json.loads(value))
 
@@ -44,7 +44,7 @@ def location_verdict(store: Store) -> FolderRelation:
 
 
 def original_of_copy(store: Store) -> str | None:
-    """Returns the folder of the store of which this one is a copy, if that still exists; None: no copy."""
+    """Returns the folder of the original if this store is a copy and the original still exists, or None."""
     known = recorded_location(store)
     return known.path if known is not None and location_verdict(store) == "copied" else None
 
@@ -57,7 +57,7 @@ def refuse_copy(store: Store) -> None:
 
 
 def refuse_hard_link(store: Store) -> None:
-    """Raises SchedulerError if a hard link makes the databases of a copy and its original one file."""
+    """Raises SchedulerError if the databases of a copy and its original are hard links to one file."""
     known = recorded_location(store)
     original = os.path.join(known.path, store.data_dir.database.name) if known is not None else ""
     if is_same_file(store.data_dir.database, original):
@@ -71,8 +71,8 @@ def refuse_hard_link(store: Store) -> None:
 def adopt_folder(store: Store, *, new_id: bool = False) -> None:
     """Records the current folder of the store, in the caller's transaction if there is one.
 
-    new_id: give the store a new id, since it is a copy. Only the scheduler that holds the locks may call it.
-    Raises SchedulerError.
+    new_id: give the store a new id, because it is a copy. Only the scheduler that holds the locks may call
+    this function. Raises SchedulerError if the folder cannot be read or written.
     """
     # Only `start` writes and logs; other commands import this module too.
     import logging
@@ -98,16 +98,16 @@ def adopt_folder(store: Store, *, new_id: bool = False) -> None:
 
 
 def assume_folder(store: Store, path: str) -> None:
-    """Records a folder by its path and the id file found here, in the caller's transaction.
+    """Records the folder at this path, with the id found here, in the caller's transaction.
 
-    For a store that was restored from attempt folders, which contain no more than that.
+    Use this for a store that was restored from attempt folders, which contain only the path.
     """
     known = RecordedFolder(_read_id(store.data_dir.folder / _ID_FILE) or os.urandom(16).hex(), path, 0)
     store.db.set_meta(_META_KEY, json.dumps(known._asdict()))
 
 
 def owner_elsewhere(db: sqlite3.Connection, data_dir: DataDir) -> str | None:
-    """Returns the folder that a database has recorded if its id is not the one in this folder, or None."""
+    """Returns the folder that a database records if its id differs from the one in this folder, or None."""
     here = _read_id(data_dir.folder / _ID_FILE)
     row = db.execute("SELECT value FROM meta WHERE key = ?", (_META_KEY,)).fetchone()
     known = None if row is None else RecordedFolder(**json.loads(row[0]))
@@ -115,7 +115,7 @@ def owner_elsewhere(db: sqlite3.Connection, data_dir: DataDir) -> str | None:
 
 
 def _relocate_project(store: Store, *, copied: bool) -> None:
-    """Relocates the paths of the project folder, if the state file is now in another folder."""
+    """Updates the paths in the store if the project folder is now at another path."""
     data_dir, known = store.data_dir, recorded_location(store)
     if known is None or data_dir.folder.parent != data_dir.state_file.parent:
         return
@@ -126,7 +126,8 @@ def _relocate_project(store: Store, *, copied: bool) -> None:
         from gpu_scheduler.store.relocate import Relocation, relocate
 
         log = logging.getLogger(__name__)
-        log.info("paths in %s now refer to %s: jobs files, working directories, scripts, logs", old, new)
+        text = "the paths of jobs files, working directories, scripts and logs in %s now refer to %s"
+        log.info(text, old, new)
         relocate(store, Relocation(old, new, copied=copied))
 
 
@@ -142,8 +143,8 @@ def _copy_refusal(store: Store, original: str) -> str:
     return (
         f"{store.data_dir.folder} is a copy of {original}, which still exists: its jobs must not be ended"
         " or run again from here\n"
-        "`start --as-copy` continues here: jobs that had started and not ended are held, and no process is"
-        " signalled; `start --fresh` forgets all jobs of this copy"
+        "`start --as-copy` continues here: it holds the jobs that had started and not ended, and signals no"
+        " process; `start --fresh` forgets all jobs of this copy"
     )
 
 

@@ -16,7 +16,7 @@ _KEPT_PER_CLASS = 200
 
 
 def workload_classes(store: Store) -> list[WorkloadClass]:
-    """Returns the workload classes that completed at least once, by program and model."""
+    """Returns the workload classes with at least one completed attempt, sorted by program and model."""
     rows = store.db.rows(
         "SELECT workload_class, gpu_count, peak_mib, declared_mib, seconds FROM measurement"
         " WHERE outcome = 'completed' ORDER BY workload_class, id"
@@ -47,7 +47,7 @@ def workload_classes(store: Store) -> list[WorkloadClass]:
 
 
 def record_measurement(db: sqlite3.Connection, attempt: AttemptRecord, job: JobRecord, time: float) -> None:
-    """Records the measured usage of an ended attempt for its workload class. time: wall seconds."""
+    """Records the measured usage of an ended attempt for its workload class. time: in wall seconds."""
     peak = max(attempt.peaks.values(), default=0)
     if not peak or attempt.outcome is None:
         return
@@ -67,7 +67,7 @@ def record_measurement(db: sqlite3.Connection, attempt: AttemptRecord, job: JobR
 
 
 class LearnedNeedsReader:
-    """Reads the needs learned for the workload classes; again only after a new measurement."""
+    """Reads the needs learned for the workload classes, and reads them again after each new measurement."""
 
     def __init__(self, store: Store, spike_buffer: float) -> None:
         self._store = store
@@ -76,7 +76,7 @@ class LearnedNeedsReader:
         self._needs: dict[str, int] = {}
 
     def needs(self) -> dict[str, int]:
-        """Returns workload class -> MiB."""
+        """Returns the memory that each workload class needs, in MiB."""
         row = self._store.db.row("SELECT max(id) AS newest FROM measurement")
         newest = row["newest"] if row else None
         if newest != self._newest:

@@ -10,7 +10,7 @@ from gpu_scheduler.store.scheduler_lock import InstanceLock
 
 
 class Ownership:
-    """Ownership of an open store whose locks this process holds; once lost, it stays lost."""
+    """Ownership of an open store whose locks this process holds. Once lost, ownership stays lost."""
 
     def __init__(self, data_dir: DataDir, lock: InstanceLock) -> None:
         self._data_dir = data_dir
@@ -19,7 +19,7 @@ class Ownership:
         self._loss: str | None = None
 
     def loss(self, *, check_host: bool = False) -> str | None:
-        """Returns why writing is no longer allowed, or None. check_host: also checks for a takeover."""
+        """Returns why ownership was lost, or None. check_host: also check whether another host took over."""
         if self._loss is None:
             self._loss = self._replacement()
         if self._loss is None and check_host:
@@ -28,15 +28,15 @@ class Ownership:
             except SchedulerError as error:
                 self._loss = str(error)
             except OSError:
-                pass  # a failed check proves nothing; the state file beside it fails too and is reported
+                pass  # a failed check proves nothing, and writing the state file reports the error
         return self._loss
 
     def mark_lost(self, reason: str) -> None:
-        """Marks it as lost for this reason."""
+        """Marks the ownership as lost for this reason."""
         self._loss = self._loss or reason
 
     def check(self, *, check_host: bool = False) -> None:
-        """Raises NotOwnerError if it is lost."""
+        """Raises NotOwnerError if the ownership is lost."""
         lost = self.loss(check_host=check_host)
         if lost is not None:
             raise NotOwnerError(lost)

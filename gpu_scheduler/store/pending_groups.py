@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def wait_reasons(store: Store) -> Mapping[str, WaitReason]:
-    """Returns spec key -> why its jobs wait, where that is known."""
+    """Returns why the jobs of each pending group wait, where that is known, by spec key."""
     rows = store.db.rows("SELECT spec_key, reason FROM pending_group")
     return {row["spec_key"]: WaitReason.from_json(row["reason"]) for row in rows}
 
 
 def wait_reason_by_spec(store: Store) -> dict[str, WaitReason | None]:
-    """Returns spec key -> wait reason, if known, of the queued jobs that do not wait for their lines.
+    """Returns the wait reason, or None, of each pending group with a job that does not wait for its line.
 
-    The query is a skip scan: its cost does not grow with the queue.
+    The keys are spec keys. The query is a skip scan, so its cost does not grow with the queue.
     """
     rows = store.db.rows(
         "WITH RECURSIVE queued (spec_key) AS (SELECT min(spec_key) FROM job WHERE state = 'queued'"
@@ -36,7 +36,7 @@ def wait_reason_by_spec(store: Store) -> dict[str, WaitReason | None]:
 
 
 def startable_jobs(store: Store, spec_key: str, boot: float, boot_id: str, limit: int) -> list[QueuedJob]:
-    """Returns the first queued jobs of a resource spec that wait only for GPUs, in queue order."""
+    """Returns the first `limit` jobs with a resource spec that wait only for GPUs, in queue order."""
     from gpu_scheduler.core.scheduling.facts import QueuedJob
 
     rows = store.db.rows(

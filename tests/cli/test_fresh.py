@@ -183,13 +183,13 @@ def test_a_folder_that_cannot_be_removed_is_only_reported(
     (desk.data_dir.runs / "a file").touch()
     with caplog.at_level("WARNING"), forgetting_jobs(desk.store):
         pass
-    assert "a file of a forgotten job; the next" in caplog.text
+    assert "a file, which belongs to a forgotten job; the next" in caplog.text
     assert count(desk.store, "job") == 0
     (desk.data_dir.runs / "a file").unlink()
     (desk.data_dir.folder / "journal.jsonl").mkdir()
     with caplog.at_level("WARNING"), forgetting_jobs(desk.store):
         pass
-    assert "journal.jsonl of a forgotten job; the next" in caplog.text
+    assert "journal.jsonl, which belongs to a forgotten job; the next" in caplog.text
 
 
 def test_fresh_is_refused_while_a_job_runs_and_accepted_after_its_end(desk: Desk) -> None:

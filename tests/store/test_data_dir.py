@@ -94,7 +94,7 @@ def test_refuses_a_start_if_a_store_is_already_on_the_network(tmp_path: Path, ki
     Store(DataDir.of(state), create=True).close()
     kinds(net="nfs")
     data_dir = DataDir.of(state)
-    with pytest.raises(SchedulerError, match=rf"x\.d, on nfs.*move that folder to {data_dir.folder}"):
+    with pytest.raises(SchedulerError, match=rf"x\.d is on nfs.*move that folder to {data_dir.folder}"):
         data_dir.create()
     data_dir.folder.parent.mkdir(parents=True)
     os.rename(tmp_path / "net" / "x.d", data_dir.folder)
