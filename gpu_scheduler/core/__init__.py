@@ -1,1 +1,1 @@
-"""Pure decisions: values in, values out. Nothing here touches a file, a clock, a process, a GPU or SQL."""
+"""Decisions as pure functions of values. Nothing here uses files, clocks, processes, GPUs or SQL."""

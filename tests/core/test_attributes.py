@@ -60,10 +60,10 @@ def test_parses_an_attribute_block(block: str, values: dict[str, Any]) -> None:
         ("[timeout=0s]", "timeout: time '0s' must be above 0"),
         ("[exclusive=yes]", "attribute exclusive takes no value; write [exclusive]"),
         ("[exclusive exclusive]", "attribute exclusive is given twice"),
-        ("[timeout_s=5]", "attribute 'timeout_s' is not known"),
-        ("[oom_retries=5]", "attribute 'oom_retries' is not known"),
-        ("[fail_retries=5]", "attribute 'fail_retries' is not known"),
-        ("[memory=5]", f"attribute 'memory' is not known; known: {KNOWN_ATTRIBUTES}"),
+        ("[timeout_s=5]", "attribute 'timeout_s' is unknown"),
+        ("[oom_retries=5]", "attribute 'oom_retries' is unknown"),
+        ("[fail_retries=5]", "attribute 'fail_retries' is unknown"),
+        ("[memory=5]", f"attribute 'memory' is unknown; known attributes: {KNOWN_ATTRIBUTES}"),
     ],
 )
 def test_errors_name_the_mistake_and_the_remedy(block: str, message: str) -> None:
@@ -113,7 +113,7 @@ def test_commas_within_a_value_do_not_separate_attributes() -> None:
     [
         ({"share": 1500, "gpus": 2}, "leave out gpus"),
         ({"share": 1500, "vram": 9000}, "with vram, give gpus=N instead"),
-        ({"conda": "a", "venv": "b"}, "give one"),
+        ({"conda": "a", "venv": "b"}, "give only one"),
     ],
 )
 def test_rejects_contradictory_attributes(values: dict[str, Any], message: str) -> None:

@@ -17,9 +17,9 @@ PROGRAMS = (
 )
 FILES = ("train.py", "Makefile")
 NOT_ON_PATH = "`{}` is not a program on PATH: bash will report `command not found`"
-CONDA_ACTIVATE = "`conda activate` fails in a job, whose shell is not set up for it; write"
+CONDA_ACTIVATE = "`conda activate` fails in a job, because its shell is not set up for it; write"
 ASKS_FOR_ONE = "the line requests 1 GPU; write"
-NUMERIC_NAME = "name={0}: commands such as `cancel {0}` read it as a job id; add a letter"
+NUMERIC_NAME = "name={0}: commands such as `cancel {0}` treat it as a job id; add a letter"
 SEES_ONE_GPU = "the job sees one GPU, always as cuda:0;"
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ROOT = Path(__file__).parents[2]

@@ -99,7 +99,7 @@ def test_hides_secrets(text: str, shown: str) -> None:
         f"wandb sync --tag exp runs/{HEX[:39]}",
         "sk-learn-models-version-2024 hf_transfer disk-abcdefghijklmnopqrstuvwxyz task-0123456789abcdefghij",
         "curl http://host:8080/x@y https://me@host/x http://[::1]:80/x@y",
-        "env:KEY is not a variable; write env:KEY=VALUE, KEY of letters",
+        "env:KEY is not a variable; write env:KEY=VALUE with a KEY of letters",
         "the password is wrong: secret sauce",
         "--password",
         "",

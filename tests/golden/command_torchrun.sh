@@ -1,4 +1,4 @@
-# Job 7, attempt 1, as its runner starts it. By hand: bash command.sh
+# Job 7, attempt 1. The runner executes this file. To run it by hand: bash command.sh
 fail() { printf '%s\n' "$2" >&2; { printf '!%s %s' "$1" "$2" >&3; } 2>/dev/null; builtin exit 1; }
 cd -- /work || fail cwd_unreachable 'working folder /work cannot be entered'
 export CUDA_DEVICE_ORDER=PCI_BUS_ID

@@ -1,1 +1,1 @@
-"""The command of an attempt: activation, environment, `--cuda`, session names."""
+"""Builds an attempt's command: activation, environment variables, `--cuda` and the session name."""

@@ -1,7 +1,7 @@
 """Generates the shell text that deactivates the scheduler's environment and activates the job's own.
 
-Pure text for `command.sh`, which defines `fail`. Only conda can undo its own activation, so the text calls
-conda: hooks run in the order in which `conda deactivate` runs them in a live shell.
+The text is a part of `command.sh`, which defines `fail`. Only conda can undo its own activation, so the text
+calls `conda deactivate`. Hooks therefore run in the same order as in an interactive shell.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 
-#: A hook that this shell sources may end the shell, which is reported. A subshell of a hook may end in any
-#: way.
+#: Replaces `exit`: if a hook that this shell sources ends the shell, that is reported. A hook's subshell may
+#: exit as usual.
 _EXIT_HANDLER = """\
 exit() {{
     set -- "${{1-$?}}"
@@ -23,7 +23,8 @@ exit() {{
 """
 _ACTIVE_ENVIRONMENT = '"conda environment ${CONDA_DEFAULT_ENV:-$CONDA_PREFIX}"'
 
-#: A damaged environment that conda cannot deactivate is dropped, so that the job's own can be activated.
+#: If conda cannot deactivate a damaged environment, only conda's own variables are unset, so that the job's
+#: environment can still be activated.
 _DEACTIVATE = """\
 if [ -n "$CONDA_PREFIX" ]; then
     {source}
@@ -72,9 +73,9 @@ unset -f exit
 
 @dataclass(frozen=True)
 class JobEnvironment:
-    """The conda or virtual environment of a job; if both are None, it runs in the scheduler's environment.
+    """A job's conda or virtual environment; if both are None, the job runs in the scheduler's environment.
 
-    conda_sh: the file that defines `conda`, None if there is no conda.
+    conda_sh: the file that defines `conda`; None if there is no conda.
     """
 
     conda: str | None
@@ -83,21 +84,21 @@ class JobEnvironment:
 
     @property
     def label(self) -> str:
-        """The name of the environment for messages."""
+        """The environment's name, for messages."""
         if self.venv is not None:
             return f"virtual environment {self.venv}"
         return f"conda environment {self.conda}"
 
     @property
     def heading(self) -> str:
-        """The short name of the environment for a heading."""
+        """The environment's short name, for a heading."""
         if self.venv is not None:
             return f"venv {self.venv}"
         return "none named" if self.conda is None else f"conda {self.conda}"
 
     @property
     def bin_folder(self) -> str | None:
-        """The folder of its programs, as shell text that is valid once it is active; None means PATH."""
+        """The environment's program folder, as shell text that is valid after activation; None means PATH."""
         if self.venv is not None:
             return '"$VIRTUAL_ENV"/bin'
         return None if self.conda is None else '"$CONDA_PREFIX"/bin'
@@ -106,20 +107,21 @@ class JobEnvironment:
 def environment_of(spec: JobSpec, conda_sh: str | None) -> JobEnvironment:
     """Returns the environment that a job activates.
 
-    An empty CSV field means base; a command without `conda=` has none.
+    An empty environment field in a CSV line means conda's base environment, if there is a conda. A shell
+    command without `conda=` or `venv=` activates none.
     """
     base = spec.kind == "csv" and spec.venv is None and conda_sh is not None
     return JobEnvironment(spec.conda or ("base" if base else None), spec.venv, conda_sh)
 
 
 def activation_text(environment: JobEnvironment) -> str:
-    """Returns the text that activates the environment, or fails with the reason why that is impossible."""
+    """Returns the shell text that activates the environment, or that fails with the reason why it cannot."""
     if environment.venv is not None:
         return _deactivation_text(environment.conda_sh) + _venv_text(environment)
     if environment.conda is None:
         return ""
     if environment.conda_sh is None:
-        reason = f"{environment.label}: no conda was found; name its profile.d/conda.sh with --conda-sh"
+        reason = f"{environment.label}: no conda was found; pass its profile.d/conda.sh with --conda-sh"
         return f"fail conda_missing {shlex.quote(reason)}\n"
     return _deactivation_text(environment.conda_sh) + _ACTIVATE_CONDA.format(
         source=_source_text(environment.conda_sh),
@@ -140,9 +142,9 @@ def _venv_text(environment: JobEnvironment) -> str:
 
 
 def _deactivation_text(conda_sh: str | None) -> str:
-    """Returns the deactivation text, "" without conda.
+    """Returns the shell text that deactivates the active conda environment; "" if there is no conda.
 
-    Without conda, `inherited_environment` has removed the active environment.
+    If there is no conda, `inherited_environment` has already removed the active environment.
     """
     return (
         ""

@@ -1,8 +1,9 @@
-"""Builds the command of an attempt: its environment, and the shell text that activates, checks and executes.
+"""Builds the command of an attempt: its environment variables, and the shell text of its `command.sh`.
 
-Pure text; user text appears in it only as single-quoted words. The text reports on descriptor 3: "." right
-before it executes the job's own command, or "!", a FailureKind and the reason why it cannot. Before the ".",
-it writes the /proc entries of its process, which becomes the job's own command, to descriptor 4.
+The shell text activates the job's environment, checks the job's own command and executes it. Text from users
+appears in it only as single-quoted words. The shell text writes a report to descriptor 3: "." right before it
+executes the job's own command, or "!", a FailureKind and the reason if it cannot. Before the ".", it writes
+the /proc entries of its process to descriptor 4; the same process then becomes the job's own command.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gpu_scheduler.core.command.environment import inherited_environment
 from gpu_scheduler.core.model.job_spec import CudaIds, JobSpec
 
 _HEADER = """\
-# Job {job_id}, attempt {attempt}, as its runner starts it. By hand: bash command.sh
+# Job {job_id}, attempt {attempt}. The runner executes this file. To run it by hand: bash command.sh
 fail() {{ printf '%s\\n' "$2" >&2; {{ printf '!%s %s' "$1" "$2" >&3; }} 2>/dev/null; builtin exit 1; }}
 """
 
@@ -27,14 +28,15 @@ if type -P python >/dev/null; then python=python; else python=python3; fi
 type -P "$python" >/dev/null || fail python_missing 'neither python nor python3 is on the PATH of the job'
 """
 
-#: A python further down PATH belongs to another environment.
+#: Looks only in the environment's own folder, because a python elsewhere on PATH belongs to another
+#: environment.
 _FIND_ENVIRONMENT_PYTHON = """\
 if [ -x {programs}/python ]; then python=python; else python=python3; fi
 [ -x {programs}/"$python" ] || fail python_missing {missing}
 """
 
-#: torchrun starts Python with its own interpreter and -u. The module torch.distributed.run is equivalent to
-#: it.
+#: torchrun starts the script with torchrun's own Python interpreter and -u. If there is no torchrun, running
+#: the module torch.distributed.run does the same.
 _FIND_TORCHRUN = """\
 if {there}; then torchrun=(torchrun); else
     torchrun=("$python" -u -m torch.distributed.run)
@@ -43,9 +45,10 @@ if {there}; then torchrun=(torchrun); else
 fi
 """
 
-#: Variables with other names reach the job only through its environment.
+#: Names that a shell can export. Variables with other names reach the job only through its environment.
 _SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Reports the start, then closes the descriptors. Starts no process and survives `set -e` of an activation.
+#: Reports the start, then closes the descriptors. Starts no process, and works even if an activation script
+#: has run `set -e`.
 REPORT_START = """\
 record() {
     local own
@@ -61,8 +64,8 @@ record() {
 class AttemptCommand:
     """The command of an attempt.
 
-    env: the whole environment; command_sh: the text of that file; display_text: the job's own command;
-    environment_label: the conda or virtual environment.
+    env: all environment variables; command_sh: the content of that file; display_text: the job's own command,
+    as shown to users; environment_label: the name of the conda or virtual environment, for a heading.
     """
 
     env: dict[str, str]
@@ -82,10 +85,10 @@ def build_command(
     cuda_ids_default: CudaIds,
     extra: Mapping[str, str] | None = None,
 ) -> AttemptCommand:
-    """Builds the command of an attempt on these GPUs.
+    """Builds the command of an attempt that uses these GPUs.
 
     base_env: the scheduler's own environment; extra: variables that the scheduler adds; conda_sh: the file
-    that defines `conda`, None if there is no conda.
+    that defines `conda`; None if there is no conda.
     """
     environment = environment_of(spec, conda_sh)
     own = {
@@ -103,7 +106,8 @@ def build_command(
     ids = cuda.format_ids(gpus, spec.cuda_ids or cuda_ids_default)
     shown, last = _job_command(spec, ids, environment)
     unreachable = shlex.quote(f"working folder {spec.cwd} cannot be entered")
-    # Variables set by the line override those of the environment; activation itself extends PATH.
+    # The line's variables are exported after activation, so that they override those of the environment. PATH
+    # is exported before it, because activation extends PATH.
     exports = [
         f"export {name}={shlex.quote(own[name])}\n" for name in sorted(own) if _SHELL_NAME.fullmatch(name)
     ]
@@ -119,7 +123,7 @@ def build_command(
 
 
 def display_command(spec: JobSpec, ids: str) -> str:
-    """Returns the job's own command for display. ids: text that stands for the indices of its GPUs."""
+    """Returns the job's own command for display. ids: text to show in place of the job's GPU indices."""
     return _job_command(spec, ids, JobEnvironment(None, None, None))[0]
 
 
@@ -137,14 +141,15 @@ def _job_command(spec: JobSpec, ids: str, environment: JobEnvironment) -> tuple[
     command = cuda.rewrite_command(spec.command or "", ids, spec.cuda or "rewrite")
     if command is None:
         reason = (
-            f"cuda=add: cannot tell where --cuda belongs in this command; write --cuda {ids} in its place"
+            "cuda=add: it is unclear where --cuda belongs in this command;"
+            f" write --cuda {ids} where it belongs"
         )
         return spec.command or "", f"fail cuda_option_unplaced {shlex.quote(reason)}\n"
     return command, f"{REPORT_START}exec bash -c {shlex.quote(command)}\n"
 
 
 def _csv_command(spec: JobSpec, script: str, ids: str, environment: JobEnvironment) -> tuple[str, str]:
-    """Does the same for a CSV line. torchrun gets no `--cuda`: LOCAL_RANK selects the GPU of each process."""
+    """Returns both texts for a CSV line. torchrun gets no `--cuda`: LOCAL_RANK selects each process's GPU."""
     missing = shlex.quote(f"script {script} does not exist")
     check = f"[ -e {shlex.quote(script)} ] || fail script_missing {missing}\n{_python_check(environment)}"
     if spec.torchrun is None:

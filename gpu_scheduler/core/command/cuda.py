@@ -1,6 +1,6 @@
-"""Rewrites `--cuda IDS` in the command of a job, or adds it on request.
+"""Rewrites `--cuda IDS` in a job's command, or adds it if the job requests that.
 
-Shell text is changed only at whole words outside quotes; the rest of it stays as it is.
+In shell text, only whole words are changed, never a part of a quoted text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def format_ids(gpus: Sequence[int], ids: CudaIds) -> str:
 
 
 def rewrite_arguments(arguments: Sequence[str], ids: str, mode: CudaMode) -> tuple[str, ...]:
-    """Returns the arguments of a script with `--cuda IDS`. Nothing is added to a bare flag `--cuda`."""
+    """Returns a script's arguments with `--cuda IDS`. A flag `--cuda` without a value stays as it is."""
     if mode == "off":
         return tuple(arguments)
     changed = list(arguments)
@@ -43,9 +43,10 @@ def rewrite_arguments(arguments: Sequence[str], ids: str, mode: CudaMode) -> tup
 
 
 def rewrite_command(command: str, ids: str, mode: CudaMode) -> str | None:
-    """Returns shell text with `--cuda IDS`, None if it should be added but its place is unclear.
+    """Returns the shell text with `--cuda IDS`; None if it must be added but its place is unclear.
 
-    Adds it to the last command of a list (`a && b`), never to a pipeline, a group or a here-document.
+    The option is added to the last command of a list (`a && b`), never to a pipeline, a group or a
+    here-document.
     """
     if mode == "off":
         return command
@@ -67,7 +68,7 @@ def rewrite_command(command: str, ids: str, mode: CudaMode) -> str | None:
 
 @dataclass(frozen=True)
 class ShellWord:
-    """A word of shell text by its position; `unquoted` is the word without its quotes."""
+    """A word in a shell text, with its position. unquoted: the word without its quotes."""
 
     start: int
     end: int
@@ -75,7 +76,7 @@ class ShellWord:
 
 
 def shell_words(command: str) -> list[ShellWord]:
-    """Returns the words of a shell text, which blanks and operators separate."""
+    """Splits a shell text into words, at blanks and operators."""
     words: list[ShellWord] = []
     start, plain, i = -1, "", 0
 
@@ -100,7 +101,7 @@ def shell_words(command: str) -> list[ShellWord]:
 
 
 def _read_piece(command: str, at: int) -> tuple[str, int]:
-    """Returns one character or quoted stretch without its quotes, and its length in the text."""
+    """Returns the next character or quoted part without its quotes, and its length in the text."""
     char = command[at]
     if char == "\\":
         return command[at + 1 : at + 2], 2
@@ -121,7 +122,7 @@ def _is_value_of(command: str, option: ShellWord, value: ShellWord) -> bool:
 
 
 def _can_append(command: str, words: Sequence[ShellWord]) -> bool:
-    """Returns whether words appended to the text would become arguments of the intended command."""
+    """Returns whether words appended to the text would become arguments of its last command."""
     outside, done = [], 0
     for word in words:
         outside.append(command[done : word.start])

@@ -1,6 +1,7 @@
-"""Derives the environment of a job's command from the scheduler's own, and finds conda.
+"""Derives a job's environment variables from the scheduler's own, and finds conda.
 
-There is no allow-list: users rely on HF_HOME, WANDB_API_KEY, LD_LIBRARY_PATH and others that nobody can list.
+There is no list of allowed variables, because users rely on HF_HOME, WANDB_API_KEY, LD_LIBRARY_PATH and many
+more that no such list could cover.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping
 
-#: Variables of the terminal, another interpreter, a surrounding batch system, and the scheduler itself.
+#: Variables that jobs do not inherit: those of the terminal, of another Python interpreter, of a surrounding
+#: batch system and of the scheduler itself.
 _DENIED = re.compile(r"STY|WINDOW|TERMCAP|COLUMNS|LINES|PYTHONHOME|SLURM_.*|GPU_SCHEDULER_.*")
-#: Variables set by an active environment. Settings of conda itself (CONDA_ENVS_PATH …) belong to the user.
+#: Variables that an active environment has set. Conda's own settings, such as CONDA_ENVS_PATH, belong to the
+#: user and are not among them.
 _ACTIVE_ENVIRONMENT = re.compile(r"VIRTUAL_ENV(_PROMPT)?|_CE_(CONDA|M)|CONDA_(PYTHON_)?EXE")
 #: Variables that `conda deactivate` relies on.
 _CONDA_STACK = re.compile(
@@ -28,9 +31,9 @@ def inherited_environment(
 ) -> dict[str, str]:
     """Returns the part of the scheduler's environment that a job inherits.
 
-    replaces_active: the job has its own conda or venv, so an active one is removed, also from PATH.
-    conda_available: command.sh deactivates with conda and needs the variables from which conda determines the
-    active environment.
+    replaces_active: the job has its own conda or virtual environment, so the active one is removed, also from
+    PATH. conda_available: command.sh deactivates the active environment with conda, so the variables that
+    conda needs for this are kept.
     """
     env = {name: value for name, value in base.items() if not _DENIED.fullmatch(name)}
     if not replaces_active:
@@ -49,17 +52,18 @@ def inherited_environment(
 
 
 def find_conda_sh(env: Mapping[str, str], exists: Callable[[str], bool]) -> str | None:
-    """Finds the `conda.sh` of the conda that this environment uses, otherwise of one in a usual folder, or
-    None.
+    """Finds the `conda.sh` of the conda that these variables point to, or of one in a usual folder.
 
-    Tries in this order: CONDA_EXE, CONDA_PREFIX, `conda` on PATH, the usual folders.
+    Tries CONDA_EXE, CONDA_PREFIX, `conda` on PATH and the usual folders, in this order. Returns None if none
+    of them leads to a `conda.sh`.
     """
     roots: list[str] = []
     if env.get("CONDA_EXE"):
         roots.append(posixpath.dirname(posixpath.dirname(env["CONDA_EXE"])))
     if env.get("CONDA_PREFIX"):
         prefix = env["CONDA_PREFIX"].rstrip("/")
-        # An environment is in the envs folder of its installation; base is the installation.
+        # An environment is in the `envs` folder of its installation; the base environment is the installation
+        # itself.
         roots += [prefix, posixpath.dirname(posixpath.dirname(prefix))]
     for folder in env.get("PATH", "").split(":"):
         if folder.startswith("/") and exists(posixpath.join(folder, "conda")):

@@ -1,6 +1,6 @@
-"""Names the Screen session of a job, and parses the output of `screen -ls`, which is for display only.
+"""Names the Screen session of a job, and parses the output of `screen -ls`.
 
-That list misses new sessions and shows dead ones.
+The parsed list is for display only, because `screen -ls` can omit new sessions and show dead ones.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 
-#: Screen silently fails to bind the sockets of longer names.
+#: Maximum length of a session name. Screen silently fails to bind the socket of a longer one.
 MAX_LENGTH = 40
 
 
 def session_name(gpus: Sequence[int], mode: str, job_id: int) -> str:
     """Returns `gpujob_<gpu_ids>_<mode>_<job_id>`: letters, digits and `_ - , .`, at most 40 characters.
 
-    The mode is truncated to fit, the ids never. If many GPUs leave no room for it, they are written as ranges
-    ("0-7"), then as the first one and their number ("0.x16").
+    The mode is truncated to fit, but the GPU ids never are. If the ids of many GPUs are too long, they are
+    written as ranges ("0-7"); if these are too long as well, as the first id and the number of GPUs
+    ("0.x16").
     """
     word = re.sub(r"[^A-Za-z0-9_.,-]", "-", mode) or "job"
     room = MAX_LENGTH - len(f"gpujob___{job_id}")
@@ -34,9 +35,10 @@ _FOLDER = re.compile(r"(?:[Ss]ockets? (?:found )?in) (/.*?)\.?\s*$")
 
 @dataclass(frozen=True)
 class SessionList:
-    """The sessions in a listing, without those that Screen itself considers dead.
+    """The sessions in the output of `screen -ls`, without those that Screen itself marks as dead.
 
-    folder: the socket folder, None if not named; attached: `pid.name` -> whether a terminal is attached.
+    folder: the socket folder; None if the output does not name it. attached: whether a terminal is attached
+    to each session, by the session's `pid.name`.
     """
 
     folder: str | None = None

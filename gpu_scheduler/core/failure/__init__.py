@@ -1,1 +1,1 @@
-"""Explains why a job failed: GPU out-of-memory messages, the last error in a log, the explanation."""
+"""Explains why a job failed, from its exit code and from the errors in its log."""

@@ -1,4 +1,4 @@
-"""Finds the kinds of a failure in its exit code, its signal and the error that the program wrote."""
+"""Determines the kinds of a failure from its exit code, its signal and the program's error message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_scheduler.core.model.state_reason import FailureKind
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _PRECEDENCE = tuple(FailureKind)
 
-#: Kind -> errors from Python, the shell, argparse and CUDA that have this cause.
+#: For each kind, the error messages of Python, the shell, argparse and CUDA that indicate it.
 _ERRORS = tuple(
     (kind, re.compile(pattern, re.IGNORECASE))
     for kind, pattern in (
@@ -42,7 +42,7 @@ _SIGNALS: dict[int, FailureKind] = {
 
 
 def failure_kinds(exit_code: int | None, signal: int | None, error: str) -> list[FailureKind]:
-    """Returns every kind that fits the failure. error: the program's message, "" = none was found."""
+    """Returns every kind that fits the failure. error: the program's error message; "" if none was found."""
     kinds = [kind for kind, pattern in _ERRORS if pattern.search(error)]
     if exit_code == _NOT_FOUND:
         kinds.append(FailureKind.COMMAND_NOT_FOUND)
@@ -50,7 +50,7 @@ def failure_kinds(exit_code: int | None, signal: int | None, error: str) -> list
         kinds.append(FailureKind.NOT_EXECUTABLE)
     elif signal == SIGBUS:
         kinds.append(FailureKind.SHARED_MEMORY)
-    # A shell reports the signal that killed its program as 128 + its number.
+    # If a signal has killed its program, a shell exits with 128 plus the signal's number.
     number = signal if signal is not None else (exit_code or 0) - 128
     return [*kinds, _SIGNALS[number]] if number in _SIGNALS else kinds
 

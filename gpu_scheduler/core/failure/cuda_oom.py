@@ -1,14 +1,15 @@
-"""Decides whether a failed program ended because GPU memory was exhausted, from the end of its log.
+"""Decides from the end of a log whether a failed program ended because GPU memory was exhausted.
 
-The verdict decides whether the job is retried with more memory, so a line that reports exhausted memory
-(one of the SIGNATURES) is not enough: it must be the error that ended the program. No other error may follow
-it, except errors that only report the first one (a launcher's, another rank's, one raised while it was
-handled), and the program must not have continued. Host memory never counts. A program that catches the error
-may print a message of its own and exit with an error; such messages count among the last lines only.
+A job that ran out of GPU memory is retried with more memory. So it is not enough that a line reports
+exhausted memory (that is, matches one of the SIGNATURES): that error must have ended the program. No other
+error may follow it, except one that only reports the first error (from a launcher, from another rank, or
+raised while the first error was handled), and the program must not have continued. Exhausted host memory
+never counts. A program that catches the error may print its own message and exit with an error; such a
+message counts only among the last lines.
 
 One similar message does not count: vLLM's "max seq len ... larger than the maximum number of tokens that can
-be stored in KV cache". No allocation failed there; the requested length does not fit the share of the GPU
-that vLLM takes anyway, and the job fails in the same way whatever memory is allocated to it.
+be stored in KV cache". In that case no allocation has failed. The requested length does not fit into the
+share of the GPU that vLLM takes in any case, so the job would fail again with any amount of allocated memory.
 """
 
 from __future__ import annotations
@@ -30,19 +31,21 @@ from gpu_scheduler.core.failure.log_patterns import (
 from gpu_scheduler.core.failure.oom_signatures import has_keyword, is_printed_oom, is_signature
 from gpu_scheduler.core.failure.tracebacks import root_cause, with_continuation
 
-#: Lines of ordinary output that may follow an OOM; after more, the program had continued.
+#: Maximum number of ordinary output lines after an out-of-memory error; after more lines, the program must
+#: have continued.
 _MAX_LINES_AFTER = 40
-#: The same limit for a line that a library logs even if its caller does not depend on the memory, and for a
-#: message of the program's own.
+#: The same limit for lines that a library also logs when its caller can do without the memory, and for the
+#: program's own messages.
 _MAX_LINES_AFTER_LOGGED = 5
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
-#: SGLang kills itself when a part of it has failed; the shell then reports "Killed".
+#: SGLang prints this when one of its processes has failed. It then kills itself, and the shell reports
+#: "Killed".
 _SELF_KILL = "Received sigquit from a child process"
 
 
 def cuda_oom(end: LogEnd) -> str | None:
-    """Returns the line that reports GPU memory exhaustion as the end of the program, or None."""
+    """Returns the line that reports the GPU memory error which ended the program; None if there is none."""
     if not has_keyword(_COLOUR.sub("", end.tail)):
         return None
     lines = end.lines
@@ -68,9 +71,9 @@ def _is_oom(end: LogEnd, index: int) -> bool:
 
 
 def _is_other_error(end: LogEnd, index: int, *, is_last: bool) -> bool:
-    """Returns whether the line shows another cause of the end than the lines above, or a recovery.
+    """Returns whether the line shows a recovery, or a different cause of the end than the lines above.
 
-    is_last: the line is the error that ended the program, whatever its class is called.
+    is_last: this error ended the program, so the line counts whatever the error's class is called.
     """
     text = end.lines[index].text
     if RECOVERED.search(text) and MENTIONS_MEMORY.search(text):
@@ -87,7 +90,7 @@ def _is_other_error(end: LogEnd, index: int, *, is_last: bool) -> bool:
 
 
 def _is_near_end(end: LogEnd, index: int) -> bool:
-    """Returns whether the program printed only little after this line."""
+    """Returns whether only a few lines of output follow this line."""
     text, rank, _ = end.lines[index]
     later = (line.text for line in end.lines[index + 1 :] if line.rank in ("", rank))
     near = _MAX_LINES_AFTER

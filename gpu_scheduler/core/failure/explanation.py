@@ -1,6 +1,6 @@
-"""Explains why a command failed: exit code or signal, the error in its log, the kernel's OOM count.
+"""Explains why a command failed, by its exit code or signal, its log and the kernel's OOM counter.
 
-A job is called "out of memory" only if the kernel's own counter agrees.
+A kill is attributed to exhausted host memory only if the kernel's own counter confirms it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from gpu_scheduler.core.model.state_reason import FailureKind, ReasonKind, State
 if TYPE_CHECKING:
     from gpu_scheduler.core.failure.log_end import LogEnd
 
-#: Maximum number of characters kept of the error.
+#: Maximum number of characters of the error that are kept.
 _MAX_ERROR_CHARS = 300
-#: With an exit code other than Python's 1, an error in the log counts only if at most this many lines follow.
+#: Maximum number of lines that may follow an error in the log. There is no limit with exit code 1, which is
+#: Python's own exit code for an error.
 _MAX_LINES_AFTER = 40
 _SIGKILL = 9
 
@@ -27,7 +28,7 @@ _INVALID_GPU_ID = re.compile(
     r"|listed an invalid (?:GPU|Device) id|device:GPU:\d+ unknown device",
     re.IGNORECASE,
 )
-#: Message that NCCL prints below its error if two processes of a job use one GPU.
+#: Message that NCCL prints below its error if two processes of a job use the same GPU.
 _DUPLICATE_GPU = "Duplicate GPU detected"
 
 
@@ -38,8 +39,8 @@ def is_failure(result: AttemptResult) -> bool:
 
 def explain_failure(result: AttemptResult, context: FailureContext | None = None) -> StateReason:
     """Returns why a command that began failed."""
-    # Compiling their regular expressions takes 5 ms; `status` needs them only for an end that is not in the
-    # store yet.
+    # Imported here because compiling the regular expressions in these modules takes 5 ms, and `status` needs
+    # them only for an attempt whose end is not in the store yet.
     from gpu_scheduler.core.failure.classification import failure_kinds, most_specific
     from gpu_scheduler.core.failure.cuda_oom import cuda_oom
     from gpu_scheduler.core.failure.log_end import LogEnd
@@ -73,7 +74,7 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
 
 
 def explain_launch_failure(result: AttemptResult) -> StateReason:
-    """Returns why a command did not begin. Its exit code comes from command.sh."""
+    """Returns why a command did not begin. The exit code in the result is then that of command.sh."""
     from gpu_scheduler.core.failure.classification import failure_kinds, most_specific
 
     kind = result.failure
@@ -85,9 +86,9 @@ def explain_launch_failure(result: AttemptResult) -> StateReason:
 
 
 def _oom_kill(result: AttemptResult, end: LogEnd) -> Literal["command", "child"] | None:
-    """Returns the process that the kernel probably killed when host memory ran out; None if there is none.
+    """Returns which process the kernel probably killed because host memory ran out; None if it killed none.
 
-    Other processes share the counter, so a child counts only if the log mentions a kill.
+    The kernel's counter also includes unrelated processes, so a child counts only if the log mentions a kill.
     """
     if not result.oom_kills:
         return None
@@ -98,6 +99,6 @@ def _oom_kill(result: AttemptResult, end: LogEnd) -> Literal["command", "child"]
 
 
 def _one_line(text: str) -> str:
-    """Returns the text as one line of printable characters, cut to the most characters that are kept."""
+    """Returns the text as one line of printable characters, truncated to `_MAX_ERROR_CHARS`."""
     plain = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return plain if len(plain) <= _MAX_ERROR_CHARS else f"{plain[: _MAX_ERROR_CHARS - 1].rstrip()}…"

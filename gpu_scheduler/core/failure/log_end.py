@@ -8,7 +8,7 @@ from gpu_scheduler.core.failure.log_lines import LogLine, log_lines
 from gpu_scheduler.core.failure.log_patterns import NON_PYTHON_ERROR, PYTHON_ERROR
 from gpu_scheduler.core.failure.tracebacks import Traceback, final_traceback, find_tracebacks
 
-#: Number of lines at the end among which an error without a traceback counts.
+#: An error without a traceback counts only if it is among this many lines at the end.
 _MAX_LINES_OF_LOOSE_ERROR = 20
 
 
@@ -20,12 +20,12 @@ class LogEnd:
 
     @cached_property
     def lines(self) -> list[LogLine]:
-        """The lines without their prefixes, with the process that wrote each."""
+        """The lines without their prefixes, each with the process that wrote it."""
         return list(log_lines(self.tail))
 
     @cached_property
     def tracebacks(self) -> dict[int, Traceback]:
-        """The tracebacks by the index of their errors."""
+        """The tracebacks, by the index of the line with each traceback's error."""
         return {one.index: one for one in find_tracebacks(self.lines)}
 
     @cached_property
@@ -49,7 +49,7 @@ class LogEnd:
         return [line.text for line in self.lines[-count:]]
 
     def loose_error_index(self) -> int | None:
-        """Returns the index of the last of the final lines that looks like an error; None without one."""
+        """Returns the index of the last line near the end that looks like an error; None if there is none."""
         count = len(self.lines)
         for index in range(count - 1, max(-1, count - 1 - _MAX_LINES_OF_LOOSE_ERROR), -1):
             text = self.lines[index].text

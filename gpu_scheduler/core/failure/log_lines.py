@@ -1,4 +1,4 @@
-"""Splits the end of a log into the lines that its processes wrote, without the marks that launchers add."""
+"""Splits the end of a log into lines, and separates the prefixes that launchers add to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from gpu_scheduler.core.text.escapes import ESCAPE
 
-#: Prefixes of the lines of one process: torch, torchrun, accelerate, MPI, Ray; then the prefix of vLLM's log.
+#: Prefixes by which torch, torchrun, accelerate, MPI and Ray mark the lines of each process, and the prefix
+#: of vLLM's log lines, which may follow them.
 _PREFIX = re.compile(
     r"(?:\[(?:rank|default)(\d+)\]: ?|rank(\d+): ?|\[\d+,(\d+)\]<std(?:err|out)>: ?|stderr: "
     r"|\((?:\w+ )?(?:rank=\d+ )?pid=(\d+)[^()]{0,120}\) ?)?"
@@ -21,7 +22,8 @@ _MARGIN = re.compile(r"( +)(?:\| ?|\+(?: |$)|\+[-+]{3,}.*)")
 class LogLine(NamedTuple):
     """A line without its prefix and margin.
 
-    rank: rank or pid of the process that wrote it, "" = unknown; depth: blanks before the margin, -1 = none.
+    rank: the rank or pid of the process that wrote the line; "" if unknown. depth: the number of blanks
+    before the margin; -1 if there is no margin.
     """
 
     text: str
@@ -30,11 +32,11 @@ class LogLine(NamedTuple):
 
 
 def rendered_lines(tail: str) -> list[str]:
-    """Returns a log's lines as a terminal finally shows them: no colours, only the last state of each bar."""
+    """Returns a log's lines without colours, and with only the last state of each progress bar."""
     shown = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in ESCAPE.sub("", tail).split("\n")]
     if shown and not shown[-1]:
         shown.pop()
-    # The runner writes the last line.
+    # This line comes from the runner, not from the job.
     if shown and shown[-1].startswith("--- "):
         shown.pop()
     return shown
@@ -44,7 +46,7 @@ def log_lines(tail: str) -> Iterator[LogLine]:
     """Yields the lines of a log."""
     for text in rendered_lines(tail):
         prefix = _PREFIX.match(text)
-        assert prefix is not None  # every part of the pattern is optional
+        assert prefix is not None  # it always matches, because every part of it is optional
         rank = next(filter(None, prefix.groups()), "")
         text = text[prefix.end() :]
         margin = _MARGIN.match(text)

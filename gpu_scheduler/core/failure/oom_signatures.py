@@ -172,7 +172,7 @@ SIGNATURES = (
     _signature("Vulkan", r"\bErrorOutOfDeviceMemory\b", "vk::Device::allocateMemory: ErrorOutOfDeviceMemory"),
 )
 
-#: A line that contains none of these in lower case matches no signature.
+#: Every line that matches a signature contains at least one of these, in upper or lower case.
 KEYWORDS = (
     *("out of memory", "outofmemory", "out_of_memory", "out of gpu memory"),
     *("outofdevicememory", "memoryallocation", "cudacachingallocator"),
@@ -181,7 +181,7 @@ KEYWORDS = (
     *("no executable batch size", "pool size exceeded"),
 )
 
-#: Characters that are searched on each side of a report.
+#: Number of characters on each side of a report that are searched for its context.
 _CONTEXT_CHARS = 200
 
 

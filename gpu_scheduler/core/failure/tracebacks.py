@@ -1,4 +1,4 @@
-"""Finds the Python tracebacks in a log: chained ones, of exception groups, of one rank among several."""
+"""Finds the Python tracebacks in a log, including chained ones, exception groups and several ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from gpu_scheduler.core.failure.log_lines import LogLine
 _MAX_LINES = 400
 #: Maximum number of lines above a traceback that may connect it with an earlier one.
 _MAX_LINES_ABOVE = 3
-#: Beginnings of lines that Python prints for errors that did not end the program and between chained ones.
+#: Beginnings of the lines that Python prints above errors that did not end the program, and between chained
+#: errors.
 _HARMLESS_HEADERS = ("Exception ignored", "Error in atexit", "--- Logging error", "Exception in thread")
 _CHAINED_HEADERS = ("The above exception was", "During handling of the above")
 
@@ -30,8 +31,8 @@ _SUMMARY_FIELD = re.compile(r"\s+(rank|exitcode|traceback)\s*: (.*)")
 class Traceback:
     """The end of one traceback.
 
-    text: its error; index: line of the error; is_chained: another error led to it; is_harmless: it did not
-    end the program.
+    text: the error; index: the index of the error's line; rank: the process that printed it; is_chained:
+    another error led to this one; is_harmless: the error did not end the program.
     """
 
     text: str
@@ -42,7 +43,7 @@ class Traceback:
 
 
 def find_tracebacks(lines: Sequence[LogLine]) -> list[Traceback]:
-    """Returns the tracebacks in their order; a group's own errors are reported with the group."""
+    """Returns the tracebacks in order. The errors in an exception group are a part of its traceback."""
     found: list[Traceback] = []
     group: int | None = None
     for index, line in enumerate(lines):
@@ -89,7 +90,7 @@ def final_traceback(tracebacks: Sequence[Traceback], lines: Sequence[LogLine]) -
 
 
 def root_cause(lines: Sequence[LogLine]) -> dict[str, str]:
-    """Returns the fields of torchrun's summary of the first process that failed; empty without a summary."""
+    """Returns the fields of torchrun's summary of the first process that failed; empty if there is none."""
     index = next((i for i in range(len(lines) - 1, -1, -1) if _ROOT_CAUSE in lines[i].text), None)
     if index is None:
         return {}
@@ -98,7 +99,7 @@ def root_cause(lines: Sequence[LogLine]) -> dict[str, str]:
 
 
 def with_continuation(lines: Sequence[LogLine], index: int) -> str:
-    """Returns an error's line, joined with a later line if its message begins there."""
+    """Returns an error's line, joined with the next line of text if the message begins only there."""
     text = lines[index].text.strip()
     if not text.endswith(":"):
         return text
@@ -119,7 +120,7 @@ def _error_index(lines: Sequence[LogLine], header: int, header_line: LogLine) ->
         if line.rank != header_line.rank:
             continue  # a line of another process
         if line.depth >= 0 > header_line.depth:
-            continue  # a vertical bar in the source text
+            continue  # its margin is a vertical bar in source text
         if line.depth != header_line.depth or _HEADER.search(line.text):
             return None
         text = line.text.lstrip(" ")
@@ -144,7 +145,7 @@ def _first_group_error(lines: Sequence[LogLine], index: int, depth: int) -> str:
 
 
 def _line_above(lines: Sequence[LogLine], header: int) -> str:
-    """Returns the nearest of the three lines above a header that its process wrote; "" without one."""
+    """Returns the nearest line of text in the three lines of the same process above a header; "" if none."""
     above = (lines[index] for index in range(header - 1, -1, -1))
     own = (line.text.strip() for line in above if line.rank == lines[header].rank)
     return next(filter(None, islice(own, _MAX_LINES_ABOVE)), "")

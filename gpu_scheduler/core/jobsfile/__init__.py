@@ -1,1 +1,1 @@
-"""The jobs file: its grammar, the difference between two readings, and when a change takes effect."""
+"""The jobs file: how its lines are parsed, how two readings differ, and when a change takes effect."""

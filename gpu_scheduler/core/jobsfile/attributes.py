@@ -1,6 +1,6 @@
 """Parses the attribute block that may begin a line: `[gpus=2 share=0.5 env:SEED=1 hold]`.
 
-Decides where the block ends and what its items mean. Does not look at the rest of the line.
+Determines where the block ends and what its items mean. The rest of the line is not parsed here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ATTRIBUTE_HELP: dict[str, tuple[str | None, str]] = {
     "fail-retries": ("N", "Number of times to retry the job after any failure"),
     "timeout": ("TIME", "End the job after this time, such as 90s, 15m, 2h or 1d"),
     "name": ("NAME", "Name of the job, which `status` shows and commands accept"),
-    "priority": ("N", "Lower numbers run first"),
+    "priority": ("N", "Priority of the job; jobs with lower numbers start first"),
     "conda": ("ENV", "Conda environment"),
     "venv": ("DIR", "Virtual environment to use instead of a conda environment"),
     "cwd": ("DIR", "Working folder of the job"),
@@ -59,7 +59,7 @@ def _spellings(key: str) -> tuple[str, ...]:
 KNOWN_ATTRIBUTES = " ".join(name for key in ATTRIBUTE_HELP for name in _spellings(key))
 UNSUPPORTED = ("after", "after-any", "resume-flag", "preempt")
 FLAGS = ("hold", "cancel", "exclusive")
-#: Fields of JobSpec whose attribute has another name.
+#: Fields of JobSpec whose attributes have different names.
 _FIELD_TO_KEY = {"timeout_s": "timeout"}
 MAX_RETRIES = 1000
 ACCEPTED_FORM = (
@@ -80,7 +80,10 @@ _BLOCK_PIECE = re.compile(
 
 @dataclass(frozen=True)
 class AttributeBlock:
-    """A parsed block. values: by the field names of JobSpec, paths as written; rest: the text after it."""
+    """A parsed block.
+
+    values: by the field names of JobSpec, with paths as written; rest: the text after the block.
+    """
 
     values: dict[str, Any]
     rest: str
@@ -119,7 +122,7 @@ def parse_block(text: str, known_gpus: frozenset[int] | None) -> AttributeBlock:
 
 
 def find_block_end(text: str) -> int | None:
-    """Returns the index of the `]` that closes the block at the start of `text`, None if it is not closed."""
+    """Returns the index of the `]` that closes the block at the start of `text`; None if it is not closed."""
     for piece in _BLOCK_PIECE.finditer(text, 1):
         if piece.lastgroup == "end":
             return piece.start()
@@ -136,7 +139,7 @@ def _split_items(text: str) -> tuple[str, ...] | None:
 
 
 def _split_at_commas(item: str) -> str | None:
-    """Rewrites an item that joins several attributes by commas with blanks; returns None for a single one."""
+    """Returns an item that joins attributes with commas, rewritten with blanks; None for any other item."""
     first, *parts = re.split("[,;]", item)
     apart = [first]
     for part in parts:
@@ -157,7 +160,9 @@ def _shell_test_hint(text: str) -> str:
 
 def _parse_env(key: str, given: bool, value: str, env: dict[str, str]) -> None:
     if not given or not _ENV_KEY.fullmatch(key):
-        raise ValueError(f"env:{key} is not a variable; write env:KEY=VALUE, KEY of letters, digits and _")
+        raise ValueError(
+            f"env:{key} is not a variable; write env:KEY=VALUE with a KEY of letters, digits and _"
+        )
     if _RESERVED_VARIABLE.fullmatch(key):
         raise ValueError(f"env:{key} is set by the scheduler; to choose GPUs, write [allowed=0]")
     if key in env:
@@ -166,23 +171,27 @@ def _parse_env(key: str, given: bool, value: str, env: dict[str, str]) -> None:
 
 
 def _parse_item(text: str, key: str, value: str | None, known_gpus: frozenset[int] | None) -> Any:
-    """Parses the value of an attribute. key: as written, possibly a synonym. Raises ValueError."""
+    """Parses an attribute's value. key: the attribute as written, possibly a synonym. Raises ValueError."""
     if key in UNSUPPORTED:
-        raise ValueError(f"attribute {key} is not supported by this version; known: {KNOWN_ATTRIBUTES}")
+        raise ValueError(
+            f"attribute {key} is not supported by this version; known attributes: {KNOWN_ATTRIBUTES}"
+        )
     if key in FLAGS:
         if value is not None:
             raise ValueError(f"attribute {key} takes no value; write [{key}]")
         return True
     reader = _PARSERS.get(key)
     if reader is None and key != "allowed":
-        raise ValueError(f"attribute {key!r} is not known; known: {KNOWN_ATTRIBUTES}{_shell_test_hint(text)}")
+        raise ValueError(
+            f"attribute {key!r} is unknown; known attributes: {KNOWN_ATTRIBUTES}{_shell_test_hint(text)}"
+        )
     if not value:
         raise ValueError(f"attribute {key} has no value; write {key}=…")
     return parse_gpu_list(value, known_gpus) if reader is None else reader(value)
 
 
 def parse_priority(text: str) -> int:
-    """Parses a priority, a whole number (lower first). Raises ValueError."""
+    """Parses a priority, which is a whole number; lower ones come first. Raises ValueError."""
     if not _INTEGER.fullmatch(text):
         commas = "; fields are separated by commas" if re.match(r"\s*-?[0-9]+\s*[;\t|]", text) else ""
         raise ValueError(f"priority {text!r} is not a whole number such as 0 or 200{commas}")
@@ -254,7 +263,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def format_attribute(name: str, value: Any) -> str:
-    """Formats a field of JobSpec as an attribute of a block: "share=0.5", "hold"; "no share" if unset."""
+    """Formats a field of JobSpec as a block shows it, such as "share=0.5" or "hold"; "no share" if unset."""
     key = _FIELD_TO_KEY.get(name, name.replace("_", "-"))
     if value is None or value is False:
         return f"no {key}"
@@ -272,7 +281,7 @@ def format_attribute(name: str, value: Any) -> str:
 def check_conflicts(values: dict[str, Any]) -> None:
     """Raises ValueError for attributes that contradict each other."""
     if values.get("conda") is not None and values.get("venv") is not None:
-        raise ValueError("both a conda environment and a venv are given; give one")
+        raise ValueError("both a conda environment and a venv are given; give only one")
     if (values.get("share") or 0) > WHOLE and values.get("gpus") is not None:
         raise ValueError("a share above 1 is a number of whole GPUs; leave out gpus, or give a share up to 1")
     if (values.get("share") or 0) > WHOLE and values.get("vram") is not None:

@@ -15,7 +15,8 @@ from gpu_scheduler.core.jobsfile.job_line import LineResult, Malformed, ParsedJo
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.text.quoting import BLANK
 
-#: Precedes a command that would be parsed as something else: `[ -f x ] && …`, `7,a.py,b`.
+#: Put before a command that would otherwise be parsed as something else, such as `[ -f x ] && …` or
+#: `7,a.py,b`.
 _NO_OP_PREFIX = "true && "
 
 
@@ -27,21 +28,22 @@ def format_script_line(
     allowed: tuple[int, ...] | None = None,
     items: Sequence[str] = (),
 ) -> str:
-    """Returns the CSV line of a script. items: its other attributes as in a block: "vram=18G", "hold".
+    """Returns the CSV line that runs a script.
 
-    script: absolute path; args: its arguments as one text, quoted as for a shell. Raises ValueError for
-    values that no line can express (a line break, an unbalanced quote, a bad environment name).
+    script: absolute path; args: the script's arguments as one text, quoted as for a shell; items: the line's
+    other attributes, as in a block ("vram=18G", "hold"). Raises ValueError for values that a line cannot
+    contain (a line break, an unbalanced quote, an invalid environment name).
     """
     for name, value in (("script", script), ("conda environment", conda or ""), ("arguments", args)):
         if any(bad in value for bad in "\n\r\0"):
             raise ValueError(
-                f"{name} {value!r} contains a line break or NUL, which a jobs file cannot express"
+                f"{name} {value!r} contains a line break or NUL, which no line of a jobs file may contain"
             )
     if conda:
         parse_conda(conda)
     gpus = format_gpu_list(allowed)
     bare = args.strip(BLANK)
-    # After a final backslash, a blank is an argument, not white space.
+    # A blank after a final backslash belongs to an argument and must be kept.
     arguments = quote_field(args.lstrip(BLANK) if bare.endswith("\\") else bare)
     if "," in gpus and arguments and not arguments.startswith('"'):
         arguments = f'"{arguments}"'
@@ -51,7 +53,7 @@ def format_script_line(
     read = _parse_back(line)
     _raise_if_malformed(read)
     if not isinstance(read, ParsedJob) or read.spec.script != posixpath.normpath(script):
-        # A quote after a backslash, then a # after a blank: a comment would begin inside the name.
+        # After an escaped quote, a # that follows a blank would begin a comment in the middle of the name.
         raise ValueError(
             f"script {script!r} cannot be written to a jobs file: the # in its name would begin a comment;"
             " rename it"
@@ -60,9 +62,9 @@ def format_script_line(
 
 
 def format_command_line(items: Sequence[str], words: Sequence[str]) -> str:
-    """Returns the line of a command. words: its command line; a single word is shell text and kept as it is.
+    """Returns the line that runs a command. words: its words; a single word is shell text and kept as it is.
 
-    Raises ValueError for values that no line can express.
+    Raises ValueError for values that a line cannot contain.
     """
     text = words[0].strip() if len(words) == 1 else shlex.join(words)
     if not text or text.startswith("#"):

@@ -1,7 +1,7 @@
 """Recognises and parses the CSV line `priority,script_path,conda_env,arguments,allowed_gpus`.
 
-A sixth column, an execution type, may stand before the arguments. Paths are returned as written: this module
-does not resolve folders.
+A line may have a sixth column, the execution type, before the arguments. Paths are returned as written; other
+modules resolve them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _QUOTED_FIRST = re.compile(r'"((?:[^"]|"")*)"[ \t]*(?=,|$)')
 _INTEGER_FIRST = re.compile(r"[+-]?\d+(?=[,;\s]|$)")
 _FIRST_FIELD = re.compile(r"[\w.+\-/]*")
 _EXECUTION_TYPE = re.compile(r"python|torchrun(?:-([0-9]+)gpu)?")
-#: Treated as a misspelt execution type; an argument that looks like one has to be quoted.
+#: Text that is treated as an execution type, even if it is misspelt. Arguments that look like this must be
+#: quoted.
 _LOOKS_LIKE_EXECUTION_TYPE = re.compile(r"python|torchrun[^\s=]*", re.IGNORECASE)
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 _COMMENT = re.compile(r"(?:(?<=[ \t])|^)#")
@@ -34,7 +35,7 @@ _LAST_NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}$")
 
 
 class UnquotedCommas(ValueError):
-    """The arguments of a line seem to contain commas. lines: the possible intended lines, with quotes."""
+    """The error for unquoted arguments that seem to contain commas. lines: the possible lines with quotes."""
 
     def __init__(self, reason: str, *lines: str) -> None:
         super().__init__(reason)
@@ -43,9 +44,10 @@ class UnquotedCommas(ValueError):
 
 @dataclass(frozen=True)
 class CsvLine:
-    """The fields of a line; empty ones are None or (). note: an ambiguity to log.
+    """The fields of a line; empty fields are None or (). note: a remark to log about an ambiguity.
 
-    torchrun: the number of processes that torchrun starts, each with its own GPU; None means plain python.
+    torchrun_processes: the number of processes that torchrun starts, each with its own GPU; None means that
+    plain python runs the script.
     """
 
     priority: int | None
@@ -63,7 +65,7 @@ class _Fields:
     """The raw fields of a line.
 
     leading: the fields before the arguments; execution_type: the last of them if the line has six columns;
-    unsplit: arguments and GPU list as written.
+    unsplit: the arguments and the GPU list as written.
     """
 
     leading: tuple[str, ...]
@@ -82,9 +84,9 @@ def first_field(text: str) -> str:
 
 
 def looks_like_csv(text: str) -> bool:
-    """Returns whether a line, without attributes and comment, is meant as CSV, well formed or not.
+    """Returns whether a line is meant as CSV, even if it is malformed. text: without attributes and comment.
 
-    Digits and blanks of every script count: "١٢,a.py" is a mistake to report, not a command to run.
+    Digits and blanks in any script count: "١٢,a.py" is a mistake to report, not a command to run.
     """
     text = text.strip()
     if _INTEGER_FIRST.match(text):
@@ -98,7 +100,7 @@ def looks_like_csv(text: str) -> bool:
 
 
 def parse_csv(text: str, known_gpus: frozenset[int] | None) -> CsvLine:
-    """Parses a line that is meant as CSV; a comment at its end is skipped.
+    """Parses a line that is meant as CSV, and skips a comment at its end.
 
     Raises ValueError with the mistake and its remedy.
     """
@@ -131,23 +133,25 @@ def parse_csv(text: str, known_gpus: frozenset[int] | None) -> CsvLine:
 
 
 def _torchrun_processes(execution_type: str) -> int | None:
-    """Returns the number of torchrun processes of an execution type, None for python. Raises ValueError."""
+    """Returns an execution type's number of torchrun processes; None for python. Raises ValueError."""
     known = _EXECUTION_TYPE.fullmatch(execution_type)
     if known is None:
         raise ValueError(
             f"execution type {execution_type!r} is not python, torchrun or torchrun-Ngpu such as"
-            " torchrun-2gpu; put quotes around the field if it is the arguments"
+            " torchrun-2gpu; if the field contains arguments, put quotes around it"
         )
     if execution_type == "python":
         return None
     count = known[1] or "1"
     if len(count) > 4 or not 1 <= int(count) <= MAX_GPUS:
-        raise ValueError(f"execution type {execution_type!r}: the number of GPUs is not from 1 to {MAX_GPUS}")
+        raise ValueError(
+            f"execution type {execution_type!r}: the number of GPUs must be from 1 to {MAX_GPUS}"
+        )
     return int(count)
 
 
 def _ambiguity_note(fields: _Fields) -> str | None:
-    """Returns how the line was read if its arguments end in a number that could be meant as a GPU."""
+    """Returns how the line was parsed if the number at the end of its arguments could be meant as a GPU."""
     if fields.arguments_quoted or not fields.arguments[-1:].isdigit():
         return None
     if fields.gpu_list:
@@ -162,13 +166,13 @@ def _check_unquoted_commas(fields: _Fields) -> None:
     try:
         gpus = parse_gpu_items(fields.gpu_list)
     except ValueError:
-        return  # the list itself is rejected later, with its own message
+        return  # the caller rejects the list itself later, with another message
     number = _LAST_NUMBER.search(fields.arguments)
     ascending = all(a < b for a, b in itertools.pairwise(gpus))
     if ascending and not (number and gpus[0] == int(number[0]) + 1):
         return
     raise UnquotedCommas(
-        "it is not clear where the arguments end and the GPU list begins; quote them",
+        "it is not clear where the arguments end and the GPU list begins; quote the arguments",
         _with_quoted_arguments(fields, fields.unsplit, ""),
         _with_quoted_arguments(fields, fields.arguments, f'"{fields.gpu_list}"'),
     )
@@ -177,8 +181,8 @@ def _check_unquoted_commas(fields: _Fields) -> None:
 def _comma_error(fields: _Fields, reason: str, known_gpus: frozenset[int] | None) -> ValueError:
     """Returns the error for a line whose commas may belong to its arguments.
 
-    The arguments then reach to the last piece that is not a GPU. The error suggests the line with quotes
-    around them if that line is valid.
+    In that case the arguments end with the last piece that is not a GPU number or range. If the line with
+    quotes around these arguments is valid, the error suggests it.
     """
     pieces = fields.unsplit.split(",")
     words = [index for index, piece in enumerate(pieces) if not re.fullmatch(r"[0-9 \t-]*", piece)]
@@ -234,7 +238,7 @@ def _parse_gpu_field(text: str, at: int) -> tuple[str, bool]:
 
 
 def _parse_field(text: str, at: int, is_arguments: bool) -> tuple[str, bool, int | None]:
-    """Returns the field that begins at `at`, whether it is quoted, and where the next one begins, if any."""
+    """Returns the field that begins at `at`, whether it is quoted, and the index of the next one, if any."""
     while at < len(text) and text[at] in BLANK:
         at += 1
     if text[at : at + 1] == '"':
@@ -247,18 +251,20 @@ def _parse_field(text: str, at: int, is_arguments: bool) -> tuple[str, bool, int
             return value, True, None
         if after[0] != ",":
             raise ValueError(
-                f"text follows the closing quote at column {end}; quote the field and double inner quotes"
+                f"text follows the closing quote at column {end}; quote the whole field and double"
+                " inner quotes"
             )
         return value, True, len(text) - len(after) + 1
     comma = text.find(",", at)
     piece = text[at:] if comma < 0 else text[at:comma]
-    # The blank before a `#` may have been trimmed above.
+    # The loop above may have skipped the blank before a `#`.
     before = text[at - 1 : at] if at else ""
     comment = _find_comment(before + piece, is_arguments)
     value = piece[: None if comment is None else comment - len(before)].strip(BLANK)
     if not is_arguments and '"' in value:
         raise ValueError(
-            f"there is a double quote inside the field {value!r}; quote the field and double inner quotes"
+            f"there is a double quote inside the field {value!r}; quote the whole field and double"
+            " inner quotes"
         )
     return value, False, None if comment is not None or comma < 0 else comma + 1
 
@@ -273,7 +279,7 @@ def _find_comment(text: str, is_arguments: bool) -> int | None:
 
 
 def quote_field(field: str) -> str:
-    """Returns the field as written in a line, quoted if necessary."""
+    """Returns the field as it is written in a line, with quotes if necessary."""
     special = (
         re.search(r"[,\"'#\\]", field)
         or field != field.strip()

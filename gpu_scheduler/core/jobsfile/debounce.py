@@ -1,8 +1,8 @@
-"""Debounces changes of a jobs file: decides which of its lines count now, and which wait until when.
+"""Debounces changes to a jobs file: decides which lines count now, and when the other changes will count.
 
-Editors and programs write files in pieces, so additions count early and removals late. The reasons for the
-delays are in docs/design.md, Jobs file. The decision depends only on the last reading, the current lines, and
-how long the file has been unchanged.
+Editors and programs write files in pieces, so additions count early and removals count late. The section
+"Jobs file" of docs/design.md explains the delays. The decision depends only on the last reading, the current
+lines and the time for which the file has been unchanged.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import ACTIVE, WAITING
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
-#: Seconds for which the file must have been present and unchanged before …
-CHANGED_DELAY_S = 2.0  # … a new or changed line counts, unless it was appended,
-LAST_LINE_DELAY_S = 5.0  # … a last line without a line ending counts,
-REMOVED_DELAY_S = 10.0  # … removed or reordered lines count.
+#: Seconds for which the file must have been present and unchanged before a new or changed line counts; an
+#: appended line counts at once.
+CHANGED_DELAY_S = 2.0
+#: Seconds for which the file must have been unchanged before a last line without a line ending counts.
+LAST_LINE_DELAY_S = 5.0
+#: Seconds for which the file must have been present and unchanged before removed or reordered lines count.
+REMOVED_DELAY_S = 10.0
 #: Seconds after which a file that a process has open for writing is read again.
 WRITER_RECHECK_S = 1.0
 
@@ -32,7 +35,7 @@ class CurrentLines:
     """The current lines of the file, without comments and blank lines.
 
     unchanged_since: the monotonic time since which the file has been present and unchanged; open_for_writing:
-    by another process.
+    whether another process has the file open for writing.
     """
 
     lines: tuple[Line, ...]
@@ -44,10 +47,10 @@ class CurrentLines:
 class AcceptDecision:
     """The result of `decide_accepted`.
 
-    accepted: the lines that count now, None if nothing changes; waits: the jobs that must not start because
-    their line is missing or has attributes that do not count yet; recheck_at: the monotonic time, in seconds,
-    at which something may count without another change of the file, None for never; none_missing: no line of
-    the last reading is missing.
+    accepted: the lines that count now; None if nothing changes. waits: the reasons why jobs must not
+    start, by job: the job's line is missing, is malformed or has changed attributes that do not count yet.
+    recheck_at: the monotonic time, in seconds, at which a change may begin to count even if the file stays
+    the same; None for never. none_missing: whether the file still contains every line of the last reading.
     """
 
     accepted: AcceptedLines | None
@@ -61,8 +64,8 @@ def decide_accepted(
 ) -> AcceptDecision:
     """Decides which lines count now. jobs: the jobs of the previous reading.
 
-    A line that became malformed stays in the reading, with its job, until it is fixed; every other missing
-    line counts as removed once its delay is over.
+    A line that has become malformed stays in the reading, with its job, until it is fixed. Every other
+    missing line counts as removed once its delay is over.
     """
     lines = mark_torn_appends(previous, current.lines)
     counted, last_due = _drop_unfinished(previous, lines, current, now)
@@ -84,7 +87,7 @@ def decide_accepted(
         last_due = recheck_at if last_due is None else min(last_due, recheck_at)
     else:
         accepted = _lines_as_in_file(previous, counted, pairs, malformed)
-        removed = []  # from here on, `diff` reports them
+        removed = []  # they count as removed now, and `diff` reports them
     waits = _waits_for_lost_lines(previous, counted, removed, removed_at, malformed, jobs)
     if due is not None and now < due:
         waits = {**_waits_for_changes(previous, accepted, jobs, due), **waits}
@@ -95,7 +98,7 @@ def decide_accepted(
 def _drop_unfinished(
     previous: Reading, lines: tuple[Line, ...], current: CurrentLines, now: float
 ) -> tuple[tuple[Line, ...], float | None]:
-    """Returns the lines without a new last one that has no line ending yet, and when that one is due."""
+    """Returns the lines without a new last line that has no line ending yet, and when that line is due."""
     if not lines or lines[-1].has_newline:
         return lines, None
     last = lines[-1].key
@@ -131,7 +134,7 @@ def _with_typo_flag(line: Line, is_typo: bool) -> Line:
 def _lines_as_in_file(
     previous: Reading, counted: Sequence[Line], pairs: LinePairs, malformed: Mapping[int, int]
 ) -> AcceptedLines:
-    """Returns the lines as in the file; each line that became malformed follows its last good version."""
+    """Returns the lines in file order; a line that has become malformed follows its last valid version."""
     lines: list[Line] = []
     olds: list[int | None] = []
     for i, (line, old) in enumerate(zip(counted, pairs, strict=True)):
@@ -148,8 +151,8 @@ def _merge_with_previous(
 ) -> AcceptedLines:
     """Merges the lines of the last reading, in their order, with the current ones.
 
-    Each old line is taken as it is written now or, if it is missing, as it was. It is followed by the
-    malformed line that it became, and by the new lines that follow it in the file.
+    Each old line has its current text or, if it is missing, its old text. It is followed by the malformed
+    line that has replaced it, if any, and by the new lines that follow it in the file.
     """
     written: dict[int, Line] = {}
     behind: dict[int, list[Line]] = {}
@@ -180,10 +183,10 @@ def _waits_for_lost_lines(
     malformed: Mapping[int, int],
     jobs: Mapping[int, JobFact],
 ) -> dict[int, WaitReason]:
-    """Returns the waits for missing or malformed lines, except those of CSV jobs with another equal line.
+    """Returns wait reasons for missing or malformed lines, by job.
 
-    A missing line affects waiting jobs only. A malformed one affects jobs in every state, because a retry may
-    queue them before the line is fixed.
+    A missing line affects waiting jobs only. A malformed line affects jobs in every state, because a retry
+    may queue a job before its line is fixed. A CSV job that has another equal line is not affected.
     """
     lost = {old: WaitReason(WaitKind.LINE_REMOVED, due_at=removed_at) for old in removed}
     lost |= {
@@ -204,9 +207,9 @@ def _waits_for_lost_lines(
 def _waits_for_changes(
     previous: Reading, accepted: AcceptedLines, jobs: Mapping[int, JobFact], due: float
 ) -> dict[int, WaitReason]:
-    """Returns the waits of jobs without an open attempt whose line has changed attributes.
+    """Returns wait reasons for lines with changed attributes, by job. Jobs with an open attempt have none.
 
-    Finished jobs are included: a `retry` may queue them before the change counts.
+    Finished jobs are included, because a `retry` may queue them before the change counts.
     """
     waits: dict[int, WaitReason] = {}
     for line, old in zip(accepted.lines, accepted.pairs, strict=True):
@@ -218,7 +221,7 @@ def _waits_for_changes(
 
 
 def _differs(previous: Reading, accepted: AcceptedLines) -> bool:
-    """Returns whether the reading would change, if only in the number or the line ending of a line."""
+    """Returns whether the reading would change, even if only in the number or line ending of a line."""
     return len(previous) != len(accepted.lines) or any(
         old != i or not line.is_identical_to(previous[i])
         for i, (line, old) in enumerate(zip(accepted.lines, accepted.pairs, strict=True))

@@ -1,7 +1,7 @@
 """Compares two readings of a jobs file and returns the difference as actions on jobs.
 
-The caller supplies the lines that count (`debounce` decides which) and the states of the jobs. Changes
-nothing.
+The caller supplies the lines that count, which `debounce` determines, and the states of the jobs. The actions
+are only returned here; the caller performs them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
 
 @dataclass(frozen=True)
 class NewJob:
-    """Inserts a job for line `index` of the reading. duplicate_of: the newest job with the same text."""
+    """Inserts a job for line `index` of the reading. duplicate_of: label of the newest job with its text."""
 
     index: int
     number: int
@@ -43,7 +43,7 @@ class BindLine:
 
 @dataclass(frozen=True)
 class RequeueFinished:
-    """Queues the finished job of line `index` again, with the attributes of the line (`hold` holds it)."""
+    """Queues the finished job of line `index` again, with the line's attributes (`hold` holds the job)."""
 
     index: int
     job: JobFact
@@ -58,7 +58,7 @@ class LineRemoved:
 
 @dataclass(frozen=True)
 class AttributeChanged:
-    """Changes an attribute of a waiting or finished job. value: None means not given."""
+    """Changes an attribute of a waiting or finished job. value: None if the line does not give it."""
 
     job_id: int
     name: str
@@ -79,7 +79,8 @@ DiffAction = NewJob | BindLine | RequeueFinished | LineRemoved | AttributeChange
 class AcceptedLines:
     """The lines that count now, each with its index in the last reading.
 
-    unchanged: the last reading if the lines were only appended to it; it is then not among `lines`.
+    unchanged: the last reading if lines were only appended to it; `lines` then contains only the
+    appended lines.
     """
 
     lines: tuple[Line, ...]
@@ -87,7 +88,7 @@ class AcceptedLines:
     unchanged: Reading = ()
 
     def new_identities(self) -> frozenset[str]:
-        """Returns the identities whose newest job `ReadingDiff` needs."""
+        """Returns the identities for which `ReadingDiff` needs the newest job."""
         new = (line for line, old in zip(self.lines, self.pairs, strict=True) if old is None)
         return frozenset(line.identity for line in new if line.identity is not None)
 
@@ -104,10 +105,10 @@ def job_order(reading: Iterable[Line]) -> tuple[int, ...]:
 
 
 def redistribute_positions(order: Sequence[int], positions: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
-    """Redistributes the queue positions of a file's queued jobs among them, in the order of its lines.
+    """Reassigns the queue positions of a file's queued jobs to these jobs in the order of their lines.
 
-    positions: the queue positions of the file's queued jobs only. Returns (job, position) for those that
-    move.
+    positions: the queue positions of the file's queued jobs only. Returns (job, new position) for each job
+    that moves.
     """
     queued = [job for job in order if job in positions]
     free = sorted(positions[job] for job in queued)
@@ -117,9 +118,9 @@ def redistribute_positions(order: Sequence[int], positions: Mapping[int, int]) -
 class ReadingDiff:
     """The difference between the previous reading and the accepted lines.
 
-    actions, messages: in order; lines: the accepted ones, which follow the `unchanged` ones; jobs: the jobs
-    of the previous reading; newest: the newest job of each of `accepted.new_identities()` that has one, from
-    any file or front end.
+    actions, messages: in the order of the lines; lines: the accepted lines, which follow the `unchanged`
+    ones; jobs: the jobs of the previous reading; newest: for each of `accepted.new_identities()`, its newest
+    job, if any, from any file or front end.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class ReadingDiff:
         self._diff_lines()
 
     def to_reading(self, new_jobs: Mapping[int, int]) -> Reading:
-        """Returns the reading to keep. new_jobs: index of a NewJob -> the id of its job."""
+        """Returns the reading to keep. new_jobs: the ids of the new jobs, by the index of each NewJob."""
         kept = enumerate(zip(self.lines, self._job_ids, strict=True))
         return (*self.unchanged, *(line.with_job(new_jobs.get(i, job)) for i, (line, job) in kept))
 
@@ -155,7 +156,7 @@ class ReadingDiff:
         lines, pairs = self.lines, self._pairs
         newly = {
             line.identity: line for line, old in zip(lines, pairs, strict=True) if old is None
-        }  # the last of equal ones
+        }  # the last of several equal lines
         first: dict[str, int] = {}
         for index, (line, old) in enumerate(zip(lines, pairs, strict=True)):
             if line.identity is None:
@@ -197,7 +198,7 @@ class ReadingDiff:
         self.actions.append(NewJob(index, line.number, _job_label(same) if same is not None else None))
 
     def _diff_csv(self, index: int, line: Line, new: Line | None, is_new: bool) -> None:
-        """Handles the first line of its identity. new: the last new line of that identity, if any."""
+        """Handles the first line with an identity. new: the last new line with the same identity, if any."""
         assert line.identity is not None
         before = self._previous_lines.get(line.identity)
         job_id = self._previous_jobs.get(line.identity)

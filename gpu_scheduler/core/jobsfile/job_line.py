@@ -1,6 +1,6 @@
-"""Parses one line of a jobs file into a job, a mistake, or nothing. Each line is parsed on its own.
+"""Parses one line of a jobs file, independently of other lines: into a job, a malformed line, or nothing.
 
-Runs no shell (`needs_bash_check` marks the lines that bash should check) and touches no file.
+The parser does not run a shell (`needs_bash_check` marks the lines that bash should check) or access files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_LINE_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class ParsedJob:
-    """A job. notes: remarks to log about the line; needs_bash_check: `bash -n` may still reject it."""
+    """A parsed job. notes: remarks to log about the line; needs_bash_check: `bash -n` may reject the line."""
 
     spec: JobSpec
     notes: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class ParsedJob:
 
 @dataclass(frozen=True)
 class Malformed:
-    """A malformed line: the reason and the accepted form. unfinished: the next lines may belong to it."""
+    """A malformed line, with the reason and the accepted form. unfinished: it may go on in the next lines."""
 
     reason: str
     accepted_form: str
@@ -53,8 +53,9 @@ def parse_line(
 ) -> ParsedJob | Malformed | None:
     """Parses a line; returns None for a blank line, a comment or the header.
 
-    cwd: absolute working folder of the file's lines; home: the expansion of `~/`; known_gpus: the existing
-    GPU indices, None accepts any. The text may carry a BOM and its line ending.
+    cwd: the absolute working folder for the lines of the file; home: the folder that `~` stands for;
+    known_gpus: the indices of the existing GPUs, None to accept any. The text may contain a BOM and a line
+    ending.
     """
     text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r").strip(BLANK)
     if not text or text.startswith("#"):
@@ -102,8 +103,8 @@ def _check_after_block(block: AttributeBlock | None, command: str) -> None:
         raise ValueError("nothing follows the attributes")
     if command.startswith("[") and not block.is_empty:
         raise ValueError(
-            "a second block follows the attributes; put all attributes into one, and write a shell test as"
-            " `test …`"
+            "a second block follows the attributes; put all attributes into one block, and write a shell test"
+            " as `test …`"
         )
 
 
@@ -116,7 +117,7 @@ def _absolute(path: str, cwd: str, home: str) -> str:
 
 
 def _with_absolute_paths(values: dict[str, Any], context: _PathContext) -> dict[str, Any]:
-    """Returns the attributes with absolute paths; `cwd` is always among them. Raises ValueError."""
+    """Returns the attributes with absolute paths, always including `cwd`. Raises ValueError for conflicts."""
     attributes.check_conflicts(values)
     settled = dict(values)
     settled["cwd"] = _absolute(values.get("cwd", context.cwd), context.cwd, context.home)
@@ -170,6 +171,6 @@ def _parse_command_job(block: AttributeBlock, text: str, context: _PathContext) 
     spec = JobSpec(kind="command", text=text, command=text, **_with_absolute_paths(block.values, context))
     if spec.cuda == "add" and cuda.rewrite_command(text, "0", "add") is None:
         raise ValueError(
-            "cuda=add: cannot tell where --cuda belongs in this command; write --cuda 0 in its place"
+            "cuda=add: it is unclear where --cuda belongs in this command; write --cuda 0 where it belongs"
         )
     return ParsedJob(spec, (note,) if note else (), shell_syntax.needs_bash(text))

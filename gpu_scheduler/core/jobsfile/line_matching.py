@@ -1,4 +1,4 @@
-"""Matches the lines of the current file with those of the last reading."""
+"""Matches the lines of the current file with the lines of the last reading."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.text.quoting import BLANK, find_comment
 
-#: For each current line, the index of its line in the last reading; None if the line is new.
+#: For each current line, the index of the matching line in the last reading; None if the line is new.
 LinePairs = tuple["int | None", ...]
 
 
 def match_lines(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, JobFact]) -> LinePairs:
     """Matches each new line with an old one.
 
-    The unchanged head and tail keep their lines, and so does a changed stretch of unchanged length, line by
-    line. Other changed lines are matched by identity: lines with the same attributes first, then in order.
+    Lines in the unchanged head and tail of the file match one to one. Between these, if the number of lines
+    is the same, a line matches the old line at the same position if both have the same identity. The
+    remaining lines are matched by identity: lines with the same attributes first, then in order.
     """
     if not old:
         return (None,) * len(new)
@@ -52,9 +53,10 @@ def match_lines(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, Job
 
 
 def _widen_stretch(old: Sequence[Line], new: Sequence[Line], head: int, tail: int) -> tuple[int, int]:
-    """Returns head and tail without the lines that adjoin the changed stretch and are equal to one in it.
+    """Shortens head and tail by the lines next to the changed part that are equal to a line in this part.
 
-    The position of the difference does not show which of several equal lines was removed.
+    This is necessary because the position of a change does not show which of several equal lines was removed.
+    Returns the new lengths of head and tail.
     """
     inside = {line.content_key for line in old[head : len(old) - tail]}
     inside.update(line.content_key for line in new[head : len(new) - tail])
@@ -100,8 +102,9 @@ def _group_by(
 def find_typos(old: Sequence[Line], new: Sequence[Line], pairs: LinePairs) -> dict[int, int]:
     """Maps each new malformed line, by index, to the missing line of the last reading that it replaced.
 
-    That is a line with the same text after its attribute block, otherwise the nearest one. Each missing line
-    is used once; a malformed line for which none is left is not in the map.
+    The replaced line is one with the same text after its attribute block or, if there is none, the nearest
+    missing line. Each missing line is used only once. A malformed line is left out if no missing line remains
+    for it.
     """
     fresh = [
         i for i, line in enumerate(new) if line.malformed and ((at := pairs[i]) is None or old[at].is_typo)
@@ -128,7 +131,7 @@ def find_typos(old: Sequence[Line], new: Sequence[Line], pairs: LinePairs) -> di
 
 
 def _expected_indices(pairs: LinePairs) -> list[int]:
-    """Returns the position of each line in the last reading; a new line comes after the line before it."""
+    """Returns each line's index in the last reading; a new line has the index after the line before it."""
     places: list[int] = []
     for at in pairs:
         places.append(at if at is not None else (places[-1] if places else -1) + 1)
@@ -155,7 +158,7 @@ def _without_block(raw: str) -> str:
 def _removal_rank(line: Line, jobs: Mapping[int, JobFact]) -> tuple[int, int]:
     """Returns a sort key: of several equal lines, the one with the smallest key loses its job first.
 
-    A finished job comes first, then a running, then a held, then the newest queued one.
+    Finished jobs come first, then running, held and queued jobs; of jobs with the same rank, the newest.
     """
     job = jobs.get(line.job_id) if line.job_id is not None else None
     if job is None or job.state is JobState.FINISHED:

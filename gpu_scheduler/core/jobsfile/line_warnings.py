@@ -1,6 +1,7 @@
 """Warns about well-formed lines whose job will certainly fail or not run as expected.
 
-Pure parsing: silent where it cannot be sure. The caller provides the programs on the PATH of a job's shell.
+The checks only parse the line, and give no warning when they cannot be sure. The caller determines which
+programs are on the PATH of a job's shell.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 class JobShell:
     """The bash that runs a command.
 
-    finds: takes a name and the working folder; returns whether a program of that name is on its PATH or a
-    file of that name in the folder. functions: the shell functions that it inherits.
+    can_find: takes a name and the working folder, and returns whether a program with that name is on the
+    shell's PATH or a file with that name is in the folder. functions: the shell functions that bash inherits.
     """
 
     can_find: Callable[[str, str], bool]
     functions: Collection[str] = ()
 
 
-#: A line without any of these needs no further check.
+#: A command that contains none of these needs no further check.
 _SUSPECT = re.compile(r"activate|torchrun|torch\.distributed|accelerate|deepspeed|cuda:[0-9]")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=.*", re.DOTALL)
 _PLAIN_WORD = re.compile(r"[\w.+:@%,-]+")
 _FIRST_WORD = re.compile(r"[\w.+:@%,-]+(?=[ \t]|$)")
 _ACTIVATE = re.compile(r"(?:conda|mamba|micromamba)[ \t]+activate(?=[ \t]|$)")
 _CONDA_PROGRAMS = ("conda", "mamba", "micromamba")
-#: Programs that run the program named after them.
+#: Programs that run another program, whose name follows theirs.
 _WRAPPERS = ("time", "exec", "nohup", "env", "nice", "command", "sudo", "uv", "poetry", "pixi", "run")
 _PYTHON = re.compile(r"python[0-9.]*")
 _PROCESS_COUNT_OPTIONS = {
@@ -46,15 +47,15 @@ _PROCESS_COUNT_OPTIONS = {
 _MACHINE_COUNT_OPTIONS = ("--num_machines", "--num-machines", "--nnodes")
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _DEVICE = re.compile(r"cuda:([0-9]{1,3})")
-#: Text that commands read as a job id or a range of ids, never as a name.
+#: Text that commands treat as a job id or a range of ids, and never as a name.
 _JOB_ID = re.compile(r"[0-9]+(?:-[0-9]+)?")
 
 
 def line_warnings(spec: JobSpec, gpus: int, shell: JobShell | None) -> Iterator[str]:
-    """Yields warnings about a job. gpus: the number it gets; shell: None if nothing is known about it."""
+    """Yields warnings about a job. gpus: its number of GPUs; shell: the job's shell, None if unknown."""
     text = spec.command or ""
     if spec.name is not None and _JOB_ID.fullmatch(spec.name):
-        yield f"name={spec.name}: commands such as `cancel {spec.name}` read it as a job id; add a letter"
+        yield f"name={spec.name}: commands such as `cancel {spec.name}` treat it as a job id; add a letter"
     if spec.kind == "command" and shell is not None:
         yield from _check_first_word(spec, text, shell)
     if spec.kind == "csv":
@@ -76,7 +77,7 @@ def _check_first_word(spec: JobSpec, text: str, shell: JobShell) -> Iterator[str
     if spec.conda is not None or spec.venv is not None or "PATH" in dict(spec.env):
         return
     if _ACTIVATE.match(text):
-        return  # the caller warns about it separately
+        return  # `_check_conda_activate` warns about it
     name = _first_program(text)
     known = name is None or name in BUILTINS or name in RESERVED or name in shell.functions
     if name is not None and not known and not shell.can_find(name, spec.cwd):
@@ -84,7 +85,7 @@ def _check_first_word(spec: JobSpec, text: str, shell: JobShell) -> Iterator[str
 
 
 def _first_program(text: str) -> str | None:
-    """Returns the word that bash would look up first; None if it looks up none or that is unclear."""
+    """Returns the first word that bash would look up as a program; None if there is none or it is unclear."""
     found = _FIRST_WORD.match(text)
     if found is not None:
         return None if text[found.end() :].lstrip().startswith("(") else found[0]
@@ -94,7 +95,7 @@ def _first_program(text: str) -> str | None:
     for word in shell_words(text):
         raw = text[word.start : word.end]
         if text[done : word.start].strip(" \t"):
-            return None  # an operator
+            return None  # an operator comes before the word
         done = word.end
         assigned = _ASSIGNMENT.fullmatch(raw)
         if assigned is None:
@@ -127,7 +128,7 @@ def _check_conda_activate(text: str, commands: Sequence[Sequence[ShellWord]]) ->
     for command in commands:
         words = [word.unquoted for word in command]
         if words[0] in ("source", ".", "eval"):
-            return  # it may set conda up
+            return  # this command may set up conda
         if words[0] not in _CONDA_PROGRAMS or words[1:2] != ["activate"]:
             continue
         name, rest = " ".join(words[2:3]) or "base", text[command[-1].end :].lstrip(" \t;&")
@@ -137,7 +138,7 @@ def _check_conda_activate(text: str, commands: Sequence[Sequence[ShellWord]]) ->
             name = "ENV"
         first = command[0].start == 0 and rest
         remedy = f"[conda={name}] {rest}" if first else f"[conda={name}] in front of the line instead"
-        yield f"`{words[0]} activate` fails in a job, whose shell is not set up for it; write {remedy}"
+        yield f"`{words[0]} activate` fails in a job, because its shell is not set up for it; write {remedy}"
         return
 
 
@@ -156,7 +157,7 @@ def _check_process_count(words: Sequence[str], gpus: int) -> Iterator[str]:
 
 
 def _find_launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:
-    """Returns the launcher that starts the processes of a command, if any, and the launcher's own options."""
+    """Returns the launcher that starts a command's processes, if any, and the launcher's own options."""
     at = next((i for i, word in enumerate(words) if not _is_prefix_word(word)), len(words))
     program, options = words[at].rpartition("/")[2] if at < len(words) else "", words[at + 1 :]
     if _PYTHON.fullmatch(program):
@@ -178,7 +179,7 @@ def _is_prefix_word(word: str) -> bool:
 
 
 def _option_value(options: Sequence[str], names: Sequence[str]) -> int | None:
-    """Returns the value of the option with these names if it is a number above 1."""
+    """Returns the largest number above 1 that is given to an option with one of these names, if any."""
     values = [option.partition("=")[2] for option in options if option.partition("=")[0] in names]
     values += [value for name, value in pairwise(options) if name in names]
     numbers = [int(value) for value in values if re.fullmatch("[0-9]{1,4}", value)]

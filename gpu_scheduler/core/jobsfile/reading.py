@@ -1,4 +1,4 @@
-"""Defines a line of a jobs file as a reading keeps it. `diff` compares two readings."""
+"""Defines the lines that make up a reading of a jobs file. `diff` compares two readings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_scheduler.core.model.job_spec import JobSpec, Kind
 
 
 def given_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the attributes that a line sets; an attribute added by a later version is then not a change."""
+    """Returns only the attributes that a line sets, so that one added by a later version is not a change."""
     given = {name: value for name, value in attributes.items() if value is not None and value is not False}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
@@ -30,22 +30,25 @@ def _as_json(items: tuple[tuple[str, Any], ...]) -> str:
 
 @lru_cache(maxsize=4096)
 def attributes_from_json(text: str) -> Mapping[str, Any]:
-    """Parses the output of `attributes_to_json`; lines with equal attributes share one value."""
+    """Parses the output of `attributes_to_json`. Lines with equal attributes share one object."""
     return given_attributes(json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line that is a job or a mistake. A queue of 100,000 lines keeps as many of these.
+    """A line that defines a job or is malformed. It has slots because a reading can have 100,000 lines.
 
-    number      from 1, counting every line of the file.
+    number      the line number, from 1, counting every line of the file.
     raw         the whole line as in the file, including its line ending if it has one.
-    identity    digest of what it runs; None if malformed: `problem` and `accepted_form` then give the reason.
-    attributes  those that the line sets.
-    is_typo     set on a malformed line that is a typo of a line which the reading keeps until it is fixed.
-    job_id      set in an accepted reading. Of equal CSV lines, only the first one has the job.
-    spec        set only on a line that was just parsed; a reading does not keep it. notes: remarks to log,
-                which a line with the text of an earlier one may lack.
+    identity    a digest of what the line runs; None if the line is malformed, and `problem` and
+                `accepted_form` are then set.
+    attributes  the attributes that the line sets.
+    is_typo     True for a malformed line that has replaced a valid one. The reading also keeps the valid line
+                until this one is fixed.
+    job_id      the job of a line in an accepted reading. Of several equal CSV lines, only the first has it.
+    spec        the job's specification, only on a line that has just been parsed; a reading does not keep it.
+    notes       remarks to log about a line that has just been parsed; they may be absent if an earlier line
+                has the same text.
     """
 
     number: int
@@ -73,7 +76,7 @@ class Line:
 
     @property
     def content_key(self) -> str:
-        """A key that is equal for lines that differ in their attributes only."""
+        """A key that is equal for lines that differ only in their attributes."""
         return self.identity if self.identity is not None else f"malformed {self.text}"
 
     @property
@@ -88,7 +91,7 @@ class Line:
         )
 
     def is_identical_to(self, other: Line, shift: int = 0) -> bool:
-        """Returns whether both have the same text and parse result, this one `shift` lines later."""
+        """Returns whether both lines have the same text and parse result, this one `shift` lines below."""
         return self.number == other.number + shift and (
             self is other
             or (
@@ -101,7 +104,7 @@ class Line:
         )
 
     def with_job(self, job_id: int | None) -> Line:
-        """Returns the line as a reading keeps it, with this job."""
+        """Returns the line with this job, and without the fields that a reading does not keep."""
         if self.job_id == job_id and self.spec is None and not self.notes:
             return self
         return Line(

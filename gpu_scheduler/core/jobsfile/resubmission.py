@@ -10,7 +10,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 
 
 class Resubmission(Enum):
-    """The effect of submitting a job again. KEPT: the job is open or completed, and nothing runs."""
+    """The effect of submitting a job again. KEPT: the existing job stays as it is, and nothing is queued."""
 
     NEW = "new"
     REQUEUED = "requeued"
@@ -21,7 +21,8 @@ def decide_resubmission(kind: Kind, newest: JobFact | None, cancel: bool) -> Res
     """Returns the effect of submitting a job that may have been submitted before.
 
     A command creates a new job each time; a CSV line has one job, which runs again only if it ended without
-    success. newest: the newest job of the same identity; cancel: the job is cancelled as it is submitted.
+    success. newest: the newest job with the same identity, if any; cancel: whether the line also cancels the
+    job.
     """
     if kind == "command" or newest is None:
         return Resubmission.NEW

@@ -1,7 +1,7 @@
 """Inspects a shell command without running a shell.
 
-Detects commands that detach themselves, continue in the next line, need a check by `bash -n`, or choose their
-GPUs themselves.
+Detects commands that run in the background, continue on the next line, need a check by `bash -n`, or choose
+their own GPUs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 from gpu_scheduler.core.text.quoting import mask_quoted
 
-ACCEPTED_FORM = "one whole shell command on one line, in the foreground; or a script that contains the rest"
+ACCEPTED_FORM = "one complete shell command on one line, in the foreground; put a longer one into a script"
 
 RESERVED = (
     "if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "select",
@@ -26,7 +26,7 @@ BUILTINS = (
 )  # fmt: skip
 #: Text in which bash cannot find a syntax error: plain words and simple quotes.
 _PLAIN = re.compile(r"""(?:[^'"`$\\;&|<>(){}!]|'[^']*'|"[^"\\$`!]*")*""")
-#: Text that bash may parse as an array subscript, which extends to its `]`, across words and lines.
+#: Text that bash may parse as an array subscript, which extends to its `]` even across words and lines.
 SUBSCRIPT = re.compile(r"(?<![^\s;&|(){}`])[A-Za-z_]\w*\[")
 _SETS_CUDA = re.compile(r"(?:^|[\s;&|({\"'])CUDA_VISIBLE_DEVICES=")
 
@@ -41,8 +41,8 @@ def check_finished(text: str) -> None:
         and not _ends_in_odd_backslashes(text[:-1])
     ):
         raise ValueError(
-            "it ends in `&`: the job would complete at once and its processes would be ended; remove the `&`:"
-            " the scheduler runs every line in the background"
+            "it ends in `&`: the job would complete at once and its processes would be ended; remove the `&`,"
+            " because the scheduler runs every line in the background"
         )
 
 
@@ -58,10 +58,10 @@ def needs_bash(text: str) -> bool:
 
 
 def cuda_override_note(text: str) -> str | None:
-    """Returns the warning for a command that sets CUDA_VISIBLE_DEVICES itself, None if it does not."""
+    """Returns the warning for a command that sets CUDA_VISIBLE_DEVICES itself; None for other commands."""
     if not _SETS_CUDA.search(text):
         return None
     return (
-        "sets CUDA_VISIBLE_DEVICES itself and so ignores the GPUs allocated to it; remove that, and list"
-        " the GPUs that it may use before the line, as in [allowed=0]"
+        "the command sets CUDA_VISIBLE_DEVICES itself and so ignores the GPUs allocated to it; remove the"
+        " variable, and name the GPUs that the job may use at the start of the line, as in [allowed=0]"
     )

@@ -1,7 +1,7 @@
 """Detects a torn append: a second line that was appended to a last line without a line ending.
 
-Such a last line has grown since it was read. Whether it was edited or another program appended a line to it
-is decided from the text alone, so the answer is wrong where one looks like the other.
+Such a last line has grown since it was read: either somebody has edited it, or a program has appended another
+line to it. Only the text can show which, so the answer is wrong if one case looks like the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpu_scheduler.core.jobsfile.job_line import Malformed
 from gpu_scheduler.core.jobsfile.reading import Line, Reading, line_from_result
 
 REASON = "a second line was appended to a line that had no line ending"
-_TORN_APPEND = Malformed(REASON, "two lines; or, if it is a single one, the same line with [] in front of it")
+_TORN_APPEND = Malformed(REASON, "two separate lines or, if it is meant as a single line, [] in front of it")
 
 _PROGRAMS = re.compile(
     r"(?:python|pypy|bash|sh|zsh|env|conda|mamba|micromamba|torchrun|accelerate|deepspeed|uv|uvx|poetry|pipenv"
@@ -30,7 +30,7 @@ _SCRIPT = re.compile(r"(?:\.|~)/\S+")
 
 
 def mark_torn_appends(previous: Reading, lines: tuple[Line, ...]) -> tuple[Line, ...]:
-    """Returns the lines, marking as malformed one that grew after it was read and contains a second line."""
+    """Marks a line as malformed if it has grown since it was read and contains a second line."""
     known = {line.raw.rstrip("\r\n") for line in previous if line.problem == REASON}
     open_line = next((line for line in previous if not line.has_newline and not line.malformed), None)
     if open_line is not None and any(line.key == open_line.key for line in lines):
@@ -54,7 +54,7 @@ def _first_word(command: str) -> str:
 
 
 def _contains_second_line(before: Line, now: Line, programs: Collection[str]) -> bool:
-    """Returns whether `now` is the line `before`, which had no line ending, and the beginning of another.
+    """Returns whether `now` consists of `before`, which had no line ending, and the start of another line.
 
     programs: words that begin commands elsewhere in the file.
     """
@@ -64,7 +64,7 @@ def _contains_second_line(before: Line, now: Line, programs: Collection[str]) ->
 
 
 def starts_a_line(tail: str, programs: Collection[str]) -> bool:
-    """Returns whether text that was joined to a line looks like the beginning of another line."""
+    """Returns whether text that was appended to a line looks like the beginning of another line."""
     if not tail or tail[0] in " \t#":
         return False
     tail = tail.removeprefix("\ufeff")

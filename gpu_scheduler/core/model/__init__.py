@@ -1,4 +1,4 @@
-"""Values that every room shares: states, job specification, GPU sample, attempt status.
+"""Values that all packages share: states, job specifications, GPU samples, attempt statuses.
 
-Imports only `core.text`.
+Of the other packages, this one imports only `core.text`.
 """

@@ -1,1 +1,1 @@
-"""Scheduling decisions: facts in, actions out."""
+"""Scheduling decisions, as functions that take facts and return actions."""

@@ -1,1 +1,4 @@
-"""Text as values: quoting, strict JSON, secrets, terminal escapes. Imports no other room."""
+"""Text processing: quoting, strict JSON, secrets and terminal escapes.
+
+Imports no other package of this project.
+"""

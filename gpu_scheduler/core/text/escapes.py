@@ -1,4 +1,4 @@
-"""Matches the terminal escape sequences in job logs, and finds the last visible line of a log."""
+"""Matches terminal escape sequences in job logs, and finds the last visible line of a log."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ ESCAPE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[PX^_][^\x1b\n]*(?:\x1b\\)?"
     r"|[ -/]*[0-Z\\^-~])?"
 )
-#: Beginnings of the lines that the runner writes: the header of a log, and its last line.
+#: Prefixes of the lines that the runner adds to a log: its header lines, and its last line.
 _HEADER, _TRAILER = "# ", "--- "
 
 
 def last_visible_line(tail: str) -> str | None:
-    """Returns the last line of a log's tail that is not blank; for a progress bar, its newest state.
+    """Returns the last line of a log's tail that shows any text, or the newest state of a progress bar.
 
-    None: the job has printed nothing yet.
+    Returns None if the job has printed nothing yet.
     """
     lines = tail.split("\n")
     begin = 0

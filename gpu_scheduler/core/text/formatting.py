@@ -11,7 +11,7 @@ from gpu_scheduler.core.text.secrets import masked
 _UNSAFE_CHARACTERS = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
-#: Maximum number of characters shown of one text.
+#: Maximum number of characters that are shown of a text.
 MAX_CHARACTERS = 1000
 _SHORT_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
@@ -27,7 +27,10 @@ def safe_text(text: str, *, keep_line_breaks: bool = False) -> str:
 
 
 def limit_length(text: str, max_characters: int = MAX_CHARACTERS) -> str:
-    """Returns the text, truncated to `max_characters` with its length appended. Splits no secret."""
+    """Truncates a text that is longer than `max_characters`, and appends its length.
+
+    Secrets in such a text are hidden first, so that none of them is cut in two.
+    """
     return (
         text
         if len(text) <= max_characters
@@ -36,9 +39,9 @@ def limit_length(text: str, max_characters: int = MAX_CHARACTERS) -> str:
 
 
 def without_repetition(text: str, others: Iterable[str], max_characters: int = 80) -> str:
-    """Returns the text with passages that repeat one of `others` truncated after about `max_characters`."""
+    """Returns the text with each passage that repeats one of `others` cut to about `max_characters`."""
     for other in others:
-        # A reason has one blank where the log may have several.
+        # `text` has single blanks where the other text, such as a line of a log, may have several.
         same = " ".join(other.split())
         at = text.find(same[:max_characters])
         if len(same) <= max_characters or at < 0:
@@ -81,7 +84,7 @@ def format_elapsed(seconds: float) -> str:
 
 
 def format_age(at: float | None, now: float) -> str:
-    """Formats the age of a wall time in one unit: "now", "5 s ago", "2 min ago"; "" for None."""
+    """Formats how long ago a time was, in one unit: "now", "5 s ago", "2 min ago"; "" for None."""
     if at is None:
         return ""
     seconds = now - at
@@ -101,8 +104,10 @@ def format_memory(mib: int | None) -> str:
 
 
 def memory_text(peaks: Mapping[int, int], declared: int | None) -> str:
-    """Formats peaks by GPU beside the declared MiB: "17910 of 18432 MiB", "GPU 0 700, GPU 1 650 MiB", "? of
-    18432 MiB" before the first measurement; "" if neither is known."""
+    """Formats the peak use of each GPU's memory next to the declared memory; "" if neither is known.
+
+    Examples: "17910 of 18432 MiB", "GPU 0 700, GPU 1 650 MiB", "? of 18432 MiB" before the first measurement.
+    """
     if not peaks and declared is None:
         return ""
     parts = [f"GPU {gpu} {mib}" for gpu, mib in sorted(peaks.items())]
@@ -116,5 +121,5 @@ def count_noun(count: int, noun: str) -> str:
 
 
 def pid_text(pid: int) -> str:
-    """Formats the pid of a scheduler; 0 stands for one in another pid namespace."""
+    """Formats a scheduler's pid; 0 means that the scheduler runs in another pid namespace."""
     return f"pid {pid}" if pid else "in another container"

@@ -1,4 +1,4 @@
-"""Edits the text of llm_config.json, changing nothing but the entries."""
+"""Edits entries in the text of llm_config.json and leaves the rest of the text unchanged."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _DECODER = json.JSONDecoder()
 
 
 def with_model_entries(text: str, entries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the text of llm_config.json with these entries in its "models" and everything else unchanged.
+    """Returns the text of llm_config.json with these entries in "models"; everything else is unchanged.
 
-    The text must be well-formed.
+    An entry replaces the one with the same name, if there is one. The text must be well-formed JSON.
     """
     for name, entry in entries.items():
         text = _with_entry(text, name, json.dumps(entry, ensure_ascii=False))
@@ -29,7 +29,7 @@ def _with_entry(text: str, name: str, value: str) -> str:
     spans = [(start, end) for key, start, end in _members(text, models[-1]) if key == name]
     if not spans:
         return _with_member(text, models[-1], name, value)
-    start, end = spans[-1]  # the last of two members with the same name counts
+    start, end = spans[-1]  # if a name occurs twice, the last entry counts
     return text[:start] + value + text[end:]
 
 
@@ -45,7 +45,7 @@ def _with_member(text: str, at: int, name: str, value: str) -> str:
 
 
 def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
-    """Yields (key, start of its value, end of its value) for the object that begins at `at`."""
+    """Yields (key, start of value, end of value) for each member of the object that begins at `at`."""
     at = _skip_blanks(text, at + 1)
     while text[at] != "}":
         key, after = _DECODER.raw_decode(text, at)
@@ -58,7 +58,7 @@ def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
 
 
 def _skip_blanks(text: str, at: int) -> int:
-    """Returns the first position from `at` on that is not blank."""
+    """Returns the first position at or after `at` that is not blank."""
     found = _BLANK.match(text, at)
     assert found is not None
     return found.end()

@@ -1,28 +1,29 @@
-"""Drops the overdrawn frames of progress bars from a job's output, line by line.
+"""Drops the overwritten frames of progress bars from a job's output, line by line.
 
-A carriage return starts a line over: the text after the last one is the line's last frame. A line that moves
-the cursor up, as a bar inside another bar does, overwrites the lines above it and counts as a frame as well.
+After a carriage return, the line is drawn again from its beginning, so the text after its last carriage
+return is the line's last frame. A line that moves the cursor up, as nested progress bars do, overwrites the
+lines above it and counts as a frame as well.
 """
 
 from __future__ import annotations
 
 import re
 
-#: Maximum number of bytes of a frame that are held back; a longer frame is passed on at once.
+#: Maximum size in bytes of a frame that is held back; a longer frame is passed on at once.
 MAX_FRAME_BYTES = 1 << 20
-#: Sequence that moves the cursor up, as a bar inside another bar does.
+#: Escape sequence that moves the cursor up; nested progress bars use it.
 CURSOR_UP = re.compile(rb"\x1b\[\d*[AF]")
-#: Sequence that sets colours and draws nothing.
+#: Escape sequence that sets colours without drawing anything.
 _COLOURS = re.compile(rb"\x1b\[[\d:;]*m")
-#: Maximum length in bytes of a sequence that is searched for at the end of a frame.
+#: Maximum length in bytes of the escape sequences that are looked for at the end of a frame.
 _MAX_SEQUENCE_BYTES = 32
 
 
 class FrameFilter:
     """A filter that passes output on line by line, with only the last frame of each line.
 
-    update_interval_s: seconds between two updates; an update passes the newest frame of an unfinished line
-    on as a line of its own. None: no updates.
+    update_interval_s: minimum number of seconds between two updates. An update passes on the newest frame of
+    an unfinished line as a separate line. None: there are no updates.
     """
 
     def __init__(self, update_interval_s: float | None = None) -> None:
@@ -33,17 +34,18 @@ class FrameFilter:
         self._above = b""  # the last frame of the lines above, which this line may overwrite
         self._last_emitted = b""  # the last frame of this bar that was passed on
         self._is_bar = self._moves_up = False
-        self._is_partly_emitted = False  # the beginning of this line has been passed on
+        self._is_partly_emitted = False  # whether the beginning of this line has been passed on
 
     def feed(self, data: bytes, now: float) -> bytes:
         """Returns the lines that `data` completes, and an update if one is due. now: seconds from any origin.
 
-        Empty data means that no output came for a moment: the text after a carriage return is then complete.
+        Empty data means that the job has printed nothing for a moment. The text after the last carriage
+        return then counts as a complete frame.
         """
         out: list[bytes] = []
         is_within = self._is_bar or self._unfinished or self._above or self._is_partly_emitted
         if not is_within and b"\r" not in data and b"\x1b" not in data:
-            whole = data.rfind(b"\n") + 1  # nearly all lines are plain
+            whole = data.rfind(b"\n") + 1  # a shortcut: nearly all lines are plain text
             out.append(data[:whole])
             data, is_quiet = data[whole:], False
         else:
@@ -57,7 +59,7 @@ class FrameFilter:
         return b"".join(out)
 
     def flush(self) -> bytes:
-        """Returns the last frame of an unfinished line, without a newline, at the end of the output."""
+        """Returns the last frame of the line that is unfinished when the output ends, without a newline."""
         out: list[bytes] = []
         if self._unfinished or self._frame or self._is_partly_emitted:
             self._end_line(out, 0.0)
@@ -116,20 +118,20 @@ class FrameFilter:
 
 
 def _visible(frame: bytes) -> bytes:
-    """Returns a frame as a line of its own; empty if it only clears the line."""
+    """Returns a frame as a separate line; empty if the frame only clears the line."""
     text = _strip_trailing(frame, CURSOR_UP)
     return text if text.strip() else b""
 
 
 def _overwritten(frame: bytes, text: bytes) -> bytes:
-    """Returns the line after `text` overwrote it from its beginning. Text of colours alone is appended."""
+    """Returns the line after `text` has overwritten it. Text that only sets colours is appended instead."""
     if not frame or _strip_trailing(text, _COLOURS):
         return text
     return _strip_trailing(frame, _COLOURS) + text if text else frame
 
 
 def _strip_trailing(text: bytes, sequence: re.Pattern[bytes]) -> bytes:
-    """Returns the text without the sequences of this kind at its end, in linear time."""
+    """Removes every match of `sequence` from the end of the text, in linear time."""
     end = len(text)
     while (begin := text.rfind(b"\x1b[", max(0, end - _MAX_SEQUENCE_BYTES), end)) >= 0:
         if sequence.fullmatch(text, begin, end) is None:

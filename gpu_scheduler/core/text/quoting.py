@@ -1,10 +1,11 @@
-"""Parses quotes, words and comments of one line of text. Expands nothing and never joins two lines."""
+"""Parses the quotes, words and comments in one line of text. Expands nothing and never joins lines."""
 
 from __future__ import annotations
 
 import re
 
-#: Separates words and fields. Other Unicode white space is text, so that it shows up as an error.
+#: Characters that separate words and fields. Other Unicode white space counts as text, so that it causes an
+#: error instead of going unnoticed.
 BLANK = " \t"
 
 _PLAIN = re.compile(r"[^'\"\\]*")
@@ -17,9 +18,9 @@ _IN_DOUBLE = re.compile(r'\\(["\\])')
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """Splits a text into words by POSIX quoting, as Python's `shlex.split` does, without any expansion.
+    """Splits a text into words by the POSIX quoting rules, as Python's `shlex.split` does. Expands nothing.
 
-    Raises ValueError that names the column (from 1) of an unclosed quote, or reports a final backslash.
+    Raises ValueError for an unclosed quote, with its column (from 1), and for a backslash at the end.
     """
     if _PLAIN.fullmatch(text):
         return tuple(text.split(" ")) if _single_spaced(text) else _plain_words(text)
@@ -61,9 +62,10 @@ _SHELL_TOKEN = re.compile(
 
 
 def find_comment(text: str) -> int | None:
-    """Returns the index of the comment: a `#` at the start or after a blank, outside quotes; None if absent.
+    """Returns the index of the `#` that begins a comment; None if there is no comment.
 
-    An unclosed quote protects everything after it.
+    The `#` must be outside quotes, at the start or after a blank. Nothing after an unclosed quote is a
+    comment.
     """
     if "#" not in text:
         return None
@@ -76,7 +78,7 @@ def find_comment(text: str) -> int | None:
 
 
 def mask_quoted(text: str) -> str | None:
-    """Returns a shell text with `_` in place of every quoted part, None if a quote is not closed."""
+    """Returns a shell text with every quoted part replaced by `_`; None if a quote is not closed."""
     pieces = []
     for piece in _SHELL_TOKEN.finditer(text):
         if piece.lastgroup == "open":

@@ -1,7 +1,8 @@
-"""Makes job output safe for a terminal by dropping control sequences other than colours and progress bars.
+"""Makes job output safe for a terminal by dropping control sequences, except for colours and progress bars.
 
-Carriage returns, backspaces, tabs, newlines, SGR sequences (colours) and EL sequences (erase in line) pass.
-Sequences that move the cursor, set modes, titles or the clipboard, bells and other control characters do not.
+Carriage returns, backspaces, tabs, newlines, SGR sequences (colours) and EL sequences (erase in line) are
+kept. Bells, all other control characters, and sequences that move the cursor or set a mode, the title or the
+clipboard are dropped.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import codecs
 import re
 from enum import Enum, auto
 
-#: Characters that begin a sequence or are dropped. A byte that is not UTF-8 is decoded as U+DC00 + the byte;
-#: 0x80 to 0x9f are control characters in that form too.
+#: Characters that begin a control sequence or are dropped. A byte that is not UTF-8 is decoded as U+DC00 plus
+#: the byte; the bytes 0x80 to 0x9f are control characters in that form too.
 _SPECIAL = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\udc80-\udc9f]")
 _PARAMETERS = re.compile(r"[ -?]*")
 _STRING_END = re.compile(r"[\x07\n\x18\x1a\x1b\x9c\udc9c]")
 _ALLOWED_SEQUENCE = re.compile(r"[0-9:;]*m|[0-2]?K")
-#: Maximum number of characters of an accepted sequence; a longer one is dropped.
+#: Maximum length in characters of a control sequence that is kept; a longer one is dropped.
 _MAX_PARAMETER_CHARS = 64
 
 
@@ -29,7 +30,7 @@ class _State(Enum):
 
 
 class Sanitizer:
-    """A filter that takes output in pieces of any size, cut at any byte."""
+    """A filter for output that arrives in pieces of any size, which may be cut at any byte."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
@@ -37,11 +38,14 @@ class Sanitizer:
         self._parameters = ""
 
     def feed(self, data: bytes) -> bytes:
-        """Returns the safe part of the next piece. A cut character or sequence waits for the rest."""
+        """Returns the safe part of the next piece, without an incomplete character or sequence at its end.
+
+        The incomplete part is kept until the rest of it arrives.
+        """
         return self._filter(self._decoder.decode(data))
 
     def flush(self) -> bytes:
-        """Returns the remaining bytes if the output ends within a character."""
+        """Returns the remaining bytes if the output ends in the middle of a character."""
         return self._filter(self._decoder.decode(b"", final=True))
 
     def _filter(self, text: str) -> bytes:
@@ -76,7 +80,7 @@ class Sanitizer:
         return found.end()
 
     def _filter_escape(self, text: str, index: int) -> int:
-        """Continues after ESC, or after ESC and intermediate characters."""
+        """Reads the character after ESC, or after ESC and intermediate characters."""
         begun, character = self._state, text[index]
         self._state = _State.TEXT
         if " " <= character <= "/":
@@ -90,7 +94,7 @@ class Sanitizer:
         return index + 1
 
     def _filter_control(self, text: str, index: int, out: list[str]) -> int:
-        """Continues after CSI: parameters, then the final character that selects the function."""
+        """Reads the parameters after CSI, then the final character, which selects the function."""
         run = _PARAMETERS.match(text, index)
         assert run is not None
         self._parameters = (self._parameters + run[0])[: _MAX_PARAMETER_CHARS + 1]
@@ -105,7 +109,7 @@ class Sanitizer:
         return index + 1
 
     def _filter_string(self, text: str, index: int) -> int:
-        """Skips a title, a link or a similar sequence, which ends at a newline at the latest."""
+        """Skips a title, a link or a similar string, which ends at the end of the line at the latest."""
         end = _STRING_END.search(text, index)
         if end is None:
             return len(text)
@@ -114,6 +118,6 @@ class Sanitizer:
 
 
 def sanitized(data: bytes) -> bytes:
-    """Returns complete output, made safe for a terminal."""
+    """Returns the whole output of a program, made safe for a terminal."""
     sanitizer = Sanitizer()
     return sanitizer.feed(data) + sanitizer.flush()

@@ -1,6 +1,7 @@
-"""Finds and hides secrets in text, by the name that a value is assigned to or by the value's own form.
+"""Finds and hides secrets in text.
 
-Everything shown or logged is masked; the store, `command.sh` and the job keep the values.
+A value is a secret because of the name that it is assigned to, or because of its own form. Secrets are hidden
+in everything that is shown or logged. The store, `command.sh` and the job itself keep the real values.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: Replaces a secret value in everything shown or logged.
+#: The text that replaces a secret value in everything that is shown or logged.
 HIDDEN = "(hidden)"
 
 _SECRET_WORDS = (
     "API_?KEY|KEYS?|TOKENS?|SECRETS?|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|AUTH|COOKIE|DSN"
 )
-#: Names of variables that contain one of these words but whose values are not secret.
+#: Names of variables that contain one of the words above although their values are not secret.
 _NOT_SECRET = (
     r"(?:OLD)?PWD|PASS_(?:AT_)?K"
     r"|(?:\w*_)?(?:MAX|MIN|NUM|N|NEW|TRAIN|EVAL|TOTAL|PAD|BOS|EOS|UNK|SEP|CLS|MASK)_TOKENS?(?:_PER_\w*)?"
@@ -24,41 +25,43 @@ _NOT_SECRET = (
 )
 _VARIABLE = rf"(?!(?:{_NOT_SECRET})(?:=|\Z))(?:\w*_)?(?:{_SECRET_WORDS})(?:_\w*)?"
 _IS_VARIABLE = re.compile(_VARIABLE, re.IGNORECASE)
-#: The whole name of an option, or of a setting such as `wandb.api_key=…`, whose value is secret. The word is
-#: matched as one piece, so that no part of it is tried.
+#: The whole name of an option, or of a setting such as `wandb.api_key=…`, whose value is secret. The
+#: lookahead captures the whole word, so that the expression is never tried on a part of it.
 _OPTION = (
     r"(?=(?P<word{0}>-{{0,2}}[\w.-]+))(?P=word{0})(?i:(?<=api[-_]key)|(?<=apikey)|(?<=secret)|(?<=password)"
     r"|(?<=access[-_]token)|(?<=accesstoken)|(?<=auth[-_]token)|(?<=authtoken)|(?<=hf[-_]token)"
     r"|(?<=hftoken))"
 )
-#: In a command only a variable in capitals counts: `max_tokens=5` is a setting of some program.
+#: In a command, only names in capitals count as variables: `max_tokens=5` is a setting of some program.
 _ASSIGNED = rf"(?:(?=[A-Z0-9_]+=){_VARIABLE}|env:(?i:{_VARIABLE}))="
 
-#: Pieces of a word in a shell, in POSIX quoting or in a quoted CSV field (doubled quotes). A quote at the
-#: end of a word closes the quotation around the word.
+#: A piece of a word: as in a shell, in POSIX quoting, or as in a quoted CSV field (with doubled quotes). A
+#: quote at the end of a word does not belong to it, but closes the quoted text around it.
 _WORD_PIECE = (
     r"""(?:""[^"\s][^"]*""|\\"[^"\\]*\\"|"(?:[^"\\]|\\.)*"|'[^']*'|\\.|[^\s"'\\]+|["'](?![\s,;:.)\]}]|\Z))"""
 )  # fmt: skip
 #: An unclosed quote extends to the end of the text.
 _UNCLOSED_QUOTE = r"""(?:"(?!(?:[^"\\]|\\.)*")|'(?![^']*'))(?s:.*)"""
-#: The match begins with the character before a name, so that nothing inside a word is tried.
+#: The match begins with the character before a name, so that a name is not found inside a longer word.
 _NAMED_SECRET = re.compile(
-    # The whole option is quoted: '--api-key=…'. The word after `bash -c` is a command, not a quoted option.
+    # An option quoted as a whole: '--api-key=…'. The word after `bash -c` is a command, not an option.
     rf"""(?P<before>[^\w.-])(?:(?<=["'])(?<!c .)(?P<quoted>{_OPTION.format(1)}=|{_ASSIGNED})"""
     rf"""(?s:(?:(?!(?P=before)).)*)(?P=before){_WORD_PIECE}*"""
     rf"""|(?P<name>{_ASSIGNED}"""
     rf"""|(?P<dash>(?=-))?{_OPTION.format(2)}(?:=|(?:""|\\?["'])\s*[:,]\s*|(?(dash)["']?\s+(?!--?[A-Za-z])|(?!))))"""
     rf"(?P<value>{_UNCLOSED_QUOTE}|{_WORD_PIECE}+))"
 )
-#: Values that are not secrets: of a flag, a variable that a shell expands, placeholders in our own texts.
+#: Values that are not secrets: the values of flags (such as true, none or 0), shell variables, and the
+#: placeholders in our own texts.
 _NOT_A_VALUE = re.compile(
     r"""(?:(?i:true|false|none|null|yes|no)|[01]|["']?\$\{?\w+\}?["']?|VALUE|…|\(hidden\))[,;:.)\]]*"""
 )
-#: Text after a value: the GPU list of a CSV line.
+#: The GPU list of a CSV line, which may directly follow a secret value and is not hidden.
 _TRAILING_GPU_LIST = re.compile(r",[-\d,]*\Z")
 
 _URL_PASSWORD = re.compile(r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\"']{1,200})(?=@)")
-#: Searched in lower case: an expression that begins with a literal is found as quickly as the literal itself.
+#: Applied to lower-case text, because an expression that begins with literal text is searched for as fast as
+#: that text.
 _WANDB = re.compile(r"wandb[\w.-]{0,64}(?:\s+login(?:\s+--[\w-]+)*)?[\s=:]+[\"']?[0-9a-f]{40}(?!\w)")
 _WANDB_KEY = re.compile(rf"(?P<name>{_WANDB.pattern.replace('[0-9a-f]', ')[0-9a-f]')}", re.IGNORECASE)
 _TOKEN = re.compile(
@@ -84,7 +87,7 @@ def masked(text: str) -> str:
 
 
 def masked_words(words: Sequence[str]) -> list[str]:
-    """Returns the words of a command line, as a program receives them, with every secret hidden."""
+    """Returns a command line's words, as a program receives them, with every secret hidden."""
     masked_list: list[str] = []
     for index, word in enumerate(words):
         before = words[index - 1] if index else ""
@@ -103,7 +106,7 @@ def masked_words(words: Sequence[str]) -> list[str]:
 
 
 def masked_values(value: Any) -> Any:
-    """Returns a JSON value with every string masked; a list of strings counts as the words of a command."""
+    """Returns a JSON value with all secrets hidden. A list of strings counts as the words of a command."""
     if isinstance(value, str):
         return masked(value)
     if isinstance(value, Mapping):
@@ -116,7 +119,7 @@ def masked_values(value: Any) -> Any:
 
 
 def hide_secrets(env: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Returns the variables, with each value hidden that is secret by its name or by its own form."""
+    """Returns the variables and hides every value that is secret because of its name or its own form."""
     return {name: HIDDEN if _is_secret(name, value) else value for name, value in env}
 
 
@@ -124,8 +127,9 @@ _ASSIGNMENT = re.compile(rf"(?:{_OPTION.format('')}=|{_ASSIGNED})")
 _SECRET_OPTION = re.compile(rf"(?=-){_OPTION.format('')}")
 
 
-# These run on every text that is shown. Few texts contain any of these strings, and searching for each of
-# them takes a tenth of the time of a regular expression or of a loop.
+# The next two functions run on every text that is shown. Few texts contain any of their strings, and
+# searching for each string separately takes a tenth of the time that a regular expression or a loop would
+# need.
 def _may_name_secret(text: str, lowered: str) -> bool:
     """Returns whether the text may contain a name that `_NAMED_SECRET` matches."""
     return (

@@ -1,7 +1,7 @@
-"""Parses JSON written by other people and programs, with limits, and rejects ambiguous input.
+"""Parses JSON that users or other programs have written, with limits, and rejects ambiguous input.
 
-Every error is a ValueError with a readable message, also where Python's own parser raises another exception
-or takes very long.
+Every error is a ValueError with a readable message, even where Python's own parser would raise another
+exception or would need very long.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from typing import Any
 
 #: Maximum nesting depth of objects and lists; Python's own parser raises RecursionError for more.
 MAX_DEPTH = 100
-#: Maximum number of digits of one number; the time to read a number grows with their square.
+#: Maximum number of digits in a number; the time to parse a number grows with the square of its length.
 MAX_DIGITS = 1000
 
 
 def decode(data: bytes) -> str:
-    """Decodes UTF-8 text and drops its byte order mark. Raises ValueError naming a byte that is not UTF-8."""
+    """Decodes UTF-8 text and drops its byte order mark.
+
+    Raises ValueError with the position of the first byte that is not UTF-8.
+    """
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -32,7 +35,7 @@ def decode(data: bytes) -> str:
 
 
 def parse(text: str) -> Any:
-    """Parses the text. Raises ValueError naming the place that is not JSON, or the limit that is exceeded."""
+    """Parses the text. Raises ValueError with the position of the error or the limit that was exceeded."""
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_int=_integer, parse_float=_float)
     except json.JSONDecodeError as error:
@@ -67,7 +70,7 @@ def _float(digits: str) -> float:
     _check_digits(digits)
     value = float(digits)
     if math.isinf(value):
-        # Python would write it as Infinity, which is not JSON.
+        # Python would write this value as Infinity, which is not JSON.
         raise ValueError(f"the number {digits[:20]} is too large")
     return value
 
