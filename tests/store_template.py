@@ -1,4 +1,7 @@
-"""Creates test databases by copying an empty one instead of running migrations, each of which is synced."""
+"""Creates test databases by copying an empty database.
+
+Running the migrations is slower, since each is synced.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from gpu_scheduler.store.database import Database, newest_schema_version
 
 _original_migrate = Database._migrate
 _lock = threading.Lock()
-#: Schema version -> an empty database.
+#: An empty database for each schema version.
 _templates: dict[int, sqlite3.Connection] = {}
 
 
 @contextmanager
 def copied_schema() -> Iterator[None]:
-    """Patches `Database` for the block, to copy the schema into a new database in one commit.
+    """Patches `Database` for the block: a new database copies the schema in one commit.
 
-    An earlier schema is migrated as usual, and so are the databases of other processes.
+    Databases with an earlier schema, and those of other processes, are migrated as usual.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Database, "_migrate", _migrate)

@@ -1,4 +1,4 @@
-"""`logs` and `attach`."""
+"""The `logs` and `attach` commands."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def read_until(stream: IO[bytes] | None, wanted: bytes) -> bytes:
         (b"\xff\x1b[31m\n", 1, b"\xff\x1b[31m\n"),
     ],
 )
-def test_logs_prints_the_last_lines_byte_by_byte(
+def test_logs_prints_the_last_lines_unchanged(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], content: bytes, lines: int | None, shown: bytes
 ) -> None:
     (tmp_path / "log").write_bytes(content)
@@ -98,7 +98,10 @@ def test_logs_prints_the_last_lines_byte_by_byte(
 
 
 def logged_attempts(desk: Desk, job: int, *states: JobState) -> None:
-    """Records one ended attempt, with a log, for each of these states of the job after it."""
+    """Records an ended attempt with a log for each of `states`.
+
+    They are the job's states after the attempts.
+    """
     for number, state in enumerate(states, 1):
         row = desk.attempt(job)
         log = desk.path / f"{number}.log"
@@ -141,7 +144,7 @@ def test_logs_prints_an_earlier_attempt(desk: Desk) -> None:
     assert desk.run("logs", job, "--attempt", 0)[0] == 2
 
 
-def test_follow_prints_everything_and_ends_with_the_job(desk: Desk) -> None:
+def test_logs_follow_prints_the_whole_log_and_ends_with_the_job(desk: Desk) -> None:
     job = desk.run_job("echo one; while [ ! -e go ]; do sleep 0.01; done; seq 5000; echo last")
     process = start("logs", job, "-f")
     read = read_until(process.stdout, b"one\n")
@@ -154,7 +157,7 @@ def test_follow_prints_everything_and_ends_with_the_job(desk: Desk) -> None:
     assert b"no scheduler is running" in err
 
 
-def test_follow_continues_with_the_next_attempt(desk: Desk) -> None:
+def test_logs_follow_continues_with_the_next_attempt(desk: Desk) -> None:
     job = desk.job()
     rows = []
     with desk.scheduler("deaf"):
@@ -181,7 +184,7 @@ BAR = b"start\n\r  0%|    | 0/2\r 50%|##  | 1/2\r100%|####| 2/2\nend without a n
 
 
 def on_terminal(*argv: object) -> bytes:
-    """Returns the output of a command on a terminal that does not translate it."""
+    """Returns the output of a command on a terminal that passes it on unchanged."""
     ours, theirs = pty.openpty()
     mode = termios.tcgetattr(theirs)
     mode[1] &= ~termios.OPOST
@@ -201,7 +204,7 @@ def on_terminal(*argv: object) -> bytes:
     return shown
 
 
-def test_pipe_gets_the_last_frame_of_a_progress_bar_and_a_terminal_every_frame(desk: Desk) -> None:
+def test_logs_prints_every_frame_of_a_progress_bar_only_on_a_terminal(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     log = desk.path / "bar.log"
@@ -214,7 +217,7 @@ def test_pipe_gets_the_last_frame_of_a_progress_bar_and_a_terminal_every_frame(d
     assert on_terminal("logs", job) == BAR
 
 
-#: A title, the clipboard, a cleared screen, a question to the terminal, a bell; then a bar inside a bar.
+#: Sets a title and the clipboard, clears the screen, queries the terminal, rings the bell, and draws a bar.
 HOSTILE = (
     b"\x1b]0;owned\x07one\x1b]52;c;aGk=\x1b\\\n\x1b[31mtwo\x1b[2J\x1b[H\x1b[6n\x07\x1b[0m\n 1%\r 2%\x1b[K\n"
 )
@@ -236,7 +239,7 @@ def test_only_colours_and_progress_bars_reach_the_terminal(desk: Desk) -> None:
         assert shown == b"outer 0%\nouter 9%\nend\n"
 
 
-def test_follow_into_a_pipe_prints_a_progress_bar_at_most_once_a_second(desk: Desk) -> None:
+def test_logs_follow_into_a_pipe_updates_a_progress_bar_at_most_once_a_second(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     log = desk.path / "bar.log"
@@ -268,7 +271,7 @@ def test_follow_into_a_pipe_prints_a_progress_bar_at_most_once_a_second(desk: De
     assert raw.communicate(timeout=60)[0] == log.read_bytes()
 
 
-#: Holds a claim, with the terminal of a window.
+#: Holds a claim, and keeps the terminal of a window open.
 HOLDER = """\
 import json, os, signal, sys
 from gpu_scheduler.runner import folder as files, publish
@@ -283,7 +286,7 @@ signal.pause()
 
 
 class ClaimedAttempt:
-    """A running job whose claim is held by a process with a window, like a runner."""
+    """A running job with a claim. Like a runner, a process with a window holds the claim."""
 
     def __init__(self, desk: Desk, session: str | None) -> None:
         self.job = desk.job()
@@ -303,7 +306,7 @@ class ClaimedAttempt:
         desk.record(act.Transition(self.job, self.attempt_id, JobState.RUNNING))
 
     def close_window(self) -> None:
-        """Closes the window, as Screen does at Ctrl-A k."""
+        """Closes the window, as Ctrl-A k does in Screen."""
         os.close(self._window)
         self._window = -1
 
@@ -331,7 +334,7 @@ def claim(desk: Desk) -> Iterator[Callable[[str | None], ClaimedAttempt]]:
 
 @pytest.fixture
 def fake_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Provides a folder, the only one in PATH, with a `screen` that prints its arguments."""
+    """Provides a folder with a `screen` that prints its arguments. The folder is the only one in PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "screen").write_text('#!/bin/sh\necho "called: $0 $*"\nexit 5\n')
@@ -464,7 +467,7 @@ def test_attach_rejects_a_job_that_is_not_running(desk: Desk) -> None:
     assert "there is no job 9" in desk.run("attach", 9)[2]
 
 
-def test_log_path_is_read_from_the_claim_before_it_is_recorded(desk: Desk) -> None:
+def test_logs_reads_the_log_path_from_the_claim_until_it_is_recorded(desk: Desk) -> None:
     job = desk.run_job("echo early; while [ ! -e go ]; do sleep 0.01; done")
     log = desk.path / f"job_{job}.log"
     wait_for(lambda: "early" in log.read_text(), "output")

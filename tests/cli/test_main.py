@@ -1,4 +1,4 @@
-"""The program around the commands: exit codes, stderr, and imports."""
+"""What all commands have in common: exit codes, stderr, and imports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAVY = (
     "inotify_simple",
     "gpu_scheduler.scheduler.loop",
 )
-#: Modules that checks of the machine need but views of one job do not.
+#: Modules that are needed to check the machine but not to show one job.
 CHECKS = (
     "email",
     "importlib.metadata",
@@ -87,7 +87,7 @@ def test_ctrl_c_exits_with_130(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> N
     assert desk.run("status") == (130, "", "")
 
 
-def test_unexpected_exception_keeps_its_traceback(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_exception_keeps_its_traceback(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(options: object) -> int:
         raise ZeroDivisionError
 
@@ -121,7 +121,7 @@ def test_help_and_version_exit_with_0_and_usage_errors_with_2(desk: Desk) -> Non
     ["attach 1", "logs 1", "cancel 1", "cancel --all", "retry 1", "hold 1", "release 1", "stop",
      "priority 1 5"],
 )  # fmt: skip
-def test_missing_store_is_reported_with_its_folder_and_nothing_is_created(desk: Desk, words: str) -> None:
+def test_commands_report_the_folder_of_a_missing_store_and_create_nothing(desk: Desk, words: str) -> None:
     code, out, err = desk.run(*words.split(), "--state-file", "other.json")
     assert (code, out) == (1, "")
     assert f"no scheduler store in {desk.path}/other.d" in err
@@ -129,7 +129,7 @@ def test_missing_store_is_reported_with_its_folder_and_nothing_is_created(desk: 
 
 
 @pytest.mark.parametrize("words", ["status", "status --all -v", "status --failed", "screens"])
-def test_read_only_commands_report_that_nothing_was_started_yet(desk: Desk, words: str) -> None:
+def test_read_only_commands_report_that_no_scheduler_has_run_yet(desk: Desk, words: str) -> None:
     code, out, err = desk.run(*words.split(), "--state-file", "other.json")
     assert (code, err) == (0, "")
     assert out == (
@@ -139,7 +139,7 @@ def test_read_only_commands_report_that_nothing_was_started_yet(desk: Desk, word
     assert not list(desk.path.iterdir())
 
 
-def test_json_before_the_first_start_has_the_usual_keys(desk: Desk) -> None:
+def test_status_json_before_the_first_start_has_the_usual_keys(desk: Desk) -> None:
     code, out, err = desk.run("status", "--json", "--state-file", "other.json")
     assert (code, err) == (0, "")
     empty = json.loads(out)
@@ -161,7 +161,7 @@ def test_json_before_the_first_start_has_the_usual_keys(desk: Desk) -> None:
     }  # fmt: skip
 
 
-def test_data_dir_may_be_elsewhere(desk: Desk) -> None:
+def test_the_data_dir_option_selects_a_folder_elsewhere(desk: Desk) -> None:
     job_id = desk.job()
     desk.data_dir.folder.rename(desk.path / "elsewhere")
     assert desk.run("cancel", job_id)[0] == 1
@@ -171,7 +171,7 @@ def test_data_dir_may_be_elsewhere(desk: Desk) -> None:
     assert f"{job_id}" in out
 
 
-def test_store_that_is_not_a_database_is_reported(desk: Desk) -> None:
+def test_reports_a_store_that_is_not_a_database(desk: Desk) -> None:
     desk.data_dir.create()
     desk.data_dir.database.write_text(
         "no database at all, but long enough to be read as a page of one\n" * 50
@@ -186,7 +186,7 @@ def test_a_closed_pipe_is_not_an_error(desk: Desk) -> None:
     with desk.store.db.transaction():
         for number in range(400):
             desk.job(f"echo {number} {'x' * 400}")
-    # An unbuffered stdout drops the rest of a short write, and with it the broken pipe error.
+    # After a short write, an unbuffered stdout drops the remaining output and thus the broken pipe error.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
         [sys.executable, "-m", "gpu_scheduler", "status", "--json"],
@@ -221,7 +221,9 @@ def test_a_closed_pipe_is_not_an_error(desk: Desk) -> None:
         ("start --gpus 0", (*HEAVY, "rich", "sqlite3", "gpu_scheduler.scheduler.daemon")),
     ],
 )
-def test_command_imports_only_the_modules_it_needs(desk: Desk, words: str, never: tuple[str, ...]) -> None:
+def test_each_command_imports_only_the_modules_that_it_needs(
+    desk: Desk, words: str, never: tuple[str, ...]
+) -> None:
     desk.job()
     code = (
         f"import sys; from gpu_scheduler.cli import main; main({words.split()!r});"
@@ -237,13 +239,13 @@ def test_command_imports_only_the_modules_it_needs(desk: Desk, words: str, never
     assert loaded.isdisjoint(never)
 
 
-def test_module_runs_the_same_program(tmp_path: Path) -> None:
+def test_python_m_runs_the_same_program(tmp_path: Path) -> None:
     done = program("cancel", "1", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"gpu-scheduler: no scheduler store in {tmp_path}")
 
 
-def test_start_rejects_bad_options_before_creating_anything(desk: Desk) -> None:
+def test_start_rejects_invalid_options_before_creating_anything(desk: Desk) -> None:
     for words, told in (
         ("--simulate 3x", "--simulate '3x'"),
         ("--simulate 2 --gpu-probe nvml", "cannot be combined"),
@@ -256,7 +258,7 @@ def test_start_rejects_bad_options_before_creating_anything(desk: Desk) -> None:
     assert list(desk.path.iterdir()) == []
 
 
-def test_every_command_has_its_function() -> None:
+def test_every_command_has_a_function() -> None:
     from importlib import import_module
 
     for name, command in COMMANDS.items():

@@ -1,4 +1,4 @@
-"""Commands on the store of another host are refused; the error names the host and the remedy."""
+"""Commands refuse the store of another host. The error names that host and the remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ELSEWHERE = Host("gpu-other", "0" * 32)
 
 @pytest.fixture
 def there(desk: Desk) -> Desk:
-    """Provides a store of another host with the waiting job 1 and, as recorded, the running job 2."""
+    """Provides a store of another host with job 1, which waits, and job 2, which is recorded as running."""
     desk.job("echo waits")
     row = desk.attempt(desk.job("sleep 100"))
     desk.record(act.Transition(2, row.id, JobState.RUNNING))
@@ -56,7 +56,7 @@ def test_add_and_lint_work_without_the_store_of_another_host(there: Desk) -> Non
 
 
 def start(desk: Desk, *options: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs `start --drain` in a separate process. before: Python code that runs in it first."""
+    """Runs `start --drain` in a separate process, which first runs the Python code `before`."""
     program = f"import sys\n{before}\nfrom gpu_scheduler.cli import main\nsys.exit(main(sys.argv[1:]))"
     return subprocess.run(
         [sys.executable, "-c", program, "start", "--simulate", "1", "--drain", "--log-dir", "logs", *options],
@@ -65,18 +65,18 @@ def start(desk: Desk, *options: str, before: str = "") -> subprocess.CompletedPr
     )  # fmt: skip
 
 
-def test_take_over_continues_on_this_host(there: Desk) -> None:
+def test_start_with_take_over_continues_on_this_host(there: Desk) -> None:
     (there.path / "jobs.txt").write_text("")
     done = start(there, "--take-over")
     assert read_host(there.data_dir.host_file) == this_host()
     assert there.state(1) == "finished"
-    # The end of a job on that host cannot be known: it is held, never counted as a success.
+    # Nobody knows how a job on that host ended, so it is held and never counts as a success.
     assert there.state(2) == "held", done.stdout + done.stderr
     assert done.returncode == 3
     assert there.run("cancel", "2")[0] == 0
 
 
-def test_network_folder_keeps_its_store_on_this_host(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_for_a_network_folder_is_on_this_host(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(desk.path / "local"))
     (desk.path / "jobs.txt").write_text("[share=0.5] echo hello\n")
     net = (
@@ -95,7 +95,7 @@ def test_network_folder_keeps_its_store_on_this_host(desk: Desk, monkeypatch: py
     assert (folder / "runs" / "1").exists()
     assert f"data directory {folder}" in done.stdout + done.stderr
     assert read_host(owner) == this_host(str(folder))
-    # Another host with the same folder and its own disk.
+    # Another host uses the same network folder and has its own disk.
     write_host(owner, ELSEWHERE)
     refused = start(desk, before=net)
     assert (refused.returncode, "belongs to host gpu-other" in refused.stderr) == (1, True)

@@ -1,4 +1,4 @@
-"""Parsing the command line into values."""
+"""Parsing the command line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_defaults_of_start_are_those_of_the_scheduler() -> None:
     assert StartOptions.from_values(vars(parse(["start"]))) == StartOptions()
 
 
-#: Every option of `start` with a value other than its default, except two that --fresh excludes.
+#: Every option of `start` with a value that is not its default, except two options that --fresh excludes.
 _ALL_CHANGED = StartOptions(
     state_file="s.json", data_dir="d", gpus="0,2,3", jobs_file="", llm_config="l.json", screen=True,
     mem_threshold=0.5, load_threshold=1.0, monitor_interval_s=0.5, state_interval_s=7.0,
@@ -48,7 +48,7 @@ _ALL_CHANGED = StartOptions(
 _WITHOUT_OPTION = ["launch_deadline_s", "max_launches", "grace_s", "memory_release_s", "survivor_wait_s"]
 
 
-def test_every_option_of_start_is_passed_on() -> None:
+def test_every_option_of_start_sets_its_field() -> None:
     words = (
         "--state-file s.json --data-dir d --gpus 0,2,3 --jobs-file  --llm-config l.json --screen"
         " --mem-threshold 0.5 --load-threshold 1 --monitor-interval 0.5 --state-interval 7"
@@ -65,7 +65,7 @@ def test_every_option_tested_above_differs_from_its_default() -> None:
     assert same == [*_WITHOUT_OPTION, "keep_history", "restore"]
 
 
-def test_keep_history_excludes_fresh() -> None:
+def test_the_options_keep_history_and_fresh_exclude_each_other() -> None:
     assert StartOptions.from_values(vars(parse(["start", "--keep-history"]))) == StartOptions(
         keep_history=True
     )
@@ -84,7 +84,7 @@ def test_memory_options_accept_the_units_of_the_jobs_file(option: str, text: str
 
 
 @pytest.mark.parametrize("option", ["--sim", "--simulate"])
-def test_sim_is_an_alias_of_simulate(option: str) -> None:
+def test_sim_is_an_alias_for_simulate(option: str) -> None:
     assert parse(["start", option, "2:24G"]).simulate == "2:24G"
     assert parse(["doctor", option, "2"]).simulate == "2"
 
@@ -147,7 +147,7 @@ def test_start_accepts_a_count_or_a_list_of_gpus(text: str) -> None:
         (["status", "--state-file", ""], ["--state-file", "empty"]),
     ],
 )
-def test_errors_name_the_option_its_value_and_the_accepted_values(words: list[str], parts: list[str]) -> None:
+def test_errors_name_the_option_the_value_and_the_accepted_values(words: list[str], parts: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         parse(words)
     text = str(caught.value)
@@ -171,7 +171,7 @@ def test_errors_name_the_option_its_value_and_the_accepted_values(words: list[st
         ([], ""),
     ],
 )
-def test_args_accepts_a_value_that_begins_with_a_dash(words: list[str], args: str) -> None:
+def test_the_args_option_accepts_a_value_that_begins_with_a_dash(words: list[str], args: str) -> None:
     for before, after in (([], words), (words, [])):
         read = parse(["add", *before, "train.py", *after, "--priority", "-3"])
         assert (read.args, read.script, read.priority) == (args, "train.py", -3)
@@ -226,7 +226,7 @@ def test_help_describes_each_command_with_an_example(
     assert f"\n  {command} " in capsys.readouterr().out
 
 
-def test_help_groups_every_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_lists_every_command_in_one_group(capsys: pytest.CaptureFixture[str]) -> None:
     grouped = [name for _, names in GROUPS.items() for name in names]
     assert sorted(grouped) == sorted(COMMANDS)
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""`priority` changes the priority of waiting jobs."""
+"""The `priority` command changes the priority of waiting jobs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_priority_rejects_jobs_that_are_not_waiting(desk: Desk, up: bool) -> Non
     assert "there is no job 99" in err
 
 
-def test_priority_of_a_running_job_cannot_change(desk: Desk) -> None:
+def test_priority_rejects_a_running_job(desk: Desk) -> None:
     job = desk.run_job("echo up; sleep 60")
     code, out, err = desk.run("priority", job, 1)
     assert (code, out) == (1, "")

@@ -1,4 +1,4 @@
-"""`screens` for attempts in every phase; tests/e2e has real sessions."""
+"""The `screens` command for attempts in every phase. The tests in tests/e2e use real sessions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def screens_json(desk: Desk) -> dict[str, Any]:
     return value
 
 
-def test_session_that_is_being_created_has_no_attach_command(desk: Desk) -> None:
+def test_a_session_that_is_being_created_has_no_attach_command(desk: Desk) -> None:
     job = desk.job()
     desk.writer.record_log(desk.attempt(job).id, "/logs/1.log", "gpujob_0_echo_1")
     [shown] = screens_json(desk)["sessions"]
@@ -41,7 +41,7 @@ def test_an_attempt_with_a_dead_runner_has_no_session(desk: Desk) -> None:
     assert (screens_json(desk)["sessions"], screens_json(desk)["without_session"]) == ([], 0)
 
 
-def test_screen_is_queried_in_the_socket_folder_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_screen_in_the_socket_folder_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCREENDIR", "/ours")
     assert screen_sessions.screen_environment("/theirs")["SCREENDIR"] == "/theirs"
     assert "SCREENDIR" not in screen_sessions.screen_environment(None)

@@ -1,4 +1,4 @@
-"""`show`: everything about one job."""
+"""The `show` command prints everything about one job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def show_json(desk: Desk, job: int) -> dict[str, Any]:
     return value
 
 
-def test_show_prints_the_request_of_a_waiting_job(desk: Desk) -> None:
+def test_show_prints_what_a_waiting_job_requests(desk: Desk) -> None:
     job = desk.job(
         "python t.py", share=500, allowed=(1,), conda="env", name="bert", priority=7,
         env=(("HF_TOKEN", "hf_x"), ("LR", "0.1")),
@@ -124,7 +124,7 @@ def test_show_prints_declared_and_measured_memory_with_the_retry(desk: Desk) -> 
     assert "other failures" not in out
 
 
-def test_overused_share_appears_in_accuracy_and_warnings(desk: Desk) -> None:
+def test_show_reports_an_overused_share_as_accuracy_and_as_a_warning(desk: Desk) -> None:
     job = desk.job(share=250)
     this = desk.record(act.Start(job, ("SIM-0",), 250))[job]
     desk.record(
@@ -147,7 +147,7 @@ def test_overused_share_appears_in_accuracy_and_warnings(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("values", [{"share": 500}, {"share": 0, "vram": 4096}])
-def test_default_need_is_not_a_declaration(desk: Desk, values: dict[str, Any]) -> None:
+def test_show_does_not_treat_a_default_need_as_a_declaration(desk: Desk, values: dict[str, Any]) -> None:
     job = desk.job()
     this = desk.record(act.Start(job, ("SIM-0",), assumed=True, **values))[job]
     desk.record(
@@ -232,7 +232,7 @@ def test_show_reports_a_failed_launch_before_its_end(desk: Desk) -> None:
     assert "  Reason      fork failed\n" in desk.run("show", job)[1]
 
 
-def test_show_prints_the_file_and_number_of_the_line(desk: Desk) -> None:
+def test_show_prints_the_jobs_file_and_line_number_of_a_job(desk: Desk) -> None:
     path = str(desk.path / "jobs.txt")
     spec = JobSpec("csv", "0,t.py,,,", str(desk.path), script="/x/t.py", arguments=("--lr", "1"))
     job = desk.store.insert_job(spec, f"file:{path}")
@@ -282,14 +282,14 @@ def test_show_rejects_an_unknown_job(desk: Desk) -> None:
         ),
     ],
 )
-def test_show_prints_the_command_as_it_is_run(desk: Desk, spec: JobSpec, command: str) -> None:
+def test_show_prints_the_command_as_bash_runs_it(desk: Desk, spec: JobSpec, command: str) -> None:
     made = build_command(spec, [1], {}, "t", 3, 1, None, "physical")
     (desk.path / "command.sh").write_text(made.command_sh)
     assert job_command(desk.path) == command
     assert job_command(desk.path / "missing") is None
 
 
-def test_a_shell_command_with_further_arguments_is_shown_unchanged(desk: Desk) -> None:
+def test_show_prints_a_shell_command_with_further_arguments_unchanged(desk: Desk) -> None:
     last = "bash -c 'echo $1' zero 'one two'"
     (desk.path / "command.sh").write_text(f"exec 3>&-\nexec {last}\n")
     assert job_command(desk.path) == last
@@ -306,5 +306,5 @@ def test_a_shell_command_with_further_arguments_is_shown_unchanged(desk: Desk) -
         ("PROXY", "http://host:3128", False), ("LR", "0.1", False), ("MONKEY", "x", False),
     ],
 )  # fmt: skip
-def test_values_that_look_like_secrets_are_masked(name: str, value: str, hidden: bool) -> None:
+def test_show_masks_values_that_look_like_secrets(name: str, value: str, hidden: bool) -> None:
     assert hide_secrets([(name, value)]) == {name: HIDDEN if hidden else value}

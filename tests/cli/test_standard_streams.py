@@ -1,4 +1,4 @@
-"""Commands with an unusable output, folder or locale work or fail in one line, without a traceback."""
+"""If the output, the folder or the locale is unusable, commands either work or print a one-line error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FULL = "the standard output cannot be written: No space left on device\n"
 
 
 def shell(folder: Path | str, command: str, **more: str) -> subprocess.CompletedProcess[bytes]:
-    """Runs a bash command in which `g` is the program, with the interpreter's default buffering."""
+    """Runs a bash command in which `g` runs the program, with the interpreter's default buffering."""
     env = environment() | {"PYTHONPATH": str(ROOT)} | more
     env.pop("PYTHONUNBUFFERED", None)
     ours = f'g() {{ "{sys.executable}" -m gpu_scheduler "$@"; }}; '
@@ -32,7 +32,7 @@ START = "start --simulate 1 --drain --log-dir logs"
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("command", ["--help", "completion bash", "add --output-file - -- echo x", "status"])
-def test_full_disk_under_the_output_is_reported(tmp_path: Path, command: str) -> None:
+def test_reports_that_the_disk_of_its_output_is_full(tmp_path: Path, command: str) -> None:
     done = shell(tmp_path, f"g {command} >/dev/full")
     assert (done.returncode, done.stderr.decode()) == (1, f"gpu-scheduler: {FULL}")
 
@@ -52,7 +52,7 @@ def test_start_works_without_output(tmp_path: Path, streams: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["start --simulate 1", "status", "add -- echo x", "doctor"])
-def test_deleted_working_directory_is_reported(tmp_path: Path, command: str) -> None:
+def test_reports_a_deleted_working_directory(tmp_path: Path, command: str) -> None:
     done = shell(tmp_path, f'mkdir gone; cd gone; rmdir "$PWD"; g {command}')
     told = "gpu-scheduler: the working directory has been deleted; change to an existing directory\n"
     assert (done.returncode, done.stderr.decode()) == (1, told)
@@ -92,7 +92,7 @@ def test_commands_work_in_a_locale_that_is_not_utf8(tmp_path: Path, place: str, 
 
 
 @pytest.mark.parametrize("command", ["lint", "lint - < jobs.txt", "status"])
-def test_out_of_memory_is_reported(tmp_path: Path, command: str) -> None:
+def test_commands_work_with_little_memory(tmp_path: Path, command: str) -> None:
     (tmp_path / "jobs.txt").write_text("echo hi\n")
     done = shell(tmp_path, f"ulimit -v 200000; g {command}")
     assert (done.returncode, done.stderr) == (0, b"")

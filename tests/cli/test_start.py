@@ -1,4 +1,4 @@
-"""The warning of `start` about logging out."""
+"""The warning of `start` that logging out would kill the scheduler."""
 
 from __future__ import annotations
 

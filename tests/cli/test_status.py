@@ -1,4 +1,4 @@
-"""`status` shows the store and the attempt folders, with or without a running scheduler."""
+"""The `status` command shows the store and the attempt folders, with or without a running scheduler."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_status_lists_gpus_with_their_jobs(desk: Desk) -> None:
     assert (second["memory_used_mib"], second["memory_total_mib"]) == (512, 24576)
 
 
-def test_queued_jobs_are_listed_in_scheduling_order(desk: Desk) -> None:
+def test_status_lists_queued_jobs_in_scheduling_order(desk: Desk) -> None:
     late = desk.job("echo late", priority=300)
     normal = desk.job("echo normal")
     first = desk.job("echo first", priority=0)
@@ -80,7 +80,7 @@ def test_queued_jobs_are_listed_in_scheduling_order(desk: Desk) -> None:
     assert list(jobs(desk)) == [second, first, normal, late]
 
 
-def test_every_waiting_job_has_a_reason(desk: Desk) -> None:
+def test_status_shows_a_reason_for_every_waiting_job(desk: Desk) -> None:
     plain, big = desk.job("echo plain"), desk.job("echo big", gpus=9)
     held, gone = desk.job("echo held", hold=True), desk.job("echo gone", share=100)
     big_ask = ResourceSpec(gpus=9, is_command=True).key()
@@ -129,7 +129,7 @@ def test_status_lists_the_last_twenty_finished_jobs_or_all(desk: Desk) -> None:
     assert "(status --all)" not in desk.run("status", "--all")[1]
 
 
-def test_first_line_counts_jobs_by_outcome(desk: Desk) -> None:
+def test_the_first_line_of_status_counts_jobs_by_outcome(desk: Desk) -> None:
     ids = [desk.job(f"echo {n}") for n in range(6)]
     ends = (Outcome.COMPLETED, Outcome.COMPLETED, Outcome.FAILED, Outcome.CANCELLED)
     desk.record(*(act.FinishJob(job, outcome, None) for job, outcome in zip(ids, ends, strict=False)))
@@ -161,14 +161,14 @@ def test_status_shows_malformed_lines_and_unreadable_files(desk: Desk) -> None:
     assert path not in text
 
 
-def test_user_text_is_escaped_on_the_terminal(desk: Desk) -> None:
+def test_status_escapes_control_characters_in_the_users_text(desk: Desk) -> None:
     desk.job("echo \x1b]0;owned\x07 \x9b31m", name=None)
     out = desk.run("status")[1]
     assert r"echo \x1b]0;owned\x07 \x9b31m" in out
     assert not any(c in out for c in "\x1b\x07\x9b")
 
 
-def test_status_of_twenty_thousand_queued_jobs_is_short(desk: Desk) -> None:
+def test_the_status_of_twenty_thousand_queued_jobs_is_short(desk: Desk) -> None:
     with desk.store.db.transaction():
         for n in range(20_000):
             desk.job(f"echo {n}")
@@ -207,7 +207,7 @@ def test_status_reads_one_snapshot_and_writes_nothing(desk: Desk) -> None:
 
 
 class Terminal:
-    """`status` on a pseudo-terminal."""
+    """A `status` command that runs on a pseudo-terminal."""
 
     def __init__(self, *words: str, size: tuple[int, int] = (24, 80), **env: str) -> None:
         self._ours, self._theirs = pty.openpty()
@@ -222,14 +222,14 @@ class Terminal:
         self._said = b""
 
     def _control(self) -> None:
-        """Makes it the controlling terminal, so that Ctrl-C ends the command."""
+        """Makes the pseudo-terminal the controlling terminal, so that Ctrl-C ends the command."""
         fcntl.ioctl(self._theirs, termios.TIOCSCTTY, 0)
 
     def resize(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def read(self) -> str:
-        """All output so far."""
+        """Returns all output so far."""
         while select.select([self._ours], [], [], 0)[0]:
             try:
                 self._said += os.read(self._ours, 65536)
@@ -241,12 +241,15 @@ class Terminal:
         os.write(self._ours, key)
 
     def until(self, text: str, since: int = 0) -> str:
-        """Waits until `text` appears after this many characters; returns the output since then."""
+        """Waits until `text` appears in the output after the first `since` characters.
+
+        Returns that part of the output.
+        """
         wait_for(lambda: text in self.read()[since:], f"{text!r}")
         return self.read()[since:]
 
     def end(self) -> tuple[int, str]:
-        """Waits for its end; returns the exit code and the complete output."""
+        """Waits for the end of the command. Returns its exit code and complete output."""
 
         def is_over() -> bool:
             self.read()
@@ -269,7 +272,7 @@ Terminals = Callable[..., Terminal]
 
 @pytest.fixture
 def terminal() -> Iterator[Terminals]:
-    """Provides a function that makes terminals, and ends the processes on them."""
+    """Provides a function that creates terminals. Ends the commands on them after the test."""
     made: list[Terminal] = []
 
     def make(*words: str, size: tuple[int, int] = (24, 80), **env: str) -> Terminal:
@@ -288,7 +291,7 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", text)
 
 
-def test_lines_are_truncated_to_the_width_of_the_terminal(desk: Desk, terminal: Terminals) -> None:
+def test_status_truncates_lines_to_the_width_of_the_terminal(desk: Desk, terminal: Terminals) -> None:
     job = desk.job("python " + "x" * 300 + " --last 3")
     desk.record(act.FinishJob(job, Outcome.CANCELLED, worded("y" * 200)))
     assert desk.state(job) == JobState.FINISHED
@@ -334,7 +337,7 @@ def test_status_shows_the_last_output_line_of_running_jobs(desk: Desk) -> None:
     desk.wait_until_processes_end()
 
 
-def test_jobs_with_the_same_wait_reason_share_a_row(desk: Desk) -> None:
+def test_status_shows_jobs_with_the_same_wait_reason_in_one_row(desk: Desk) -> None:
     with desk.scheduler("deaf"):
         ids = [desk.job(f"echo {n}", share=500) for n in range(3)]
         row = desk.store.job(ids[0])

@@ -1,4 +1,4 @@
-"""`stop` ends the scheduler and leaves no request that would end the next scheduler."""
+"""The `stop` command ends the scheduler. It leaves no request that would end the next scheduler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def waiting(pid: int) -> str:
     return f"waiting for the scheduler (pid {pid}) to end\n"
 
 
-def test_stop_without_a_scheduler_reports_it_and_leaves_no_request(desk: Desk) -> None:
+def test_stop_reports_that_no_scheduler_runs_and_leaves_no_request(desk: Desk) -> None:
     assert desk.store
     code, out, err = desk.run("stop")
     assert (code, out, err) == (0, f"no scheduler is running on {desk.data_dir.state_file}\n", "")
@@ -50,7 +50,7 @@ def test_stop_ends_the_scheduler_and_running_jobs_continue(desk: Desk) -> None:
     assert desk.requests() == []
 
 
-def test_stop_ends_the_scheduler_although_nobody_reads_its_output(desk: Desk) -> None:
+def test_stop_ends_the_scheduler_even_if_nobody_reads_the_output_of_stop(desk: Desk) -> None:
     assert desk.store
     with desk.scheduler():
         read, write = os.pipe()
@@ -111,7 +111,7 @@ def test_stop_waits_for_a_first_scheduler_without_a_database(
         assert desk.run("stop")[:2] == (0, f"{waiting(pid)}the scheduler (pid {pid}) has ended\n")
 
 
-def test_scheduler_that_dies_meanwhile_leaves_no_stop_request(
+def test_stop_leaves_no_request_if_the_scheduler_dies_while_it_waits(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with desk.scheduler("deaf") as pid:
@@ -177,7 +177,7 @@ def test_stop_does_not_change_a_foreign_or_broken_state_file(desk: Desk, content
     assert now == content
 
 
-def test_job_keeps_its_share_while_its_command_outlives_the_runner(desk: Desk) -> None:
+def test_a_job_keeps_its_share_while_its_command_outlives_the_runner(desk: Desk) -> None:
     job = desk.run_job(f"echo $$ > pid; {LONG}")
     wait_for((desk.path / "pid").exists, "the start of the command")
     with_state_file(desk)
@@ -193,7 +193,7 @@ def test_job_keeps_its_share_while_its_command_outlives_the_runner(desk: Desk) -
     assert state_of(desk)["gpu_status"] == [0.0, 0.0]
 
 
-def test_stop_with_jobs_cancels_them_and_records_them_as_cancelled(desk: Desk) -> None:
+def test_stop_with_jobs_cancels_all_jobs_and_records_them_as_cancelled(desk: Desk) -> None:
     job = desk.run_job(LONG)
     waiting = desk.job("echo next")
     wait_for(lambda: "up" in (desk.path / f"job_{job}.log").read_text(), "output")
@@ -215,7 +215,7 @@ def test_stop_with_jobs_cancels_them_and_records_them_as_cancelled(desk: Desk) -
     assert desk.state(waiting) == "queued"
 
 
-def test_stop_with_jobs_cancels_them_without_a_scheduler(desk: Desk) -> None:
+def test_stop_with_jobs_cancels_all_jobs_without_a_scheduler(desk: Desk) -> None:
     job = desk.run_job(LONG)
     assert desk.run("stop", "--jobs") == (
         0,

@@ -1,4 +1,4 @@
-"""`why`: the checks of a job that does not start, and the explanation of a failed one."""
+"""The `why` command: the checks of a job that does not start, and the explanation of a failed job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def why_json(desk: Desk, job: int) -> dict[str, Any]:
 
 
 def checks(desk: Desk, job: int) -> dict[str, tuple[str, str, str]]:
-    """Returns check -> (grade, text, remedy); the first of several checks with one name."""
+    """Returns (grade, text, remedy) by check name. If several checks share a name, the first one counts."""
     found: dict[str, tuple[str, str, str]] = {}
     for one in why_json(desk, job)["checks"]:
         found.setdefault(one["check"], (one["grade"], one["message"], one["remedy"]))
@@ -85,7 +85,7 @@ def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
     begin = f"does not accept it: foreign process {os.getpid()} uses 600 MiB; none of our jobs"
     assert says.startswith(begin)
     assert "60 % of it (threshold 50 %), foreign load " in says
-    # The memory threshold applies neither to a job that declares memory nor to one that needs an idle GPU.
+    # The memory threshold does not apply to jobs that declare memory or need an idle GPU.
     assert " % of it" not in checks(desk, desk.job(vram=1000, allowed=(0,)))["GPU 0"][1]
     idle = checks(desk, desk.job(allowed=(0,)))["GPU 0"]
     assert idle[1].endswith("load 28 %, foreign memory 600 MiB (idle threshold 200 MiB)")
@@ -133,7 +133,7 @@ def test_why_follows_the_exclusive_option_of_the_scheduler(desk: Desk) -> None:
     assert checks(desk, job)["GPU 0"][1].startswith("does not accept it: busy; ")
 
 
-def test_a_foreign_process_counts_at_its_peak(desk: Desk) -> None:
+def test_why_counts_a_foreign_process_at_its_peak(desk: Desk) -> None:
     job = desk.job(vram=12288, allowed=(0,))
     foreign = GpuSample("SIM-0", 0, "card", 24576, 1000, 5.0, (GpuProcess(os.getpid(), 1000),))
     desk.writer.record_gpus([foreign], None, Clock().now())
@@ -147,7 +147,7 @@ def test_a_foreign_process_counts_at_its_peak(desk: Desk) -> None:
     assert "12.9 GiB of 24.0 GiB allocated or in use, 10.6 GiB left for a declaration" in says
 
 
-def test_why_reports_a_need_above_the_memory_of_every_gpu(desk: Desk) -> None:
+def test_why_reports_a_need_that_exceeds_the_memory_of_every_gpu(desk: Desk) -> None:
     grade, says, remedy = checks(desk, desk.job(vram=24576))["placing"]
     assert (grade, says) == (
         "bad",
@@ -215,7 +215,7 @@ def test_why_explains_a_held_job(desk: Desk) -> None:
     assert checks(desk, job)["held"] == ("bad", "held by its line", f"`release {job}` queues it")
 
 
-def test_why_shows_the_line_and_malformed_lines_near_it(desk: Desk) -> None:
+def test_why_shows_the_line_of_a_job_and_malformed_lines_near_it(desk: Desk) -> None:
     path = str(desk.path / "jobs.txt")
     job = desk.store.insert_job(JobSpec("command", "true", str(desk.path), command="true"), f"file:{path}")
     assert checks(desk, job)["line"][1] == f"no longer in {path}"
@@ -254,7 +254,7 @@ def test_why_explains_a_failed_job(desk: Desk) -> None:
 
 
 def test_why_shows_only_events_of_its_own_store(desk: Desk) -> None:
-    """The main log in the folder may contain lines of another scheduler about a job with the same id."""
+    """The main log may contain lines about a job with the same id that belongs to another scheduler."""
     job = desk.job("echo a")
     desk.data_dir.main_log.write_text(f"[other.json] job {job} starts on gpu [0] — echo other\n")
     [told] = [one["message"] for one in why_json(desk, job)["checks"] if one["check"] == "events"]
@@ -263,7 +263,7 @@ def test_why_shows_only_events_of_its_own_store(desk: Desk) -> None:
 
 
 def run_to_end(desk: Desk, script: str) -> int:
-    """Runs the script as a job to its end; returns the job's id."""
+    """Runs the script as a job until it ends. Returns the job's id."""
     job = desk.run_job(script)
     row = desk.store.attempts(job)[0]
     wait_for(lambda: (desk.folder(row) / "result").exists(), "result")
@@ -271,7 +271,7 @@ def run_to_end(desk: Desk, script: str) -> int:
     return job
 
 
-def test_why_shows_reason_advice_and_end_of_log_and_with_v_every_check(desk: Desk) -> None:
+def test_why_shows_reason_advice_and_log_end_and_only_with_v_every_check(desk: Desk) -> None:
     job = run_to_end(desk, "echo before; echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
     assert desk.run("why", job)[1].splitlines()[1:] == [
         "",
@@ -289,7 +289,7 @@ def test_why_shows_reason_advice_and_end_of_log_and_with_v_every_check(desk: Des
     assert out.endswith("  ModuleNotFoundError: No module named 'torch'\n")
 
 
-def test_long_error_is_shown_only_once(desk: Desk) -> None:
+def test_why_shows_a_long_error_only_once(desk: Desk) -> None:
     oom = (
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity"
         " of 23.64 GiB of which 1.91 GiB is free.  Process 12 has 21.73 GiB memory in use. If reserved but"
@@ -314,19 +314,19 @@ def test_long_error_is_shown_only_once(desk: Desk) -> None:
         assert head.endswith("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 …")
     assert told["reason"] in {one["message"] for one in told["checks"]}
     assert told["log_end"] == [oom]
-    # Without the log, only the reason contains the error.
+    # If the log is missing, only the reason contains the error.
     (desk.path / f"job_{job}.log").unlink()
     assert "no longer exists" in desk.run("why", job)[1]
 
 
-def test_advice_is_wrapped_at_words_on_a_terminal(desk: Desk) -> None:
+def test_why_wraps_the_advice_at_words_on_a_terminal(desk: Desk) -> None:
     job = run_to_end(desk, "echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
     rows = on_terminal("why", job).decode().splitlines()
     begin = rows.index("What to do: install it in the job's environment, or name the right environment")
     assert rows[begin + 1 : begin + 3] == [f"(conda=NAME or venv=PATH); then `retry {job}` runs it again", ""]
 
 
-def test_checks_are_wrapped_at_words_on_a_terminal(desk: Desk) -> None:
+def test_why_wraps_the_checks_at_words_on_a_terminal(desk: Desk) -> None:
     holder = desk.job(share=600)
     desk.record(act.Start(holder, ("SIM-0",), 600))
     rows = on_terminal("why", desk.job(share=500)).decode().splitlines()
@@ -336,7 +336,7 @@ def test_checks_are_wrapped_at_words_on_a_terminal(desk: Desk) -> None:
     assert all(len(row) <= 80 for row in rows if str(desk.path) not in row)
 
 
-def test_does_not_show_the_header_of_a_log_as_output(desk: Desk) -> None:
+def test_why_does_not_show_the_header_of_a_log_as_output(desk: Desk) -> None:
     job = run_to_end(desk, "exit 3")
     log = desk.path / f"job_{job}.log"
     header, end = "# job 1, attempt 1: exit 3\n# GPUs: 0\n", "--- failed: exit code 3, after 0.1 s\n"
@@ -353,7 +353,7 @@ def advice(desk: Desk, job: int) -> str:
     return checks(desk, job)["end"][2].partition(";")[0]
 
 
-def test_oom_advice_requests_no_more_memory_for_a_job_alone_on_its_gpu(desk: Desk) -> None:
+def test_oom_advice_does_not_suggest_more_memory_for_a_job_alone_on_its_gpu(desk: Desk) -> None:
     job = run_to_end(desk, OOM)
     assert why_json(desk, job)["reason"] == "exit code 1: CUDA out of memory, try a smaller batch"
     alone = (
@@ -367,7 +367,7 @@ def test_oom_advice_requests_no_more_memory_for_a_job_alone_on_its_gpu(desk: Des
     assert "a larger GPU (GPU 1), or two GPUs" in advice(desk, job)
 
 
-def test_oom_advice_requests_more_memory_for_a_job_that_shared_its_gpu(desk: Desk) -> None:
+def test_oom_advice_suggests_more_memory_for_a_job_that_shared_its_gpu(desk: Desk) -> None:
     neighbor = desk.attempt(desk.job())
     job = run_to_end(desk, OOM)
     shared = "the GPU was full, and other processes used it too: request more memory (vram= or share=)"
@@ -412,7 +412,7 @@ def test_oom_advice_counts_foreign_processes(
     assert advice(desk, job).startswith("it had its GPU to itself") is alone
 
 
-def test_oom_advice_does_not_request_more_than_a_gpu_has(desk: Desk) -> None:
+def test_oom_advice_does_not_suggest_more_memory_than_a_gpu_has(desk: Desk) -> None:
     desk.attempt(desk.job())
     job = run_to_end(desk, OOM)
     for vram, most in ((23_863, False), (23_864, True)):
@@ -423,7 +423,7 @@ def test_oom_advice_does_not_request_more_than_a_gpu_has(desk: Desk) -> None:
         assert advice(desk, job).startswith("it had the most memory that a GPU can provide: use a") is most
 
 
-def test_why_shows_warnings_of_a_failed_job_beside_its_end(desk: Desk) -> None:
+def test_why_shows_the_warnings_of_a_failed_job_next_to_its_end(desk: Desk) -> None:
     job = desk.job(vram=8192)
     row = desk.attempt(job)
     desk.record(act.RecordOveruse(row.id, "SIM-0", 12034, 8192))

@@ -1,4 +1,4 @@
-"""`why` does not mistake leftovers of earlier attempts, boots and other files for causes."""
+"""The `why` command does not mistake leftovers of earlier attempts, boots and other files for causes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.reasons import worded
 from tests.waiting import wait_for
 
 
-def test_omits_an_ended_job_whose_gpu_was_released(desk: Desk) -> None:
+def test_why_omits_an_ended_job_whose_gpu_was_released(desk: Desk) -> None:
     over, job = desk.job(share=600), desk.job(share=500)
     row = desk.attempt(over)
     end = act.FinishAttempt(over, row.id, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)
@@ -27,10 +27,10 @@ def test_omits_an_ended_job_whose_gpu_was_released(desk: Desk) -> None:
     assert f"allocated to job {over}" in checks(desk, job)["GPU 0"][1]
     desk.record(act.ReleaseAllocation(row.id))
     assert "none of our jobs" in checks(desk, job)["GPU 0"][1]
-    assert len(desk.store.active_attempts()) == 1  # its memory may not be back yet
+    assert len(desk.store.active_attempts()) == 1  # the GPU's memory may not be free yet
 
 
-def test_a_reboot_ends_the_wait_for_a_retry(desk: Desk) -> None:
+def test_why_shows_no_wait_for_a_retry_after_a_reboot(desk: Desk) -> None:
     job, clock = desk.job(), Clock()
     row = desk.attempt(job)
     later = clock.now().boot + 100
@@ -44,7 +44,7 @@ def test_a_reboot_ends_the_wait_for_a_retry(desk: Desk) -> None:
     assert checks(desk, job)["retry"][:2] == ("ok", "1 failed start; the next try is due")
 
 
-def test_gpu_lost_in_the_last_sample_is_shown(desk: Desk) -> None:
+def test_why_shows_a_gpu_that_was_lost_in_the_last_sample(desk: Desk) -> None:
     job = desk.job(share=500)
     lost = GpuSample("SIM-0", 0, "card", fault=LOST)
     desk.writer.record_gpus([lost, replace(lost, uuid="SIM-1", index=1, fault=None)], None, Clock().now())
@@ -53,7 +53,7 @@ def test_gpu_lost_in_the_last_sample_is_shown(desk: Desk) -> None:
     assert says.startswith("does not accept it: lost")
 
 
-def test_interrupted_job_shows_the_end_of_its_log_or_that_the_log_is_missing(desk: Desk) -> None:
+def test_why_shows_the_log_end_of_an_interrupted_job_or_that_the_log_is_missing(desk: Desk) -> None:
     job = desk.run_job("echo step 1; echo step 2; exec sleep 60")
     row, log = desk.store.attempts(job)[0], desk.path / f"job_{job}.log"
     wait_for(lambda: "step 2" in log.read_text(), "its output")

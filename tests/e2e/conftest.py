@@ -1,4 +1,4 @@
-"""The fixture `world`: a folder for each test, whose scheduler and jobs are ended afterwards."""
+"""The fixture `world` provides a folder for each test, and ends its scheduler and jobs afterwards."""
 
 from __future__ import annotations
 

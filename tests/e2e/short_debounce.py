@@ -1,4 +1,4 @@
-"""Runs the command line with shorter waits before edits of the jobs file count."""
+"""Runs the command line with shorter waits before edits of the jobs file are accepted."""
 
 from __future__ import annotations
 

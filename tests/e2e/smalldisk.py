@@ -1,4 +1,4 @@
-"""A file system of 1 MiB that a test can fill and free again."""
+"""A file system of 1 MiB that a test can fill and empty."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[2]
 
 
 class SmallDisk:
-    """The mounted file system."""
+    """A mounted small file system."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._filler = path / "filler"
 
     def fill(self) -> None:
-        """Fills it to the last byte."""
+        """Fills the file system to the last byte."""
         fd = os.open(self._filler, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             for size in (4096, 1):
@@ -37,7 +37,7 @@ class SmallDisk:
             os.close(fd)
 
     def free(self, size: int | None = None) -> None:
-        """Frees the whole disk, or `size` more bytes."""
+        """Frees the space that `fill` took, or only `size` bytes of it."""
         if size is None:
             self._filler.unlink()
         else:
@@ -67,7 +67,10 @@ def _succeeds(*command: str) -> bool:
 
 @contextmanager
 def mounted(path: Path, world: World) -> Iterator[SmallDisk]:
-    """Mounts it on a new folder; ends everything in the world before unmounting."""
+    """Mounts a small file system on the new folder `path`.
+
+    Ends everything in `world` before unmounting it.
+    """
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "small", str(path)], check=True)
     try:
@@ -78,7 +81,10 @@ def mounted(path: Path, world: World) -> Iterator[SmallDisk]:
 
 
 def needs_small_disk(test: Callable[..., None]) -> Callable[..., None]:
-    """Decorates a test that mounts one and takes `request`; runs it in a user namespace if needed."""
+    """Decorates a test that mounts a small file system and takes the fixture `request`.
+
+    If the user may not mount, the test runs in a user namespace.
+    """
 
     @functools.wraps(test)
     def run(request: pytest.FixtureRequest, **fixtures: Any) -> None:

@@ -1,4 +1,4 @@
-"""Tests `start --daemon`: output for the caller, inherited state, and the end of the scheduler."""
+"""Tests `start --daemon`: the caller's output, what the scheduler inherits, and how it ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START = ("start", "--daemon", "--simulate", "2", "--log-dir", "logs")
 
 @pytest.fixture
 def daemons(world: World) -> Iterator[World]:
-    """Provides a world whose background scheduler is ended with it."""
+    """Provides a world, and ends its background scheduler after the test."""
     world.is_warm = False
     yield world
     pid = up(world)
@@ -56,7 +56,7 @@ def test_daemon_runs_without_its_terminal_until_stopped(daemons: World) -> None:
     world.wait_finished(1)
     assert "MY_OWN=kept" in (world.folder / "env").read_text().splitlines()
     assert "gpu_scheduler.log" not in (world.folder / "fds").read_text()
-    # A second start is refused as usual, on the caller's terminal.
+    # A second start is refused as usual, with the error on the caller's terminal.
     again = world.cli(*START)
     assert (again.returncode, again.stdout) == (1, "")
     assert f"(pid {pid}); end it with `stop`" in again.stderr
@@ -107,7 +107,8 @@ def test_daemon_survives_the_session_and_keeps_no_descriptor_of_the_caller(daemo
     os.close(write)
     assert caller.stdout is not None
     with caller.stdout as out:
-        assert b"scheduler is running in the background" in out.read()  # the output ends before the scheduler
+        # The caller's output ends before the scheduler does.
+        assert b"scheduler is running in the background" in out.read()
     assert caller.wait(60) == -signal.SIGHUP
     assert os.read(read, 1) == b""
     os.close(read)
@@ -139,7 +140,7 @@ def test_startup_errors_reach_the_caller_with_their_exit_code(
     assert up(daemons) is None
 
 
-def test_ctrl_c_during_startup_ends_the_daemon_too(daemons: World) -> None:
+def test_ctrl_c_during_startup_also_ends_the_daemon(daemons: World) -> None:
     program = daemons.folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\ntouch {daemons.folder}/asked; exec sleep 5\n")
     program.chmod(0o755)
@@ -165,7 +166,7 @@ def test_a_fifo_in_place_of_the_main_log_blocks_nothing(daemons: World) -> None:
     daemons.run_ok("stop")
 
 
-def test_a_drain_ends_without_a_stop(daemons: World) -> None:
+def test_a_drain_in_the_background_ends_without_a_stop(daemons: World) -> None:
     world = daemons
     world.append("[share=0.5] exit 3")
     world.run_ok(*START, "--drain")

@@ -1,4 +1,4 @@
-"""Tests how a scheduler ends (drained, on request, by a signal), its exit code, and the remaining jobs."""
+"""Tests how a scheduler ends (by a drain, a request or a signal), its exit code, and the remaining jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import wait_for
 
 
 def drained(world: World, *options: str) -> int:
-    """Runs a draining scheduler; returns its exit code."""
+    """Runs a scheduler until it is drained. Returns its exit code."""
     world.start("--drain", *options)
     assert world.process is not None
     return world.process.wait(60)
@@ -27,7 +27,7 @@ def test_a_drain_counts_only_the_current_lines_of_its_jobs_file(world: World) ->
     (world.folder / "a.txt").write_text("[share=1] exit 9\n")
     (world.folder / "b.txt").write_text("[share=1] true\n")
     assert drained(world, "--jobs-file", "a.txt") == 9
-    assert drained(world, "--jobs-file", "a.txt") == 9  # it failed, and its line is still in the file
+    assert drained(world, "--jobs-file", "a.txt") == 9  # the job failed, and its line is still in the file
     assert drained(world, "--jobs-file", "b.txt") == 0
 
 
@@ -82,7 +82,7 @@ def test_a_drain_ends_when_a_line_becomes_malformed_while_its_job_runs(world: Wo
     )
     (world.folder / "go").touch()
     assert world.process is not None
-    assert world.process.wait(60) == 3  # the held job makes it 3 instead of 1
+    assert world.process.wait(60) == 3  # because a job is held, the code is 3 instead of 1
     jobs = world.jobs()
     assert [jobs[n]["state"] for n in (1, 2, 3, 4)] == ["finished", "queued", "finished", "held"]
     assert jobs[3]["reason"] == "line removed"
@@ -91,7 +91,7 @@ def test_a_drain_ends_when_a_line_becomes_malformed_while_its_job_runs(world: Wo
     assert not (world.folder / "ran").exists()
 
 
-def test_an_interrupted_drain_is_not_a_success(world: World) -> None:
+def test_an_interrupted_drain_exits_with_an_error(world: World) -> None:
     world.append("[share=1] sleep 60")
     world.start("--drain")
     world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
@@ -142,7 +142,7 @@ def test_stop_with_jobs_ends_all_jobs_and_starts_none(world: World) -> None:
     assert not (world.folder / "ran").exists()
 
 
-def test_an_unanswered_stop_does_not_end_the_next_scheduler(world: World) -> None:
+def test_a_stop_request_left_unanswered_does_not_end_the_next_scheduler(world: World) -> None:
     world.start()
     world.end_scheduler()
     store = Store(DataDir.of(str(world.folder / world.state)))

@@ -1,4 +1,4 @@
-"""Tests a start on real GPUs (a fake nvidia-smi) with a store from simulated ones, and the reverse."""
+"""Tests a start on real GPUs (a fake nvidia-smi) with a store from simulated GPUs, and the reverse."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ REAL = ("--gpu-probe", "gputil")
 
 
 def start(world: World, *options: str) -> subprocess.CompletedProcess[str]:
-    """Drains the jobs file of this world."""
+    """Runs `start --drain` on this world's jobs file."""
     world.env["PATH"] = f"{FAKES}{os.pathsep}{os.environ['PATH']}"
     return world.cli("start", "--drain", "--log-dir", "logs", *options)
 
 
 def files(world: World) -> dict[str, bytes]:
-    """Returns the content of every file of the folder."""
+    """Returns the content of every file in the folder, by path."""
     return {str(path): path.read_bytes() for path in sorted(world.folder.rglob("*")) if path.is_file()}
 
 
@@ -45,7 +45,7 @@ def test_refuses_a_store_of_the_other_kind_of_gpus_and_leaves_it_unchanged(world
     assert "2 jobs from real GPUs, but this start uses simulated GPUs" in back.stderr
 
 
-def test_jobs_kept_from_simulated_gpus_start_on_real_ones(world: World) -> None:
+def test_jobs_kept_from_simulated_gpus_start_on_real_gpus(world: World) -> None:
     world.append("while [ ! -e go ]; do sleep 0.02; done")
     world.start("--simulate", "2:80G")
     world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")

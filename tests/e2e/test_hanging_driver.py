@@ -1,4 +1,7 @@
-"""Tests a driver that hangs during a run: only placement waits for it (docs/design.md, Placement)."""
+"""Tests a driver that hangs while the scheduler runs.
+
+Only placement waits for it (docs/design.md, Placement).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ _UNREADABLE = "the GPUs cannot be read: "
 
 
 def start(world: World) -> Path:
-    """Starts a scheduler on one GPU of the fake `nvidia-smi`; returns the folder that controls the fake."""
+    """Starts a scheduler on the one GPU of the fake `nvidia-smi`.
+
+    Returns the folder that controls the fake.
+    """
     driver = world.folder / "driver"
     driver.mkdir()
     world.env |= {"PATH": f"{FAKES}:{world.env['PATH']}", "FAKE_GPUS": str(driver), "FAKE_GPU_COUNT": "1"}

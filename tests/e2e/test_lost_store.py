@@ -1,4 +1,7 @@
-"""A database removed while no scheduler runs: start refuses, then restores it, and every line runs once."""
+"""Removing the database while no scheduler runs.
+
+`start` refuses until told to restore it, and every line runs once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests the main use case: each line runs once, on an allowed GPU, in its session and environment."""
+"""Tests the main use case: each line runs once, on an allowed GPU, in its own session and environment."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_arguments_reach_the_script_unchanged(shown: World) -> None:
     assert not (shown.folder / "injected").exists()
 
 
-def test_every_kind_of_pause_takes_effect_and_none_is_overwritten(world: World) -> None:
+def test_every_kind_of_pause_takes_effect_and_overwrites_no_other_pause(world: World) -> None:
     world.start()
     assert "0" in world.run_ok("pause", "0")
     world.append("[share=1 allowed=0] echo x >> ran")
@@ -149,7 +149,7 @@ def test_a_restarted_scheduler_reads_results_written_while_it_was_down(
     home = DataDir.of(str(world.folder / world.state))
     wait_for(lambda: len(list(home.runs.glob("*/*/result"))) == 2, "two results without a scheduler")
     before = world.jobs()
-    assert before[1]["state"] == "finished"  # read from the attempt folder, not in the store yet
+    assert before[1]["state"] == "finished"  # read from the attempt folder, because the store is behind
     world.start(*mode)
     jobs = world.wait_finished(1, 2, 5, 6, 7)
     assert [jobs[i]["exit_code"] for i in (1, 2)] == [0, 7]
@@ -159,7 +159,7 @@ def test_a_restarted_scheduler_reads_results_written_while_it_was_down(
     )
     assert world.end_scheduler() == 0
     assert "keeps running" in world.output()
-    # Without a scheduler `cancel` ends a running job, and the next scheduler records it.
+    # `cancel` also ends a running job without a scheduler. The next scheduler records the end.
     assert "cancel" in world.run_ok("cancel", "3")
     wait_for(lambda: len(list(home.runs.glob("3/*/result"))) == 1, "the cancelled job's result")
     world.start(*mode)
@@ -174,7 +174,7 @@ def test_a_shutdown_interrupts_jobs_in_either_signal_order(world: World) -> None
     for n, order in ((1, (0, 1)), (2, (1, 0))):
         pids = [int(pid) for pid in world.wait_for_lines(f"pids{n}")[0].split()]
         os.kill(pids[order[0]], signal.SIGTERM)
-        with contextlib.suppress(ProcessLookupError):  # the runner forwards it and may be faster
+        with contextlib.suppress(ProcessLookupError):  # the runner forwards the signal and may be faster
             os.kill(pids[order[1]], signal.SIGTERM)
     world.wait_until(lambda jobs: all(jobs.get(i, {}).get("state") == "held" for i in (1, 2)), "both held")
     jobs = world.jobs()
@@ -206,7 +206,7 @@ def test_two_schedulers_in_one_folder_do_not_interfere(world: World, tmp_path: P
         other.close()
 
 
-def test_starts_empty_after_the_state_was_deleted(world: World) -> None:
+def test_starts_with_an_empty_queue_after_the_state_was_deleted(world: World) -> None:
     import shutil
 
     world.start()
@@ -228,12 +228,12 @@ def test_starts_empty_after_the_state_was_deleted(world: World) -> None:
     sweep(world.folder, token, term_s=0.0)
 
 
-def test_ends_when_its_data_directory_is_removed(world: World) -> None:
+def test_a_scheduler_ends_when_its_data_directory_is_removed(world: World) -> None:
     world.start()
     folder = world.folder / "gpu_scheduler_state.d"
 
     def is_removed() -> bool:
-        # The scheduler may write its status board between reading the folder and its end.
+        # Between noticing the removal and ending, the scheduler may write its status board.
         subprocess.run(["rm", "-rf", folder], check=False, stderr=subprocess.DEVNULL)
         return not folder.exists()
 
@@ -243,7 +243,7 @@ def test_ends_when_its_data_directory_is_removed(world: World) -> None:
     assert "removed or replaced" in world.output()
 
 
-def test_starts_nothing_after_another_host_takes_over_the_data_directory(world: World) -> None:
+def test_a_scheduler_starts_no_job_after_another_host_takes_over(world: World) -> None:
     home = DataDir.of(str(world.folder / world.state))
     world.start("--state-interval", "0.5")
     world.append("[share=0.5] while [ ! -e go ]; do sleep 0.05; done; echo ran >> ran")
@@ -262,4 +262,4 @@ def test_starts_nothing_after_another_host_takes_over_the_data_directory(world: 
     (world.folder / "go").touch()
     wait_for((world.folder / "ran").exists, "the end of job 1")
     assert (world.folder / "ran").read_text() == "ran\n"
-    home.host_file.unlink()  # for the clean-up, which reads the store
+    home.host_file.unlink()  # the clean-up must be able to read the store

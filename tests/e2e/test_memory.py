@@ -43,13 +43,13 @@ python preprocess.py
 
 
 def drained(world: World, *words: str) -> subprocess.CompletedProcess[str]:
-    """Runs `gpu-scheduler FILE …` until it is drained."""
+    """Runs `gpu-scheduler FILE …` until the file is drained."""
     return warm.run("gpu_scheduler", words, world.folder, world.env)
 
 
 @contextmanager
 def somebody(world: World, vram: int, load: int, gpu: int = 0) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a foreign process on one of the GPUs."""
+    """Runs a foreign process on one of the GPUs for the block."""
     folder = DataDir.of(str(world.folder / world.state)).simulation
     with subprocess.Popen(
         [sys.executable, "-m", "gpu_scheduler.simjob", "--vram", str(vram), "--load", str(load),
@@ -73,7 +73,7 @@ def seen_on(world: World, gpu: int, least_mib: int) -> None:
 
 
 def loaded(world: World, percent: float) -> None:
-    """Waits until the mean load of GPU 0, over the samples that count, has this value."""
+    """Waits until each load sample of GPU 0 that counts has this value."""
 
     def is_loaded() -> bool:
         store = Store(DataDir.of(str(world.folder / world.state)))
@@ -122,7 +122,7 @@ def test_the_complete_memory_example_runs_as_documented(world: World) -> None:
     assert "5 of 6 jobs completed" in done.stdout
 
 
-def test_a_job_above_its_declaration_is_reported_and_allocated_its_peak(world: World) -> None:
+def test_reports_a_job_above_its_declaration_and_allocates_its_peak(world: World) -> None:
     world.append(f"[vram=8G] {SIMJOB} --vram 14000 --hold 600")
     world.start("--simulate", "1", "--poll", "0.2")
     wait_for(lambda: "EXCEEDS" in world.output(), "the warning")
@@ -131,10 +131,10 @@ def test_a_job_above_its_declaration_is_reported_and_allocated_its_peak(world: W
         r" neighbors may OOM",
         world.output(),
     )
-    # By the declarations it would fit: 8 + 12 GiB and a margin of 0.5 GiB in 24 GiB.
+    # By the declarations, job 2 would fit: 8 + 12 GiB and a margin of 0.5 GiB are less than 24 GiB.
     world.append("[vram=12G] echo fits")
     world.wait_until(lambda jobs: "room for" in (jobs.get(2, {}).get("reason") or ""), "job 2 waits")
-    # 24576 - 1.1 x 14000 - 512
+    # The room is 24576 - 1.1 x 14000 - 512 MiB.
     assert world.jobs()[2]["reason"] == "needs 12.0 GiB of a GPU, 0 free, GPU 0 room for 8.5 GiB"
     world.run_ok("cancel", "1", "--grace", "0")
     assert world.wait_finished()[2]["outcome"] == "completed"
@@ -142,7 +142,7 @@ def test_a_job_above_its_declaration_is_reported_and_allocated_its_peak(world: W
     assert "under-declared (+71%)" in world.output()
 
 
-def test_an_oom_retry_requests_more_memory_and_survives_a_kill(world: World) -> None:
+def test_an_oom_retry_requests_more_memory_even_after_a_kill_of_the_scheduler(world: World) -> None:
     world.append(f"[vram=17G] {SIMJOB} --vram 17408 --hold 600")
     world.start("--simulate", "1", "--poll", "0.2")
     world.wait_until(lambda jobs: jobs.get(1, {"peaks": {}})["peaks"] == {"0": 17408}, "job 1 has its memory")
@@ -182,7 +182,7 @@ def test_other_failures_use_no_oom_retry(world: World) -> None:
     assert "ValueError: bad value" in jobs[1]["reason"]
 
 
-def test_a_time_limit_is_enforced_while_no_scheduler_is_up(world: World) -> None:
+def test_a_time_limit_is_enforced_while_no_scheduler_runs(world: World) -> None:
     world.append("[vram=1G timeout=1.5s] sleep 600")
     world.start("--simulate", "1")
     world.wait_until(lambda jobs: jobs.get(1, {}).get("state") == "running", "job 1 runs")

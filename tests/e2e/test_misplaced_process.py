@@ -1,4 +1,4 @@
-"""Tests that a job which sets CUDA_VISIBLE_DEVICES itself is reported once, with both GPUs."""
+"""Tests that the scheduler reports once, with both GPUs, a job that sets CUDA_VISIBLE_DEVICES itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_reports_a_job_on_a_gpu_outside_its_allocation(world: World) -> None:
     world.append(
         f"[share=1 allowed=0] {sys.executable} -m gpu_scheduler.simjob --gpus 2 --hold 30",
         f"[share=1 allowed=1] {sys.executable} -m gpu_scheduler.simjob --hold 30",
-        # Its end makes the scheduler sample the GPUs at once.
+        # When this job ends, the scheduler samples the GPUs at once.
         "[share=1 allowed=3] until grep -qs '\"2\"' $GPU_SCHEDULER_SIM/[0-9]*.json; do sleep 0.02; done",
     )
     world.start()

@@ -1,4 +1,4 @@
-"""Tests a start in a folder of the older scheduler, and torchrun (a fake program of that name)."""
+"""Tests a start in a folder of the older scheduler, and torchrun with a fake program of that name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ sys.exit(max(rank.wait() for rank in ranks))
 
 
 def older(world: World) -> None:
-    """Makes the folder and its scripts, which write their arguments to a file."""
+    """Creates a folder of the older scheduler. Its scripts write their arguments to a file."""
     shutil.copytree(OLDER, world.folder, dirs_exist_ok=True)
     make_conda(world.folder, "ml")
     torchruns = ("conda/bin/torchrun", "conda/envs/ml/bin/torchrun")
@@ -54,7 +54,7 @@ def older(world: World) -> None:
 
 
 def told(world: World) -> dict[str, list[dict[str, Any]]]:
-    """Returns the output of the processes of each job, by the line of the job."""
+    """Returns what the processes of each job wrote, by the job's line."""
     by_job: dict[str, list[dict[str, Any]]] = {}
     for line in (world.folder / "told.jsonl").read_text().splitlines():
         by_job.setdefault(json.loads(line)["GPU_SCHEDULER_JOB"], []).append(json.loads(line))
@@ -62,7 +62,7 @@ def told(world: World) -> dict[str, list[dict[str, Any]]]:
     return {jobs[int(job)]["command"]: lines for job, lines in by_job.items()}
 
 
-def test_starts_unchanged_on_a_folder_of_the_older_scheduler(world: World) -> None:
+def test_starts_in_an_unchanged_folder_of_the_older_scheduler(world: World) -> None:
     older(world)
     # Jobs of an older scheduler may be running on this machine.
     world.start("--conda-sh", str(CONDA), "--ignore-old-sessions")
@@ -123,7 +123,7 @@ def test_does_not_start_a_line_that_still_runs_under_the_older_scheduler(world: 
         assert f".{name}, GPU 0" in world.output()
         world.wait_for_lines("ran", 2)
         assert world.end_scheduler() == 0
-        world.start()  # with a data directory of its own the scheduler only warns
+        world.start()  # with its own data directory, the scheduler only warns
         assert world.output().count(f".{name}, GPU 0") == 2
     finally:
         (world.folder / "end").touch()

@@ -1,4 +1,4 @@
-"""Files and folders that another user planted or may change, with real schedulers of root."""
+"""Files and folders that another user planted or may change. The schedulers are real and run as root."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_jobs_file_of_another_user_runs_only_with_trust_files(world: World, 
     assert (world.folder / "ran_as").read_text() == "0\n"
 
 
-def test_status_reports_files_that_became_world_writable(world: World) -> None:
+def test_status_reports_files_that_everyone_may_now_write(world: World) -> None:
     config = world.folder / "llm_config.json"
     config.write_text('{"models": {}}')
     world.append("[hold] touch held")

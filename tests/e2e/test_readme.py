@@ -1,6 +1,7 @@
 """Follows README.md and docs/running.md as a new user does.
 
-Their commands run in order; their tables, and those of docs/jobs-file.md, list exactly what exists.
+The commands of these pages run in order. Their tables, and those of docs/jobs-file.md, list exactly what
+exists.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BLOCKS = [text for kind, text in FENCED.findall(FOLLOWED) if kind == "bash"]
 PLAIN = [text for kind, text in FENCED.findall(README + JOBS_FILE + PLACEMENT) if kind == ""]
 
-#: First line of a block that cannot run here -> reason.
+#: Why a block cannot run here, by the first line of the block.
 NOT_RUN = {
     "make demo": "installs packages; the test suite would run itself",
     "python ../scheduler.py attach train": "needs a terminal: test_screen.py attaches",
 }
-#: Printed by a foreground `start` once it accepts commands.
+#: What a foreground `start` prints when it is ready for commands.
 UP = "scheduler up"
 RUN = "python scheduler.py "
 
 
 class Reader:
-    """A reader who types each block into a shell and waits for its effect before the next one."""
+    """A reader who types each block into a shell and waits for its effect before typing the next one."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -67,7 +68,7 @@ class Reader:
         self.ended_in = tools / "pwd"
 
     def type(self, block: str) -> None:
-        """Runs a block; a foreground `start` keeps running in the background, as in another terminal."""
+        """Runs a block. A foreground `start` then keeps running, as in another terminal."""
         before, start, options = block.rpartition("scheduler.py start")
         if not start or "--drain" in options:
             self._run(block)
@@ -77,8 +78,8 @@ class Reader:
         self._start(f"{python}{start}{options}")
 
     def _run(self, block: str) -> None:
-        """Runs a block; as in one shell, the next block runs in the folder in which this one ends."""
-        # Logs go to the test's folder, and pauses meant for a person to read are skipped.
+        """Runs a block. As in a real shell, the next block starts in the folder in which this one ends."""
+        # Logs go to the test's folder. Pauses that give a person time to read are skipped.
         text = block.replace("--drain", "--drain --log-dir logs")
         text = text.replace("--samples 900", "--samples 120").replace("--prompts 2000", "--prompts 240")
         done = subprocess.run(
@@ -108,7 +109,10 @@ def reader(world: World) -> Reader:
 
 
 def expect(world: World, **wanted: str) -> dict[int, dict[str, Any]]:
-    """Waits until jobs are as described in the README (j1="running", j3="completed"); returns all jobs."""
+    """Waits until the jobs are in these states or have these outcomes, for example j1="running".
+
+    Returns all jobs.
+    """
 
     def met(jobs: dict[int, dict[str, Any]]) -> bool:
         stands = {f"j{job}": about["outcome"] or about["state"] for job, about in jobs.items()}
@@ -161,7 +165,7 @@ def after_stop(reader: Reader) -> None:
     assert re.search(r"has ended.*not running.*  1  running +0 .*job 1: cancelled", said, re.DOTALL)
     assert reader.world.process is not None
     assert reader.world.process.wait(20) == 0
-    # The next scheduler records what was cancelled while none was up.
+    # The next scheduler records the jobs that were cancelled while no scheduler ran.
     root, reader.folder = reader.folder, reader.folder / "tour"
     reader.type("python ../scheduler.py start --simulate 4 --screen\n")
     expect(reader.world, j1="cancelled")
@@ -173,7 +177,7 @@ def after_drain(reader: Reader) -> None:
     (said,) = (said for command, said in reader.said.items() if "once.json" in command)
     assert "[job 1] the answer is 42" in said
     assert "1 of 1 jobs completed" in said.splitlines()[-1], "the output of jobs comes first"
-    # A scheduler for the next block, which pauses a GPU.
+    # The next block pauses a GPU and needs a running scheduler.
     reader.type(f"{RUN}start --simulate 4 --screen\n")
 
 
@@ -181,7 +185,7 @@ def after_edit(reader: Reader) -> None:
     world = reader.world
     reader.type(f"{RUN}start --simulate 4 --screen\n")
     wait_for(lambda: [gpu["index"] for gpu in world.status()["gpus"] if gpu["state"] == "paused"] == [1, 3])
-    # The six jobs of the sweep, and the added one.
+    # These are the six jobs of the sweep and the added job.
     assert [job["outcome"] for job in world.wait_finished().values()] == ["completed"] * 7
 
 
@@ -191,7 +195,7 @@ def after_reset(reader: Reader) -> None:
     assert "nothing has run here yet" in reader.world.cli("status").stdout
 
 
-#: First line of a block -> check of its effect.
+#: The check of a block's effect, by the first line of the block.
 THEN: dict[str, Callable[[Reader], None]] = {
     "cat >> jobs.txt <<'END'": after_append,
     "python ../scheduler.py status": after_status,
@@ -210,7 +214,7 @@ def test_every_block_runs_in_order_with_its_documented_effect(reader: Reader) ->
     for block in BLOCKS:
         first = block.splitlines()[0]
         if first not in NOT_RUN:
-            reader.type(block)  # fails unless its exit code is 0
+            reader.type(block)  # fails if its exit code is not 0
             ran.append(first)
             if first in THEN:
                 THEN[first](reader)
@@ -225,7 +229,7 @@ def test_the_jobs_of_the_tour_last_long_enough_to_be_inspected() -> None:
     for line in lines:
         read = parse_line(line, "/", "/")
         assert isinstance(read, ParsedJob)
-        # A step takes 0.05 s; an epoch has 12 steps, two prompts are one step.
+        # A step takes 0.05 s. An epoch has 12 steps, and two prompts make one step.
         parts = (("epochs", 12), ("samples", 1), ("prompts", 0.5))
         steps = max(int(read.spec.option(name) or 0) * each for name, each in parts)
         assert 0.05 * steps >= 45, line
@@ -237,20 +241,20 @@ def test_each_listed_block_occurs_once_in_the_readme() -> None:
 
 
 def commands() -> list[str]:
-    """Returns every `python scheduler.py …` in text, tables and blocks, whatever the folder."""
+    """Returns the arguments of every `python scheduler.py …` in text, tables and blocks, in any folder."""
     inline = re.findall(rf"`{re.escape(RUN)}([^`…]+)`", FOLLOWED)
     lines = [line for block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
     return inline + [line.partition("scheduler.py ")[2] for line in lines]
 
 
 @pytest.mark.parametrize("command", sorted(set(commands())))
-def test_every_command_in_the_text_parses(command: str) -> None:
+def test_every_command_in_the_pages_parses(command: str) -> None:
     parsed = parser.parse(shlex.split(command))
     assert isinstance(parsed, Namespace)
     assert parsed.command in parser.COMMANDS
 
 
-def test_shows_ten_everyday_commands() -> None:
+def test_the_readme_shows_ten_everyday_commands() -> None:
     shown = re.findall(rf"^\| `{RUN}([a-z]+)\b[^|]*\|[^|]+\|$", README, re.MULTILINE)
     assert len(set(shown)) == len(shown) == 10
     assert set(shown) <= set(parser.COMMANDS)
@@ -265,7 +269,7 @@ def test_documents_the_options_of_start_with_their_defaults() -> None:
     by_option = {
         f"--{re.sub('_(s|mib)$', '', name).replace('_', '-')}": value
         for name, value in vars(defaults).items()
-        if name in given and name not in ("state_file", "data_dir")  # options of every command
+        if name in given and name not in ("state_file", "data_dir")  # these are options of every command
     }
     assert set(rows) == {*by_option, "--daemon", "--watch", "--yes", "--sim"}
     for option, value in by_option.items():
@@ -277,12 +281,12 @@ def test_documents_the_options_of_start_with_their_defaults() -> None:
 
 
 def table(page: str) -> str:
-    """Returns the table of attributes of a page."""
+    """Returns a page's table of attributes."""
     return page.partition("| attribute | meaning |")[2].partition("\n\n")[0]
 
 
 def attributes(page: str) -> set[str]:
-    """Returns every word in that table that may be an attribute."""
+    """Returns every word in a page's table of attributes that may be an attribute."""
     return {re.split("[=:]", word)[0] for word in re.findall(r"`([^`]+)`", table(page))}
 
 

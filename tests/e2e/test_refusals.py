@@ -1,5 +1,7 @@
-"""Tests what `start` rejects before it creates anything: exit code 2; option, path and remedy in the
-message."""
+"""Tests what `start` rejects with exit code 2 before it creates anything.
+
+The message contains the option, the path and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -93,13 +95,13 @@ def test_retries_a_failed_launch_after_the_wait_and_then_fails(world: World) -> 
     store = Store(DataDir.of(str(world.folder / world.state)))
     begun = [row.created_at for row in store.attempts(1)]
     store.close()
-    # Does not wait for the next sample of the GPUs, taken every 5 s.
+    # The retry does not wait for the next sample of the GPUs, which the scheduler takes every 5 s.
     assert 0.5 <= begun[1] - begun[0] < 4
     assert 1 <= begun[2] - begun[1] < 4.9
 
 
 def test_refuses_to_start_where_proc_shows_another_pid_namespace(world: World) -> None:
-    """A sweep there would read pids of one namespace and signal those of another."""
+    """Such a scheduler would read pids of one namespace and signal those of another."""
     inside = ["unshare", "-p", "-f"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no pid namespaces")

@@ -1,4 +1,4 @@
-"""Tests Screen windows: attaching, keys and resizing, none of which may affect a job."""
+"""Tests Screen windows: attaching, pressing keys and resizing must not affect a job."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ print("\\nlast line")
 
 
 class Tmux:
-    """A terminal that the test types into and reads."""
+    """A terminal in which the test types, and whose screen it reads."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = str(folder / "tmux")
         self.run("-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "30", "-s", "t", "bash --norc")
 
     def run(self, *words: str) -> str:
-        """Runs one tmux command; returns its output."""
+        """Runs one tmux command and returns its output."""
         done = subprocess.run(
             ["tmux", "-S", self.socket, *words], capture_output=True, text=True, timeout=60, check=True
         )
@@ -51,11 +51,11 @@ class Tmux:
         self.run("send-keys", "-t", "t", *keys)
 
     def screen(self) -> str:
-        """Returns the visible text."""
+        """Returns the visible text of the terminal."""
         return self.run("capture-pane", "-p", "-t", "t")
 
     def sees(self, text: str) -> str:
-        """Waits until a text is visible; returns the screen."""
+        """Waits until this text is visible. Returns the screen."""
         wait_for(lambda: text in self.screen(), f"{text!r} on the screen")
         return self.screen()
 
@@ -110,7 +110,7 @@ def test_a_screen_session_supports_attach_resize_detach_and_ctrl_c(world: World,
     assert job["signal"] == signal.SIGINT or job["exit_code"] == 130
 
 
-def test_killing_screen_affects_no_job(world: World) -> None:
+def test_killing_screen_does_not_affect_its_job(world: World) -> None:
     (world.folder / "bar.py").write_text(BAR)
     world.start("--screen")
     world.append("0,bar.py,,,")

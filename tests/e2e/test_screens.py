@@ -1,4 +1,7 @@
-"""`screens` with real sessions: attached, in another folder, closed, killed, and without Screen installed."""
+"""The `screens` command with sessions that are attached, closed or killed.
+
+Also with sockets in another folder, and without Screen installed.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,11 @@ class ScreensCommand:
         return self._capsys.readouterr().out
 
     def sessions(self) -> dict[int, dict[str, Any]]:
-        """Returns the sessions that it shows, by job."""
+        """Returns the sessions that `screens` shows, by job."""
         return {one["job"]: one for one in json.loads(self.text("--json"))["sessions"]}
 
     def value(self, job: int, what: str) -> Any:
-        """Returns one value of one session."""
+        """Returns one value of a job's session."""
         return self.sessions()[job][what]
 
 
@@ -47,7 +50,7 @@ def screens(
     return ScreensCommand(world, monkeypatch, capsys)
 
 
-def test_lists_sessions_with_jobs_and_attach_commands(
+def test_screens_lists_sessions_with_their_jobs_and_attach_commands(
     screens: ScreensCommand, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     world, sockets = screens.world, tmp_path_factory.mktemp("s")
@@ -71,7 +74,7 @@ def test_lists_sessions_with_jobs_and_attach_commands(
 
 
 def _attach(screens: ScreensCommand, command: str) -> None:
-    """Attaches with the command shown; the session is then listed as attached."""
+    """Attaches with the command that `screens` shows. The session is then listed as attached."""
     master, terminal = pty.openpty()
     attached = subprocess.Popen(
         shlex.split(command), env={**screens.world.env, "TERM": "xterm"}, start_new_session=True,
@@ -106,7 +109,7 @@ def _show_without_screen(screens: ScreensCommand) -> None:
 
 
 def _close_window(screens: ScreensCommand, session: str, sockets: Path) -> None:
-    """Closes the job's window, like Ctrl-A k; the session continues with another window."""
+    """Closes the window of job 1, as Ctrl-A k does. The session continues with another window."""
     env = {**screens.world.env, "SCREENDIR": str(sockets)}
     for command in (["screen", "sleep", "60"], ["at", "0", "kill"]):
         subprocess.run(["screen", "-S", session, "-X", *command], env=env, check=True)
@@ -128,12 +131,12 @@ def _close_window(screens: ScreensCommand, session: str, sockets: Path) -> None:
 
 
 def _kill_session(screens: ScreensCommand, session: str) -> None:
-    """Kills the session; `screens` shows this without a scheduler."""
+    """Kills the session. `screens` shows this even without a scheduler."""
     os.kill(int(session.partition(".")[0]), signal.SIGKILL)
     wait_for(lambda: screens.value(2, "state") == "closed", "the closed session")
 
 
-def test_shows_that_no_job_has_a_session(screens: ScreensCommand) -> None:
+def test_screens_shows_that_no_job_has_a_session(screens: ScreensCommand) -> None:
     screens.world.append("[share=0.5] sleep 60")
     screens.world.start()
     wait_for(lambda: "1 running job" in screens.text(), "the job running")

@@ -1,4 +1,7 @@
-"""Tests secrets in jobs-file lines: the job gets them, and nothing shown or logged contains them."""
+"""Tests secrets in the lines of a jobs file.
+
+Only the job gets them; no output, log or other file has them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from gpu_scheduler.cli import main
 from tests.e2e.world import World
 
-#: Each secret is passed in a different way, and none has a known form.
+#: Each secret is passed in a different way. None of them matches a known secret format.
 IN_ARGUMENTS, IN_COMMAND, IN_MESSAGE, IN_ENV = "s3arguments", "s3command", "s3message", "s3env"
 MALFORMED = ("s3unknown", "s3unquoted", "s3fields", "s3background")
 IN_ADD = "s3added"
@@ -35,7 +38,7 @@ def _lines(world: World) -> list[str]:
 
 
 def _printed(*words: str) -> str:
-    """Runs a command in this process, because there are many; returns its output."""
+    """Runs a command and returns its output. It runs in this process, because there are many commands."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         main(words)
@@ -43,7 +46,7 @@ def _printed(*words: str) -> str:
 
 
 def _read_by_people(world: World) -> dict[str, str]:
-    """Returns the output of all commands, and every file of the scheduler except the database."""
+    """Returns the output of all commands and the content of the scheduler's files except the database."""
     own = "[job 3] "  # the output of a job is not masked
     found = {"start": "\n".join(line for line in world.output().split("\n") if not line.startswith(own))}
     for words in (

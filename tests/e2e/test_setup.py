@@ -1,4 +1,4 @@
-"""Tests the root of a clone: the entry script, the examples, the example files, the setup script."""
+"""Tests the root of a clone: the entry script, the examples, the example files and the setup script."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLI = "import sys\ndef main():\n    print('ran', sys.argv[1:], sys.executable)\n
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Makes a clone whose command line only prints that it ran, with a .venv that has the packages."""
+    """Creates a clone with a .venv that has the packages. Its command line only prints that it ran."""
     clone = tmp_path / "a clone"
     (clone / "gpu_scheduler" / "cli").mkdir(parents=True)
     (clone / "gpu_scheduler" / "__init__.py").touch()
@@ -89,7 +89,7 @@ def test_entry_script_reruns_itself_only_once(clone: Path) -> None:
     assert "missing packages: GPUtil" in told
 
 
-def test_without_a_virtual_environment_prints_the_command_to_run(clone: Path) -> None:
+def test_entry_script_prints_the_install_command_if_there_is_no_virtual_environment(clone: Path) -> None:
     shutil.rmtree(clone / ".venv")
     done = run(*BARE, clone / "scheduler.py", "status")
     assert done.returncode == 2
@@ -105,7 +105,7 @@ def test_entry_script_alone_explains_how_to_get_the_package(
 ) -> None:
     shutil.copy2(ROOT / "scheduler.py", tmp_path)
     if empty_folder:
-        (tmp_path / "gpu_scheduler").mkdir()  # an empty namespace package to Python
+        (tmp_path / "gpu_scheduler").mkdir()  # to Python, this is an empty namespace package
     done = run(*python, tmp_path / "scheduler.py", "status", PYTHONPATH="")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("scheduler.py: this file does not work alone: the package gpu_scheduler is")
@@ -117,7 +117,7 @@ def test_entry_script_alone_explains_how_to_get_the_package(
     ]  # fmt: skip
 
 
-def test_suggests_make_only_inside_a_clone(clone: Path) -> None:
+def test_entry_script_suggests_make_only_inside_a_clone(clone: Path) -> None:
     shutil.rmtree(clone / ".venv")
     (clone / "Makefile").unlink()
     done = run(*BARE, clone / "scheduler.py", "status")
@@ -135,7 +135,7 @@ def test_an_internal_import_error_is_not_reported_as_a_missing_package(clone: Pa
     assert "make install" not in done.stderr
 
 
-def test_the_module_runs_the_same_program(clone: Path) -> None:
+def test_python_m_runs_the_program_of_the_entry_script(clone: Path) -> None:
     shutil.copy2(ROOT / "gpu_scheduler" / "__main__.py", clone / "gpu_scheduler")
     done = subprocess.run(
         [sys.executable, "-m", "gpu_scheduler", "x"], cwd=clone, capture_output=True, text=True
@@ -143,7 +143,7 @@ def test_the_module_runs_the_same_program(clone: Path) -> None:
     assert (done.returncode, done.stdout.split("]")[0]) == (7, "ran ['x'")
 
 
-def test_llm_config_lists_the_six_models() -> None:
+def test_llm_config_lists_the_expected_models() -> None:
     text = (ROOT / "llm_config.json").read_text()
     config = parse_llm_config(text)
     assert config.default.share == 1000
@@ -206,7 +206,7 @@ NEEDS = re.compile(r"# needs ([0-9]+) GPUs$")
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_every_example_line_runs_given_enough_gpus(gpus: int) -> None:
+def test_every_example_line_can_run_if_there_are_enough_gpus(gpus: int) -> None:
     known = frozenset(range(gpus))
     config = parse_llm_config((ROOT / "llm_config.json").read_text())
     for line in (ROOT / "jobs.txt.example").read_text().splitlines():
@@ -221,7 +221,7 @@ def test_every_example_line_runs_given_enough_gpus(gpus: int) -> None:
             assert Path(parsed.spec.script).is_file()
 
 
-def test_example_shows_every_form_without_duplicates() -> None:
+def test_the_example_file_shows_every_form_without_duplicates() -> None:
     text = (ROOT / "jobs.txt.example").read_text()
     jobs = [parse_line(line, "/", "/") for line in text.splitlines()]
     specs = [job.spec for job in jobs if isinstance(job, ParsedJob)]
@@ -234,8 +234,10 @@ def test_example_shows_every_form_without_duplicates() -> None:
 
 @pytest.fixture
 def machine(clone: Path, tmp_path: Path) -> Path:
-    """Makes a folder for PATH that stands for a machine without apt and screen, and a user who is not
-    root."""
+    """Creates a folder for PATH.
+
+    It simulates a machine without apt and screen, and a user other than root.
+    """
     (clone / "tools").mkdir()
     shutil.copy2(ROOT / "tools" / "setup.sh", clone / "tools")
     (clone / "pyproject.toml").write_text("[project]\n")
@@ -268,7 +270,7 @@ def test_setup_prints_the_command_for_a_program_it_cannot_install(clone: Path, m
     assert "run: sudo apt-get install screen" in done.stderr
 
 
-def test_setup_as_root_installs_with_apt_after_an_update(clone: Path, machine: Path) -> None:
+def test_setup_as_root_updates_apt_and_then_installs(clone: Path, machine: Path) -> None:
     fake(machine, "id", "echo 0")
     here = shlex.quote(str(machine))
     fake(
@@ -284,7 +286,7 @@ def test_setup_as_root_installs_with_apt_after_an_update(clone: Path, machine: P
     assert (done.returncode, (machine / "screen").exists()) == (0, True), done.stderr
 
 
-def test_setup_reinstalls_only_when_pyproject_changed(clone: Path, machine: Path) -> None:
+def test_setup_reinstalls_the_package_only_if_pyproject_changed(clone: Path, machine: Path) -> None:
     first, second = set_up(clone, machine), set_up(clone, machine)
     (clone / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     third = set_up(clone, machine)

@@ -1,4 +1,4 @@
-"""Tests a scheduler at its limits: no further file or process is possible for a while."""
+"""Tests a scheduler that for a while can open no more files or start no more processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from tests.e2e.world import World
 from tests.waiting import wait_for
 
-#: Folder in which root can make a control group that limits processes (cgroup v1 or v2).
+#: Folders in which root can create a control group that limits processes (cgroup v1 or v2).
 _GROUPS = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")
 
 
 @contextmanager
 def limited(pids: Iterable[int], which: int, most: int) -> Iterator[Callable[[], None]]:
-    """Lowers a limit of running processes; returns a function that raises it again."""
+    """Lowers a limit of running processes. Yields a function that raises it again."""
     before = {pid: resource.prlimit(pid, which) for pid in pids}
     for pid, (_, hard) in before.items():
         resource.prlimit(pid, which, (most, hard))
@@ -33,7 +33,10 @@ def limited(pids: Iterable[int], which: int, most: int) -> Iterator[Callable[[],
 
 @contextmanager
 def grouped(pids: Iterable[int]) -> Iterator[Callable[[], None]]:
-    """Moves processes to a control group that allows no further one; returns a function that lifts this."""
+    """Moves processes to a control group that allows no more processes.
+
+    Yields a function that removes the limit.
+    """
     group, home = _group(f"gpu_scheduler_test_{os.getpid()}")
     try:
         for pid in pids:
@@ -52,14 +55,17 @@ def grouped(pids: Iterable[int]) -> Iterator[Callable[[], None]]:
 
 
 def without_processes(pid: int) -> AbstractContextManager[Callable[[], None]]:
-    """Prevents a process and its children from starting others; returns a function that lifts this."""
+    """Prevents a process and its children from starting processes.
+
+    Yields a function that removes the limit.
+    """
     pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
-    # All processes of the user count, and there is more than one; the limit does not bind root.
+    # The limit counts all processes of the user, so it is exceeded at once. It does not apply to root.
     return grouped(pids) if os.geteuid() == 0 else limited(pids, resource.RLIMIT_NPROC, 1)
 
 
 def _group(name: str) -> tuple[Path, Path]:
-    """Makes a control group; returns it and its parent."""
+    """Creates a control group. Returns it and its parent."""
     for base in _GROUPS:
         group = Path(base, name)
         try:

@@ -1,5 +1,7 @@
-"""Tests a scheduler whose files are replaced by other kinds of files: it keeps running and ends on
-request."""
+"""Tests a scheduler whose files are replaced by links, FIFOs and folders.
+
+It keeps running and ends on request.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Full disks and folders that vanish or are occupied: the scheduler continues, reports it and recovers."""
+"""Full disks, and folders that vanish or are replaced.
+
+The scheduler continues, reports the problem and recovers.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from tests.e2e.smalldisk import SmallDisk, mounted, needs_small_disk
 from tests.e2e.world import World
 from tests.waiting import wait_for
 
-#: Seconds within which everything works again after the cause is removed.
+#: After the cause is removed, everything works again within this many seconds.
 RECOVERY_S = 15.0
 
 
 class SmallDiskWorld(World):
-    """A world whose state file is in the folder `small`, and whose output is elsewhere."""
+    """A world whose state file is in the folder `small`. The output of the scheduler is outside it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "small/state.json")
@@ -33,17 +36,17 @@ class SmallDiskWorld(World):
 
 @pytest.fixture
 def small_disk_world(tmp_path: Path) -> SmallDiskWorld:
-    """The test mounts its disk, and ends the world before unmounting."""
+    """Provides a world on a small disk. The test mounts the disk, and ends the world before unmounting it."""
     return SmallDiskWorld(tmp_path)
 
 
 def waiting_for(path: Path, code: int) -> str:
-    """Returns a job line that runs until a file exists."""
+    """Returns a line whose job runs until a file exists."""
     return f"[share=1] echo begun; while [ ! -e {path} ]; do sleep 0.05; done; exit {code}"
 
 
 def free_and_wait(world: World, disk: SmallDisk, *jobs: int) -> None:
-    """Frees the disk and waits until these jobs have finished, within RECOVERY_S."""
+    """Frees the disk and checks that these jobs finish within RECOVERY_S."""
     began = time.monotonic()
     disk.free()
     world.wait_finished(*jobs, timeout_s=RECOVERY_S)
@@ -51,12 +54,12 @@ def free_and_wait(world: World, disk: SmallDisk, *jobs: int) -> None:
 
 
 def reported_issues(world: World) -> list[tuple[str, str, bool]]:
-    """Returns the health issues in `status`, without their paths."""
+    """Returns the health issues that `status` shows, without their paths."""
     return [(t["subject"], t["problem"], t["blocks_starts"]) for t in world.status()["health_issues"]]
 
 
 @needs_small_disk
-def test_survives_a_full_disk_under_the_logs(
+def test_a_scheduler_survives_a_full_disk_under_the_logs(
     request: pytest.FixtureRequest, world: World, tmp_path: Path
 ) -> None:
     with mounted(tmp_path / "small", world) as disk:
@@ -80,7 +83,7 @@ def test_survives_a_full_disk_under_the_logs(
 
 
 @needs_small_disk
-def test_survives_a_full_disk_under_the_store(
+def test_a_scheduler_survives_a_full_disk_under_the_store(
     request: pytest.FixtureRequest, small_disk_world: SmallDiskWorld, tmp_path: Path
 ) -> None:
     world = small_disk_world
@@ -94,7 +97,7 @@ def test_survives_a_full_disk_under_the_store(
         wait_for(lambda: why in world.output(), "the scheduler says it")
 
         def is_full() -> bool:
-            disk.fill()  # including the space that the scheduler has freed
+            disk.fill()  # also fills the space that the scheduler has freed
             return reported_issues(world) == [("store", "is on a full disk", True)]
 
         wait_for(is_full, "status says it")
@@ -135,7 +138,7 @@ def test_a_disk_with_too_little_space_counts_as_full(
 
 
 @needs_small_disk
-def test_survives_disks_that_fill_at_any_moment(
+def test_a_scheduler_survives_a_disk_that_fills_at_any_moment(
     request: pytest.FixtureRequest, small_disk_world: SmallDiskWorld, tmp_path: Path
 ) -> None:
     world, chance = small_disk_world, random.Random(4)
@@ -182,7 +185,7 @@ def test_jobs_run_while_the_state_file_cannot_be_written(
         assert world.end_scheduler() == 0
 
 
-def test_recreates_a_vanished_log_folder_and_leaves_an_occupied_one_alone(
+def test_recreates_a_vanished_log_folder_and_does_not_touch_what_replaced_it(
     world: World, tmp_path: Path
 ) -> None:
     logs, victim = tmp_path / "logs", tmp_path / "victim"
@@ -222,7 +225,7 @@ def test_reports_a_lost_main_log_on_the_terminal(world: World, tmp_path: Path) -
     assert "Traceback" not in said
 
 
-def test_lines_of_two_state_files_in_one_main_log_name_their_source(world: World, tmp_path: Path) -> None:
+def test_lines_of_two_schedulers_in_one_main_log_name_their_state_file(world: World, tmp_path: Path) -> None:
     world.start()
     other = World(tmp_path, "other.json")
     try:

@@ -1,4 +1,4 @@
-"""A data directory that is copied, moved, reached by another path or loses its lock, with real schedulers."""
+"""A data directory that is copied, moved, opened by another path or loses its lock, with real schedulers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.world import World
 from tests.waiting import wait_for
 
 DATA_DIR = "gpu_scheduler_state.d"
-#: Writes to a file outside the folder at its beginning, at SIGTERM and at its end.
+#: A job that writes to a file outside the folder when it begins, at SIGTERM, and when it ends.
 JOB = (
     "[share=1] trap 'echo TERM >> {0}/trace; exit 1' TERM; echo $$ >> {0}/trace;"
     " while [ ! -e {0}/go ]; do sleep 0.02; done; echo end >> {0}/trace"
@@ -27,7 +27,7 @@ JOB = (
 
 @pytest.fixture
 def original(tmp_path: Path) -> Iterator[World]:
-    """A world with job 1 running."""
+    """Provides a world whose job 1 is running."""
     (tmp_path / "a").mkdir()
     world = World(tmp_path / "a")
     world.append(JOB.format(tmp_path))
@@ -35,7 +35,7 @@ def original(tmp_path: Path) -> Iterator[World]:
     world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
     wait_for(lambda: trace(tmp_path), "its first word")
     with closing(Store(DataDir.of(str(tmp_path / "a" / world.state)))) as store:
-        # Read-only commands report the end as soon as the runner does.
+        # `status` reports a running job before the store does.
         wait_for(lambda: store.db.row("SELECT 1 FROM job WHERE state = 'running'"), "that on the record")
     yield world
     (tmp_path / "go").touch()
@@ -44,7 +44,7 @@ def original(tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture
 def beside(tmp_path: Path) -> Iterator[Callable[[], World]]:
-    """Returns the world in the folder b once that exists."""
+    """Provides a function that returns the world in folder b, to be called when the folder exists."""
     worlds: list[World] = []
 
     def there() -> World:
@@ -88,7 +88,7 @@ def test_a_copy_signals_no_process_of_the_original(
     assert f"belongs to {tmp_path}/a/{DATA_DIR}" in job["reason"]
     assert [gpu["jobs"] for gpu in copy.status()["gpus"]] == [[], [], [], []]
     assert copy.end_scheduler() == 0
-    copy.start()  # it is a separate store now
+    copy.start()  # the copy is now a separate store
     assert copy.end_scheduler() == 0
 
     shutil.copytree(tmp_path / "a", tmp_path / "c")
@@ -121,7 +121,7 @@ def test_a_removed_lock_file_admits_no_second_scheduler(original: World, tmp_pat
     assert (tmp_path / "ran").read_text() == "second\n"
     assert original.status()["scheduler"]["pid"] == pid
     original.end_scheduler(signal.SIGKILL)
-    original.start()  # the locks of the first one ended with it
+    original.start()  # the locks of the first scheduler ended with it
     assert original.jobs()[1]["state"] == "running"
     assert len(trace(tmp_path)) == 1
 
@@ -145,7 +145,7 @@ def test_a_scheduler_starts_nothing_after_its_folder_or_database_is_replaced(
     assert not (tmp_path / "ran").exists()
     if name != DATA_DIR:
         return
-    # The copy in its place has the claim of job 1 without its lock.
+    # The copy in its place has the claim of job 1, but no process has locked that claim.
     original.start("--jobs-file", "")
     wait_for(lambda: "is alive but has no lock on the claim" in original.output(), "the anomaly")
     job = original.jobs()[1]
@@ -186,7 +186,7 @@ def test_a_job_that_runs_while_its_folder_is_copied_and_removed_is_not_ended(
     wait_for(lambda: "is alive but has no lock on the claim" in moved.output(), "the anomaly")
     assert moved.jobs()[1]["state"] == "running"
     (tmp_path / "go").touch()
-    # Its result was removed with its folder, so its end is unknown.
+    # The job's result was removed with its folder, so nobody knows how it ended.
     moved.wait_until(lambda jobs: jobs[1]["state"] == "held", "job 1 interrupted")
     assert trace(tmp_path)[1:] == ["end"]
     assert list(moved.jobs()) == [1], "its line is the same at the new path"

@@ -19,7 +19,7 @@ BAR = "python3 -c 'for n in range(101): print(end=chr(13) + str(n) + chr(37))'; 
 
 
 def drained_on_terminal(world: World, **env: str) -> list[str]:
-    """Runs a scheduler until its jobs are done on a terminal of 80 columns; returns the terminal's lines."""
+    """Runs a scheduler on a terminal of 80 columns until its jobs are done. Returns the terminal's lines."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen(
@@ -47,13 +47,13 @@ def found(lines: list[str], pattern: str) -> str:
 
 @pytest.fixture
 def jobs(world: World) -> World:
-    """Two jobs: one that draws a progress bar, and one that fails."""
+    """Provides two jobs: one draws a progress bar, and one fails."""
     world.append(f"[share=1 name=bar] {BAR}", "[share=1 name=bad] exit 7")
     world.env.pop("NO_COLOR", None)
     return world
 
 
-def test_terminal_lines_are_short_and_coloured_and_log_lines_full(jobs: World) -> None:
+def test_terminal_lines_are_short_and_coloured_but_log_lines_are_complete(jobs: World) -> None:
     lines = drained_on_terminal(jobs, PYTHONIOENCODING="utf-8")
     clock = r"\x1b\[2m\d\d:\d\d:\d\d\x1b\[0m  "
     found(lines, rf"{clock}· job 1 bar: queued: jobs.txt, line 1")
@@ -71,7 +71,7 @@ def test_terminal_lines_are_short_and_coloured_and_log_lines_full(jobs: World) -
     assert "jobs.txt, line 2: job 2: exit 7\n" in main_log
 
 
-def test_obeys_no_color_and_an_ascii_encoding(jobs: World) -> None:
+def test_the_output_obeys_no_color_and_an_ascii_encoding(jobs: World) -> None:
     lines = drained_on_terminal(jobs, PYTHONIOENCODING="ascii", NO_COLOR="1")
     found(lines, r"\d\d:\d\d:\d\d  \+ job 1 bar: finished \[OK\] .*")
     found(lines, r"\d\d:\d\d:\d\d  x job 2 bad: finished \[FAILED\] .*")

@@ -1,4 +1,4 @@
-"""Stores that this version cannot read: of another version, or with a damaged page."""
+"""Stores that this version cannot read, because of their version or a damaged page."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_store_of_a_development_version_is_refused_until_it_is_forgotten(world
 
 
 def damage(path: Path, table: str) -> None:
-    """Overwrites the first page of a table in the middle of the file."""
+    """Overwrites the first page of a table, which is in the middle of the database file."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         assert db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
         [page] = db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
@@ -60,7 +60,7 @@ def damage(path: Path, table: str) -> None:
         with open(path, "r+b") as file:
             file.seek((page - 1) * size)
             file.write(b"\xff" * size)
-        # A change of another page makes other connections read the file again.
+        # Changing another page makes other connections read the file again.
         db.execute("INSERT OR REPLACE INTO meta VALUES ('test', '1')")
 
 
@@ -85,4 +85,4 @@ def test_a_damaged_page_ends_the_scheduler_with_a_message_but_no_job(world: Worl
     (world.folder / "go").touch()
     wait_for(lambda: list(data_dir.runs.glob("1/*/result")), "the end of the job")
     assert world.wait_for_lines("ran") == ["up", "end"]
-    data_dir.database.unlink()  # no attempt is open, and the database cannot be queried for attempts
+    data_dir.database.unlink()  # no attempt is open, but the database can no longer tell

@@ -1,4 +1,4 @@
-"""A user's folder with a scheduler in it: jobs file, state file and command line."""
+"""A user's folder with a scheduler: its jobs file, its state file and the command line."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CONDA = Path(__file__).resolve().parents[1] / "fakes" / "conda.sh"
 
 
 class World:
-    """One user's folder. Tests use it through the command line, as a user does.
+    """A user's folder. Tests use it through the command line, as a user does.
 
-    is_warm: commands are forked from a process that has already imported the program.
+    If `is_warm` is set, commands are forked from a process that has already imported the program.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class World:
         self.env = environment() | {"FAKE_CONDA_ROOT": str(folder / "conda")}
 
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Runs one command; returns its result."""
+        """Runs one command and returns its result."""
         words = (*words, "--state-file", self.state)
         if not self.is_warm:
             return subprocess.run(
@@ -52,13 +52,13 @@ class World:
         return warm.run("gpu_scheduler", words, self.folder, self.env)
 
     def run_ok(self, *words: str) -> str:
-        """Runs a command that must succeed; returns its output."""
+        """Runs a command that must succeed, and returns its output."""
         done = self.cli(*words)
         assert done.returncode == 0, f"{words}: {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def start(self, *options: str, module: str = "gpu_scheduler") -> None:
-        """Starts a scheduler in the background, on four simulated GPUs, and waits until it is up."""
+        """Starts a scheduler with four simulated GPUs in the background and waits until it is ready."""
         with open(self.output_file, "ab") as out:
             at = out.tell()
             words = ["start", "--simulate", "4", "--log-dir", "logs", "--state-file", self.state, *options]
@@ -92,7 +92,7 @@ class World:
             file.writelines(f"{line}\n" for line in lines)
 
     def status(self) -> dict[str, Any]:
-        """Returns `status --json --all`; runs in this process, because tests poll it."""
+        """Returns the output of `status --json --all`. Runs it in this process, because tests poll it."""
         output, errors = io.StringIO(), io.StringIO()
         words = ["status", "--json", "--all", "--state-file", str(self.folder / self.state)]
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
@@ -102,7 +102,7 @@ class World:
         return found
 
     def jobs(self) -> dict[int, dict[str, Any]]:
-        """Returns the jobs of `status`, by id."""
+        """Returns the jobs that `status` lists, by id."""
         return {job["id"]: job for job in self.status()["jobs"]}
 
     def wait_until(
@@ -111,7 +111,7 @@ class World:
         description: str,
         timeout_s: float = 60,
     ) -> None:
-        """Waits until a condition on the jobs is met."""
+        """Waits until the jobs meet a condition."""
         jobs: dict[int, dict[str, Any]] = {}
 
         def poll() -> object:
@@ -127,7 +127,7 @@ class World:
             ) from None
 
     def wait_finished(self, *ids: int, timeout_s: float = 60) -> dict[int, dict[str, Any]]:
-        """Waits until these jobs (none given: all) have finished; returns all jobs."""
+        """Waits until these jobs, or all jobs if none are given, have finished. Returns all jobs."""
 
         def met(jobs: dict[int, dict[str, Any]]) -> bool:
             wanted = ids or tuple(jobs)
@@ -153,7 +153,7 @@ class World:
             store.close()
 
     def wait_for_lines(self, name: str, count: int = 1, timeout_s: float = 60) -> list[str]:
-        """Waits until a file written by a job has `count` lines; returns them."""
+        """Waits until a file that a job writes has `count` lines. Returns the lines."""
         path = self.folder / name
 
         def lines() -> list[str]:
@@ -167,5 +167,5 @@ class World:
 
 
 def make_conda(folder: Path, *names: str) -> None:
-    """Makes environments for the fake conda."""
+    """Creates environments for the fake conda."""
     plant(folder / "conda", *names)

@@ -1,6 +1,7 @@
-"""The kept store of schema 1, which later versions must open.
+"""The stored example of a store with schema 1, which later versions must be able to open.
 
-`python -m tests.store.golden_store` writes it anew. Once schema 1 is released, the file stays as it is.
+`python -m tests.store.golden_store` writes the file again. Once schema 1 is released, the file must not
+change.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ NOW = Now(1_700_000_000.0, 1000.0, "boot")
 
 
 def restore_golden(path: Path) -> None:
-    """Creates a database from the kept file."""
+    """Creates a database from the golden file."""
     with closing(sqlite3.connect(path)) as db:
         db.executescript(GOLDEN.read_text(encoding="utf-8"))
 
 
 def fill(store: Store) -> None:
-    """Gives a store a finished, a running and a queued job on two GPUs."""
+    """Adds two GPUs and a finished, a running and a queued job to a store."""
     writer = StoreWriter(store, Settings())
     process = GpuProcess(77, 500)
     samples = [GpuSample(f"U{n}", n, "card", 24_576, 600, 50.0, (process,)) for n in range(2)]

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def test_writing_a_file_replaces_an_existing_file_or_link(tmp_path: Path, synced
     assert (names(tmp_path), target.read_text()) == (["a", "target"], "kept")
 
 
-def test_a_failed_write_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a"
     path.write_text("old")
 

@@ -1,4 +1,7 @@
-"""Backups of the store are complete, checked and never replaced by worse ones; the last three are kept."""
+"""Backups of the store are complete and checked.
+
+A worse one never replaces them, and the last three are kept.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def test_a_damaged_store_does_not_replace_a_backup(store: Store) -> None:
     assert names(store) == ["scheduler-1.db"]
 
 
-def test_ignores_an_unfinished_backup_of_a_killed_scheduler(store: Store) -> None:
+def test_ignores_the_unfinished_backup_of_a_killed_scheduler(store: Store) -> None:
     add(store)
     make(store)
     (store.data_dir.backups / ".scheduler.db.new").write_bytes(b"half")
@@ -83,7 +86,7 @@ def test_ignores_an_unfinished_backup_of_a_killed_scheduler(store: Store) -> Non
 
 
 class HandClock(Clock):
-    """A clock that the test sets."""
+    """A clock whose time the test sets."""
 
     boot = 100.0
 

@@ -1,4 +1,4 @@
-"""SQL and the rows of the database stay inside the store: everything else gets records."""
+"""SQL and database rows stay inside the store. All other code gets records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SQL = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|PRAGMA|WITH)\b")
 
 
 def violations(source: str) -> Iterator[int]:
-    """Yields the lines that contain SQL, open a database, or name the type of its rows."""
+    """Yields the numbers of the lines that contain SQL, open a database, or name the type of its rows."""
     for node in ast.walk(ast.parse(source)):
         if (isinstance(node, ast.Constant) and isinstance(node.value, str) and _SQL.match(node.value)) or (
             isinstance(node, ast.Attribute) and ast.unparse(node) in ("sqlite3.Row", "sqlite3.connect")
@@ -28,7 +28,7 @@ def violations(source: str) -> Iterator[int]:
             yield node.lineno
 
 
-def test_sql_and_rows_stay_inside_the_store() -> None:
+def test_sql_and_database_rows_stay_inside_the_store() -> None:
     outside = [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE / "store"]
     assert len(outside) > 100
     found = [(path.name, line) for path in outside for line in violations(path.read_text("utf-8"))]
@@ -39,7 +39,7 @@ def test_records_have_no_column_names_as_keys() -> None:
     types = [one for one in vars(records).values() if is_dataclass(one) or hasattr(one, "_fields")]
     assert len(types) > 5
     keyed = [one for one in (*types, Request, QueuedJob) if hasattr(one, "__getitem__")]
-    # A named tuple accepts only numbers as keys.
+    # Named tuples are allowed, because they accept only numbers as keys.
     assert [one for one in keyed if not issubclass(one, tuple)] == []
 
 
@@ -47,5 +47,5 @@ def test_records_have_no_column_names_as_keys() -> None:
     "source",
     ['db.execute("SELECT 1")', "x: sqlite3.Row", 'sqlite3.connect("x")', 'f"UPDATE {table} SET a = 1"'],
 )
-def test_the_check_detects_each_violation(source: str) -> None:
+def test_the_boundary_check_detects_each_violation(source: str) -> None:
     assert list(violations(source))

@@ -1,4 +1,4 @@
-"""The path and the owner of a data directory, and its use from another host."""
+"""The path and the owner of a data directory, and access to it from another host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Kinds = Callable[..., None]
 
 @pytest.fixture
 def kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kinds:
-    """Sets the file system types of folders and the state home of the user."""
+    """Provides a function that sets the file system types of folders. Also sets the user's state home."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def put(**kinds: str) -> None:
@@ -64,7 +64,7 @@ def test_the_data_directory_is_in_the_users_state_home_on_a_network_file_system(
     assert DataDir.of(str(tmp_path / "link" / "x.json")).folder == data_dir.folder
 
 
-def test_the_state_home_without_xdg_is_local_state(
+def test_the_state_home_without_xdg_state_home_is_local_state(
     tmp_path: Path, kinds: Kinds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds(net="cifs")
@@ -99,7 +99,7 @@ def test_refuses_a_start_if_a_store_is_already_on_the_network(tmp_path: Path, ki
     data_dir.folder.parent.mkdir(parents=True)
     os.rename(tmp_path / "net" / "x.d", data_dir.folder)
     Store(DataDir.of(state)).close()
-    # An old copy that reappears beside the state file changes nothing.
+    # If an old copy reappears beside the state file, nothing changes.
     shutil.copytree(data_dir.folder, tmp_path / "net" / "x.d")
     assert (DataDir.of(state).folder, DataDir.of(state).problem) == (data_dir.folder, None)
 
@@ -150,12 +150,12 @@ def test_a_start_makes_this_host_the_owner(tmp_path: Path) -> None:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> DataDir:
-    """A store of another host with one job and a write-ahead log that is not checkpointed."""
+    """Provides a store of another host with one job and a write-ahead log without a checkpoint."""
     data_dir = DataDir.of(str(tmp_path / "s.json"))
     store = Store(data_dir, create=True)
     store.insert_job(JobSpec("command", "echo hello", "/", command="echo hello"), "cli")
     assert data_dir.database.with_name("scheduler.db-wal").stat().st_size > 0
-    for name in ("scheduler.db", "scheduler.db-wal"):  # while the other host has them open
+    for name in ("scheduler.db", "scheduler.db-wal"):  # as if the other host still had them open
         data = (data_dir.folder / name).read_bytes()
         (data_dir.folder / f"kept-{name}").write_bytes(data)
     store.close()
@@ -169,7 +169,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_another_host_cannot_open_the_store_and_changes_nothing(elsewhere: DataDir) -> None:
+def test_a_store_of_another_host_cannot_be_opened_and_stays_unchanged(elsewhere: DataDir) -> None:
     before = contents(elsewhere.folder)
     with pytest.raises(SchedulerError, match="belongs to host gpu-other") as caught:
         Store(elsewhere)
@@ -177,7 +177,7 @@ def test_another_host_cannot_open_the_store_and_changes_nothing(elsewhere: DataD
     assert contents(elsewhere.folder) == before
 
 
-def test_another_host_starts_only_with_take_over(elsewhere: DataDir) -> None:
+def test_this_host_takes_a_store_from_another_host_only_with_take_over(elsewhere: DataDir) -> None:
     for refused in (elsewhere.check_owner, elsewhere.take_ownership):
         with pytest.raises(SchedulerError, match="gpu-other"):
             refused(take_over=False)
@@ -190,7 +190,10 @@ def test_another_host_starts_only_with_take_over(elsewhere: DataDir) -> None:
 
 @pytest.fixture
 def shared(tmp_path: Path, kinds: Kinds) -> DataDir:
-    """The data directory on a local disk of this host, for a state file on the network."""
+    """Provides the data directory for a state file on the network.
+
+    The directory is on this host's local disk.
+    """
     kinds(net="nfs4")
     (tmp_path / "net").mkdir()
     return DataDir.of(str(tmp_path / "net" / "x.json"))
@@ -206,7 +209,7 @@ def test_the_host_file_beside_a_network_state_file_names_the_owner_host(shared: 
     StateFileWatcher(store).write(1000.0)
     store.close()
     assert json.loads(shared.state_file.read_text())["_scheduler"] == {"paused_gpus": []}
-    # The same folder on a host without a store.
+    # Another host with the same network folder has no store.
     write_host(shared.host_file, replace(ELSEWHERE, data_dir="/home/u/there"))
     message = r"belongs to host gpu-other \(data directory /home/u/there\)"
     with pytest.raises(SchedulerError, match=message):
@@ -246,7 +249,8 @@ def test_only_one_of_two_hosts_that_start_at_once_becomes_the_owner(
         raise PermissionError(errno.EPERM, "no links here")
 
     def come_first(path: Path, host: Host) -> None:
-        claim_host(path, ELSEWHERE)  # after this host found no file and before it creates its own
+        # The other host does this after this host found no file and before it creates one.
+        claim_host(path, ELSEWHERE)
         claim_host(path, host)
 
     if not links:
@@ -269,7 +273,7 @@ def test_a_full_disk_leaves_no_partial_host_file(shared: DataDir, monkeypatch: p
     assert list(shared.host_file.parent.iterdir()) == []
 
 
-def test_removes_the_host_file_only_of_this_host(shared: DataDir, tmp_path: Path) -> None:
+def test_removes_only_the_host_file_of_this_host(shared: DataDir, tmp_path: Path) -> None:
     shared.take_ownership()
     shared.drop_ownership()
     assert not shared.host_file.exists()
@@ -318,7 +322,7 @@ def test_names_the_owner_of_an_inaccessible_data_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int, parts: list[str]
 ) -> None:
     data_dir = DataDir.of(str(tmp_path / "x.json"))
-    data_dir.check_access()  # the folder does not exist yet
+    data_dir.check_access()  # does not raise, because the folder does not exist yet
     Store(data_dir, create=True).close()
     data_dir.check_access()
     monkeypatch.setattr(os, "geteuid", lambda: 1234)

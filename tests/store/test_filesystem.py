@@ -1,4 +1,4 @@
-"""File system types of paths, from lines of /proc/self/mountinfo of real machines."""
+"""File system types of paths, found from lines of /proc/self/mountinfo on real machines."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ MOUNTS = parse_mountinfo(MOUNTINFO.splitlines())
 @pytest.mark.parametrize(
     ("path", "device", "kind", "shared"),
     [
-        ("/home/u/jobs", "0:52", "btrfs", False),  # a subvolume has a device that no mount has
+        ("/home/u/jobs", "0:52", "btrfs", False),  # the device of a subvolume is not the device of any mount
         ("/home", "0:35", "btrfs", False),
         ("/homes", "0:99", "ext4", False),
         ("/work", "8:2", "ext4", False),
         ("/", "8:2", "ext4", False),
         ("/tmp/x", "0:27", "tmpfs", False),
         ("/net/data/proj", "0:61", "nfs4", True),
-        ("/net/data/proj", "0:77", "nfs4", True),  # a volume mounted below, by the server
+        ("/net/data/proj", "0:77", "nfs4", True),  # a volume that the server has mounted below
         ("/net/data/local", "8:2", "ext4", False),  # a bind mount of a local folder
         ("/nethome/u", "0:98", "tmpfs", False),
         ("/mnt/my disk\\x/y", "0:97", "cifs", True),
@@ -52,7 +52,8 @@ MOUNTS = parse_mountinfo(MOUNTINFO.splitlines())
         ("/mnt/usb/y", "8:17", "fuseblk", False),
         ("/scratch/u", "0:64", "lustre", True),
         ("/auto/u", "0:66", "nfs", True),
-        ("/auto/u", "0:96", "nfs", True),  # mounted over its autofs: the later line hides the earlier one
+        # The file system covers its autofs mount, which is on an earlier line.
+        ("/auto/u", "0:96", "nfs", True),
         ("/net", "0:40", "autofs", False),
         ("/var/lib/docker/overlay2/ab/merged/w", "0:67", "overlay", False),
         ("/gpfs/fs1/u", "0:68", "gpfs", True),

@@ -1,4 +1,4 @@
-"""The kind of GPUs of a store, and the data kept when it changes."""
+"""The kind of GPUs of a store (simulated or real), and the data that it keeps when the kind changes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def desk(tmp_path: Path) -> Iterator[KindStore]:
 @pytest.mark.parametrize(
     ("uuids", "simulated"), [(SIMULATED, True), (REAL, False), (("MIG-x",), False), ((), None)]
 )
-def test_derives_the_gpu_kind_from_the_managed_gpus(
+def test_the_managed_gpus_determine_the_gpu_kind_of_a_store(
     desk: KindStore, uuids: tuple[str, ...], simulated: bool | None
 ) -> None:
     desk.job()
@@ -109,7 +109,7 @@ def test_reads_a_store_of_an_earlier_version_without_upgrading_it(tmp_path: Path
     assert (tmp_path / "old.db").read_bytes() == before
 
 
-def test_switching_to_real_gpus_removes_pauses_needs_and_measurements_of_simulated_ones(
+def test_switching_to_real_gpus_removes_the_data_of_simulated_gpus(
     desk: KindStore,
 ) -> None:
     desk.manage(*SIMULATED)
@@ -132,7 +132,7 @@ def test_switching_to_real_gpus_removes_pauses_needs_and_measurements_of_simulat
     assert (row.min_vram_mib, ResourceSpec.from_key(row.spec_key).vram) == (None, 1000)
 
 
-def test_switching_back_to_real_gpus_keeps_their_pauses_and_measurements(desk: KindStore) -> None:
+def test_switching_back_to_real_gpus_restores_their_pauses_and_measurements(desk: KindStore) -> None:
     desk.manage(*REAL)
     desk.execute("UPDATE gpu SET paused = 1 WHERE uuid = 'GPU-a'")
     desk.measure(4000)

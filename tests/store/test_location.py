@@ -1,4 +1,4 @@
-"""A data directory is recognised as the same, moved or copied: the rule, and real folders."""
+"""How a data directory is recognized as the same, moved or copied: the rule itself, and real folders."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def test_judges_same_moved_and_copied_folders(
     assert compare_folders(KNOWN, here, there) == verdict
 
 
-def test_a_store_without_a_recorded_folder_counts_as_in_place() -> None:
+def test_a_store_without_a_recorded_folder_counts_as_not_moved() -> None:
     assert compare_folders(None, NEW, None) == "same"
 
 
 def made(folder: Path) -> DataDir:
-    """A store that has recorded its folder."""
+    """Creates a store that has recorded its folder."""
     folder.mkdir()
     data_dir = DataDir.of(str(folder / "s.json"))
     store = Store(data_dir, create=True)
@@ -175,7 +175,7 @@ def test_recreates_a_missing_id_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may enter every folder")
-def test_an_inaccessible_old_folder_may_be_the_original(tmp_path: Path) -> None:
+def test_a_folder_counts_as_copied_if_the_old_folder_is_inaccessible(tmp_path: Path) -> None:
     data_dir = made(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for closed in (data_dir.folder, tmp_path / "a"):

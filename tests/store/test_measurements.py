@@ -1,4 +1,4 @@
-"""The measured memory of attempts in the store, and the needs learned from it."""
+"""The measured memory of attempts in the store, and the needs that are learned from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gpu_scheduler.store.writer import StoreWriter
 
 NOW = Now(1_700_000_000.0, 1000.0, "boot")
 BOTH = ("U0", "U1")
-#: On a GPU: UUID, MiB, load in percent.
+#: The sample of one GPU: its UUID, the used MiB, and the load in percent.
 Sample = tuple[str, int | None, float | None]
 
 
@@ -64,7 +64,7 @@ def end(store: Store, job: int, attempt: int, outcome: Outcome = Outcome.COMPLET
 
 
 def ran(store: Store, text: str, *peaks: int, outcome: Outcome = Outcome.COMPLETED, **values: Any) -> None:
-    """Runs a job to its end with these peaks, one GPU for each."""
+    """Records a job from start to end, with one GPU for each of these peaks."""
     job = add(store, text)
     attempt = start(
         store,
@@ -101,11 +101,11 @@ def test_keeps_the_peak_of_each_gpu_and_the_time_of_the_last_sample(store: Store
     assert [(one.load_sum, one.load_samples) for one in record.allocations] == [(60.0, 2), (90.0, 1)]
     assert record.measured_boot == 6.5
     end(store, job, attempt)
-    # The mean over samples, not over GPUs.
+    # The load is the mean over samples, not over GPUs.
     assert (last(store, job)["peaks"], last(store, job)["load"]) == ([4000, 100], 50.0)
 
 
-def test_records_each_gpu_on_which_a_job_exceeds_its_memory(store: Store) -> None:
+def test_records_each_gpu_on_which_a_job_exceeds_its_declared_memory(store: Store) -> None:
     job = add(store)
     attempt = start(store, job, BOTH, vram=9000)
     for uuid in BOTH:
@@ -156,7 +156,7 @@ def test_records_that_an_attempt_has_whole_gpus(store: Store) -> None:
     ]
 
 
-def test_no_run_time_is_negative_after_the_clock_was_set_back(store: Store) -> None:
+def test_the_run_time_is_not_negative_if_the_clock_was_set_back(store: Store) -> None:
     job = add(store)
     end(store, job, start(store, job), started_at=200.0, ended_at=100.0)
     assert last(store, job)["seconds"] == 0.0
@@ -187,7 +187,7 @@ def test_memory_set_by_the_user_overrides_memory_raised_after_an_oom(store: Stor
     assert ResourceSpec.from_key(row.spec_key).vram == 6000
 
 
-def test_reports_only_the_first_infeasible_jobs(store: Store) -> None:
+def test_reports_only_the_first_of_many_infeasible_jobs(store: Store) -> None:
     jobs = [add(store, vram=99999) for _ in range(7)]
     row = store.job(jobs[0])
     assert row is not None

@@ -1,4 +1,4 @@
-"""A store of an earlier schema opens with its content; one of a development version is refused."""
+"""A store with an earlier schema opens with all its data. A store of a development version is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIGRATIONS = Path(database.__file__).with_name("migrations")
 
 
 def schema(store: Store) -> dict[str, list[tuple[object, ...]]]:
-    """Returns the columns of each table, and the other objects of the schema."""
+    """Returns the columns of each table and, by the key "", the other objects of the schema."""
     tables = [row["name"] for row in store.db.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
     found = {table: [tuple(row) for row in store.db.rows(f"PRAGMA table_info({table})")] for table in tables}
     others = store.db.rows(
@@ -33,7 +33,7 @@ def schema(store: Store) -> dict[str, list[tuple[object, ...]]]:
 
 
 def kept_store(folder: Path) -> DataDir:
-    """Creates the data directory of the kept store."""
+    """Creates a data directory with the golden store of schema 1."""
     data_dir = DataDir.of(str(folder / "kept.json"))
     data_dir.create()
     restore_golden(data_dir.database)
@@ -42,7 +42,7 @@ def kept_store(folder: Path) -> DataDir:
 
 @pytest.fixture
 def next_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Adds a migration to those of this version; yields its number."""
+    """Adds a migration to those of this version. Yields its number."""
     number = database.newest_schema_version() + 1
     folder = tmp_path / "migrations"
     shutil.copytree(MIGRATIONS, folder)
@@ -56,7 +56,7 @@ def next_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int
     database._migration_files.cache_clear()
 
 
-def test_opens_the_kept_store_of_schema_1(tmp_path: Path) -> None:
+def test_opens_the_golden_store_of_schema_1(tmp_path: Path) -> None:
     store = Store(kept_store(tmp_path), create=True)
     with store.db.upgraded():
         pass
@@ -81,7 +81,7 @@ def test_opens_the_kept_store_of_schema_1(tmp_path: Path) -> None:
     store.close()
 
 
-def test_an_upgraded_schema_equals_a_fresh_one(tmp_path: Path, next_schema: int) -> None:
+def test_an_upgraded_schema_equals_a_new_schema(tmp_path: Path, next_schema: int) -> None:
     fresh = Store(DataDir.of(str(tmp_path / "fresh.json")), create=True)
     old = Store(kept_store(tmp_path), create=True)
     assert schema(old) != schema(fresh)
@@ -106,7 +106,9 @@ def test_an_upgrade_is_atomic(tmp_path: Path, next_schema: int) -> None:
             assert reader.schema_version == next_schema
 
 
-def test_a_reader_keeps_an_earlier_schema_and_names_the_remedy(tmp_path: Path, next_schema: int) -> None:
+def test_a_reader_does_not_upgrade_an_earlier_schema_and_names_the_remedy(
+    tmp_path: Path, next_schema: int
+) -> None:
     path = kept_store(tmp_path).database
     before = path.read_bytes()
     with pytest.raises(SchemaError) as raised:
@@ -135,7 +137,9 @@ def test_refuses_a_store_of_a_development_version(tmp_path: Path, version: int, 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_names_the_scheduler_of_a_development_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_about_a_development_store_names_its_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         scheduler_lock, "scheduler_pid", lambda path: 77 if path == tmp_path / "lock" else None
     )

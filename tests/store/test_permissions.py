@@ -1,5 +1,7 @@
-"""The data directory belongs to the user, is private and has no links; otherwise it is refused or made
-private."""
+"""The data directory must belong to the user, be private and contain no links.
+
+If it does not, it is refused or made private.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from gpu_scheduler.store.store import Store
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> DataDir:
-    """The data directory of a scheduler that has ended."""
+    """Provides the data directory of a scheduler that has ended."""
     data_dir = DataDir.of(str(tmp_path / "s.json"))
     Store(data_dir, create=True).close()
     return data_dir
@@ -34,7 +36,7 @@ def modes(folder: Path) -> set[str]:
 
 
 def refusal(data_dir: DataDir) -> str:
-    """The message with which `start` and `doctor` refuse the data directory."""
+    """Returns the message with which both `start` and `doctor` refuse the data directory."""
     with pytest.raises(SchedulerError) as start:
         Store(data_dir, create=True)
     (found,) = [finding for finding in store_findings(data_dir) if finding.check == "database"]
@@ -85,7 +87,7 @@ def test_refuses_the_data_directory_of_another_user(
     assert query_read_only(data_dir.database, "SELECT 1") is None, "queries before the store is opened"
 
 
-def test_root_accepts_a_data_directory_of_the_owner_of_a_mounted_folder(
+def test_root_accepts_a_data_directory_owned_by_the_owner_of_its_folder(
     data_dir: DataDir, tmp_path: Path, other_uid: int
 ) -> None:
     for path in (tmp_path, data_dir.folder, data_dir.database):
@@ -109,11 +111,13 @@ def test_refuses_a_link_in_the_data_directory(data_dir: DataDir, tmp_path: Path,
     assert elsewhere.exists() == there, "nothing is created through it"
 
 
-def test_refuses_files_of_another_user_in_a_folder_that_was_open(data_dir: DataDir, other_uid: int) -> None:
+def test_refuses_files_of_another_user_in_a_folder_that_was_not_private(
+    data_dir: DataDir, other_uid: int
+) -> None:
     planted = data_dir.runs / "1" / "1-planted"
     planted.mkdir(parents=True)
     os.chown(planted, other_uid, other_uid)
-    Store(data_dir, create=True).close()  # not checked in a folder that was always private
+    Store(data_dir, create=True).close()  # a folder that was always private is not checked
     data_dir.folder.chmod(0o777)
     with pytest.raises(
         SchedulerError, match=re.escape(f"{planted} belongs to another user (uid {other_uid})")
@@ -124,7 +128,7 @@ def test_refuses_files_of_another_user_in_a_folder_that_was_open(data_dir: DataD
     assert f"{data_dir.doorbell} belongs to another user" in refusal(data_dir)
 
 
-def test_makes_open_files_private_and_reports_them_once(data_dir: DataDir) -> None:
+def test_makes_files_private_and_reports_them_once(data_dir: DataDir) -> None:
     deep = data_dir.runs / "1"
     deep.mkdir(mode=0o700)
     modes_before = (
@@ -146,7 +150,7 @@ def test_makes_open_files_private_and_reports_them_once(data_dir: DataDir) -> No
     assert data_dir.create() == []
 
 
-def test_refuses_a_file_system_that_keeps_no_permissions(
+def test_refuses_a_file_system_that_ignores_permissions(
     data_dir: DataDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data_dir.folder.chmod(0o777)
@@ -157,7 +161,7 @@ def test_refuses_a_file_system_that_keeps_no_permissions(
         data_dir.create()
 
 
-def test_a_replacement_of_the_locked_folder_is_not_accepted(data_dir: DataDir, tmp_path: Path) -> None:
+def test_does_not_accept_a_folder_that_replaced_the_locked_one(data_dir: DataDir, tmp_path: Path) -> None:
     lock = InstanceLock(data_dir.lock)
     try:
         assert lock.acquire()

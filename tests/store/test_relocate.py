@@ -1,4 +1,4 @@
-"""Paths in a store after its project folder was moved or copied."""
+"""How paths in a store change after its project folder was moved or copied."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpu_scheduler.store.store import Store
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """A project with a store, a jobs file of one line, and a job in another folder."""
+    """Provides a project with a store, a jobs file with one line, and a job in another folder."""
     folder = tmp_path / "old"
     folder.mkdir()
     (tmp_path / "else").mkdir()
@@ -40,7 +40,9 @@ def old(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", ["renamed", "moved", "copied"])
-def test_lines_keep_their_jobs_and_jobs_their_folders(tmp_path: Path, old: Path, way: str) -> None:
+def test_lines_keep_their_jobs_after_their_folder_is_moved_or_copied(
+    tmp_path: Path, old: Path, way: str
+) -> None:
     new = tmp_path / "new"
     if way == "renamed":
         old.rename(new)
@@ -65,7 +67,7 @@ def test_lines_keep_their_jobs_and_jobs_their_folders(tmp_path: Path, old: Path,
 
 
 @pytest.mark.parametrize("left", ["a link", "a mount point", "hidden files"])
-def test_lines_run_beside_their_moved_file_whatever_is_at_the_old_path(
+def test_lines_run_in_the_folder_of_their_moved_file_whatever_is_at_the_old_path(
     tmp_path: Path, old: Path, left: str
 ) -> None:
     new = tmp_path / "new"
@@ -86,7 +88,7 @@ def test_lines_run_beside_their_moved_file_whatever_is_at_the_old_path(
     store.close()
 
 
-def test_a_moved_reading_replaces_an_older_one_at_the_same_path(tmp_path: Path, old: Path) -> None:
+def test_a_moved_reading_replaces_an_older_reading_of_the_same_path(tmp_path: Path, old: Path) -> None:
     new = tmp_path / "new"
     old.rename(new)
     store = Store(DataDir.of(str(new / "s.json")))
@@ -150,13 +152,13 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
     assert [kept.identity for kept in reading] == [line(read, n, str(new)).identity for n in range(len(read))]
     assert [kept.job_id for kept in reading] == [1, 2, 3]
     specs = [JobSpec.from_json(row["spec"]) for row in store.db.rows("SELECT spec FROM job ORDER BY id")]
-    there = old if way == "copied" else new  # a copy runs the paths of its lines; moved files are found
+    there = old if way == "copied" else new  # a copy uses the paths in its lines; moved files are found
     assert (specs[0].script, specs[0].cwd) == (f"{there}/t.py", str(new))
     assert specs[1].cwd == f"{there}/sub"
     assert (specs[2].script, specs[2].venv, specs[2].cwd) == (f"{new}/sub/t.py", f"{there}/env", f"{new}/sub")
 
-    # Its user writes the new folder into the lines: jobs that have run or are running are recognised; waiting
-    # ones are replaced.
+    # When the user writes the new folder into the lines, jobs that run or have run are recognized. Waiting
+    # jobs are replaced.
     written = [line([raw.format(new) for raw in ABSOLUTE], n, str(new)).identity for n in range(len(read))]
     known = newest_job_facts(store, frozenset(filter(None, written)))
     assert set(known) == (set() if way == "copied" or state == "queued" else set(written))
@@ -164,7 +166,10 @@ def test_a_line_with_an_absolute_path_does_not_count_as_changed(tmp_path: Path, 
 
 
 def line(raws: list[str], index: int, cwd: str, store: Store | None = None) -> Line:
-    """A line of a jobs file as it is read in that folder; with a job of its own where there is a store."""
+    """Returns a line of a jobs file as it is read in the folder `cwd`.
+
+    If a store is given, the line has a job in it.
+    """
     parsed = parse_line(raws[index], cwd, "/home/me")
     assert isinstance(parsed, ParsedJob)
     job = None if store is None else store.insert_job(parsed.spec, f"file:{cwd}/jobs.txt")

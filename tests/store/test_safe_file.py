@@ -1,4 +1,4 @@
-"""Reading files that others wrote: it never blocks and never reads more than the limit."""
+"""Reading files that others wrote never blocks and never reads more than the limit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOT_FILES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", NOT_FILES)
-def test_rejects_everything_but_regular_files(
+def test_rejects_everything_except_regular_files(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -46,7 +46,7 @@ def test_rejects_everything_but_regular_files(
     assert (found.kind, str(found)) == (ProblemKind.NOT_REGULAR, "is not a regular file")
 
 
-def test_distinguishes_a_missing_file_from_an_unreadable_one(tmp_path: Path) -> None:
+def test_distinguishes_a_missing_file_from_an_unreadable_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     assert read(path) == FileProblem(ProblemKind.MISSING)
     path.symlink_to(path)
@@ -70,7 +70,7 @@ def test_reads_up_to_the_limit(tmp_path: Path, size: int, is_read: bool) -> None
         assert found.kind is ProblemKind.TOO_LARGE
 
 
-def test_names_the_limit(tmp_path: Path) -> None:
+def test_the_error_about_a_large_file_names_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with path.open("wb") as file:
         file.truncate(17 * 1024 * 1024)
@@ -95,7 +95,7 @@ def test_rejects_a_file_that_grows_past_the_limit_while_it_is_read(
     assert found.kind is ProblemKind.TOO_LARGE
 
 
-def test_leaves_no_descriptor_open(tmp_path: Path) -> None:
+def test_reading_leaves_no_descriptor_open(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 2000)
     before = os.listdir("/proc/self/fd")
@@ -128,7 +128,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def test_reads_a_small_file_with_little_memory(tmp_path: Path) -> None:
-    """A read call must not allocate the size limit at once."""
+    """A read call must not allocate as much memory as the size limit."""
     path = tmp_path / "jobs.txt"
     path.write_text("echo hi\n")
     code = (
@@ -168,7 +168,7 @@ def status_of(mode: int, uid: int, size: int = 0, gid: int = 100) -> os.stat_res
         (0o010600, ME, "is not a regular file"),
     ],
 )
-def test_checks_kind_owner_and_permissions_of_a_file(mode: int, uid: int, says: str | None) -> None:
+def test_checks_the_kind_owner_and_permissions_of_a_file(mode: int, uid: int, says: str | None) -> None:
     found = safe_file.check_status(status_of(mode, uid), None, (ME, ROOT))
     assert (None if found is None else found.description) == says
     trusted = safe_file.check_status(status_of(mode, uid), None)
@@ -235,7 +235,7 @@ def test_rejects_files_and_links_of_another_user(tmp_path: Path, other_uid: int)
     assert {name: safe_file.inspect(path, None) for name, path in links.items()} == expected
 
 
-def test_root_reads_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, other_uid: int) -> None:
+def test_root_reads_files_owned_by_the_owner_of_their_folder(tmp_path: Path, other_uid: int) -> None:
     path, planted = tmp_path / "file", tmp_path / "planted"
     path.write_text("x")
     for owned in (tmp_path, path):
@@ -245,7 +245,7 @@ def test_root_reads_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, other
     other = tmp_path / "other"
     other.mkdir(mode=0o777)
     planted = other / "link"
-    planted.symlink_to(path)  # a link in our folder leads to another user's file
+    planted.symlink_to(path)  # a link in our folder to another user's file
     assert read(planted) == FileProblem(ProblemKind.OTHER_OWNER, str(other_uid))
     tmp_path.chmod(0o775)
     assert isinstance(read(path), Content), "the group is theirs alone"
@@ -257,7 +257,7 @@ def test_root_reads_files_of_the_owner_of_a_mounted_folder(tmp_path: Path, other
 def test_the_private_group_of_a_folders_owner_counts_as_the_owner(
     monkeypatch: pytest.MonkeyPatch, mode: int, expected: set[int]
 ) -> None:
-    # A umask of 002, usual where each user has a private group, creates such folders.
+    # A umask of 002 creates such folders. It is usual if each user has a private group.
     monkeypatch.setattr(os, "geteuid", lambda: ROOT)
     monkeypatch.setattr(os, "stat", lambda path: status_of(mode, ANN, gid=ANN))
     assert safe_file.trusted_owners("folder/file") == expected

@@ -1,4 +1,4 @@
-"""One scheduler per store, even if its lock file is removed."""
+"""Each store has at most one scheduler, even if its lock file is removed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HOLDER = (
 
 @contextmanager
 def held(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the lock at this path."""
+    """Runs another process that holds the lock at this path."""
     child = subprocess.Popen(
         [sys.executable, "-c", _HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -61,7 +61,7 @@ def test_removing_the_lock_file_admits_no_second_scheduler(tmp_path: Path, other
 
 
 def test_waits_for_a_lock_that_a_child_of_a_dead_scheduler_still_has(tmp_path: Path) -> None:
-    # A child has the lock between fork and exec while the scheduler that starts it is killed.
+    # A scheduler starts a child and is killed. Between fork and exec, the child still has the lock.
     path = tmp_path / "lock"
     fork = _HOLDER.replace(
         "print(lock.acquire(), flush=True)",
@@ -85,7 +85,7 @@ def test_waits_for_a_lock_that_a_child_of_a_dead_scheduler_still_has(tmp_path: P
     child.stdout.close()
 
 
-def test_finding_the_holder_acquires_no_lock(tmp_path: Path) -> None:
+def test_finding_the_holder_of_the_lock_acquires_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with held(path) as child:
         path.unlink()
@@ -112,17 +112,17 @@ def test_a_program_that_locks_the_folder_is_not_mistaken_for_a_scheduler(
     lock.release()
 
 
-def test_distinguishes_a_scheduler_in_another_pid_namespace_from_none(
+def test_distinguishes_a_scheduler_in_another_pid_namespace_from_no_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instance, "lock_holder", lambda fd: 0)  # F_GETLK if the pid is not visible
+    monkeypatch.setattr(instance, "lock_holder", lambda fd: 0)  # F_GETLK returns 0 if the pid is not visible
     lock = InstanceLock(tmp_path / "lock")
     assert lock.holder_pid() == 0
     lock.release()
     assert scheduler_pid(tmp_path / "lock") == 0
 
 
-def test_the_holder_recreates_the_lock_file(tmp_path: Path) -> None:
+def test_the_holder_of_the_lock_recreates_the_lock_file(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     lock = InstanceLock(path)
     assert lock.acquire()
@@ -131,7 +131,7 @@ def test_the_holder_recreates_the_lock_file(tmp_path: Path) -> None:
     assert lock.restore_lock_file()
     assert "lock" in os.listdir(tmp_path)
     path.unlink()
-    old = (  # an older version, which locks only the file
+    old = (  # an older version locks only the file
         "import fcntl, sys\nfile = open(sys.argv[1], 'w')\nfcntl.lockf(file, fcntl.LOCK_EX)\n"
         "print('True', flush=True)\nsys.stdin.read()\n"
     )
@@ -146,7 +146,7 @@ def test_the_holder_recreates_the_lock_file(tmp_path: Path) -> None:
     lock.release()
 
 
-def test_a_replaced_folder_is_not_the_locked_one(tmp_path: Path) -> None:
+def test_a_folder_that_replaced_the_locked_folder_is_not_locked(tmp_path: Path) -> None:
     folder = tmp_path / "X.d"
     folder.mkdir()
     lock = InstanceLock(folder / "lock")
@@ -200,7 +200,7 @@ def test_a_start_names_the_program_that_locks_the_folder(
     message = f"{data_dir.folder} is locked by another program \\(pid {pid}\\), which is not a scheduler"
     with pytest.raises(SchedulerError, match=message):
         service._acquire_lock(data_dir, take_over=False)
-    with monkeypatch.context() as hidden:  # a format that /proc/locks may have
+    with monkeypatch.context() as hidden:  # another format that /proc/locks may have
         hidden.setattr(instance, "_is_alive", lambda pid: False)
         with pytest.raises(SchedulerError, match="a program that is not visible from here"):
             service._acquire_lock(data_dir, take_over=False)

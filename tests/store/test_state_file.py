@@ -1,4 +1,7 @@
-"""Pauses by command, by edit and by both: the later one takes precedence and none is lost."""
+"""Pauses by commands, by edits of the state file, and by both.
+
+The later pause takes precedence and none is lost.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ EXECUTORS = Executors(DirectExecutor())
 
 
 class Machine:
-    """A store with four GPUs, and rounds that carry out requests."""
+    """A store with four GPUs, and a loop whose rounds carry out requests."""
 
     def __init__(self, folder: Path) -> None:
         self.store = Store(DataDir.of(str(folder / "s.json")), create=True)
@@ -44,13 +47,13 @@ class Machine:
         self.now = 1000.0
 
     def begin(self) -> None:
-        """Starts a scheduler."""
+        """Starts a new scheduler on the store."""
         self.watch = StateFileWatcher(self.store)
         self.watch.start(self.now)
         self.round()
 
     def round(self) -> None:
-        """Reads the file, carries out requests, writes the file."""
+        """Runs one round: reads the state file, carries out requests, and writes the file."""
         self.now += 2
         self.watch.check(self.now)
         while True:
@@ -62,13 +65,13 @@ class Machine:
         self.watch.write(self.now)
 
     def edit(self, *paused: int, **more: object) -> None:
-        """Edits the file as a person would."""
+        """Edits the state file as a person does."""
         state = json.loads(self.path.read_text())
         state["paused_gpus"] = list(paused)
         self.path.write_text(json.dumps({**state, **more}))
 
     def pauses(self) -> tuple[list[int], list[int]]:
-        """Returns the paused GPUs in the store and in the file."""
+        """Returns the paused GPUs in the store, and those in the state file."""
         return [r.index for r in self.store.gpus() if r.paused], json.loads(self.path.read_text())[
             "paused_gpus"
         ]
@@ -94,7 +97,7 @@ def test_an_edit_takes_effect_and_unknown_keys_are_kept(machine: Machine) -> Non
 def test_an_edit_after_the_last_read_survives_the_next_write(machine: Machine) -> None:
     machine.edit(3)
     request_pauses(machine.store, ["U1"], True, "cli", scheduler_is_up=False)
-    machine.edit(3, 2)  # after the command read the file
+    machine.edit(3, 2)  # made after the command has read the file
     machine.round()
     assert machine.pauses() == ([1, 2, 3], [1, 2, 3])
 
@@ -103,7 +106,7 @@ def test_examines_a_version_that_was_edited_while_it_was_replaced(machine: Machi
     before = machine.path.read_bytes()
     state = json.loads(before)
     state["paused_gpus"] = [0]
-    machine.path.write_text(json.dumps(state))  # this version was never read
+    machine.path.write_text(json.dumps(state))  # the scheduler never reads this version
     request_pauses(machine.store, [], True, "nobody", scheduler_is_up=False)
     with machine.store.db.transaction():
         machine.store.db.set_meta("statefile_examined", state_file.digest(before))
@@ -123,7 +126,7 @@ def test_the_next_start_examines_a_replaced_version_left_by_a_crash(machine: Mac
     assert not state_file.displaced_path(machine.path).exists()
 
 
-def test_a_pause_edited_while_the_scheduler_is_down_takes_effect_at_its_start(machine: Machine) -> None:
+def test_a_pause_edited_while_no_scheduler_runs_takes_effect_at_the_next_start(machine: Machine) -> None:
     machine.edit(2)
     request_pauses(machine.store, ["U0"], True, "cli", scheduler_is_up=False)
     request_pauses(machine.store, ["U2"], False, "cli", scheduler_is_up=False)  # the later request
@@ -131,7 +134,7 @@ def test_a_pause_edited_while_the_scheduler_is_down_takes_effect_at_its_start(ma
     assert machine.pauses() == ([0], [0])
 
 
-def test_examines_each_version_once(machine: Machine) -> None:
+def test_examines_each_version_of_the_file_once(machine: Machine) -> None:
     machine.edit(2)
     content = machine.path.read_bytes()
     assert apply_edit(machine.store, content) == []
@@ -141,7 +144,7 @@ def test_examines_each_version_once(machine: Machine) -> None:
     assert not requested_pauses(machine.store)["U2"]
 
 
-def test_an_edit_and_a_repeated_command_give_one_event_each(machine: Machine) -> None:
+def test_an_edit_and_a_repeated_command_cause_one_event_each(machine: Machine) -> None:
     machine.edit(2)
     machine.round()
     for _ in range(2):
@@ -164,7 +167,7 @@ def test_reports_once_the_gpus_resumed_by_removing_the_file(
     assert messages[1:] == ["GPU 1 resumed because the state file was removed"]
 
 
-def test_compares_a_file_without_a_base_with_the_store(machine: Machine) -> None:
+def test_compares_a_state_file_without_a_base_with_the_store(machine: Machine) -> None:
     machine.path.write_text('{"gpu_status": [0, 0, 0, 0], "paused_gpus": [3]}')
     machine.round()
     assert machine.pauses() == ([3], [3])
@@ -178,12 +181,15 @@ def test_compares_a_file_without_a_base_with_the_store(machine: Machine) -> None
     [
         ('{"gpu_status": [1.0, 0.5, 0.0, 0.0], "paused_gpus": [1, 3]}', [1, 3]),
         ('{"gpu_status": [0.5], "paused_gpus": ["1", 3.0, " 3 "]}', [1, 3]),  # as scripts write it
-        ('{"gpu_status": [0, 0, 0, 0, 0, 0, 0, 0], "paused_gpus": [3, 7]}', [3]),  # of a larger machine
+        # The file is from a machine with more GPUs.
+        ('{"gpu_status": [0, 0, 0, 0, 0, 0, 0, 0], "paused_gpus": [3, 7]}', [3]),
         ('{"gpu_status": "strange", "paused_gpus": []}', []),
         ('{"gpu_status": []}', []),
     ],
 )
-def test_takes_over_a_file_of_the_older_scheduler(tmp_path: Path, text: str, paused: list[int]) -> None:
+def test_takes_over_the_pauses_in_a_state_file_of_the_older_scheduler(
+    tmp_path: Path, text: str, paused: list[int]
+) -> None:
     machine = Machine(tmp_path)
     older = {**json.loads(text), "sessions": {"a": "/tmp/gpujob_0"}, "note": None}
     machine.path.write_text(json.dumps(older))
@@ -209,7 +215,7 @@ def test_compares_and_renames_if_the_file_system_cannot_exchange_names(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Libc:
-        """Answers RENAME_EXCHANGE as NFS, CIFS and FUSE do."""
+        """Answers RENAME_EXCHANGE as NFS, CIFS and FUSE do: with an error."""
 
         @staticmethod
         def renameat2(*args: object) -> int:
@@ -225,7 +231,8 @@ def test_compares_and_renames_if_the_file_system_cannot_exchange_names(
     assert json.loads(machine.path.read_text())["note"] == "mine"
     assert machine.path.stat().st_mode & 0o777 == 0o640
     assert [path.name for path in machine.path.parent.glob(".s.json*")] == []
-    # The exchange returns an edit that was never read; it is kept beside the file until it is examined.
+    # The exchange returns an edit that was never read. The edit stays in a file beside the state file until
+    # it is examined.
     machine.edit(1)
     edited = machine.path.read_bytes()
     assert state_file.exchange(machine.path, b"{}") == edited
@@ -242,7 +249,7 @@ def test_reports_and_ignores_an_unmanaged_gpu(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("broken", ["{", "[]", '{"paused_gpus": "all"}', '{"paused_gpus": [true]}', "\xff"])
-def test_broken_json_changes_nothing_and_is_set_aside_after_two_seconds(
+def test_broken_json_changes_no_pause_and_is_set_aside_after_two_seconds(
     machine: Machine, broken: str
 ) -> None:
     machine.edit(1)
@@ -261,7 +268,7 @@ def test_broken_json_changes_nothing_and_is_set_aside_after_two_seconds(
     assert machine.pauses() == ([1], [1])
 
 
-def test_removing_the_file_with_the_scheduler_down_resumes_every_gpu(machine: Machine) -> None:
+def test_removing_the_state_file_while_no_scheduler_runs_resumes_every_gpu(machine: Machine) -> None:
     machine.edit(0, 1)
     machine.round()
     machine.path.unlink()
@@ -278,7 +285,7 @@ def test_a_pause_after_the_file_was_removed_takes_precedence(machine: Machine) -
     assert machine.pauses() == ([2], [2])
 
 
-def test_rewrites_a_broken_file_after_its_removal(machine: Machine) -> None:
+def test_rewrites_a_broken_state_file_after_its_removal(machine: Machine) -> None:
     machine.edit(1)
     machine.round()
     machine.path.write_text("{")
@@ -289,7 +296,7 @@ def test_rewrites_a_broken_file_after_its_removal(machine: Machine) -> None:
     assert machine.watch.due_at is None
 
 
-def test_does_not_replace_a_file_that_is_being_written(machine: Machine) -> None:
+def test_does_not_replace_a_state_file_that_is_being_written(machine: Machine) -> None:
     request_pauses(machine.store, ["U0"], True, "cli", scheduler_is_up=True)
     writer = machine.path.open("w")
     machine.round()
@@ -302,7 +309,7 @@ def test_does_not_replace_a_file_that_is_being_written(machine: Machine) -> None
     assert json.loads(machine.path.read_text())["mine"] == 1
 
 
-def test_rewrites_the_file_if_it_is_removed_while_the_scheduler_runs(machine: Machine) -> None:
+def test_rewrites_the_state_file_if_it_is_removed_while_the_scheduler_runs(machine: Machine) -> None:
     machine.edit(0)
     machine.round()
     machine.path.unlink()
@@ -320,7 +327,7 @@ def test_does_not_write_an_unchanged_state(machine: Machine) -> None:
     )
 
 
-def test_writes_at_most_once_a_second(machine: Machine) -> None:
+def test_writes_the_state_file_at_most_once_a_second(machine: Machine) -> None:
     machine.round()
     request_pauses(machine.store, ["U0"], True, "cli", scheduler_is_up=False)
     machine.recorder.record(
@@ -352,7 +359,9 @@ def test_logs_the_pauses_of_an_older_file_once(tmp_path: Path, caplog: pytest.Lo
     assert "by an edit" not in caplog.text
 
 
-def test_keeps_several_broken_versions(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+def test_keeps_several_broken_versions_of_the_state_file(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
     for number in range(7):
         machine.path.write_text(f'{{"paused_gpus": "{number}"}}')
         machine.now += 5

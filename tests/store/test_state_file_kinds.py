@@ -1,4 +1,4 @@
-"""A state file that is a link, not a regular file, or too large."""
+"""State files that are links, too large, or not regular files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_reports_an_unusable_file_once_and_keeps_it(
+def test_reports_an_unusable_state_file_once_and_keeps_it(
     machine: Machine, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, why = UNUSABLE[kind]
@@ -61,7 +61,7 @@ def test_reports_an_unusable_file_once_and_keeps_it(
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_the_first_pause_refuses_an_unusable_file(tmp_path: Path, kind: str) -> None:
+def test_a_pause_before_the_first_start_refuses_an_unusable_state_file(tmp_path: Path, kind: str) -> None:
     make, why = UNUSABLE[kind]
     path = tmp_path / "s.json"
     make(path)
@@ -70,7 +70,7 @@ def test_the_first_pause_refuses_an_unusable_file(tmp_path: Path, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_sets_aside_an_unusable_replaced_version(
+def test_sets_aside_an_unusable_version_that_was_replaced(
     machine: Machine, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, why = UNUSABLE[kind]
@@ -103,7 +103,7 @@ def test_a_fifo_at_the_temporary_path_blocks_nothing(machine: Machine) -> None:
     ],
     ids=["unclosed", "nested", "GBK", "digits", "twice"],
 )
-def test_sets_aside_unacceptable_json(
+def test_sets_aside_a_state_file_with_unacceptable_json(
     machine: Machine, content: bytes, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine.path.write_bytes(content)
@@ -172,13 +172,13 @@ class TestLink:
         assert machine.path.is_symlink()
         assert json.loads(real.read_text())["paused_gpus"] == []
 
-    def test_recreates_a_missing_target(self, machine: Machine, real: Path) -> None:
+    def test_recreates_the_missing_target_of_the_link(self, machine: Machine, real: Path) -> None:
         real.unlink()
         machine.begin()
         assert machine.path.is_symlink()
         assert json.loads(real.read_text())["paused_gpus"] == []
 
-    def test_the_first_pause_writes_through_the_link(self, tmp_path: Path) -> None:
+    def test_a_pause_before_the_first_start_writes_through_the_link(self, tmp_path: Path) -> None:
         real, link = tmp_path / "real.json", tmp_path / "link.json"
         real.write_text('{"mine": 1}')
         link.symlink_to(real)

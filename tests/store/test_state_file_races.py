@@ -1,4 +1,4 @@
-"""Edits of the state file shortly after each other or after a write of the scheduler."""
+"""Edits of the state file shortly after another edit or after the scheduler has written the file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def run_round(machine: Machine) -> None:
-    """A round within the second in which the file is not written again."""
+    """Runs a round less than a second after the last write, so the file is not written again."""
     machine.now -= 1.9
     machine.round()
 
 
-def test_accepts_an_edit_that_reverts_the_previous_one(machine: Machine) -> None:
+def test_accepts_an_edit_that_reverts_the_previous_edit(machine: Machine) -> None:
     run_round(machine)
     machine.edit(1)
     run_round(machine)
@@ -37,7 +37,7 @@ def test_accepts_an_edit_that_reverts_the_previous_one(machine: Machine) -> None
     assert machine.pauses() == ([], [])
 
 
-def test_accepts_a_reverting_edit_begun_before_the_first_was_applied(machine: Machine) -> None:
+def test_accepts_a_reverting_edit_that_began_before_the_first_edit_was_applied(machine: Machine) -> None:
     machine.edit(1)
     first = json.loads(machine.path.read_text())
     machine.round()
@@ -47,7 +47,7 @@ def test_accepts_a_reverting_edit_begun_before_the_first_was_applied(machine: Ma
     assert machine.pauses() == ([2], [2])
 
 
-def test_an_old_copy_saved_later_reverts_no_pause(machine: Machine) -> None:
+def test_saving_an_old_copy_later_reverts_no_pause(machine: Machine) -> None:
     old = json.loads(machine.path.read_text())
     machine.edit(1)
     machine.round()
@@ -80,7 +80,7 @@ def test_keeps_unknown_keys_of_an_edit_made_while_the_file_is_replaced(
 
 
 class Killed(BaseException):
-    """The scheduler dies here."""
+    """Raised where the scheduler is killed."""
 
 
 @pytest.mark.parametrize("later", [{}, {"mine": "newer"}], ids=["left alone", "edited meanwhile"])

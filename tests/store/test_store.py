@@ -1,4 +1,4 @@
-"""The store: transactions, one writer, ids that are never reused, queue positions, spec keys."""
+"""The store: transactions, its single writer, ids that are never reused, queue positions and spec keys."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_missing_store_error_names_the_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_refuses_and_keeps_a_newer_or_damaged_store(store: Store) -> None:
+def test_refuses_a_newer_or_damaged_store_and_leaves_it_unchanged(store: Store) -> None:
     store.db.connection.execute("PRAGMA user_version = 99")
     store.close()
     with pytest.raises(SchedulerError, match="use the newer version"):
@@ -67,14 +67,14 @@ def test_refuses_and_keeps_a_newer_or_damaged_store(store: Store) -> None:
     assert store.data_dir.database.read_bytes() == before
 
 
-def test_never_reuses_ids(store: Store) -> None:
+def test_the_store_never_reuses_job_ids(store: Store) -> None:
     first = store.insert_job(spec(), "cli")
     store.db.connection.execute("DELETE FROM event")
     store.db.connection.execute("DELETE FROM job")
     assert store.insert_job(spec(), "cli") == first + 1
 
 
-def test_an_illegal_change_of_an_attempt_raises_with_the_history_of_its_job(store: Store) -> None:
+def test_the_error_for_an_illegal_transition_contains_the_history_of_the_job(store: Store) -> None:
     job = store.insert_job(spec(), "cli")
     record(store, act.Start(job, ("U0",), 1000))
     [attempt] = store.active_attempts()
@@ -187,7 +187,7 @@ def test_only_jobs_that_wait_solely_for_gpus_are_startable(store: Store) -> None
     assert startable(1000.0) == [ready, gone]
 
 
-def test_finds_each_spec_key_once(store: Store) -> None:
+def test_finds_each_spec_key_of_the_waiting_jobs_once(store: Store) -> None:
     with store.db.transaction():
         for n in range(300):
             store.insert_job(spec(f"job {n}", share=(n % 3 + 1) * 100), "cli")
@@ -209,7 +209,7 @@ def test_changes_attributes_and_queue_positions_of_waiting_jobs(store: Store) ->
     assert (row.priority, row.position) == (5, 9)
 
 
-def test_concurrent_writers_lose_nothing(store: Store) -> None:
+def test_concurrent_writers_lose_no_job(store: Store) -> None:
     def insert() -> None:
         own = Store(store.data_dir)
         for _ in range(25):
@@ -258,7 +258,7 @@ def test_foreign_keys_and_full_sync_are_enabled(store: Store) -> None:
         )
 
 
-def test_a_full_disk_rolls_back_a_transaction_and_the_next_one_works(store: Store) -> None:
+def test_a_full_disk_rolls_back_a_transaction_and_later_transactions_work(store: Store) -> None:
     pages = store.db.row("PRAGMA page_count")
     assert pages is not None
     store.db.connection.execute(f"PRAGMA max_page_count = {pages[0]}")
@@ -275,7 +275,7 @@ def test_shrinks_the_write_ahead_log(store: Store) -> None:
     log = store.data_dir.database.with_name(f"{store.data_dir.database.name}-wal")
     assert log.stat().st_size > 50_000
     with Store(store.data_dir).snapshot():
-        store.db.shrink()  # has no effect yet because a reader is active
+        store.db.shrink()  # this has no effect while a reader is active
     store.db.shrink()
     assert log.stat().st_size == 0
     [timeout] = store.db.rows("PRAGMA busy_timeout")
@@ -285,7 +285,7 @@ def test_shrinks_the_write_ahead_log(store: Store) -> None:
 @pytest.mark.parametrize(
     "unknown", ['{"kind": "of a later version"}', '{"kind": "cancelled_by_user", "more": 1}']
 )
-def test_values_of_another_version_are_read_as_unknown(store: Store, unknown: str) -> None:
+def test_reads_values_from_another_version_as_unknown(store: Store, unknown: str) -> None:
     job_id = store.insert_job(spec(), "cli")
     attempt_id = record(store, act.Start(job_id, ("U0",), 1000, whole=True))[job_id]
     store.db.connection.execute("UPDATE job SET reason = ?, line_wait = ?", (unknown, unknown))

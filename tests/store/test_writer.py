@@ -1,4 +1,4 @@
-"""The tables by which the writer records actions."""
+"""The tables that tell the store writer how to record each action."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACTIONS = [
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_each_action_is_in_one_table(kind: type[act.Action]) -> None:
+def test_each_action_is_in_exactly_one_table(kind: type[act.Action]) -> None:
     assert (kind in writer._UPDATES) != (kind in writer._RECORD)
 
 

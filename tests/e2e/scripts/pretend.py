@@ -1,4 +1,4 @@
-"""A script that simulates work; the test chooses its arguments."""
+"""A script that stands for real work. Each test chooses its arguments."""
 
 import sys
 
