@@ -1,4 +1,4 @@
-"""Builds reasons with a given text, and formats stored ones."""
+"""Builds state reasons with a given text, and formats stored reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def worded(text: str) -> StateReason:
 
 
 def words(reason: StateReason | str | None) -> str:
-    """Returns the text of a reason or of its stored form; "" if there is none."""
+    """Returns the text of a reason, which may be in its stored form; "" if the reason is None."""
     if reason is None:
         return ""
     return reason_text(reason if isinstance(reason, StateReason) else StateReason.from_json(reason))

@@ -1,4 +1,4 @@
-"""Builders of the store's records, with defaults for all that a test does not name."""
+"""Builds records of the store, with a default for every value that a test does not give."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_scheduler.store.records import AllocationRecord, AttemptRecord, GpuReco
 
 
 def job_record(**values: Any) -> JobRecord:
-    """Returns queued job 3 of a jobs file, whose resource spec has the key ASK. state, outcome: as text."""
+    """Returns job 3, which is queued and has the resource spec ASK. state, outcome: given as text."""
     fields: dict[str, Any] = {
         "id": 3, "source": "file:/home/me/jobs.txt", "identity": "i", "name": None,
         "text": "echo hello", "spec_json": "{}", "spec_key": "ASK", "priority": 200, "position": 1,
@@ -38,8 +38,10 @@ def attempt_record(
     overused: Collection[str] = (),
     **values: Any,
 ) -> AttemptRecord:
-    """Returns the open first attempt (11) of job 3. budgets: declared MiB by GPU, None = nothing declared;
-    outcome: as text."""
+    """Returns attempt 11, which is open and the first attempt of job 3.
+
+    budgets: declared MiB by GPU (None = nothing declared); outcome: given as text.
+    """
     budgets, peaks = budgets or {}, peaks or {}
     allocations = tuple(
         AllocationRecord(
@@ -68,7 +70,7 @@ def _attempt_state(values: Mapping[str, Any]) -> AttemptState:
 
 
 def gpu_record(**values: Any) -> GpuRecord:
-    """Returns GPU A with index 0, 1000 MiB and hardly any use."""
+    """Returns GPU A, which has index 0 and uses 10 of 1000 MiB."""
     fields: dict[str, Any] = {
         "uuid": "A", "index": 0, "name": "H200", "total_mib": 1000, "paused": False,
         "used_mib": 10, "load_percent": 0.0, "fault": None, "sampled_at": 5.0, "processes": None,
@@ -77,7 +79,7 @@ def gpu_record(**values: Any) -> GpuRecord:
     return GpuRecord(**fields)
 
 
-#: Values of a job's view that are those of its newest attempt, or of the view itself.
+#: Values of a job view that belong to the job's newest attempt, and those that belong to the view itself.
 _OF_ATTEMPT = ("session", "log", "started_at", "window_closed")
 _OF_VIEW = (
     "is_recorded", "infeasible", "gpus", "warnings", "memory_used", "peaks", "wait", "due_in_s", "last_line",
@@ -85,8 +87,11 @@ _OF_VIEW = (
 
 
 def job_view(number: int = 3, state: str = "queued", outcome: str | None = None, **values: Any) -> JobView:
-    """Returns the view of a job. Its attempt is made from vram_declared, share_declared, attempts (its
-    number) and the values of _OF_ATTEMPT; without any of these there is none."""
+    """Returns the view of a job.
+
+    The job has an attempt only if vram_declared, share_declared, attempts (the attempt's number) or one of
+    the values in _OF_ATTEMPT is given.
+    """
     vram, share = values.pop("vram_declared", None), values.pop("share_declared", None)
     of_attempt = {name: values.pop(name) for name in _OF_ATTEMPT if name in values}
     if "attempts" in values:
@@ -114,7 +119,7 @@ def job_view(number: int = 3, state: str = "queued", outcome: str | None = None,
 
 
 def gpu_view(state: str = "available", share: int = 0, **values: Any) -> GpuView:
-    """Returns the view of a GPU. Values that the view does not have come from its record."""
+    """Returns the view of a GPU. Values that the view does not have go into its record."""
     of_view = {
         name: values.pop(name) for name in ("jobs", "allocated_mib", "has_declared_memory") if name in values
     }

@@ -1,4 +1,4 @@
-"""Gives child processes default signal handling, however the tests themselves were started."""
+"""Gives child processes the default signal handling, even if the tests run with ignored signals."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def default_signals() -> Iterator[None]:
-    """Replaces ignored signals by handlers without effect.
+    """Replaces the handling of ignored signals with handlers that do nothing.
 
-    Under `nohup`, or after `&` in a script, every program that a test starts would inherit ignored signals.
+    If the tests run under `nohup`, or after `&` in a script, every program would inherit ignored signals.
     Handlers are not inherited, so children get the default handling.
     """
     ignored = [

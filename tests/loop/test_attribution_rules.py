@@ -234,7 +234,7 @@ def test_inner_pid_is_attributed_only_if_a_single_owner_has_it(
 
 
 @pytest.mark.parametrize("equals", ["=", "\0"])
-def test_token_is_found_while_bash_parses_its_environment(machine: FakeProc, equals: str) -> None:
+def test_finds_the_token_while_bash_parses_its_environment(machine: FakeProc, equals: str) -> None:
     pid = machine.add_process(100)
     for text in ("{0}a\0B=2\0", "B=2\0X{0}no\0{0}a\0", "B=2\0{0}a"):
         environment = text.format(f"GPU_SCHEDULER_TOKEN{equals}")

@@ -1,9 +1,9 @@
 """Runs the model from the command line: python -m tests.protocol [scenarios] [big] [controls] [limits] [WORD
 …]
 
-Without arguments it runs the scenarios, the controls (each with one rule off) and the limits. `big`: the two
-large scenarios. Any other word selects by name and prints traces. Exits with 0 if every scenario holds and
-every control breaks its invariant.
+Without arguments it runs the scenarios, the controls (each with one rule off) and the limits. `big` runs the
+two large scenarios. Any other word selects runs whose name contains it, and prints their traces. The exit
+code is 0 if every scenario holds and every control breaks its invariant.
 """
 
 from __future__ import annotations

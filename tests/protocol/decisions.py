@@ -3,8 +3,8 @@
 `core.scheduling.reconcile_attempt` and `core.scheduling.restored_attempts` get facts that represent a state;
 `runner.termination` decides how a runner handles its signals.
 
-States have no times. For every deadline both cases are tried, passed and not passed, and the model follows
-each answer.
+States of the model have no times. For every deadline the model tries both cases, passed and not passed, and
+follows each answer.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _DESCRIPTIONS: dict[type[act.Action], str] = {
 class ObservedAttempt(NamedTuple):
     """The facts that a round has about an attempt.
 
-    process_found: a scan finds a process of the attempt; swept: 0, 1 (SIGTERM), 2 (SIGKILL).
+    process_found: a scan finds a process of the attempt; swept: 0 (no sweep), 1 (SIGTERM) or 2 (SIGKILL).
     """
 
     number: int
@@ -195,18 +195,18 @@ def request_end(termination: int, cause: int) -> tuple[int, bool]:
 
 @cache
 def after_grace(termination: int) -> str | None:
-    """Returns the step that follows when the grace period is over."""
+    """Returns the runner's next step ("kill" or "withdraw") once the grace period is over, if any."""
     return copy.copy(_endings[termination]).due(1.0)
 
 
 @cache
 def take_back(termination: int) -> int:
-    """Returns the state after the request was withdrawn."""
+    """Withdraws the request to end the command; returns the new state."""
     ending = copy.copy(_endings[termination])
     ending.withdraw()
     return _number_of(ending)
 
 
 def end_cause(termination: int) -> int:
-    """Returns the reason for ending the command, as an outcome; NONE: no end was requested."""
+    """Returns the outcome that corresponds to the cause of termination; NONE if no end was requested."""
     return _CAUSES[_endings[termination].cause]

@@ -1,4 +1,4 @@
-"""External faults: kills, crashes, a reboot, a machine shutdown, folders copied and removed."""
+"""External faults: kills, crashes, a reboot, a machine shutdown, and copied or removed folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.protocol.steps import FAULT, STEP, Steps, terminate
 
 
 def steps_of_faults(steps: Steps) -> None:
-    """Adds every fault that the scenario has left."""
+    """Adds every fault that can still happen in this scenario."""
     state = steps.state
     if state[st.CRASH] and state[st.LOOP] != st.DOWN:
         steps.add(FAULT, "LOOP crashes", {st.LOOP: st.DOWN, st.CRASH: state[st.CRASH] - 1})
@@ -40,12 +40,12 @@ def _kill(steps: Steps) -> None:
 
 
 def _machine_ends(steps: Steps) -> None:
-    """Adds SIGTERM to the runner and to the command, in either order."""
+    """Adds a machine shutdown, which sends SIGTERM to the runner and to the command in either order."""
     state, a = steps.state, st.attempt(steps.state[st.NEWEST] or 1)
     runner = {a + st.SIGNALS: state[a + st.SIGNALS]}
     for one in st.RUNNERS:
         if state[a + one] == st.CHECK_CLAIM:
-            runner[a + one] = st.RUNNER_GONE  # it has not blocked the signal yet
+            runner[a + one] = st.RUNNER_GONE  # the runner has not blocked SIGTERM yet
         elif st.is_alive(state[a + one]):
             runner[a + st.SIGNALS] |= st.TERM
     begun = {st.MACHINE: 0, st.FAULTED: 1}
@@ -60,7 +60,7 @@ def _machine_ends(steps: Steps) -> None:
 
 
 def _reboot(steps: Steps) -> None:
-    """Adds a reboot: processes are gone, and any unsynced file of an open attempt may be missing."""
+    """Adds a reboot, after which all processes and possibly unsynced files of an open attempt are gone."""
     state, a = steps.state, st.attempt(steps.state[st.NEWEST] or 1)
     after = bytearray(state)
     after[st.LOOP], after[st.BOOT], after[st.REBOOT], after[st.FAULTED] = st.DOWN, 1, 0, 1
@@ -98,7 +98,7 @@ def _reboot(steps: Steps) -> None:
 
 
 def _folder_is_tampered_with(steps: Steps) -> None:
-    """Adds copies, restores and removals of a folder or claim that a runner has taken."""
+    """Adds removals and replacements of an attempt folder or claim that a runner has already taken."""
     state, a = steps.state, st.attempt(steps.state[st.NEWEST] or 1)
     if not st.owner(state, a) or state[a + st.LINK] or state[a + st.RESULT]:
         return
@@ -128,7 +128,7 @@ def _folder_is_tampered_with(steps: Steps) -> None:
 
 
 def _numbers_are_reused(steps: Steps) -> None:
-    """Adds a process that gets the number of one that has ended."""
+    """Adds a foreign process that gets the pid or session id of a process that has ended."""
     state = steps.state
     for number, a in enumerate(st.ATTEMPTS, 1):
         claim = state[a + st.CLAIM]
@@ -143,7 +143,7 @@ def _numbers_are_reused(steps: Steps) -> None:
 
 
 def _copy(steps: Steps) -> None:
-    """Adds a copy of the data directory, without its locks, and a scheduler that starts on it."""
+    """Adds a copy of the data directory (without locks), and a scheduler that starts on the copy."""
     state = steps.state
     if state[st.COPY] and state[st.JOB] in st.ACTIVE:
         a = st.attempt(state[st.NEWEST])

@@ -1,6 +1,6 @@
-"""The invariants of every state, and the progress that must remain possible.
+"""The invariants that hold in every state, and the progress that must remain possible.
 
-I1  the command of an attempt is started once, and one attempt of a job runs at a time
+I1  the command of an attempt is started at most once, and only one attempt of a job runs at a time
 I2  no attempt is recorded as ended while its command lives, unless SIGKILL was sent to it
 I3  the recorded outcome is true (checked with the commits in `loop`)
 I4  from every state the job can end or be held, with its GPUs released
@@ -22,11 +22,11 @@ from tests.protocol.steps import OWN, STARTED, STEP
 
 
 def broken_invariant(state: bytes, rules: Rules) -> str | None:
-    """Returns the invariant that does not hold in this state; None: all hold."""
+    """Returns an invariant that does not hold in this state, or None if all hold."""
     commands = 0
     for a in st.ATTEMPTS:
         if not state[a + st.RUNNER1]:
-            continue  # nothing was launched, or it has ended
+            continue  # nothing was launched, or everything has ended
         record, command = state[a + st.STORED_OUTCOME], state[a + st.COMMAND]
         commands += st.FORKED <= command <= st.DYING
         if state[a + st.SPAWNS] > 1:
@@ -47,7 +47,7 @@ def _is_excused(state: bytes, a: int, rules: Rules) -> bool:
 
 
 def _is_unrecorded(state: bytes, a: int) -> bool:
-    """Returns whether a hidden process could be found only by a recorded identity that is gone."""
+    """Returns whether a hidden process cannot be found, because the command's recorded identity is gone."""
     if state[a + st.COMMAND_RECORDED] or st.owner(state, a):
         return False
     return bool(state[a + st.HIDDEN]) or state[a + st.OTHER_PROCESS] == st.IN_SESSION
@@ -62,7 +62,7 @@ def _counts_as_left(left: int, rules: Rules) -> bool:
 
 
 class Progress(NamedTuple):
-    """From every state that `must`, a `goal` can be reached by steps of these kinds."""
+    """A rule: from every state for which `must` is true, steps of these kinds can reach a `goal`."""
 
     name: str
     kinds: frozenset[int]
@@ -83,7 +83,10 @@ def _is_quiet(state: bytes) -> bool:
 
 
 def _may_be_cancelled(state: bytes) -> bool:
-    """Returns whether a cancel can reach the command: neither its folder nor its identity was lost."""
+    """Returns whether a cancel was requested that can still reach the command.
+
+    It cannot if the folder or the recorded identity of the command was lost.
+    """
     if not state[st.CANCEL_EVER_REQUESTED]:
         return False
     return not any(state[a + st.LINK] or _is_unrecorded(state, a) for a in st.ATTEMPTS)

@@ -1,7 +1,7 @@
 """The scheduler's loop: starts the job, observes the open attempt, and performs the decisions of `reconcile`.
 
-An observation reads the claim, then the result; the scan for processes and the commit follow. Committed
-actions are performed one step at a time, so that a crash can come before each.
+An observation reads the claim and then the result. The scan for processes and the commit follow. The loop
+performs committed actions one at a time, so that a crash can happen before each of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _JOBS = {
     JobState.HELD: st.HELD,
     JobState.FINISHED: st.FINISHED,
 }
-#: The next step of the loop for an action; without one it observes again.
+#: The step by which the loop performs an action. Without a step, it observes again.
 _NEXT = {
     act.Relaunch: st.MAKE,
     act.VoidClaim: st.VOID_CLAIM,
@@ -40,7 +40,7 @@ _NEXT = {
 
 
 def steps_of_loop(steps: Steps) -> None:
-    """Adds the next steps of the loop, or its start."""
+    """Adds the next steps of the loop or, if it is down, its start."""
     state = steps.state
     loop = state[st.LOOP]
     if loop == st.DOWN:
@@ -169,7 +169,7 @@ def _observe(steps: Steps, a: int, result: int = st.NONE) -> ObservedAttempt:
 
 
 def _finds(state: bytes, a: int, rules: Rules, *, chains: bool = True) -> bool:
-    """Returns whether a scan finds a process of the attempt. chains: it catches chains of forks."""
+    """Returns whether a scan finds a process of the attempt. chains: the scan catches chains of forks."""
     left = st.finds_other_process(state, a, rules) and (
         chains or state[a + st.OTHER_PROCESS] not in (st.FORK_CHAIN, st.LOOSE_CHAIN)
     )
@@ -240,7 +240,7 @@ def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt) -> list[st
 
 
 def _release(steps: Steps, number: int) -> None:
-    """Adds the release of an ended attempt's GPUs, or the end of its remaining processes first."""
+    """Adds the release of an ended attempt's GPUs or, if processes are left, the sweep that ends these."""
     state, rules, a = steps.state, steps.rules, st.attempt(number)
     found = _finds(state, a, rules)
     missed = state[a + st.OTHER_PROCESS] in (st.FORK_CHAIN, st.LOOSE_CHAIN) and not _finds(

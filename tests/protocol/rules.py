@@ -1,7 +1,6 @@
 """The rules of the protocol, each with a switch.
 
-A rule that is off is replaced by the simpler one named beside it, and the model must find the resulting
-fault.
+If a rule is off, the simpler rule named beside it replaces it, and the model must find the resulting fault.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules that the model can switch off. All on: the protocol as implemented."""
+    """The rules that the model can switch off. With all rules on, it is the protocol as implemented."""
 
     # The store and the claim.
-    record_first: bool = True  #: an attempt is recorded before its first process exists; off: spawned first
+    record_first: bool = True  #: an attempt is recorded before its process is spawned; off: after that
     claims: bool = True  #: a runner takes the claim before it starts the command; off: it just starts it
     void_first: bool = True  #: the loop voids the claim before it gives up; off: it gives up at once
     claim_first: bool = True  #: the loop reads the claim, then the result; off: the reverse
     cancel_until_end: bool = True  #: a cancel is open until the end is recorded; off: until `stop` is written
-    job_waits_for_processes: bool = True  #: no new attempt while processes of the last one live; off: at once
+    job_waits_for_processes: bool = True  #: a new attempt waits for the last one's processes; off: no wait
     # When a runner counts as dead.
-    dead_needs_runner_gone: bool = True  #: lock free and runner gone; off: lock free
+    dead_needs_runner_gone: bool = True  #: when its lock is free and it is gone; off: when its lock is free
     whole_identity: bool = True  #: a runner is identified by pid, start and boot; off: by pid
     removed_claim_waits: bool = True  #: a missing claim is not dead while processes live; off: it is
     # Which processes belong to an attempt.
@@ -44,10 +43,10 @@ class Rules:
     cli_sweeps: bool = True  #: it ends processes whose runner is gone; off: the next scheduler does
     # Copies of the data directory.
     copy_refused: bool = True  #: a copy leaves open attempts alone; off: it reconciles them as its own
-    # Limits: faults that the rules cannot prevent. Off: not excused, so the model shows how they happen.
+    # Limits: faults that no rule prevents. If an excuse is off, the model shows how the fault happens.
     excuse_lost: bool = True  #: a process that hid its environment, left the session and lost its parents
     excuse_chain: bool = True  #: a chain of forks without a runner, each gone before a scan finds it
-    excuse_unrecorded_command: bool = True  #: hidden, its runner dead, its recorded identity removed
+    excuse_unrecorded_command: bool = True  #: its recorded identity is removed and its runner dead
     excuse_early: bool = True  #: a claim or folder is removed before the loop has read the claim
 
 

@@ -1,4 +1,4 @@
-"""The runner of an attempt and its command, with the order of steps of `runner/supervise.py`."""
+"""The runner of an attempt and its command, with their steps in the order of `runner/supervise.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def steps_of_runners(steps: Steps) -> None:
     state = steps.state
     for number, a in enumerate(st.ATTEMPTS, 1):
         if not state[a + st.RUNNER1]:
-            continue  # nothing was launched, or it has ended
+            continue  # nothing was launched, or everything has ended
         for which, runner in enumerate(st.RUNNERS, 1):
             if st.is_alive(state[a + runner]):
                 _Runner(steps, a, which, f"RUNNER {number}.{which}").next()
@@ -26,17 +26,17 @@ def steps_of_runners(steps: Steps) -> None:
 
 
 class _Runner:
-    """One runner in one state."""
+    """Adds the steps that one runner can take in one state."""
 
     def __init__(self, steps: Steps, a: int, which: int, name: str) -> None:
         self._steps, self._a, self._which, self._name = steps, a, which, name
         self._at = a + st.RUNNERS[which - 1]
-        # If its folder was removed or replaced, it finds no `stop`.
+        # A runner whose folder was removed or replaced does not find `stop`.
         away = steps.state[a + st.LINK] in (st.REPLACED, st.REMOVED)
         self._stop = 0 if away else steps.state[a + st.STOP]
 
     def next(self) -> None:
-        """Adds its next steps."""
+        """Adds the next steps of this runner."""
         pc = self._steps.state[self._at]
         if pc <= st.UNBLOCK:
             self._begin(pc)
@@ -135,7 +135,7 @@ class _Runner:
         a, told = self._a, decisions.take_back(self._steps.state[self._a + st.TERMINATION])
         after = {self._at: st.ATTEND, a + st.TERMINATION: told}
         if self._stop == st.STOP_CANCEL and self._steps.rules.withdraw_renames:
-            # It remains as `withdrawn`, which observers read as a cancel.
+            # The cancel remains in the file `withdrawn`, where observers find it.
             told, first = decisions.request_end(told, st.CANCELLED)
             after[a + st.TERMINATION] = told
             label = f"{self._name} renames stop, reads a cancel"
@@ -156,7 +156,7 @@ class _Runner:
             self._end_other_processes(st.PUBLISH if cause or truth == st.EXIT_0 else st.GAP)
         elif pc == st.GAP:
             if state[st.MACHINE_ENDING] == 2 and rules.machine_gap:
-                return  # its SIGTERM is still to come
+                return  # the runner's SIGTERM is still to come
             signals = state[a + st.SIGNALS]
             if signals & st.TERM or (signals and not rules.own_stop_signal and not self._stop):
                 told, _ = decisions.request_end(state[a + st.TERMINATION], st.INTERRUPTED)
@@ -173,7 +173,10 @@ class _Runner:
     def _end_other_processes(self, then: int) -> None:
         state, rules, a = self._steps.state, self._steps.rules, self._a
         left, on = state[a + st.OTHER_PROCESS], {self._at: then}
-        if left in (st.NOBODY, st.ORPHAN):  # an orphan is not its child, and it does not scan further
+        if left in (
+            st.NOBODY,
+            st.ORPHAN,
+        ):  # an orphan is not a child, and without children the runner does not scan again
             self._add("has no children left", on)
         elif left == st.FORK_CHAIN:
             self._add("ends what is left", {**on, a + st.OTHER_PROCESS: st.NOBODY})
@@ -190,7 +193,7 @@ class _Runner:
     def _publish(self, cause: int, truth: int) -> None:
         a = self._a
         if cause == st.INTERRUPTED and truth == st.EXIT_0:
-            cause = st.NONE  # it saved its work and ended normally
+            cause = st.NONE  # the command saved its work and exited normally
         by_itself = {st.EXIT_0: st.COMPLETED, st.NOT_BEGUN: st.NOT_STARTED}.get(truth, st.FAILED)
         result = cause or by_itself
         if self._steps.state[a + st.LINK] in (st.REPLACED, st.REMOVED):
@@ -218,7 +221,7 @@ def _command(steps: Steps, a: int, name: str) -> None:
         steps.add(OWN, f"{name} exits 7", {**ended, a + st.ACTUAL_END: st.EXIT_7})
         if (
             not state[a + st.OTHER_PROCESS] and state[a + st.STORED_OUTCOME] <= st.OPEN
-        ):  # otherwise no scan could find the process
+        ):  # otherwise a scan could not find the process
             steps.add(OWN, f"{name} exits 0, leaves a child", {**ended, a + st.OTHER_PROCESS: st.PLAIN})
             steps.add(OWN, f"{name} exits 0, leaves an orphan", {**ended, a + st.OTHER_PROCESS: st.ORPHAN})
             _behave_badly(steps, a, name)
@@ -228,7 +231,7 @@ def _command(steps: Steps, a: int, name: str) -> None:
 
 
 def _behave_badly(steps: Steps, a: int, name: str) -> None:
-    """Adds a child that hides, or a chain of forks, while the command runs."""
+    """Adds the start of a child that hides, or of a chain of forks, by a running command."""
     state = steps.state
     if state[st.HIDE]:
         fewer = {st.HIDE: state[st.HIDE] - 1}

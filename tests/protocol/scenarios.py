@@ -1,4 +1,4 @@
-"""The scenarios, which must hold, and the controls (one rule off) and limits, which must not."""
+"""The scenarios, whose invariants must hold, and the controls and limits, whose invariants must not."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tests.protocol.rules import ALL, Rules
 
 
 class Scenario(NamedTuple):
-    """Numbers of faults and user actions, which happen in every order."""
+    """A number of each fault and user action. The search tries them in every order."""
 
     name: str
     faults: dict[str, int]
 
 
 class Control(NamedTuple):
-    """A scenario that must break an invariant when these rules are off. breaks: prefix of the invariant."""
+    """A scenario that must break an invariant with these rules off. breaks: prefix of the invariant."""
 
     disabled: tuple[str, ...]
     faults: dict[str, int]
@@ -90,7 +90,7 @@ CONTROLS = (
     Control(("copy_refused", "dead_needs_runner_gone"), {"copy": 1}, "I7 a copy signals"),
 )
 
-#: Faults that the rules cannot prevent, each with the excuse that hides it.
+#: Faults that the rules cannot prevent, each without the excuse that normally hides it.
 LIMITS = (
     Control(("excuse_lost",), {"kill": 1, "hide": 1}, "I5"),
     Control(("excuse_chain",), {"kill": 1, "chain": 1}, "I5"),

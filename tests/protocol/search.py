@@ -1,4 +1,4 @@
-"""Searches all reachable states breadth first, so that a counterexample is a shortest one."""
+"""Searches all reachable states breadth first, so that a counterexample has the shortest possible trace."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.protocol.users import steps_of_users
 class SearchResult:
     """The result of a search.
 
-    broken: the invariant that does not hold, None = all hold; trace: labels of the steps of a shortest path
-    to it.
+    broken: the invariant that does not hold, or None if all hold; trace: the labels of the steps on a
+    shortest path to the state that breaks it.
     """
 
     states: int
@@ -42,9 +42,9 @@ def steps_from(state: bytes, rules: Rules) -> list[Step]:
 
 
 def explore(faults: Mapping[str, int], rules: Rules, wanted: str = "") -> SearchResult:
-    """Visits every state of this scenario up to the first broken invariant.
+    """Visits every state of this scenario, or stops at the first broken invariant.
 
-    wanted: prefix of the invariant to find; others are ignored.
+    wanted: prefix of the invariant to find; the search ignores all others.
     """
     return _Search(faults, rules, wanted).run()
 
@@ -55,12 +55,12 @@ class _Search:
         self._wanted = wanted
         self._states = [st.initial(**faults)]
         self._parents = array("I", [0])
-        # The edges except faults: from, to, kind.
+        # Where each edge that is not a fault begins and ends, and its kind.
         self._from, self._to, self._kinds = array("I"), array("I"), bytearray()
         self._edges = 0
 
     def run(self) -> SearchResult:
-        """Checks the invariants of every state, then the progress on the resulting graph."""
+        """Checks the invariants of every state, then on the resulting graph that progress is possible."""
         states, rules, wanted = self._states, self._rules, self._wanted
         number_of = {states[0]: 0}
         at = 0
@@ -100,7 +100,7 @@ class _Search:
         return SearchResult(len(self._states), self._edges)
 
     def _stuck(self, progress: Progress, first: array[int], following: array[int]) -> int | None:
-        """Returns the first state from which no goal can be reached, searching backwards from the goals."""
+        """Searches backwards from the goals; returns the first state from which no goal can be reached."""
         states = self._states
         reached = bytearray(map(progress.goal, states))
         left = deque(number for number, good in enumerate(reached) if good)

@@ -1,15 +1,15 @@
 """The state of the model: a byte string with one byte for each field, and functions that interpret it.
 
-Global fields are indices. Those of an attempt are offsets: `state[a + CLAIM]`, where `a` is `attempt(1)` or
-`attempt(2)`. It has two attempts of one job, two runners of each, and one scheduler: the smallest
-case in which every fault can occur.
+Global fields are indices. The fields of an attempt are offsets: `state[a + CLAIM]`, where `a` is `attempt(1)`
+or `attempt(2)`. The model has one scheduler and two attempts of one job, with two runners each. This is the
+smallest case in which every fault can occur.
 """
 
 from __future__ import annotations
 
 from tests.protocol.rules import Rules
 
-# Remaining number of each fault and user action.
+# How often each fault and user action can still happen.
 FAULTS = (
     "crash", "kill", "reboot", "machine", "cancel", "retry", "preempt", "hide", "chain", "unlock", "replace",
     "unclaim", "remove", "copy", "reuse",
@@ -21,14 +21,14 @@ FAULTS = (
 
 #: The other global fields.
 (
-    # next step of the loop, the claim it observed, the `stop` that it will write
+    # the loop's next step, the claim that it observed, and the `stop` that it will write
     LOOP, OBSERVED_CLAIM, PENDING_STOP,
-    # the store, and whether a cancel was ever requested
+    # what the store contains, and whether a cancel was ever requested
     JOB, NEWEST, CANCEL_REQUEST, CANCEL_EVER_REQUESTED, RETRY_REQUEST, PREEMPT_REQUEST,
-    CLI, CLI_OBSERVED,  # `cancel` without a scheduler: its step, the attempt and the runner it observed
-    # the boot, whether the machine is shutting down, whether anything was killed
+    CLI, CLI_OBSERVED,  # `cancel` without a scheduler: its next step, and what it observed
+    # the boot, whether the machine is shutting down, whether a kill or the loss of a folder has happened
     BOOT, MACHINE_ENDING, FAULTED,
-    COPIED, COPY_CLAIM, COPY_JOB,  # a copy of the data directory: attempt, claim and job state at that time
+    COPIED, COPY_CLAIM, COPY_JOB,  # a copy of the data directory: its attempt, claim and job state
 ) = range(len(FAULTS), len(FAULTS) + 17)  # fmt: skip
 FIRST = len(FAULTS) + 17
 
@@ -63,34 +63,35 @@ NONE, OPEN, COMPLETED, FAILED, CANCELLED, INTERRUPTED, NOT_STARTED, PREEMPTED = 
 OUTCOMES = ["none", "open", "completed", "failed", "cancelled", "interrupted", "not_started", "preempted"]
 # FOLDER
 HALF_MADE, MADE = 1, 2
-# CLAIM: the number of the runner, or
+# CLAIM: the number of the runner that has it, or VOID
 VOID = 3
-# OBSERVED_CLAIM: the claim as `observe` returns it. UNCLAIMED: it is missing, and the runner that took it
-# lives.
+# OBSERVED_CLAIM: the claim as `observe` returns it. UNCLAIMED: the claim is missing, but the runner that took
+# it is alive.
 CLAIMS = ("none", "void", "live", "unlocked", "unclaimed", "dead")
 CLAIM_NONE, CLAIM_VOID, CLAIM_LIVE, CLAIM_UNLOCKED, CLAIM_UNCLAIMED, CLAIM_DEAD = range(6)
 # LINK between a live runner and its folder. UNLOCKED: the lock is lost. REPLACED: another folder with the
-# same files is in its place, so neither reads what the other writes. REMOVED: the folder was removed.
+# same files is in its place, so neither side reads what the other writes. REMOVED: the folder was removed.
 INTACT, UNLOCKED, REPLACED, REMOVED = range(4)
-# STOP: with `kill` or with `withdraw` after the grace
+# STOP: a request that ends in `kill` or `withdraw` after the grace period
 STOP_CANCEL, STOP_PREEMPT = 1, 2
 # The next step of a runner.
 (
     CHECK_CLAIM, LINK_CLAIM, FIRST_STOP_CHECK, SPAWNING, UNBLOCK, SECOND_STOP_CHECK, ATTEND, WITHDRAW,
     END_OTHER_PROCESSES, GAP, PUBLISH, EXIT, RUNNER_GONE,
 ) = range(1, 14)  # fmt: skip
-# SIGNALS that the runner has received and not handled
+# SIGNALS that the runner has received but not handled yet
 USR1, TERM = 1, 2
-# COMMAND; DYING: killed, but not gone yet
+# COMMAND. DYING: it was killed but is not gone yet.
 NO_COMMAND, FORKED, SCRIPT, COMMAND_RUNS, DYING, ZOMBIE, GONE = range(7)
-# HIDDEN: the environment of the command is hidden. COMMAND_RECORDED: the visible folder has its identity.
-# ACTUAL_END of the command
+# HIDDEN: the command has hidden its environment. COMMAND_RECORDED: the command has recorded its identity in
+# the folder that is now in place.
+# ACTUAL_END: how the command really ended
 NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL = range(6)
 # OTHER_PROCESS of the attempt. PLAIN carries the token; ORPHAN is not a child of the runner; STUCK
 # cannot be killed; IN_SESSION and OWN_SESSION hide their environment, the latter has also left the session;
 # LOST has lost its parents too; the chains fork and exit faster than a scan.
 NOBODY, PLAIN, ORPHAN, STUCK, IN_SESSION, OWN_SESSION, LOST, FORK_CHAIN, LOOSE_CHAIN = range(9)
-# REUSED: numbers of ended processes that foreign processes have now
+# REUSED: which ids of ended processes foreign processes have now
 RUNNER_NUMBER, SESSION_NUMBER = 1, 2
 # CLI
 (
@@ -131,7 +132,7 @@ def is_alive(runner: int) -> bool:
 
 
 def owner(state: bytes | bytearray, a: int) -> int:
-    """Returns the live runner that has taken the attempt, 1 or 2; 0: there is none."""
+    """Returns the number (1 or 2) of the live runner that has taken the attempt; 0 if there is none."""
     for number, runner in enumerate(RUNNERS, 1):
         if LINK_CLAIM < state[a + runner] < RUNNER_GONE:
             return number
@@ -144,18 +145,17 @@ def has_runner(state: bytes | bytearray, a: int) -> bool:
 
 
 def scan_finds_runner(state: bytes | bytearray, a: int) -> bool:
-    """Returns whether a scan finds a runner of the attempt; a newly spawned one does not carry the token
-    yet."""
+    """Returns whether a scan finds a runner of the attempt. A new one does not carry the token yet."""
     return any(CHECK_CLAIM < state[a + runner] < RUNNER_GONE for runner in RUNNERS)
 
 
 def command_lives(state: bytes | bytearray, a: int) -> bool:
-    """Returns whether the command exists and has not been killed."""
+    """Returns whether the command exists and was not killed."""
     return FORKED <= state[a + COMMAND] <= COMMAND_RUNS
 
 
 def observed_claim(state: bytes, a: int, rules: Rules) -> int:
-    """Returns the claim as one observation of it and of the processes that it names."""
+    """Returns what `observe` would report about the claim and the runner that it names."""
     claim = state[a + CLAIM]
     if claim == VOID:
         return CLAIM_VOID
@@ -172,7 +172,7 @@ def observed_claim(state: bytes, a: int, rules: Rules) -> int:
 
 
 def reachable_runner(state: bytes, a: int, rules: Rules) -> int:
-    """Returns the runner that a signal reaches, 1 or 2; 0: none is known to be alive."""
+    """Returns the number (1 or 2) of the runner that a signal can reach; 0 if none is known to be alive."""
     seen = observed_claim(state, a, rules)
     return owner(state, a) if seen in (CLAIM_LIVE, CLAIM_UNCLAIMED) else 0
 
@@ -193,7 +193,7 @@ def finds_command(state: bytes | bytearray, a: int, rules: Rules) -> bool:
 
 
 def finds_other_process(state: bytes | bytearray, a: int, rules: Rules) -> bool:
-    """Returns whether a scan finds the other process: by token, by session, or below a found process."""
+    """Returns whether a scan finds the other process, by token, by session or as a descendant."""
     left = state[a + OTHER_PROCESS]
     if left in (NOBODY, LOST):
         return False
@@ -206,19 +206,19 @@ def finds_other_process(state: bytes | bytearray, a: int, rules: Rules) -> bool:
 
 
 def finds(state: bytes | bytearray, a: int, rules: Rules) -> bool:
-    """Returns whether a scan finds a process of the attempt other than runners."""
+    """Returns whether a scan finds a process of the attempt, apart from its runners."""
     return finds_command(state, a, rules) or finds_other_process(state, a, rules)
 
 
 def finds_foreign_process(state: bytes | bytearray, a: int, rules: Rules) -> bool:
-    """Returns whether a scan mistakes a foreign process for one of the attempt."""
+    """Returns whether a scan mistakes a foreign process for a process of the attempt."""
     return bool(state[a + REUSED] & SESSION_NUMBER) and rules.by_session and not rules.session_checked
 
 
 def canonical(state: bytearray, rules: Rules) -> bytes:
-    """Returns one representative of all equivalent states.
+    """Returns the state that represents all states equivalent to this one.
 
-    Clears fields that nothing reads any more, and takes steps without effect on others at once.
+    Clears fields that nothing reads any more, and takes steps that affect no other process immediately.
     """
     for a in ATTEMPTS:
         if not state[a + STORED_OUTCOME] and not state[a + RUNNER1]:
@@ -240,12 +240,12 @@ def _normalize_runners(state: bytearray, a: int, rules: Rules) -> None:
     if claim and rules.claims and rules.record_first:
         for number, runner in enumerate(RUNNERS, 1):
             if state[a + runner] in (CHECK_CLAIM, LINK_CLAIM) and claim != number:
-                state[a + runner] = RUNNER_GONE  # a late runner can only exit
+                state[a + runner] = RUNNER_GONE  # a runner that finds another claim can only exit
         if state[LOOP] not in LAUNCHING:
             state[a + LAUNCHES] = 2
     if state[a + RESULT]:
         state[a + STOP] = state[a + TERMINATION] = state[a + SIGNALS] = 0
-        if not state[REBOOT]:  # syncing the folder matters only to a reboot
+        if not state[REBOOT]:  # whether the folder is synced matters only at a reboot
             for runner in RUNNERS:
                 if state[a + runner] == EXIT:
                     state[a + runner] = RUNNER_GONE

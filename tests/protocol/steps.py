@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from tests.protocol import state as st
 from tests.protocol.rules import Rules
 
-#: Kinds of steps. STEP: by the scheduler or the kernel, happens eventually; OWN: by the job's command, may
-#: never happen; STARTED: the scheduler is started; FAULT: a fault or a user action.
+#: Kinds of steps. STEP: a step of the scheduler or the kernel, which happens eventually; OWN: a step of the
+#: job's command, which may never happen; STARTED: a start of the scheduler; FAULT: a fault or a user action.
 STEP, OWN, STARTED, FAULT = range(4)
 
-#: Kind, label, resulting state, and the invariant that it breaks.
+#: A step: its kind, its label, the resulting state, and the invariant that the step itself breaks.
 Step = tuple[int, str, bytes, "str | None"]
 _NO_CHANGE: Mapping[int, int] = {}
 
@@ -27,19 +27,19 @@ class Steps:
     def add(
         self, kind: int, label: str, changes: Mapping[int, int] = _NO_CHANGE, broken: str | None = None
     ) -> None:
-        """Adds a step that changes these fields."""
+        """Adds a step that sets these fields."""
         after = bytearray(self.state)
         for field, value in changes.items():
             after[field] = value
         self.found.append((kind, label, st.canonical(after, self.rules), broken))
 
     def put(self, kind: int, label: str, after: bytearray, broken: str | None = None) -> None:
-        """Adds a step to this state."""
+        """Adds a step whose result is the state `after`."""
         self.found.append((kind, label, st.canonical(after, self.rules), broken))
 
 
 def end_of_command(state: bytes | bytearray, a: int) -> int:
-    """Returns the state of a command that ends: a zombie if it has a runner to collect it, otherwise gone."""
+    """Returns the state of a command that ends: a zombie if a runner will collect it, otherwise gone."""
     return st.ZOMBIE if st.owner(state, a) else st.GONE
 
 

@@ -7,12 +7,12 @@ from itertools import product
 from tests.protocol import state as st
 from tests.protocol.steps import STEP, Steps, end_of_command
 
-#: Possible effects of the signal on one process: (label, fields of the attempt).
+#: Possible effects of the signal on one process: for each, a label and the changed fields of the attempt.
 _Ends = tuple[tuple[str, dict[int, int]], ...]
 
 
 def sweep(steps: Steps, who: str, a: int, changes: dict[int, int], *, kill: bool) -> None:
-    """Adds one pass with SIGTERM or SIGKILL. A chain of forks may escape it."""
+    """Adds one sweep with SIGTERM or SIGKILL, from which a chain of forks may escape."""
     state, rules = steps.state, steps.rules
     broken = None
     if st.finds_foreign_process(state, a, rules):
@@ -33,7 +33,7 @@ def sweep(steps: Steps, who: str, a: int, changes: dict[int, int], *, kill: bool
 
 
 def _orphans_an_unfound_child(steps: Steps, a: int) -> bool:
-    """Returns whether the command is found, but not a child that only the command leads to."""
+    """Returns whether the sweep ends the command but misses a child that could be found only through it."""
     state, rules = steps.state, steps.rules
     if state[a + st.OTHER_PROCESS] != st.OWN_SESSION or st.finds_other_process(state, a, rules):
         return False
@@ -62,7 +62,7 @@ def _other_process_ends(steps: Steps, a: int, kill: bool) -> _Ends:
 
 
 def _runners_end(steps: Steps, a: int, kill: bool) -> dict[int, int]:
-    """Returns the effect on runners, which carry the token as well."""
+    """Returns how the sweep changes the runners, because these carry the token as well."""
     state = steps.state
     ends = {}
     for runner in st.RUNNERS:

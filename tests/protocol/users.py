@@ -1,7 +1,7 @@
 """The actions of users: `cancel` (also while no scheduler is up), `retry`, and preemption.
 
-`cancel` records its request; with no scheduler up it writes `stop` into the folder, wakes the runner, waits
-for the end, and ends processes whose runner is gone.
+`cancel` records its request. If no scheduler is up, it also writes `stop` into the attempt folder, wakes the
+runner, waits for the end of the attempt, and ends processes whose runner is gone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.protocol.sweep import sweep
 
 
 def steps_of_users(steps: Steps) -> None:
-    """Adds the actions open to a user, and the next steps of the command `cancel`."""
+    """Adds the actions that a user can take, and the next steps of a running `cancel`."""
     state = steps.state
     if state[st.CANCEL] and state[st.JOB] != st.FINISHED:
         wished = {st.CANCEL: 0, st.CANCEL_EVER_REQUESTED: 1, st.CANCEL_REQUEST: 1, st.CLI: st.CLI_REQUESTS}

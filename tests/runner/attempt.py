@@ -1,4 +1,4 @@
-"""Attempts with real folders, runners and processes, for tests."""
+"""Makes attempts with real folders, runners and processes, for tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def wait_for(condition: Callable[[], T | bool | None], description: str, deadline_s: float = 60.0) -> T:
-    """Returns the first true answer; fails with the last one at the deadline."""
+    """Calls `condition` until its answer is true; returns it. Fails at the deadline with the last answer."""
     end = time.monotonic() + deadline_s
     while True:
         answer = condition()
@@ -40,7 +40,7 @@ def wait_for(condition: Callable[[], T | bool | None], description: str, deadlin
 
 @contextlib.contextmanager
 def socket_folder() -> Iterator[Path]:
-    """Makes a folder with a short path for Screen's sockets; removes it after the last SCREEN has ended."""
+    """Makes a folder with a short path for Screen's sockets. Removes it once no SCREEN uses it."""
     folder = Path(tempfile.mkdtemp(prefix="scr", dir="/tmp"))
     mark = f"SCREENDIR={folder}".encode()
     yield folder
@@ -51,7 +51,7 @@ def socket_folder() -> Iterator[Path]:
 def _any_process_with(variable: bytes) -> bool:
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            # An empty one belongs to a kernel thread, a zombie, or a process inside exec.
+            # The environment of a kernel thread, of a zombie and of a process inside exec is empty.
             if variable in path.read_bytes().split(b"\0"):
                 return True
         except OSError:
@@ -60,7 +60,7 @@ def _any_process_with(variable: bytes) -> bool:
 
 
 class PreparedAttempt:
-    """An attempt. script: bash text that runs after the begin byte."""
+    """An attempt. script: bash text, which command.sh runs after it has written the begin byte."""
 
     def __init__(self, home: Path, script: str, name: str = "1-abc", **spec: object) -> None:
         self.token = secrets.token_hex(16)
@@ -87,21 +87,21 @@ class PreparedAttempt:
 
     @property
     def ref(self) -> AttemptRef:
-        """The reference by which an executor identifies it."""
+        """The reference by which an executor identifies the attempt."""
         return AttemptRef(7, 1, self.token, self.folder)
 
     def prepare(self) -> None:
-        """Makes the folder."""
+        """Makes the attempt folder."""
         prepare(self.folder, self.spec, self.command_sh)
 
     def launch(self, executor: Executor | None = None) -> PreparedAttempt:
-        """Makes the folder and starts a runner."""
+        """Makes the attempt folder and starts a runner."""
         self.prepare()
         (executor or DirectExecutor()).launch(self.ref)
         return self
 
     def status(self) -> AttemptStatus:
-        """Reads the status of the folder."""
+        """Returns the attempt status that is observed in the folder."""
         return observe(self.folder, self.token)
 
     def result(self, deadline_s: float = 60.0) -> AttemptResult:
@@ -109,7 +109,7 @@ class PreparedAttempt:
         return wait_for(lambda: self.status().result, f"a result in {self.status()}", deadline_s)
 
     def until_live(self) -> AttemptStatus:
-        """Waits for a live claim."""
+        """Waits until the claim is live; returns the attempt status."""
         return wait_for(lambda: self.status().claim == "live" and self.status(), f"a claim: {self.status()}")
 
     def until_logged(self, text: str) -> None:
@@ -117,32 +117,32 @@ class PreparedAttempt:
         wait_for(lambda: text in self.output(), f"{text!r} in the log")
 
     def output(self) -> str:
-        """Returns the log."""
+        """Returns the content of the log."""
         return self.log.read_bytes().decode("utf-8", "surrogateescape")
 
     def body(self) -> str:
-        """Returns the log without the last line, which the runner writes."""
+        """Returns the content of the log up to the last line, which the runner writes."""
         return self.output().rpartition("--- ")[0]
 
     def stop(self, cause: str = "cancelled", grace_s: float = 5.0, follow: OnTimeout = "kill") -> bool:
-        """Requests the runner to end the command."""
+        """Asks the runner to end the command; returns whether the request reached a live runner."""
         return request_stop(self.folder, self.token, StopRequest(cause, grace_s, follow))
 
     def pids(self) -> tuple[int, ...]:
-        """Returns the pids of its living processes."""
+        """Returns the pids of the attempt's live processes."""
         return processes_of({self.token: self.folder}).get(self.token, ())
 
     def until_gone(self) -> None:
-        """Waits until none of its processes is left."""
+        """Waits until the attempt has no processes."""
         wait_for(lambda: not self.pids(), f"the end of {self.pids()}")
 
     def clean(self) -> None:
-        """Ends all processes that are left."""
+        """Ends all remaining processes of the attempt."""
         wait_for(lambda: not sweep_once(self.folder, self.token, signal.SIGKILL), "sweep")
 
 
 def patched(home: Path, patch: str) -> DirectExecutor:
-    """Returns an executor whose runners first run `patch`, Python code that may replace functions of `os`."""
+    """Returns an executor whose runners first run `patch`: Python code that may replace functions of `os`."""
     start = home / f"start_{secrets.token_hex(4)}.py"
     start.write_text(f"import os, sys\n{patch}\n__file__ = {START!r}\nexec(open({START!r}).read())\n")
     return DirectExecutor(sys.executable, str(start))

@@ -1,4 +1,4 @@
-"""Fixtures: attempts whose processes are ended after the test, and a folder for Screen's sockets."""
+"""Fixtures that make attempts, whose processes end with the test, and a folder for Screen's sockets."""
 
 from __future__ import annotations
 

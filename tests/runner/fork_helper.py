@@ -1,4 +1,4 @@
-"""The helper process of a forking executor, which no other part of the program needs to know."""
+"""Gives tests access to the helper process of a forking executor."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from gpu_scheduler.executors.forking import ForkingExecutor
 
 
 def helper_pid(executor: ForkingExecutor) -> int | None:
-    """Returns the pid of the helper; None until it is ready."""
+    """Returns the pid of the helper, or None if the helper is not ready."""
     helper = executor._helper
     return helper.pid if helper is not None and helper.ready() else None

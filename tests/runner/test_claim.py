@@ -1,4 +1,4 @@
-"""Tests that each attempt starts at most once, whichever process is killed and when."""
+"""Tests that the command of an attempt starts at most once, whichever process is killed at whatever time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.runner.conftest import Make
 
 
 def reap(executor: DirectExecutor, count: int) -> None:
-    """Waits until at most `count` runners of the executor are left uncollected."""
+    """Collects ended runners of the executor until at most `count` are left."""
 
     def few() -> bool:
         executor.reap()
@@ -75,7 +75,7 @@ def test_attempt_never_runs_after_its_runner_is_killed_after_the_claim(make: Mak
     assert attempt.output() == ""
 
 
-def test_runner_killed_while_running_is_dead_and_leaves_processes(make: Make) -> None:
+def test_killed_runner_counts_as_dead_and_a_sweep_ends_its_processes(make: Make) -> None:
     attempt = make("echo up; (trap '' TERM; while :; do sleep 0.05; done)").launch()
     attempt.until_logged("up")
     assert kill_runner(attempt.folder, attempt.token) is True
@@ -97,7 +97,7 @@ def test_runner_finishes_after_its_folder_is_removed(make: Make, tmp_path: Path)
     assert not attempt.folder.exists()
 
 
-def test_result_is_written_again_until_it_succeeds(make: Make, tmp_path: Path) -> None:
+def test_runner_retries_writing_the_result_until_it_succeeds(make: Make, tmp_path: Path) -> None:
     patch = f"""
 real = os.rename
 def fails_while_full(*args, **more):
@@ -116,7 +116,7 @@ os.rename = fails_while_full
     assert attempt.result().exit_code == 3
 
 
-def test_runner_killed_before_its_result_has_none(make: Make, tmp_path: Path) -> None:
+def test_runner_killed_before_it_writes_the_result_leaves_none(make: Make, tmp_path: Path) -> None:
     executor = killed_at(tmp_path, "os.rename")
     attempt = make("exit 0").launch(executor)
     reap(executor, 0)
@@ -134,7 +134,7 @@ def test_claim_truncated_by_a_power_failure_is_invalid(make: Make, text: str) ->
     assert seen.damage == f"the file claim is incomplete ({len(text)} bytes)"
 
 
-def test_a_voided_claim_prevents_the_attempt_from_running(make: Make) -> None:
+def test_voided_claim_prevents_the_attempt_from_running(make: Make) -> None:
     attempt = make("echo start")
     assert void_claim(attempt.folder, attempt.token) is True
     assert void_claim(attempt.folder, attempt.token) is True, "it has it already"
@@ -161,7 +161,7 @@ def test_runner_rejects_a_spec_of_another_boot(make: Make) -> None:
     assert attempt.status().claim == "none"
 
 
-def test_prepare_completes_a_partly_made_folder(make: Make) -> None:
+def test_prepare_completes_a_folder_that_lacks_files(make: Make) -> None:
     attempt = make("exit 6")
     attempt.folder.mkdir(parents=True)
     executor = DirectExecutor()
@@ -173,7 +173,7 @@ def test_prepare_completes_a_partly_made_folder(make: Make) -> None:
     assert attempt.result().exit_code == 6
 
 
-def test_incomplete_files_and_files_of_another_token_are_ignored(tmp_path: Path) -> None:
+def test_ignores_incomplete_files_and_files_with_another_token(tmp_path: Path) -> None:
     (tmp_path / "claim").write_text("")
     (tmp_path / "result").write_text('{"token": "x"')
     seen = observe(tmp_path, "t")
@@ -196,7 +196,7 @@ def test_runner_started_by_hand_carries_the_token(make: Make) -> None:
     attempt.result()
 
 
-def test_failed_runner_reports_the_reason(make: Make, tmp_path: Path) -> None:
+def test_runner_that_fails_reports_the_reason(make: Make, tmp_path: Path) -> None:
     patch = "def broken(fd): raise OSError(5, 'Input/output error')\nos.fsync = broken"
     executor = patched(tmp_path, patch)
     attempt = make("echo start").launch(executor)
@@ -235,7 +235,7 @@ def test_copied_claim_is_not_dead_while_its_runner_is_alive(make: Make, tmp_path
     assert not request_stop(copy, attempt.token, StopRequest("cancelled", 0.0))
     assert attempt.status().claim == "live"
     os.kill(pid, signal.SIGKILL)
-    # Its lock is free before it is a zombie: an exiting process never counts as alive.
+    # The lock is released before the runner becomes a zombie, so an exiting runner never counts as alive.
     wait_for(lambda: attempt.status().claim != "live", "a free lock")
     assert attempt.status().claim == "dead"
     assert observe(copy, attempt.token).claim == "dead"
@@ -250,7 +250,7 @@ def test_copied_claim_is_not_dead_while_its_runner_is_alive(make: Make, tmp_path
         {"pid": 2**22 + 1},
     ],
 )
-def test_claim_of_another_process_is_dead(tmp_path: Path, change: dict[str, object]) -> None:
+def test_claim_is_dead_if_its_runner_is_another_process(tmp_path: Path, change: dict[str, object]) -> None:
     claim: dict[str, object] = {
         "token": "t", "pid": os.getpid(), "start_ticks": start_ticks(), "boot_id": boot_id(),
     }  # fmt: skip
@@ -260,7 +260,7 @@ def test_claim_of_another_process_is_dead(tmp_path: Path, change: dict[str, obje
     assert observe(tmp_path, "t").claim == "dead"
 
 
-def test_a_zombie_counts_as_dead(tmp_path: Path) -> None:
+def test_runner_that_is_a_zombie_counts_as_dead(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         signal.pause()

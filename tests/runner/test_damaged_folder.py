@@ -1,4 +1,4 @@
-"""Tests of runners whose files are removed or replaced while they run."""
+"""Tests of runners whose files are removed or replaced while the runners are alive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNTIL = "echo up; until [ -e {} ]; do sleep 0.02; done; exit 3"
 
 
 def runner_of(attempt: PreparedAttempt) -> RunnerIdentity:
-    """Returns the runner as the store would record it."""
+    """Returns the runner's identity as the store would record it."""
     runner = attempt.until_live().runner
     assert runner is not None
     return runner
@@ -43,7 +43,7 @@ def overwrite(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [remove, replace_by_folder, overwrite])
-def test_runner_in_the_store_is_not_dead_without_its_claim(
+def test_recorded_runner_counts_as_alive_even_without_its_claim(
     make: Make, tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     attempt = make(UNTIL.format(tmp_path / "go")).launch()
@@ -56,7 +56,7 @@ def test_runner_in_the_store_is_not_dead_without_its_claim(
     assert attempt.result().exit_code == 3
 
 
-def test_runner_in_the_store_can_be_stopped_and_killed_without_a_claim(make: Make) -> None:
+def test_recorded_runner_can_be_stopped_and_killed_without_its_claim(make: Make) -> None:
     attempts = [make("trap '' TERM; echo up; while :; do sleep 0.05; done").launch() for _ in range(2)]
     for attempt in attempts:
         attempt.until_logged("up")
@@ -80,7 +80,7 @@ def test_treats_a_recorded_runner_with_another_boot_id_or_start_time_as_dead(tmp
     assert (gone.claim, gone.folder_exists) == ("none", False)
 
 
-def test_sigterm_together_with_a_stop_file_is_a_cancel(make: Make) -> None:
+def test_sigterm_means_a_cancel_if_there_is_a_stop_file(make: Make) -> None:
     attempt = make("echo up; exec sleep 300").launch()
     attempt.until_logged("up")
     known = runner_of(attempt)
@@ -91,7 +91,7 @@ def test_sigterm_together_with_a_stop_file_is_a_cancel(make: Make) -> None:
 
 
 @pytest.mark.parametrize("stop", ["FIFO", "folder", "the token alone", "a number for a text"])
-def test_unusable_stop_file_neither_ends_nor_blocks_a_runner(make: Make, stop: str) -> None:
+def test_runner_ignores_an_unusable_stop_file(make: Make, stop: str) -> None:
     attempt = make("echo up; exec sleep 300")
     attempt.prepare()
     path = attempt.folder / "stop"
@@ -111,7 +111,7 @@ def test_unusable_stop_file_neither_ends_nor_blocks_a_runner(make: Make, stop: s
     assert attempt.result().cause == "cancelled"
 
 
-def test_folder_named_result_is_moved_aside(make: Make) -> None:
+def test_runner_moves_a_folder_named_result_aside(make: Make) -> None:
     attempt = make("exit 4")
     attempt.prepare()
     (attempt.folder / "result" / "x").mkdir(parents=True)
@@ -127,7 +127,7 @@ def test_timeout_too_long_for_poll_does_not_end_the_runner(make: Make) -> None:
     assert attempt.result().cause == "cancelled"
 
 
-def test_variable_with_a_null_byte_is_reported_as_the_reason(make: Make) -> None:
+def test_reports_a_variable_with_a_null_byte_as_the_reason(make: Make) -> None:
     attempt = make("echo ran", env={"PATH": os.environ["PATH"], "A": "x\0y"})
     result = attempt.launch().result()
     assert (result.began, result.exit_code) == (False, None)

@@ -1,4 +1,4 @@
-"""Tests of the end of a command and of the result that reports it."""
+"""Tests of how commands end, and of the results that report their ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_result_contains_the_exit_code_or_the_signal(
     assert result.started_at <= result.ended_at
 
 
-def test_log_has_the_exact_output_between_header_and_trailer(make: Make) -> None:
+def test_log_contains_the_exact_output_between_header_and_last_line(make: Make) -> None:
     script = r"printf 'a\tb\r\n\377\0c'; head -c 300000 /dev/zero | tr '\0' x; exit 3"
     attempt = make(script, header="# job 7\n").launch()
     attempt.result()
@@ -48,7 +48,7 @@ def test_launch_failure_reports_its_reason(make: Make) -> None:
     assert "--- not_started: exit code 1" in attempt.output()
 
 
-def test_command_without_begin_byte_has_not_begun(make: Make) -> None:
+def test_command_that_writes_no_begin_byte_has_not_begun(make: Make) -> None:
     attempt = make("")
     attempt.command_sh = "exit 0\n"
     assert not attempt.launch().result().began
@@ -71,23 +71,25 @@ def test_missing_working_folder_is_reported(make: Make) -> None:
         "(trap '' TERM HUP; exec setsid sleep 300 >/dev/null 2>&1) & sleep 0.2",
     ],
 )
-def test_processes_left_by_the_command_are_ended(make: Make, leave: str) -> None:
+def test_runner_ends_the_processes_that_the_command_left(make: Make, leave: str) -> None:
     attempt = make(f"{leave}\necho done; exit 0", term_grace_s=0.4).launch()
     result = attempt.result()
     assert (result.exit_code, result.survivors) == (0, ())
     assert "done" in attempt.output()
-    # A process orphaned before the runner could adopt it is found by its token alone.
+    # Only the token identifies a process that was orphaned before the runner could adopt it.
     assert attempt.pids() in ((), (attempt.status().pid,))
 
 
-def test_last_output_of_leftover_processes_is_logged(make: Make) -> None:
+def test_output_of_processes_that_the_command_left_is_logged(make: Make) -> None:
     script = "(trap 'echo saved; exit' TERM; echo up >&2; while :; do sleep 0.05; done) & sleep 0.3; exit 0"
     attempt = make(script).launch()
     attempt.result()
     assert attempt.body().splitlines()[-1] == "saved"
 
 
-def test_survivors_are_named_after_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_processes_that_are_left_five_seconds_after_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sent: list[int] = []
     monkeypatch.setattr(leftovers, "has_children", lambda: True)
     monkeypatch.setattr(process_scan, "descendants", lambda root: {8: 80})
@@ -122,7 +124,7 @@ def test_command_runs_even_if_its_log_cannot_be_opened(make: Make, tmp_path: Pat
     assert not (tmp_path / "victim").exists()
 
 
-def test_command_has_the_umask_folder_and_default_signals(make: Make, tmp_path: Path) -> None:
+def test_command_gets_its_umask_its_folder_and_default_signals(make: Make, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     attempt = make("umask; pwd; grep SigIgn /proc/self/status; touch made", cwd=str(work), umask=0o027)
@@ -133,7 +135,7 @@ def test_command_has_the_umask_folder_and_default_signals(make: Make, tmp_path: 
         signal.signal(signal.SIGINT, old)
     umask, folder, ignored = attempt.body().splitlines()
     assert (umask, folder) == ("0027", str(work))
-    # glibc keeps signals 32 and 33 for itself.
+    # glibc reserves signals 32 and 33.
     assert int(ignored.split()[1], 16) & ~(3 << 31) == 0
     assert (work / "made").stat().st_mode & 0o777 == 0o640
     modes = {path.name: path.stat().st_mode & 0o777 for path in attempt.folder.iterdir()}
@@ -149,12 +151,12 @@ def test_no_descriptor_reaches_runner_or_command(make: Make, tmp_path: Path) -> 
         result = attempt.result()
     finally:
         os.close(secret)
-    assert attempt.body().split() == ["0", "1", "2", "255"]  # 255: bash keeps its script open, close-on-exec
+    assert attempt.body().split() == ["0", "1", "2", "255"]  # 255: bash has its script open, close-on-exec
     assert result.exit_code == 1, "stdin is /dev/null"
 
 
 def open_files(pid: int | None) -> list[str] | None:
-    """Returns the open files of a process; None if one was closed meanwhile."""
+    """Returns the open files of a process, or None if one was closed while they were read."""
     try:
         return [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
     except FileNotFoundError:
@@ -183,7 +185,7 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def test_command_that_closes_its_output_uses_no_cpu_time(make: Make, tmp_path: Path) -> None:
+def test_runner_does_not_spin_after_the_command_closes_its_output(make: Make, tmp_path: Path) -> None:
     for terminal in (False, True):
         script = (
             f"echo first; exec </dev/null >&- 2>&-; until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 4"

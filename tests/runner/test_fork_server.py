@@ -1,4 +1,4 @@
-"""Tests of forked runners: their token, their descriptors, and the death of the helper."""
+"""Tests of forked runners (their tokens and descriptors) and of the helper process that forks them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.stress.harness import scheduler as scheduling
 
 @pytest.fixture
 def inheritable(tmp_path: Path) -> Iterator[Path]:
-    """Opens an inheritable file, which would reach every process that is started."""
+    """Opens an inheritable file, which every started process would inherit unless it is closed."""
     path = tmp_path / "inheritable"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     os.set_inheritable(fd, True)
@@ -74,7 +74,7 @@ def test_helper_has_only_two_pipes_and_no_token(executor: ForkingExecutor) -> No
     assert os.readlink(f"/proc/{pid}/cwd") == "/"
 
 
-def test_forked_runner_equals_a_directly_started_one(
+def test_forked_runner_has_the_same_process_state_as_a_directly_started_one(
     make: Make, executor: ForkingExecutor, inheritable: Path
 ) -> None:
     script = "umask; grep -E 'Sig(Blk|Ign)' /proc/self/status; set -- /proc/$$/fd/*; echo $#; exec sleep 300"
@@ -114,7 +114,7 @@ def test_each_forked_runner_carries_its_own_token(make: Make, executor: ForkingE
         attempt.result()
 
 
-def test_runners_survive_the_helper_and_later_ones_start_without_it(
+def test_runners_survive_the_death_of_the_helper_and_new_ones_start_without_it(
     make: Make, executor: ForkingExecutor, tmp_path: Path
 ) -> None:
     pid = helper_pid(executor)
@@ -169,7 +169,7 @@ def test_unresponsive_helper_is_killed_and_bypassed(
     assert attempt.body() == "start\n"
 
 
-def test_runners_leave_no_zombie_and_the_helper_ends_with_its_starter(
+def test_helper_collects_its_runners_and_ends_with_the_scheduler(
     make: Make, executor: ForkingExecutor
 ) -> None:
     pid = helper_pid(executor)
@@ -193,7 +193,9 @@ def test_runners_leave_no_zombie_and_the_helper_ends_with_its_starter(
     wait_for(lambda: process_scan.ticks_of(orphan) is None, "the helper's end")
 
 
-def test_early_orphan_without_a_token_is_ended(make: Make, executor: ForkingExecutor, tmp_path: Path) -> None:
+def test_runner_ends_an_early_orphan_without_a_token(
+    make: Make, executor: ForkingExecutor, tmp_path: Path
+) -> None:
     executors: list[Executor] = [executor, DirectExecutor()]
     for number, one in enumerate(executors):
         orphan = tmp_path / f"orphan{number}"
@@ -206,7 +208,7 @@ def test_early_orphan_without_a_token_is_ended(make: Make, executor: ForkingExec
         assert process_scan.ticks_of(int(orphan.read_text())) is None
 
 
-def test_starts_no_second_helper_if_forking_fails(
+def test_does_not_start_a_second_helper_if_the_first_one_fails(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "_START_EVERY_S", 0.0)
@@ -248,7 +250,7 @@ def test_refused_fork_falls_back_to_a_direct_start(
     executor.close()
 
 
-def test_fork_refused_by_a_shortage_fails_the_launch_with_its_errno(make: Make, tmp_path: Path) -> None:
+def test_launch_fails_with_the_errno_of_a_shortage_that_prevents_the_fork(make: Make, tmp_path: Path) -> None:
     start = tmp_path / "start.py"
     start.write_text(
         "import os, sys\n"
@@ -264,7 +266,7 @@ def test_fork_refused_by_a_shortage_fails_the_launch_with_its_errno(make: Make, 
         executor.launch(attempt.ref)
     assert isinstance(refused.value.__cause__, OSError)
     assert refused.value.__cause__.errno == errno.EAGAIN
-    # The helper stays the only child: no other start was tried.
+    # The helper is still the only child, because the executor tried no other way to start the runner.
     assert (helper_pid(executor), executor.running) == (pid, 1)
     executor.close()
 

@@ -1,4 +1,4 @@
-"""Tests that a full disk loses log bytes but never the exit code, on a file system of 512 KiB."""
+"""Tests, on a file system of 512 KiB, that a full disk costs log output but never the exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPT = "dd if=/dev/zero of={home}/filler bs=4k 2>/dev/null; head -c 100000 /de
 
 
 def filled_before_the_claim(home: Path) -> None:
-    """Launches an attempt without space for its claim, frees space, and prints the outcome."""
+    """Launches an attempt while its claim does not fit on the disk, frees space, and prints the result."""
     attempt = PreparedAttempt(home, f"echo >> {home}/ran; exit 9")
     attempt.prepare()
     filler = os.open(home / "filler", os.O_WRONLY | os.O_CREAT)
@@ -39,14 +39,14 @@ def filled_before_the_claim(home: Path) -> None:
 
 
 def inside(home: Path) -> None:
-    """Runs one attempt on the full file system and prints the outcome."""
+    """Runs an attempt that fills the file system, and prints its result."""
     attempt = PreparedAttempt(home, SCRIPT.format(home=home)).launch()
     result = attempt.result()
     print(json.dumps([result.exit_code, result.cause, attempt.log.stat().st_size]))
 
 
 def filled_before_the_begin(home: Path) -> None:
-    """Runs an attempt whose checks fill the disk; prints whether its command could record itself."""
+    """Runs an attempt whose command.sh fills the disk; prints whether the command could record itself."""
     attempt = PreparedAttempt(home, f"echo $$ >&2; until [ -e {home}/go ]; do sleep 0.02; done")
     attempt.command_sh = f"dd if=/dev/zero of={home}/filler bs=1k 2>/dev/null\n{attempt.command_sh}"
     attempt.launch()
@@ -59,7 +59,7 @@ def filled_before_the_begin(home: Path) -> None:
 
 
 def on_small_disk(what: str) -> list[object]:
-    """Runs this module with its folder on a file system of 512 KiB; returns the words of its last line."""
+    """Runs this module in a folder on a file system of 512 KiB; returns the values that it prints."""
     with tempfile.TemporaryDirectory() as home:
         mount = (
             f"mount -t tmpfs -o size=512k tmpfs {home} && exec {sys.executable} -m {__name__} {home} {what}"

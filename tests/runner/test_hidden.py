@@ -1,4 +1,4 @@
-"""Tests that real processes without a visible token are found through the recorded command."""
+"""Tests that the recorded command leads to real processes that have no visible token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpu_scheduler.runner import process_scan
 from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 
-#: Overwrites its environment with null bytes, as programs that set a title do, and prints its pid.
+#: Program that overwrites its environment with null bytes, as setting a title does, and prints its pid.
 TITLE = """\
 import os, signal
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -33,7 +33,7 @@ with open("/proc/self/mem", "wb", 0) as memory:
 print("up", os.getpid(), flush=True)
 signal.pause()
 """
-#: A fork chain: each process forks the next and ends at once, too quickly to be scanned twice.
+#: Program that starts a fork chain: each process forks the next one and ends before a second scan.
 CHAIN = """\
 import os, signal, sys, time
 end = time.monotonic() + 60
@@ -46,7 +46,7 @@ while time.monotonic() < end:
     if os.fork():
         os._exit(0)
 """
-#: /proc/PID/stat of process 12, which started at 34.
+#: The content of /proc/PID/stat for process 12, which started at tick 34.
 STAT = "12 (a) b) S " + "7 " * 18 + "34 0 0"
 HIDDEN = {
     "env -i": "trap '' HUP; exec env -i sh -c 'echo up $$; sleep 300; :'",
@@ -62,21 +62,21 @@ def scripts(tmp_path: Path) -> None:
 
 
 def up(attempt: PreparedAttempt) -> int:
-    """Waits for the pid that the hidden process prints, and returns it."""
+    """Waits until the hidden process prints its pid, and returns the pid."""
     attempt.until_logged("up")
     said = wait_for(lambda: [line for line in attempt.output().splitlines() if line.startswith("up")], "pid")
     return int(said[0].split()[1])
 
 
 def without_runner(attempt: PreparedAttempt) -> None:
-    """Kills the runner."""
+    """Kills the runner and waits for its end."""
     assert kill_runner(attempt.folder, attempt.token)
     wait_for(lambda: attempt.status().claim == "dead", "the end of the runner")
 
 
 @pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.usefixtures("scripts")
-def test_hidden_process_of_a_killed_runner_is_found_and_ended(make: Make, hidden: str) -> None:
+def test_sweep_finds_and_ends_the_hidden_process_of_a_killed_runner(make: Make, hidden: str) -> None:
     attempt = make(HIDDEN[hidden]).launch()
     pid = up(attempt)
     without_runner(attempt)
@@ -85,7 +85,7 @@ def test_hidden_process_of_a_killed_runner_is_found_and_ended(make: Make, hidden
     wait_for(lambda: process_scan.ticks_of(pid) is None, "its end")
 
 
-def test_hidden_process_in_screen_is_found_and_ended(make: Make, sockets: Path) -> None:
+def test_sweep_finds_and_ends_a_hidden_process_in_screen(make: Make, sockets: Path) -> None:
     attempt = make(HIDDEN["env -i"], terminal=True, session="gpujob_0_x_7").launch(ScreenExecutor())
     pid = up(attempt)
     without_runner(attempt)
@@ -105,8 +105,8 @@ def test_finds_the_session_after_command_and_runner_have_ended(make: Make) -> No
     assert attempt.pids() == (pid,)
 
 
-def test_a_sweep_spares_the_process_of_another_attempt_in_the_session(make: Make) -> None:
-    """The other attempt is like a job of a scheduler that a job has started."""
+def test_sweep_spares_processes_of_another_attempt_in_the_same_session(make: Make) -> None:
+    """The other attempt stands for a job whose scheduler was started by a job."""
     other = secrets.token_hex(16)
     attempt = make(
         f"GPU_SCHEDULER_TOKEN={other} sh -c 'env -i sleep 300 & echo up $$; wait' & exec sleep 300"
@@ -150,7 +150,7 @@ def test_command_records_itself_before_it_begins(make: Make) -> None:
         ("", None),
     ],
 )
-def test_rejects_an_incomplete_or_foreign_recorded_command(
+def test_rejects_a_recorded_command_that_is_incomplete_or_not_its_own(
     tmp_path: Path, text: str, recorded: tuple[int, int, str | None] | None
 ) -> None:
     text = text.format(token="t", boot=files.boot_id(), init=files.init_ticks())
@@ -180,7 +180,7 @@ def test_token_identifies_processes_without_a_recorded_command(make: Make) -> No
 @pytest.mark.parametrize("executor", ["direct", "screen"])
 @pytest.mark.parametrize("leaves", ["", "setsid"])
 @pytest.mark.usefixtures("scripts")
-def test_fork_chain_does_not_survive_its_job(
+def test_fork_chain_ends_with_its_job(
     make: Make, request: pytest.FixtureRequest, executor: str, leaves: str
 ) -> None:
     one: Executor = DirectExecutor()
@@ -200,7 +200,7 @@ def test_fork_chain_does_not_survive_its_job(
 
 
 def until_over(attempt: PreparedAttempt) -> None:
-    """Waits until five scans in a row miss nothing and find no process of the attempt."""
+    """Waits until five complete scans in a row find no process of the attempt."""
 
     def over() -> bool:
         return not any(processes_of({attempt.token: attempt.folder}, [attempt.token]) for _ in range(5))
@@ -209,7 +209,7 @@ def until_over(attempt: PreparedAttempt) -> None:
 
 
 @pytest.mark.usefixtures("scripts")
-def test_fork_chain_of_a_killed_runner_is_ended(make: Make) -> None:
+def test_sweep_ends_the_fork_chain_of_a_killed_runner(make: Make) -> None:
     attempt = make(f"{sys.executable} -I -S chain.py; exec sleep 300").launch()
     up(attempt)
     without_runner(attempt)

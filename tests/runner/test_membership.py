@@ -1,4 +1,4 @@
-"""Tests the rule that decides which processes belong to an attempt, on tables of processes."""
+"""Tests the rule that decides which processes belong to an attempt, with tables of processes as input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from gpu_scheduler.runner.membership import Membership, ProcessRow, RecordedCommand, living_descendants
 
 A, B = "a" * 32, "b" * 32
-#: The command of attempt A, and the asking scheduler.
+#: The command of attempt A, and the pid of the scheduler that scans.
 COMMAND, ASKER = RecordedCommand(100, 500, "/autogroup-7"), 50
 
 
@@ -28,7 +28,7 @@ def leader(start: int = 500, *, ended: bool = False, token: str | None = None) -
     return p(100, parent=90, start=start, ended=ended, token=token)
 
 
-#: Process 1, the asker and a shell of the user, which every table contains.
+#: What every table contains: process 1, the scanning scheduler, and a shell of the user.
 ALWAYS = (p(1, 0, 1, start=1), p(ASKER, 1, ASKER, start=300), p(60, 1, 60, start=300))
 
 
@@ -83,18 +83,18 @@ def test_excludes_foreign_processes(processes: list[ProcessRow]) -> None:
 
 
 @pytest.mark.parametrize("autogroup", [None, "/autogroup-7"])
-def test_session_id_decides_without_autogroups(autogroup: str | None) -> None:
+def test_session_id_decides_if_the_system_has_no_autogroups(autogroup: str | None) -> None:
     assert members(p(200, autogroup=autogroup)) == {A: [200]}
     assert members(p(200), attempts={A: RecordedCommand(100, 500, None)}) == {A: [200]}
 
 
-def test_token_decides_without_a_recorded_command() -> None:
+def test_token_alone_decides_if_no_command_is_recorded() -> None:
     assert members(leader(), p(200, 100), attempts={A: None}) == {}
     assert members(leader(token=A), p(200, 100, 200), attempts={A: None}) == {A: [100, 200]}
 
 
 def test_a_process_with_its_own_token_belongs_to_the_attempt_of_that_token() -> None:
-    """Job A started a scheduler, whose job is process 300 in its own session."""
+    """Job A started a scheduler, which runs a job as process 300 in a session of its own."""
     nested = [leader(), p(200, 100, 200, token=B), p(300, 200, 300), p(301, 300, 300)]
     assert members(*nested) == {A: [100]}
     both: dict[str, RecordedCommand | None] = {A: COMMAND, B: RecordedCommand(300, 600)}
@@ -105,13 +105,13 @@ def test_token_of_a_parent_takes_precedence_over_the_session() -> None:
     assert members(leader(), p(200, 100, token=B), p(201, 200), p(202, 201)) == {A: [100]}
 
 
-def test_session_of_another_attempt_outranks_the_parent() -> None:
+def test_session_of_another_attempt_takes_precedence_over_the_parent() -> None:
     both: dict[str, RecordedCommand | None] = {A: COMMAND, B: RecordedCommand(300, 600)}
     assert members(leader(), p(300, 100, 300), p(301, 300, 301), attempts=both) == {A: [100], B: [300, 301]}
 
 
 def test_the_scanning_scheduler_and_its_helpers_belong_to_no_attempt() -> None:
-    """The scheduler was started in the session of a job and has a helper and a runner."""
+    """The scheduler was started in a job's session. It has a helper and a runner."""
     asker = p(ASKER, 100, 100, token=A)
     helper, runner, command = p(200, ASKER), p(300, ASKER, 300, token=A), p(301, 300, 301)
     assert members(leader(), asker, helper, runner, command) == {A: [100, 300, 301]}

@@ -1,4 +1,4 @@
-"""Tests of the counter of processes that the kernel's OOM killer has killed."""
+"""Tests of the counter of kills by the kernel's OOM killer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.runner.conftest import Make
         ("nothing here\n", "oom_kill 1\n", None),
     ],
 )
-def test_counts_kills_since_the_start(
+def test_counts_oom_kills_since_the_counter_was_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, kills: int | None
 ) -> None:
     file = tmp_path / "memory.events"
@@ -45,7 +45,7 @@ def test_skips_a_file_without_a_kill_counter(tmp_path: Path, monkeypatch: pytest
     assert counter.kills() == 2
 
 
-def test_missing_counter_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_kills_is_unknown_without_a_counter_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oom_counter, "_counter_paths", lambda: iter(()))
     assert OomCounter().kills() is None
 
@@ -68,7 +68,7 @@ def test_prefers_the_counter_of_its_own_cgroup(
     assert places[-1] == "/proc/vmstat"
 
 
-def test_the_result_contains_the_number_of_kills(make: Make, tmp_path: Path) -> None:
+def test_result_contains_the_number_of_oom_kills(make: Make, tmp_path: Path) -> None:
     """The command itself increments a counter file, as the kernel would."""
     counter = tmp_path / "counter"
     counter.write_text("oom_kill 4\n")
@@ -86,7 +86,7 @@ os.open = without_cgroup
 
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
-    """Makes a memory cgroup of 48 MiB below our own."""
+    """Makes a memory cgroup with a limit of 48 MiB below the cgroup of the tests."""
     own = next(
         (Path(path).parent for path in oom_counter._counter_paths() if os.path.exists(path)), Path("/proc")
     )
@@ -107,7 +107,7 @@ def small_memory() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("through_a_shell", [False, True])
-def test_counts_real_kills_by_the_kernel(
+def test_counts_a_real_oom_kill_by_the_kernel(
     make: Make, tmp_path: Path, small_memory: Path, through_a_shell: bool
 ) -> None:
     join = f"open({str(small_memory / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"

@@ -1,4 +1,4 @@
-"""Tests that reading the files of an attempt returns a value, whatever is in their place."""
+"""Tests that reading an attempt's files always returns a value, whatever is in place of the files."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_rejects_missing_fields_and_invalid_values(file: str) -> None:
         {"start_ticks": None}, {"start_ticks": False}, {"boot_id": 1}, {"session": 1},
     ],
 )  # fmt: skip
-def test_rejects_a_claim_without_a_valid_process(change: dict[str, object]) -> None:
+def test_rejects_a_claim_that_does_not_identify_a_process(change: dict[str, object]) -> None:
     assert isinstance(parse_claim({**CLAIM, **change}, "t"), FileProblem)
 
 
@@ -134,7 +134,7 @@ def test_rejects_a_claim_without_a_valid_process(change: dict[str, object]) -> N
         {"ended_at": None},
     ],
 )
-def test_rejects_a_result_without_exactly_one_end(change: dict[str, object]) -> None:
+def test_rejects_a_result_unless_it_has_either_an_exit_code_or_a_signal(change: dict[str, object]) -> None:
     assert isinstance(parse_result({**RESULT, **change}, "t"), FileProblem)
 
 
@@ -144,7 +144,7 @@ def test_message_is_converted_to_valid_utf_8() -> None:
     assert found.message == "x?"
 
 
-def test_unusable_spec_is_not_launched(tmp_path: Path) -> None:
+def test_attempt_with_an_unusable_spec_is_not_launched(tmp_path: Path) -> None:
     (tmp_path / "command.sh").touch()
     spec = tmp_path / "spec.json"
     assert not is_usable(tmp_path, "t")

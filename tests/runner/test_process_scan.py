@@ -1,4 +1,4 @@
-"""Tests that the processes of an attempt are found and that no others are signalled."""
+"""Tests that a scan finds the processes of an attempt, and that no other process is signalled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.runner.attempt import wait_for
 
 @pytest.fixture
 def restless(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """Starts a process with a token that is almost always inside exec; yields the token and the pid."""
+    """Starts a process with a token that is inside exec almost all the time; yields its token and its pid."""
     token = secrets.token_hex(16)
     script = tmp_path / "again.sh"
     script.write_text('exec bash "$0"\n')
@@ -46,13 +46,13 @@ def test_process_without_an_environment_has_no_token() -> None:
 
 @pytest.mark.parametrize("equals", ["=", "\0"])
 @pytest.mark.parametrize("text", ["{0}abc\0A=1\0", "A=1\0{0}abc\0", "X{0}no\0{0}abc\0B=2\0", "A=1\0{0}abc"])
-def test_token_is_found_while_bash_parses_its_environment(text: str, equals: str) -> None:
+def test_finds_the_token_while_bash_parses_its_environment(text: str, equals: str) -> None:
     assert process_scan.token_in(text.format(TOKEN + equals).encode()) == b"abc"
     assert process_scan.token_in(text.format(f"{TOKEN}S=").encode()) == b""
 
 
 @pytest.mark.parametrize("env", [{"A": "1"}, {}])
-def test_token_is_found_at_any_position(env: dict[str, str]) -> None:
+def test_finds_the_token_at_any_position_in_the_environment(env: dict[str, str]) -> None:
     token = secrets.token_hex(16)
     process = subprocess.Popen(["sleep", "60"], env={**env, TOKEN: token})
     try:
@@ -63,7 +63,7 @@ def test_token_is_found_at_any_position(env: dict[str, str]) -> None:
         process.wait()
 
 
-def test_descendants_exclude_zombies() -> None:
+def test_descendants_do_not_include_zombies() -> None:
     process = subprocess.Popen(["sh", "-c", "sleep 60 & sleep 60 & wait"])
     try:
         wait_for(lambda: len(process_scan.descendants(process.pid)) == 2, "two children")
@@ -77,7 +77,7 @@ def test_descendants_exclude_zombies() -> None:
         process.wait()
 
 
-def test_does_not_signal_a_process_with_another_start() -> None:
+def test_does_not_signal_a_process_with_another_start_time() -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
         ticks = process_scan.ticks_of(process.pid)
@@ -93,7 +93,7 @@ def test_does_not_signal_a_process_with_another_start() -> None:
 
 
 def test_a_new_zombie_makes_a_scan_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose process 1 collects no children: the zombie may have forked before it ended."""
+    """A zombie, which remains if process 1 collects no children, may have forked before it ended."""
     process = subprocess.Popen(["sleep", "60"], env={})
 
     def ends_then() -> list[int]:
@@ -101,7 +101,7 @@ def test_a_new_zombie_makes_a_scan_incomplete(monkeypatch: pytest.MonkeyPatch) -
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         return [process.pid]
 
-    # The age of the process does not matter.
+    # The age of the process must not matter.
     monkeypatch.setattr("time.clock_gettime", lambda clock: 1e9)
     try:
         with monkeypatch.context() as patch:
@@ -152,8 +152,8 @@ def test_does_not_signal_a_reused_process_group() -> None:
         process.wait()
 
 
-def test_a_group_of_uncollected_processes_does_not_count_as_living() -> None:
-    """They remain if process 1 of a container collects no orphans, and every scan may miss a process."""
+def test_process_group_of_zombies_does_not_count_as_alive() -> None:
+    """Zombies remain if process 1 collects no orphans; every scan is incomplete then."""
     process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
     try:
         ticks = process_scan.ticks_of(process.pid)
@@ -170,14 +170,14 @@ def test_a_group_of_uncollected_processes_does_not_count_as_living() -> None:
     assert not fork_chains.may_have_living_group(command)
 
 
-def test_a_group_with_new_uncollected_processes_counts_as_living(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_group_with_a_new_zombie_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = [{7: True}, {7: True, 8: True}]
     monkeypatch.setattr(fork_chains, "has_group", lambda command: True)
     monkeypatch.setattr(fork_chains, "_members", lambda group: ended.pop(0))
     assert fork_chains.may_have_living_group(RecordedCommand(7, 70))
 
 
-def test_signals_nothing_if_proc_shows_another_pid_namespace(
+def test_sends_no_signal_if_proc_shows_another_pid_namespace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with subprocess.Popen(["sleep", "100"]) as process:

@@ -1,4 +1,4 @@
-"""Tests of a runner that lacks processes or open files: it waits before its claim and reports it after."""
+"""Tests of a runner that lacks processes or open files: before its claim it waits; later it reports this."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_scheduler.runner.leftovers import Leftovers
 from tests.runner.attempt import patched
 from tests.runner.conftest import Make
 
-#: Code for `patched`: makes a function of `os` fail on the calls with these numbers, counted from 0.
+#: Code for `patched`, which makes a function of `os` fail at the calls with these numbers, from 0 on.
 FAILING = """
 def failing(name, number, calls):
     real, made = getattr(os, name), []
@@ -29,15 +29,15 @@ def failing(name, number, calls):
 NO_FORK = "Resource temporarily unavailable"
 
 
-def test_command_not_spawned_because_of_a_shortage_reports_the_errno(make: Make, tmp_path: Path) -> None:
+def test_result_has_the_errno_if_a_shortage_prevents_the_command(make: Make, tmp_path: Path) -> None:
     executor = patched(tmp_path, FAILING + "failing('posix_spawn', 11, range(99))")
     result = make("exit 0").launch(executor).result()
     assert (result.began, result.shortage) == (False, errno.EAGAIN)
     assert result.message == f"the command could not be started: bash: {NO_FORK}"
 
 
-def test_shortage_at_the_pipe_of_a_claimed_command_is_reported(make: Make, tmp_path: Path) -> None:
-    # The pipes are for signals, output and, as the third, the report of command.sh.
+def test_result_reports_a_shortage_of_descriptors_after_the_claim(make: Make, tmp_path: Path) -> None:
+    # The third pipe is for the report of command.sh; the first two are for signals and output.
     executor = patched(tmp_path, FAILING + "failing('pipe', 24, [2])")
     result = make("exit 0").launch(executor).result()
     assert (result.began, result.shortage) == (False, errno.EMFILE)
@@ -52,7 +52,7 @@ def test_shell_that_cannot_fork_reports_the_shortage(make: Make, tmp_path: Path)
     assert result.message == f"no process could be started: {NO_FORK} (no environment)"
 
 
-def test_failure_without_a_shortage_reports_none(make: Make) -> None:
+def test_failure_without_a_shortage_does_not_report_a_shortage(make: Make) -> None:
     attempt = make("exit 1")
     began = attempt.launch().result()
     assert (began.began, began.shortage) == (True, None)
@@ -80,7 +80,9 @@ def test_failed_scan_for_leftovers_does_not_lose_the_result(monkeypatch: pytest.
     assert leftovers.survivors == []
 
 
-def test_failed_scan_raises_instead_of_finding_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_scan_raises_an_error_and_does_not_return_an_empty_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(pid: int, name: str) -> bytes:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -94,7 +96,7 @@ def test_failed_scan_raises_instead_of_finding_nothing(monkeypatch: pytest.Monke
             look()
 
 
-def test_start_error_starts_all_processes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_error_tries_to_start_all_processes_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     spawned: list[int] = []
 
     def spawn(program: str, argv: list[str], env: dict[str, str], **more: object) -> int:

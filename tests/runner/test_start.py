@@ -1,4 +1,4 @@
-"""Tests that a runner starts fast: no slow imports before the spawn, and code that is compiled once."""
+"""Tests that a runner starts fast: it imports no slow modules before the spawn, and is compiled only once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_scheduler.executors.direct import DirectExecutor
 from tests.runner.attempt import patched
 from tests.runner.conftest import Make
 
-#: Importing any of these takes longer than everything that the runner does before the spawn.
+#: Modules whose import alone takes longer than everything that the runner does before the spawn.
 SLOW = {
     *(
         "collections",
@@ -40,7 +40,7 @@ os.posix_spawn = noting
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_imports_no_slow_module_before_the_spawn(make: Make, tmp_path: Path, terminal: bool) -> None:
+def test_runner_imports_no_slow_module_before_the_spawn(make: Make, tmp_path: Path, terminal: bool) -> None:
     attempt = make("exit 0", terminal=terminal).launch(patched(tmp_path, NOTES_MODULES))
     attempt.result()
     loaded = set((attempt.folder / "modules").read_text().split())
@@ -48,7 +48,7 @@ def test_imports_no_slow_module_before_the_spawn(make: Make, tmp_path: Path, ter
     assert not {name.partition(".")[0] for name in loaded} & SLOW
 
 
-def test_modules_are_compiled_once_and_loaded_from_the_cache(make: Make, tmp_path: Path) -> None:
+def test_runner_modules_are_compiled_once_and_then_loaded_from_the_cache(make: Make, tmp_path: Path) -> None:
     source = Path(gpu_scheduler.runner.__file__).parent
     copy = tmp_path / "somewhere" / "runner"
     shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -61,7 +61,7 @@ def test_modules_are_compiled_once_and_loaded_from_the_cache(make: Make, tmp_pat
     assert cached == {path: path.stat().st_mtime_ns for path in (copy / "__pycache__").iterdir()}
 
 
-def test_runner_modules_shadow_no_standard_module(make: Make, tmp_path: Path) -> None:
+def test_modules_beside_the_runner_do_not_shadow_standard_modules(make: Make, tmp_path: Path) -> None:
     copy = tmp_path / "runner"
     shutil.copytree(Path(gpu_scheduler.runner.__file__).parent, copy)
     (tmp_path / "select.py").write_text("raise SystemExit('shadowed')")

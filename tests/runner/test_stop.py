@@ -1,4 +1,4 @@
-"""Tests of a stop request before and after the claim, during the run, after the end and at a shutdown."""
+"""Tests of stop requests before the claim, after it, during the run and after the end, and of shutdowns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.runner.conftest import Make
 STUBBORN = "trap '' TERM; echo up; while :; do sleep 0.05; done"
 SAVING = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
 
-#: A patch that writes `stop` before it calls the real function.
+#: A patch for a function, which writes `stop` before it calls the real function.
 WRITES_STOP = """
 real = {function}
 def first(*args, **more):
@@ -45,7 +45,7 @@ def leads_a_group(pid: int) -> bool:
     try:
         return os.getpgid(pid) == pid
     except ProcessLookupError:
-        return False  # a short-lived child of the command has ended
+        return False  # the process was a short-lived child of the command and has ended
 
 
 def test_stop_before_the_claim_starts_nothing(make: Make) -> None:
@@ -61,7 +61,7 @@ def test_stop_before_the_claim_starts_nothing(make: Make) -> None:
     ("function", "when", "started"),
     [("os.unlink", "args[0].startswith('.claim')", False), ("os.posix_spawn", "True", True)],
 )
-def test_a_stop_right_after_the_claim_cancels_the_attempt(
+def test_stop_right_after_the_claim_cancels_the_attempt(
     make: Make, tmp_path: Path, function: str, when: str, started: bool
 ) -> None:
     attempt = make("exec sleep 300")
@@ -88,7 +88,7 @@ def test_command_that_ignores_sigterm_is_killed_after_the_grace_period(make: Mak
     assert time.monotonic() - start >= 0.5
 
 
-def test_suspended_command_is_ended_too(make: Make) -> None:
+def test_stop_ends_a_suspended_command(make: Make) -> None:
     attempt = make("echo up; kill -STOP $$; exit 1").launch()
     attempt.until_logged("up")
     attempt.stop()
@@ -103,7 +103,7 @@ def test_later_request_shortens_the_grace_period(make: Make) -> None:
     assert attempt.result(5).signal == signal.SIGKILL
 
 
-def test_a_withdrawn_request_leaves_the_command_running(make: Make, tmp_path: Path) -> None:
+def test_command_continues_after_its_preemption_was_withdrawn(make: Make, tmp_path: Path) -> None:
     attempt = make(f"trap '' TERM; echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5").launch()
     attempt.until_logged("up")
     assert attempt.stop("preempted", 0.2, "withdraw") is True
@@ -149,7 +149,7 @@ def test_cancel_outranks_preemption_in_any_order(make: Make) -> None:
         assert stop.cause == "cancelled"
 
 
-def test_stop_after_the_end_changes_nothing(make: Make) -> None:
+def test_stop_after_the_end_of_the_command_does_not_change_the_result(make: Make) -> None:
     leave = "(trap '' TERM; exec setsid sleep 300 >/dev/null 2>&1) & sleep 0.2; echo up; exit 3"
     attempt = make(leave, term_grace_s=0.6).launch()
     attempt.until_logged("up")
@@ -181,7 +181,7 @@ def test_machine_shutdown_interrupts_the_command(
     assert (result.cause, result.exit_code, result.signal) == expected
 
 
-def test_later_machine_shutdown_changes_nothing(make: Make) -> None:
+def test_machine_shutdown_after_the_end_does_not_change_the_result(make: Make) -> None:
     leave = "(trap '' TERM; exec setsid sleep 300 >/dev/null 2>&1) & sleep 0.2; echo up; exit 3"
     attempt = make(leave, term_grace_s=1.2).launch()
     command, runner = command_of(attempt), attempt.status().pid
@@ -206,7 +206,7 @@ def test_a_machine_shutdown_interrupts_a_command_that_has_not_begun(make: Make) 
     assert (result.cause, result.began) == ("machine", False)
 
 
-def test_stop_of_another_token_is_ignored_and_reported(make: Make) -> None:
+def test_stop_request_with_another_token_is_ignored_and_reported(make: Make) -> None:
     attempt = make("echo up; until [ -e go ]; do sleep 0.02; done").launch()
     attempt.until_logged("up")
     request_stop(attempt.folder, "0" * 32, StopRequest("cancelled", 0))
@@ -218,7 +218,7 @@ def test_stop_of_another_token_is_ignored_and_reported(make: Make) -> None:
     assert attempt.result().cause is None
 
 
-def test_signals_no_process_without_a_claim(tmp_path: Path) -> None:
+def test_stop_signals_no_process_without_a_valid_claim(tmp_path: Path) -> None:
     assert request_stop(tmp_path / "none", "t", StopRequest("cancelled", 1)) is False
     assert wake_runner(tmp_path, "t") is False
     claim = {"token": "t", "pid": os.getpid(), "start_ticks": 1, "boot_id": "b"}

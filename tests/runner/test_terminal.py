@@ -1,4 +1,4 @@
-"""Tests of the command's terminal and of its window, in real Screen, real tmux and a pseudo-terminal."""
+"""Tests of the command's terminal and its window, with real Screen, real tmux and a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESIZED = (
 
 
 class Window:
-    """A pseudo-terminal with a runner in it, as Screen would start it."""
+    """A pseudo-terminal in which a runner runs as Screen would start it."""
 
     def __init__(self, attempt: PreparedAttempt, rows: int, columns: int) -> None:
         self.master, slave = os.openpty()
@@ -42,15 +42,15 @@ class Window:
         self.shown = b""
 
     def resize(self, rows: int, columns: int) -> None:
-        """Sets the size."""
+        """Sets the size of the window."""
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("hhhh", rows, columns, 0, 0))
 
     def type(self, keys: bytes) -> None:
-        """Types keys."""
+        """Types these keys in the window."""
         os.write(self.master, keys)
 
     def read(self) -> bytes:
-        """Returns all output shown so far."""
+        """Returns everything that the window has shown so far."""
         while select.select([self.master], [], [], 0)[0]:
             try:
                 self.shown += os.read(self.master, 1 << 16)
@@ -59,7 +59,7 @@ class Window:
         return self.shown
 
     def close(self) -> None:
-        """Hangs up and collects the runner."""
+        """Closes the window, which hangs up, and collects the runner."""
         for fd in (self.master, self.slave):
             os.close(fd)
         os.waitpid(self.pid, 0)
@@ -67,7 +67,7 @@ class Window:
 
 @pytest.fixture
 def screened(make: Make, sockets: Path) -> Iterator[Make]:
-    """Makes attempts in real Screen sessions, launched and claimed."""
+    """Makes attempts, launches them in real Screen sessions, and waits for their claims."""
     executor = ScreenExecutor()
     made: list[PreparedAttempt] = []
 
@@ -84,7 +84,7 @@ def screened(make: Make, sockets: Path) -> Iterator[Make]:
 
 
 def screen(attempt: PreparedAttempt, *command: str) -> None:
-    """Sends a Screen command to the session of the attempt."""
+    """Sends a Screen command to the attempt's session."""
     session = attempt.status().session
     assert session is not None
     subprocess.run(
@@ -92,7 +92,7 @@ def screen(attempt: PreparedAttempt, *command: str) -> None:
     )
 
 
-def test_command_has_a_terminal_and_the_log_has_its_exact_output(make: Make) -> None:
+def test_command_has_a_terminal_and_the_log_contains_its_exact_output(make: Make) -> None:
     attempt = make("tty -s && echo yes; stty size; printf 'a\\r\\nb\\n'; exit 3", terminal=True)
     window = Window(attempt, 33, 111)
     try:
@@ -103,13 +103,13 @@ def test_command_has_a_terminal_and_the_log_has_its_exact_output(make: Make) -> 
         window.close()
 
 
-def test_terminal_without_a_window_has_24_by_80(make: Make) -> None:
+def test_terminal_without_a_window_has_24_rows_and_80_columns(make: Make) -> None:
     attempt = make("stty size; echo $TERM", terminal=True).launch()
     attempt.result()
     assert attempt.body() == "24 80\nscreen\n"
 
 
-def test_keys_resizes_and_hangup_reach_the_command(make: Make, tmp_path: Path) -> None:
+def test_keys_size_changes_and_hangups_reach_the_command(make: Make, tmp_path: Path) -> None:
     go = tmp_path / "go"
     attempt = make(f"read line; echo got $line; {RESIZED.format(go=go)}; echo last; exit 8", terminal=True)
     window = Window(attempt, 24, 80)
@@ -139,7 +139,7 @@ def test_blocked_window_does_not_block_the_command(make: Make) -> None:
         window.close()
 
 
-def test_terminal_mode_is_restored(make: Make) -> None:
+def test_runner_restores_the_mode_of_the_terminal(make: Make) -> None:
     attempt = make("exit 0", terminal=True)
     window = Window(attempt, 24, 80)
     before = termios.tcgetattr(window.slave)[3]
@@ -152,7 +152,7 @@ def test_terminal_mode_is_restored(make: Make) -> None:
         window.close()
 
 
-def test_ctrl_c_ends_and_ctrl_s_does_not_stop_a_command_in_screen(screened: Make) -> None:
+def test_ctrl_c_ends_a_command_in_screen_and_ctrl_s_does_not_suspend_it(screened: Make) -> None:
     attempt = screened("n=0; while :; do n=$((n+1)); echo $n; sleep 0.02; done")
     attempt.until_logged("\n3\n")
     screen(attempt, "stuff", "^S")

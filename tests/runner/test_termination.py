@@ -1,4 +1,4 @@
-"""Tests of the causes of termination, their order and their grace periods."""
+"""Tests of the causes of a termination, their precedence and their grace periods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def test_no_signal_is_due_before_a_stop_is_requested() -> None:
     assert Termination().due(1e9) is None
 
 
-def test_first_cause_requests_sigterm_and_sigkill_follows_repeatedly() -> None:
+def test_first_request_sends_sigterm_and_later_sigkill_every_second() -> None:
     ending = Termination()
     assert ending.request("cancelled", 10, "kill", now=100) is True
     assert ending.request("cancelled", 10, "kill", now=101) is False
@@ -36,7 +36,7 @@ def test_first_cause_requests_sigterm_and_sigkill_follows_repeatedly() -> None:
         ("preempted", "something new", "something new"),
     ],
 )
-def test_a_stronger_cause_takes_precedence(first: str, second: str, cause: str) -> None:
+def test_stronger_cause_takes_precedence(first: str, second: str, cause: str) -> None:
     ending = Termination()
     ending.request(first, 10, "kill", now=0)
     ending.request(second, 10, "kill", now=1)
@@ -61,7 +61,7 @@ def test_withdrawal_clears_the_cause() -> None:
     assert ending.request("preempted", 5, "withdraw", now=100) is True
 
 
-def test_a_forced_preemption_remains_forced() -> None:
+def test_preemption_that_ends_in_a_kill_cannot_become_a_withdrawal() -> None:
     ending = Termination()
     ending.request("preempted", 10, "kill", now=0)
     ending.request("preempted", 10, "withdraw", now=1)
@@ -75,7 +75,7 @@ def test_cancel_turns_a_withdrawal_into_a_kill() -> None:
     assert ending.due(10) == "kill"
 
 
-def test_machine_shutdown_survives_a_withdrawal() -> None:
+def test_machine_shutdown_still_applies_after_a_withdrawal() -> None:
     ending = Termination()
     ending.request("preempted", 10, "withdraw", now=0)
     ending.request("machine", 10, "kill", now=5)
@@ -99,5 +99,7 @@ def test_machine_shutdown_survives_a_withdrawal() -> None:
         ((None, False, None, None), "not_started: nothing was started"),
     ],
 )
-def test_describes_the_outcome(facts: tuple[str | None, bool, int | None, int | None], words: str) -> None:
+def test_describes_the_outcome_of_a_command(
+    facts: tuple[str | None, bool, int | None, int | None], words: str
+) -> None:
     assert describe_outcome(*facts) == words
