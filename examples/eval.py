@@ -1,4 +1,4 @@
-"""A pretend evaluation: one pass over a data set, and a score."""
+"""A pretend evaluation, which makes one pass over a data set and prints a score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pretend inference run: answers a number of prompts in batches."""
+"""A pretend inference run, which answers a number of prompts in batches."""
 
 from __future__ import annotations
 

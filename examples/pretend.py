@@ -1,4 +1,4 @@
-"""Shared code of the examples: print progress like real jobs and "use" memory on simulated GPUs.
+"""Code that the examples share. They print progress like real jobs and "use" memory on simulated GPUs.
 
 Uses only the standard library, since a job runs in the Python environment that its line names. Under `start
 --simulate` the scheduler sets GPU_SCHEDULER_SIM for its jobs: a folder in which one file for each process
@@ -40,7 +40,7 @@ def announce(options: argparse.Namespace) -> None:
 
 
 def memory_of(llm: str) -> int:
-    """Returns the MiB that a model uses, by the size in its name; 1000 for an unknown size."""
+    """Returns the MiB that a model uses, according to the size in its name; 1000 if that is unknown."""
     return next((mib for size, mib in SIZES.items() if f"-{size}-" in f"{llm}-"), 1000)
 
 

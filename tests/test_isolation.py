@@ -1,4 +1,4 @@
-"""Tests that the environment of the tests does not depend on the caller."""
+"""Tests that the tests' environment does not depend on who runs the tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_settings_of_the_caller_do_not_reach_the_tests(tmp_path: Path) -> None:
     assert list((tmp_path / "home").iterdir()) == []
 
 
-def test_finds_programs_of_the_caller_except_those_that_tests_fake(tmp_path: Path) -> None:
+def test_tests_find_the_programs_of_the_caller_except_those_that_have_fakes(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     for name in ("theirs-alone", "python3", *HIDDEN):
@@ -48,7 +48,7 @@ def test_finds_programs_of_the_caller_except_those_that_tests_fake(tmp_path: Pat
     assert ours.stdout == f"{sys.prefix}\n"
 
 
-def test_isolation_replaces_environment_home_and_umask() -> None:
+def test_isolation_replaces_the_environment_the_home_folder_and_the_umask() -> None:
     script = (
         "import os, tempfile; from pathlib import Path; from tests.isolation import isolate; isolate();"
         "print(sorted(os.environ), list(Path.home().iterdir()), oct(os.umask(0)), tempfile.gettempdir())"

@@ -1,4 +1,4 @@
-"""Waits for a condition, with a deadline whose error shows the last value."""
+"""Waits for a condition, with a deadline."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 def wait_for(
     poll: Callable[[], T], description: str = "", timeout_s: float = 60.0, every_s: float = 0.01
 ) -> T:
-    """Polls until the value is true and returns it. Fails at the deadline with the last value.
+    """Polls until the value is true, and returns it. Fails at the deadline, showing the last value.
 
-    Slow polls are made less often, to leave the processor to the processes under test.
+    Calls a slow `poll` less often, to leave the processor to the processes under test.
     """
     end = time.monotonic() + timeout_s
     while True:

@@ -1,8 +1,9 @@
-"""Runs the program in processes forked from one that has already imported it.
+"""Runs the program in processes forked from a process that has already imported it.
 
-`Process` and `run` replace `subprocess.Popen` and `subprocess.run` of `python -m MODULE`. A process has its
-own pid, signals, folder, environment and descriptors as usual, but saves 0.2 s of CPU for starting an
-interpreter. Not suitable for tests of that start: imports, arguments in /proc, limits, locale.
+`Process` and `run` stand in for `subprocess.Popen` and `subprocess.run` with `python -m MODULE`. A process
+has its own pid, signals, folder, environment and descriptors as usual, but saves the 0.2 s of CPU time that
+an interpreter needs to start. Tests of that start (imports, arguments in /proc, limits, locale) cannot use
+this module.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SERVER.set_forkserver_preload(["tests.preload"])
 
 @dataclass
 class _Descriptor:
-    """A file descriptor that pickling passes to another process."""
+    """A file descriptor that is passed to another process when it is pickled."""
 
     number: int
 
@@ -39,7 +40,7 @@ class _Descriptor:
 
 
 class Process:
-    """`python -m MODULE WORD…` in `cwd`; stdin is empty. stdout, stderr: open descriptors."""
+    """A process `python -m MODULE WORD…` in `cwd`, with empty stdin. stdout, stderr: open descriptors."""
 
     def __init__(
         self, module: str, words: Sequence[str], cwd: Path, env: Mapping[str, str], stdout: int, stderr: int
@@ -55,7 +56,7 @@ class Process:
 
     @property
     def returncode(self) -> int | None:
-        """The exit code, or minus the signal number; None while it runs."""
+        """The exit code, or the negative number of the signal that ended the process; None while it runs."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
@@ -63,7 +64,7 @@ class Process:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for its end and returns the exit code. Raises subprocess.TimeoutExpired."""
+        """Waits for the end of the process and returns its exit code. Raises subprocess.TimeoutExpired."""
         self._process.join(timeout)
         if self.returncode is None:
             assert timeout is not None
@@ -71,7 +72,7 @@ class Process:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal, unless it has ended."""
+        """Sends a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -87,7 +88,7 @@ class Process:
 def run(
     module: str, words: Sequence[str], cwd: Path, env: Mapping[str, str], timeout: float = 60
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m MODULE WORD…` until it has ended and its stdout and stderr are closed."""
+    """Runs `python -m MODULE WORD…`. Returns when it has ended and its stdout and stderr are closed."""
     (out, out_far), (err, err_far) = os.pipe(), os.pipe()
     try:
         process = Process(module, words, cwd, env, out_far, err_far)

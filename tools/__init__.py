@@ -1,1 +1,1 @@
-"""Programs for those who work on this project; nothing here is installed."""
+"""Programs for developers of this project. They are not installed."""

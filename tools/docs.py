@@ -1,7 +1,7 @@
 """Generates docs/commands.md and docs/states.md from the code: `python tools/docs.py` (`make docs`).
 
-The test suite fails if a page differs from the generated text. Texts that exist in the code are not
-repeated here.
+The test suite fails if a page differs from the generated text. This file has only texts that are not already
+in the code.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OUTCOMES = {
     Outcome.SKIPPED: "it never started, because a job that it depends on failed",
 }
 
-#: Facts that apply to all commands and so belong to no single help text.
+#: Facts that apply to all commands and therefore do not belong in any one help text.
 ABOUT_COMMANDS = """\
 JOB is the number or the name of a job. Commands that accept several jobs also accept ranges such as `5-9`.
 If several jobs have the same name, the name refers to the only one that has not finished or, if all of them
@@ -111,7 +111,7 @@ def commands() -> str:
 
 
 def _command_section(name: str, parser: argparse.ArgumentParser, common: Collection[str]) -> list[str]:
-    """Returns the lines about one command; common: the options of all commands, which are left out."""
+    """Returns the lines about one command. common: options that all commands have, which are left out."""
     description = (parser.description or "").strip()
     out = ["", f"### {name}", "", description, "", "```", _usage(parser), "```"]
     if name in NOTES:
@@ -200,7 +200,7 @@ def _subparsers(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argume
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    # The plain formatter, because a file needs neither colours nor the width of a terminal.
+    # Use the plain formatter, because the page must not depend on the colours or width of a terminal.
     formatter = argparse.HelpFormatter(parser.prog, width=100)
     formatter.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups, prefix="")
     return formatter.format_help().strip()
@@ -241,7 +241,7 @@ PAGES = {"commands.md": commands, "states.md": states}
 
 
 def main() -> int:
-    """Writes the pages and prints which of them changed."""
+    """Writes the pages that have changed and prints their names."""
     for name, page in PAGES.items():
         path = ROOT / "docs" / name
         text = page()

@@ -2,14 +2,14 @@
 
     python tools/hardware.py [--rounds N] [--torch PYTHON]
 
-NVML and GPUtil must agree: the same GPUs in the same order, totals within 2 %, memory in use within 5 % of
-the GPU or 512 MiB, because NVML counts what the driver reserves for itself.
+NVML and GPUtil must report the same GPUs in the same order, with total memory within 2 %, and with memory in
+use within 5 % of the GPU's memory or 512 MiB (because NVML also counts what the driver reserves for itself).
 
---torch names the Python of an environment that has PyTorch and adds two checks: the memory of a process as
-seen by NVML must grow by what PyTorch allocates, within 5 %; and a job that runs out of GPU memory must be
-run again by its OOM retry, with its peak measured.
+--torch names the Python of an environment that has PyTorch, and adds two checks. According to NVML, the
+memory of a process must grow by what PyTorch allocates, within 5 %. A job that runs out of GPU memory must
+have its peak measured and must be run again by its OOM retry.
 
-Exits with 0 if every check passes, 1 if one fails, 4 if no GPU can be read.
+Exits with 0 if every check passes, 1 if a check fails, and 4 if no GPU can be read.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from gpu_scheduler.gpus.probes import Probe, make_probe
 
 #: A program that allocates GPU memory with PyTorch.
 TORCH_JOB = Path(__file__).with_name("torchjob.py")
-#: MiB that it allocates.
+#: MiB that this program allocates.
 ALLOCATED_MIB = 2048
-#: Fraction by which NVML and PyTorch may differ on this amount.
+#: Fraction of this amount by which NVML and PyTorch may differ.
 TOLERANCE = 0.05
-#: Seconds that the scheduler may take for a job of two attempts, each of which loads PyTorch.
+#: Seconds that the scheduler may take for a job with two attempts, each of which loads PyTorch.
 TIMEOUT_S = 300.0
 
 
 def probe_differences(nvml: Sequence[GpuSample], gputil: Sequence[GpuSample]) -> list[str]:
-    """Returns texts on where the two probes disagree; empty if they agree."""
+    """Returns a text for each difference between the samples of the two probes."""
     if [gpu.uuid for gpu in nvml] != [gpu.uuid for gpu in gputil]:
         return [f"different GPUs or another order: {[g.uuid for g in nvml]} and {[g.uuid for g in gputil]}"]
     found = []
@@ -63,9 +63,9 @@ def probe_differences(nvml: Sequence[GpuSample], gputil: Sequence[GpuSample]) ->
 
 
 def compare_growth(before: tuple[int | None, int], after: tuple[int | None, int]) -> tuple[str, list[str]]:
-    """Compares the memory that NVML and PyTorch report for one process; returns a text and the problems.
+    """Compares the memory that NVML and PyTorch report for one process. Returns a text and the problems.
 
-    before, after: MiB by NVML (None if it does not list the process), and MiB reserved by PyTorch.
+    before, after: MiB according to NVML (None if it does not list the process), and MiB reserved by PyTorch.
     """
     if before[0] is None or after[0] is None:
         return "NVML does not list the process by its number here (a container?): its peak would be n/a", []
@@ -78,7 +78,7 @@ def compare_growth(before: tuple[int | None, int], after: tuple[int | None, int]
 
 
 def measure_process(python: str, probe: Probe, uuid: str) -> tuple[str, list[str]]:
-    """Lets a process allocate memory on this GPU; returns the same as `grown`."""
+    """Lets a process allocate memory on this GPU. Returns the same as `compare_growth`."""
     with subprocess.Popen(
         [python, str(TORCH_JOB), "hold", str(ALLOCATED_MIB)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid},
@@ -103,7 +103,7 @@ def _process_memory_mib(probe: Probe, uuid: str, pid: int) -> int | None:
 
 
 def check_retry(ends: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
-    """Judges the job that ran out of memory; returns a text and the problems.
+    """Checks that the job that ran out of memory was retried correctly. Returns a text and the problems.
 
     ends: the events that end an attempt.
     """
@@ -120,7 +120,7 @@ def check_retry(ends: Sequence[Mapping[str, Any]]) -> tuple[str, list[str]]:
 
 
 def run_oom_job(python: str) -> tuple[str, list[str]]:
-    """Runs a job that runs out of GPU memory under its own scheduler; returns the same as `check_retry`."""
+    """Runs a job that runs out of GPU memory in a scheduler of its own. Returns the same as `check_retry`."""
     command = f"exec {shlex.quote(python)} {shlex.quote(str(TORCH_JOB))} oom {ALLOCATED_MIB}"
     words = ["jobs.txt", "--gpu-probe", "nvml", "--poll", "0.5", "--log-dir", "logs"]
     with TemporaryDirectory() as folder:
@@ -135,7 +135,7 @@ def run_oom_job(python: str) -> tuple[str, list[str]]:
 
 
 def main(rounds: int = 5, torch: str | None = None) -> int:
-    """Prints the table, the memory of a process, the result of an OOM, and the problems."""
+    """Prints the table, the results of the PyTorch checks, and the problems; returns the exit code."""
     probes = {"nvml": make_probe("nvml"), "gputil": make_probe("gputil")}
     took: dict[str, list[float]] = {name: [] for name in probes}
     samples: dict[str, tuple[GpuSample, ...]] = {}

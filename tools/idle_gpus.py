@@ -1,4 +1,4 @@
-"""Prints the number of GPUs of this machine if all are idle, otherwise 0 with the reason on stderr.
+"""Prints the number of GPUs in this machine if all are idle; otherwise prints 0, and the reason on stderr.
 
 With --simulate TEXT it prints the number of GPUs that TEXT describes.
 """

@@ -1,11 +1,11 @@
-"""Allocates memory of the first visible GPU with PyTorch: a job for tools/hardware.py.
+"""A job for tools/hardware.py, which allocates memory on the first visible GPU with PyTorch.
 
-    python torchjob.py hold MIB     reports its memory after a first tensor; after a line on standard input
-                                    allocates MIB more and reports again; ends at the next line
-    python torchjob.py oom MIB      requests twice the memory of the GPU in its first attempt; later attempts
-                                    hold MIB for 1.5 seconds
+    python torchjob.py hold MIB     allocates a first tensor and reports its memory; after a line on standard
+                                    input, allocates MIB more and reports again; ends at the next line
+    python torchjob.py oom MIB      in its first attempt, requests twice the memory of the GPU; in later
+                                    attempts, holds MIB for 1.5 seconds
 
-Each report is a line of JSON: the pid, and the MiB of the GPU that PyTorch has reserved.
+Each report is a line of JSON with the pid and with the MiB that PyTorch has reserved on the GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 import torch
 
 MIB = 1 << 20
-#: Seconds for which a job holds its memory: several samples.
+#: Seconds for which a job holds its memory, long enough for several samples.
 HOLD_S = 1.5
 
 

@@ -1,1 +1,1 @@
-"""Stress tests: kill processes at random and check the traces that the jobs themselves wrote."""
+"""Stress tests, which kill processes at random and check the traces that the jobs themselves wrote."""

@@ -1,7 +1,7 @@
 """Runs the stress tests from the command line: python -m tests.stress [P1 P3 …] [--size suite|full|FACTOR]
 
-Prints one line with figures for each part. Exits with 0 if every part is free of faults and every negative
-control is not. --seed repeats a run. --out FILE keeps the figures for `python -m tests.stress.report`.
+Prints one line with figures for each part. Exits with 0 if no part has faults and every negative control has
+some. --seed repeats a run. --out FILE keeps the figures for `python -m tests.stress.report`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.stress.parts import PARTS, Part
 
 
 def jobs_of(words: list[str], size: str, seed: int) -> list[PartRun]:
-    """Returns the runs for these words (promises or parts of names; none: all), at this size."""
+    """Returns the runs at this size. words: promises or parts of names; without words, all parts run."""
     jobs = []
     for index, part in enumerate(PARTS):
         if words and not any(_is_meant(part, word) for word in words):
@@ -39,7 +39,7 @@ def _is_meant(part: Part, word: str) -> bool:
 
 
 def main() -> int:
-    """Runs the parts that the command line names; returns the exit code."""
+    """Runs the parts that the command line selects; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.stress", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help="P1, P2 …, or part of a name (default: all)")
     parser.add_argument("--size", default="suite", help="suite, full, or a fraction such as 0.1")
@@ -52,7 +52,7 @@ def main() -> int:
         parser.error(f"no part matches {' '.join(args.parts)}; the parts are: {', '.join(map(str, PARTS))}")
     print(f"seed {args.seed}, size {args.size}", flush=True)
     done = []
-    # Spawned: a process forked from this one would share its pools and pipes.
+    # Spawn the workers, because forked ones would share the pools and pipes of this process.
     with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn")) as pool:
         for future in as_completed([pool.submit(run_part, job) for job in jobs]):
             done.append(future.result())

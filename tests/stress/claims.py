@@ -1,4 +1,4 @@
-"""P2: several runners race for one attempt, and ten schedulers are started at once; exactly one wins."""
+"""P2: of several runners that race for one attempt, and of ten schedulers started at once, only one wins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import wait_for
 
 #: Number of racers for each attempt.
 RACERS = 3
-#: Patch for a runner whose claim file appears but excludes nobody.
+#: Patch for a runner whose claim file does not exclude other runners (negative control).
 _OPEN_CLAIM = """
 def link(name, shown, src_dir_fd, dst_dir_fd):
     os.close(os.open(shown, os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=dst_dir_fd))
@@ -30,11 +30,11 @@ os.link = link
 
 
 def races(order: Order) -> Findings:
-    """Lets three processes claim each of 10,000 attempts at the same moment."""
+    """Lets three processes claim each of 10,000 attempts at the same time."""
     found, rounds = Findings(), order.scaled(10_000)
     for number in range(rounds):
         (order.folder / str(number)).mkdir()
-    # In a process of its own, because a process with threads should not fork.
+    # The racers need a parent without threads, because a process with threads should not fork.
     raced = subprocess.run(
         [sys.executable, "-m", "tests.stress.racers", str(order.folder), str(rounds), str(RACERS),
          *["control"] * order.is_control],
@@ -54,7 +54,7 @@ def races(order: Order) -> Findings:
 
 
 def runners(order: Order) -> Findings:
-    """Launches each of 300 attempts three times at once: whole runners race, and one command starts."""
+    """Launches each of 300 attempts three times at once, so that runners race. One command must start."""
     found, rounds = Findings(), order.scaled(300)
     executor = patched(order.folder, _OPEN_CLAIM) if order.is_control else DirectExecutor()
     for number in range(rounds):
@@ -77,8 +77,7 @@ def runners(order: Order) -> Findings:
 
 
 def instances(order: Order) -> Findings:
-    """Starts ten schedulers at once, 20 times, and kills the winner each time; jobs are submitted each
-    time."""
+    """Submits jobs and starts ten schedulers at once, 20 times; kills the winner each time."""
     found, rounds = Findings(), order.scaled(20)
     stage = stage_for(order.folder, "control" if order.is_control else "direct")
     codes = {}
@@ -100,7 +99,7 @@ def instances(order: Order) -> Findings:
 
 @contextlib.contextmanager
 def _ten_schedulers(stage: Stage, losers: int, found: Findings) -> Iterator[subprocess.Popen[bytes] | None]:
-    """Starts ten schedulers, waits until `losers` of them have given up, and yields the one that is left."""
+    """Starts ten schedulers, waits until `losers` of them have ended, and yields the one that is left."""
     at = stage.output_file.stat().st_size if stage.output_file.exists() else 0
     processes = [stage.start(ready=False) for _ in range(10)]
 

@@ -1,8 +1,8 @@
-"""Negative control: a scheduler that polls and places by the memory in use. The stress test must fail on it.
+"""Negative control: a scheduler that places jobs by the memory in use. The stress test must fail on it.
 
-It samples the GPUs periodically and starts jobs that fit into the free
-memory, less the memory of jobs started since.
-The next sample replaces this sum: memory that a job has not allocated by then counts as free again.
+It samples the GPUs periodically, and starts jobs that fit into the free memory minus the declared memory of
+jobs that it has started since the sample. The next sample replaces this sum, so memory that a job has not
+allocated by then counts as free again.
 
 Usage: python -m tests.stress.control_memory JOBS_FILE SIMULATION GPUS MIB
 """

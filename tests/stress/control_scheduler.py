@@ -1,8 +1,8 @@
-"""Negative control: a scheduler with the usual mistakes of schedulers. The stress tests must fail on it.
+"""Negative control: a scheduler that makes the usual mistakes. The stress tests must fail on it.
 
-It spawns, then records; it treats a missing process as a success; several instances may run at once. With
---wrapped, a shell around each job records the exit code, and a shell that ends without recording one also
-counts as a success.
+It spawns a job before it records it, treats a missing process as a success, and lets several instances run at
+once. With --wrapped, a shell around each job records the exit code. A shell that ends without recording one
+also counts as a success.
 
 Usage: python -m tests.stress.control_scheduler JOBS_FILE STATE SLOTS [--drain] [--wrapped]
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 
 class ControlScheduler:
-    """The scheduler. Its state has one entry for each line: {"pid": …, "code": …}."""
+    """The scheduler. Its state is {"pid": …, "code": …} for each line."""
 
     def __init__(self, jobs_file: Path, state: Path, slots: int, wrapped: bool) -> None:
         self._jobs_file, self._path, self._slots, self._wrapped = jobs_file, state, slots, wrapped
@@ -27,7 +27,7 @@ class ControlScheduler:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def run(self, drain: bool) -> None:
-        """Runs every line. drain: returns once all are done."""
+        """Runs every line of the jobs file. drain: returns once all lines are done."""
         print("ready", flush=True)
         while True:
             lines = self._jobs_file.read_text().splitlines()
@@ -76,7 +76,7 @@ def hash_of(line: str) -> int:
 
 
 def main() -> None:
-    """Runs the scheduler with the arguments of the command line."""
+    """Runs the scheduler with the arguments from the command line."""
     words = [word for word in sys.argv[1:] if not word.startswith("--")]
     scheduler = ControlScheduler(Path(words[0]), Path(words[1]), int(words[2]), "--wrapped" in sys.argv)
     scheduler.run("--drain" in sys.argv)

@@ -1,5 +1,6 @@
-"""Negative control: rewrites the state file with an earlier version, over any edit made meanwhile,
- and treats a file that it cannot read as an empty one.
+"""Negative control: a program that overwrites edits of the state file.
+
+It writes back what it read 0.1 s before, and treats a file that it cannot read as an empty one.
 
 Usage: python -m tests.stress.control_state STATE
 """

@@ -1,7 +1,7 @@
-"""P2 and P3: folders with running jobs are copied and moved, and schedulers are started in the new place.
+"""P2 and P3: folders with running jobs are copied or moved, and schedulers are started in the new place.
 
-A scheduler in a copy must not signal or repeat a job of the original, however it is started. A scheduler in a
-moved folder continues with its jobs. The traces are outside both folders.
+A scheduler in a copy must not signal or repeat a job of the original, whichever options start it. A scheduler
+in a moved folder must continue with the folder's jobs. The jobs write their traces outside both folders.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tests.stress.harness import Stage
 from tests.stress.part import Findings, Order
 
 _RUNNING = 2
-#: Options that start a copy after a plain start was refused. A fresh start gets no jobs file, since it would
-#: run the lines again.
+#: Options that start a scheduler in a copy, where a plain start is refused. A fresh start gets no jobs file,
+#: because it would run the lines again.
 _COPY_OPTIONS = (["--as-copy"], ["--fresh", "--yes", "--jobs-file", ""])
 
 
 @dataclass(frozen=True)
 class _Round:
-    """One folder with running jobs."""
+    """One round: a folder with running jobs, to be copied or moved."""
 
     folder: Path
     order: Order
@@ -36,7 +36,7 @@ class _Round:
 
 
 def copies(order: Order) -> Findings:
-    """Copies 40 of 60 folders and moves 20, with the scheduler up, killed or ended."""
+    """Copies 40 of 60 folders and moves the others, while the scheduler is up or after it has ended."""
     found, dice, rounds = Findings(), order.rng("copies"), order.scaled(60)
     found.figures = {"folders": rounds, "copied": 0, "moved": 0}
     for number in range(rounds):
@@ -59,7 +59,7 @@ def copies(order: Order) -> Findings:
 
 
 def _copied(one: _Round) -> Stage:
-    """Copies the folder with `cp`, which exits with 1 if a file of a live folder vanishes meanwhile."""
+    """Copies the folder with `cp`, which exits with 1 if a file vanishes during the copy."""
     one.found.count("copied")
     way = one.dice.choice(["-a", "-r"])
     subprocess.run(["cp", way, one.original.folder, one.folder / "copy"], check=False)
@@ -95,7 +95,7 @@ def _copy(one: _Round, process: subprocess.Popen[bytes]) -> None:
 
 
 def _refused(one: _Round, copy: Stage) -> None:
-    """Checks that a plain start, and commands that would end jobs, exit with 1."""
+    """Checks that a plain start in the copy is refused, and so are commands that would end jobs."""
     if copy.start(ready=False).wait(60) != 1:
         one.found.fault("copy accepted", f"start in a copy: {copy.output_file.read_text()[-500:]}")
     words = one.dice.choice([["cancel", "1", "--grace", "0"], ["stop", "--jobs", "--grace", "0"]])
@@ -104,9 +104,9 @@ def _refused(one: _Round, copy: Stage) -> None:
 
 
 def _move(one: _Round, process: subprocess.Popen[bytes]) -> None:
-    """Moves the folder by one rename, or file by file as between two file systems.
+    """Moves the folder by one rename, or copies its files and removes it, as between two file systems.
 
-    In the second case the results of the runners are lost with the old folder.
+    In the second case, the runners' results are lost with the old folder.
     """
     one.found.count("moved")
     dice, here = one.dice, one.folder / "moved"

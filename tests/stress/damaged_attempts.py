@@ -1,7 +1,7 @@
-"""P8: files in the folders of running attempts are damaged, removed, or replaced by other kinds of files.
+"""P8: files in the folders of running attempts are damaged, removed, or replaced with other kinds of files.
 
-The scheduler stays up and can be restarted, every other job ends normally, and the job of the damaged folder
-never runs twice and is never reported as completed when it has not.
+The scheduler must stay up and be able to restart, and every other job must end normally. The job whose folder
+is damaged must not run twice, and must not be reported as completed unless it has completed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FILES = ("claim", "claim", "claim", "spec.json", "command.sh", "stop", "result"
 
 
 def _removed(path: Path) -> None:
-    """Leaves the file missing."""
+    """Does nothing, so that the removed file stays missing."""
 
 
 def _nested(path: Path) -> None:
@@ -64,7 +64,7 @@ _DAMAGES: tuple[Callable[[Path], None], ...] = (
 
 
 def damages(order: Order) -> Findings:
-    """Damages one of three running attempts in each of 120 folders."""
+    """Damages the files of one of three running attempts, in each of 120 folders."""
     found, dice, rounds = Findings(), order.rng("damages"), order.scaled(120)
     found.figures = {"folders": rounds}
     for stage, jobs in each_folder(order, dice, rounds):
@@ -78,7 +78,7 @@ def _one(stage: Stage, jobs: GatedJobs, order: Order, dice: random.Random, found
     with killed_at_exit(process):
         jobs.until_started(_RUNNING)
         wait_for(lambda: len(runners_of(stage.folder)) == _RUNNING, "claims")
-        # Mostly under a running scheduler; the negative control ends at once.
+        # The scheduler mostly stays up. (The negative control ends by itself at the first damaged file.)
         before = None if order.is_control else dice.choice([None, None, signal.SIGTERM, signal.SIGKILL])
         if before is not None:
             end_scheduler(process, before)
@@ -118,9 +118,9 @@ def _damage(attempt: Path, order: Order, dice: random.Random) -> str:
 
 
 def _judge(stage: Stage, jobs: GatedJobs, damaged: int, label: str, found: Findings, *, killed: bool) -> None:
-    """Compares the trace with the recorded outcomes.
+    """Compares the trace of the jobs with the recorded outcomes.
 
-    killed: the runner of the damaged attempt was killed, so its job may have been ended by SIGTERM.
+    killed: the runner of the damaged attempt was killed, so SIGTERM may have ended its job.
     """
     status = stage.status()
     outcomes = outcomes_of(status)

@@ -1,5 +1,6 @@
-"""P2: the lock, the database or the data directory of a running scheduler is deleted or replaced, and further
-schedulers are started at once. No line runs twice, and no two schedulers are up on one data directory.
+"""P2: more schedulers start when the lock, database or data directory of a running one is lost or replaced.
+
+No line may run twice, and two schedulers must never be up on one data directory.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from tests.stress.part import Findings, Order
 from tests.waiting import wait_for
 
 _RUNNING = 2
-#: Printed by a scheduler that is up, or by the negative control.
+#: What a scheduler (or the negative control) prints when it is up.
 _UP = re.compile(rb"scheduler up,|^ready$", re.MULTILINE)
-#: Number of schedulers that are started at once.
+#: Number of schedulers that a test starts at once.
 _RIVALS = 3
 
 
 def deletions(order: Order) -> Findings:
-    """Takes the lock from half of 60 schedulers, and the database or data directory from the others."""
+    """Damages the lock of 30 running schedulers, and removes the database or data directory of 30 others."""
     found, dice, rounds = Findings(), order.rng("deletions"), order.scaled(60)
     found.figures = {"stores": rounds}
     for number, (stage, jobs) in enumerate(each_folder(order, dice, rounds)):
@@ -46,7 +47,7 @@ def deletions(order: Order) -> Findings:
 def _lose_lock(
     stage: Stage, process: subprocess.Popen[bytes], jobs: GatedJobs, dice: random.Random, found: Findings
 ) -> None:
-    """Damages the lock; the first scheduler must stay the only one and keep working."""
+    """Damages the lock and checks that the first scheduler stays the only one and keeps working."""
     damage = dice.choice(_LOCK_DAMAGES)
     found.count(damage.__name__.strip("_").replace("_", " "))
     damage(stage.home.lock)
@@ -76,7 +77,7 @@ def _lock_replaced(lock: Path) -> None:
 
 
 def _lock_copied(lock: Path) -> None:
-    """Replaces the lock by a copy, as restoring a backup does."""
+    """Replaces the lock file with a copy, as restoring a backup does."""
     shutil.copy(lock, lock.with_name("spare"))
     lock.unlink()
     lock.with_name("spare").rename(lock)
@@ -88,9 +89,9 @@ _LOCK_DAMAGES: tuple[Callable[[Path], None], ...] = (_lock_deleted, _lock_replac
 def _lose_store(
     stage: Stage, process: subprocess.Popen[bytes], jobs: GatedJobs, dice: random.Random, found: Findings
 ) -> None:
-    """Removes or replaces the store; the scheduler must end with 1 and start nothing more.
+    """Removes or replaces the store and checks that the scheduler ends with 1 without starting another job.
 
-    Once the store is back, exactly one of several new schedulers takes over.
+    Then puts the store back and checks that exactly one of several new schedulers takes over.
     """
     home = stage.home
     path = dice.choice([home.database, home.folder])
@@ -118,7 +119,7 @@ def _lose_store(
 
 
 def _refused(stage: Stage, jobs: GatedJobs, found: Findings) -> None:
-    """Checks that a data directory with attempts but no database is not treated as a new one."""
+    """Checks that no scheduler starts on a data directory that has attempts but no database."""
     with _rivals(stage) as rivals:
         codes = [rival.wait(60) for rival in rivals]
     if codes != [1] * _RIVALS or jobs.started() != _RUNNING:

@@ -2,11 +2,13 @@
 
 Usage: python -m tests.stress.disk_session before|after OUT
 
-Runs as the first process of a pid namespace, in a folder on that disk. OUT is a folder on another disk, where
-the jobs write their traces. `before` runs a scheduler and its users until everything is killed; OUT/acks
-holds one line for each acknowledgement they received: `job ID` (accepted) or `done ID CODE` (ended). `after`
-writes the content of the store before anything is started to OUT/record.json, and what the scheduler reports
-when nothing is left to run to OUT/final.json.
+This program is the first process of a pid namespace and runs in a folder on that disk. OUT is a folder on
+another disk, where the jobs write their traces.
+
+`before` runs a scheduler and its users until everything is killed. For each acknowledgement that the users
+received, OUT/acks has a line `job ID` (accepted) or `done ID CODE` (ended). `after` writes the content of the
+store to OUT/record.json before it starts anything. When no job is left to run, it writes what the scheduler
+reports to OUT/final.json.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def before(out: Path, is_control: bool) -> None:
 
 
 def _append(path: Path, line: str) -> None:
-    """Appends a line and syncs the file; its job is acknowledged once the store has it."""
+    """Appends a line and syncs the file. The line's job is acknowledged once the store has it."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(fd, line.encode())
     os.fsync(fd)
@@ -70,7 +72,7 @@ def _acknowledge_ends(store: Store, acknowledged: set[int], acks: TextIO) -> Non
 
 
 def after(out: Path) -> None:
-    """Reads the store, then runs a scheduler until nothing is left to run."""
+    """Writes what the store has, then runs a scheduler until no job is left to run, and writes its report."""
     stage = Stage(Path.cwd())
     (out / "record.json").write_text(json.dumps(_record(stage.home.database)))
     if stage.home.database.exists():

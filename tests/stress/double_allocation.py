@@ -1,11 +1,12 @@
-"""P5: two jobs that declare 14 GiB each are appended in one write on two GPUs of 24 GiB, and a third one at
-once or a moment later, while foreign processes start, fluctuate and end, and the scheduler is killed and
-restarted. No memory may be allocated twice at any instant.
+"""P5: jobs that declare much memory are appended at the same time. No memory may be allocated twice.
 
-A job takes its memory late and slowly, and often far less than it declared: a scheduler that relies on the
-memory in use considers promised memory free. A large foreign process shows its peak before the jobs of its
-round are appended, and drops before they start; small ones, for which there is always room, start at any
-time.
+Each round appends two jobs of 14 GiB in one write, for two GPUs of 24 GiB, and a third job at once or a
+moment later. Foreign processes start, fluctuate and end, and the scheduler is killed and restarted.
+
+A job takes its memory late and slowly, and often takes far less than it declared. A scheduler that relies on
+the memory in use would therefore treat promised memory as free. A large foreign process reaches its peak
+before the jobs of its round are appended, and drops before they start. Small foreign processes, for which
+there is always room, start at any time.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from tests.stress.trace import judge, outcomes_of
 from tests.waiting import wait_for
 
 _GPUS, _GPU_MIB = 2, 24 * 1024
-#: Declarations of the jobs, GiB.
+#: Memory that the two kinds of jobs declare, in GiB.
 _BIG, _SMALL = 14, 8
-#: MiB that still fit beside a big job and a small one.
+#: MiB that are free on a GPU beside a big job and a small one.
 _BESIDE_MIB = _GPU_MIB - (_BIG + _SMALL) * 1024 - 512
 _USE = Path(__file__).with_name("memory_use.py")
-#: Seconds within which the appended jobs must have ended.
+#: Seconds within which all appended jobs must end.
 _ALL_S = 60.0
 
 
 def allocations(order: Order) -> Findings:
-    """Runs 200 rounds."""
+    """Runs 200 rounds, then judges them together."""
     found, rounds = Findings(), order.scaled(200, 2)
     round_ = _Rounds(order, found)
     try:
@@ -53,7 +54,7 @@ def allocations(order: Order) -> Findings:
 class _Rounds:
     """A scheduler, its users, and foreign processes on its GPUs.
 
-    codes: exit code of each job, by number; why: the reason of a standstill.
+    codes: the exit code of each job, by number; why: why jobs did not end, if they did not.
     """
 
     def __init__(self, order: Order, found: Findings) -> None:
@@ -72,7 +73,7 @@ class _Rounds:
         self._watcher.start()
 
     def close(self) -> None:
-        """Ends the scheduler, the foreign processes and the watcher."""
+        """Kills the scheduler, and ends the foreign processes and the watcher."""
         self._foreign.end_all()
         self._process.kill()
         self._process.wait()
@@ -81,10 +82,10 @@ class _Rounds:
         self._watcher.stop()
 
     def run(self, number: int) -> bool:
-        """Appends two jobs at the same instant, and a third; returns False if earlier ones do not end.
+        """Appends two jobs in one write, and a third job. Returns False if earlier jobs do not end.
 
-        Of sixteen rounds, four have a large foreign process, four a small one, and in three the scheduler is
-        killed.
+        Of sixteen rounds, four start a large foreign process, four start a small one, and three kill the
+        scheduler.
         """
         dice, kind = self._dice, number % 4
         kill = number % 16 in (1, 6, 9) and not self._is_control
@@ -93,7 +94,8 @@ class _Rounds:
             return False
         if large:
             self._foreign.end_all()
-            # A big job fits beside some of them; beside most it only seems to fit while they are low.
+            # A big job really fits beside some of these processes. Beside most of them it only seems to fit,
+            # while they use little memory.
             peak_mib = dice.choice((dice.randint(2000, 10_000), *[dice.randint(10_300, 16_000)] * 3))
             self._foreign.start_one(peak_mib, self._store)
             pause(dice.choice((0.0, 0.3)))
@@ -129,9 +131,9 @@ class _Rounds:
         self._stage.append(lines)
 
     def until_left(self, jobs: int) -> bool:
-        """Waits until at most `jobs` jobs are left (0: until every allocation is released).
+        """Waits until at most `jobs` jobs are left; if it is 0, until every allocation is released.
 
-        Returns False if they do not end.
+        Returns False if the jobs do not end in time.
         """
         end = time.monotonic() + _ALL_S
         while self._left() > jobs:
@@ -156,7 +158,7 @@ class _Rounds:
         return len(self.codes) - int(row["n"])
 
     def judge(self) -> None:
-        """Adds the faults and figures of all rounds to the findings."""
+        """Adds the faults and the figures of all rounds to the findings."""
         found, others = self._found, self._foreign.all
         outcomes: dict[int, int | str | None] = {**self.codes}
         if not self._is_control:
@@ -191,7 +193,7 @@ class _Rounds:
 
 
 class _ForeignProcesses:
-    """Foreign processes, at most one on each GPU. all: those that have ended as well."""
+    """Foreign processes, of which each GPU has at most one. all: includes those that have ended."""
 
     def __init__(self, sim: Path, dice: random.Random, found: Findings) -> None:
         self.all: list[ForeignProcess] = []
@@ -199,9 +201,9 @@ class _ForeignProcesses:
         self._live: dict[int, tuple[ForeignProcess, subprocess.Popen[str]]] = {}
 
     def start_one(self, peak_mib: int, observed_by: Store | None = None) -> None:
-        """Starts one on a free GPU.
+        """Starts a foreign process on a GPU without one, if there is such a GPU.
 
-        observed_by: waits until its peak is in this store before it counts and drops.
+        observed_by: the process counts, and drops, once its peak is in this store; None: at once.
         """
         free = [gpu for gpu in range(_GPUS) if gpu not in self._live]
         if not free:
@@ -217,7 +219,7 @@ class _ForeignProcesses:
         other = ForeignProcess(f"process {process.pid}", gpu, peak_mib, time.monotonic(), pid=process.pid)
         self._live[gpu] = other, process
         if process.stdout.readline() != "there\n":
-            return  # its exit code shows the failure later
+            return  # the process failed; `end_all` will find its exit code
         if observed_by is not None:
             wait_for(lambda: _is_observed(observed_by, other), f"{other} is in the store")
             other.begin = time.monotonic()
@@ -227,7 +229,7 @@ class _ForeignProcesses:
         self._found.count("foreign processes")
 
     def end_all(self) -> None:
-        """Ends all of them."""
+        """Ends all foreign processes."""
         for other, process in self._live.values():
             other.end = time.monotonic()
             process.communicate()

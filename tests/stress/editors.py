@@ -1,4 +1,4 @@
-"""The ways in which programs save a file, split into the steps between which a reader can observe it."""
+"""The ways in which programs save a file. Between any two steps of a save, a reader can observe the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Style = Callable[[Path, bytes, random.Random], Iterator[None]]
 
 
 def truncate(path: Path, content: bytes, dice: random.Random) -> Iterator[None]:
-    """Truncates the file, then writes it whole."""
+    """Truncates the file, then writes the content at once."""
     with open(path, "wb", buffering=0) as file:
         yield
         file.write(content)
@@ -19,7 +19,7 @@ def truncate(path: Path, content: bytes, dice: random.Random) -> Iterator[None]:
 
 
 def slow(path: Path, content: bytes, dice: random.Random) -> Iterator[None]:
-    """Writes the file in pieces while it is open."""
+    """Truncates the file, then writes the content in several pieces."""
     with open(path, "wb", buffering=0) as file:
         yield
         cuts = sorted(dice.randrange(len(content) + 1) for _ in range(dice.randint(1, 5)))
@@ -37,7 +37,7 @@ def rename(path: Path, content: bytes, dice: random.Random) -> Iterator[None]:
 
 
 def sed(path: Path, content: bytes, dice: random.Random) -> Iterator[None]:
-    """Saves like `sed -i`: a temporary file with the mode of the old one is renamed over it."""
+    """Saves like `sed -i`: writes a temporary file with the old mode and renames it over the old file."""
     spare = path.with_name(f"sed{dice.randrange(10**6):06}")
     with open(spare, "wb", buffering=0) as file:
         file.write(content[: len(content) // 2])
@@ -60,7 +60,7 @@ def backup(path: Path, content: bytes, dice: random.Random) -> Iterator[None]:
 
 
 def append(path: Path, content: bytes, dice: random.Random) -> Iterator[None]:
-    """Appends the new content in two writes; rewrites a file that begins differently."""
+    """Appends the new part of the content in two writes. Rewrites a file that begins differently."""
     old = path.read_bytes() if path.exists() else b""
     if not content.startswith(old) or not old:
         yield from truncate(path, content, dice)

@@ -1,7 +1,7 @@
-"""P4: jobs end in every possible way while their runners are killed at any point; each outcome must be right.
+"""P4: jobs end in every possible way while runners are killed at any point. Each outcome must be right.
 
-The truth is known from the traces of the jobs, from the signals that this part sent, and from the folder of
-each killed runner after its death: with its claim in it and no result, only `interrupted` is right.
+The true outcome follows from the jobs' traces, from the signals that this part sent, and from the attempt
+folder of each killed runner: if it has the runner's claim but no result, only `interrupted` is right.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tests.stress.harness import Stage, environment, kill, pause, program_for, s
 from tests.stress.part import Findings, Order
 from tests.stress.trace import number_of
 
-#: Run as `sh end.sh TRACE N SECONDS END`. END is an exit code, or a signal that it sends to itself, such as
-#: `s9`.
+#: Run as `sh end.sh TRACE N SECONDS END`. END is an exit code, or a signal (such as `s9`) that the shell
+#: sends to itself.
 _JOB = """\
 ulimit -c 0
 echo "$2 start $$ ${GPU_SCHEDULER_JOB:-0}" >> "$1"
@@ -37,14 +37,16 @@ s*) kill -"${4#s}" $$; sleep 5 ;;
 *) exit "$4" ;;
 esac
 """
-#: Ways of ending jobs from outside; with any other way, a job ends by itself.
+#: The ways in which this part ends jobs from outside. In any other way, a job ends by itself.
 _ENDED_FROM_OUTSIDE = ("cancel", "term", "term group", "signal")
 
 
 @dataclass
 class JobFacts:
-    """The facts about a job that do not come from the store. runner_died: its runner died after it had
-    claimed the attempt, without a result."""
+    """What is known about a job without the store.
+
+    runner_died: the runner died after it had claimed the attempt, and left no result.
+    """
 
     way: str
     end: str
@@ -65,7 +67,7 @@ def direct(order: Order) -> Findings:
 
 
 def lying_screen(order: Order) -> Findings:
-    """Runs 1,000 jobs and kills 330 runners, in a Screen that reports falsehoods."""
+    """Runs 1,000 jobs and kills 330 runners, with a fake Screen that reports falsehoods."""
     real = shutil.which("screen")
     assert real is not None
     (order.folder / "bin").mkdir()
@@ -115,7 +117,7 @@ def _fact(dice: random.Random) -> JobFacts:
 
 
 def _line(order: Order, stage: Stage, number: int, fact: JobFacts, dice: random.Random) -> str:
-    # No process ends the jobs that the negative control has lost.
+    # Jobs that the negative control has lost must end by themselves.
     longest = 3 if order.is_control else 60
     seconds = longest if fact.way in _ENDED_FROM_OUTSIDE else dice.uniform(0, 0.2)
     line = f"sh {order.folder}/end.sh {stage.trace} {number} {seconds:.3f} {fact.end}"
@@ -123,7 +125,7 @@ def _line(order: Order, stage: Stage, number: int, fact: JobFacts, dice: random.
 
 
 class _Disturber:
-    """Ends jobs and kills runners, and records each action."""
+    """Ends jobs and kills runners, and records what it did."""
 
     def __init__(
         self, order: Order, stage: Stage, facts: dict[int, JobFacts], kills: int, dice: random.Random
@@ -136,7 +138,7 @@ class _Disturber:
         )
 
     def busy(self) -> bool:
-        """Returns whether some job can still change; reads the store at most twice a second."""
+        """Returns whether the state of some job can still change. Reads the store at most twice a second."""
         now = time.monotonic()
         if now >= self._state_at:
             self._state_at = now + 0.5
@@ -144,7 +146,7 @@ class _Disturber:
             if store is None:
                 done = {number_of(job["command"]) for job in self.status()}
                 self._open = sum(
-                    # A job whose shell was killed before it began never begins.
+                    # A job whose shell was killed before the job began will never begin.
                     number not in done or (fact.starts > 0 and fact.ended is None and not fact.sent)
                     for number, fact in self._facts.items()
                 )
@@ -195,7 +197,7 @@ class _Disturber:
         else:
             number = self._dice.randint(1, 15) if way == "signal" else int(signal.SIGTERM)
             fact.sent.add(number)
-            # Checked again, because the pid of a job that has ended may have been reused.
+            # Check the command line, because another process may have the pid of a job that has ended.
             if str(self._order.folder).encode() in _command_of(fact.pid):
                 if way == "term group":
                     os.killpg(os.getpgid(fact.pid), number)
@@ -224,7 +226,7 @@ class _Disturber:
         self._record_death(pid, folder)
 
     def _record_death(self, pid: int, folder: str) -> None:
-        """Records a killed runner by the files in its folder, which are final now."""
+        """Records at which point a runner was killed, according to the files in the attempt folder."""
         self.figures["runners killed"] = int(self.figures["runners killed"]) + 1
         if self._order.is_control:
             return
@@ -233,7 +235,7 @@ class _Disturber:
         if f'"pid": {pid},' not in claim:
             kind = "before the claim"
             if claim:
-                # A second runner, or the command of the first just before its exec.
+                # This was a second runner, or the first runner's child just before it executed the command.
                 self._facts_of(path).sent.add(int(signal.SIGKILL))
         elif (path / "result").exists():
             kind = "with a result"
@@ -250,16 +252,16 @@ class _Disturber:
         return self._facts[number_of(row.text)]
 
     def _runners(self) -> list[tuple[int, str]]:
-        """Returns pid and folder of every live runner (negative control: of the shells around its jobs)."""
+        """Returns (pid, folder) of each live runner; in the negative control, of each shell around a job."""
         mark = b"; echo $?" if self._order.is_control else START.encode()
         here = str(self._order.folder).encode()
         found = []
         for path in Path("/proc").iterdir():
             if path.name.isdigit():
                 command = _command_of(int(path.name))
-                # SCREEN has the runner in its own command line, too.
+                # The command line of SCREEN also contains that of the runner.
                 if mark in command and here in command and b"-dmS" not in command:
-                    # A forked runner shows its arguments separated by blanks.
+                    # In the command line of a forked runner, blanks separate the arguments.
                     found.append((int(path.name), os.fsdecode(command.rpartition(mark)[2].strip(b"\0 "))))
         return found
 
@@ -287,7 +289,7 @@ def _command_of(pid: int) -> bytes:
 
 
 def _judge(number: int, fact: JobFacts, job: dict[str, Any], found: Findings) -> None:
-    """Checks that everything reported of a job did happen to it."""
+    """Checks that everything that the scheduler reports about a job has really happened."""
     report = f"job {number} ({fact}) is {job['state']} {job['outcome']} {job['exit_code']} {job['signal']}"
     code, number_sent = job["exit_code"], job["signal"]
     if fact.starts > 1:

@@ -17,7 +17,7 @@ from tests.stress.parts import PARTS
 
 @dataclass(frozen=True)
 class PartRun:
-    """One part, or its negative control, at a size."""
+    """A run of one part, or of its negative control, at a given size."""
 
     part: int
     factor: float
@@ -27,7 +27,7 @@ class PartRun:
 
 @dataclass
 class PartResult:
-    """The result of a run. good: the scheduler has no faults, or the negative control has some."""
+    """The result of a run. good: there are no faults or, in a negative control, there are some."""
 
     promise: str
     name: str
@@ -50,7 +50,7 @@ class PartResult:
 
 
 def run_part(job: PartRun) -> PartResult:
-    """Runs it in a temporary folder, with Screen sessions of its own."""
+    """Runs the part in a temporary folder, with a socket folder of its own for Screen."""
     part = PARTS[job.part]
     began = time.monotonic()
     try:

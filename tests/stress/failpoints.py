@@ -1,4 +1,4 @@
-"""P1 and P2: the scheduler is killed at each of its failpoints, five times at each, with jobs running."""
+"""P1 and P2: the scheduler is killed five times at each of its failpoints, while jobs run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.stress.part import Findings, Order
 from tests.stress.trace import JOB, judge, number_of
 
 _CODES = (0, 7, 0, 3)
-#: The failpoints of a round that jobs pass; see the loop and the launcher.
+#: The failpoints that a round with jobs reaches, in the loop and the launcher.
 _STEPS = (
     "planned", "recorded", "folder made",
     *(
@@ -39,8 +39,7 @@ def failpoints(order: Order) -> Findings:
 
 
 def _die(folder: Path, step: str, nth: int, executor: str, found: Findings) -> None:
-    """Kills the scheduler when it reaches the step for the nth time, drains the queue, and compares the
-    results."""
+    """Kills the scheduler when it reaches the step the nth time, drains the queue, and judges the results."""
     folder.mkdir()
     (folder / "trace.sh").write_text(JOB)
     stage = Stage(folder, command=[sys.executable, "-m", "tests.loop.crashing"])

@@ -1,5 +1,4 @@
-"""The jobs-file reader on a real file with a simulated clock, and a negative control that trusts every
-read."""
+"""Two readers of a real jobs file: the scheduler's, with a simulated clock, and a negative control."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from tests.core.jobs_file_world import JobsFileWorld
 class JobsFileObserver(JobsFileWorld):
     """Reads the file as the scheduler does.
 
-    started: number of starts of a job, by its text; problem: the reason the whole file cannot be read.
+    started: how often a job was started, by its text; problem: why the whole file cannot be read, if so.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +41,7 @@ class JobsFileObserver(JobsFileWorld):
             self.accept(poll.accepted)
 
     def ready(self) -> set[int]:
-        """Returns the jobs that run, or would be started if a GPU were free."""
+        """Returns the jobs that are running or could start if a GPU were free."""
         return {
             number
             for number, job in self.jobs.items()
@@ -51,11 +50,11 @@ class JobsFileObserver(JobsFileWorld):
         }
 
     def open_texts(self) -> list[str]:
-        """Returns the texts of these jobs."""
+        """Returns the texts of the jobs that `ready` returns."""
         return [self.jobs[number].spec.text for number in self.ready()]
 
     def start_and_end_some(self, dice: random.Random, chance: float) -> None:
-        """Starts some of the jobs that may start, and ends some that run."""
+        """Starts some of the jobs that can start, and ends some of the running jobs."""
         for number, job in self.jobs.items():
             if job.state is JobState.RUNNING and dice.random() < chance:
                 self.end(number, Outcome.COMPLETED)
@@ -69,21 +68,21 @@ class JobsFileObserver(JobsFileWorld):
 
 
 class CredulousObserver:
-    """Negative control: treats every line that it has not read before as a job, immediately."""
+    """Negative control, which immediately starts a job for every line that it has not read before."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.started: Counter[str] = Counter()
 
     def wait(self, seconds: float) -> None:
-        """Reads the file; ignores the time."""
+        """Reads the file, whatever the time."""
         if self._path.exists():
             for text in self._path.read_text("utf-8", "replace").splitlines():
                 if text.strip() and text not in self.started:
                     self.started[text] = 1
 
     def start_and_end_some(self, dice: random.Random, chance: float) -> None:
-        """Does nothing: all jobs have been started already."""
+        """Does nothing, because all jobs have already been started."""
 
     def open_texts(self) -> list[str]:
         """Returns the lines of the file."""

@@ -1,4 +1,4 @@
-"""Jobs that run until a gate is opened, and helpers to run schedulers with them."""
+"""Jobs that run until a test opens their gate, and helpers that run schedulers with such jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CODES = (0, 0, 3, 7, 42)
 
 
 class GatedJobs:
-    """The jobs of one round, with their exit codes by number. folder: for their trace."""
+    """The jobs of one round. codes: the exit code of each job, by number. Their trace is in `folder`."""
 
     def __init__(self, folder: Path, dice: random.Random) -> None:
         self.codes: dict[int, int] = {}
@@ -29,8 +29,10 @@ class GatedJobs:
         self._script.write_text(GATED_JOB)
 
     def lines(self, count: int, *, gated: bool = True) -> list[str]:
-        """Returns `count` new jobs-file lines. gated: the jobs run until `open` is called; otherwise
-        they end at once."""
+        """Returns `count` new lines for the jobs file.
+
+        gated: the jobs run until `open_gate` is called; otherwise they end at once.
+        """
         numbers = range(len(self.codes), len(self.codes) + count)
         self.codes |= {number: self._dice.choice(_CODES) for number in numbers}
         gate = self._gate if gated else self._script
@@ -40,29 +42,29 @@ class GatedJobs:
         ]
 
     def open_gate(self) -> None:
-        """Opens the gate, so that all of them end."""
+        """Opens the gate, so that all gated jobs end."""
         self._gate.touch()
 
     def _count(self, what: str) -> int:
         return self.trace.read_text().count(f" {what} ") if self.trace.exists() else 0
 
     def started(self) -> int:
-        """Returns the number of starts."""
+        """Returns how many starts are in the trace."""
         return self._count("start")
 
     def until_started(self, count: int, timeout_s: float = 60.0) -> None:
-        """Waits until `count` jobs have started."""
+        """Waits until the trace has `count` starts."""
         wait_for(lambda: self._count("start") >= count, f"{count} jobs started", timeout_s)
 
     def has_ended(self) -> bool:
-        """Returns whether every job has written its end."""
+        """Returns whether every job has written its end into the trace."""
         return self._count("end") >= len(self.codes)
 
     def judge(self, stage: Stage, order: Order, found: Findings, *, interrupted: bool = False) -> None:
-        """Checks that each job started once, got no signal, and has its end in the store of this stage.
+        """Checks that each job started once, got no signal, and has its true outcome in the store.
 
-        interrupted: their runners were killed or lost, so "interrupted" may be right. The negative control is
-        judged by the trace alone.
+        interrupted: runners were killed or lost, so the outcome "interrupted" may be right. The trace alone
+        judges the negative control.
         """
         outcomes: dict[int, int | str | None] = {**self.codes}
         if not order.is_control:
@@ -71,7 +73,7 @@ class GatedJobs:
 
 
 def stage_in(folder: Path, order: Order, *options: str, gpus: int = 4) -> Stage:
-    """Makes a folder with an empty jobs file, for a scheduler or the negative control."""
+    """Makes a folder with an empty jobs file, in which a scheduler or the negative control can run."""
     folder.mkdir(exist_ok=True)
     (folder / "jobs.txt").touch()
     if order.is_control:
@@ -80,12 +82,12 @@ def stage_in(folder: Path, order: Order, *options: str, gpus: int = 4) -> Stage:
 
 
 def each_folder(order: Order, dice: random.Random, rounds: int) -> Iterator[tuple[Stage, GatedJobs]]:
-    """Yields the stage and the jobs of one new folder after the other; removes each after its round."""
+    """Yields the stage and the jobs of one new folder after another. Removes each folder after its round."""
     for number in range(rounds):
         folder = order.folder / str(number)
         folder.mkdir()
         yield stage_in(folder, order), GatedJobs(folder, dice)
-        # A job of the negative control may still be writing its result there.
+        # A job of the negative control may still be writing its result into the folder.
         shutil.rmtree(folder, ignore_errors=order.is_control)
 
 

@@ -1,4 +1,4 @@
-"""Starts, kills and drains a scheduler repeatedly in one folder, and reads its output and status."""
+"""Starts, kills and drains schedulers in one folder, and reads their output and status."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment(root: Path = ROOT) -> dict[str, str]:
-    """Returns an environment in which the checkout can be imported from any folder."""
+    """Returns an environment in which Python can import the checkout from any folder."""
     return {**os.environ, "PYTHONPATH": str(root)}
 
 
 def scheduler(folder: Path, *options: str, gpus: int = 4, program: str = "gpu_scheduler") -> list[str]:
-    """Returns the command line of a scheduler on simulated GPUs whose logs are in this folder."""
+    """Returns the command line that starts a scheduler with simulated GPUs and its logs in this folder."""
     logs = ["--log-dir", str(folder / "logs")]
     return [sys.executable, "-m", program, "start", "--simulate", str(gpus), *logs, *options]
 
 
 def program_for(order: Order) -> str:
-    """Returns the module to run: the program at full size, otherwise one with a shorter launch deadline."""
+    """Returns the module to run: the real program or, at small sizes, one with a shorter launch deadline."""
     return "gpu_scheduler" if order.full_length else "tests.stress.short_deadlines"
 
 
 class Stage:
-    """One folder with its scheduler. command: another program to test in its place."""
+    """A folder in which schedulers run. command: the program to run instead of the scheduler."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Stage:
         self.home = DataDir.of(str(folder / "gpu_scheduler_state.json"))
         self.env = dict(env or environment())
         self._command = list(command or scheduler(folder, gpus=gpus))
-        #: A command to run the scheduler with, such as `setpriv`.
+        #: A command that runs the scheduler, such as `setpriv`.
         self.prefix: list[str] = []
 
     def start(self, *options: str, ready: bool = True) -> subprocess.Popen[bytes]:
@@ -72,7 +72,7 @@ class Stage:
         return process
 
     def until_up(self, process: subprocess.Popen[bytes], at: int = 0) -> None:
-        """Waits until a scheduler reports that it is up, in its output from byte `at` on."""
+        """Waits until a scheduler reports, in its output from byte `at` on, that it is up."""
 
         def is_up() -> bool:
             assert process.poll() is None, f"the scheduler ended: {self.output_file.read_text()[-2000:]}"
@@ -92,7 +92,7 @@ class Stage:
             os.close(fd)
 
     def drain(self, timeout_s: float, *options: str) -> int:
-        """Runs a scheduler until no job is left that could run; returns its exit code."""
+        """Runs a scheduler until no job is left that can run; returns its exit code."""
         with self.output_file.open("ab") as out:
             return subprocess.run(
                 [*self.prefix, *self._command, "--drain", *options],
@@ -101,7 +101,7 @@ class Stage:
             ).returncode  # fmt: skip
 
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Runs one command of the program."""
+        """Runs one command of the program in a process of its own."""
         return subprocess.run(
             [sys.executable, "-m", "gpu_scheduler", *words],
             cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=120, check=False,
@@ -116,31 +116,30 @@ class Stage:
         return found
 
     def run_cli(self, *words: str) -> tuple[int, str]:
-        """Runs a command in this process, which saves starting an interpreter; returns exit code and
-        output."""
+        """Runs a command in this process, to save starting an interpreter. Returns (exit code, output)."""
         output = io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             code = main([*words, "--state-file", str(self.home.state_file)])
         return code, output.getvalue()
 
     def store(self) -> Store:
-        """Opens the store as a front end does; the caller closes it."""
+        """Opens the store as a front end does. The caller must close it."""
         return Store(self.home)
 
 
 def newest_attempts(home: DataDir, jobs: int) -> list[Path]:
-    """Returns the complete attempt folders of the newest `jobs` jobs."""
+    """Returns the attempt folders of the newest `jobs` jobs, if they have a spec."""
     newest = sorted((path for path in home.runs.iterdir()), key=lambda path: int(path.name))[-jobs:]
     return [path for job in newest for path in sorted(job.iterdir()) if (path / "spec.json").exists()]
 
 
 def runner_pids(folder: Path, data: str = "gpu_scheduler_state.d") -> list[int]:
-    """Returns the pids of the live runners of this folder's jobs that hold their claim."""
+    """Returns the pids of this folder's live runners that hold a claim."""
     return [pid for pid, _ in runners_of(folder, data)]
 
 
 def runners_of(folder: Path, data: str = "gpu_scheduler_state.d") -> list[tuple[int, Path]]:
-    """Returns these runners as (pid, attempt folder)."""
+    """Returns (pid, attempt folder) of this folder's live runners that hold a claim."""
     found = []
     for claim in (folder / data / "runs").glob("*/*/claim"):
         if not (claim.parent / "result").exists():
@@ -164,5 +163,5 @@ def kill(pid: int, number: int = signal.SIGKILL) -> bool:
 
 
 def pause(seconds: float) -> None:
-    """Sleeps until a random moment of the test; never used to synchronise."""
+    """Sleeps, to reach a random moment of the test. Not for waiting until something has happened."""
     time.sleep(seconds)

@@ -1,8 +1,8 @@
 """P6: processes of jobs hide from the scheduler while runners and schedulers are killed and jobs cancelled.
 
-Each process hides its environment, leaves the session, or leaves its parents, but never all three. It holds a
-lock for its GPU as long as it lives, so the next job there detects whether it is alone. In the end no
-process of a job may be left, and no foreign process may have been signalled.
+Each process hides its environment, leaves its session or leaves its parents, but never does all three. It
+holds a lock for its GPU as long as it lives, so that the next job on that GPU detects whether it is alone. In
+the end, no job may have left a process, and no foreign process may have been signalled.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ sleep "$3"
 echo "$2 end $4" >> "$1"
 exit "$4"
 """
-#: A foreign process: the same program without a token.
+#: Script of a foreign process, which has no token and records every signal.
 _BYSTANDER = """\
 trap 'echo "$2 bystander" >> "$1"; exit 0' TERM INT HUP
 echo up
 while :; do sleep 0.1; done
 """
-#: Command lines that start the process of a job; the {fields} are filled in.
+#: Templates of command lines that start a job's process, by the way in which it hides.
 _WAYS = {
     "environment cleared": "{clear} sh {script} {arguments}",
     "environment overwritten": "{python} -I -S {hide} {arguments}",
@@ -48,7 +48,7 @@ _WAYS = {
     "its own session, forked twice": "(setsid sh {script} {arguments} &); sleep {longer}; exit {code}",
 }
 _CODES = (0, 0, 3, 42)
-#: Seconds in which a process may still end after every attempt was reconciled.
+#: Seconds that processes have to end after every attempt was reconciled.
 _EXIT_GRACE_S = 10.0
 
 
@@ -80,7 +80,7 @@ def _line(stage: Stage, number: int, code: int, seconds: float) -> str:
 
 @contextlib.contextmanager
 def _bystanders(stage: Stage, found: Findings) -> Iterator[None]:
-    """Runs three processes that must not be signalled."""
+    """Runs three foreign processes, which must not be signalled."""
     script = stage.folder / "bystander.sh"
     script.write_text(_BYSTANDER)
     processes = [
@@ -106,7 +106,7 @@ def _bystanders(stage: Stage, found: Findings) -> Iterator[None]:
 def _run(
     stage: Stage, lines: list[str], order: Order, dice: random.Random, found: Findings
 ) -> tuple[set[int], set[int]]:
-    """Runs all lines; returns the ids of jobs whose runner was killed, and of cancelled jobs."""
+    """Runs all lines. Returns the ids of jobs whose runner was killed, and the ids of cancelled jobs."""
     killed: set[int] = set()
     cancelled: set[int] = set()
     stage.append(lines)
@@ -143,7 +143,7 @@ def _run(
 
 
 def _open(stage: Stage, count: int) -> bool:
-    """Returns whether some job can still change."""
+    """Returns whether some job is neither finished nor held."""
     store = stage.store()
     counts = state_counts(store)
     store.close()
@@ -151,12 +151,12 @@ def _open(stage: Stage, count: int) -> bool:
 
 
 def _runners(stage: Stage) -> list[tuple[int, int]]:
-    """Returns the runners that hold a claim, as (pid, job id)."""
+    """Returns (pid, job id) of each live runner that holds a claim."""
     return [(pid, int(folder.parent.name)) for pid, folder in runners_of(stage.folder)]
 
 
 def _nothing_left(stage: Stage, found: Findings) -> None:
-    """Checks that no process has a script of this folder in its command line."""
+    """Checks that no process with a script or the trace of this folder in its command line is left."""
     marks = [str(stage.folder / "hidden.sh").encode(), str(stage.trace).encode()]
 
     def left() -> list[int]:

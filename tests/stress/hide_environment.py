@@ -1,7 +1,7 @@
-"""Runs as a job's process and overwrites its own environment, as programs do that set their title.
+"""A job's process that overwrites its own environment, as programs that set their title do.
 
-Usage: python hide_environment.py TRACE N SECONDS CODE LOCK. Otherwise it behaves like `hidden.sh`; see
-hidden_processes.py.
+Usage: python hide_environment.py TRACE N SECONDS CODE LOCK. In all other respects it behaves like `hidden.sh`
+in hidden_processes.py.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import time
 
 
 def main() -> int:
-    """Hides the environment, writes the start, sleeps, and writes the end."""
+    """Hides the environment, writes the start into the trace, sleeps, and writes the end."""
     trace, number, seconds, code, lock = sys.argv[1:]
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()

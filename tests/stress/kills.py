@@ -1,7 +1,7 @@
-"""P1 and P2: jobs are submitted in every way while the scheduler is killed at random moments, then drained.
+"""P1 and P2: jobs are submitted in every way while the scheduler is killed at random moments.
 
-Every acknowledged job must have run once, and ended as the store says. From time to time a second runner is
-started on purpose in the folder of an attempt.
+After a final drain, every acknowledged job must have run once and ended as the store says. From time to time,
+this part starts a second runner in the folder of an attempt on purpose.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tests.waiting import wait_for
 
 Variant = Literal["direct", "screen", "control"]
 
-#: Fractions of the jobs. `add` takes longest, since it starts a process for each.
+#: The fraction of the jobs to submit in each way. `add` is slowest, because it starts a process for each job.
 _WAYS = {"file": 0.65, "add": 0.1, "insert": 0.25}
-#: Stands in for the job's `python`: the CSV lines here run a shell script, which starts faster.
+#: Stands in for the `python` of CSV lines: it runs a shell script, which starts faster.
 _PYTHON = '#!/bin/sh\nshift\nexec /bin/sh "$@"\n'
 
 
@@ -43,13 +43,15 @@ def screen(order: Order) -> Findings:
 def kills(order: Order, variant: Variant, times: int, count: int) -> Findings:
     """Kills a scheduler `times` times during `count` jobs."""
     if SYSTEM_CONDA is not None:
-        return Findings(skipped=SYSTEM_CONDA_REASON)  # not the `python` that this part provides
+        return Findings(
+            skipped=SYSTEM_CONDA_REASON
+        )  # jobs would not run the `python` that this part provides
     found, dice = Findings(), order.rng(variant)
     stage = stage_for(order.folder, variant, program_for(order))
     codes = {n: dice.choice([0, 0, 0, 1, 3, 7, 42, 255]) for n in range(count)}
     jobs = [_job(stage, n, code, variant, dice) for n, code in codes.items()]
     again = DirectExecutor()
-    first = stage.start()  # from now on its data directory exists
+    first = stage.start()  # creates the data directory
     first.kill()
     first.wait()
     with _Submitter(stage, variant) as submitter:
@@ -73,13 +75,13 @@ def kills(order: Order, variant: Variant, times: int, count: int) -> Findings:
 
 
 def none_left(executor: DirectExecutor) -> bool:
-    """Returns whether every runner that it started has ended."""
+    """Returns whether every runner that this executor started has ended."""
     executor.reap()
     return executor.running == 0
 
 
 def stage_for(folder: Path, variant: Variant, program: str = "gpu_scheduler") -> Stage:
-    """Makes a folder with everything that these jobs need, and its scheduler."""
+    """Makes a folder with everything that these jobs need, in which schedulers can run."""
     (folder / "bin").mkdir()
     python = folder / "bin" / "python"
     python.write_text(_PYTHON)
@@ -104,7 +106,7 @@ def _job(stage: Stage, number: int, code: int, variant: Variant, dice: random.Ra
 
 
 class _Submitter:
-    """A process that submits while schedulers come and go; it is never killed."""
+    """A process that submits jobs while schedulers start and are killed. It is never killed itself."""
 
     def __init__(self, stage: Stage, variant: Variant) -> None:
         self._stage, self._is_control = stage, variant == "control"
@@ -128,7 +130,7 @@ class _Submitter:
             self._process.communicate()
 
     def submit(self, jobs: list[dict[str, object]]) -> None:
-        """Queues jobs, which the process submits one after the other in the background."""
+        """Passes jobs to the process, which submits them one after the other in the background."""
         if self._process is None:
             self._stage.append([str(job["line"]) for job in jobs])
             return
@@ -138,7 +140,7 @@ class _Submitter:
         self._process.stdin.flush()
 
     def close(self, found: Findings) -> None:
-        """Waits until all are acknowledged; counts a refusal as a fault."""
+        """Waits until all jobs are acknowledged. Counts each refusal as a fault."""
         if self._process is None:
             return
         _, errors = self._process.communicate()
@@ -154,7 +156,7 @@ class _Submitter:
 def _launch_second_runner(
     stage: Stage, executor: DirectExecutor, dice: random.Random, found: Findings
 ) -> None:
-    """Starts one more runner for one of the newest attempts, whatever its state."""
+    """Starts another runner for one of the newest attempts, whatever the state of the attempt."""
     newest = newest_attempts(stage.home, 20)
     if newest:
         executor.launch(AttemptRef(0, 0, "", dice.choice(newest)))
@@ -166,8 +168,8 @@ def _judge(
 ) -> None:
     """Compares the trace with the recorded outcomes, and checks the exit code of the drain.
 
-    least: the largest exit code of the jobs from the file. Jobs without a line that a killed scheduler had
-    already recorded do not count towards it.
+    least: the largest exit code among the jobs from the file, which is the least exit code of the drain.
+    Other jobs count towards that exit code only if they ended during the drain.
     """
     if variant == "control":
         state = json.loads((stage.folder / "control.json").read_text())

@@ -1,5 +1,7 @@
-"""Finds memory that was allocated twice: from the traces of the jobs, from the store, and by a watcher that
-samples the store and the GPUs during the run."""
+"""Finds memory that was allocated twice.
+
+The evidence is the jobs' traces, the store, and a watcher that samples the store and the GPUs during the run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
 from tests.stress.trace import number_of
 
-#: Seconds by which different clocks may disagree.
+#: Seconds by which two clocks may differ.
 _CLOCKS_S = 0.005
 #: Seconds between two samples of the watcher.
 _INTERVAL_S = 0.004
@@ -39,12 +41,12 @@ class ForeignProcess(Span):
     pid: int = 0
 
     def lives(self) -> bool:
-        """Returns whether it still holds its memory."""
+        """Returns whether the process still holds its memory."""
         return self.end == math.inf and simulated_usage.start_ticks(self.pid) is not None
 
 
 def overcommitments(spans: Iterable[Span], total_mib: int) -> list[str]:
-    """Describes every span that began when it did not fit beside the others on its GPU."""
+    """Describes every span that did not fit beside the other spans on its GPU when it began."""
     found = []
     held: dict[int, list[Span]] = {}
     for span in sorted(spans, key=lambda span: span.begin):
@@ -57,8 +59,7 @@ def overcommitments(spans: Iterable[Span], total_mib: int) -> list[str]:
 
 
 def spans_in_trace(trace: Path) -> tuple[dict[int, Span], list[int]]:
-    """Returns the declared memory of each job while it lived, by number, and the jobs that ran out of
-    memory."""
+    """Returns the declared memory of each job during its life, by number, and the jobs that had an OOM."""
     spans: dict[int, Span] = {}
     full = []
     for line in trace.read_text().splitlines() if trace.exists() else []:
@@ -72,7 +73,7 @@ def spans_in_trace(trace: Path) -> tuple[dict[int, Span], list[int]]:
 
 
 def spans_in_store(store: Store) -> dict[int, list[Span]]:
-    """Returns the allocations in the store by job number, each shortened slightly at both ends."""
+    """Returns the allocations in the store by job number, each slightly shortened at both ends."""
     wall = time.time() - time.monotonic()
     boot = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
     index = store.gpu_indices()
@@ -92,7 +93,7 @@ def spans_in_store(store: Store) -> dict[int, list[Span]]:
 
 
 def count_waits(lived: dict[int, Span], sent_at: dict[int, float]) -> int:
-    """Counts the jobs that were appended before another one ended and started after it on the same GPU."""
+    """Counts the jobs that were appended while another job ran, and started on the same GPU after its end."""
     return sum(
         any(other.gpu == span.gpu and sent_at[number] < other.end <= span.begin for other in lived.values())
         for number, span in lived.items()
@@ -100,7 +101,7 @@ def count_waits(lived: dict[int, Span], sent_at: dict[int, float]) -> int:
 
 
 def released_early(lived: dict[int, Span], held: dict[int, list[Span]]) -> list[str]:
-    """Describes every job that lived while the store had no allocation for it."""
+    """Describes every job that was alive at a time when the store had no allocation for it."""
     found = []
     for number, span in lived.items():
         recorded = held.get(number, [])
@@ -114,7 +115,7 @@ def released_early(lived: dict[int, Span], held: dict[int, list[Span]]) -> list[
 class Watcher(threading.Thread):
     """Samples the store and the GPUs continuously.
 
-    home None: there is no store. double_allocations, overfull: descriptions of the faults, each case once.
+    home: None if there is no store. double_allocations, overfull: descriptions of the faults, each case once.
     """
 
     def __init__(
@@ -139,14 +140,14 @@ class Watcher(threading.Thread):
         self._over = threading.Event()
 
     def stop(self) -> None:
-        """Stops sampling. Raises the error that ended it, if any."""
+        """Stops sampling. If an error has ended the sampling, raises that error."""
         self._over.set()
         self.join()
         if self.error is not None:
             raise self.error
 
     def run(self) -> None:
-        """Samples until `stop` is called; keeps an error for it."""
+        """Samples until `stop` is called. Keeps an error, which `stop` raises."""
         store = Store(self._home) if self._home is not None else None
         try:
             while not self._over.wait(_INTERVAL_S):
@@ -162,7 +163,7 @@ class Watcher(threading.Thread):
 
     def _check_store(self, store: Store) -> None:
         index = store.gpu_indices()
-        # Processes known before the store is read and alive after it were there at that instant.
+        # A process that is known before the store is read, and alive after it, existed while it was read.
         known = self._foreign_processes()
         rows = store.db.rows(
             "SELECT id, gpu, vram FROM attempt JOIN allocation ON attempt_id = id WHERE released_boot IS NULL"
@@ -180,7 +181,7 @@ class Watcher(threading.Thread):
                 )
 
     def _check_gpus(self) -> None:
-        # Locked, so that no memory moves between processes while it is added up.
+        # The lock prevents changes of memory use while the uses are added up.
         with simulated_usage.locked(self._sim):
             uses = simulated_usage.read_usages(self._sim)
         used: dict[int, int] = {}

@@ -1,12 +1,13 @@
-"""Uses memory on simulated GPUs, with as few imports as possible: python -I -S memory_use.py …
+"""A process that uses memory on simulated GPUs, with as few imports as possible: python -I -S memory_use.py …
 
     job TRACE NUMBER DECLARED USED RAMP HOLD CODE asks|takes    a job, on the GPU that it was given
     other GPU PEAK LOW                                          a foreign process, controlled by its stdin
 
-With `asks` a job runs out of memory where a real GPU would be full; with `takes` it gets the memory anyway,
-so that a watcher sees the demand. TRACE gets a line when the job starts and one when it ends. A foreign
-process uses PEAK MiB once it prints "there"; after a line of input it uses LOW, then amounts between them,
-and it ends at the end of its input.
+With `asks`, a job runs out of memory when a real GPU would be full. With `takes`, it gets the memory anyway,
+so that a watcher can see the demand. TRACE gets a line when the job starts and another when it ends.
+
+A foreign process uses PEAK MiB when it prints "there". After a line of input it uses LOW MiB, and then
+varying amounts between LOW and PEAK. It ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpu_scheduler.gpus.probes import simulated_usage
 
 #: Seconds between two steps of a ramp.
 _STEP_S = 0.04
-#: Percent. So low that only memory decides which jobs share a GPU.
+#: The load of each process in percent, which is so low that only memory decides which jobs share a GPU.
 _LOAD = 10
 
 
@@ -33,7 +34,7 @@ class _Full(Exception):
 
 
 def _take(folder: str, gpu: int, has: int, wants: int, *, asks: bool = True) -> int:
-    """Uses `wants` MiB from now on. Raises _Full."""
+    """Changes the memory use of this process to `wants` MiB. Raises _Full if the GPU has too little."""
     with simulated_usage.locked(folder):
         free = simulated_usage.free_mib(folder, gpu)
         if asks and free is not None and wants - has > free:

@@ -1,7 +1,7 @@
-"""P7: lines of a jobs file are corrupted in 20,000 ways: bytes, quotes, encodings.
+"""P7: lines of a jobs file are corrupted in 20,000 ways (single bytes, quotes, encodings).
 
-Every other line must keep its job; the corrupted one runs as written or is reported with its number and a
-remedy, and nothing runs that is not in the file. Once the line is repaired everything is as before.
+Every other line must keep its job. The corrupted line must run as written, or be reported with its number and
+a remedy. Nothing may run that is not in the file. Once the line is repaired, everything must be as before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpu_scheduler.intake.jobs_file_watcher import malformed_message
 from tests.stress.file_observers import JobsFileObserver
 from tests.stress.part import Findings, Order
 
-#: A typical jobs file; no line in it could complete another one.
+#: A typical jobs file, in which no line could complete the command of another line.
 _LINES = (
     b"priority,script_path,conda_env,arguments,allowed_gpus\n",
     b"0,/data/train.py,env,--llm qwen2.5-7b-inst --name 'first run' --lr 1e-4,0-3\n",
@@ -45,7 +45,7 @@ _HOSTILE = (
     b"%s", b"*", b"~", b"!", b"=", b"-", b"\n", b"\n\n", b"'\n", b"x" * 5000, b"share=0.5 ", b"vram=",
 )  # fmt: skip
 
-#: Mutations of one file before a new one is begun, since finished jobs slow it down.
+#: Number of mutations before a new file is begun, because finished jobs slow down the reader.
 _EPISODE = 40
 
 
@@ -86,7 +86,7 @@ _WAYS: tuple[Callable[[bytes, random.Random], bytes], ...] = (_insert, _replace,
 
 
 def mutations(order: Order) -> Findings:
-    """Makes 20,000 mutations; saves, reads and repairs the file for each."""
+    """Makes 20,000 mutations. Saves, reads and repairs the file for each of them."""
     found, dice, count = Findings(), order.rng("mutations"), order.scaled(20_000, 40)
     path, done = order.folder / "jobs.txt", 0
     look = _read_all_rows if order.is_control else None
@@ -171,7 +171,7 @@ def _mend(
     corrupted: bytes,
     found: Findings,
 ) -> None:
-    """Saves the original file: every kept job must belong to its line again."""
+    """Saves the original file and checks that every kept job belongs to its line again."""
     _save(path, _LINES)
     eye.wait(30)
     if not kept <= eye.ready():
@@ -185,9 +185,9 @@ def _is_binary(content: bytes) -> bool:
 
 
 def _continuation_lines(eye: JobsFileObserver, at: int, pieces: int) -> dict[int, str]:
-    """Returns the following lines, by number, that would complete an unfinished command.
+    """Returns the later lines, by number, that could belong to an unfinished command in the corrupted line.
 
-    They wait with it by design, because the rest of a loop must never run alone.
+    By design they wait with that command, because the rest of a loop must never run alone.
     """
     opened = {f"it belongs to line {number}," for number in range(at + 1, at + 1 + pieces)}
     return {
@@ -200,7 +200,7 @@ def _continuation_lines(eye: JobsFileObserver, at: int, pieces: int) -> dict[int
 def _judge_reports(
     eye: JobsFileObserver, at: int, pieces: list[bytes], same: dict[int, str], found: Findings
 ) -> bool:
-    """Checks that each report names a corrupted line and the accepted form, and that none is missing.
+    """Checks that each report names a corrupted line and the accepted form, and that no report is missing.
 
     Returns whether a part of the corrupted line is reported.
     """
@@ -229,7 +229,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _wrong(spec: JobSpec, corrupted: bytes) -> str | None:
-    """Returns how the job differs from its line, judged independently of the parser; None: not at all."""
+    """Returns how the job differs from its line, without use of the parser; None if it does not differ."""
     if not _is_utf8(corrupted):
         return "it is not UTF-8"
     text = corrupted.decode()
@@ -249,7 +249,7 @@ def _wrong(spec: JobSpec, corrupted: bytes) -> str | None:
 
 
 def _read_all_rows(content: bytes) -> list[list[str]]:
-    """Returns the rows that the `csv` module reads from the whole file (negative control)."""
+    """Negative control, which reads the whole file with the `csv` module. Returns its rows."""
     return list(csv.reader(io.StringIO(content.decode("utf-8", "replace").replace("\0", ""), newline="")))
 
 

@@ -1,6 +1,6 @@
-"""Runs the program without flushing its writes: commits and results are not forced to the disk.
+"""Negative control: runs the program without forcing commits and results to the disk.
 
-Usage: python -m tests.stress.no_fsync COMMAND…, as `python -m gpu_scheduler`.
+Usage: python -m tests.stress.no_fsync COMMAND…, with the same arguments as `python -m gpu_scheduler`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 class _Unsynced(sqlite3.Connection):
     def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
-        """Executes the statement, with `synchronous=FULL` turned into `OFF`."""
+        """Executes the statement, but with `synchronous=OFF` instead of `synchronous=FULL`."""
         return super().execute(sql.replace("synchronous=FULL", "synchronous=OFF"), *values)
 
 
 def disable_fsync() -> None:
-    """Makes every fsync and every synchronous commit of this process a no-op from here on."""
+    """Disables fsync and synchronous commits in this process from now on."""
     real = sqlite3.connect
 
     def connect(*words: Any, **more: Any) -> sqlite3.Connection:

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: Number of faults that are described; all of them are counted.
+#: Number of faults that are described. All faults are counted.
 MAX_MESSAGES = 30
 
 
@@ -14,8 +14,8 @@ MAX_MESSAGES = 30
 class Order:
     """The input of one part.
 
-    factor: 1.0 is the full size; folder: an empty one; is_control: run the negative control instead of the
-    scheduler.
+    factor: the size, where 1.0 is full size; folder: an empty folder; is_control: run the negative control
+    instead of the scheduler.
     """
 
     seed: int
@@ -24,16 +24,16 @@ class Order:
     is_control: bool = False
 
     def scaled(self, full: int, least: int = 1) -> int:
-        """Returns `full` scaled to this size, but at least `least`."""
+        """Returns the number `full` scaled to the size of this run, but at least `least`."""
         return max(least, round(full * self.factor))
 
     def rng(self, salt: str = "") -> random.Random:
-        """Returns a random number generator that the seed makes repeatable."""
+        """Returns a random number generator that gives the same numbers for the same seed."""
         return random.Random(f"{self.seed} {salt}")
 
     @property
     def full_length(self) -> bool:
-        """True if single jobs may take as long as they do at full size."""
+        """Whether single jobs may take as long as they do at full size."""
         return self.factor >= 0.2
 
 
@@ -41,8 +41,8 @@ class Order:
 class Findings:
     """The findings of one part.
 
-    figures: counts and measurements by name, for people; faults: number of faults by kind; skipped: why it
-    could not run here.
+    figures: counts and measurements by name, for people; faults: number of faults by kind; skipped: why the
+    part could not run on this machine, or None.
     """
 
     figures: dict[str, int | float | str] = field(default_factory=dict)
@@ -51,11 +51,11 @@ class Findings:
     skipped: str | None = None
 
     def count(self, name: str, by: int = 1) -> None:
-        """Adds to a figure."""
+        """Adds `by` to the figure with this name."""
         self.figures[name] = int(self.figures.get(name, 0)) + by
 
     def fault(self, kind: str, text: str) -> None:
-        """Counts a fault of this kind, and keeps the description of the first ones."""
+        """Counts a fault of this kind. Keeps the descriptions of the first MAX_MESSAGES faults."""
         self.faults[kind] = self.faults.get(kind, 0) + 1
         if len(self.messages) < MAX_MESSAGES:
             self.messages.append(f"{kind}: {text}")

@@ -1,5 +1,4 @@
-"""The parts of the stress tests: the promise that each one tests, its size in the suite, and the size of its
-negative control."""
+"""The parts of the stress tests, with the promise that each one tests and the sizes at which it runs."""
 
 from __future__ import annotations
 
@@ -34,8 +33,8 @@ from tests.stress.part import Findings, Order
 class Part:
     """One part.
 
-    suite: its factor in the test suite, None = full size only; control: the factor of its negative control,
-    which must fail, None = it has none of its own.
+    suite: the part's factor in the test suite, or None if it runs only at full size; control: the factor of
+    its negative control, which must fail, or None if the part has no negative control of its own.
     """
 
     promise: str
@@ -48,7 +47,7 @@ class Part:
         return f"{self.promise} {self.name}"
 
 
-#: Longest first, so that they end at about the same time.
+#: The longest parts come first, so that parallel workers end at about the same time.
 PARTS = (
     Part("P9", "pauses edited by three writers", pauses.toggles, suite=0.006, control=0.01),
     Part("P1 P2", "scheduler killed, direct", kills.direct, suite=0.02, control=0.03),

@@ -1,10 +1,11 @@
-"""P9: three writers edit the pauses in the state file, each with its own style of saving, and sometimes call
-`pause` and `resume`, while a busy scheduler updates the same file and is killed from time to time. The last
-change of each GPU must hold, keys that are not the scheduler's must stay, and the jobs file must never be
-touched.
+"""P9: three writers edit the pauses in the state file while a busy scheduler updates the same file.
 
-The writers take turns, since nobody could decide between two users who overwrite each other. In its turn each
-reads the file, changes one GPU and saves; the scheduler does not wait for turns.
+Each writer has its own way of saving, and sometimes calls `pause` or `resume` instead. The scheduler is
+killed from time to time. The last change to each GPU must hold, keys that are not the scheduler's must stay,
+and the jobs file must never be touched.
+
+The writers take turns, because no rule could decide between two users who overwrite each other. In its turn,
+a writer reads the file, changes one GPU and saves the file. The scheduler does not wait for turns.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from tests.stress.part import Findings, Order
 from tests.waiting import wait_for
 
 _GPUS = 8
-#: The styles of the three writers; the first one has two ways of writing in place.
+#: How the three writers save a file. The first writer has two ways of writing in place.
 _WRITERS = ((editors.truncate, editors.slow), (editors.rename,), (editors.backup,))
-#: Seconds before a GPU may be changed again. Two changes of one GPU in quick succession that cancel each
-#: other out may leave the file as it was, and no reader could know of either.
+#: Seconds that must pass before a GPU is changed again. Two quick changes that cancel each other out may
+#: leave the file as it was, so that no reader could notice them.
 _AGAIN_S = 0.5
-#: Seconds between two turns, at full size (0.32 on average) and below it.
+#: Possible seconds between two turns, at full size (key True, 0.32 on average) and at smaller sizes.
 _GAPS_S = {True: (0.0, 0.0, 0.02, 0.2, 0.6, 1.1), False: (0.0, 0.0, 0.02, 0.1)}
 
 
@@ -93,7 +94,7 @@ def _end(stage: Stage, order: Order, process: subprocess.Popen[bytes]) -> None:
 
 
 class _Users:
-    """The writers, and the pauses that they want: GPU -> paused."""
+    """The three writers, with the pauses that they want."""
 
     def __init__(self, stage: Stage, order: Order, dice: random.Random) -> None:
         self._stage, self._is_control, self._dice = stage, order.is_control, dice
@@ -110,7 +111,7 @@ class _Users:
         self._save({**state, **self._keys}, editors.rename)
 
     def turn(self, found: Findings) -> None:
-        """Lets one of them change one GPU."""
+        """Lets one of the writers change one GPU."""
         gpu = self._next_gpu()
         writer = self._dice.randrange(len(_WRITERS))
         if not self._is_control and self._dice.random() < 0.05:
@@ -146,7 +147,7 @@ class _Users:
         self._last = f"{self._last[-300:]}; {text}"
 
     def _read(self) -> dict[str, Any]:
-        """Returns the content of the file; the scheduler replaces it atomically."""
+        """Waits until the state file can be read, and returns its content."""
         found: dict[str, Any] = {}
 
         def look() -> bool:
@@ -165,13 +166,13 @@ class _Users:
             pause(self._dice.choice((0.0, 0.0, 0.001, 0.02)))
 
     def check(self, found: Findings) -> None:
-        """Waits without edits and checks that the last changes hold, in the store and in the file."""
+        """Waits without further edits, and checks that the last changes hold in the store and in the file."""
         deadline = time.monotonic() + (0.5 if self._is_control else 6.0)
         while (wrong := self._wrong()) and time.monotonic() < deadline:
             pause(0.05)
         for text in wrong:
             found.fault("overwritten", f"{text} (after {self._last})")
-        # A fault must not be counted again.
+        # Accept what is there now, so that a fault is counted only once.
         self._wanted = self._recorded()
         self._keys["turns"] = self._read().get("turns", 0)
         found.count("checks")
@@ -196,7 +197,7 @@ class _Users:
             store.close()
 
     def wait_for_round(self) -> None:
-        """Waits until a new scheduler has read the file, because a missing file would count as a change."""
+        """Waits until a new scheduler has read the file. Before that, a missing file would be a change."""
         store = self._stage.store()
         try:
             request = add_request(store, "release", "0", "stress")

@@ -1,7 +1,8 @@
 """P10: another user plants a data directory, links and files in a folder where root starts a scheduler.
 
-None of that user's commands may run as root, and no file of root that a link names may change. Once the
-planted files are removed the scheduler works. Needs root, to act as both users.
+None of that user's commands may run as root, and a file owned by root must not change because a planted link
+points to it. Once the planted files are removed, the scheduler must work. This part must run as root, so that
+it can act as both users.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ _VICTIM_CONTENTS = {"text": "precious\n", "object": '{"mine": 1}\n', "empty": ""
 
 
 class _OtherUser:
-    """Another user, who may write in the folder of a stage. canary: written by their commands if run as
-    root."""
+    """Another user, who can write in the folder of a stage. canary: a file that their commands write."""
 
     def __init__(self, stage: Stage, order: Order, dice: random.Random) -> None:
         self.uid = dice.randint(50_000, 60_000)
@@ -54,42 +54,42 @@ class _OtherUser:
             self._give(path, mode)
 
     def linked_store(self) -> None:
-        """Plants a link to such a data directory."""
+        """Plants a link to a data directory with a waiting job."""
         self.store()
         self._stage.home.folder.rename(self._own)
         self._link(self._stage.home.folder, self._own)
 
     def jobs_file(self) -> None:
-        """Plants a jobs file."""
+        """Plants a jobs file with a command."""
         self._stage.jobs_file.unlink()
         self._stage.jobs_file.write_text(f"{self._command}\n")
         self._give(self._stage.jobs_file, 0o644)
 
     def linked_jobs_file(self) -> None:
-        """Plants a link to a jobs file."""
+        """Plants a link to a jobs file with a command."""
         self.jobs_file()
         self._stage.jobs_file.rename(self._own)
         self._link(self._stage.jobs_file, self._own)
 
     def writable_jobs_file(self) -> None:
-        """Appends a line to a world-writable jobs file."""
+        """Appends a command to a jobs file that is writable by everyone."""
         self._stage.append([self._command])
         self._stage.jobs_file.chmod(0o666)
 
     def log(self) -> None:
-        """Plants a link to a file of root in place of the main log."""
+        """Plants a link in place of the main log, which points to a file owned by root."""
         self._link(self._stage.home.main_log, self.victim)
 
     def state_file(self) -> None:
-        """Plants a link to a file of root in place of the state file."""
+        """Plants a link in place of the state file, which points to a file owned by root."""
         self._link(self._stage.home.state_file, self.victim)
 
     def config(self) -> None:
-        """Plants a link to a file of root in place of llm_config.json."""
+        """Plants a link in place of llm_config.json, which points to a file owned by root."""
         self._link(self._stage.folder / "llm_config.json", self.victim)
 
     def log_folder(self) -> None:
-        """Plants links to a file of root in the log folder, under the names of the next job logs."""
+        """Plants links named like the next job logs, which point to a file owned by root."""
         logs = self._stage.folder / "logs"
         logs.mkdir()
         self._give(logs, 0o777)
@@ -106,7 +106,7 @@ class _OtherUser:
 
     @property
     def attacks(self) -> tuple[Callable[[], None], ...]:
-        """All attacks; the negative control gets only those that it can fail."""
+        """All attacks on the scheduler or, for the negative control, the attacks that it can fail."""
         mine = (self.store, self.jobs_file)
         others = (
             self.linked_store, self.linked_jobs_file, self.writable_jobs_file, self.log, self.state_file,
@@ -116,7 +116,7 @@ class _OtherUser:
 
 
 def planted(order: Order) -> Findings:
-    """Plants something in each of 90 world-writable folders."""
+    """Attacks a scheduler in each of 90 folders that are writable by everyone."""
     if os.geteuid() != 0:
         return Findings(skipped="only root can act as two users")
     found, dice, rounds = Findings(), order.rng("planted"), order.scaled(90)
@@ -145,7 +145,7 @@ def planted(order: Order) -> Findings:
 
 
 def _start(stage: Stage, stranger: _OtherUser, found: Findings, label: str) -> None:
-    """Starts a scheduler; it refuses to start, or stays up for as long as a job needs to run."""
+    """Starts a scheduler. It may refuse to start; otherwise it stays up for as long as a job needs."""
     out = stage.folder.parent / "out"
     stage.output_file = out
     process = stage.start(ready=False)
@@ -169,7 +169,7 @@ def _start(stage: Stage, stranger: _OtherUser, found: Findings, label: str) -> N
 
 
 def _mend_and_go_on(stage: Stage, jobs: GatedJobs, order: Order, found: Findings) -> None:
-    """Empties the folder except for a jobs file, and checks that a scheduler works there."""
+    """Empties the folder except for a jobs file, and checks that a scheduler works in it."""
     shutil.rmtree(stage.folder)
     stage_in(stage.folder, order)
     stage.append(jobs.lines(1, gated=False))

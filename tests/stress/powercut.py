@@ -1,8 +1,8 @@
-"""P1: the power is cut while jobs are submitted and run. No acknowledged change may be lost.
+"""P1: the power is cut while jobs are submitted and run. Every acknowledged change must survive.
 
-The data directory is on an image that is mounted in separate namespaces. All processes in it are stopped,
-the image is copied as it is, everything is killed, and the copy is mounted in the same place with another
-boot id: what was not flushed to the disk is gone, as after a power cut (without torn writes).
+The data directory is on a disk image that is mounted in separate namespaces. The test stops all processes in
+these namespaces, copies the image as it is, kills everything, and mounts the copy in the same place with
+another boot id. What was not flushed to the disk is lost, as after a power cut (except for torn writes).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.stress.trace import judge, number_of, outcomes_of
 from tests.waiting import wait_for
 
 _MIB = 360
-#: File system -> command that makes it, mount options.
+#: The command that makes each file system, and its mount options.
 _KINDS = {
     "ext4": (["mkfs.ext4", "-qF"], "loop"),
     "xfs": (["mkfs.xfs", "-qf"], "loop,nouuid"),
@@ -31,17 +31,17 @@ _KINDS = {
 
 
 def ext4(order: Order) -> Findings:
-    """20 power cuts."""
+    """Cuts the power 20 times, with the data directory on ext4."""
     return _cuts(order, "ext4")
 
 
 def xfs(order: Order) -> Findings:
-    """20 power cuts."""
+    """Cuts the power 20 times, with the data directory on XFS."""
     return _cuts(order, "xfs")
 
 
 def btrfs(order: Order) -> Findings:
-    """20 power cuts."""
+    """Cuts the power 20 times, with the data directory on Btrfs."""
     return _cuts(order, "btrfs")
 
 
@@ -64,7 +64,7 @@ def _cuts(order: Order, kind: str) -> Findings:
 
 
 def _cannot(folder: Path, kind: str) -> str | None:
-    """Returns why this cannot run here; None: it can."""
+    """Returns why this part cannot run on this machine, or None if it can."""
     if os.geteuid() != 0:
         return "only root can mount images"
     if shutil.which(_KINDS[kind][0][0]) is None:
@@ -84,9 +84,9 @@ def _make(image: Path, kind: str) -> None:
 
 
 def _inside(folder: Path, kind: str, image: str, *command: str) -> list[str]:
-    """Returns a command line that runs a command in its own namespaces, in the root of the mounted image.
+    """Returns a command line that runs a command in new namespaces, in the root of the mounted image.
 
-    Namespaces and mount end with the command.
+    The namespaces and the mount end with the command.
     """
     disk = folder / "disk"
     boot = folder / "boot_id"
@@ -119,7 +119,7 @@ def _live_and_cut(folder: Path, kind: str, seconds: float, is_control: bool) -> 
         wait_for(has_acks, "a first job", timeout_s=60)
         pause(seconds)
         _stop_all(life.pid)
-        # From here on nothing is acknowledged; the kernel may still flush more to the disk.
+        # From now on nobody is sent an acknowledgement. The kernel may still flush more to the disk.
         subprocess.run(["cp", "--sparse=always", folder / "image", folder / "copy"], check=True)
     finally:
         for pid in _pids_inside(life.pid):
@@ -129,7 +129,7 @@ def _live_and_cut(folder: Path, kind: str, seconds: float, is_control: bool) -> 
 
 
 def _pids_inside(unshare: int) -> list[int]:
-    """Returns the processes of the pid namespace that `unshare` made, by their pids in this namespace."""
+    """Returns the processes in the pid namespace that `unshare` made, as pids of this process's namespace."""
     try:
         [init] = Path(f"/proc/{unshare}/task/{unshare}/children").read_text().split()
         space = os.readlink(f"/proc/{init}/ns/pid")
@@ -146,10 +146,10 @@ def _pids_inside(unshare: int) -> list[int]:
 
 
 def _stop_all(unshare: int) -> None:
-    """Stops every process, until a scan finds no running one.
+    """Stops all processes in the namespace, until a scan finds none that is running.
 
-    A process that waits in the kernel for a stopped child between fork and exec never stops, but does nothing
-    either; other waits in the kernel are short.
+    A process that waits in the kernel for a stopped child between fork and exec never stops, but it does
+    nothing either. Other waits in the kernel are short.
     """
     deadline = time.monotonic() + 30
     settled = time.monotonic() + 1
@@ -174,7 +174,7 @@ def _state(pid: int) -> str:
 
 
 def _judge(folder: Path, kind: str, is_control: bool, found: Findings) -> None:
-    """Mounts the copy with another boot id, reads its store, runs a scheduler in it, and compares."""
+    """Mounts the copy with another boot id, runs a scheduler in it, and checks the store before and after."""
     out = folder / "out"
     (folder / "boot_id").write_text("11111111-2222-4333-8444-555555555555\n")
     words = [line.split() for line in (out / "acks").read_text().splitlines()]

@@ -1,7 +1,7 @@
-"""Lets processes claim the same attempts at the same moments, with the runner's claim or the negative
-control.
+"""Lets several processes claim the same attempts at the same time.
 
-Usage: python -m tests.stress.racers FOLDER ROUNDS RACERS [control]; prints the winners of each round as JSON.
+Usage: python -m tests.stress.racers FOLDER ROUNDS RACERS [control]. Prints the winners of each round as JSON.
+With `control`, the racers use a faulty way of claiming (the negative control).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Claim = Callable[[int, dict[str, str | int | None]], int | None]
 
 
 def _looks_then_writes(folder: int, identity: dict[str, str | int | None]) -> int | None:
-    """Claims an attempt with a gap between the check and the write (negative control)."""
+    """Negative control, which claims an attempt with a gap between the check and the write."""
     if files.exists(folder, "claim"):
         return None
     os.sched_yield()
@@ -35,7 +35,7 @@ def _looks_then_writes(folder: int, identity: dict[str, str | int | None]) -> in
 
 
 def race(parent: Path, rounds: int, racers: int, claim: Claim) -> list[list[int]]:
-    """Returns the pids that took each folder."""
+    """Returns, for each folder, the pids of the racers that claimed it."""
     with mmap.mmap(-1, 8 * racers) as shared:
         pids = [_racer(parent, rounds, claim, shared, me) for me in range(racers)]
         for pid in pids:
@@ -50,8 +50,10 @@ def race(parent: Path, rounds: int, racers: int, claim: Claim) -> list[list[int]
 
 
 def _racer(parent: Path, rounds: int, claim: Claim, shared: mmap.mmap, me: int) -> int:
-    """Forks one racer and returns its pid. All racers try each folder together and hold the claims that
-    they won for one round."""
+    """Forks one racer and returns its pid.
+
+    All racers try each folder together, and hold a claim that they won for one round.
+    """
     pid = os.fork()
     if pid:
         return pid

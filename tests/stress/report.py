@@ -48,8 +48,7 @@ def _faults(faults: dict[str, int]) -> str:
 
 
 def _bound(part: dict[str, Any]) -> str:
-    """Returns 3/N as a percentage after N trials without a fault; the first figure is the number of
-    trials."""
+    """Returns 3/N as a percentage if N trials had no fault. N is the first figure of the part."""
     trials = next(iter(part["figures"].values()), 0)
     if part["skipped"] or part["faults"] or not isinstance(trials, int) or trials < 10:
         return "-"

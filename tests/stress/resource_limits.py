@@ -21,7 +21,7 @@ from tests.stress.part import Findings, Order
 from tests.stress.trace import judge, outcomes_of
 from tests.waiting import wait_for
 
-#: Run as `bash job.sh TRACE N SECONDS CODE FIFO`; the shell itself waits, on a FIFO that nobody writes to.
+#: Run as `bash job.sh TRACE N SECONDS CODE FIFO`. The shell itself waits on a FIFO that nobody writes to.
 _JOB = """\
 echo "$2 start $$" >> "$1"
 read -r -t "$3" <> "$5"
@@ -29,7 +29,7 @@ echo "$2 end $4" >> "$1"
 exit "$4"
 """
 _CODES = (0, 0, 3, 7)
-#: Limit -> option of prlimit(1), name in /proc/PID/limits.
+#: The option of prlimit(1) for each limit, and the name of the limit in /proc/PID/limits.
 _KINDS = {
     "processes": ("nproc", "Max processes"),
     "files": ("nofile", "Max open files"),
@@ -39,12 +39,12 @@ _MIB = 1 << 20
 
 
 def direct(order: Order) -> Findings:
-    """Lowers some limit 120 times during 200 jobs."""
+    """Lowers a limit 120 times while 200 jobs run."""
     return _limits(order, order.scaled(120, 3), order.scaled(200, 8))
 
 
 def screen(order: Order) -> Findings:
-    """Lowers some limit 60 times during 100 jobs in Screen."""
+    """Lowers a limit 60 times while 100 jobs run in Screen."""
     return _limits(order, order.scaled(60, 3), order.scaled(100, 8), "--screen")
 
 
@@ -84,14 +84,14 @@ def _limits(order: Order, times: int, count: int, *mode: str) -> Findings:
 
 
 def _uid(dice: random.Random, *mode: str) -> int:
-    """Returns the uid for the scheduler; Screen needs one that has a name."""
+    """Returns the uid with which to run the scheduler. Screen needs a uid that has a user name."""
     if os.geteuid() != 0:
         return os.geteuid()
     return pwd.getpwnam("nobody").pw_uid if mode else dice.randint(60_000, 64_000)
 
 
 def _stage(order: Order, uid: int, *mode: str) -> Stage:
-    """Makes a folder of this user and its scheduler, which may read the program's files as root may."""
+    """Makes a folder that this user owns. Its scheduler may read the program's files as root may."""
     folder = order.folder / "limited"
     stage = stage_in(folder, order, *mode)
     (folder / "job.sh").write_text(_JOB)
@@ -115,7 +115,7 @@ def _one(
     found: Findings,
     lines: list[str],
 ) -> None:
-    """Lowers one limit for a while, and appends jobs meanwhile."""
+    """Lowers one limit, appends jobs, and raises the limit again after a while."""
     kind = "processes" if order.is_control else dice.choice(list(_KINDS))
     found.count(kind)
     pids = [process.pid]
@@ -132,7 +132,7 @@ def _one(
 
 
 def _soft(pid: int, kind: str) -> str:
-    """Returns the soft limit in the form that prlimit accepts."""
+    """Returns the soft limit of a process, in the form that prlimit accepts."""
     try:
         lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
     except OSError:
@@ -142,7 +142,7 @@ def _soft(pid: int, kind: str) -> str:
 
 
 def _limit(stage: Stage, pid: int, kind: str, soft: str) -> None:
-    """Sets a soft limit as this user; the process may have ended."""
+    """Sets a soft limit of a process, which may have ended. Runs as the user of the stage."""
     option = f"--{_KINDS[kind][0]}={soft}:"
     subprocess.run([*stage.prefix, "prlimit", "--pid", str(pid), option], check=False, capture_output=True)
 
@@ -154,7 +154,7 @@ def _low(kind: str, uid: int, dice: random.Random) -> int:
 
 
 def _threads_of(uid: int) -> int:
-    """Returns the number of threads that the kernel counts against the process limit of a user."""
+    """Returns the number of threads that the kernel counts towards a user's process limit."""
     count = 0
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

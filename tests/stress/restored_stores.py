@@ -1,7 +1,7 @@
 """P1 and P2: databases are lost, emptied or damaged while jobs run, and then restored.
 
-A plain start refuses, or continues as before. `--restore` runs no line twice and signals nothing. Every line
-is in the jobs file, so in the end each job has run once.
+A plain start must refuse, or continue as before. A start with `--restore` must not run a line twice or signal
+a process. Every line is in the jobs file, so in the end each job must have run once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _LOSSES: tuple[Callable[[Path, random.Random], None], ...] = (
 
 
 def losses(order: Order) -> Findings:
-    """Damages 80 databases, half of which have a backup."""
+    """Damages or removes 80 databases, half of which have a backup."""
     found, dice, rounds = Findings(), order.rng("losses"), order.scaled(80)
     found.figures = {"stores": rounds}
     for number, (stage, jobs) in enumerate(each_folder(order, dice, rounds)):

@@ -1,5 +1,8 @@
-"""P3: jobs run for seconds while the scheduler is killed, ended or replaced by a copy of itself, and while
-their Screen sessions are killed. Every exit code and every complete log must be exact."""
+"""P3: jobs run for seconds while schedulers and Screen sessions are killed.
+
+The scheduler is killed, ended, or replaced with a copy of itself. Every exit code and every log must be exact
+and complete.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from tests.stress.part import Findings, Order
 from tests.stress.trace import judge, number_of, outcomes_of
 from tests.waiting import wait_for
 
-#: Run as `sh talk.sh TRACE N TICKS CODE`: prints a line every quarter of a second and a last one at its end.
+#: Run as `sh talk.sh TRACE N TICKS CODE`. Prints a line every quarter of a second, and another at its end.
 _JOB = """\
 echo "$2 start $$" >> "$1"
 i=0
@@ -31,7 +34,7 @@ echo "job $2 says goodbye with $4"
 echo "$2 end $4" >> "$1"
 exit "$4"
 """
-#: Run as `sh wait.sh TRACE N FIFO CODE`: ends when no process has FIFO open for writing any more.
+#: Run as `sh wait.sh TRACE N FIFO CODE`. Ends when no process has FIFO open for writing any more.
 _WAITER = """\
 echo "$2 start $$" >> "$1"
 read x < "$3"
@@ -42,7 +45,7 @@ _SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signa
 
 
 def untouched(order: Order) -> Findings:
-    """Runs 300 jobs of 3 to 10 s, mostly in Screen; ends the scheduler 300 times and SCREEN 200 times."""
+    """Runs 300 jobs of 3 to 10 s, mostly in Screen. Ends 300 schedulers and kills 200 Screen sessions."""
     found, dice = Findings(), order.rng("untouched")
     stage = _stage(order)
     count, times, screens = order.scaled(300, 12), order.scaled(300, 6), order.scaled(200, 4)
@@ -79,7 +82,7 @@ def _stage(order: Order) -> Stage:
     if order.is_control:
         control = ["tests.stress.control_scheduler", "jobs.txt", "control.json", "6"]
         return Stage(folder, command=[sys.executable, "-m", *control])
-    # An upgrade replaces the program by another copy while its runners still exist.
+    # An upgrade replaces the program with another copy while runners of the old one still exist.
     shutil.copytree(ROOT / "gpu_scheduler", folder / "upgrade" / "gpu_scheduler")
     return Stage(folder, command=scheduler(folder, gpus=3))
 
@@ -97,7 +100,7 @@ def _open(stage: Stage, codes: dict[int, int]) -> bool:
 
 
 def _sessions(stage: Stage) -> list[int]:
-    """Returns the pids of the SCREEN processes of running jobs, from the claims of their runners."""
+    """Returns the pids of the SCREEN processes of running jobs, according to the runners' claims."""
     pids = []
     for folder in stage.home.runs.glob("*/*") if stage.home.runs.exists() else ():
         try:
@@ -138,8 +141,7 @@ def _judge(stage: Stage, order: Order, codes: dict[int, int], ticks: dict[int, i
 
 
 def ready(order: Order) -> Findings:
-    """Kills the scheduler a dozen times with 200 jobs running; measures the time until the next one
-    answers."""
+    """Kills the scheduler a dozen times while 200 jobs run. Measures the time until the next one answers."""
     found, count, times = Findings(), order.scaled(200, 10), order.scaled(12, 2)
     folder = order.folder
     (folder / "wait.sh").write_text(_WAITER)
@@ -196,7 +198,7 @@ def _answers(stage: Stage) -> None:
 
 
 def _alive(stage: Stage) -> Sequence[str]:
-    """Returns the tokens of the attempts whose runner is alive."""
+    """Returns the tokens of the attempts whose claim is live."""
     store = stage.store()
     try:
         rows = store.active_attempts()

@@ -1,5 +1,7 @@
-"""P7: the jobs file is rewritten in the styles of six editors while it is read. Every line of a finished save
-must run once, and a line that was cut off must never run."""
+"""P7: the jobs file is saved in the ways of six editors while the scheduler reads it.
+
+Every line of a completed save must run once, and a truncated line must never run.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from tests.stress.part import Findings, Order
 from tests.waiting import wait_for
 
 _LINES = ("0,/w/job{n}.py,,--name run-{n}", "python job{n}.py --name run-{n}")
-#: Number of saves of one file before another one is begun.
+#: Number of saves before a new file is begun.
 _EPISODE = 50
-#: Possible seconds between two steps of a save.
+#: Possible intervals between two steps of a save, in seconds.
 _STEPS_S = (0.0, 0.0, 0.05, 0.3, 1.0, 2.5, 6.0, 11.0)
 
 
 class User:
-    """A user who edits a file of unique lines. ever: every line that was ever intended to be in it."""
+    """A user who edits a file of unique lines. ever: every line that the user ever put into the file."""
 
     def __init__(self, dice: random.Random, command: str) -> None:
         self._dice, self._command = dice, command
@@ -30,7 +32,7 @@ class User:
         self.ever: set[str] = set()
 
     def edit(self, removing: bool = True) -> bytes:
-        """Makes one to three changes; returns the content to save."""
+        """Makes one to three changes; returns the content to be saved."""
         for _ in range(self._dice.randint(1, 3)):
             kinds = ["append", "append", "insert"]
             if removing and self.lines:
@@ -53,14 +55,14 @@ class User:
 
     def _new(self) -> str:
         self._serial += 1
-        # The number appears twice, because the two differ in a truncated line.
+        # The number appears twice, so that a truncated line can be recognized by a difference.
         line = self._command.format(n=self._serial)
         self.ever.add(line)
         return line
 
 
 def steps(order: Order) -> Findings:
-    """Makes 5,000 saves and reads the file between any two steps of each, with a simulated clock."""
+    """Makes 5,000 saves and reads the file between all steps of each save, with a simulated clock."""
     found, dice, count = Findings(), order.rng("saves"), order.scaled(5000, 20)
     path = order.folder / "jobs.txt"
     styles: Counter[str] = Counter()
@@ -89,7 +91,7 @@ def steps(order: Order) -> Findings:
 
 
 def _check_open_jobs(eye: JobsFileObserver | CredulousObserver, user: User, found: Findings) -> None:
-    """Leaves the file unchanged long enough, and checks that each line has its job and nothing else waits."""
+    """Leaves the file unchanged, and checks that each line has its job and that no other job waits."""
     eye.wait(30)
     waiting = Counter(eye.open_texts())
     for line in user.lines:
@@ -111,7 +113,7 @@ def _judge(started: Counter[str], must: set[str], may: set[str], found: Findings
 
 
 def live(order: Order) -> Findings:
-    """Makes 500 saves, at full speed, of a file that a real scheduler watches and runs."""
+    """Makes 500 saves in real time, of a file that a real scheduler watches and runs."""
     found, dice, count = Findings(), order.rng("live"), order.scaled(500, 10)
     script = order.folder / "note.sh"
     script.write_text('echo "$2 $3" >> "$1"\nsleep "$4"\n')
@@ -121,7 +123,7 @@ def live(order: Order) -> Findings:
     watcher = stage.start()
     try:
         for number in range(count):
-            # Removed lines count only after 10 s; the last saves only add lines, so that the end comes soon.
+            # A removed line counts only after 10 s, so the last saves only add lines, to end the test sooner.
             for _ in dice.choice(STYLES)(stage.jobs_file, user.edit(number < count * 0.8), dice):
                 pause(dice.choice((0.0, 0.001, 0.01, 0.05)))
             pause(dice.choice((0.0, 0.0, 0.02, 0.2)))

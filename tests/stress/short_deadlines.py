@@ -1,6 +1,6 @@
-"""Runs the program with a launch deadline of two seconds instead of ten, for stress tests at small sizes.
+"""Runs the program with a launch deadline of two seconds instead of ten, for small stress tests.
 
-Usage: python -m tests.stress.short_deadlines COMMAND…, as `python -m gpu_scheduler`.
+Usage: python -m tests.stress.short_deadlines COMMAND…, with the same arguments as `python -m gpu_scheduler`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,18 @@
-"""Negative control: a simple scheduler with a data directory, for the parts that damage, copy or plant files,
-hide processes and lower limits. Each of those parts must fail on it.
+"""Negative control: a simple scheduler with a data directory, on which several parts must fail.
 
-It trusts its database wherever it is, and treats a missing one as a new one; it locks a file by its name; it
-opens files without checking their type; it forgets a stop requested before it was up; it finds the processes
-of a job by their environment alone; it counts a launch that failed for lack of a process as a failure of the
-job; and it ends at the first file that it cannot read.
+These are the parts that damage, copy or plant files, hide processes or lower limits. The scheduler has these
+faults:
 
-Usage: python -m tests.stress.simple_scheduler start [--drain], in the folder of its jobs.txt. A file
-`stop` in its record asks it to end.
+- It trusts its database wherever that is, and starts with a new one if it is missing.
+- It locks a file that can be replaced by another with the same name, and opens files without checking their
+  type.
+- It forgets a stop that was requested before it was up.
+- It finds the processes of a job by their environment alone.
+- If a launch fails because no process can be started, it blames the job.
+- It ends at the first file that it cannot read.
+
+Usage: python -m tests.stress.simple_scheduler start [--drain], in the folder of its jobs.txt. A file `stop`
+in its data directory asks it to end.
 """
 
 from __future__ import annotations
@@ -26,17 +31,19 @@ from typing import Any
 from gpu_scheduler.attempts.sweep import sweep_once
 
 DATA_DIR = Path("gpu_scheduler_state.d").absolute()
-#: GPUs, of which each job has one.
+#: Number of GPUs. Each job gets one.
 GPUS = 4
-#: Launches after which a job counts as failed.
+#: Number of launches after which a job counts as failed.
 _TRIES = 5
-#: Seconds between the lock and the first round.
+#: Seconds from taking the lock to the first round.
 _COMES_UP_S = 0.2
 
 
 class SimpleScheduler:
-    """The scheduler. `_jobs` by line: {"n": number, "state": waiting | running | ended, "gpu", "code",
-    "tries"}."""
+    """The scheduler. `_jobs` has a dict for each line, with the keys n, state, gpu, code and tries.
+
+    n: the number of the job; state: "waiting", "running" or "ended".
+    """
 
     def __init__(self) -> None:
         self._jobs: dict[str, dict[str, Any]] = {}
@@ -44,7 +51,7 @@ class SimpleScheduler:
         self._ending = False
 
     def run(self, *, drain: bool) -> int:
-        """Schedules until asked to end; returns 1 if another one is up."""
+        """Schedules jobs until it is asked to end. Returns 1 at once if another scheduler is up."""
         (DATA_DIR / "runs").mkdir(parents=True, exist_ok=True)
         lock = os.open(DATA_DIR / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -83,7 +90,7 @@ class SimpleScheduler:
         self._save()
 
     def _observe(self, job: dict[str, Any]) -> None:
-        """Updates a running job. A runner holds the lock of its claim as long as it lives."""
+        """Updates a running job. As long as its runner lives, the runner holds a lock on the claim."""
         for runner in self._runners:
             runner.poll()
         folder = DATA_DIR / "runs" / str(job["n"]) / "1"
@@ -93,7 +100,7 @@ class SimpleScheduler:
             if (folder / "result").exists():
                 job.update(state="ended", code=int((folder / "result").read_text()))
             elif not sweep_once(folder, claim["token"], signal.SIGKILL):
-                # A job that is gone without a result is tried again.
+                # A job that has ended without a result is tried again.
                 job.update(state="waiting", tries=job["tries"] + 1)
 
     def _start(self, line: str, job: dict[str, Any], gpu: int) -> None:

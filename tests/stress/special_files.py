@@ -1,7 +1,8 @@
-"""P8: FIFOs, devices, folders, endless files or nested JSON replace the state file, the jobs file or
-llm_config.json, before the scheduler starts or while it runs.
+"""P8: FIFOs, devices, folders, endless files or nested JSON replace the files that the scheduler reads.
 
-It must keep starting jobs, use little memory, end at SIGTERM, and restart or refuse to within a time limit.
+These files are the state file, the jobs file and llm_config.json, before the scheduler starts or while it
+runs. The scheduler must keep starting jobs, use little memory and end at SIGTERM. After that it must start
+again or refuse to start, within a time limit.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from tests.stress.harness import Stage
 from tests.stress.part import Findings, Order
 from tests.waiting import wait_for
 
-#: Seconds within which a job must start and a scheduler end; the negative control needs milliseconds.
+#: Seconds within which a job must start and a scheduler must end. The negative control gets less time.
 _ANSWER_S, _CONTROL_ANSWER_S = 30.0, 0.7
-#: Highest memory use of a scheduler, in MiB; one that reads a file of 16 MiB whole stays below it.
+#: Highest permitted memory use of a scheduler, in MiB. Reading a whole file of 16 MiB needs less.
 _MEMORY_MIB = 300
 _STATE, _CONFIG, _JOBS = "gpu_scheduler_state.json", "llm_config.json", "jobs.txt"
 
@@ -55,7 +56,7 @@ _KINDS: tuple[Callable[[Path], None], ...] = (_fifo, _folder, _zeros, _sparse, _
 
 
 def special_files(order: Order) -> Findings:
-    """Puts one to three such files into each of 60 folders."""
+    """Replaces one to three files in each of 60 folders."""
     found, dice, rounds = Findings(), order.rng("special files"), order.scaled(60)
     found.figures = {"folders": rounds}
     for stage, jobs in each_folder(order, dice, rounds):
@@ -86,7 +87,7 @@ def _one(stage: Stage, jobs: GatedJobs, order: Order, dice: random.Random, found
 
 
 def _put(path: Path, kind: Callable[[Path], None]) -> None:
-    """Moves the file aside, as an editor does, and makes something else in its place."""
+    """Moves the file aside, as an editor does, and makes a file of another kind in its place."""
     if path.exists():
         path.rename(path.with_name(f"{path.name}.aside"))
     kind(path)
@@ -105,7 +106,7 @@ def _take_away(path: Path) -> None:
 def _answers(
     stage: Stage, process: subprocess.Popen[bytes], jobs: GatedJobs, order: Order, label: str, found: Findings
 ) -> None:
-    """Checks that a job submitted now starts."""
+    """Checks that a job that is submitted now starts."""
     before = jobs.started()
     [line] = jobs.lines(1, gated=False)
     if order.is_control:
@@ -143,7 +144,7 @@ def _ends(process: subprocess.Popen[bytes], order: Order, label: str, found: Fin
 
 
 def _starts_again(stage: Stage, jobs: GatedJobs, order: Order, label: str, found: Findings) -> None:
-    """Checks that a restart continues with the jobs, or refuses with a message and no traceback."""
+    """Checks that a new scheduler continues with the jobs, or refuses with a message but no traceback."""
     at = stage.output_file.stat().st_size
     process = stage.start(ready=False)
 

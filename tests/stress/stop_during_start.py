@@ -1,5 +1,7 @@
-"""P3: `stop` is called at random moments while `start` comes up. A scheduler that already had its lock has
-ended when `stop` returns; the next start stays up, and running jobs are not touched.
+"""P3: `stop` is called at random moments while a scheduler is starting.
+
+A scheduler that already had its lock must have ended when `stop` returns. The next scheduler must stay up,
+and running jobs must not be affected.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from tests.stress.part import Findings, Order
 from tests.waiting import wait_for
 
 _STARTS_PER_RECORD = 10
-#: Seconds in which a scheduler must end after `stop` has returned.
+#: Seconds within which a scheduler must end after `stop` has returned.
 _END_S = 0.5
 
 
 def stops(order: Order) -> Findings:
-    """Stops each of 300 starts: at once, up to 0.5 s later, or up to 0.2 s after it has its lock."""
+    """Stops each of 300 schedulers: at once, up to 0.5 s later, or up to 0.2 s after it got its lock."""
     found, dice, starts = Findings(), order.rng("stops"), order.scaled(300)
     found.figures = {"starts": starts, "stopped before the lock": 0, "stopped before it was up": 0}
     for first in range(0, starts, _STARTS_PER_RECORD):
@@ -71,7 +73,7 @@ def _stop(stage: Stage, options: list[str], order: Order, dice: random.Random, f
         elif process.returncode != 0:
             output = stage.output_file.read_bytes()[at:].decode(errors="replace")
             if process.returncode == 1 and f"(pid {os.getpid()}); end it with `stop`" in output:
-                # While none is up, `stop` briefly holds the lock to update the state file.
+                # While no scheduler is up, `stop` briefly holds the lock to update the state file.
                 found.count("refused while stop held the lock")
                 return
             found.fault("wrong end", f"{process.returncode} after {moment:.3f} s: {output[-1500:]} ({reply})")
@@ -81,12 +83,12 @@ def _request_stop(stage: Stage, order: Order) -> str:
     if order.is_control:
         (stage.home.folder / "stop").touch()
         return ""
-    # In this process, because an interpreter takes longer to start than the intervals tested here.
+    # Run `stop` in this process, because starting an interpreter takes longer than the tested intervals.
     code, reply = stage.run_cli("stop")
     return f"{code}: {reply}"
 
 
 def _has_lock(pid: int) -> bool:
-    """Returns whether this process holds an exclusive lock, according to the kernel."""
+    """Returns whether the process with this pid holds an exclusive lock, according to the kernel."""
     held = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     return any(words[1:4] == ["FLOCK", "ADVISORY", "WRITE"] and words[4] == str(pid) for words in held)

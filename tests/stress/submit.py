@@ -1,8 +1,8 @@
-"""Submits jobs in the ways that users do and acknowledges each: python -m tests.stress.submit ACKS.
+"""Submits jobs in the ways in which users do, and records each acknowledgement.
 
-Each line of standard input is a JSON object {"n": number, "way": "file"|"add"|"insert", "line": what to run,
-"args": the arguments for `add`}; it runs in the folder of the scheduler. Once the way has answered, "N WAY"
-is appended to ACKS: from then on the job must never be lost.
+Usage: python -m tests.stress.submit ACKS, in the folder of the scheduler. Each line of standard input is a
+JSON object {"n": number, "way": "file"|"add"|"insert", "line": what to run, "args": the arguments for `add`}.
+Once a job has been accepted, "N WAY" is appended to the file ACKS. From then on, the job must not be lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCRIPT = "trace.py"
 
 
 def main() -> int:
-    """Submits until standard input ends; returns 1 if a submission was refused."""
+    """Submits jobs until standard input ends; returns 1 if a job was refused."""
     store = Store(DataDir.of("gpu_scheduler_state.json"))
     refused = 0
     with open(sys.argv[1], "a") as acks:

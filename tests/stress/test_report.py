@@ -1,4 +1,4 @@
-"""Tests of the report, and of the choice of parts on the command line."""
+"""Tests of the report, and of how words on the command line select parts."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def rows(*parts: dict[str, object]) -> list[str]:
     return text.splitlines()[4:]
 
 
-def test_the_row_of_a_clean_part_shows_its_bound_and_negative_control() -> None:
+def test_row_of_a_part_without_faults_shows_the_bound_and_the_negative_control() -> None:
     control = part(is_control=True, faults={"twice": 12, "lost": 1})
     assert rows(part(), control) == [
         "| P2 | races | races 10,000, won 5/5 | 0 | 0.03 % | 12 twice, 1 lost |"
     ]  # fmt: skip
 
 
-def test_row_with_faults_has_no_bound_and_skipped_row_gives_the_reason() -> None:
+def test_row_with_faults_shows_no_bound_and_row_of_a_skipped_part_gives_the_reason() -> None:
     assert rows(part(faults={"twice": 1}), part(skipped="only root")) == [
         "| P2 | races | races 10,000, won 5/5 | 1 twice | - | - |",
         "| P2 | races | skipped: only root | - | - | - |",
     ]
 
 
-def test_table_replaces_text_between_markers() -> None:
+def test_report_replaces_the_text_between_the_markers() -> None:
     text = insert(DOCUMENT.read_text(), "figures")
     assert f"{BEGIN}\nfigures\n{END}\n" in text
     assert insert(text, "@other@").replace("@other@", "figures") == text

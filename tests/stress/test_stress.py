@@ -1,6 +1,6 @@
-"""Runs the stress tests at the size of the suite, and checks that the negative controls fail.
+"""Runs the stress tests at the small size of the test suite, and checks that the negative controls fail.
 
-STRESS_SEED=… repeats a run; `make stress` runs the full size.
+The environment variable STRESS_SEED repeats a run. `make stress` runs the full size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SLOW_CONTROLS = (
 
 
 def suite(*, control: bool) -> list[object]:
-    """Returns the parts that run here."""
+    """Returns the parts, or the negative controls, that run in the test suite."""
     parts = [part for part in PARTS if part.suite is not None and (part.control is not None or not control)]
     if control:
         parts = [part for part in parts if part.name not in SLOW_CONTROLS]
@@ -36,7 +36,7 @@ def suite(*, control: bool) -> list[object]:
 
 @pytest.mark.timeout(170)
 @pytest.mark.parametrize("part", suite(control=False))
-def test_each_part_of_the_stress_test_finds_no_faults(
+def test_each_part_of_the_stress_tests_finds_no_faults(
     part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert part.suite is not None
@@ -50,7 +50,7 @@ def test_each_part_of_the_stress_test_finds_no_faults(
 
 @pytest.mark.timeout(170)
 @pytest.mark.parametrize("part", suite(control=True))
-def test_negative_control_fails(part: Part, tmp_path: Path) -> None:
+def test_negative_control_of_each_part_has_faults(part: Part, tmp_path: Path) -> None:
     assert part.control is not None
     found = part.run(Order(7, part.control, tmp_path, is_control=True))
     if found.skipped is not None:

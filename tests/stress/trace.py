@@ -1,4 +1,4 @@
-"""Compares the traces that the jobs themselves wrote with the reports of the scheduler."""
+"""Compares the traces that the jobs themselves wrote with what the scheduler reports."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 from tests.stress.part import Findings
 
-#: Run as `sh trace.sh TRACE N SECONDS CODE`: writes a line when it starts and one when it ends.
+#: Run as `sh trace.sh TRACE N SECONDS CODE`. Writes a line when it starts and another when it ends.
 JOB = """\
 echo "$2 start $$ ${GPU_SCHEDULER_ATTEMPT:-0}" >> "$1"
 sleep "$3"
 echo "$2 end $4" >> "$1"
 exit "$4"
 """
-#: Run as `sh gated.sh TRACE N GATE CODE`: runs until the file GATE exists or its own is removed; writes a
-#: line when it gets SIGTERM.
+#: Run as `sh gated.sh TRACE N GATE CODE`. Runs until the file GATE exists or the script itself is removed.
+#: Writes a line when it gets SIGTERM.
 GATED_JOB = """\
 trap 'echo "$2 signal 15" >> "$1"; exit 143' TERM
 echo "$2 start $$ ${GPU_SCHEDULER_ATTEMPT:-0}" >> "$1"
@@ -30,7 +30,7 @@ exit "$4"
 
 @dataclass
 class TraceVerdict:
-    """The faults, by job number."""
+    """The faults that a comparison has found: the numbers of the jobs, by kind of fault."""
 
     lost: list[int] = field(default_factory=list)
     twice: list[int] = field(default_factory=list)
@@ -44,7 +44,7 @@ class TraceVerdict:
         return not (self.lost or self.twice or self.wrong or self.false_success or self.signalled)
 
     def report_to(self, found: Findings) -> None:
-        """Adds all of them to the faults of a part."""
+        """Adds all these faults to the findings of a part."""
         for kind, numbers in (
             ("lost", self.lost), ("twice", self.twice), ("false successes", self.false_success),
             ("signalled", self.signalled),
@@ -64,10 +64,10 @@ class TraceVerdict:
 def judge(
     trace: Path, codes: dict[int, int], recorded: dict[int, int | str | None], killed: bool
 ) -> TraceVerdict:
-    """Compares the commands that ran with the recorded results.
+    """Compares the trace with the recorded results.
 
-    codes: number -> exit code of the job; recorded: number -> exit code in the store, or a word where there
-    is none ("interrupted"). killed: runners were killed too, so "interrupted" may be right.
+    codes: the exit code of each job, by number; recorded: the exit code in the store or, if there is none, a
+    word such as "interrupted", by number; killed: runners were killed too, so "interrupted" may be right.
     """
     starts: Counter[int] = Counter()
     ends: dict[int, int] = {}
@@ -94,12 +94,12 @@ def judge(
     return verdict
 
 
-#: Matches the number of a job in its command or in the arguments of its CSV line.
+#: Finds the number of a job in its command, or in the arguments of its CSV line.
 _NUMBER = re.compile(r"/trace (\d+) ")
 
 
 def number_of(text: str) -> int:
-    """Returns the number of the job of this line."""
+    """Returns the number of the job whose command or line this is."""
     match = _NUMBER.search(text)
     assert match is not None, f"not a job of the stress tests: {text!r}"
     return int(match[1])
