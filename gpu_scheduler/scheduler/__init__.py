@@ -1,1 +1,1 @@
-"""The scheduler process: one round, the wait between rounds, and how it starts and ends."""
+"""The scheduler process: how it starts, runs rounds, waits between them, and ends."""

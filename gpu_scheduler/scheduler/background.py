@@ -1,7 +1,7 @@
 """Runs the scheduler in the background (`start --daemon`), in a session of its own.
 
-Until it is up it keeps the caller's terminal, so that startup errors are printed there. The caller waits, and
-exits with the scheduler's exit code if it does not come up.
+The scheduler prints to the caller's terminal until it is ready, so that startup errors appear there. The
+caller waits until then. If the scheduler ends before it is ready, the caller exits with the same exit code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpu_scheduler.runner.folder import close_inherited
 
 log = logging.getLogger(__name__)
 
-#: Called once the scheduler is up: its options are checked, and `stop` works.
+#: Called when the scheduler is ready: its options have been checked, and `stop` works.
 ReadyCallback = Callable[[], None]
 
 
@@ -31,11 +31,11 @@ def run(
 ) -> int:
     """Forks the scheduler; returns in both processes.
 
-    In the caller: 0 once the scheduler is up and `on_ready` was called with its pid, otherwise the
-    scheduler's exit code. In the scheduler: its exit code, at its end.
+    In the caller, returns 0 after the scheduler is ready and `on_ready` has been called with its pid. If the
+    scheduler ends before that, returns its exit code. In the scheduler, returns its exit code when it ends.
 
-    serve: schedules until asked to end, and calls its argument once it is up; main_log: gets internal errors
-    from then on; trust: accept it regardless of its owner and mode.
+    serve: runs the scheduler until it is asked to end, and calls its argument when the scheduler is ready.
+    main_log: receives internal errors after that. trust: use main_log regardless of its owner and mode.
     """
     ready, ready_out = os.pipe()
     sys.stdout.flush()
@@ -65,18 +65,18 @@ def _wait(pid: int, ready_fd: int, on_ready: Callable[[int], None]) -> int:
 
 
 def _schedule(serve: Callable[[ReadyCallback], int], ready_fd: int, main_log: Path, *, trust: bool) -> int:
-    # A session without a terminal: the caller's terminal may close, and no key press reaches the scheduler.
+    # The new session has no terminal, so that the caller's terminal may close and Ctrl-C does not reach us.
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
-    # Such as a lock, or a pipe whose reader waits for EOF.
+    # The caller may have open locks, or pipes whose readers wait for EOF.
     close_inherited((0, 1, 2, ready_fd, null))
     ready = False
 
     def up() -> None:
         nonlocal ready
         ready = True
-        # Everything printed is also in the main log or in the job logs.
+        # From now on, print nothing. Everything is also written to the main log or to the job logs.
         os.dup2(null, 1)
         os.dup2(_open_log(main_log, null, trust=trust), 2)
         try:
@@ -94,7 +94,7 @@ def _schedule(serve: Callable[[ReadyCallback], int], ready_fd: int, main_log: Pa
 
 
 def _open_log(main_log: Path, fallback: int, *, trust: bool) -> int:
-    """Opens the main log, for errors that the interpreter itself writes to stderr. Returns its descriptor."""
+    """Opens the main log and returns its descriptor, so that the interpreter can write errors to it."""
     try:
         return open_main_log(main_log, trust=trust)
     except OSError:

@@ -1,4 +1,4 @@
-"""Backs up the store while the scheduler runs: soon after its start, then once a day."""
+"""Backs up the store while the scheduler is running, first soon after the start and then once a day."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Seconds from the start to the first backup, so that the first jobs are launched before it.
+#: Seconds from the start to the first backup, long enough for the first jobs to be launched before it.
 FIRST_AFTER_S = 3.0
 EVERY_S = 86_400.0
 #: Seconds until a failed backup is retried.
@@ -20,7 +20,7 @@ RETRY_S = 3_600.0
 
 
 class BackupTimer:
-    """Schedules the backups. again_at: boot seconds at which the next one is due."""
+    """Makes backups when they are due. again_at: the boot time in seconds at which the next one is due."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -29,7 +29,7 @@ class BackupTimer:
         self.again_at = clock.now().boot + FIRST_AFTER_S
 
     def back_up_if_due(self) -> None:
-        """Makes a backup if one is due. Repeated failures for the same reason are logged once."""
+        """Makes a backup if one is due. Logs repeated failures for the same reason only once."""
         now = self._clock.now().boot
         if now < self.again_at:
             return

@@ -1,6 +1,6 @@
-"""Accepts a store in its own folder or a moved one at start; refuses a copy, or makes it a separate store.
+"""Checks at `start` whether the store is in its own folder, and refuses a copy or makes it a separate store.
 
-No process of the original is ever signalled.
+A store whose folder was moved is accepted. The processes of a copy's original are never signalled.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from gpu_scheduler.store.writer import StoreWriter
 
 @contextmanager
 def in_own_folder(store: Store, options: StartOptions) -> Iterator[None]:
-    """Adopts the current folder of the store for the block, and permanently if the block succeeds.
+    """Records the store's current folder as its own for the block, and permanently if the block succeeds.
 
-    With `--fresh`, all jobs are forgotten; with `--as-copy`, the active jobs of a copy are held. The caller
-    must hold the locks. Raises SchedulerError.
+    With `--fresh`, forgets all jobs. With `--as-copy`, holds the active jobs of a copy. The caller must hold
+    the locks. Raises SchedulerError.
     """
     copied = location.location_verdict(store) == "copied"
     if copied and not (options.fresh or options.as_copy):

@@ -48,12 +48,12 @@ from gpu_scheduler.system.shortages import describe_shortage, shortage_of
 
 log = logging.getLogger(__name__)
 
-#: Seconds before a round that could not be recorded is tried again.
+#: Seconds until a round that could not be recorded is repeated.
 RETRY_S = 1.0
 
 
 class _Failure(NamedTuple):
-    """The reason why a round could not be recorded, and the message once the problem is over."""
+    """The reason why a round could not be recorded, and the message to log when the problem is over."""
 
     problem: str
     over: str
@@ -67,7 +67,7 @@ def _failure_of(error: BaseException) -> _Failure:
 
 
 def _with_absolute_paths(options: StartOptions, llm_config: Path) -> StartOptions:
-    """Returns the options with the absolute paths of the files in use; that of llm_config is given."""
+    """Returns the options with absolute paths. llm_config: the path of the file in use."""
     conda_sh = options.conda_sh or find_conda_sh(os.environ, os.path.exists)
     return replace(
         options,
@@ -138,7 +138,7 @@ class Daemon:
             self._console.follow_attempt(attempt_id, self._store)
 
     def close(self) -> None:
-        """Closes everything but the store; running jobs are not affected."""
+        """Closes everything but the store. Does not affect running jobs."""
         try:
             if self._ownership.loss() is None:
                 self._inputs.write_state(self._clock.now().boot, at_once=True)
@@ -150,9 +150,10 @@ class Daemon:
         self._wakeups.close()
 
     def serve(self, on_ready: Callable[[], None] = lambda: None) -> int:
-        """Runs rounds until the end and returns the exit code. on_ready: called before the first round.
+        """Runs rounds until the scheduler ends; returns the exit code.
 
-        A full disk or a shortage does not end the scheduler: the round is tried again every second.
+        on_ready: called before the first round. A full disk or a shortage does not end the scheduler. It then
+        repeats the round every second.
         """
         self._set_up()
         on_ready()
@@ -185,14 +186,14 @@ class Daemon:
         return code
 
     def _wait_to_retry(self) -> int | None:
-        """Waits after a round that failed; returns the exit code if the scheduler is to end."""
+        """Waits after a failed round; returns the exit code if the scheduler must end, otherwise None."""
         self._wake_keys |= self._wakeups.wait(RETRY_S)
         return self._shut_down() if self._signal is not None or self._loop.stop_requested else None
 
     def _set_up(self) -> None:
         self._loop.on_action = self._report
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # A signal that the user chose to ignore, as `nohup` does, stays ignored.
+            # If the user chose to ignore a signal, for example with `nohup`, keep ignoring it.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
         home, recorder = self._store.data_dir, self._loop.recorder
@@ -225,7 +226,7 @@ class Daemon:
     def _cycle(self) -> int | None:
         """Reads new input, runs rounds until nothing is left to do, and waits.
 
-        Returns the exit code when the scheduler is to end, or None.
+        Returns the exit code if the scheduler must end, otherwise None.
         """
         now = self._clock.now().boot
         self._ownership.check(check_host=self._inputs.is_state_due(self._wake_keys, now))
@@ -249,7 +250,7 @@ class Daemon:
         return None
 
     def _wait(self, due_at: float) -> None:
-        """Waits until an event or the deadline; polls for events at least once even if it has passed."""
+        """Waits until an event or the deadline. Checks for events once even if the deadline has passed."""
         while True:
             left = max(0.0, due_at - self._clock.now().boot)
             self._wake_keys = self._wakeups.wait(left)
@@ -259,9 +260,9 @@ class Daemon:
                 return
 
     def _run_rounds(self) -> Facts | None:
-        """Runs rounds until nothing is left to do, and requests GPU samples when the loop wants one.
+        """Runs rounds until nothing is left to do, and requests a GPU sample when the loop needs one.
 
-        Returns the last facts; None if a signal ended the rounds.
+        Returns the facts of the last round; None if a signal arrived before the end.
         """
         while True:
             facts = self._loop.tick()
@@ -278,7 +279,7 @@ class Daemon:
         self._signal = number
 
     def _next_deadline(self, facts: Facts) -> float:
-        """Returns the boot time of the next deadline, according to the last round."""
+        """Returns the boot time of the next deadline, as far as known after the last round."""
         times = [
             self._sampler.due_at,
             *self._inputs.due_times(),

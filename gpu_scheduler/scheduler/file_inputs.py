@@ -1,4 +1,4 @@
-"""Watches and reads the files that a scheduler works from: llm_config.json, jobs file, state file."""
+"""Watches and reads the input files of a scheduler: llm_config.json, the jobs file and the state file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from gpu_scheduler.views.wait_text import wait_text
 
 
 class FileInputs:
-    """The input files of one scheduler; their changes reach the loop. Times are in boot seconds.
+    """The input files of one scheduler. Passes their changes on to the loop. Times are in boot seconds.
 
-    Each file is read when an event names it (`woken`: "config", "jobs", "state"), and at intervals in case an
-    event was missed. known_gpus: indices of the GPUs that lines may name; None = unknown.
+    Each file is read after an event for it, and at intervals in case an event was missed. The argument
+    `woken` of the methods contains the keys of the events: "config", "jobs" or "state". known_gpus: the
+    indices of the GPUs that lines of the jobs file may name; None if unknown.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class FileInputs:
 
     @property
     def has_pending_lines(self) -> bool:
-        """Returns whether a change of the jobs file does not count yet."""
+        """Returns whether the jobs file has a change that is not yet accepted."""
         return self._jobs is not None and self._jobs.recheck_at is not None
 
     def start(self, wakeups: Wakeups, now: float) -> None:
@@ -58,12 +59,12 @@ class FileInputs:
         self._state.start(now)
 
     def is_state_due(self, woken: set[str], now: float) -> bool:
-        """Returns whether the state file is to be read now."""
+        """Returns whether it is time to read the state file."""
         again_at = self._state.due_at
         return "state" in woken or now >= self._state_due_at or (again_at is not None and now >= again_at)
 
     def read(self, woken: set[str], now: float) -> None:
-        """Reads the files that are due."""
+        """Reads the files that are due to be read."""
         if self.is_state_due(woken, now):
             self._state_due_at = now + self._options.state_interval_s
             self._state.check(now)
@@ -76,15 +77,15 @@ class FileInputs:
             self._read_jobs_file(now)
 
     def write_state(self, now: float, *, at_once: bool = False) -> None:
-        """Writes the state file if it has changed, soon or at once."""
+        """Writes the state file if its content has changed: now if `at_once`, otherwise when it is due."""
         self._state.write(now, at_once=at_once)
 
     def is_own_write(self, woken: set[str]) -> bool:
-        """Returns whether the only event is that this scheduler wrote the state file."""
+        """Returns whether the only cause of these events is that this scheduler wrote the state file."""
         return woken == {"state"} and self._state.is_unchanged()
 
     def due_times(self) -> list[float | None]:
-        """Returns when each file is due next."""
+        """Returns the next times at which a file is due; None for a file that is not due."""
         recheck_at = self._jobs.recheck_at if self._jobs is not None else None
         return [self._state_due_at, self._files_due_at, self._state.due_at, recheck_at]
 

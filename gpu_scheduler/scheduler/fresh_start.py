@@ -1,4 +1,4 @@
-"""Forgets all jobs for `start --fresh`, unless a process of a job is left or may still begin."""
+"""Forgets all jobs for `start --fresh`, unless a job's process is still alive or may still begin."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ _DEVELOPMENT_REMEDY = "end them with the version that started them"
 def jobs_forgotten(store: Store, *, copied: bool = False) -> Iterator[None]:
     """Removes all jobs from the store for the block, and permanently if the block succeeds.
 
-    The caller must hold the locks. Raises SchedulerError, having changed nothing, while a job is active.
-    copied: do not check that, since the active jobs belong to the original of this store.
+    The caller must hold the locks. If a job is active, raises SchedulerError and changes nothing. copied:
+    this store is a copy, so its active jobs belong to the original and do not matter.
     """
     if not copied:
         refuse_active(store, void_claims=True)
     with forgetting_jobs(store) as jobs:
-        # No id in a folder or a backup is used again, even if the store was lost.
+        # Even if the store was lost, no id that a folder or a backup contains may be used again.
         attempt_import.raise_id_sequences(store.db.connection, highest_known_ids(store.data_dir))
         yield
     log.info("forgot %d job%s", jobs, "s" * (jobs != 1))
 
 
 def refuse_active(store: Store, *, void_claims: bool = False) -> None:
-    """Raises SchedulerError, with the remedy, while a job is active, whatever its state in the store.
+    """Raises SchedulerError with the remedy if a job is active, whatever its state in the store.
 
-    void_claims: void the claims of attempts that nobody has claimed, so that none of them can begin.
+    void_claims: also claim all attempts that nobody has claimed, so that none of them can begin.
     """
     _wait_then_refuse(
         lambda: _active_jobs(store, void_claims),
@@ -63,7 +63,7 @@ def refuse_active(store: Store, *, void_claims: bool = False) -> None:
 
 
 def refuse_unrecorded(condition: StoreCondition) -> None:
-    """Raises SchedulerError while an attempt of a store that cannot be read is active."""
+    """Raises SchedulerError if an attempt is active. condition: describes a store that cannot be read."""
     attempts = unknown_attempts(condition.folders)
     remedy = _DEVELOPMENT_REMEDY if condition.state == "development" else _UNRECORDED_REMEDY
     _wait_then_refuse(lambda: _active_jobs_of(attempts), remedy)
@@ -79,7 +79,7 @@ def _wait_then_refuse(find_active: Callable[[], dict[int, bool]], remedy: str) -
 
 
 def _active_jobs(store: Store, void_claims: bool) -> dict[int, bool]:
-    """Returns active job id -> whether its command is over and only other processes of it are left."""
+    """Returns for each active job, by id, whether its command has ended and only other processes are left."""
     boot_id, active = Clock().boot_id, store.active_attempts()
     elsewhere = {
         attempt.job_id: False
@@ -94,7 +94,10 @@ def _active_jobs(store: Store, void_claims: bool) -> dict[int, bool]:
 
 
 def unknown_attempts(folders: Iterable[AttemptFolder]) -> list[AttemptRef]:
-    """Returns the attempts of this boot in these folders; one without a token never begins."""
+    """Returns the attempts in these folders that were launched since the last boot.
+
+    Omits a folder without a token, because its attempt can never begin.
+    """
     boot_id, found = Clock().boot_id, []
     for folder in folders:
         token, origin = token_of(folder), read_origin(folder)
@@ -106,7 +109,7 @@ def unknown_attempts(folders: Iterable[AttemptFolder]) -> list[AttemptRef]:
 def _active_jobs_of(
     attempts: Collection[AttemptRef], ended: Collection[str] = (), *, void_claims: bool = False
 ) -> dict[int, bool]:
-    """See _active_jobs. ended: attempts whose end is in the store; only processes of them may be left."""
+    """Does what _active_jobs does for these attempts. ended: tokens of attempts that ended in the store."""
     folders = {one.token: one.folder for one in attempts}
     alive = processes_of(folders, unsupervised=folders) if folders else {}
     over = {one.token: one.token in ended or _is_command_over(one, void_claims) for one in attempts}
@@ -114,7 +117,7 @@ def _active_jobs_of(
 
 
 def _is_command_over(attempt: AttemptRef, void_claims: bool) -> bool:
-    """Returns whether the command of an attempt is over or will never begin. Processes of it may be left."""
+    """Returns whether an attempt's command has ended or will never begin. Other processes may be left."""
     folder, token = attempt.folder, attempt.token
     try:
         status = observe(folder, token, attempt.runner)
@@ -122,5 +125,5 @@ def _is_command_over(attempt: AttemptRef, void_claims: bool) -> bool:
             return not void_claims or void_claim(folder, token)
     except OSError as error:
         raise SchedulerError(f"{folder}: {error.strerror}; nothing is forgotten") from None
-    # An attempt with an invalid claim counts as active only by its processes.
+    # An attempt with an invalid claim counts as active only if it has processes.
     return status.result is not None or status.claim in ("dead", "void", "invalid")

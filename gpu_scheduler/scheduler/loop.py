@@ -1,6 +1,6 @@
 """Runs the scheduler one round at a time: observe, plan, record, perform.
 
-The loop keeps no state that a restart would lose, so a restart is just the next round.
+The loop has no state of its own that a restart would lose. After a restart, it simply runs the next round.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _PERFORMED_ON_ATTEMPT = (act.VoidClaim, act.RequestStop, act.WakeRunner, act.Kil
 class Loop:
     """The rounds of one scheduler.
 
-    launch: launches an attempt by its id; see Launcher.launch. failpoint: called with the name of each step
-    between record and perform; tests end the process there.
+    launch: launches the attempt with a given id; see Launcher.launch. failpoint: called with the name of each
+    step that a round has completed, so that tests can end the process there.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class Loop:
     def tick(self) -> Facts | None:
         """Runs one round.
 
-        Returns None if it changed something, so that another round should follow at once; otherwise the facts
-        from which nothing but wait reasons followed. An action that cannot be performed does not prevent the
-        others; its error is raised at the end. Raises the errors of `check_owner`, which is called after
-        observing and before recording.
+        Returns None if the round changed anything; the caller should then run another round at once. If it
+        changed nothing except wait reasons, returns the facts. If an action cannot be performed, performs the
+        other actions first and then raises its error. Calls `check_owner` after observing and before
+        recording, and raises its errors.
         """
         now = self.clock.now()
         issue = self.storage.issue() if self.storage is not None else None
@@ -84,7 +84,7 @@ class Loop:
             self.store, self.watch, self._executors, self.config, self.settings, now, issue,
             placing=self.placing, learned=self._learned if self.store.learning else None,
         )  # fmt: skip
-        # Observations of a folder that this scheduler no longer owns are void.
+        # If this scheduler no longer owns the folder, it must not record what it observed there.
         self.check_owner()
         self._log_anomalies(facts)
         facts, actions = self._plan(facts)
@@ -103,20 +103,20 @@ class Loop:
             self._failpoint(f"performed {type(action).__name__}")
         if failed is not None:
             raise failed
-        # Wait reasons are only displayed; no decision depends on them.
+        # Wait reasons are only for display, so a change to them needs no other round.
         return facts if all(isinstance(action, act.SetWaitReason) for action in actions) else None
 
     def _plan(self, facts: Facts) -> tuple[Facts, list[act.Action]]:
-        """Returns the actions of this round, and the facts that they follow from.
+        """Returns the actions of this round, and the facts from which they were planned.
 
-        Launches are planned only after the storage was checked again, and an attempt is given up only after a
-        trial start of processes.
+        Before a launch, checks the storage again. Before giving up an attempt, checks by a trial whether
+        processes can be started. Plans again if a check shows another result.
         """
         actions = plan(facts)
         launches = any(isinstance(action, (act.Start, act.Relaunch)) for action in actions)
         gives_up = any(isinstance(action, act.VoidClaim) and action.gives_up for action in actions)
         if (launches or gives_up) and self.storage is not None:
-            # The result of the trial holds for this round, however long the storage check takes.
+            # Use the result of the trial for this whole round, however long the storage check takes.
             shortage = self.storage.check_processes() if gives_up else None
             issue = shortage or self.storage.issue(fresh=True)
             if issue != facts.storage_issue:
@@ -125,7 +125,7 @@ class Loop:
         return facts, actions
 
     def set_line_waits(self, waits: Mapping[int, WaitReason]) -> None:
-        """Keeps these jobs, and only these, from starting because of the state of their jobs-file lines."""
+        """Prevents exactly these jobs from starting, because of the state of their lines in the jobs file."""
         if waits != self._line_waits:
             self.recorder.set_line_waits(waits)
             self._line_waits = waits
@@ -162,7 +162,7 @@ class Loop:
             self._launch_attempt(attempt_id)
         except LaunchError as error:
             if self.storage is not None and self.storage.is_cause_of(error.__cause__):
-                # The job has not failed; the attempt is launched again once the cause is gone.
+                # The job has not failed: the loop launches the attempt again when the shortage is over.
                 with suppress(OSError, sqlite3.OperationalError):
                     self.recorder.record_shortage(attempt_id)
                 return
@@ -185,7 +185,7 @@ class Loop:
             sweep_once(ref.folder, ref.token, signal.SIGKILL if action.kill else signal.SIGTERM)
 
     def _cancel_launch(self, attempt: AttemptRef, executor: Executor) -> None:
-        # An error affects this attempt alone: its GPUs stay allocated, and the next round tries again.
+        # An error affects only this attempt: its GPUs stay allocated, and the next round tries again.
         try:
             executor.cancel_launch(attempt)
         except OSError as error:

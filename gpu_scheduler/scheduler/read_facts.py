@@ -1,4 +1,4 @@
-"""Gathers the facts of a round: the store, the status of each open attempt, the survivors, the GPUs."""
+"""Gathers the facts of a round: the store, the status and processes of open attempts, and the GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from gpu_scheduler.store.records import ActiveAttemptRecord
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 
-#: Jobs of one pending group that a round reads; a round that starts all of them is followed by another.
+#: Maximum number of jobs that a round reads from one pending group. If it starts them all, another round
+#: follows.
 JOBS_PER_GROUP = 64
 
 
@@ -39,9 +40,9 @@ def read_facts(
     placing: bool = True,
     learned: LearnedNeedsReader | None = None,
 ) -> Facts:
-    """Returns all facts from which one round decides.
+    """Returns all facts on which the decisions of one round are based.
 
-    placing: whether jobs may be started; learned: None = needs are not learned.
+    placing: whether jobs may be started. learned: the reader of learned needs; None if needs are not learned.
     """
     records = store.active_attempts()
     refs = {record.token: attempt_ref(store, record) for record in records}
@@ -91,7 +92,7 @@ def _attempts(
     if not wanted:
         return tuple(attempts)
     local = {token: refs[token].folder for token in wanted if executors.is_local(refs[token])}
-    # A runner publishes its result after the end of all its processes; a killed one could not wait for that.
+    # A runner publishes its result after all processes have ended. A runner that was killed could not wait.
     unsupervised = [
         token for token in local if wanted[token].state.is_open and wanted[token].status.result is None
     ]
@@ -100,7 +101,7 @@ def _attempts(
     def with_survivors(record: ActiveAttemptRecord, attempt: Attempt) -> Attempt:
         survivors = alive.get(attempt.token, ())
         if not survivors and attempt.state.is_open and attempt.status.claim != "dead":
-            # The runner may have published the result between the first observation and the scan.
+            # Observe again, because the runner may have published its result before the scan.
             attempt = observe(record)
         return replace(attempt, survivors=survivors)
 

@@ -1,7 +1,7 @@
-"""Opens the store for `start`: refuses a lost one, or restores it from the newest backup and attempt folders.
+"""Opens the store for `start`; refuses a lost store, or restores it from a backup and the attempt folders.
 
-Live attempts are not held: they are open attempts of the restored store, whose end is recorded like any
-other. Nothing is signalled, nothing is deleted, and no attempt that has a folder is launched again.
+Running attempts become open attempts of the restored store, and their ends are recorded as usual. No process
+is signalled, no file is deleted, and no attempt that has a folder is launched again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 def open_store(data_dir: DataDir, options: StartOptions) -> Store:
     """Opens, creates or restores the store for `start`. The caller must hold the locks.
 
-    Raises SchedulerError, with the remedies, if the store was lost and no option decides what to do.
+    Raises SchedulerError with the remedies if the store was lost and no option says what to do.
     """
     try:
         found = inspect_store(data_dir, thorough=options.restore or options.fresh)
@@ -65,32 +65,35 @@ def open_store(data_dir: DataDir, options: StartOptions) -> Store:
 
 
 def refusal_message(data_dir: DataDir, condition: StoreCondition) -> str:
-    """Returns why the store cannot be used, with the remedies."""
+    """Returns a message that explains why the store cannot be used and gives the remedies."""
     count = len(condition.unknown_folders)
-    folders = f"{count} attempt{'s' * (count != 1)} in {data_dir.runs} {'is' if count == 1 else 'are'}"
+    folders = f"{count} attempt folder{'s' * (count != 1)} in {data_dir.runs} {'is' if count == 1 else 'are'}"
+    these = "this folder" if count == 1 else "these folders"
     problem = f"{data_dir.database} is {condition.state}"
     if condition.damage:
         problem = condition.damage
     elif condition.owner is not None:
         problem = f"{data_dir.database} is the store of {condition.owner}"
     elif condition.state == "whole":
-        newer = "they are" if count else next((one.path for one in condition.backups), "")
+        newer = these if count else next((one.path for one in condition.backups), "")
         problem = f"{data_dir.database} is older than {newer}"
-    head = f"{folders} not in the store: {problem}" if count else f"the store was lost: {problem}"
+    head = f"{folders} missing from the store: {problem}" if count else f"the store was lost: {problem}"
     running = _running_jobs(condition.unknown_folders) if count else {}
-    running_jobs = "none of them is running"
+    running_jobs = "its job is not running" if count == 1 else "none of their jobs is running"
     if running:
         is_one = len(running) == 1
         pids = ", ".join(map(str, sorted(pid for pid in running.values() if pid)))
         jobs = format_ranges(sorted(running.keys()))
         running_jobs = f"job {jobs} is still running" if is_one else f"jobs {jobs} are still running"
         running_jobs += f" (pid{'s' * (',' in pids)} {pids})" if pids else ""
-    middle = f"{running_jobs}; nothing is signalled\n" if count else ""
-    source = "these folders alone, as there is no backup"
+        running_jobs += f"; `start` does not signal {'it' if is_one else 'them'}"
+    middle = f"{running_jobs}\n" if count else ""
+    attempts = these if count else f"the folders in {data_dir.runs}"
+    source = f"{attempts} alone, because there is no backup"
     if condition.backups:
         newest = _format_time(condition.backups[0])
-        source = f"the backup of {newest} in {data_dir.backups}, and from these folders"
-    forget = "forgets all of it" + (", once none of them is running" if running else "")
+        source = f"the backup of {newest} in {data_dir.backups} and from {attempts}"
+    forget = "forgets all jobs" + (", but only when none of them is running" if running else "")
     return f"{head}\n{middle}`start --restore` continues from {source}; `start --fresh` {forget}"
 
 
@@ -99,7 +102,7 @@ def _format_time(backup: Backup) -> str:
 
 
 def _running_jobs(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
-    """Returns job id -> pid of the runner, if known, for these attempts with live processes."""
+    """Returns, by job id, the runner's pid (None if unknown) for each attempt with live processes."""
     attempts = unknown_attempts(folders)
     paths = {one.token: one.folder for one in attempts}
     alive = processes_of(paths) if paths else {}
@@ -112,9 +115,9 @@ def _running_jobs(folders: Iterable[AttemptFolder]) -> dict[int, int | None]:
 
 
 def _open_for_fresh(data_dir: DataDir, condition: StoreCondition) -> Store:
-    """Opens the store for `--fresh`, which forgets the jobs only once the start has succeeded.
+    """Opens the store for `--fresh`, which forgets the jobs only after the start has succeeded.
 
-    Until then, an empty database beside attempt folders still counts as a lost store.
+    If the start fails, an empty database may remain beside attempt folders. It still counts as a lost store.
     """
     if condition.state in ("damaged", "development"):
         refuse_unrecorded(condition)
@@ -131,13 +134,13 @@ def _restore(data_dir: DataDir, condition: StoreCondition, options: StartOptions
         _set_database_aside(data_dir)
     if backup is not None:
         restore_backup(backup, data_dir.database)
-        log.warning("the store is restored from %s, made %s", backup.path, _format_time(backup))
+        log.warning("the store is restored from %s, made on %s", backup.path, _format_time(backup))
     elif not is_ours:
         log.warning("there is no usable backup; the store is rebuilt from the folders in %s", data_dir.runs)
     store = Store(data_dir, create=True)
     try:
         with store.db.upgraded():
-            pass  # the backup may be from an earlier version
+            pass  # only upgrade the schema, because the backup may be from an earlier version
         missing = attempt_folders.unknown_to_store(condition.folders, store.db.connection)
         with store.db.transaction() as db:
             _AttemptImport(store, options, missing).run(options.jobs_file)
@@ -149,7 +152,7 @@ def _restore(data_dir: DataDir, condition: StoreCondition, options: StartOptions
 
 
 def _newest_usable_backup(condition: StoreCondition) -> Backup | None:
-    """Returns the newest usable backup; None if none contains more than the database."""
+    """Returns the newest usable backup; None if there is none or if the database contains as much."""
     for backup in condition.backups:
         try:
             extent = highest_ids(backup.path, immutable=True)
@@ -175,7 +178,7 @@ def _set_database_aside(data_dir: DataDir) -> None:
     while os.path.lexists(aside):
         aside = aside.with_name(f"{aside.name}-")
     moved = False
-    # Renames the log first, because it must never be beside another database.
+    # Rename the log first, because it must never be beside another database.
     for suffix in ("-wal", "-shm", ""):
         try:
             os.rename(f"{data_dir.database}{suffix}", f"{aside}{suffix}")
@@ -196,7 +199,7 @@ def _highest_ids(condition: StoreCondition) -> HighestIds:
 
 
 class _AttemptImport:
-    """Adds attempts that are missing from the store, in the caller's transaction."""
+    """Adds the attempts that are missing from the store, within the caller's transaction."""
 
     def __init__(self, store: Store, settings: Settings, folders: Collection[AttemptFolder]) -> None:
         self._store = store
@@ -209,8 +212,8 @@ class _AttemptImport:
             if token is None and may_have_launched(folder):
                 raise SchedulerError(
                     f"cannot identify the attempt of {folder.path}: its spec.json, claim and result are"
-                    " missing or unusable\nend its processes, remove its line from the jobs file if that has"
-                    " run, and move the folder away; then use `start --restore` again"
+                    " missing or unusable\nend its processes, remove its line from the jobs file if that line"
+                    " has run, and move the folder away; then use `start --restore` again"
                 )
             if token is not None:
                 unknown = Origin(token, self._now.boot_id, None, None, "direct")
@@ -233,7 +236,8 @@ class _AttemptImport:
     def run(self, jobs_file: str) -> None:
         """Adds the attempts and their jobs.
 
-        Raises SchedulerError if lines that these attempts may have run would run again.
+        Raises SchedulerError if lines of the jobs file would run again that these attempts may already have
+        run.
         """
         db = self._store.db.connection
         new = {
@@ -244,8 +248,9 @@ class _AttemptImport:
         unidentified = [job_id for job_id, (_, origin) in new.items() if origin.spec is None]
         if unidentified and jobs_file:
             raise SchedulerError(
-                f"the folders of jobs {format_ranges(sorted(unidentified))} in {self._store.data_dir.runs}"
-                " do not contain the lines that ran there: these lines would run again\n"
+                f"the attempt folders of job{'s' * (len(unidentified) != 1)}"
+                f" {format_ranges(sorted(unidentified))} in {self._store.data_dir.runs} do not show which"
+                " lines they ran, so these lines would run again\n"
                 f"remove the lines that have run from {jobs_file}, then"
                 ' start once with --restore --jobs-file ""'
             )
@@ -266,9 +271,9 @@ class _AttemptImport:
             )  # fmt: skip
 
     def _has_lost_claim(self, folder: AttemptFolder, token: str) -> bool:
-        """Returns whether an attempt has begun but has no claim.
+        """Returns whether an attempt has begun but its claim was lost.
 
-        The claim of an attempt that has not begun is voided, so that it never begins.
+        If the attempt has not begun, claims it, so that it never begins.
         """
         status = observe(folder.path, token)
         if status.claim != "none" or status.result is not None:
@@ -279,7 +284,7 @@ class _AttemptImport:
         return False
 
     def _close_superseded(self) -> None:
-        """Finishes the open attempts of these jobs in the store, which a later attempt has superseded."""
+        """Ends the open attempts in the store that a later attempt of the same job has superseded."""
         active = self._store.active_attempts()
         records = [one for one in active if one.job_id in self._jobs and not one.outcome]
         data_dir = self._store.data_dir
@@ -290,7 +295,7 @@ class _AttemptImport:
             self._writer.record(supersede(attempt, self._now, self._settings), self._now)
 
     def _import_turn(self, turn: int) -> None:
-        """Adds the attempt with this index of each job that has that many."""
+        """Adds the attempt with this index from each job that has so many attempts."""
         db = self._store.db.connection
         tokens = {}
         for found in self._jobs.values():
@@ -310,9 +315,9 @@ class _AttemptImport:
                 self._writer.record(decide(attempt, self._now, self._settings), self._now)
 
     def _assume_location(self, new: Iterable[tuple[AttemptFolder, Origin]]) -> None:
-        """Takes the store's previous location from the folders, if no backup has it.
+        """Records the store's previous location as the attempt folders give it, unless the store has one.
 
-        The data directory may have been moved or copied since.
+        The data directory may have been moved or copied since then.
         """
         if location.recorded_location(self._store) is None:
             places = [(o.created_at, o.data_dir) for _, o in new if o.data_dir is not None]

@@ -1,4 +1,4 @@
-"""Runs the one scheduler of a data directory, from the options of `start` to the exit code."""
+"""Runs the scheduler of a data directory, from checking the options of `start` to its exit code."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Environment variable; the value "exec" starts every runner as a new program instead of forking a helper.
+#: An environment variable. With the value "exec", every runner is started as a new program and not forked.
 RUNNER_START_VARIABLE = "GPU_SCHEDULER_RUNNERS"
 
 
@@ -50,10 +50,10 @@ def run(
     failpoint: Callable[[str], None] = lambda step: None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """Schedules until asked to end; returns the exit code.
+    """Runs the scheduler until it is asked to end; returns the exit code.
 
-    on_ready: called once everything is checked and `stop` works; log messages up to then have been printed.
-    failpoint: called at each step of a round, for tests.
+    on_ready: called when everything has been checked, `stop` works, and all earlier log messages have been
+    printed. failpoint: called at each step of a round, for tests.
     Raises SchedulerError or a subclass if the options or the machine do not allow a start.
     """
     umask = os.umask(0o077)
@@ -65,7 +65,7 @@ def run(
     lock = _acquire_lock(home, options.take_over)
     console = Console()
     try:
-        # All state files of a folder share one main log, `gpu_scheduler.log`.
+        # All state files in a folder share one main log, `gpu_scheduler.log`.
         name = home.state_file.name
         mark = "" if name == STATE_FILE else f"[{name}] ".replace("%", "%%")
         configure_logging(home.main_log, console, mark, trust=options.trust_files)
@@ -76,7 +76,7 @@ def run(
                 store = at_end.enter_context(closing(open_store(home, options)))
                 ownership = Ownership(home, lock)
                 executors = _make_executors(options.screen)
-                # A failed start deletes nothing, and leaves the schema as the older version wrote it.
+                # If the start fails, nothing is deleted, and the schema stays as an older version wrote it.
                 with store.db.upgraded(), in_own_folder(store, options):
                     daemon = Daemon(options, store, ownership, umask, console, failpoint, executors)
             at_end.callback(daemon.close)
@@ -98,7 +98,7 @@ def run(
 
 
 def _check_start(options: StartOptions, home: DataDir) -> list[str]:
-    """Returns warnings about a start, before anything is created. Raises SchedulerError if it is refused."""
+    """Checks a start before anything is created; returns warnings. Raises SchedulerError to refuse it."""
     check_proc()
     home.check_access()
     check_store(options, home)
@@ -109,7 +109,7 @@ def _check_start(options: StartOptions, home: DataDir) -> list[str]:
 
 @contextmanager
 def _removed_if_new(home: DataDir, *, is_new: bool) -> Iterator[None]:
-    """Removes a data directory that this start created if the block fails: it has never held a job."""
+    """Removes the data directory if the block fails and this start created it. It never contained a job."""
     try:
         yield
     except (SchedulerError, sqlite3.OperationalError):
@@ -122,7 +122,7 @@ def _removed_if_new(home: DataDir, *, is_new: bool) -> Iterator[None]:
 def count_jobs_to_forget(home: DataDir, *, take_over: bool = False) -> int:
     """Returns the number of jobs that `start --fresh` would forget.
 
-    Raises SchedulerError if it would refuse.
+    Raises SchedulerError if `start --fresh` would be refused.
     """
     home.check_access()
     if not home.folder.exists():
@@ -137,7 +137,7 @@ def count_jobs_to_forget(home: DataDir, *, take_over: bool = False) -> int:
             refuse_unrecorded(found)
             return len({one.job_id for one in found.folders})
         with closing(Store(home, create=True)) as store:
-            # For an older schema, `start` decides after the upgrade whether the jobs may be forgotten.
+            # If the schema is older, `start` checks the jobs after it has upgraded the store.
             is_upgraded = store.db.schema_version == newest_schema_version()
             if is_upgraded and location.location_verdict(store) != "copied":
                 refuse_active(store)
@@ -163,7 +163,7 @@ def _locked_message(home: DataDir) -> str:
     locker = f"another program (pid {', '.join(map(str, pids))}), which is not a scheduler"
     return (
         f"{home.folder} is locked by {locker}; start again when that program has ended, or make it lock"
-        f" something else"
+        " another folder"
     )
 
 
@@ -187,7 +187,7 @@ def _acquire_lock(home: DataDir, take_over: bool) -> InstanceLock:
 
 
 def _make_executors(screen: bool) -> Executors:
-    """Returns the executors of this machine. screen: new attempts run in Screen sessions.
+    """Returns the executors of this machine. screen: whether new attempts run in Screen sessions.
 
     Raises SchedulerError.
     """

@@ -1,4 +1,4 @@
-"""Validates the options of `start`, its files and folders and its store before anything is created."""
+"""Checks the options, files, folders and store of `start` before anything is created."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from gpu_scheduler.system.safe_file import (
 
 
 def check_proc() -> None:
-    """Raises SchedulerError if /proc belongs to another pid namespace, whose pids must not be signalled."""
+    """Raises SchedulerError if /proc shows another pid namespace, because its pids must not be signalled."""
     if not shows_own_pids():
         raise SchedulerError(
-            "/proc does not show the processes of this container: mount one that does"
+            "/proc does not show the processes of this container; mount a new one"
             " (`mount -t proc proc /proc`), or add --mount-proc to `unshare --pid`"
         )
 
 
 def check_paths(options: StartOptions) -> None:
-    """Raises UsageError naming the option, the path and the remedy."""
+    """Checks the paths that the options give. Raises UsageError with the option, the path and the remedy."""
     _check_path_encoding(options)
     _check_state_file(options.state_file)
     if options.jobs_file:
@@ -51,8 +51,8 @@ def check_paths(options: StartOptions) -> None:
 
 
 def check_store(options: StartOptions, data_dir: DataDir) -> None:
-    """Raises UsageError if the store contains jobs of the other kind of GPUs and no option allows that."""
-    # A running scheduler, or another host, is a stronger reason to refuse; it is reported later.
+    """Raises UsageError if the store's jobs ran on the other kind of GPUs and no option allows that."""
+    # If a scheduler is running or another host owns the store, the start is refused later for that reason.
     busy = data_dir.other_host() is not None or scheduler_pid(data_dir.lock) is not None
     if options.fresh or options.keep_history or busy:
         return
@@ -64,17 +64,17 @@ def check_store(options: StartOptions, data_dir: DataDir) -> None:
 def check_old_sessions(options: StartOptions, data_dir: DataDir) -> list[str]:
     """Returns warnings about live sessions of the older scheduler.
 
-    Raises SchedulerError if there are any and this start would take over the older scheduler's state file.
+    Raises SchedulerError if there are any and this start would import the older scheduler's state file.
     """
     now = time.time()
     sessions = [session.describe(now) for session in old_sessions()]
     if sessions and not options.ignore_old_sessions and imports_old_state_file(data_dir):
         raise SchedulerError("\n  ".join([REFUSAL, *sessions]) + f"\n{REMEDY}")
-    return [f"a job of the older scheduler still runs: {session}" for session in sessions]
+    return [f"a job of the older scheduler is still running: {session}" for session in sessions]
 
 
 def _check_path_encoding(options: StartOptions) -> None:
-    """Rejects paths that are not UTF-8, which the store requires."""
+    """Rejects paths that are not valid UTF-8, because the store cannot contain them."""
     paths = {
         "the working folder": os.getcwd(),
         "--state-file": options.state_file,
@@ -89,7 +89,7 @@ def _check_path_encoding(options: StartOptions) -> None:
             (path or "").encode()
         except UnicodeEncodeError:
             raise UsageError(
-                f"{what} {path}: a name in it is not UTF-8, so the store cannot record it; rename it"
+                f"{what} {path}: the path is not valid UTF-8, so the store cannot record it; rename it"
             ) from None
 
 
@@ -115,11 +115,11 @@ def _check_jobs_file(options: StartOptions) -> None:
         raise UsageError(f"--jobs-file {path}: does not exist; --drain requires an existing file")
 
 
-#: The main log has no option of its own.
+#: The remedy for the main log, which has no option of its own.
 _MAIN_LOG_REMEDY = (
     "name a --state-file in a folder that you own, which has its own log, or `start --trust-files`"
 )
-#: Problems of a file for which `start` is refused.
+#: The problems with a file for which `start` is refused.
 _REFUSED_KINDS = (
     ProblemKind.OTHER_OWNER,
     ProblemKind.OTHER_OWNER_LINK,
@@ -129,9 +129,9 @@ _REFUSED_KINDS = (
 
 
 def check_files(options: StartOptions, data_dir: DataDir) -> list[str]:
-    """Returns warnings about files that their group can change and a folder that everyone can change.
+    """Returns warnings about files that their group can change, and about a folder that everyone can change.
 
-    Raises UsageError for a file that other users can change, and for a main log that is a link.
+    Raises UsageError for a file that other users can change and for a main log that is a link.
     """
     shared = []
     for path, most in _files_to_check(options, data_dir):
@@ -153,7 +153,7 @@ def check_files(options: StartOptions, data_dir: DataDir) -> list[str]:
 
 
 def _files_to_check(options: StartOptions, data_dir: DataDir) -> Iterator[tuple[Path, int | None]]:
-    """Yields the files that determine which commands run, with the size limit of those that are read."""
+    """Yields the files that determine which commands run, and the main log, each with its size limit."""
     if options.jobs_file:
         yield Path(os.path.abspath(options.jobs_file)), LARGEST_JOBS_FILE
     yield Path(os.path.abspath(options.llm_config or LLM_CONFIG)), MAX_JSON_BYTES

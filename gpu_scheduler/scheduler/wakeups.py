@@ -1,6 +1,7 @@
-"""Waits for everything that wakes the scheduler: file changes, ends of runners, the probe, signals.
+"""Waits for everything that wakes the scheduler: file changes, ends of runners, the probe and signals.
 
-Watches folders instead of files, since editors replace files; other names in a folder cause no wake-up.
+Watches the folder of each file, because editors replace files. Other files in the folder do not wake the
+scheduler.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from inotify_simple import INotify, flags
 log = logging.getLogger(__name__)
 
 _MASK = flags.CLOSE_WRITE | flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE | flags.DELETE | flags.ATTRIB
-#: Files of an attempt folder whose creation wakes the scheduler; it writes `stop` itself.
+#: The files in an attempt folder whose creation wakes the scheduler. `stop` is not one, because the scheduler
+#: writes it.
 WATCHED_NAMES = ("claim", "result", "withdrawn")
 
 
 class Wakeups:
-    """The event sources of the scheduler; `wait` returns the keys under which they were registered.
+    """The event sources of the scheduler. `wait` returns the keys under which they were registered.
 
-    If the kernel allows no more file watches, a warning is logged once and changes are found by polling.
+    If the kernel allows no more file watches, logs a warning once. The scheduler then finds changes by
+    polling.
     """
 
     def __init__(self) -> None:
@@ -56,7 +59,7 @@ class Wakeups:
         self._selector.close()
 
     def watch(self, path: Path, key: str) -> bool:
-        """Watches a file by its name in its folder. Returns False if the folder cannot be watched."""
+        """Watches for changes to the file with this path. Returns False if its folder cannot be watched."""
         wd = self._add_watch(path.parent, _MASK)
         if wd is None:
             return False
@@ -64,7 +67,7 @@ class Wakeups:
         return True
 
     def watch_fd(self, fd: int, key: str) -> None:
-        """Watches a descriptor for input. Call once per descriptor."""
+        """Watches a descriptor for input. Call this only once per descriptor."""
         self._selector.register(fd, selectors.EVENT_READ, key)
 
     def unwatch_fd(self, fd: int) -> None:
@@ -77,7 +80,8 @@ class Wakeups:
     def watch_attempts(self, folders: Mapping[Path, int | None]) -> bool:
         """Watches exactly these attempt folders and the pids of their runners.
 
-        Returns True if one is new: it must be observed again, for changes before it was watched.
+        Returns True if any of them is new. The caller must then observe the attempts again, because they may
+        have changed before they were watched.
         """
         new = False
         for folder in [f for f in self._attempt_watches if f not in folders]:
@@ -93,7 +97,7 @@ class Wakeups:
         return self._watch_pids({pid for pid in folders.values() if pid}) or new
 
     def wait(self, timeout_s: float | None) -> set[str]:
-        """Waits for events, at most timeout_s seconds (None: without limit); returns their keys."""
+        """Waits for events and returns their keys. timeout_s: the maximum time to wait; None for no limit."""
         keys: set[str] = set()
         for key, _ in self._selector.select(timeout_s):
             if key.data == "files" and self._inotify is not None:
@@ -126,12 +130,12 @@ class Wakeups:
             try:
                 fd = os.pidfd_open(pid)
             except OSError:
-                continue  # it has ended, or no descriptor is free; the folder reports its end as well
+                continue  # it has ended, or no descriptor is free; its folder also shows its end
             try:
                 self._selector.register(fd, selectors.EVENT_READ, "runner")
             except OSError:
                 os.close(fd)
-                continue  # out of memory; the folder reports its end as well
+                continue  # out of memory; its folder also shows its end
             self._pidfds[pid] = fd
             new = True
         return new
@@ -143,7 +147,7 @@ class Wakeups:
         try:
             self._inotify.rm_watch(wd)
         except OSError:
-            pass  # the folder was removed, and the watch with it
+            pass  # the folder was removed, and the kernel removed the watch with it
 
     def _add_watch(self, folder: Path, mask: int) -> int | None:
         if self._inotify is None:
@@ -160,7 +164,7 @@ class Wakeups:
         if not self._warned:
             limit = "watches=65536" if error.errno == errno.ENOSPC else "instances=1024"
             log.warning(
-                "cannot watch files (%s); changes are found by polling; remedy:"
+                "cannot watch files (%s), so the scheduler polls for changes; to raise the limit, run"
                 " `sudo sysctl fs.inotify.max_user_%s`",
                 error.strerror,
                 limit,

@@ -63,7 +63,7 @@ def test_commands_work_in_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> Non
     os.mkdir(folder)
     done = shell(folder, f"echo 'echo hi' > jobs.txt; g {START}")
     assert done.returncode == 2
-    assert b"a name in it is not UTF-8, so the store cannot record it; rename it\n" in done.stderr
+    assert b"the path is not valid UTF-8, so the store cannot record it; rename it\n" in done.stderr
     assert b"Traceback" not in done.stderr
     assert os.listdir(folder) == ["jobs.txt"]
     for command in ("status", "status --json", "lint", "doctor", "stop"):

@@ -30,7 +30,7 @@ def test_lines_of_a_lost_store_run_once(tmp_path: Path) -> None:
 
         done = world.cli("start", "--simulate", "4", "--log-dir", "logs")
         assert done.returncode == 1
-        assert f"3 attempts in {data_dir.runs} are not in the store: " in done.stderr
+        assert f"3 attempt folders in {data_dir.runs} are missing from the store: " in done.stderr
         assert f": {data_dir.database} is missing" in done.stderr
         assert "jobs 1-3 are still running (pids " in done.stderr
         assert "`start --restore` continues from" in done.stderr

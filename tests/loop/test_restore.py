@@ -167,10 +167,10 @@ def test_refuses_a_lost_store_and_names_the_running_jobs(desk: RestoredStore) ->
             desk.start()
         head, lives_on, ways = str(refused.value).split("\n")
         damaged = f"{database} {problem}"
-        assert head == f"2 attempts in {desk.data_dir.runs} are not in the store: {damaged}"
-        assert lives_on == f"job {lives} is still running (pid {pid}); nothing is signalled"
-        assert "`start --restore` continues from these folders alone" in ways
-        assert "`start --fresh` forgets all of it, once none of them is running" in ways
+        assert head == f"2 attempt folders in {desk.data_dir.runs} are missing from the store: {damaged}"
+        assert lives_on == f"job {lives} is still running (pid {pid}); `start` does not signal it"
+        assert "`start --restore` continues from these folders alone, because there is no backup;" in ways
+        assert "`start --fresh` forgets all jobs, but only when none of them is running" in ways
         assert (database.read_bytes() if database.exists() else None) == content
         for refuse in (
             lambda: refuse_unrecorded(inspect_store(desk.data_dir)),
@@ -282,7 +282,8 @@ def test_refuses_an_older_database_and_restores_the_newest_backup(desk: Restored
     desk.lose()
     shutil.copyfile(desk.data_dir.backups / "scheduler-1.db", desk.data_dir.database)
     with pytest.raises(
-        SchedulerError, match=r"1 attempt in .*/runs is not in the store: .*scheduler\.db is older than"
+        SchedulerError,
+        match=r"1 attempt folder in .*/runs is missing from the store: .*/scheduler\.db is older than this",
     ):
         desk.start()
     desk.restore()
@@ -433,9 +434,7 @@ def test_refuses_to_restore_from_folders_that_do_not_contain_the_lines(desk: Res
     del spec["origin"]
     (folder.path / "spec.json").write_text(json.dumps(spec))
     desk.lose()
-    with pytest.raises(
-        SchedulerError, match=f"folders of jobs {job} in .* do not contain the lines that ran there"
-    ):
+    with pytest.raises(SchedulerError, match=f"folders of job {job} in .* do not show which lines they ran"):
         desk.start(restore=True, jobs_file="jobs.txt")
     desk.restore()
     assert desk.rig.job(job).outcome == "completed"
@@ -461,7 +460,7 @@ def test_lost_store_still_counts_as_lost_after_a_failed_fresh_start(desk: Restor
     with pytest.raises(SchedulerError, match="a later check"), jobs_forgotten(store):
         raise SchedulerError("a later check")
     store.close()
-    with pytest.raises(SchedulerError, match=r"1 attempt in .* is not in the store"):
+    with pytest.raises(SchedulerError, match=r"1 attempt folder in .* is missing from the store"):
         desk.start()
     desk.restore()
     assert desk.rig.job(job).outcome == "completed"
