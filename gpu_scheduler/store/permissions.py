@@ -1,7 +1,7 @@
 """Keeps the data directory and its content private to the user and free of links.
 
-Once the directory belongs to the user and is closed to others, nobody else can put anything into it. Own
-folders and files that are open to others are closed; anything that belongs to another user is refused.
+Once the directory belongs to the user and is closed to others, nobody else can put anything into it. The
+scheduler closes the user's own folders and files to others, and rejects whatever belongs to another user.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OTHERS_BITS = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True)
 class ExposedPath:
-    """A folder or file that others could write until now. mode: its previous permissions."""
+    """A folder or file to which others could write until now. mode: its previous permissions."""
 
     path: Path
     mode: int
@@ -45,7 +45,7 @@ def allowed_owners(folder: Path) -> frozenset[int]:
 
 
 def is_ours(folder: Path) -> bool:
-    """Returns whether this is a folder of this user and not a link."""
+    """Returns whether the path is a folder, and not a link, that belongs to this user."""
     try:
         return check_folder_status(os.lstat(folder), allowed_owners(folder)) is None
     except OSError:
@@ -55,8 +55,8 @@ def is_ours(folder: Path) -> bool:
 def check_access(folder: Path, files: tuple[Path, ...]) -> None:
     """Checks that a data directory belongs to this user, is not a link and can be entered.
 
-    A missing directory passes. files: further files of the store outside the directory. Raises
-    SchedulerError, which names the owner and the remedy.
+    Accepts a missing directory. files: the store's files outside the directory, for the remedy. Raises
+    SchedulerError with a message that names the owner and the remedy.
     """
     try:
         status = os.lstat(folder)
@@ -66,16 +66,16 @@ def check_access(folder: Path, files: tuple[Path, ...]) -> None:
     if problem is None:
         if os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
             return
-        raise SchedulerError(f"{folder} cannot be entered: chmod u+rwx {shlex.quote(str(folder))}")
+        raise SchedulerError(f"{folder} cannot be entered; run `chmod u+rwx {shlex.quote(str(folder))}`")
     if problem.kind is not ProblemKind.OTHER_OWNER:
         remedy = "remove it, or name another folder with --data-dir"
         target = Path(os.path.realpath(folder))
         if problem.kind is ProblemKind.LINK and status.st_uid == os.geteuid() and is_ours(target):
-            # If only the link is removed, every line of the jobs file counts as new.
+            # If the user only removed the link, every line of the jobs file would count as new.
             there, here = shlex.quote(str(target)), shlex.quote(str(folder))
             remedy = (
-                f"use the store to which it leads: --data-dir {there} for every command, or once"
-                f" `rm {here} && mv {there} {here}`"
+                f"use the store to which it leads: add --data-dir {there} to every command, or run"
+                f" `rm {here} && mv {there} {here}` once"
             )
         raise SchedulerError(
             f"{folder} {problem.description}, but must be the data directory itself; {remedy}"
@@ -83,19 +83,19 @@ def check_access(folder: Path, files: tuple[Path, ...]) -> None:
     owner = status.st_uid
     if owner != 0:
         raise SchedulerError(
-            f"{folder} is the store of user {_user_name(owner)}, not yours; name your own state file"
+            f"{folder} is the store of another user, {_user_name(owner)}; name your own state file"
             " with --state-file"
         )
     paths = shlex.join(map(str, (folder, *files)))
     raise SchedulerError(
-        f"{folder} is the store of root: a `start` with sudo created it\n"
+        f"{folder} belongs to root, because a `start` with sudo created it\n"
         "use sudo for every command, or end the scheduler (`stop --jobs` with sudo) and take ownership:"
         f" sudo chown -R {os.geteuid()} {paths}"
     )
 
 
 def open_folder(folder: Path) -> int:
-    """Opens a folder of this user that is not a link; returns its descriptor. Raises OSError."""
+    """Opens a folder that belongs to this user and is not a link. Returns its descriptor. Raises OSError."""
     problem = check_folder_status(os.lstat(folder), allowed_owners(folder))
     if problem is None:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -109,9 +109,9 @@ def open_folder(folder: Path) -> int:
 def close_to_others(fd: int, folder: Path) -> list[ExposedPath]:
     """Removes the permissions of other users from the folder and its content.
 
-    Returns the paths that they could write. If that includes the folder itself, its whole tree is checked.
-    Raises SchedulerError if something belongs to another user or the file system keeps no permissions, and
-    OSError.
+    Returns the paths to which other users could write. If these include the folder itself, checks its whole
+    tree. Raises OSError, and SchedulerError if something belongs to another user or the file system does not
+    store permissions.
     """
     status = os.fstat(fd)
     found = [ExposedPath(folder, stat.S_IMODE(status.st_mode))] if writable_by_others(status) else []
@@ -120,8 +120,8 @@ def close_to_others(fd: int, folder: Path) -> list[ExposedPath]:
             os.fchmod(fd, stat.S_IMODE(status.st_mode) & ~_OTHERS_BITS)
         if os.fstat(fd).st_mode & _OTHERS_BITS:
             raise SchedulerError(
-                f"{folder} is open to other users and cannot be made private: its file system keeps no"
-                " permissions; name a folder on another file system with --data-dir"
+                f"{folder} is open to other users and cannot be made private, because its file system"
+                " stores no permissions; name a folder on another file system with --data-dir"
             )
     return [*found, *_check_entries(fd, folder, allowed_owners(folder) | {0}, deep=bool(found))]
 
@@ -129,7 +129,7 @@ def close_to_others(fd: int, folder: Path) -> list[ExposedPath]:
 def check_entries(folder: Path) -> None:
     """Checks the content of the folder without changing it.
 
-    Raises SchedulerError for links and files of other users, and OSError.
+    Raises OSError, and SchedulerError if the folder contains a link or a file that belongs to another user.
     """
     fd = open_folder(folder)
     try:

@@ -12,9 +12,10 @@ from gpu_scheduler.store import permissions
 
 
 def connect_read_only(path: Path, *, immutable: bool = False, timeout_s: float = 5.0) -> sqlite3.Connection:
-    """Opens a database for reading. immutable: nobody writes to it; SQLite creates no file beside it.
+    """Opens a database for reading. Raises sqlite3.Error.
 
-    Raises sqlite3.Error.
+    immutable: the caller ensures that no process writes to the database, and SQLite creates no file beside
+    it.
     """
     mode = "immutable=1" if immutable else "mode=ro"
     return sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=timeout_s)
@@ -25,7 +26,7 @@ def query_read_only(path: Path, sql: str) -> list[sqlite3.Row] | None:
 
     Returns None if there is no database or it cannot be read at the moment.
     """
-    if not os.path.exists(path) or not permissions.is_ours(path.parent):  # also False without permission
+    if not os.path.exists(path) or not permissions.is_ours(path.parent):  # or access is denied
         return None
     try:
         with closing(sqlite3.connect(path, isolation_level=None, timeout=10.0)) as db:
@@ -33,11 +34,11 @@ def query_read_only(path: Path, sql: str) -> list[sqlite3.Row] | None:
             db.execute("PRAGMA query_only = 1")
             return db.execute(sql).fetchall()
     except sqlite3.Error:
-        return None  # the next attempt to open it reports the error
+        return None  # the next attempt to open the database reports the error
 
 
 def has_tables(path: Path) -> bool:
-    """Returns whether a readable database with our tables is there."""
+    """Returns whether there is a readable database that contains the tables of a store."""
     return query_read_only(path, "SELECT 1 FROM meta LIMIT 1") is not None
 
 
@@ -48,9 +49,9 @@ def has_meta(path: Path, key: str) -> bool:
 
 
 def check_integrity(path: Path, timeout_s: float) -> tuple[int, str | None]:
-    """Returns the schema version of a database, and its damage; None = none was found within the time.
+    """Returns the schema version of a database, and the damage that was found within the time, or None.
 
-    Raises sqlite3.Error if it cannot be read.
+    Raises sqlite3.Error if the database cannot be read.
     """
     end = time.monotonic() + timeout_s
     with closing(connect_read_only(path, timeout_s=2.0)) as db:

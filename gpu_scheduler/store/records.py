@@ -1,7 +1,7 @@
-"""The records that the store returns: jobs, attempts with allocations, GPUs.
+"""The records that the store returns: jobs, attempts with their allocations, and GPUs.
 
-Times: `*_at` are wall seconds since 1970, `*_boot` seconds since the boot of the record's `boot_id`. GPUs are
-named by UUID.
+Fields named `*_at` are wall times in seconds since 1970. Fields named `*_boot` are times in seconds since the
+boot to which the record's `boot_id` refers. GPUs are named by UUID.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 
 
 class JobRecord(NamedTuple):
-    """A job; a named tuple, which is created quickly, because a list may have 100,000.
+    """A job. It is a named tuple, which is fast to create, because a list may contain 100,000 jobs.
 
     source: "file:PATH" or the front end that added it; text: its line or command as written; spec_json: its
-    JobSpec as JSON; spec_key: the resource spec, which jobs that wait for the same thing share; priority,
-    position: queue order, lowest first.
+    JobSpec as JSON; spec_key: the key of its resource spec; jobs with the same key wait for the same thing;
+    priority, position: the queue order, with the lowest first.
 
-    held_by: "user", "line", or the outcome that holds it. cancel_cause: a pending cancel or preempt.
-    not_before_boot: no start before this time. line_wait: why its line in the jobs file keeps it from
-    starting. min_vram_mib: memory that it needs since an attempt ran out of it.
+    held_by: "user", "line", or the outcome because of which it is held. cancel_cause: the cause of a pending
+    cancellation. not_before_boot: the earliest time of the next start. line_wait: why its line in the jobs
+    file keeps it from starting. min_vram_mib: the memory that it needs, raised after an attempt ran out of
+    memory.
     """
 
     id: int
@@ -61,7 +62,7 @@ class JobRecord(NamedTuple):
 
     @property
     def spec(self) -> JobSpec:
-        """Its parsed spec."""
+        """The parsed job specification."""
         from gpu_scheduler.core.model.job_spec import JobSpec
 
         return JobSpec.from_json(self.spec_json)
@@ -69,11 +70,12 @@ class JobRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class AllocationRecord(Allocation):
-    """The allocation of an attempt on one GPU, and the use observed there.
+    """An attempt's allocation on one GPU, and the observed use of that GPU.
 
-    budget_mib: MiB that the attempt declared, or was learned to need, there; None = it declared nothing, or
-    the size of the GPU is unknown. baseline_mib: unattributed memory there at its start. load_sum,
-    load_samples: sum and number of the load samples, percent. overuse_logged: overuse there was reported.
+    budget_mib: the memory that was declared or learned, in MiB; None if nothing was declared or learned, or
+    if the size of the GPU is unknown. baseline_mib: the unattributed memory at the start of the attempt.
+    load_sum: the sum of the load samples in percent; load_samples: their number. overuse_logged: whether
+    overuse was reported.
     """
 
     gpu: str = ""
@@ -88,14 +90,14 @@ class AllocationRecord(Allocation):
 class AttemptRecord:
     """An attempt of a job.
 
-    number: 1, 2, … within its job; learned: its vram was learned; assumed: its share and vram are defaults
-    that nothing declared. misplaced: (GPU, pid) of its processes outside its allocation, one for each GPU.
-    measured_boot: time of the newest sample in its allocations.
+    number: 1, 2, … within its job; learned: whether its vram was learned; assumed: whether its share and vram
+    are defaults, because none were declared. misplaced: the GPU and the pid of a process outside its
+    allocation, one for each such GPU. measured_boot: the time of the newest sample in its allocations.
 
-    launch_count: launches that count; launch_deadline_boot: a runner claims it by then, or it is launched
-    again. executor: the name of the one that launches it. runner: the process that its claim names. outcome:
-    None = open. window_closed: its Screen window was closed,
-    which has been reported.
+    launch_count: the number of launches that count; launch_deadline_boot: the time at which it is launched
+    again unless a runner has claimed it; executor: the name of the executor that launches it; runner: the
+    process that its claim names; outcome: None while the attempt is open; window_closed: whether the closing
+    of its Screen window was reported.
     """
 
     id: int
@@ -134,7 +136,7 @@ class AttemptRecord:
 
     @property
     def runner(self) -> RunnerIdentity | None:
-        """The runner process that its claim names; None = not known yet."""
+        """The runner process that its claim names; None if it is not known yet."""
         if self.runner_pid is None or self.runner_start_ticks is None:
             return None
         from gpu_scheduler.core.model.attempt_status import RunnerIdentity
@@ -148,17 +150,17 @@ class AttemptRecord:
 
     @property
     def share(self) -> int:
-        """Thousandths of each of its GPUs; 0 = none declared."""
+        """The share of each of its GPUs in thousandths; 0 if it has no share."""
         return self.allocations[0].share if self.allocations else 0
 
     @property
     def vram(self) -> int | None:
-        """MiB on each of its GPUs; None = none declared."""
+        """The memory on each of its GPUs in MiB; None if no amount was declared."""
         return self.allocations[0].vram if self.allocations else None
 
     @property
     def whole(self) -> bool:
-        """True if none of our other jobs may run on its GPUs."""
+        """True if no other job of this scheduler may run on its GPUs."""
         return bool(self.allocations) and self.allocations[0].whole
 
     @property
@@ -168,27 +170,30 @@ class AttemptRecord:
 
     @property
     def vram_declared(self) -> int | None:
-        """MiB on each of its GPUs that were declared or learned; None = none, or a share."""
+        """The memory on each of its GPUs that was declared or learned, in MiB; None if there was none."""
         return self.vram if self.has_budget else None
 
     @property
     def share_declared(self) -> int | None:
-        """Thousandths of each of its GPUs that were declared or learned; None = none, or memory only."""
+        """The declared share of each of its GPUs in thousandths; None if no share was declared."""
         return (self.share or None) if self.has_budget else None
 
     @property
     def budgets(self) -> dict[str, int | None]:
-        """UUID -> MiB declared or learned there, None = GPU of unknown size; empty: nothing was declared."""
+        """The memory declared or learned for each GPU in MiB, by UUID; empty if there was none.
+
+        The value is None for a GPU of unknown size.
+        """
         return {one.gpu: one.budget_mib for one in self.allocations} if self.has_budget else {}
 
     @property
     def peaks(self) -> dict[str, int]:
-        """UUID -> highest observed memory use there, MiB."""
+        """The highest observed memory use on each GPU in MiB, by UUID."""
         return {one.gpu: one.peak_mib for one in self.allocations if one.peak_mib is not None}
 
     @property
     def baseline_mib(self) -> dict[str, int]:
-        """UUID -> unattributed memory there at its start, MiB."""
+        """The unattributed memory on each GPU at the start of the attempt in MiB, by UUID."""
         return {one.gpu: one.baseline_mib for one in self.allocations if one.baseline_mib is not None}
 
     @property
@@ -198,14 +203,14 @@ class AttemptRecord:
 
     @property
     def run_time_s(self) -> float | None:
-        """Seconds from its start to its end; None if it did not start or has not ended."""
+        """The seconds from its start to its end; None if it has not started or not ended."""
         if self.started_at is None or self.ended_at is None:
             return None
         return max(0.0, self.ended_at - self.started_at)  # the clock may have been set back
 
     @property
     def mean_load(self) -> float | None:
-        """The mean load of its GPUs over all samples, percent; None = no sample."""
+        """The mean load of its GPUs over all samples, in percent; None if there is no sample."""
         samples = sum(one.load_samples for one in self.allocations)
         return sum(one.load_sum for one in self.allocations) / samples if samples else None
 
@@ -216,9 +221,9 @@ class AttemptRecord:
 
 @dataclass(frozen=True)
 class ActiveAttemptRecord(AttemptRecord):
-    """An attempt that is open, holds GPUs or awaits their memory release, with the fields that its job adds.
+    """An attempt that is open, holds GPUs or awaits memory release, with some fields of its job.
 
-    source_missing: its job came from a jobs file that no longer has a line for it.
+    source_missing: whether the job came from a jobs file that no longer has a line for it.
     """
 
     cancel_cause: str | None
@@ -234,9 +239,10 @@ class ActiveAttemptRecord(AttemptRecord):
 class GpuRecord:
     """A GPU with the values of its newest sample.
 
-    processes: None = not listed. loads: of the last samples, percent, newest last; foreign_loads: those that
-    foreign processes made; foreign_load_boot: time of the newest of these. foreign_peaks: (pid, start in wall
-    seconds, highest observed MiB) of each foreign process.
+    processes: None if they are not listed. loads: the last load samples in percent, newest last;
+    foreign_loads: the last loads that foreign processes caused; foreign_load_boot: the time of the newest
+    sample in foreign_loads. foreign_peaks: the pid, the start in wall seconds and the highest observed memory
+    in MiB of each foreign process.
     """
 
     uuid: str

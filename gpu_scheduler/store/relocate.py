@@ -1,7 +1,7 @@
 """Updates the paths in a store after its project folder was moved or copied.
 
-Without that, every line of a jobs file would count as new, and queued jobs would run in a folder that is
-gone.
+Otherwise, every line of a jobs file would count as new, and queued jobs would run in a folder that no longer
+exists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpu_scheduler.store.store import Store
 
 
 class Relocation:
-    """Maps paths from an old folder to a new one. copied: the files exist in both."""
+    """Maps paths in an old folder to paths in a new one. copied: whether the files exist in both folders."""
 
     def __init__(self, old: str, new: str, *, copied: bool) -> None:
         self._old, self._new = old.rstrip("/"), new.rstrip("/")
@@ -25,16 +25,16 @@ class Relocation:
         self._new_paths: dict[str, str] = {}
 
     def new_path(self, path: str) -> str:
-        """Returns the current path of a file or folder; only those that were moved along get a new one."""
+        """Returns the current path of a file or folder, which is a new one only if it was moved or copied."""
         if path not in self._new_paths:
             self._new_paths[path] = self._find_new_path(path)
         return self._new_paths[path]
 
     def relocated_spec(self, spec: JobSpec, line: JobSpec | None = None) -> JobSpec:
-        """Returns the job spec with the paths of the new folder.
+        """Returns the job specification with the paths in the new folder.
 
-        line: the spec that its line gives in the new working directory. In a copy, an absolute path that the
-        line names is kept, so that the job runs the command of its line.
+        line: the specification that results from parsing the job's line in the new working directory. In a
+        copy, an absolute path in the line is kept, so that the job runs the command in its line.
         """
         script = (
             None if spec.script is None else self._unless_named(spec.script, line.script if line else None)
@@ -58,7 +58,7 @@ class Relocation:
         self._new_paths[self._old] = self._new
 
     def has_moved(self, file: str) -> bool:
-        """Returns whether a file directly in the old folder is now in the new one."""
+        """Returns whether the file was directly in the old folder and is now in the new folder."""
         return os.path.dirname(file) == self._old and self.new_path(file) != file
 
 
@@ -75,8 +75,8 @@ def relocate(store: Store, to: Relocation) -> None:
             source = row["source"]
             if source.startswith("file:"):
                 source = f"file:{to.new_path(source[len('file:') :])}"
-            # A waiting job gets the identity of its line. Any other job gets that of its new path, so that it
-            # does not run again once the line is changed to that path.
+            # A waiting job gets the identity of its line. Any other job gets the identity of its new paths,
+            # so that it does not run again when the user changes the line to those paths.
             identity = (line if line is not None and row["state"] in WAITING else spec).identity
             if (spec, identity, source) != (before, row["identity"], row["source"]):
                 sql = "UPDATE job SET spec = ?, identity = ?, source = ? WHERE id = ?"
@@ -85,7 +85,7 @@ def relocate(store: Store, to: Relocation) -> None:
             path, cwd = to.new_path(row["path"]), to.new_path(row["cwd"])
             db.execute("INSERT OR REPLACE INTO jobs_file VALUES (?, ?, ?)", (path, cwd, row["problem"]))
             if path != row["path"]:
-                # Drop an older reading of the same file, from an earlier time at this path.
+                # Drop an older reading of the same file, from when it was at this path before.
                 db.execute("DELETE FROM line WHERE path = ?", (path,))
                 db.execute("UPDATE line SET path = ? WHERE path = ?", (path, row["path"]))
                 db.execute("DELETE FROM jobs_file WHERE path = ?", (row["path"],))
@@ -96,9 +96,9 @@ def relocate(store: Store, to: Relocation) -> None:
 
 
 def _reparse_lines(store: Store, to: Relocation) -> dict[int, JobSpec]:
-    """Parses the recorded lines again in the new working directory of their file; returns job id -> spec.
+    """Parses the recorded lines again in the new working directory of their file. Returns specs by job id.
 
-    So a line with unchanged text does not count as changed; an absolute path in it still names the old
+    A line with unchanged text therefore does not count as changed. An absolute path in it still names the old
     folder.
     """
     found = {}

@@ -1,4 +1,4 @@
-"""Adds requests of front ends to the store, where the loop reads them, and reads the answers."""
+"""Adds front ends' requests to the store, where the loop reads them, and reads the answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_request(store: Store, verb: str, target: str = "", by: str = "cli", **args: object) -> int:
-    """Adds a request to the loop. Returns its id, for which `request_answer` gives the answer."""
+    """Adds a request to the loop. Returns the request id, with which `request_answer` finds the answer."""
     with store.db.transaction() as db:
         return insert(
             db, "request", verb=verb, target=target, args=json.dumps(args), by=by, made_at=time.time()
@@ -23,7 +23,7 @@ def add_request(store: Store, verb: str, target: str = "", by: str = "cli", **ar
 
 
 def request_answer(store: Store, request_id: int) -> RequestAnswer | None:
-    """Returns the answer to a request; None = not answered yet."""
+    """Returns the answer to a request, or None if it has not been answered yet."""
     row = store.db.row("SELECT answer FROM request WHERE id = ?", request_id)
     if row is None or row["answer"] is None:
         return None
@@ -33,7 +33,7 @@ def request_answer(store: Store, request_id: int) -> RequestAnswer | None:
 
 
 def open_requests(store: Store) -> list[Request]:
-    """Returns the requests that are not answered yet, oldest first."""
+    """Returns the requests that have not been answered yet, oldest first."""
     rows = store.db.rows("SELECT id, verb, target, args FROM request WHERE answered_at IS NULL ORDER BY id")
     if not rows:
         return []
@@ -43,7 +43,7 @@ def open_requests(store: Store) -> list[Request]:
 
 
 def withdraw_request(store: Store, request_id: int) -> bool:
-    """Withdraws a request that is not answered yet; returns False if it was."""
+    """Withdraws a request. Returns False if it has been answered already."""
     from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 
     with store.db.transaction() as db:

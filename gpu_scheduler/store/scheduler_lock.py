@@ -1,9 +1,10 @@
-"""Ensures one scheduler per store, with locks that the kernel releases when their holder dies.
+"""Ensures that a store has only one scheduler, with locks that the kernel releases when their holder dies.
 
-The lock that counts is on the data directory, since it cannot be removed without the directory. The file
-`lock` in it is locked as well, so that readers can query the holder without taking a lock. If the file is
-missing, /proc/locks names the holder of the directory. Other programs, such as a backup, may lock the
-directory too; a scheduler is a process that also has the file `lock` open, even a removed one.
+The lock that counts is on the data directory, because nobody can remove it without removing the directory.
+The scheduler also locks the file `lock` in the directory, so that readers can find the holder without taking
+a lock. If the file is missing, they find the holder of the directory in /proc/locks. Other programs, such as
+a backup, may lock the directory too. A holder is a scheduler if it also has the file `lock` open, even a
+removed one.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ _FLOCK = struct.Struct("hhqqi4x")
 #: keeps the lock until it executes its program.
 _DEAD_HOLDER_WAIT_S = 2.0
 _RETRY_S = 0.01
-#: Errors of file systems, mostly network ones, that do not support locks on folders.
+#: Errors from file systems, mostly network file systems, that do not support locks on folders.
 _UNSUPPORTED_ERRNOS = (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class InstanceLock:
-    """The locks of the scheduler, held until `release` or its death; programs that it starts inherit none.
+    """The scheduler's locks, held until `release` or its death. Programs that it starts do not inherit them.
 
     path: the lock file in the data directory. Opening and closing it elsewhere in this process would drop its
-    lock. Raises OSError, also if the folder is a link or belongs to another user.
+    lock. Raises OSError if the files cannot be opened, or if the folder is a link or belongs to another user.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,11 +45,11 @@ class InstanceLock:
             raise
 
     def acquire(self) -> bool:
-        """Tries to take the locks; returns whether this process has them now."""
+        """Tries to take the locks. Returns whether this process has them now."""
         return self._lock_folder() and self.locks_folder(self._path.parent) and _try_lock(self._file)
 
     def _lock_folder(self) -> bool:
-        """Tries to lock the folder; returns True also if its file system does not support such a lock."""
+        """Tries to lock the folder. Also returns True if the file system does not support such a lock."""
         end = time.monotonic() + _DEAD_HOLDER_WAIT_S
         while True:
             try:
@@ -83,7 +84,7 @@ class InstanceLock:
         try:
             fresh = self._open_lock_file()
         except OSError:
-            return True  # it cannot be created at the moment; the folder itself is locked
+            return True  # the file cannot be created at the moment, but the folder is locked
         if not _try_lock(fresh):
             os.close(fresh)
             return False
@@ -94,7 +95,7 @@ class InstanceLock:
     def holder_pid(self) -> int | None:
         """Returns the pid of the scheduler that holds the locks instead of this process.
 
-        0 = it is in another pid namespace; None = no scheduler holds them.
+        Returns 0 if that scheduler is in another pid namespace, and None if no scheduler holds the locks.
         """
         pid = lock_holder(self._file)
         return pid if pid is not None else _folder_lock_holder(self._path.parent)
@@ -112,9 +113,9 @@ class InstanceLock:
 def scheduler_pid(path: Path) -> int | None:
     """Returns the pid of the scheduler that holds the lock at this path or on its folder.
 
-    No lock is taken.
-    0 = it is in another pid namespace, such as a container; None = no scheduler is running. The scheduler
-    itself must not call it: closing the file here would drop its lock.
+    Takes no lock. Returns 0 if the scheduler is in another pid namespace, such as a container, and None if no
+    scheduler is running. The scheduler itself must not call this function, because closing the file here
+    would drop its lock.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -136,7 +137,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def lock_holder(fd: int) -> int | None:
-    """Returns the pid that locks an open file (0: in another pid namespace); None if it is free."""
+    """Returns the pid of the process that locks an open file, or None. 0: it is in another namespace."""
     # F_GETLK only queries, so asking about a write lock needs no write access.
     answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     kind, _, _, _, pid = _FLOCK.unpack(answer)
@@ -144,9 +145,9 @@ def lock_holder(fd: int) -> int | None:
 
 
 def locking_pids(folder: Path) -> list[int]:
-    """Returns the pids of the visible processes that hold a lock on a folder, shared locks included.
+    """Returns the pids of the visible processes that hold an exclusive or shared lock on a folder.
 
-    Read from /proc/locks: "1: FLOCK ADVISORY WRITE 123 fe:00:456 0 EOF".
+    Reads /proc/locks, with lines such as "1: FLOCK ADVISORY WRITE 123 fe:00:456 0 EOF".
     """
     try:
         status = os.stat(folder)
@@ -155,22 +156,22 @@ def locking_pids(folder: Path) -> list[int]:
     except OSError:
         return []
     lockers = [(int(f[4]), f[5]) for f in held if len(f) > 5 and f[1] == b"FLOCK"]
-    # The kernel names the process that took the lock even after its death.
+    # The kernel lists the process that took the lock even after that process has died.
     lockers = [(pid, locked) for pid, locked in lockers if _is_alive(pid)]
     device = status.st_dev
     name = b"%02x:%02x:%d" % (os.major(device), os.minor(device), status.st_ino)
     found = [pid for pid, locked in lockers if locked == name]
-    # Some file systems (overlay, btrfs) show other device numbers there; then open files are compared.
+    # For some file systems (overlay, btrfs), /proc/locks has other device numbers. Then compare open files.
     return found or [pid for pid, _ in lockers if _has_flock(pid, status)]
 
 
 def _folder_lock_holder(folder: Path) -> int | None:
-    """Returns the pid of the scheduler that holds a folder, or None."""
+    """Returns the pid of the scheduler that holds a lock on a folder, or None."""
     return next((pid for pid in locking_pids(folder) if _has_lock_file(pid)), None)
 
 
 def _has_lock_file(pid: int) -> bool:
-    """Returns whether a process that holds a folder also has the file `lock` open."""
+    """Returns whether a process that holds a lock on a folder also has the file `lock` open."""
     try:
         links = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
     except PermissionError:
@@ -188,7 +189,7 @@ def _has_flock(pid: int, status: os.stat_result) -> bool:
                     if b"FLOCK" in file.read():
                         return True
     except OSError:
-        pass  # it has ended or belongs to another user
+        pass  # the process has ended or belongs to another user
     return False
 
 

@@ -1,7 +1,7 @@
 """Parses and renders the JSON state file, detects edits to it and replaces it atomically.
 
-`_scheduler.paused_gpus` is the base, as the scheduler last wrote it: an edit is every difference between it
-and `paused_gpus`.
+`_scheduler.paused_gpus` is the base: the list of paused GPUs as the scheduler last wrote it. Every difference
+between `paused_gpus` and the base is an edit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def parse(content: bytes) -> dict[str, Any]:
 
 
 def _number(value: object) -> int | None:
-    """Returns a GPU number, also from the forms that scripts write: 2, 2.0 or "2"."""
+    """Returns a GPU number. Accepts the forms that scripts write: 2, 2.0 and "2"."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value):
@@ -59,14 +59,14 @@ def _number(value: object) -> int | None:
 
 
 def is_from_older_scheduler(state: Mapping[str, Any]) -> bool:
-    """Returns whether the older scheduler wrote this: it has `gpu_status` but no `_scheduler`."""
+    """Returns whether the older scheduler wrote this state, which has `gpu_status` but no `_scheduler`."""
     return "gpu_status" in state and "_scheduler" not in state
 
 
 def pause_edits(state: Mapping[str, Any], recorded: Collection[int]) -> dict[int, bool]:
-    """Returns GPU index -> whether it should be paused, for each GPU whose pause was edited.
+    """Returns whether each GPU whose pause was edited should be paused, by index.
 
-    recorded: the GPUs paused in the store, the base for a file without one.
+    recorded: the GPUs that are paused in the store, which are the base if the file contains none.
     """
     if "paused_gpus" not in state:
         return {}
@@ -79,7 +79,7 @@ def pause_edits(state: Mapping[str, Any], recorded: Collection[int]) -> dict[int
 def render(
     old: Mapping[str, Any], shares: list[float], paused: Collection[int], jobs: Mapping[str, Any]
 ) -> bytes:
-    """Returns the new content of the file; keys of other programs are kept unchanged."""
+    """Returns the new content of the file. Keeps the keys that other programs added."""
     pauses = sorted(paused)
     new = {key: value for key, value in old.items() if key not in _OWN_KEYS}
     new = {"gpu_status": shares, "paused_gpus": pauses, "jobs": jobs, **new}
@@ -90,26 +90,27 @@ def render(
 def with_pauses(old: Mapping[str, Any], gpus: Collection[int], paused: bool) -> bytes:
     """Returns the file with these GPUs paused or resumed while no store exists yet.
 
-    Its base is empty, so that the first start takes every paused GPU as an edit. Everything else is kept.
+    The base in it is empty, so the first start treats every paused GPU as an edit. Everything else is kept.
     """
     now = set(old.get("paused_gpus", []))
     new = {**old, "paused_gpus": sorted(now | set(gpus) if paused else now - set(gpus))}
     if "_scheduler" in old:
-        new["_scheduler"] = {"paused_gpus": []}  # a base left by a deleted store
+        new["_scheduler"] = {"paused_gpus": []}  # the old base came from a deleted store
     return _one_key_per_line(new)
 
 
 def _one_key_per_line(state: Mapping[str, Any]) -> bytes:
     # One line per key keeps short lists readable and easy to edit.
     lines = (f"  {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in state.items())
-    # A lone surrogate cannot be encoded in UTF-8; the JSON escape \ud800 is written instead.
+    # A lone surrogate cannot be encoded in UTF-8, so it is written as a JSON escape such as \ud800.
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8", "backslashreplace")
 
 
 def read(path: Path, *, trust: bool = False) -> bytes | None:
-    """Reads the file; returns None if it does not exist.
+    """Reads the file. Returns None if it does not exist.
 
-    trust: accept any owner and permissions. Raises OSError, also for a file that is refused.
+    trust: accept the file regardless of its owner and mode. Raises OSError if the file cannot be read or is
+    not trusted.
     """
     try:
         return read_json_bytes(path, trust=trust)
@@ -118,14 +119,14 @@ def read(path: Path, *, trust: bool = False) -> bytes | None:
 
 
 def link_target(path: Path) -> Path:
-    """Resolves a link to its target, beside which temporary files are made; the link is never replaced."""
+    """Returns the target of a link, or the path itself, so that the target and not the link is replaced."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def set_aside(lying: Path, path: Path) -> Path:
-    """Moves an unusable version of the file to a free name `.bad`, `.bad.1` … `.bad.4`; returns that path.
+    """Moves an unusable version of the file to the first unused name of `.bad`, `.bad.1` … `.bad.4`.
 
-    If all are taken, the last one is overwritten. Raises OSError.
+    If all names are in use, overwrites the last one. Returns the new path. Raises OSError.
     """
     path = link_target(path)
     places = [path.with_name(f"{path.name}.bad{number}") for number in ("", ".1", ".2", ".3", ".4")]
@@ -135,16 +136,16 @@ def set_aside(lying: Path, path: Path) -> Path:
 
 
 def displaced_path(path: Path) -> Path:
-    """Returns the path that keeps a replaced version until it has been examined for an edit."""
+    """Returns the path at which a replaced version is kept until it has been examined for an edit."""
     path = link_target(path)
     return path.with_name(f".{path.name}.replaced")
 
 
 def exchange(path: Path, content: bytes) -> bytes | None:
-    """Replaces the file atomically; returns the previous content, or None if there was no file.
+    """Replaces the file atomically. Returns the previous content, or None if there was no file.
 
     If the path is a link, its target is replaced. The previous version is also at `displaced_path(path)`
-    until `forget_displaced` is called. Raises OSError; the file is then unchanged.
+    until `forget_displaced` is called. Raises OSError if the file cannot be replaced; it is then unchanged.
     """
     path = link_target(path)
     spare = displaced_path(path)
@@ -152,7 +153,7 @@ def exchange(path: Path, content: bytes) -> bytes | None:
     fd = os.open(spare, flags, 0o600)
     try:
         with open(fd, "wb") as file:
-            # A file that another user has put there would become the state file.
+            # Without this check, a file that another user put at this path would become the state file.
             problem = check_status(os.fstat(fd), None, trusted_owners(spare))
             if problem is not None and problem.kind is not ProblemKind.WORLD_WRITABLE:
                 raise problem.as_error(spare)
@@ -173,12 +174,12 @@ def exchange(path: Path, content: bytes) -> bytes | None:
 
 
 def _create_new(spare: Path, path: Path) -> bool:
-    """Gives the new file its name if none exists; returns False, having done nothing, if one does."""
+    """Renames the new file to `path` if nothing is there. Otherwise changes nothing and returns False."""
     try:
         os.link(spare, path)
     except FileExistsError:
         return False
-    except OSError:  # a file system without links
+    except OSError:  # the file system does not support hard links
         if path.exists():
             return False
         os.rename(spare, path)
@@ -193,7 +194,7 @@ def forget_displaced(path: Path) -> None:
 
 
 def _compare_and_rename(spare: Path, path: Path) -> bytes:
-    """Compares and renames, on file systems that cannot exchange two names (NFS, CIFS, FUSE)."""
+    """Compares, then renames. For file systems that cannot exchange two names (NFS, CIFS, FUSE)."""
     fresh = path.with_name(f".{path.name}.fresh")
     os.rename(spare, fresh)
     while True:
@@ -206,7 +207,7 @@ def _compare_and_rename(spare: Path, path: Path) -> bytes:
 
 
 def _exchange_names(one: Path, other: Path) -> bool:
-    import ctypes  # takes 6 ms; readers of the state file never need it
+    import ctypes  # this import takes 6 ms, and readers of the state file do not need it
 
     libc = ctypes.CDLL(None, use_errno=True)
     done = libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.job_spec import JobSpec
     from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, GpuRecord, JobRecord
 
-#: Key in `meta`: the options of the newest scheduler.
+#: Key in `meta` for the options of the newest scheduler.
 _OPTIONS_KEY = "started_with"
 
 _Record = TypeVar("_Record")
 
 
 class RecordCache(Generic[_Record]):
-    """Builds records from rows, and returns the record built last time for a row that has not changed.
+    """Builds records from rows, and reuses the record that it built last time for an unchanged row.
 
     A round reads the same few rows several times, and building a record costs more than reading its row.
     """
@@ -43,7 +43,7 @@ class RecordCache(Generic[_Record]):
         self._records: dict[tuple[Any, ...], _Record] = {}
 
     def records(self, rows: Sequence[sqlite3.Row], build: Callable[[sqlite3.Row], _Record]) -> list[_Record]:
-        """Returns the records of these distinct rows, in their order; drops all others from the cache."""
+        """Returns the records of these distinct rows, in order, and drops all others from the cache."""
         known = self._records
         self._records = {}
         for row in rows:
@@ -55,8 +55,8 @@ class RecordCache(Generic[_Record]):
 class Store:
     """The store of one state file. Raises SchedulerError if another host owns it.
 
-    The records are imported by the methods that return them: `pause` needs none, and creating their classes
-    takes longer than everything else that it does.
+    The methods that return records import their classes, because `pause` needs no records and creating the
+    classes takes longer than everything else that it does.
     """
 
     def __init__(self, data_dir: DataDir, *, create: bool = False) -> None:
@@ -69,7 +69,7 @@ class Store:
         self._gpus: RecordCache[GpuRecord] = RecordCache()
         owner = None if create else data_dir.other_host()
         if owner is not None:
-            # Even a reader of SQLite takes locks that another host does not see, and may write into the file.
+            # Even an SQLite reader may write to the file, and its locks have no effect on another host.
             raise SchedulerError(data_dir.refusal(owner))
         if data_dir.problem is not None and not data_dir.database.exists():
             raise SchedulerError(data_dir.problem)
@@ -78,7 +78,7 @@ class Store:
         self.db = Database(data_dir.database, create=create)
 
     def recorded_options(self) -> StartOptions:
-        """Returns the options of the scheduler that runs, or ran last; defaults where none are recorded."""
+        """Returns the options of the current or last scheduler, or the defaults if none are recorded."""
         return _parse_options(self.db.meta(_OPTIONS_KEY) or "{}")
 
     @property
@@ -117,9 +117,9 @@ class Store:
         self.db.close()
 
     def insert_job(self, spec: JobSpec, source: str, now: float | None = None) -> int:
-        """Inserts a job in the caller's transaction if there is one; returns its id.
+        """Inserts a job, in the caller's transaction if there is one. Returns its id.
 
-        It is queued, or held or cancelled if its line says so. now: wall seconds.
+        The job is queued, unless its line holds or cancels it. now: in wall seconds.
         """
         from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY
         from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
@@ -148,14 +148,14 @@ class Store:
         return job_id
 
     def job(self, job_id: int) -> JobRecord | None:
-        """Returns a job, or None."""
+        """Returns a job, or None if it does not exist."""
         from gpu_scheduler.store.from_rows import JOB_COLUMNS, job_records
 
         found = job_records(self.db.rows(f"SELECT {JOB_COLUMNS} FROM job WHERE id = ?", job_id))
         return found[0] if found else None
 
     def attempt(self, attempt_id: int) -> AttemptRecord | None:
-        """Returns an attempt, or None."""
+        """Returns an attempt, or None if it does not exist."""
         return next(iter(self._attempts("id = ?", attempt_id)), None)
 
     def _attempts(self, where: str, *values: object) -> list[AttemptRecord]:
@@ -177,8 +177,7 @@ class Store:
         return self._attempts("job_id = ? ORDER BY number", job_id)
 
     def active_attempts(self) -> list[ActiveAttemptRecord]:
-        """Returns the attempts that are open, hold GPUs or await memory release, with the fields that their
-        jobs add."""
+        """Returns the attempts that are open, hold GPUs or await memory release, oldest first."""
         from gpu_scheduler.store.from_rows import ATTEMPT_COLUMNS, active_attempt_record
 
         rows = self.db.rows(
@@ -199,17 +198,17 @@ class Store:
         return self._gpus.records(rows, gpu_record)
 
     def managed_gpus(self) -> dict[int, str]:
-        """Returns index -> UUID of the managed GPUs, by index."""
+        """Returns the UUIDs of the managed GPUs, by index."""
         return dict(map(tuple, self.db.rows("SELECT idx, uuid FROM gpu WHERE managed ORDER BY idx")))
 
     def recorded_pauses(self) -> dict[str, bool]:
-        """Returns UUID -> whether the GPU is paused, for the managed GPUs in index order."""
+        """Returns whether each managed GPU is paused, by UUID, in index order."""
         rows = self.db.rows("SELECT uuid, paused FROM gpu WHERE managed ORDER BY idx")
         return {uuid: bool(paused) for uuid, paused in rows}
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Runs all queries of the block on one snapshot of the store, taken at the first of them."""
+        """Runs all queries of the block on one snapshot of the store, taken at the first query."""
         self.db.connection.execute("BEGIN")
         try:
             yield
@@ -217,7 +216,7 @@ class Store:
             self.db.connection.execute("COMMIT")
 
     def newest_attempts(self, job_ids: Iterable[int]) -> dict[int, AttemptRecord]:
-        """Returns job id -> newest attempt, for those of these jobs that have one."""
+        """Returns the newest attempt of each of these jobs that has one, by job id."""
         found = self._attempts(
             "job_id IN (SELECT value FROM json_each(?))"
             " AND number = (SELECT max(number) FROM attempt AS one WHERE one.job_id = attempt.job_id)",
@@ -226,11 +225,11 @@ class Store:
         return {attempt.job_id: attempt for attempt in found}
 
     def gpu_indices(self) -> dict[str, int]:
-        """Returns UUID -> index of every known GPU, also of unmanaged ones."""
+        """Returns the indices of all known GPUs, managed or not, by UUID."""
         return {row["uuid"]: row["idx"] for row in self.db.rows("SELECT uuid, idx FROM gpu")}
 
     def was_gpu_shared(self, attempt: AttemptRecord, since: float, until: float) -> bool:
-        """Returns whether an attempt of another job held one of these GPUs in this time (wall seconds)."""
+        """Returns whether another job's attempt held one of these GPUs between two times (wall seconds)."""
         row = self.db.row(
             "SELECT 1 FROM attempt WHERE job_id <> ? AND created_at < ? AND coalesce(ended_at, 9e99) > ?"
             " AND EXISTS (SELECT 1 FROM allocation WHERE attempt_id = attempt.id"
@@ -259,6 +258,6 @@ def _refuse_lost_store(data_dir: DataDir) -> None:
     if is_store_lost(data_dir):
         raise SchedulerError(
             f"the store in {data_dir.folder} was lost: {data_dir.database.name} is missing or empty;"
-            " `start` reports what is left of it, `start --restore` continues from that"
+            " `start` reports what is left of it, and `start --restore` rebuilds it from that"
         )
     raise no_store_error(data_dir.database)

@@ -26,7 +26,7 @@ from gpu_scheduler.store.write_jobs import change_job_state, reason_json
 
 
 def start(context: WriteContext, action: act.Start) -> int:
-    """Opens an attempt with its allocations; returns its id."""
+    """Opens an attempt with its allocations. Returns the attempt's id."""
     db, now = context.db, context.now
     state, number = db.execute(
         "SELECT state, (SELECT coalesce(max(number), 0) + 1 FROM attempt WHERE job_id = job.id)"
@@ -75,7 +75,7 @@ def insert_allocations(
 
 
 def relaunch(context: WriteContext, action: act.Relaunch) -> None:
-    """Counts another launch of the same attempt and sets its deadline."""
+    """Counts another launch of the same attempt and sets the deadline for its claim."""
     deadline = context.now.boot + context.settings.launch_deadline_s
     before: int = context.db.execute(
         "SELECT launch_count FROM attempt WHERE id = ?", (action.attempt_id,)
@@ -89,7 +89,7 @@ def relaunch(context: WriteContext, action: act.Relaunch) -> None:
 
 
 def record_transition(context: WriteContext, action: act.Transition) -> None:
-    """Changes the state of a job with an open attempt to running or stopping."""
+    """Changes the states of a job and its open attempt to running or stopping."""
     change_job_state(context, action.job_id, action.state, None)
     if action.state is JobState.STOPPING:
         columns, time = "stopping_boot = ?", context.now.boot
@@ -192,21 +192,21 @@ def _details_of_end(context: WriteContext, attempt: AttemptRecord, action: act.F
 
 
 def release_allocation(context: WriteContext, action: act.ReleaseAllocation) -> None:
-    """Records when the GPUs of an attempt were released."""
+    """Records that the GPUs of an attempt were released at this time."""
     _change_state(context, action.attempt_id, AttemptState.RELEASED, "released_boot = ?", context.now.boot)
 
 
 def record_memory_released(context: WriteContext, action: act.RecordMemoryReleased) -> None:
-    """Records that the memory of the attempt's GPUs is free again: the attempt is no longer active."""
+    """Records that the memory of the attempt's GPUs is free again, so the attempt is no longer active."""
     _change_state(context, action.attempt_id, AttemptState.CLOSED)
 
 
 def _change_state(
     context: WriteContext, attempt_id: int, state: AttemptState, columns: str = "", *values: object
 ) -> None:
-    """Changes the state of an attempt. columns: assignments to other columns, with their values.
+    """Changes the state of an attempt. Raises IllegalTransitionError.
 
-    Raises IllegalTransitionError.
+    columns: SQL assignments to other columns; values: the values for the placeholders in them.
     """
     assignments = f"state = ?, {columns}" if columns else "state = ?"
     before = sorted(one.value for one in states_before(state))

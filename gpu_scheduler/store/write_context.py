@@ -1,4 +1,4 @@
-"""The transaction of one round, in which the writer records actions, and the events that it adds."""
+"""The transaction in which the writer records the actions of one round and adds events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WriteContext:
-    """An open transaction. now: the time of the round; executor: the name of the one for new attempts."""
+    """An open transaction. now: the time of the round; executor: the executor of new attempts, by name."""
 
     store: Store
     db: sqlite3.Connection
@@ -34,11 +34,11 @@ class WriteContext:
         return {uuid: (index, total_mib) for uuid, index, total_mib in rows}
 
     def gpu_indices(self, gpus: Iterable[str]) -> list[int]:
-        """Returns the indices of these GPUs; -1 for an unknown one."""
+        """Returns the indices of these GPUs, with -1 for each unknown GPU."""
         return [self._gpus[gpu][0] if gpu in self._gpus else -1 for gpu in gpus]
 
     def gpu_total_mib(self, gpu: str) -> int | None:
-        """Returns the memory size of a GPU; None if it is unknown."""
+        """Returns the memory size of a GPU, or None if it is unknown."""
         return self._gpus[gpu][1] if gpu in self._gpus else None
 
     def job_history(self, job_id: int) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ class WriteContext:
         reason: str | None = None,
         details: EventDetails | None = None,
     ) -> None:
-        """Adds an event. job_id: 0 = about no job; reason: as text, or as JSON of its value."""
+        """Adds an event. job_id: 0 if it is not about a job; reason: plain text, or a reason as JSON."""
         data = {} if details is None else details.data()
         insert(
             self.db, "event", job_id=job_id, at=self.now.wall, kind=kind.value, reason=reason,

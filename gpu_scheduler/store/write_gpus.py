@@ -12,14 +12,18 @@ from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.write_context import WriteContext
 
-#: Number of load samples kept per GPU; no mean is taken over more.
+#: Number of load samples to keep for each GPU, which is enough for every mean load.
 _LOADS_KEPT = 5
 
 
 def record_samples(
     db: sqlite3.Connection, samples: Iterable[GpuSample], managed: Collection[str] | None, at: float
 ) -> None:
-    """Records the newest sample. managed: GPUs that this run manages, None = as before; at: wall seconds."""
+    """Records the newest sample of each GPU.
+
+    managed: the UUIDs of the GPUs that this run manages, or None if they have not changed; at: the time of
+    the samples in wall seconds.
+    """
     for gpu in samples:
         db.execute(
             "INSERT INTO gpu (uuid, idx, name, managed) VALUES (?, ?, ?, 0) ON CONFLICT (uuid)"
@@ -38,7 +42,7 @@ def record_samples(
 
 
 def record_probe_failure(db: sqlite3.Connection, cause: str) -> None:
-    """Records that the GPUs cannot be read: their values become unknown, but a lost GPU stays lost."""
+    """Records that the GPUs cannot be read. Their values become unknown, but a lost GPU stays lost."""
     db.execute(
         "UPDATE gpu SET used_mib = NULL, load_percent = NULL,"
         " fault = CASE WHEN fault IS NULL OR json_extract(fault, '$.kind') = ? THEN ? ELSE fault END"
@@ -60,13 +64,13 @@ def set_paused(context: WriteContext, action: act.SetPaused) -> None:
 
 
 def _processes_json(gpu: GpuSample) -> str | None:
-    """Returns the processes of a sample in the form of the column `processes`."""
+    """Returns the processes of a sample in the format of the column `processes`."""
     if gpu.processes is None:
         return None
     return json.dumps([[one.pid, one.used_mib, one.graphics_only] for one in gpu.processes])
 
 
 def _recent_loads_json(db: sqlite3.Connection, gpu: GpuSample) -> str:
-    """Returns the last load samples including this one, in the form of the column `loads`."""
+    """Returns the last load samples, including this one, in the format of the column `loads`."""
     row = db.execute("SELECT loads FROM gpu WHERE uuid = ?", (gpu.uuid,)).fetchone()
     return json.dumps([*json.loads(row["loads"]), gpu.load_percent][-_LOADS_KEPT:])

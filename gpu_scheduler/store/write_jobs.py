@@ -1,4 +1,4 @@
-"""Records the actions that change jobs, requests and why jobs wait."""
+"""Records the actions that change jobs, requests and wait reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.states import TRANSITIONS, JobState, check_transit
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.write_context import WriteContext
 
-#: Of the jobs that are infeasible for one reason, the number that get an event.
+#: Maximum number of jobs in a pending group that get an event if the group is infeasible.
 _MAX_INFEASIBLE_EVENTS = 5
 
 
@@ -29,8 +29,8 @@ def change_job_state(
 ) -> None:
     """Changes the state of a job and adds the event. Raises IllegalTransitionError.
 
-    before: the state until now, None = as stored; event_reason: reason of the event, if it is not that of
-    the job; values: other columns of the job.
+    before: the state until now, or None to read it from the store; event_reason: the reason to record in the
+    event if `reason` is None; values: the new values of other columns of the job.
     """
     db = context.db
     if before is None:
@@ -45,12 +45,12 @@ def change_job_state(
 
 
 def reason_json(reason: StateReason | None) -> str | None:
-    """Returns the stored form of a reason."""
+    """Returns a reason in the format in which it is stored."""
     return None if reason is None else reason.to_json()
 
 
 def finish_job(context: WriteContext, action: act.FinishJob) -> None:
-    """Ends a waiting job without an attempt."""
+    """Finishes a waiting job without starting it."""
     change_job_state(
         context, action.job_id, JobState.FINISHED, action.reason, JobEnded(action.outcome.value),
         outcome=action.outcome.value, finished_at=context.now.wall, held_by=None,
@@ -65,7 +65,7 @@ def hold_job(context: WriteContext, action: act.HoldJob) -> None:
 def requeue_job(context: WriteContext, action: act.RequeueJob) -> None:
     """Queues a held or finished job again."""
     row = context.db.execute("SELECT * FROM job WHERE id = ?", (action.job_id,)).fetchone()
-    # A job that was held while it waited for a retry gets no additional retries.
+    # A job that was held while it waited for a retry does not get additional retries.
     kept = row["held_by"] in ("user", "line")
     change_job_state(
         context, action.job_id, JobState.QUEUED, None, event_reason=action.reason,
@@ -100,7 +100,7 @@ def set_queue_positions(context: WriteContext, action: act.SetQueuePositions) ->
 
 
 def set_wait_reason(context: WriteContext, action: act.SetWaitReason) -> None:
-    """Sets why the jobs of a pending group wait; an infeasible group gets an event for its first jobs."""
+    """Sets why the jobs of a pending group wait. If it is infeasible, adds an event for its first jobs."""
     db = context.db
     db.execute(
         "INSERT OR REPLACE INTO pending_group (spec_key, reason) VALUES (?, ?)",

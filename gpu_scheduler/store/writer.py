@@ -1,4 +1,4 @@
-"""Writes the actions of a round to the store, all of them in one transaction."""
+"""Writes all actions of a round to the store in one transaction."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpu_scheduler.store import write_attempts, write_gpus, write_jobs
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.write_context import WriteContext
 
-#: Action that changes one row -> the statement. Its parameters are the fields of the action, tuples as JSON,
-#: and the time of the round, :boot and :wall.
+#: The SQL statement for each action that changes only one row. Its parameters are the fields of the action,
+#: with tuples as JSON, and the time of the round as :boot and :wall.
 _UPDATES: Mapping[type[act.Action], str] = {
     act.ResetLaunchCount: "UPDATE attempt SET launch_count = 0 WHERE id = :attempt_id",
     act.VoidClaim: "UPDATE attempt SET signalled_boot = :boot WHERE id = :attempt_id",
@@ -36,13 +36,13 @@ _UPDATES: Mapping[type[act.Action], str] = {
     act.RecordBypassed: "UPDATE job SET bypassed_at = coalesce(bypassed_at, :wall) WHERE id = :job_id",
 }
 
-#: The kinds of the events that these actions add.
+#: The kind of event that each of these actions adds.
 _ATTEMPT_EVENTS = {
     act.KillRunner: EventKind.RUNNER_KILLED,
     act.RecordWindowClosed: EventKind.WINDOW_CLOSED,
 }
 
-#: Any other action that changes the store -> the function that records it.
+#: The function that records each other action that changes the store.
 _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = {
     act.Start: write_attempts.start,
     act.Relaunch: write_attempts.relaunch,
@@ -64,7 +64,8 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = 
     act.AnswerRequest: write_jobs.answer_request,
 }
 
-#: Actions that a power cut may undo: the folders record them too, or they concern processes that it ends.
+#: Actions that a power cut may undo: the attempt folders record them too, or their processes end with the
+#: power.
 _REPEATABLE = (
     act.RecordUsage, act.RecordForeignLoad, act.RecordForeignPeaks, act.RecordRunner, act.Transition,
     act.ReleaseAllocation, act.RecordMemoryReleased, act.SetWaitReason, act.RecordBypassed, act.EndScheduler,
@@ -74,7 +75,7 @@ _REPEATABLE = (
 class StoreWriter:
     """Changes jobs, attempts, GPUs and requests. Only the scheduler's loop has one.
 
-    executor: the name of the one that launches new attempts.
+    executor: the name of the executor that launches new attempts.
     """
 
     def __init__(self, store: Store, settings: Settings, executor: str = "direct") -> None:
@@ -83,7 +84,7 @@ class StoreWriter:
         self._executor = executor
 
     def record(self, actions: Iterable[act.Action], now: Now) -> dict[int, int]:
-        """Records a whole round. Returns job id -> attempt id for each attempt that a Start opened."""
+        """Records all actions of a round. Returns the ids of the attempts that it opened, by job id."""
         opened: dict[int, int] = {}
         actions = list(actions)
         synced = not all(isinstance(action, _REPEATABLE) for action in actions)
@@ -99,7 +100,7 @@ class StoreWriter:
         return opened
 
     def record_launch_error(self, attempt_id: int, text: str) -> None:
-        """Records that a launch failed immediately, and sets the attempt's deadline to the past."""
+        """Records that a launch failed immediately, and sets the attempt's launch deadline to the past."""
         with self._store.db.transaction() as db:
             db.execute(
                 "UPDATE attempt SET launch_error = ?, launch_deadline_boot = 0 WHERE id = ?",
@@ -107,7 +108,7 @@ class StoreWriter:
             )
 
     def record_shortage(self, attempt_id: int) -> None:
-        """Records that a shortage prevented a launch: it does not count, and the next launch is due."""
+        """Records that a shortage prevented a launch. It does not count, and the next launch is due now."""
         with self._store.db.transaction(synced=False) as db:
             db.execute(
                 "UPDATE attempt SET launch_count = max(launch_count - 1, 0), launch_deadline_boot = 0"
@@ -121,7 +122,7 @@ class StoreWriter:
             db.execute("UPDATE attempt SET log = ?, session = ? WHERE id = ?", (log, session, attempt_id))
 
     def record_gpus(self, samples: Iterable[GpuSample], managed: Collection[str] | None, now: Now) -> None:
-        """Records the newest sample. managed: UUIDs of the GPUs that this run manages, None = as before."""
+        """Records the newest samples. managed: the UUIDs of the managed GPUs, or None if unchanged."""
         with self._store.db.transaction(synced=False) as db:
             write_gpus.record_samples(db, samples, managed, now.wall)
 
@@ -139,7 +140,7 @@ class StoreWriter:
             )
 
     def set_line_waits(self, waits: Mapping[int, WaitReason]) -> None:
-        """Replaces the set of jobs that must not start because of their lines, with the reasons."""
+        """Records which jobs must not start because of their lines, and why. Forgets all earlier records."""
         with self._store.db.transaction() as db:
             db.execute("UPDATE job SET source_missing = 0, line_wait = NULL WHERE source_missing")
             db.executemany(
@@ -149,7 +150,7 @@ class StoreWriter:
 
 
 def _update(context: WriteContext, action: Any) -> None:
-    """Records an action of `_UPDATES`."""
+    """Records an action with its statement in `_UPDATES`."""
     values = {
         name: json.dumps(value) if isinstance(value, tuple) else value for name, value in vars(action).items()
     }

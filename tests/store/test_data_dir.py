@@ -308,14 +308,14 @@ def test_the_host_file_does_not_contain_the_machine_id(
         (
             0,
             [
-                "x.d is the store of root: a `start` with sudo created it",
+                "x.d belongs to root, because a `start` with sudo created it",
                 "sudo chown -R 1234 ",
                 "x.d ",
                 "x.json ",
             ],
         ),
-        (99999, ["x.d is the store of user 99999, not yours", "--state-file"]),
-        (1234, ["x.d cannot be entered: chmod u+rwx "]),
+        (99999, ["x.d is the store of another user, 99999;", "--state-file"]),
+        (1234, ["x.d cannot be entered; run `chmod u+rwx "]),
     ],
 )
 def test_names_the_owner_of_an_inaccessible_data_directory(

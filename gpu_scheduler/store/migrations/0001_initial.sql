@@ -1,8 +1,9 @@
--- The store. Times: *_at wall seconds since 1970; *_boot seconds since boot of the row's boot_id.
--- GPUs are named by UUID. Lists of samples and processes are JSON; no query looks into them.
--- Rows of job, attempt and allocation are changed by the scheduler's loop alone; front ends insert jobs and requests.
+-- The store. Times: columns *_at are wall times in seconds since 1970; columns *_boot are seconds since the boot
+-- whose id is in the row's boot_id. GPUs are named by UUID. Lists of samples and processes are stored as JSON, which
+-- no query examines. Only the scheduler's loop changes rows of job, attempt and allocation. Front ends only insert
+-- jobs and requests.
 
-PRAGMA application_id = 1196446576;             -- 'GPS0': every released schema has it
+PRAGMA application_id = 1196446576;             -- 'GPS0'; every released schema sets it
 
 CREATE TABLE meta (
     key   TEXT PRIMARY KEY,
@@ -11,30 +12,30 @@ CREATE TABLE meta (
 
 CREATE TABLE job (
     id                  INTEGER PRIMARY KEY AUTOINCREMENT,
-    source              TEXT NOT NULL,              -- 'file:PATH' or the front end's name
+    source              TEXT NOT NULL,              -- 'file:PATH' or the name of the front end
     kind                TEXT NOT NULL,
     identity            TEXT NOT NULL,
     name                TEXT,
     text                TEXT NOT NULL,
     spec                TEXT NOT NULL,              -- JobSpec as JSON
-    spec_key            TEXT NOT NULL,              -- ResourceSpec.key(): jobs with the same one wait for the same thing
+    spec_key            TEXT NOT NULL,              -- ResourceSpec.key(); jobs with the same key wait for the same thing
     priority            INTEGER NOT NULL,
-    position            INTEGER NOT NULL,           -- in the queue, among jobs of its priority
+    position            INTEGER NOT NULL,           -- rank in the queue among the jobs with the same priority
     state               TEXT NOT NULL,
     outcome             TEXT,
     exit_code           INTEGER,
     signal              INTEGER,
     reason              TEXT,                       -- StateReason as JSON
-    held_by             TEXT,                       -- 'user', 'line', or the outcome that holds it
-    cancel_cause        TEXT,                       -- a pending cancel or preempt
+    held_by             TEXT,                       -- 'user', 'line', or the outcome because of which it is held
+    cancel_cause        TEXT,                       -- cause of a pending cancellation
     cancel_grace_s      REAL,
     launch_failures     INTEGER NOT NULL DEFAULT 0,
     not_before_boot     REAL,
-    boot_id             TEXT,                       -- of not_before_boot
-    source_missing      INTEGER NOT NULL DEFAULT 0, -- its line is not in the current jobs file: it does not start
-    line_wait           TEXT,                       -- WaitReason as JSON, why source_missing is set
-    bypassed_at         REAL,                       -- since when jobs behind it start before it
-    min_vram_mib        INTEGER,                    -- its need after an OOM
+    boot_id             TEXT,                       -- boot in which not_before_boot applies
+    source_missing      INTEGER NOT NULL DEFAULT 0, -- 1: the state of its line keeps the job from starting
+    line_wait           TEXT,                       -- why source_missing is set; WaitReason as JSON
+    bypassed_at         REAL,                       -- when a job behind it was first started before it
+    min_vram_mib        INTEGER,                    -- memory that it needs, raised after an OOM
     oom_retries_used    INTEGER NOT NULL DEFAULT 0,
     fail_retries_used   INTEGER NOT NULL DEFAULT 0,
     created_at          REAL NOT NULL,
@@ -49,7 +50,7 @@ CREATE INDEX job_source_missing ON job (id) WHERE source_missing;
 CREATE INDEX job_retry ON job (not_before_boot) WHERE state = 'queued' AND not_before_boot IS NOT NULL;
 CREATE INDEX job_unsuccessful ON job (outcome) WHERE state = 'finished' AND outcome <> 'completed';
 
-CREATE TABLE job_count (                            -- how many jobs are in each state
+CREATE TABLE job_count (                            -- number of jobs in each state
     state TEXT PRIMARY KEY,
     jobs  INTEGER NOT NULL
 ) WITHOUT ROWID;
@@ -57,32 +58,32 @@ CREATE TABLE job_count (                            -- how many jobs are in each
 CREATE TABLE attempt (
     id                   INTEGER PRIMARY KEY AUTOINCREMENT,
     job_id               INTEGER NOT NULL REFERENCES job (id),
-    number               INTEGER NOT NULL,           -- 1, 2, … of its job
+    number               INTEGER NOT NULL,           -- 1, 2, … within its job
     token                TEXT NOT NULL UNIQUE,
     boot_id              TEXT NOT NULL,
     state                TEXT NOT NULL,              -- AttemptState
-    executor             TEXT NOT NULL,              -- name of the executor that launches it
-    learned              INTEGER NOT NULL DEFAULT 0, -- its vram was learned from its workload class
-    assumed              INTEGER NOT NULL DEFAULT 0, -- nothing declared its share and vram
+    executor             TEXT NOT NULL,              -- name of the executor that launches the attempt
+    learned              INTEGER NOT NULL DEFAULT 0, -- 1: its vram was learned from its workload class
+    assumed              INTEGER NOT NULL DEFAULT 0, -- 1: its share and vram are defaults; none were declared
     launch_count         INTEGER NOT NULL DEFAULT 1,
     launch_deadline_boot REAL NOT NULL,
     launch_error         TEXT,
-    runner_pid           INTEGER,                    -- the runner, known once its claim was observed
-    runner_start_ticks   INTEGER,                    -- its start, kernel ticks since boot
+    runner_pid           INTEGER,                    -- pid of the runner, known once its claim was observed
+    runner_start_ticks   INTEGER,                    -- start of the runner, in kernel ticks since boot
     stopping_boot        REAL,
     signalled_boot       REAL,
     swept_boot           REAL,
     runner_died_boot     REAL,
     released_boot        REAL,
-    measured_boot        REAL,                       -- the newest sample in its allocations
-    outcome              TEXT,                       -- NULL: open
+    measured_boot        REAL,                       -- time of the newest sample in its allocations
+    outcome              TEXT,                       -- NULL while the attempt is open
     exit_code            INTEGER,
     signal               INTEGER,
     reason               TEXT,                       -- StateReason as JSON
     survivors            TEXT NOT NULL DEFAULT '[]', -- JSON list of pids
     log                  TEXT,
     session              TEXT,
-    window_closed        INTEGER NOT NULL DEFAULT 0, -- the closing of its Screen window was reported
+    window_closed        INTEGER NOT NULL DEFAULT 0, -- 1: the closing of its Screen window was reported
     created_at           REAL NOT NULL,
     started_at           REAL,
     ended_at             REAL,
@@ -90,23 +91,23 @@ CREATE TABLE attempt (
 );
 CREATE INDEX attempt_active ON attempt (job_id) WHERE state <> 'closed';
 
-CREATE TABLE allocation (                            -- the part of each GPU that an attempt has, and its use of it
+CREATE TABLE allocation (                            -- part of each GPU that is allocated to an attempt, and its use
     attempt_id     INTEGER NOT NULL REFERENCES attempt (id),
-    ordinal        INTEGER NOT NULL,                 -- 0, 1, … in the order of its GPUs
+    ordinal        INTEGER NOT NULL,                 -- 0, 1, … in the order of the attempt's GPUs
     gpu            TEXT NOT NULL,
-    share          INTEGER NOT NULL,                 -- thousandths; 0: none
-    vram           INTEGER,                          -- MiB; NULL: none
-    whole          INTEGER NOT NULL,                 -- no other job shares the GPU
-    budget_mib     INTEGER,                          -- declared or learned; NULL: neither, or the GPU's size is unknown
-    baseline_mib   INTEGER,                          -- unattributed memory when it started
+    share          INTEGER NOT NULL,                 -- thousandths of the GPU; 0: no share
+    vram           INTEGER,                          -- MiB; NULL: not declared
+    whole          INTEGER NOT NULL,                 -- 1: no other job may use the GPU
+    budget_mib     INTEGER,                          -- memory declared or learned; NULL: none, or the GPU's size is unknown
+    baseline_mib   INTEGER,                          -- unattributed memory when the attempt started
     peak_mib       INTEGER,
-    load_sum       REAL NOT NULL DEFAULT 0,          -- percent, over load_samples samples
+    load_sum       REAL NOT NULL DEFAULT 0,          -- sum of load_samples samples, in percent
     load_samples   INTEGER NOT NULL DEFAULT 0,
     overuse_logged INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (attempt_id, ordinal)
 ) WITHOUT ROWID;
 
-CREATE TABLE misplaced_process (                     -- reported processes outside the allocation of their attempt
+CREATE TABLE misplaced_process (                     -- reported processes outside their attempt's allocation
     attempt_id INTEGER NOT NULL REFERENCES attempt (id),
     gpu        TEXT NOT NULL,
     pid        INTEGER NOT NULL,
@@ -125,7 +126,7 @@ CREATE TABLE request (
 );
 CREATE INDEX request_open ON request (id) WHERE answered_at IS NULL;
 
-CREATE TABLE pending_group (                         -- why the queued jobs with one spec_key wait
+CREATE TABLE pending_group (                         -- why the queued jobs with the same spec_key wait
     spec_key TEXT PRIMARY KEY,
     reason   TEXT NOT NULL                           -- WaitReason as JSON
 ) WITHOUT ROWID;
@@ -141,22 +142,22 @@ CREATE TABLE gpu (
     load_percent      REAL,
     fault             TEXT,                          -- GpuFault as JSON
     sampled_at        REAL,
-    processes         TEXT,                          -- JSON list of [pid, MiB, graphics only]; NULL: not listed
-    loads             TEXT NOT NULL DEFAULT '[]',    -- JSON list of the last loads, percent, the newest last
+    processes         TEXT,                          -- JSON list of [pid, MiB, graphics only]; NULL: not available
+    loads             TEXT NOT NULL DEFAULT '[]',    -- JSON list of the last loads in percent, newest last
     foreign_peaks     TEXT NOT NULL DEFAULT '[]',    -- JSON list of [pid, start, peak MiB] of foreign processes
-    foreign_loads     TEXT NOT NULL DEFAULT '[]',    -- JSON list of the last loads of foreign processes, percent or null
+    foreign_loads     TEXT NOT NULL DEFAULT '[]',    -- JSON list of the last foreign loads, in percent or null
     foreign_load_boot REAL                           -- time of the newest sample in foreign_loads
 ) WITHOUT ROWID;
 
 CREATE TABLE jobs_file (
     path     TEXT PRIMARY KEY,
-    cwd      TEXT NOT NULL,                          -- working directory of its lines, recorded when first read
-    problem  TEXT                                    -- why it cannot be read now
+    cwd      TEXT NOT NULL,                          -- working directory of its lines, set when the file was first read
+    problem  TEXT                                    -- why the file cannot be read now; NULL if it can
 ) WITHOUT ROWID;
 
-CREATE TABLE line (                                  -- the last reading of each jobs file
+CREATE TABLE line (                                  -- lines in the last reading of each jobs file
     path          TEXT NOT NULL REFERENCES jobs_file (path),
-    position      INTEGER NOT NULL,                  -- increases with the lines, with gaps
+    position      INTEGER NOT NULL,                  -- order of the lines; there are gaps between positions
     number        INTEGER NOT NULL,                  -- line number in the file
     identity      TEXT,
     kind          TEXT,
@@ -164,30 +165,30 @@ CREATE TABLE line (                                  -- the last reading of each
     raw           TEXT NOT NULL DEFAULT '',
     attributes    TEXT NOT NULL DEFAULT '{}',
     job_id        INTEGER,
-    problem       TEXT,                              -- why it is malformed
-    accepted_form TEXT,                              -- what would be accepted
-    is_typo       INTEGER NOT NULL DEFAULT 0,        -- a malformed line that replaced a good one, which is kept
+    problem       TEXT,                              -- why the line is malformed; NULL if it is not
+    accepted_form TEXT,                              -- a form of the line that would be accepted
+    is_typo       INTEGER NOT NULL DEFAULT 0,        -- 1: a malformed line that replaced a good one, whose job is kept
     PRIMARY KEY (path, position)
 ) WITHOUT ROWID;
 CREATE INDEX line_job ON line (job_id) WHERE job_id IS NOT NULL;
 CREATE INDEX line_malformed ON line (path, position) WHERE problem IS NOT NULL;
 
-CREATE TABLE event (                                 -- a new state of a job, or something else that happened
+CREATE TABLE event (                                 -- a job's change to a new state, or another event
     id     INTEGER PRIMARY KEY,
-    job_id INTEGER NOT NULL,                         -- 0: not about a job
+    job_id INTEGER NOT NULL,                         -- 0: the event is not about a job
     at     REAL NOT NULL,
     kind   TEXT NOT NULL,
-    reason TEXT,                                     -- StateReason as JSON, for a state of a job
+    reason TEXT,                                     -- StateReason as JSON if kind is a state of a job
     data   TEXT NOT NULL DEFAULT '{}'                -- EventDetails as JSON
 );
 CREATE INDEX event_job ON event (job_id);
 
-CREATE TABLE measurement (                           -- one row for each attempt that was measured
+CREATE TABLE measurement (                           -- one row for each measured attempt
     id             INTEGER PRIMARY KEY,
-    workload_class TEXT NOT NULL,                    -- needs.workload_class_of: [program, llm]
+    workload_class TEXT NOT NULL,                    -- [program, llm] as JSON, from needs.workload_class_of
     at             REAL NOT NULL,
     gpu_count      INTEGER NOT NULL,
-    peak_mib       INTEGER NOT NULL,                 -- of the GPU on which it was largest
+    peak_mib       INTEGER NOT NULL,                 -- highest peak on any of the attempt's GPUs
     declared_mib   INTEGER,
     seconds        REAL,
     outcome        TEXT NOT NULL
