@@ -1,4 +1,4 @@
-"""Runs the command line for `python -m gpu_scheduler`, like scheduler.py and gpu-scheduler."""
+"""Runs the command line for `python -m gpu_scheduler`, as scheduler.py and gpu-scheduler do."""
 
 from __future__ import annotations
 

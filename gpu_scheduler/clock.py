@@ -1,4 +1,4 @@
-"""Reads the time for all decisions; nothing else does."""
+"""Reads the time on which decisions are based. No other module reads it for a decision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpu_scheduler.core.model.now import Now
 
 
 class Clock:
-    """The system clocks. Boot seconds continue during suspend and never jump."""
+    """Reads the system clocks. Boot time also passes while the machine is suspended, and never jumps."""
 
     def __init__(self) -> None:
         self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

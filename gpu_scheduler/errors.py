@@ -1,15 +1,15 @@
-"""Defines the errors shown to users, each with its exit code and a message that names the remedy.
+"""Defines the errors that users see, each with its exit code and a message that gives the remedy.
 
     SchedulerError             1  the request failed
     ├── StoreNotFoundError     1  no scheduler has been started with this state file
     ├── NotOwnerError          1  this scheduler no longer owns its store
     ├── SchemaError            1  another version of the program wrote the store
     ├── DamagedStoreError      1  the database of the store is damaged
-    ├── UsageError             2  bad invocation: a value, a file or an option is wrong
+    ├── UsageError             2  a value, a file or an option given by the user is wrong
     └── GpuStateError          4  the state of the GPUs cannot be read
 
-A message names the file, line and value and the remedy in one or two lines; the command line prints it
-without a traceback. Any other exception is a bug and keeps its traceback.
+In one or two lines, a message gives the file, line or value that is wrong, and the remedy. The command line
+prints the message without a traceback. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A simulated training job: it "uses" memory on simulated GPUs for a while and ends as its options say.
+"""A simulated training job. It "uses" memory on simulated GPUs for a while and then ends as its options say.
 
     python -m gpu_scheduler.simjob --vram 8000 --ramp 2 --hold 5 [--oom] [--exit 3] [--load 90]
 
-Its GPUs come from CUDA_VISIBLE_DEVICES, as for a real job, or from --gpus, as in a script that sets the
-variable itself. GPU_SCHEDULER_SIM names the folder of the simulation; without it, the job only prints. If the
-job is killed, its file remains and is ignored.
+The job uses the GPUs in CUDA_VISIBLE_DEVICES, as a real job does, or the GPUs in --gpus, like a script that
+sets the variable itself. GPU_SCHEDULER_SIM contains the path of the simulation's folder; without it, the job
+only prints. If the job is killed, its usage file remains but is ignored.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ STEPS_PER_S = 5
 
 
 class OutOfMemory(Exception):
-    """The simulated GPU has less free memory than requested."""
+    """A simulated GPU has less free memory than the job requested."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the job; returns the exit code: --exit, 1 for out of memory, 130 for Ctrl-C."""
+    """Runs the job; returns its exit code: 1 for out of memory, 130 for Ctrl-C, otherwise that of --exit."""
     options = _parser().parse_args(argv)
     folder = os.environ.get(simulated_usage.FOLDER_VARIABLE)
     gpus = visible_gpus(options.gpus or os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -49,22 +49,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def visible_gpus(variable: str | None) -> tuple[int, ...]:
-    """Returns the simulated GPUs named by CUDA_VISIBLE_DEVICES, by index or as SIM-n; GPU 0 if it is not set.
+    """Returns the simulated GPUs in the text of CUDA_VISIBLE_DEVICES; GPU 0 if the variable is not set.
 
-    Raises SystemExit if it names none, as CUDA would then find no device.
+    Each item is an index or has the form SIM-n. Raises SystemExit for any other item, because CUDA would then
+    find no device.
     """
     if variable is None:
         return (0,)
     words = [word.strip().removeprefix("SIM-") for word in variable.split(",")]
     if not all(re.fullmatch(r"[0-9]{1,3}", word) for word in words):
         raise SystemExit(
-            f"simjob: CUDA_VISIBLE_DEVICES={variable!r} names no simulated GPU, such as 0 or SIM-0"
+            f"simjob: CUDA_VISIBLE_DEVICES={variable!r} is not a list of simulated GPUs, such as 0 or SIM-0"
         )
     return tuple(int(word) for word in words)
 
 
 def oom_message(gpu: int, wanted_mib: int, free_mib: int) -> str:
-    """Returns PyTorch's message for a full GPU."""
+    """Returns the message with which PyTorch reports a full GPU."""
     return (
         f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {wanted_mib / 1024:.2f} GiB. "
         f"GPU {gpu} has {free_mib / 1024:.2f} GiB free."
@@ -77,12 +78,14 @@ def _parser() -> argparse.ArgumentParser:
         description="A simulated job that uses memory on simulated GPUs.",
         epilog="example: python -m gpu_scheduler.simjob --vram 8000 --ramp 2 --hold 5",
     )
-    parser.add_argument("--vram", type=int, default=1000, metavar="MIB", help="memory on each GPU (1000)")
     parser.add_argument(
-        "--ramp", type=float, default=0.0, metavar="S", help="seconds to allocate all of it (0)"
+        "--vram", type=int, default=1000, metavar="MIB", help="memory to use on each GPU (1000)"
     )
     parser.add_argument(
-        "--hold", type=float, default=1.0, metavar="S", help="seconds to keep it afterwards (1)"
+        "--ramp", type=float, default=0.0, metavar="S", help="seconds in which to allocate the memory (0)"
+    )
+    parser.add_argument(
+        "--hold", type=float, default=1.0, metavar="S", help="seconds for which to keep the memory (1)"
     )
     parser.add_argument("--load", type=float, default=90.0, metavar="PERCENT", help="simulated load (90)")
     parser.add_argument("--oom", action="store_true", help="run out of GPU memory after the ramp")
@@ -92,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _ramp(folder: str | None, gpus: Sequence[int], vram: int, ramp_s: float, load: float) -> None:
-    """Allocates the memory in equal steps. Raises OutOfMemory if a GPU is full."""
+    """Allocates the memory in equal steps. Raises OutOfMemory if a GPU has too little free memory."""
     steps = max(1, int(ramp_s * STEPS_PER_S))
     begun = time.monotonic()
     has = 0

@@ -1,1 +1,1 @@
-"""Operating-system helpers: safe file reads, /proc, resource shortages, outside programs."""
+"""Helpers for the operating system: safe file access, /proc, resource shortages and external programs."""

@@ -1,7 +1,8 @@
-"""Writes files so that readers never find a partial one: writes a new file beside the path, then renames it.
+"""Writes files atomically: writes a new file in the same folder, then renames it.
 
-Files that need more than this are written elsewhere: those of a runner (`runner/publish.py`, with reserved
-space), the state file (exchanged, to notice an edit), and backups (SQLite writes them).
+Some files need more than this and are written elsewhere: a runner's files (`runner/publish.py`, which
+reserves space for them), the state file (exchanged with the old one, in order to notice an edit), and backups
+(written by SQLite).
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from pathlib import Path
 def replace_file(path: Path, data: bytes, *, synced: bool = False) -> None:
     """Writes a file of mode 0600 with this data; replaces an existing file or link.
 
-    synced: the data is on the disk before it appears. Raises OSError; the path is then unchanged.
+    synced: write the data to the disk before the rename. Raises OSError and then leaves the path unchanged.
     """
-    # Hosts that share the folder may have the same pids.
+    # The name is random instead of containing a pid, because hosts that share the folder may have the same
+    # pids.
     fresh = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     create_file(fresh, data, synced=synced)
     try:
@@ -31,8 +33,8 @@ def create_file(
 ) -> None:
     """Creates a file, and removes it again if it cannot be written completely.
 
-    synced: the data is on the disk on return; like: the status of a file whose mode and owner it gets. Raises
-    FileExistsError if there is a file, and OSError.
+    synced: write the data to the disk before returning. like: the status of a file whose mode and owner the
+    new file gets. Raises OSError; this is FileExistsError if the path already exists.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode if like is None else 0o600)
     try:
@@ -52,7 +54,7 @@ def create_file(
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk. Raises OSError."""
+    """Waits until the content of a file, or the names in a folder, are on the disk. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

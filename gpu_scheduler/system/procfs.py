@@ -1,6 +1,7 @@
-"""Reads processes from /proc. A process that is gone or not readable yields an empty value, never an error.
+"""Reads processes from /proc.
 
-A shortage of open files or memory raises OSError.
+If a process is gone or cannot be read, the functions return an empty value. Only a shortage of open files or
+memory raises OSError.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from gpu_scheduler.runner.process_scan import token_in
 from gpu_scheduler.system.shortages import reraise_shortage
 
 PROC = "/proc"
-#: Target of /proc/self/ns/pid in the initial pid namespace, which contains every process of the machine.
+#: The target of the link /proc/self/ns/pid in the initial pid namespace, which contains every process of the
+#: machine.
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -23,7 +25,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Process:
-    """The values of /proc/PID/stat. start: clock ticks since boot; ended: it is a zombie."""
+    """The values in /proc/PID/stat. start: clock ticks since boot. ended: whether the process is a zombie."""
 
     pid: int
     start: int
@@ -32,12 +34,12 @@ class Process:
     ended: bool
 
     def is_same_as(self, other: Process | None) -> bool:
-        """Returns whether both values describe the same process."""
+        """Returns whether `other` describes the same process."""
         return other is not None and (self.pid, self.start) == (other.pid, other.start)
 
 
 class Proc:
-    """A reader of /proc, or of ordinary files in a test."""
+    """Reads /proc, or a folder of ordinary files in a test."""
 
     def __init__(self, root: str = PROC) -> None:
         self._root = root
@@ -52,7 +54,7 @@ class Proc:
 
     @cached_property
     def own_process(self) -> Process | None:
-        """This process; None if it cannot be read."""
+        """The process that runs this code; None if it cannot be read."""
         return self.process("self")
 
     def process(self, pid: int | str) -> Process | None:
@@ -77,7 +79,7 @@ class Proc:
         while link is not None:
             yield link
             parent = self.process(link.parent) if link.parent > 0 else None
-            # A parent that started later has reused the pid of the real one.
+            # A parent that started later than its child has reused the pid of the real parent.
             link = parent if parent is not None and parent.start <= link.start else None
 
     def command_line(self, pid: int) -> list[str]:
@@ -93,11 +95,11 @@ class Proc:
         return None
 
     def token(self, pid: int) -> str | None:
-        """Returns the token of an attempt in the environment of a process; None if it has none."""
+        """Returns the attempt's token in the environment of a process; None if there is none."""
         return token_in(self._read(pid, "environ")).decode("ascii", "replace") or None
 
     def autogroup(self, pid: int) -> str | None:
-        """Returns the kernel's id of a process's session; None if the kernel provides none."""
+        """Returns the kernel's autogroup id for the session of a process; None if the kernel has none."""
         return self._read(pid, "autogroup").split(b" ")[0].decode("ascii", "replace") or None
 
     def cgroup(self, pid: int | str) -> str:
@@ -108,7 +110,7 @@ class Proc:
         return ""
 
     def inner_pids(self, pid: int) -> tuple[int, ...]:
-        """Returns the pids of a process in the pid namespaces below that of this /proc."""
+        """Returns the pids of a process in the pid namespaces inside the one that this /proc shows."""
         for line in self._read(pid, "status").splitlines():
             if line.startswith(b"NSpid:"):
                 return tuple(int(number) for number in line.split()[2:])
@@ -133,7 +135,7 @@ class Proc:
         return True
 
     def started_at(self, process: Process) -> float:
-        """Returns the start of a process in wall-clock seconds."""
+        """Returns the start time of a process in wall-clock seconds."""
         return process.start / _TICKS_PER_S + _boot_time(self._root)
 
     def _open_path(self, pid: int, fd: str) -> str:
@@ -153,7 +155,10 @@ class Proc:
 
 @lru_cache
 def _boot_time(root: str) -> float:
-    """Returns the boot time in wall-clock seconds, read once so that setting the clock changes no start."""
+    """Returns the time of the boot in wall-clock seconds.
+
+    Reads it only once, so that the start times of processes stay the same when the clock is set.
+    """
     try:
         with open(f"{root}/stat", "rb") as file:
             return float(next(line.split()[1] for line in file if line.startswith(b"btime ")))

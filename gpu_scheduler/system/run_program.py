@@ -1,4 +1,4 @@
-"""Runs an outside program with a timeout; a program that hangs, even in the kernel, is abandoned."""
+"""Runs an external program with a timeout. Abandons a program that hangs, even if it cannot be killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-#: Seconds that a program may take, and most bytes of its output that are read.
+#: Default number of seconds that a program may take, and maximum number of bytes to read from its output.
 TIMEOUT_S = 5.0
 MAX_OUTPUT_BYTES = 1 << 20
 _POLL_INTERVAL_S = 0.05
@@ -18,9 +18,10 @@ _POLL_INTERVAL_S = 0.05
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """The result of a program.
+    """The result of running a program.
 
-    exit_code: None if it did not exit by itself, with the reason in `problem`; output: its output and errors.
+    exit_code: None if the program could not be started or did not end in time; `problem` then gives the
+    reason. output: what the program wrote to stdout and stderr.
     """
 
     exit_code: int | None
@@ -33,7 +34,7 @@ class ProgramResult:
         return self.exit_code == 0
 
     def failure_reason(self) -> str:
-        """Returns one line about the failure."""
+        """Returns the reason for the failure as one line."""
         lines = self.output.strip().splitlines()
         return self.problem or (lines[-1] if lines else f"exit code {self.exit_code}")
 
@@ -41,7 +42,7 @@ class ProgramResult:
 def run_program(
     argv: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
 ) -> ProgramResult:
-    """Runs a program without input or terminal, with English messages, and returns its result."""
+    """Runs a program and returns its result. The program gets no input or terminal, and LC_ALL=C."""
     try:
         process = subprocess.Popen(
             argv,
@@ -68,7 +69,10 @@ def run_program(
 
 
 def _read_output(process: subprocess.Popen[bytes], fd: int, deadline: float) -> tuple[bytes, bool]:
-    """Returns the output until the process ends, and whether it ended. Children may keep the pipe open."""
+    """Reads output until the process ends or the deadline; returns the output and whether the process ended.
+
+    Does not wait for the end of the output, because children of the process may keep the pipe open.
+    """
     data = bytearray()
     while time.monotonic() < deadline and len(data) < MAX_OUTPUT_BYTES:
         ended = process.poll() is not None

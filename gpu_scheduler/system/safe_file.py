@@ -1,7 +1,8 @@
-"""Reads files that the scheduler does not own: regular files only, up to a size limit, and never blocking.
+"""Reads files that other programs or users may write.
 
-`check_status` alone decides, from the open descriptor, whether a file is used: by its kind, size, owner and
-permissions. `check_folder_status` decides the same for a folder.
+Reads only regular files up to a size limit, and never blocks. `check_status` decides whether a file may be
+used, from the type, size, owner and permissions of its open descriptor. `check_folder_status` does the same
+for a folder.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-#: Largest JSON file that is read (state file, llm_config.json, the name of a host).
+#: The size limit for JSON files (the state file, llm_config.json and the file with the name of a host).
 MAX_JSON_BYTES = 16 * 1024 * 1024
-#: Bytes of one read call.
+#: Number of bytes to read at a time.
 _CHUNK_BYTES = 256 * 1024
 
 
 class ProblemKind(Enum):
-    """The reason why a file is not read; the value is the predicate in messages."""
+    """The reason why a file cannot be used. The value is a predicate for messages."""
 
     MISSING = "does not exist"
     NOT_REGULAR = "is not a regular file"
@@ -30,7 +31,7 @@ class ProblemKind(Enum):
     LINK = "is a link"
     NOT_A_FOLDER = "is not a folder"
     OTHER_OWNER = "belongs to another user (uid {})"
-    OTHER_OWNER_LINK = "is a link of another user (uid {})"
+    OTHER_OWNER_LINK = "is a link that belongs to another user (uid {})"
     WORLD_WRITABLE = "is writable by everyone"
     WRONG_CONTENT = "{}"
 
@@ -44,7 +45,7 @@ _ERRNOS = {
     ProblemKind.OTHER_OWNER_LINK: errno.EPERM,
     ProblemKind.WORLD_WRITABLE: errno.EPERM,
 }
-#: Remedies for a file that is not used because others could change it.
+#: Remedies for files that are not used because other users could change them.
 _REMEDIES = {
     ProblemKind.OTHER_OWNER: "use a file that you own, or `start --trust-files`",
     ProblemKind.OTHER_OWNER_LINK: "use a file that you own, or `start --trust-files`",
@@ -55,7 +56,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class FileProblem:
-    """The problem of an unusable file or folder. detail: fills the kind's text, such as a limit or a uid."""
+    """The problem with an unusable file or folder. detail: the limit, uid or error in the kind's text."""
 
     kind: ProblemKind
     detail: str = ""
@@ -68,14 +69,14 @@ class FileProblem:
 
     @property
     def remedy(self) -> str:
-        """Returns the remedy if it is the same for every file, or ""."""
+        """Returns the remedy if it is the same for every file, otherwise ""."""
         return _REMEDIES.get(self.kind, "")
 
     def __str__(self) -> str:
         return f"{self.description}; {self.remedy}" if self.remedy else self.description
 
     def as_error(self, path: Path) -> OSError:
-        """Returns the problem as an OSError, for callers that pass on system errors."""
+        """Returns the problem as an OSError, for callers that report system errors."""
         if self.kind is ProblemKind.UNREADABLE:
             return OSError(self.errno, self.detail, str(path))
         return OSError(_ERRNOS.get(self.kind, errno.EINVAL), str(self), str(path))
@@ -83,16 +84,16 @@ class FileProblem:
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a file. status: the descriptor's status before the first byte was read."""
+    """The content of a file. status: the file's status before the first byte was read."""
 
     data: bytes
     status: os.stat_result
 
 
 def read(path: str | Path, max_bytes: int = MAX_JSON_BYTES, *, trust: bool = False) -> Content | FileProblem:
-    """Returns the whole file, following links, or why it is not read. Never blocks on a FIFO or device.
+    """Returns the content of a file, or the reason why it must not be used. Follows links.
 
-    trust: read it regardless of its owner and mode.
+    Never blocks on a FIFO or a device. trust: read the file regardless of its owner and mode.
     """
     try:
         allowed = None if trust else trusted_owners(path)
@@ -113,7 +114,7 @@ def read(path: str | Path, max_bytes: int = MAX_JSON_BYTES, *, trust: bool = Fal
 def inspect(
     path: str | Path, max_bytes: int | None, *, trust: bool = False, follow_links: bool = True
 ) -> os.stat_result | FileProblem:
-    """Returns a file's status, or the reason why it must not be used, without reading the file."""
+    """Returns the status of a file, or the reason why it must not be used. Does not read the file."""
     try:
         allowed = None if trust else trusted_owners(path)
         if follow_links and (problem := _check_link(path, allowed)) is not None:
@@ -129,10 +130,11 @@ def inspect(
 
 
 def trusted_owners(path: str | Path) -> frozenset[int]:
-    """Returns the users whose files are used at this path: ourselves and root.
+    """Returns the users who may own a file at this path: ourselves and root.
 
-    For root, possibly of a container only, also the folder's owner if nobody else may write the folder.
-    A group whose id equals the owner's uid is treated as the owner's private group, as Linux creates them.
+    If we are root, perhaps only in a container, the owner of the folder may also own the file, unless other
+    users can write to the folder. A group whose id equals the owner's uid is taken for the owner's private
+    group, which Linux distributions create for each user.
     """
     me = os.geteuid()
     if me != 0:
@@ -145,9 +147,10 @@ def trusted_owners(path: str | Path) -> frozenset[int]:
 def check_status(
     status: os.stat_result, max_bytes: int | None, allowed_owners: Collection[int] | None = None
 ) -> FileProblem | None:
-    """Returns why a file must not be used, by the status of its open descriptor; None: it may be used.
+    """Returns the reason why a file must not be used; None if it may be used.
 
-    max_bytes: None: no limit. allowed_owners: its `trusted_owners`; None: anyone may own and write it.
+    status: the status of the open descriptor. max_bytes: the size limit; None for no limit. allowed_owners:
+    the file's `trusted_owners`; with None, any user may own the file and write to it.
     """
     if stat.S_ISLNK(status.st_mode):
         return FileProblem(ProblemKind.LINK)
@@ -163,7 +166,7 @@ def check_status(
 
 
 def check_folder_status(status: os.stat_result, allowed_owners: Collection[int | None]) -> FileProblem | None:
-    """Returns why a folder cannot be our private one, by its status from `lstat`; None: it can."""
+    """Returns why a folder with this status from `lstat` cannot be our private folder; None if it can."""
     if stat.S_ISLNK(status.st_mode):
         return FileProblem(ProblemKind.LINK)
     if not stat.S_ISDIR(status.st_mode):
@@ -174,19 +177,19 @@ def check_folder_status(status: os.stat_result, allowed_owners: Collection[int |
 
 
 def file_version(status: os.stat_result) -> tuple[int, ...]:
-    """Returns a value that differs for each version of a file, and after a change of owner or permissions."""
+    """Returns a value that changes whenever the content, the owner or the permissions of a file change."""
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def writable_by_others(status: os.stat_result) -> bool:
-    """Returns whether the group or everyone may write it."""
+    """Returns whether the group or everyone may write to a file with this status."""
     return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def _check_link(path: str | Path, allowed_owners: Collection[int] | None) -> FileProblem | None:
-    """Returns the problem if the path is another user's link, even a dangling one.
+    """Returns a problem if the path is a link, even a dangling one, that belongs to another user.
 
-    A planted link could make us read any of our files, or create one anywhere.
+    Such a link could make us read any of our files, or create a file anywhere.
     """
     if allowed_owners is None:
         return None
@@ -196,9 +199,10 @@ def _check_link(path: str | Path, allowed_owners: Collection[int] | None) -> Fil
 
 
 def read_descriptor(fd: int, max_bytes: int) -> bytes | FileProblem:
-    """Returns all bytes of a descriptor, or TOO_LARGE if there are more than `max_bytes`. Raises OSError.
+    """Reads all bytes from a descriptor. Raises OSError.
 
-    The size at opening is not a limit: a file may grow while it is read.
+    Returns a TOO_LARGE problem if there are more than `max_bytes`. Checks the limit while it reads, because
+    the file may grow after it was opened.
     """
     pieces: list[bytes] = []
     size = 0
@@ -212,7 +216,7 @@ def read_descriptor(fd: int, max_bytes: int) -> bytes | FileProblem:
 
 
 def read_json_bytes(path: Path, *, trust: bool) -> bytes:
-    """Returns the bytes of a JSON file. trust: as in `read`. Raises OSError, also for a rejected file."""
+    """Returns the bytes of a JSON file. trust: see `read`. Raises OSError, also for a file not to be used."""
     found = read(path, trust=trust)
     if isinstance(found, FileProblem):
         raise found.as_error(path)
@@ -220,10 +224,10 @@ def read_json_bytes(path: Path, *, trust: bool) -> bytes:
 
 
 def problem_from_error(error: OSError) -> FileProblem:
-    """Returns the problem that an OSError of opening or reading stands for."""
+    """Returns the problem for an OSError that opening or reading a file raised."""
     if error.errno == errno.ENOENT:
         return FileProblem(ProblemKind.MISSING)
-    if error.errno == errno.ENXIO:  # a socket, a device without a driver
+    if error.errno == errno.ENXIO:  # the file is a socket, or a device without a driver
         return FileProblem(ProblemKind.NOT_REGULAR)
     return FileProblem(ProblemKind.UNREADABLE, error.strerror or str(error), error.errno or errno.EIO)
 

@@ -1,6 +1,6 @@
-"""Describes shortages of processes, memory and open files: the limit that is reached, and the remedy.
+"""Describes shortages of processes, memory and open files: which limit was reached, and what to do about it.
 
-A shortage belongs to the machine and its limits, and never counts against a job, a line or a GPU.
+A shortage is a problem of the machine and its limits. It never counts against a job, a line or a GPU.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from pathlib import Path
 from gpu_scheduler.runner.folder import SHORTAGE
 from gpu_scheduler.system.safe_file import Content, read
 
-#: Processes that a job in Screen needs; a limit that leaves fewer counts as reached.
+#: Number of processes that a job in Screen needs. A limit that leaves fewer free counts as reached.
 PROCESSES_PER_JOB = 4
-#: Limit of open files that the remedy suggests.
+#: The limit on open files that the remedy suggests.
 _RAISED_FILE_LIMIT = 65536
 _CGROUPS = "/sys/fs/cgroup"
-_PROCESS_REMEDY = "end processes, or raise it"
+_PROCESS_REMEDY = "end processes, or raise the limit"
 
 
 def shortage_of(error: BaseException | None) -> int | None:
-    """Returns the errno of a shortage; None if the error is not one."""
+    """Returns the errno of an error that reports a shortage; None for any other error."""
     if isinstance(error, MemoryError):
         return errno.ENOMEM
     return error.errno if isinstance(error, OSError) and error.errno in SHORTAGE else None
 
 
 def reraise_shortage(error: OSError) -> None:
-    """Raises the error again if it is a shortage, since a read that failed because of it proves nothing."""
+    """Raises the error again if it reports a shortage, because the file then could not be read at all."""
     if error.errno in SHORTAGE:
         raise error
 
 
 def describe_shortage(error_number: int) -> str:
-    """Returns the limit that is reached, with the remedy."""
+    """Returns a text that gives the limit that was reached, and the remedy."""
     if error_number == errno.EMFILE:
         return _open_files_limit(*resource.getrlimit(resource.RLIMIT_NOFILE))
     if error_number == errno.ENFILE:
-        return "system limit of open files reached (fs.file-max): raise it with `sudo sysctl`"
+        return "system limit on open files reached (fs.file-max): raise it with `sudo sysctl`"
     if error_number == errno.ENOMEM:
         return _memory_limit()
     return _process_limit()
@@ -52,13 +52,13 @@ def _open_files_limit(soft_limit: int, hard_limit: int) -> str:
     raising = f"prlimit --pid {os.getpid()} --nofile={most}:"
     if most <= soft_limit:
         raising = f"sudo prlimit --pid {os.getpid()} --nofile={max(2 * soft_limit, _RAISED_FILE_LIMIT)}"
-    return f"limit of open files reached (ulimit -n is {soft_limit}): raise it (`{raising}`)"
+    return f"limit on open files reached (ulimit -n is {soft_limit}): raise it (`{raising}`)"
 
 
 def _memory_limit() -> str:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
-        return f"memory limit reached (ulimit -v is {limit // 1024}): free memory, or raise it"
+        return f"memory limit reached (ulimit -v is {limit // 1024}): free memory, or raise the limit"
     return "out of memory: free memory, or raise the limit (MemoryMax)"
 
 
@@ -70,7 +70,7 @@ def _process_limit() -> str:
 
 
 def _process_limits() -> Iterator[tuple[int, int, str]]:
-    """Yields (limit, current number, text template) for every process limit that can be read."""
+    """Yields (limit, current number, text template) for each limit on processes that can be read."""
     for folder in _control_groups():
         limit, current = _read_number(f"{folder}/pids.max"), _read_number(f"{folder}/pids.current")
         if limit is not None and current is not None:
@@ -87,7 +87,7 @@ def _process_limits() -> Iterator[tuple[int, int, str]]:
 
 
 def _control_groups() -> Iterator[Path]:
-    """Yields our own control group and its ancestors, of cgroup version 1 or 2."""
+    """Yields our own control group and its ancestors, in cgroup version 1 or 2."""
     for line in _read_text("/proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and "pids" not in controllers.split(","):

@@ -94,7 +94,7 @@ def test_a_scheduler_at_its_limits_keeps_running_and_fails_no_job(world: World) 
     pid = world.process.pid
     with limited([pid], resource.RLIMIT_NOFILE, 3) as allow:
         world.append("[share=1] echo 2")
-        wait_for(lambda: "limit of open files reached" in world.output(), "what is said")
+        wait_for(lambda: "limit on open files reached" in world.output(), "what is said")
         allow()
         world.wait_finished(2)
     with without_processes(pid) as allow:
@@ -108,7 +108,7 @@ def test_a_scheduler_at_its_limits_keeps_running_and_fails_no_job(world: World) 
     assert {(job["outcome"], job["attempts"]) for job in jobs.values()} == {("completed", 1)}
     with limited([pid], resource.RLIMIT_NOFILE, 3):
         world.append("[share=1] echo 9")
-        wait_for(lambda: world.output().count("limit of open files reached") > 1, "what is said")
+        wait_for(lambda: world.output().count("limit on open files reached") > 1, "what is said")
         assert world.end_scheduler() == 0
     said = world.output()
     assert said.count("process limit reached") == 1

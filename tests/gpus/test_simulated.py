@@ -162,7 +162,7 @@ def test_simjob_fails_with_the_requested_exit_code_or_an_oom(monkeypatch: pytest
 
 @pytest.mark.parametrize("variable", ["", "-1", "GPU-1234", "0,,1"])
 def test_simjob_rejects_invalid_gpu_ids(variable: str) -> None:
-    with pytest.raises(SystemExit, match="names no simulated GPU"):
+    with pytest.raises(SystemExit, match="is not a list of simulated GPUs"):
         simjob.visible_gpus(variable)
 
 

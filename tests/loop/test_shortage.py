@@ -324,7 +324,7 @@ def test_shortage_message_names_the_limit_that_is_reached(monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(shortages, "_count_tasks", lambda user: 50)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (4000, 4000))
-    ending = "end processes, or raise it"
+    ending = "end processes, or raise the limit"
     assert describe_shortage(errno.EAGAIN) == f"process limit reached (ulimit -u / TasksMax): {ending}"
     texts["/proc/sys/kernel/threads-max"] = "92\n"
     assert describe_shortage(errno.EAGAIN) == f"process limit reached (kernel.threads-max is 92): {ending}"
@@ -335,8 +335,8 @@ def test_shortage_message_names_the_limit_that_is_reached(monkeypatch: pytest.Mo
     assert describe_shortage(errno.EAGAIN) == (
         f"process limit reached ({group}/pids.max is 12; TasksMax of a systemd unit): {ending}"
     )
-    assert (
-        describe_shortage(errno.ENOMEM) == "memory limit reached (ulimit -v is 3): free memory, or raise it"
+    assert describe_shortage(errno.ENOMEM) == (
+        "memory limit reached (ulimit -v is 3): free memory, or raise the limit"
     )
 
 
@@ -355,5 +355,5 @@ def test_remedy_for_the_open_files_limit_depends_on_the_hard_limit(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
     assert describe_shortage(errno.EMFILE) == (
-        f"limit of open files reached (ulimit -n is {soft}): raise it (`{remedy.format(os.getpid())}`)"
+        f"limit on open files reached (ulimit -n is {soft}): raise it (`{remedy.format(os.getpid())}`)"
     )

@@ -231,7 +231,7 @@ def test_does_not_write_the_state_file_through_a_link_of_another_user(
     for now in (10.0, 20.0, 30.0):
         watch.check(now)
         watch.write(now)
-    with pytest.raises(PermissionError, match="is a link of another user"):
+    with pytest.raises(PermissionError, match="is a link that belongs to another user"):
         edit_pauses_in_file(link, [0], True)
     assert precious.read_text() == "[not ours"
     assert not (tmp_path / "new.json").exists()
