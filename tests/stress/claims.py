@@ -43,13 +43,17 @@ def races(order: Order) -> Findings:
     won: list[list[int]] = json.loads(raced.stdout)
     for number, winners in enumerate(won):
         if len(winners) != 1:
-            found.fault("twice" if winners else "lost", f"race {number} was won by {winners}")
+            found.fault("run twice" if winners else "lost", f"race {number} was won by {winners}")
         elif json.loads((order.folder / str(number) / "claim").read_bytes())["pid"] != winners[0]:
-            found.fault("twice", f"race {number}: the claim names another process than its winner")
+            found.fault("run twice", f"race {number}: the claim names another process than its winner")
         if len(list((order.folder / str(number)).iterdir())) != 1:
             found.fault("left behind", f"race {number}: {os.listdir(order.folder / str(number))}")
     firsts = Counter(winners[0] for winners in won if winners)
-    found.figures = {"races": rounds, "racers": RACERS, "won by each": "/".join(map(str, firsts.values()))}
+    found.figures = {
+        "races": rounds,
+        "processes in each race": RACERS,
+        "races won by each process": "/".join(map(str, firsts.values())),
+    }
     return found
 
 
@@ -69,10 +73,10 @@ def runners(order: Order) -> Findings:
         started = trace.read_text().count("start") if trace.exists() else 0
         result = attempt.status().result
         if started != 1:
-            found.fault("twice" if started else "lost", f"race {number}: {started} starts")
+            found.fault("run twice" if started else "lost", f"race {number}: {started} starts")
         elif result is None or result.exit_code != 7:
             found.fault("wrong codes", f"race {number}: {result}")
-    found.figures = {"races": rounds, "racers": 3}
+    found.figures = {"races": rounds, "runners in each race": 3}
     return found
 
 
@@ -93,7 +97,7 @@ def instances(order: Order) -> Findings:
     outcomes = {} if order.is_control else outcomes_of(stage.status())
     verdict = judge(stage.trace, codes, outcomes if outcomes else dict(codes), killed=False)
     verdict.report_to(found)
-    found.figures = {"times": rounds, "schedulers each": 10, "jobs": len(codes)}
+    found.figures = {"rounds": rounds, "schedulers in each round": 10, "jobs": len(codes)}
     return found
 
 

@@ -125,7 +125,7 @@ def _judge(stage: Stage, jobs: GatedJobs, damaged: int, label: str, found: Findi
     status = stage.status()
     outcomes = outcomes_of(status)
     [number] = [number_of(job["command"]) for job in status["jobs"] if job["id"] == damaged]
-    found.count("interrupted" if outcomes[number] == "interrupted" else "recorded correctly")
+    found.count("jobs interrupted" if outcomes[number] == "interrupted" else "ends recorded correctly")
     for one, is_damaged in ((number, True), *((n, False) for n in jobs.codes if n != number)):
         verdict = judge(jobs.trace, {one: jobs.codes[one]}, outcomes, is_damaged)
         verdict.signalled = [n for n in verdict.signalled if n == one and not (is_damaged and killed)]

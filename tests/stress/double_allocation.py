@@ -104,7 +104,7 @@ class _Rounds:
         if kill:
             self._process.kill()
             self._process.wait()
-            self._found.count("kills")
+            self._found.count("scheduler kills")
         self._append(_BIG, *[_SMALL] * (dice.random() < 0.3))
         if kill:
             pause(dice.choice((0.0, dice.uniform(0, 0.4))))
@@ -189,7 +189,7 @@ class _Rounds:
             self._found.fault("double allocations", f"observed: {text}")
         for text in judging.released_early(lived, held):
             self._found.fault("released early", text)
-        self._found.figures["peak allocation, MiB"] = self._watcher.peak_mib
+        self._found.figures["peak allocation (MiB)"] = self._watcher.peak_mib
 
 
 class _ForeignProcesses:

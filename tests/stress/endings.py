@@ -38,7 +38,7 @@ s*) kill -"${4#s}" $$; sleep 5 ;;
 esac
 """
 #: The ways in which this part ends jobs from outside. In any other way, a job ends by itself.
-_ENDED_FROM_OUTSIDE = ("cancel", "term", "term group", "signal")
+_ENDED_FROM_OUTSIDE = ("cancel", "SIGTERM", "SIGTERM to the group", "random signal")
 
 
 @dataclass
@@ -134,8 +134,12 @@ class _Disturber:
         self._kills, self._read, self._state_at = kills, 0, 0.0
         self._open = len(facts)
         self.figures: dict[str, int | float | str] = dict.fromkeys(
-            ["runners killed", "before the claim", "with a result", "interrupted", *_ENDED_FROM_OUTSIDE], 0
-        )
+            [
+                "runners killed", "killed before the claim", "killed after the result", "jobs interrupted",
+                *_ENDED_FROM_OUTSIDE,
+            ],
+            0,
+        )  # fmt: skip
 
     def busy(self) -> bool:
         """Returns whether the state of some job can still change. Reads the store at most twice a second."""
@@ -187,7 +191,7 @@ class _Disturber:
 
     def _end(self, fact: JobFacts) -> None:
         fact.end_requested = True
-        way = "term" if self._order.is_control and fact.way == "cancel" else fact.way
+        way = "SIGTERM" if self._order.is_control and fact.way == "cancel" else fact.way
         if way == "cancel":
             store = self._stage.store()
             add_request(store, "cancel", str(fact.job_id), "stress", grace_s=5.0)
@@ -195,11 +199,11 @@ class _Disturber:
             store.close()
             fact.cancelled = True
         else:
-            number = self._dice.randint(1, 15) if way == "signal" else int(signal.SIGTERM)
+            number = self._dice.randint(1, 15) if way == "random signal" else int(signal.SIGTERM)
             fact.sent.add(number)
             # Check the command line, because another process may have the pid of a job that has ended.
             if str(self._order.folder).encode() in _command_of(fact.pid):
-                if way == "term group":
+                if way == "SIGTERM to the group":
                     os.killpg(os.getpgid(fact.pid), number)
                 else:
                     kill(fact.pid, number)
@@ -233,14 +237,14 @@ class _Disturber:
         path = Path(folder)
         claim = (path / "claim").read_text() if (path / "claim").exists() else ""
         if f'"pid": {pid},' not in claim:
-            kind = "before the claim"
+            kind = "killed before the claim"
             if claim:
                 # This was a second runner, or the first runner's child just before it executed the command.
                 self._facts_of(path).sent.add(int(signal.SIGKILL))
         elif (path / "result").exists():
-            kind = "with a result"
+            kind = "killed after the result"
         else:
-            kind = "interrupted"
+            kind = "jobs interrupted"
             self._facts_of(path).runner_died = True
         self.figures[kind] = int(self.figures[kind]) + 1
 
@@ -293,7 +297,7 @@ def _judge(number: int, fact: JobFacts, job: dict[str, Any], found: Findings) ->
     report = f"job {number} ({fact}) is {job['state']} {job['outcome']} {job['exit_code']} {job['signal']}"
     code, number_sent = job["exit_code"], job["signal"]
     if fact.starts > 1:
-        found.fault("twice", report)
+        found.fault("run twice", report)
     elif job["state"] not in ("finished", "held"):
         found.fault("stuck", report)
     elif job["outcome"] == "completed":

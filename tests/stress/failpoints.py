@@ -34,7 +34,7 @@ def failpoints(order: Order) -> Findings:
         for nth in range(1, 1 + order.scaled(5)):
             for executor in ("direct", "screen"):
                 _die(order.folder / f"{step} {nth} {executor}".replace(" ", "_"), step, nth, executor, found)
-    found.figures = {"steps": len(_STEPS), **found.figures}
+    found.figures = {"named steps": len(_STEPS), **found.figures}
     return found
 
 
@@ -48,7 +48,7 @@ def _die(folder: Path, step: str, nth: int, executor: str, found: Findings) -> N
         command = f"sh {folder}/trace.sh {stage.trace} {n} 0.02 {code}"
         store.insert_job(JobSpec("command", command, str(folder), command=command, share=500), "stress")
     died = stage.start(step, str(nth), executor, ready=False).wait(60)
-    found.count("killed" if died == -signal.SIGKILL else "not reached")
+    found.count("kills" if died == -signal.SIGKILL else "steps not reached")
     stage.start("", "1", executor, ready=False).wait(60)
     exit_codes = {number_of(row["text"]): row["exit_code"] for row in store.db.rows("SELECT * FROM job")}
     store.close()

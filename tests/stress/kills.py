@@ -70,7 +70,7 @@ def kills(order: Order, variant: Variant, times: int, count: int) -> Findings:
     lined = [codes[int(str(job["n"]))] for job in jobs if job["way"] != "insert"]
     _judge(stage, variant, codes, found, code, least=max(lined, default=0))
     wait_for(lambda: none_left(again), "second runners gone")
-    found.figures = {"kills": times, "jobs": count, **found.figures}
+    found.figures = {"scheduler kills": times, "jobs": count, **found.figures}
     return found
 
 
@@ -148,7 +148,7 @@ class _Submitter:
             found.fault("refused", line)
         acks = [line.split() for line in self._acks.read_text().splitlines()]
         for way in _WAYS:
-            found.figures[f"by {way}"] = sum(1 for ack in acks if ack[1] == way)
+            found.figures[f"submitted by {way}"] = sum(1 for ack in acks if ack[1] == way)
         if len(acks) != self._sent:
             found.fault("refused", f"{self._sent} were submitted, {len(acks)} acknowledged")
 
@@ -160,7 +160,7 @@ def _launch_second_runner(
     newest = newest_attempts(stage.home, 20)
     if newest:
         executor.launch(AttemptRef(0, 0, "", dice.choice(newest)))
-        found.count("launched again")
+        found.count("second runners")
 
 
 def _judge(

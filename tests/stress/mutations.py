@@ -150,9 +150,9 @@ def _one(eye: JobsFileObserver, path: Path, at: int, corrupted: bytes, found: Fi
     same = _continuation_lines(eye, at, len(pieces))
     for job_id, text in others.items():
         if job_id not in ready and not any(text in whole for whole in same.values()):
-            found.fault("others affected", f"{text!r} after {corrupted!r}")
+            found.fault("other lines affected", f"{text!r} after {corrupted!r}")
     for job_id in ready - set(others):
-        found.count("run as written")
+        found.count("lines run as written")
         spec = eye.jobs[job_id].spec
         wrong = [_wrong(spec, piece) for piece in pieces]
         if None not in wrong:
@@ -206,14 +206,14 @@ def _judge_reports(
     """
     reported = set()
     for mistake in eye.malformed:
-        found.count("reported")
+        found.count("lines reported")
         reported.add(mistake.number - at - 1)
         message = malformed_message(Path("jobs.txt"), mistake, with_accepted_form=True)
         if not mistake.accepted_form or not mistake.problem or f":{mistake.number}: " not in message:
             found.fault("unhelpful errors", message)
     for number in reported - set(range(len(pieces))):
         if number + at + 1 not in same:
-            found.fault("others affected", f"line {number + at + 1} is reported after {pieces}")
+            found.fault("other lines affected", f"line {number + at + 1} is reported after {pieces}")
     for number, piece in enumerate(pieces):
         if not _is_utf8(piece) and number not in reported:
             found.fault("unreported", f"{piece!r} is not UTF-8")
@@ -257,4 +257,4 @@ def _judge_control(rows: list[list[str]], at: int, corrupted: bytes, found: Find
     wanted = [row for n, line in enumerate(_LINES) if n != at for row in _read_all_rows(line)]
     for row in wanted:
         if row not in rows:
-            found.fault("others affected", f"{row} after {corrupted!r}")
+            found.fault("other lines affected", f"{row} after {corrupted!r}")

@@ -68,6 +68,6 @@ class Findings:
     def __str__(self) -> str:
         if self.skipped is not None:
             return f"skipped: {self.skipped}"
-        figures = ", ".join(f"{name} {value}" for name, value in self.figures.items())
-        faults = ", ".join(f"{count} {kind}" for kind, count in self.faults.items()) or "0 faults"
+        figures = ", ".join(f"{name}: {value}" for name, value in self.figures.items())
+        faults = ", ".join(f"{kind}: {count}" for kind, count in self.faults.items()) or "no faults"
         return f"{faults} ({figures})"

@@ -53,7 +53,7 @@ def toggles(order: Order) -> Findings:
                 process.wait()
                 process = stage.start()
                 users.wait_for_round()
-                found.count("kills")
+                found.count("scheduler kills")
             if number % every == 0:
                 users.check(found)
                 if _identity(stage) != jobs_file:
@@ -61,7 +61,7 @@ def toggles(order: Order) -> Findings:
                     jobs_file = _identity(stage)
     finally:
         _end(stage, order, process)
-    found.figures = {"toggles": count, **users.figures, **found.figures}
+    found.figures = {"changed pauses": count, **users.figures, **found.figures}
     return found
 
 

@@ -84,7 +84,7 @@ class _OtherUser:
         """Plants a link in place of the state file, which points to a file owned by root."""
         self._link(self._stage.home.state_file, self.victim)
 
-    def config(self) -> None:
+    def llm_config(self) -> None:
         """Plants a link in place of llm_config.json, which points to a file owned by root."""
         self._link(self._stage.folder / "llm_config.json", self.victim)
 
@@ -110,7 +110,7 @@ class _OtherUser:
         mine = (self.store, self.jobs_file)
         others = (
             self.linked_store, self.linked_jobs_file, self.writable_jobs_file, self.log, self.state_file,
-            self.config, self.log_folder,
+            self.llm_config, self.log_folder,
         )  # fmt: skip
         return mine if self._is_control else (*mine, *others)
 
@@ -155,7 +155,7 @@ def _start(stage: Stage, stranger: _OtherUser, found: Findings, label: str) -> N
             f"a start with {label}", 60,
         )  # fmt: skip
         if process.poll() is None:
-            found.count("started")
+            found.count("starts that succeeded")
             probe = stranger.canary.parent / "probe"
             stage.append([f"[share=0.5] echo > {probe}"])
             try:
@@ -163,7 +163,7 @@ def _start(stage: Stage, stranger: _OtherUser, found: Findings, label: str) -> N
             except AssertionError:
                 found.count("jobs file not read")
         else:
-            found.count("refused")
+            found.count("starts refused")
             if process.returncode not in (1, 2) or "Traceback" in out.read_text():
                 found.fault("wrong end", f"{label}: {process.returncode}: {out.read_text()[-800:]}")
 

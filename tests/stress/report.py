@@ -19,7 +19,7 @@ def table(results: dict[str, Any]) -> str:
     lines = [
         f"Run on {results['date']}, seed {results['seed']}, size `{results['size']}`.",
         "",
-        "| promise | part | what was done | faults | rate below (95 %) | negative control |",
+        "| guarantee | part | figures | faults | fault rate below (95 %) | faults of the negative control |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     controls = {part["name"]: part for part in results["parts"] if part["is_control"]}
@@ -36,7 +36,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _figures(figures: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {_number(value)}" for name, value in figures.items())
+    return ", ".join(f"{name}: {_number(value)}" for name, value in figures.items())
 
 
 def _number(value: Any) -> str:
@@ -44,7 +44,7 @@ def _number(value: Any) -> str:
 
 
 def _faults(faults: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {kind}" for kind, count in faults.items()) or "0"
+    return ", ".join(f"{kind}: {count:,}" for kind, count in faults.items()) or "0"
 
 
 def _bound(part: dict[str, Any]) -> str:

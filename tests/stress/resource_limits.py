@@ -61,7 +61,7 @@ def _limits(order: Order, times: int, count: int, *mode: str) -> Findings:
         f" {code} {stage.folder}/fifo"
         for number, code in codes.items()
     ]
-    found.figures = {"limits": times, "jobs": count, **dict.fromkeys(_KINDS, 0)}
+    found.figures = {"limit changes": times, "jobs": count, **{f"limits on {kind}": 0 for kind in _KINDS}}
     process = stage.start()
     with killed_at_exit(process):
         per_time = -(-count // times)
@@ -117,7 +117,7 @@ def _one(
 ) -> None:
     """Lowers one limit, appends jobs, and raises the limit again after a while."""
     kind = "processes" if order.is_control else dice.choice(list(_KINDS))
-    found.count(kind)
+    found.count(f"limits on {kind}")
     pids = [process.pid]
     if dice.random() < 0.7:
         pids += _helpers(process.pid)

@@ -21,21 +21,21 @@ _RUNNING = 2
 _PAGE = 4096
 
 
-def _missing(database: Path, dice: random.Random) -> None:
+def _database_missing(database: Path, dice: random.Random) -> None:
     for path in database.parent.glob(f"{database.name}*"):
         path.unlink()
 
 
-def _journal_left(database: Path, dice: random.Random) -> None:
+def _only_journal_left(database: Path, dice: random.Random) -> None:
     database.unlink()
 
 
-def _emptied(database: Path, dice: random.Random) -> None:
-    _missing(database, dice)
+def _database_emptied(database: Path, dice: random.Random) -> None:
+    _database_missing(database, dice)
     database.touch()
 
 
-def _random_bytes(database: Path, dice: random.Random) -> None:
+def _database_overwritten(database: Path, dice: random.Random) -> None:
     database.write_bytes(os.urandom(dice.randint(1, 100_000)))
 
 
@@ -45,7 +45,7 @@ def _page_overwritten(database: Path, dice: random.Random) -> None:
         file.write(os.urandom(_PAGE))
 
 
-def _truncated(database: Path, dice: random.Random) -> None:
+def _database_truncated(database: Path, dice: random.Random) -> None:
     os.truncate(database, database.stat().st_size // 2)
 
 
@@ -55,8 +55,8 @@ def _journal_lost(database: Path, dice: random.Random) -> None:
 
 
 _LOSSES: tuple[Callable[[Path, random.Random], None], ...] = (
-    _missing, _journal_left, _emptied, _random_bytes, _page_overwritten, _page_overwritten, _truncated,
-    _journal_lost,
+    _database_missing, _only_journal_left, _database_emptied, _database_overwritten, _page_overwritten,
+    _page_overwritten, _database_truncated, _journal_lost,
 )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def losses(order: Order) -> Findings:
     found, dice, rounds = Findings(), order.rng("losses"), order.scaled(80)
     found.figures = {"stores": rounds}
     for number, (stage, jobs) in enumerate(each_folder(order, dice, rounds)):
-        loss = _missing if order.is_control else _LOSSES[number % len(_LOSSES)]
+        loss = _database_missing if order.is_control else _LOSSES[number % len(_LOSSES)]
         _one(stage, jobs, loss, order, dice, found)
     return found
 
@@ -112,9 +112,9 @@ def _restore(stage: Stage, jobs: GatedJobs, label: str, found: Findings) -> None
     with killed_at_exit(process):
         wait_for(lambda: process.poll() is not None or "scheduler up" in output(), "a start", 60)
         if process.poll() is None:
-            found.count("continued")
+            found.count("starts that continued")
         else:
-            found.count("refused")
+            found.count("starts refused")
             if process.returncode != 1 or "Traceback" in output():
                 found.fault("wrong end", f"{label}: {process.returncode}: {output()[-1500:]}")
             process = stage.start("--restore")

@@ -70,8 +70,12 @@ def untouched(order: Order) -> Findings:
             break
     stage.drain(240 + count)
     _judge(stage, order, codes, ticks, found)
-    found.figures = {"jobs": count, "scheduler ends": sum(ends.values()), "SCREEN kills": len(killed)}
-    found.figures |= dict(sorted(ends.items()))
+    found.figures = {
+        "jobs": count,
+        "schedulers ended": sum(ends.values()),
+        "Screen processes killed": len(killed),
+    }
+    found.figures |= {f"schedulers ended by {name}": number for name, number in sorted(ends.items())}
     return found
 
 
@@ -177,10 +181,10 @@ def ready(order: Order) -> Findings:
         found
     )
     found.figures = {
-        "running": count, "kills": times,
-        "restarted, median s": round(statistics.median(up), 2),
-        "first answer, median s": round(statistics.median(answered), 2),
-        "first answer, slowest s": round(max(answered), 2),
+        "running jobs": count, "scheduler kills": times,
+        "median time to restart (s)": round(statistics.median(up), 2),
+        "median time to first answer (s)": round(statistics.median(answered), 2),
+        "longest time to first answer (s)": round(max(answered), 2),
     }  # fmt: skip
     return found
 

@@ -107,7 +107,7 @@ def _judge(started: Counter[str], must: set[str], may: set[str], found: Findings
         if text not in may:
             found.fault("wrong jobs", f"{text!r} was started")
         elif times > 1:
-            found.fault("twice", text)
+            found.fault("run twice", text)
     for text in must - set(started):
         found.fault("lost", text)
 
@@ -138,7 +138,7 @@ def live(order: Order) -> Findings:
     ever = {(line.split()[-3], line.split()[-2]) for line in user.ever}
     for note, times in Counter(_runs_in(stage.trace)).items():
         if note not in ever or times > 1:
-            found.fault("wrong jobs" if note not in ever else "twice", f"{note} ran {times} times")
+            found.fault("wrong jobs" if note not in ever else "run twice", f"{note} ran {times} times")
     found.figures = {"saves": count, "lines written": len(ever), "jobs run": len(_runs_in(stage.trace))}
     return found
 

@@ -35,16 +35,16 @@ def _folder(path: Path) -> None:
     path.mkdir()
 
 
-def _zeros(path: Path) -> None:
+def _endless_zeros(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-def _sparse(path: Path) -> None:
+def _sparse_file(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(1 << 36)
 
 
-def _nested(path: Path) -> None:
+def _nested_brackets(path: Path) -> None:
     path.write_text("[" * 200_000)
 
 
@@ -52,7 +52,14 @@ def _broken_link(path: Path) -> None:
     path.symlink_to("missing/file")
 
 
-_KINDS: tuple[Callable[[Path], None], ...] = (_fifo, _folder, _zeros, _sparse, _nested, _broken_link)
+_KINDS: tuple[Callable[[Path], None], ...] = (
+    _fifo,
+    _folder,
+    _endless_zeros,
+    _sparse_file,
+    _nested_brackets,
+    _broken_link,
+)
 
 
 def special_files(order: Order) -> Findings:
@@ -155,11 +162,11 @@ def _starts_again(stage: Stage, jobs: GatedJobs, order: Order, label: str, found
         began = time.monotonic()
         wait_for(lambda: process.poll() is not None or "scheduler up" in output(), f"a start: {label}", 60)
         if process.poll() is None:
-            found.count("started again")
+            found.count("starts that succeeded")
             _answers(stage, process, jobs, order, f"{label}, at start", found)
             _ends(process, order, label, found)
         else:
-            found.count("refused")
+            found.count("starts refused")
             if process.returncode not in (1, 2) or "Traceback" in output():
                 found.fault("wrong end", f"{label}: {process.returncode}: {output()[-500:]}")
         if time.monotonic() - began > _ANSWER_S:

@@ -26,7 +26,7 @@ _END_S = 0.5
 def stops(order: Order) -> Findings:
     """Stops each of 300 schedulers: at once, up to 0.5 s later, or up to 0.2 s after it got its lock."""
     found, dice, starts = Findings(), order.rng("stops"), order.scaled(300)
-    found.figures = {"starts": starts, "stopped before the lock": 0, "stopped before it was up": 0}
+    found.figures = {"starts": starts, "stopped before the lock": 0, "stopped before the scheduler was up": 0}
     for first in range(0, starts, _STARTS_PER_RECORD):
         folder = order.folder / str(first)
         folder.mkdir()
@@ -62,7 +62,7 @@ def _stop(stage: Stage, options: list[str], order: Order, dice: random.Random, f
         if not locked:
             found.count("stopped before the lock")
         elif b"scheduler up" not in stage.output_file.read_bytes()[at:]:
-            found.count("stopped before it was up")
+            found.count("stopped before the scheduler was up")
         reply = _request_stop(stage, order)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)

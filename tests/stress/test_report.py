@@ -21,15 +21,15 @@ def rows(*parts: dict[str, object]) -> list[str]:
 
 
 def test_row_of_a_part_without_faults_shows_the_bound_and_the_negative_control() -> None:
-    control = part(is_control=True, faults={"twice": 12, "lost": 1})
+    control = part(is_control=True, faults={"run twice": 12, "lost": 1})
     assert rows(part(), control) == [
-        "| P2 | races | races 10,000, won 5/5 | 0 | 0.03 % | 12 twice, 1 lost |"
+        "| P2 | races | races: 10,000, won: 5/5 | 0 | 0.03 % | run twice: 12, lost: 1 |"
     ]  # fmt: skip
 
 
 def test_row_with_faults_shows_no_bound_and_row_of_a_skipped_part_gives_the_reason() -> None:
-    assert rows(part(faults={"twice": 1}), part(skipped="only root")) == [
-        "| P2 | races | races 10,000, won 5/5 | 1 twice | - | - |",
+    assert rows(part(faults={"run twice": 1}), part(skipped="only root")) == [
+        "| P2 | races | races: 10,000, won: 5/5 | run twice: 1 | - | - |",
         "| P2 | races | skipped: only root | - | - | - |",
     ]
 

@@ -46,7 +46,7 @@ class TraceVerdict:
     def report_to(self, found: Findings) -> None:
         """Adds all these faults to the findings of a part."""
         for kind, numbers in (
-            ("lost", self.lost), ("twice", self.twice), ("false successes", self.false_success),
+            ("lost", self.lost), ("run twice", self.twice), ("false successes", self.false_success),
             ("signalled", self.signalled),
         ):  # fmt: skip
             for number in numbers:
