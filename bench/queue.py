@@ -48,7 +48,7 @@ MEASUREMENTS = (
 
 
 def main() -> None:
-    """Measures every size and prints the table."""
+    """Measures a queue of every size and prints the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.queue", description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000], metavar="LINES")
     parser.add_argument("--specs", type=int, default=2, help="number of different resource specs (default 2)")
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 class QueueBench:
-    """A benchmark of one queue length, in its own folder."""
+    """A benchmark of a queue with `size` lines, in its own folder."""
 
     def __init__(self, folder: Path, tree: Path, size: int, spec_classes: int) -> None:
         self.folder, self.size, self.spec_classes = folder, size, spec_classes
@@ -77,7 +77,7 @@ class QueueBench:
         self.jobs = size
 
     def measure(self) -> dict[str, float]:
-        """Returns the value of every row of the table."""
+        """Returns the value for every row of the table, by the name of the row."""
         busy = [f"[allowed={gpu}] exec sleep 100000\n" for gpu in range(3)]
         self.file.write_text("".join(busy) + "".join(map(self._line, range(self.size - len(busy)))))
         found: dict[str, float] = {}

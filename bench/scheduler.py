@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 HERE = Path(__file__).resolve().parents[1]
-#: Printed for a completed job, by this version or by one that did not yet place jobs by memory.
+#: Pattern of the message about a completed job: in this version, or in versions before placement by memory.
 COMPLETED = r"finished \[OK\]|completed after"
 #: Seconds to wait before each round, so that the scheduler becomes idle.
 _IDLE_S = 0.15

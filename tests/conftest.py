@@ -54,7 +54,7 @@ def _new_databases_are_copied() -> Iterator[None]:
 def _close_stores() -> Iterator[None]:
     """Closes every store that a test itself opened.
 
-    Stores that the program leaves open stay open, so that Python 3.13 warns of them.
+    It does not close stores that the program leaves open, so that Python 3.13 warns about them.
     """
     opened: list[Store] = []
     real = Store.__init__

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Runs jobs.txt.example to its end in Screen, on the GPUs of this machine if all are idle, otherwise on 4
-# simulated ones; then prints the final table. Works in the temporary folder demo/.
+# Runs all jobs of jobs.txt.example in Screen and prints the final table. The jobs run on the GPUs of this
+# machine if all of them are idle, otherwise on 4 simulated GPUs. All files are in the temporary folder demo/.
 #
-#     tools/demo.sh [SIMULATE]      SIMULATE as for `start --simulate`: always simulate
+#     tools/demo.sh [SIMULATE]      with SIMULATE, always simulates GPUs, as `start --simulate SIMULATE` does
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
 state=demo/gpu_scheduler_state.json
 
-# An earlier demo that was interrupted may have left a scheduler or jobs behind.
+# An interrupted demo may have left a scheduler or jobs behind.
 if [ -e "$state" ]; then
     "$python" scheduler.py stop --jobs --state-file "$state" || true
 fi
@@ -29,7 +29,7 @@ else
     printf 'demo: %s GPUs of this machine\n' "$gpus"
 fi
 
-# A comment at the end of a line states how many GPUs it needs.
+# A comment at the end of a line says how many GPUs the line needs.
 awk -v gpus="$gpus" '
     match($0, /# needs [0-9]+ GPUs$/) && substr($0, RSTART + 8) + 0 > gpus { print "# " $0; next }
     { print }

@@ -65,7 +65,7 @@ read. [running.md](running.md#running-a-file-to-its-end) describes the exit code
 
 Run `source <(./scheduler.py completion bash)` to make bash complete the commands of `./scheduler.py` and
 `gpu-scheduler`."""
-#: Facts about a single command that are too long for its help text.
+#: Facts about single commands that are too long for a help text.
 NOTES = {
     "start": "[running.md](running.md) explains these options and the files that `start` reads and writes.",
     "add": "An option with the name of an attribute sets that attribute (see"

@@ -14,7 +14,7 @@ from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.probes.simulated import parse_simulate
 from gpu_scheduler.gpus.selection import restrict_to_visible
 
-#: MiB that a driver and a display may use on an idle GPU.
+#: MiB that the driver and a display may use on a GPU that counts as idle.
 IDLE_MIB = 200
 
 

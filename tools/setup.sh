@@ -3,8 +3,8 @@
 #
 #     tools/setup.sh screen --optional tmux
 #
-# Does only what is missing. If a package cannot be installed, it stops with the command to run by hand; for
-# packages after --optional it only prints that command.
+# Skips what is already done. If a package cannot be installed, the script prints the command to run by hand
+# and stops. For packages after --optional, it prints the command and continues.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 here=$PWD
@@ -21,7 +21,7 @@ as_root() {
     fi
 }
 
-# Fails silently if apt is missing or may not be used.
+# Fails without a message if apt is missing or the user may not use it.
 apt_install() {
     command -v apt-get >/dev/null && as_root true || return 1
     say "installing $*"
@@ -72,7 +72,7 @@ find_python() {
 
 usable() { suitable .venv/bin/python && .venv/bin/python -c 'import pip' 2>/dev/null; }
 
-# Identifies what the environment was made from. The folder counts, because scripts in it hold its full path.
+# Identifies what the environment was made from. This includes the folder, whose full path scripts contain.
 made_from() { { printf '%s\n' "$here"; cat pyproject.toml; } | cksum; }
 
 environment() {

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs the whole suite on every Python from 3.10 to 3.13 that is found on PATH or in pyenv, each in its own
-# environment (.venv-3.X). A failure does not stop the others; the last lines show the result of each.
+# Runs the whole suite with every Python from 3.10 to 3.13 that is on PATH or in pyenv, each in its own
+# environment (.venv-3.X). A failure does not stop the other runs. The last lines show the result of each run.
 #
 #     tools/test_all.sh [options of pytest]
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-# Prints the interpreter of a version; a pyenv shim without that version prints nothing.
+# Prints the interpreter of a version, or nothing if there is only a pyenv shim without that version.
 find_python() {
     local python
     for python in "python$1" "$HOME/.pyenv/versions/$1".*/bin/python "$HOME/.pyenv/versions/$1/bin/python"; do

@@ -34,7 +34,7 @@ def print_memory() -> None:
 
 
 def main(kind: str, mib: int) -> int:
-    """Runs one of the two kinds described above."""
+    """Runs the job that `kind` selects: "hold" or "oom"."""
     held = [allocate(1)]
     if kind == "hold":
         print_memory()

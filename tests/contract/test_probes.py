@@ -107,7 +107,7 @@ def test_gpu_in_mig_mode_has_a_fault_but_its_memory_is_known(real: FakeMachine, 
     ]
 
 
-def test_impossible_value_is_unknown(real: FakeMachine) -> None:
+def test_impossible_value_is_treated_as_unknown(real: FakeMachine) -> None:
     real.plant(FakeGpu("GPU-a", 1, total=100, used=200, load=250.0), FakeGpu("GPU-b", 2, total=0))
     gpus = sample(real, "here")
     assert [(g.total_mib, g.used_mib, g.load_percent, g.fault) for g in gpus] == [
@@ -124,7 +124,7 @@ def test_probe_ignores_cuda_visible_devices(
     assert [g.uuid for g in sample(real, where)] == ["GPU-a", "GPU-b"]
 
 
-def test_nvml_without_a_driver_names_the_remedy(
+def test_nvml_error_without_a_driver_names_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     machine = FakeMachine("nvml", tmp_path / "machine", monkeypatch)
@@ -136,7 +136,9 @@ def test_nvml_without_a_driver_names_the_remedy(
     assert "--simulate 4" in remedy
 
 
-def test_gputil_without_nvidia_smi_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gputil_error_without_nvidia_smi_names_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with (
         ProbeClient("gputil") as probe,

@@ -43,7 +43,7 @@ def plant_hook(prefix: Path, when: str, name: str, text: str) -> Path:
 
 
 def plant_variables(prefix: Path, variables: Mapping[str, str]) -> None:
-    """Writes variables as `conda env config vars set` does."""
+    """Sets variables of an environment as `conda env config vars set` does."""
     (prefix / "conda-meta" / "state").write_text(json.dumps({"env_vars": dict(variables)}))
 
 
@@ -156,7 +156,7 @@ def _quoted(text: str) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Prints the commands by which `conda activate NAME` or `conda deactivate` changes the calling shell."""
+    """Prints the commands that `conda activate NAME` or `conda deactivate` runs in the calling shell."""
     shell = _Shell(os.environ, os.environ["FAKE_CONDA_ROOT"])
     name = words[1] if len(words) > 1 else "base"
     try:

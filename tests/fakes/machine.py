@@ -41,7 +41,7 @@ class FakeGpu:
 
 
 class FakeMachine:
-    """A machine whose GPUs a test sets. kind: the probe that will read them; other probes find no GPU."""
+    """A machine whose GPUs a test sets. kind: the only probe that finds these GPUs."""
 
     def __init__(self, kind: ProbeKind, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.kind, self.folder = kind, folder

@@ -40,7 +40,7 @@ class RemoteExecutor:
         self.attempts: dict[str, RemoteAttempt] = {}
 
     def launch(self, attempt: AttemptRef) -> None:
-        """Begins an attempt that has not begun; raises LaunchError if the site refuses."""
+        """Begins an attempt unless it has already begun. Raises LaunchError if the site refuses."""
         if self.refuses is not None:
             raise LaunchError(self.refuses)
         one = self._of(attempt)
@@ -59,7 +59,7 @@ class RemoteExecutor:
         return AttemptStatus("live" if one.state == "running" else "dead", stop=one.stop, result=one.result)
 
     def request_stop(self, attempt: AttemptRef, stop: StopRequest) -> None:
-        """Ends a running attempt, if the site obeys."""
+        """Records the request. Ends the attempt if it is running and the site obeys."""
         one = self._of(attempt)
         if one.stop is None or stop.cause == "cancelled":
             one.stop = stop
@@ -77,7 +77,7 @@ class RemoteExecutor:
             one.state = "void"
 
     def kill(self, attempt: AttemptRef) -> None:
-        """Ends a running attempt without a result."""
+        """Ends a running attempt, which is then lost without a result."""
         one = self._of(attempt)
         if one.state == "running":
             one.state = "lost"

@@ -108,7 +108,7 @@ def test_parses_any_text_without_an_exception(text: str) -> None:
     | st.sampled_from([f"{NO_HANDLE}0000:02:00.0: Unknown Error", "7, GPU-x", "1, GPU-x, x, y, z", "1,,,,,"]),
     st.integers(0, 3),
 )
-def test_malformed_line_hides_no_gpu(odd: str, place: int) -> None:
+def test_malformed_line_does_not_hide_the_gpus_on_other_lines(odd: str, place: int) -> None:
     lines = [A, B, C]
     lines.insert(place, odd)
     found = {gpu.uuid: gpu for gpu in parse("\n".join(lines))[0]}

@@ -121,7 +121,7 @@ def test_process_loads_are_unknown_if_the_library_lacks_the_call(
 
 
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND])
-def test_unsupported_value_is_unknown(machine: FakeMachine, code: int) -> None:
+def test_value_that_the_driver_does_not_support_is_unknown(machine: FakeMachine, code: int) -> None:
     calls = ["GetMemoryInfo", "GetMemoryInfo_v2", "GetUtilizationRates", "GetComputeRunningProcesses"]
     machine.plant(FakeGpu(errors=dict.fromkeys(calls, code)))
     (gpu,) = machine.probe().sample()

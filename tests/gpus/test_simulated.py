@@ -64,7 +64,7 @@ def test_processes_have_loads_unless_a_file_withholds_them(tmp_path: Path) -> No
     assert reported() == [dict.fromkeys(loads), {os.getpid(): 70.0}]
 
 
-def test_adds_up_usage_only_to_the_memory_size_of_the_gpu(tmp_path: Path) -> None:
+def test_memory_use_is_added_up_but_never_exceeds_the_memory_of_the_gpu(tmp_path: Path) -> None:
     plant(tmp_path, os.getpid(), {"0": 20000, "1": 100}, 70)
     plant(tmp_path, os.getppid(), {"0": 20000}, 70)
     first, second = SimulatedProbe([24576, 24576], str(tmp_path)).sample()

@@ -21,7 +21,7 @@ from gpu_scheduler.store.store import Store
 
 @pytest.fixture
 def home(tmp_path: Path) -> DataDir:
-    """A state file in a private folder."""
+    """Returns the data directory of a state file that would be in a private folder."""
     tmp_path.chmod(0o700)
     return DataDir.of(str(tmp_path / "s.json"))
 

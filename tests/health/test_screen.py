@@ -32,7 +32,7 @@ def fake(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, mode: int =
         ("what?", 0o755, "bad", "reinstall it"),
     ],
 )
-def test_checks_version_and_set_uid_bit(
+def test_checks_the_version_and_the_set_uid_bit_of_screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, mode: int, grade: str, part: str
 ) -> None:
     fake(tmp_path, monkeypatch, f"echo '{version}'", mode)

@@ -45,7 +45,7 @@ def test_rejects_a_command_that_closes_the_brackets_around_it() -> None:
 
 
 @pytest.mark.parametrize("quiet", ["[[ ]]", "[[ ! ]]", "[[ a && ]]", "[[ a || ]]"])
-def test_mistake_is_found_beside_an_undetected_one(quiet: str) -> None:
+def test_mistake_is_found_beside_a_mistake_that_the_check_misses(quiet: str) -> None:
     assert set(find_refusals([quiet, "do"])) == {"do"}
 
 

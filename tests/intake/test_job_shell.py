@@ -26,7 +26,7 @@ def test_finds_programs_on_path_and_files_in_the_working_folder(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("env", [{"PATH": "/bin", "BASH_ENV": "/etc/profile.d/modules.sh"}, {}])
-def test_says_nothing_about_a_shell_whose_programs_are_unknown(env: dict[str, str]) -> None:
+def test_returns_no_shell_if_its_programs_cannot_be_known(env: dict[str, str]) -> None:
     assert job_shell(env) is None
 
 
@@ -44,5 +44,5 @@ def test_lists_of_builtins_and_reserved_words_match_those_of_bash() -> None:
     bash = subprocess.run(
         ["bash", "--norc", "-c", "compgen -b; compgen -k"], capture_output=True, text=True, check=True
     )
-    # `in` and `]]` never begin a command.
+    # `in` and `]]` cannot begin a command, so the lists leave them out.
     assert set(bash.stdout.split()) - {"in", "]]"} <= {*BUILTINS, *RESERVED}

@@ -119,7 +119,7 @@ STEPS = st.lists(
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
-def test_reader_decides_the_same_as_a_function_without_state(
+def test_reader_makes_the_same_decisions_as_a_function_without_state(
     tmp_path: Path, steps: list[tuple[str, int, list[str], str] | float]
 ) -> None:
     path = tmp_path / "jobs.txt"

@@ -7,7 +7,7 @@ from gpu_scheduler.core.model.now import Now
 
 
 class ManualClock(Clock):
-    """A clock whose `boot` and `boot_id` the test sets."""
+    """A clock whose attributes `boot` and `boot_id` the test sets."""
 
     def __init__(self) -> None:
         self.boot_id = "boot"

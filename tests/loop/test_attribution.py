@@ -378,7 +378,9 @@ def test_process_that_ended_since_the_sample_keeps_its_owner(
     assert owner_of(owners, tokens, pid) == Ownership(unmatched=True)
 
 
-def test_zombie_first_seen_as_such_belongs_to_the_attempt_of_its_parent(make: Make, tmp_path: Path) -> None:
+def test_zombie_that_was_never_seen_alive_belongs_to_the_attempt_of_its_parent(
+    make: Make, tmp_path: Path
+) -> None:
     hold = "import os, time\nif not (pid := os.fork()): os._exit(0)\n"
     hold += "open('part', 'w').write(str(pid)); os.rename('part', 'pid'); time.sleep(300)\n"
     (tmp_path / "hold.py").write_text(hold)

@@ -55,7 +55,7 @@ def test_process_is_attributed_by_the_cgroup_into_which_its_attempt_moved(
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: owner}
 
 
-def test_cgroup_of_an_ended_runner_does_not_attribute_other_processes(machine: FakeProc) -> None:
+def test_process_is_not_attributed_by_the_cgroup_of_an_ended_runner(machine: FakeProc) -> None:
     machine.add_process(100, token="a", cgroup="/user.slice/session-3.scope")
     machine.add_process(101, parent=100, token="a", cgroup="/user.slice/session-3.scope")
     (machine.root / "100" / "cgroup").unlink()

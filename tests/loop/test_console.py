@@ -30,7 +30,7 @@ def output(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> 
     return capsys.readouterr().out
 
 
-def test_prints_a_progress_bar_at_most_once_a_second_and_its_last_frame(
+def test_prints_at_most_one_frame_of_a_progress_bar_a_second_and_always_the_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     began = time.monotonic()
@@ -44,7 +44,7 @@ def test_prints_a_progress_bar_at_most_once_a_second_and_its_last_frame(
     assert lines[len(frames) - 1 : len(frames) + 2] == end
 
 
-def test_prints_all_output_of_an_attempt_before_its_end(
+def test_prints_all_output_of_an_ended_attempt_before_later_messages(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rig, console = Rig(tmp_path), Console()

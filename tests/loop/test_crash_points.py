@@ -91,7 +91,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     ("step", "nth"),
     [
         ("planned", 2),
-        ("recorded", 2),  # the first commit is the load of foreign processes
+        ("recorded", 2),  # the first commit records only the load of foreign processes
         ("folder made", 2),
         (performed(act.Start), 1),
         (performed(act.Transition), 1),
@@ -100,11 +100,12 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         (performed(act.RecordMemoryReleased), 1),
     ],
 )
-def test_a_crash_loses_no_job_and_runs_none_twice(place: Place, step: str, nth: int) -> None:
+def test_no_job_is_lost_or_runs_twice_after_a_crash(place: Place, step: str, nth: int) -> None:
     for code in (0, 7, 0):
         place.add(code)
     assert place.run(step, nth) == -signal.SIGKILL
-    # The exit code of a drain covers only jobs that ended during it. This job may have ended before the kill.
+    # The exit code of a drain covers a job without a line only if the job ended during the drain. This job
+    # may have ended before the kill.
     is_reported_already = place.recorded()[1] == 7
     assert place.run() == (0 if is_reported_already else 7)
     verdict = judge(place.folder / "trace", place.codes, place.recorded(), killed=False)
@@ -128,7 +129,7 @@ def test_cancel_is_completed_after_a_crash_at_the_second_signal(place: Place) ->
         f"trap '' TERM; echo 0 start 1 1 >> {place.folder}/trace; while :; do sleep 0.05; done"
     )
     run_until_job_runs(place)
-    add_request(place.store, "cancel", str(job), grace_s=2)  # the second signal follows after one second
+    add_request(place.store, "cancel", str(job), grace_s=2)  # the second signal is sent one second later
     assert place.run(performed(act.WakeRunner)) == -signal.SIGKILL
     place.run()
     assert_ended_as_cancelled(place, job)
@@ -147,7 +148,7 @@ def test_an_attempt_whose_claim_was_voided_never_runs(place: Place, step: str) -
     assert not (place.folder / "trace").exists()
 
 
-def test_a_crash_after_a_second_launch_runs_the_job_once(place: Place) -> None:
+def test_job_runs_once_if_the_scheduler_crashes_after_a_second_launch(place: Place) -> None:
     place.add(7)
     assert place.run("recorded", 2) == -signal.SIGKILL
     assert place.run(performed(act.Relaunch)) == -signal.SIGKILL
@@ -191,7 +192,7 @@ def test_request_takes_effect_once_if_a_crash_follows_its_recording(
     assert len(place.store.attempts(job)) == (0 if verb == "cancel" else 2)
 
 
-def test_cancel_is_completed_after_a_crash_at_the_kill_of_an_overdue_runner(tmp_path: Path) -> None:
+def test_cancel_is_completed_after_a_crash_that_follows_the_kill_of_a_runner(tmp_path: Path) -> None:
     place = Place(tmp_path, "direct")
     job = place.add(0, seconds=60)
     run_until_job_runs(place)

@@ -60,9 +60,7 @@ def why_it_waits(rig: Rig) -> str:
 
 
 @pytest.mark.parametrize("reported", [True, False], ids=["reported", "withheld"])
-def test_second_job_starts_if_the_first_job_and_not_a_foreign_process_loads_the_gpu(
-    rig: Rig, reported: bool
-) -> None:
+def test_second_job_starts_if_the_load_of_the_gpu_comes_from_the_first_job(rig: Rig, reported: bool) -> None:
     first, pid = half_job_runs(rig)
     ours = GpuProcess(pid, 5000, load_percent=90.0 if reported else None)
     theirs = GpuProcess(THEM, 5, load_percent=0.0 if reported else None)

@@ -54,7 +54,7 @@ def test_reports_a_malformed_line_and_runs_the_others(desk: WatchedFile) -> None
     assert desk.problems() == []
 
 
-def test_lists_the_accepted_forms_once_for_all_malformed_lines_of_a_reading(
+def test_lists_each_accepted_form_only_once_for_all_malformed_lines(
     desk: WatchedFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.save("[gpu=1] echo\nhigh,a.py,env\nhigh,b.py,env\n0,a.py,,--x a,b,\n[gpu=2] echo\n")

@@ -145,7 +145,7 @@ def test_edit_of_a_line_writes_only_the_changed_lines(desk: WatchedFile) -> None
     assert [(row["number"], row["raw"]) for row in rows] == list(enumerate(desk.lines, 1))
 
 
-def test_renumbers_queue_positions_when_there_is_none_between_two_lines(desk: WatchedFile) -> None:
+def test_renumbers_queue_positions_when_none_is_left_between_two_lines(desk: WatchedFile) -> None:
     desk.lines = ["[hold] echo a\n", "[hold] echo z\n"]
     desk.save_lines()
     desk.read()

@@ -98,7 +98,7 @@ def test_advises_a_job_that_failed_because_of_remapped_device_numbers(
     assert (f"it was given --cuda {gpu}" in reason) is advised
 
 
-def test_reads_the_recorded_start_options_even_of_a_later_version(tmp_path: Path) -> None:
+def test_reads_start_options_even_if_a_later_version_recorded_them(tmp_path: Path) -> None:
     store = Store(DataDir.of(str(tmp_path / "state.json")), create=True)
     assert store.recorded_options() == StartOptions()
     options = StartOptions(mem_threshold=0.5, cuda_ids="visible", llm_config="/etc/llm.json", gpus="0,2")

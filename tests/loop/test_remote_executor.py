@@ -100,7 +100,7 @@ def test_retries_a_refused_remote_launch(tmp_path: Path) -> None:
     assert str(rig.tick_until_ended(job).outcome) == "completed"
 
 
-def test_attempt_is_left_alone_by_a_scheduler_without_its_executor(
+def test_scheduler_does_not_touch_an_attempt_whose_executor_it_lacks(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = RemoteExecutor()

@@ -418,7 +418,7 @@ def test_reports_new_events_whose_ids_were_used_before_a_power_cut(
     assert logged() == ["job 1 held: held by the user"]
 
 
-def test_logs_events_after_a_failed_read_with_the_next_action(
+def test_events_missed_by_a_failed_read_are_logged_with_the_next_action(
     harness: ReporterHarness, logged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> int:

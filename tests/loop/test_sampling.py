@@ -234,7 +234,7 @@ def test_simulated_gpus_are_those_of_the_current_option(bench: SamplerBench) -> 
     assert bench.faults() == [None]
 
 
-def test_gpu_whose_uuid_was_unknown_recovers_as_managed(bench: SamplerBench) -> None:
+def test_gpu_whose_uuid_was_unknown_is_managed_once_it_recovers(bench: SamplerBench) -> None:
     bench.begin([FOUR[0], gpu_sample(1, "unknown-1", LOST), FOUR[2]])
     assert [row.uuid for row in bench.store.gpus()] == ["GPU-a", "GPU-c"]
     seen = []
@@ -246,7 +246,7 @@ def test_gpu_whose_uuid_was_unknown_recovers_as_managed(bench: SamplerBench) -> 
     assert len(bench.store.gpus()) == 3, "a fourth card was never ours"
 
 
-def test_start_without_sampled_or_stored_gpus_is_an_error_with_a_remedy(bench: SamplerBench) -> None:
+def test_start_fails_with_a_remedy_if_no_gpus_were_sampled_or_stored(bench: SamplerBench) -> None:
     with pytest.raises(GpuStateError, match="cannot read the GPUs: Driver Not Loaded"):
         bench.begin("Driver Not Loaded")
 

@@ -76,7 +76,7 @@ def test_gpu_load_is_the_mean_of_the_last_three_samples() -> None:
     assert gpu.mean_load == 30.0
 
 
-def test_failed_sample_leaves_no_sample_for_placement() -> None:
+def test_failed_sample_leaves_placement_without_a_sample() -> None:
     watch = GpuWatch()
     watch.accept_sample(Snapshot(1.0, (CARDS[0],)))
     watch.record_failure("hangs")
@@ -85,7 +85,7 @@ def test_failed_sample_leaves_no_sample_for_placement() -> None:
     assert watch.failure == "hangs"
 
 
-def test_a_process_belongs_to_the_attempt_of_its_own_or_its_parents_token() -> None:
+def test_process_belongs_to_the_attempt_whose_token_it_or_its_parent_carries() -> None:
     env = {**os.environ, "GPU_SCHEDULER_TOKEN": "abc"}
     ours = subprocess.Popen(["sh", "-c", "env -i sleep 60 & wait"], env=env)
     theirs = subprocess.Popen(["sleep", "60"])
@@ -175,7 +175,7 @@ def test_only_changes_to_watched_files_wake_the_scheduler(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("number", "limit"), [(errno.EMFILE, "instances"), (errno.ENOSPC, "watches")])
-def test_runners_and_signals_wake_even_if_files_cannot_be_watched(
+def test_runners_and_signals_wake_the_scheduler_even_if_files_cannot_be_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, limit: str
 ) -> None:
     def refuse(*words: object, **more: object) -> None:

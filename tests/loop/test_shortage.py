@@ -152,7 +152,7 @@ def test_command_that_cannot_start_because_of_a_shortage_runs_later(
     assert (row.exit_code, row.outcome, row.launch_failures) == (7, "failed", 0)
 
 
-def test_shortage_of_descriptors_is_raised_and_not_taken_for_a_missing_file(
+def test_lack_of_descriptors_raises_an_error_and_does_not_mean_a_missing_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"

@@ -62,7 +62,7 @@ def test_reports_no_issue_for_writable_folders(home: DataDir, tmp_path: Path) ->
     before = sorted(path.name for path in tmp_path.rglob("*"))
     assert issue_texts(home, logs) == []
     (tmp_path / "logs").rmdir()
-    assert issue_texts(home, logs) == []  # the next log creates the folder
+    assert issue_texts(home, logs) == []  # creating the next log will create the folder
     assert sorted(path.name for path in tmp_path.rglob("*")) == [n for n in before if n != "logs"]
 
 
@@ -85,7 +85,7 @@ def test_every_write_error_has_a_message_and_a_remedy(
     assert describe_store_error(home, OSError("text")) == f"{issue} (text)"
 
 
-def test_uses_the_file_systems_free_space_if_unnamed_files_are_unsupported(
+def test_checks_the_free_space_of_the_file_system_if_it_has_no_unnamed_files(
     home: DataDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.open
@@ -248,7 +248,7 @@ def test_reports_a_link_among_the_parents_of_the_log_folder(home: DataDir, tmp_p
 
 
 class ManualClock(Clock):
-    """A clock that the test advances."""
+    """A clock that only the test advances."""
 
     boot = 1000.0
 

@@ -56,7 +56,7 @@ class WatchedFile:
             self.rig.tick()
 
     def states(self) -> dict[int, str]:
-        """Returns the state or outcome of each job, by id."""
+        """Returns each job's outcome or, if it has none yet, its state, by id."""
         rows = self.rig.store.db.rows("SELECT id, state, outcome FROM job ORDER BY id")
         return {row["id"]: row["outcome"] or row["state"] for row in rows}
 
@@ -68,6 +68,6 @@ class WatchedFile:
         return [row["text"] for row in rows]
 
     def problems(self) -> list[tuple[int, str]]:
-        """Returns the malformed lines as `status` shows them."""
+        """Returns the number and the problem of each malformed line, as recorded for `status`."""
         rows = self.rig.store.db.rows("SELECT number, problem FROM line WHERE problem IS NOT NULL")
         return [(row["number"], row["problem"]) for row in rows]

@@ -47,7 +47,7 @@ def steps_of_loop(steps: Steps) -> None:
         after = bytearray(state)
         after[st.LOOP] = st.IDLE
         if after[st.CLI] == st.CLI_WAITS:
-            after[st.CLI] = st.CLI_DONE  # the loop takes over from `cancel`
+            after[st.CLI] = st.CLI_DONE  # from here on the loop does what `cancel` would do
         for a in st.ATTEMPTS:
             if not steps.rules.release_in_store and after[a + st.STORED_OUTCOME] > st.OPEN:
                 after[a + st.RELEASED] = 1
@@ -218,7 +218,7 @@ def _commit(steps: Steps, a: int, actions: tuple[act.Action, ...]) -> None:
 
 
 def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt) -> list[str]:
-    """Commits the end of an attempt and its effect on the job; returns the invariants that this breaks."""
+    """Commits the end of an attempt and its effect on the job. Returns the invariants that it breaks."""
     outcome, truth = _OUTCOMES[end.outcome], after[a + st.ACTUAL_END]
     broken = []
     if outcome == st.COMPLETED and truth != st.EXIT_0:

@@ -87,9 +87,9 @@ NO_COMMAND, FORKED, SCRIPT, COMMAND_RUNS, DYING, ZOMBIE, GONE = range(7)
 # the folder that is now in place.
 # ACTUAL_END: how the command really ended
 NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL = range(6)
-# OTHER_PROCESS of the attempt. PLAIN carries the token; ORPHAN is not a child of the runner; STUCK
-# cannot be killed; IN_SESSION and OWN_SESSION hide their environment, the latter has also left the session;
-# LOST has lost its parents too; the chains fork and exit faster than a scan.
+# OTHER_PROCESS of the attempt. PLAIN carries the token. ORPHAN is not a child of the runner. STUCK cannot be
+# killed. IN_SESSION hides its environment. OWN_SESSION has also left the session, and LOST has lost its
+# parents as well. The chains fork and exit faster than a scan.
 NOBODY, PLAIN, ORPHAN, STUCK, IN_SESSION, OWN_SESSION, LOST, FORK_CHAIN, LOOSE_CHAIN = range(9)
 # REUSED: which ids of ended processes foreign processes have now
 RUNNER_NUMBER, SESSION_NUMBER = 1, 2

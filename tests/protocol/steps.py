@@ -46,7 +46,7 @@ def end_of_command(state: bytes | bytearray, a: int) -> int:
 def terminate(
     steps: Steps, kind: int, label: str, a: int, changes: Mapping[int, int], machine: bool = False
 ) -> None:
-    """Adds SIGTERM to the command, which dies, exits normally in its handler, or ignores it."""
+    """Adds SIGTERM to the command, which dies, handles the signal and exits normally, or ignores it."""
     command, end = steps.state[a + st.COMMAND], end_of_command(steps.state, a)
     by_machine = {a + st.MACHINE_ENDED: 1} if machine else {}
     if command in (st.FORKED, st.SCRIPT):

@@ -149,5 +149,5 @@ def patched(home: Path, patch: str) -> DirectExecutor:
 
 
 def killed_at(home: Path, function: str) -> DirectExecutor:
-    """Returns an executor whose runners kill themselves instead of calling `function`, e.g. "os.unlink"."""
+    """Returns an executor whose runners kill themselves when they would call `function` ("os.unlink")."""
     return patched(home, f"{function} = lambda *a, **k: os.kill(os.getpid(), 9)")

@@ -154,7 +154,7 @@ def test_a_live_claim_cannot_be_voided(make: Make) -> None:
     attempt.result()
 
 
-def test_runner_rejects_a_spec_of_another_boot(make: Make) -> None:
+def test_runner_rejects_a_spec_from_another_boot(make: Make) -> None:
     executor = DirectExecutor()
     attempt = make("echo start", boot_id="00000000-0000-0000-0000-000000000000").launch(executor)
     reap(executor, 0)
@@ -250,7 +250,9 @@ def test_copied_claim_is_not_dead_while_its_runner_is_alive(make: Make, tmp_path
         {"pid": 2**22 + 1},
     ],
 )
-def test_claim_is_dead_if_its_runner_is_another_process(tmp_path: Path, change: dict[str, object]) -> None:
+def test_claim_counts_as_dead_if_no_process_matches_its_runner(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
     claim: dict[str, object] = {
         "token": "t", "pid": os.getpid(), "start_ticks": start_ticks(), "boot_id": boot_id(),
     }  # fmt: skip

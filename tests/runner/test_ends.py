@@ -143,7 +143,7 @@ def test_command_gets_its_umask_its_folder_and_default_signals(make: Make, tmp_p
     assert attempt.folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_no_descriptor_reaches_runner_or_command(make: Make, tmp_path: Path) -> None:
+def test_command_inherits_only_the_standard_descriptors(make: Make, tmp_path: Path) -> None:
     secret = os.open(tmp_path / "secret", os.O_RDWR | os.O_CREAT)
     try:
         os.set_inheritable(secret, True)

@@ -48,7 +48,7 @@ def executor(inheritable: Path) -> Iterator[ForkingExecutor]:
 
 
 def files_of(pid: int) -> dict[int, str]:
-    """Returns the target of each descriptor of a process."""
+    """Returns what each descriptor of a process points to, by number."""
     folder = Path(f"/proc/{pid}/fd")
     return {int(fd.name): os.readlink(fd) for fd in folder.iterdir()}
 

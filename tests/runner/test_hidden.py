@@ -94,7 +94,7 @@ def test_sweep_finds_and_ends_a_hidden_process_in_screen(make: Make, sockets: Pa
     wait_for(lambda: process_scan.ticks_of(pid) is None, "its end")
 
 
-def test_finds_the_session_after_command_and_runner_have_ended(make: Make) -> None:
+def test_finds_processes_of_the_session_after_the_command_and_the_runner_have_ended(make: Make) -> None:
     attempt = make("env -i sh -c 'echo up $$; exec sleep 300' & wait").launch()
     pid = up(attempt)
     without_runner(attempt)
@@ -150,7 +150,7 @@ def test_command_records_itself_before_it_begins(make: Make) -> None:
         ("", None),
     ],
 )
-def test_rejects_a_recorded_command_that_is_incomplete_or_not_its_own(
+def test_rejects_a_recorded_command_that_is_incomplete_or_of_another_attempt(
     tmp_path: Path, text: str, recorded: tuple[int, int, str | None] | None
 ) -> None:
     text = text.format(token="t", boot=files.boot_id(), init=files.init_ticks())
@@ -169,7 +169,7 @@ def test_rejects_a_recorded_command_that_is_not_a_file(tmp_path: Path) -> None:
     assert recorded_command(tmp_path / "gone", "t") is None
 
 
-def test_token_identifies_processes_without_a_recorded_command(make: Make) -> None:
+def test_token_identifies_processes_even_if_no_command_is_recorded(make: Make) -> None:
     attempt = make("echo up $$; exec sleep 300").launch()
     pid = up(attempt)
     (attempt.folder / "command.pid").unlink()

@@ -29,7 +29,9 @@ def failing(name, number, calls):
 NO_FORK = "Resource temporarily unavailable"
 
 
-def test_result_has_the_errno_if_a_shortage_prevents_the_command(make: Make, tmp_path: Path) -> None:
+def test_result_has_the_errno_if_a_shortage_prevents_the_start_of_the_command(
+    make: Make, tmp_path: Path
+) -> None:
     executor = patched(tmp_path, FAILING + "failing('posix_spawn', 11, range(99))")
     result = make("exit 0").launch(executor).result()
     assert (result.began, result.shortage) == (False, errno.EAGAIN)

@@ -43,7 +43,7 @@ def test_stronger_cause_takes_precedence(first: str, second: str, cause: str) ->
     assert ending.cause == cause
 
 
-def test_later_cause_only_shortens_the_grace_period() -> None:
+def test_later_request_can_only_shorten_the_grace_period() -> None:
     ending = Termination()
     ending.request("cancelled", 10, "kill", now=0)
     ending.request("cancelled", 60, "kill", now=1)

@@ -19,7 +19,7 @@ from tests.stress.part import Findings, Order
 from tests.stress.trace import judge, outcomes_of
 from tests.waiting import wait_for
 
-#: Number of racers for each attempt.
+#: Number of processes that race for each attempt.
 RACERS = 3
 #: Patch for a runner whose claim file does not exclude other runners (negative control).
 _OPEN_CLAIM = """

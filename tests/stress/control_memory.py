@@ -24,7 +24,7 @@ _LINE = re.compile(r"\[vram=(\d+)G\] (.+)")
 
 
 def main(jobs_file: Path, sim: Path, gpus: int, total_mib: int) -> None:
-    """Schedules the jobs file until it is killed."""
+    """Runs the lines of the jobs file until this process is killed."""
     sim.mkdir(parents=True, exist_ok=True)
     simulated_usage.write_json(str(sim / "cards.json"), {str(gpu): total_mib for gpu in range(gpus)})
     print("ready", flush=True)

@@ -71,7 +71,7 @@ class ControlScheduler:
 
 
 def hash_of(line: str) -> int:
-    """Returns a hash of the line that is the same in every process."""
+    """Returns a hash of the line, which (unlike `hash`) is the same in every process."""
     return int.from_bytes(line.encode(), "big") % (2**61 - 1)
 
 

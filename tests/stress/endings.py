@@ -62,7 +62,7 @@ class JobFacts:
 
 
 def direct(order: Order) -> Findings:
-    """Runs 2,000 jobs and kills 670 runners, without a terminal."""
+    """Runs 2,000 jobs without a terminal and kills 670 runners."""
     return _endings(order, order.scaled(2000), order.scaled(670))
 
 
@@ -161,7 +161,7 @@ class _Disturber:
         return self._open > 0
 
     def turn(self) -> None:
-        """Reads the trace, ends some of the jobs, and kills a runner."""
+        """Reads the trace, ends jobs whose time has come, and kills a runner now and then."""
         self.read_trace()
         now = time.monotonic()
         for fact in self._facts.values():
@@ -171,7 +171,7 @@ class _Disturber:
             self._kill_a_runner()
 
     def read_trace(self) -> None:
-        """Reads the trace that jobs have written since the last call."""
+        """Reads what jobs have written into the trace since the last call."""
         if not self._stage.trace.exists():
             return
         with self._stage.trace.open("rb") as file:

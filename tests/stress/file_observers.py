@@ -31,7 +31,7 @@ class JobsFileObserver(JobsFileWorld):
         super().wait(seconds)
 
     def check(self) -> None:
-        """Polls the file until nothing new is accepted."""
+        """Polls the file until a poll accepts nothing new."""
         while True:
             poll = self._reader.poll(self.reading, self.facts(), self.now)
             self.waits, self.next_check, self.malformed = poll.waits, poll.recheck_at, poll.malformed

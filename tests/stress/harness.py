@@ -60,7 +60,7 @@ class Stage:
         self.prefix: list[str] = []
 
     def start(self, *options: str, ready: bool = True) -> subprocess.Popen[bytes]:
-        """Starts a scheduler. ready: waits until it reports that it is up."""
+        """Starts a scheduler. ready: whether to wait until the scheduler reports that it is up."""
         with self.output_file.open("ab") as out:
             at = out.tell()
             process = subprocess.Popen(

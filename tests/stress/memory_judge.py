@@ -25,7 +25,7 @@ _INTERVAL_S = 0.004
 
 @dataclass
 class Span:
-    """Memory that `who` holds on a GPU, from `begin` to `end` (monotonic seconds; infinite: still held)."""
+    """Memory that `who` holds on a GPU. begin, end: monotonic seconds (`end` is infinite if still held)."""
 
     who: str
     gpu: int

@@ -18,7 +18,7 @@ import select
 import sys
 import time
 
-# An isolated interpreter does not find the package by itself.
+# An isolated interpreter does not have the checkout on its path.
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from gpu_scheduler.gpus.probes import simulated_usage

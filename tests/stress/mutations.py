@@ -105,7 +105,7 @@ def mutations(order: Order) -> Findings:
 
 
 def _corrupt(line: bytes, dice: random.Random) -> bytes:
-    """Returns the line with one or more mutations, and its line ending."""
+    """Returns the line after one to three mutations, with its line ending."""
     corrupted = line
     for _ in range(dice.choice([1, 1, 1, 2, 3])):
         corrupted = (

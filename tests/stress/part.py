@@ -62,7 +62,7 @@ class Findings:
 
     @property
     def clean(self) -> bool:
-        """True if there are no faults."""
+        """Whether there are no faults."""
         return not self.faults
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from tests.stress.harness import Stage
 from tests.stress.part import Findings, Order
 from tests.waiting import wait_for
 
-#: Modes of a world-writable folder, with and without the sticky bit.
+#: Modes of a folder that is writable by everyone, with and without the sticky bit.
 _MODES = (0o1777, 0o777)
 _VICTIM_CONTENTS = {"text": "precious\n", "object": '{"mine": 1}\n', "empty": ""}
 

@@ -56,7 +56,7 @@ def _bound(part: dict[str, Any]) -> str:
 
 
 def insert(document: str, text: str) -> str:
-    """Returns the document with this text between its markers. Raises ValueError if it has no markers."""
+    """Returns the document with this text between its markers. Raises ValueError if a marker is missing."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -1,8 +1,8 @@
-"""P8: limits of processes, open files and memory are lowered under a running scheduler, and raised again.
+"""P8: a running scheduler's limits on processes, open files and memory are lowered and raised again.
 
-No job may fail because of that; every job must run once to its own end, and the scheduler must stay up. When
-started as root, the scheduler runs with another uid, since the process limit does not bind root. The jobs
-need no further process.
+No job may fail because of this. Every job must run once to its own end, and the scheduler must stay up. If
+root runs this test, the scheduler gets another uid, because the process limit does not apply to root. The
+jobs start no processes of their own.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class TraceVerdict:
 
     @property
     def clean(self) -> bool:
-        """True if there are no faults."""
+        """Whether there are no faults."""
         return not (self.lost or self.twice or self.wrong or self.false_success or self.signalled)
 
     def report_to(self, found: Findings) -> None:
