@@ -1,1 +1,1 @@
-"""The scheduler's side of the attempt folder: prepare, launch, observe, stop, sweep."""
+"""Prepares, launches, observes and stops attempts through their folders, and sweeps their processes."""

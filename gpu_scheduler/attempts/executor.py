@@ -1,4 +1,4 @@
-"""Defines the interface of executors. An executor runs attempts, on this machine or on others."""
+"""Defines the interface of executors, which run attempts on this machine or on another one."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Executor(Protocol):
         """
 
     def kill(self, attempt: AttemptRef) -> None:
-        """Ends an attempt that did not end within its grace period. The attempt cannot write a result."""
+        """Ends an attempt that did not end within its grace period, without giving it time for a result."""
 
     def reap(self) -> None:
         """Collects the executor's ended child processes without blocking. `launch` also does this."""

@@ -1,9 +1,9 @@
 """Reads the status of an attempt from its folder.
 
-A runner is alive if it holds the lock on the claim. A reader asks the kernel who holds the lock and never
-takes it. A runner is dead if the lock is free and the process that made the claim is gone. The free lock
-alone proves nothing, because a copied folder has a claim without a lock. An unusable file is reported and
-treated as absent. If the claim is not usable, the runner recorded in the store is checked instead. If the
+A runner is alive if it holds the lock on the claim. Readers ask the kernel which process holds the lock; they
+never take it themselves. A runner is dead if the lock is free and the process that made the claim is gone. A
+free lock alone proves nothing, because the claim in a copied folder has no lock. An unusable file is reported
+and treated as absent. If the claim is unusable, the runner recorded in the store is checked instead. If the
 store has none either, the runner remains unknown.
 """
 
@@ -27,7 +27,7 @@ from gpu_scheduler.store.scheduler_lock import lock_holder
 
 T = TypeVar("T")
 
-#: Bytes at the end of `runner.err` that are searched for its last line.
+#: Number of bytes to read from the end of `runner.err` in order to find its last line.
 _ERROR_TAIL_BYTES = 4096
 
 
@@ -152,7 +152,7 @@ def _claim_state(
 def _claim_anomalies(
     folder: Path, state: ClaimState, claim: ClaimFile | FileProblem | None, runner: RunnerIdentity | None
 ) -> list[str]:
-    """Returns warnings about a claim that is not as the runner wrote it."""
+    """Returns warnings about a claim that was removed, damaged or copied."""
     pid = runner.pid if runner is not None else 0
     problem = claim.text if isinstance(claim, FileProblem) else "was removed"
     if state == "unlocked":

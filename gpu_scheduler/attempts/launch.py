@@ -23,8 +23,8 @@ from gpu_scheduler.store.writer import StoreWriter
 class Launcher:
     """Completes the folder of an attempt and starts a runner for it.
 
-    options: contain the `conda_sh` in use. environment: the variables that jobs inherit. umask: the umask of
-    the jobs.
+    options: the options of `start`, with the path of the `conda_sh` in use. environment: the variables that
+    jobs inherit. umask: the umask of the jobs.
     """
 
     def __init__(

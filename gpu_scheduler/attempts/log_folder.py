@@ -23,7 +23,7 @@ class LogFolder:
     """The candidate folders for job logs, in order of preference, and the uid that must own them.
 
     paths: either one path, the folder of `--log-dir`, or two: the default folder and a folder named after the
-    user. creator: the uid that creates a missing folder, if that may differ from the owner at the start.
+    user. creator: the uid that creates a missing folder; it may differ from the owner of an existing folder.
     """
 
     paths: tuple[Path, ...]
@@ -114,7 +114,7 @@ def create_log(folder: Path, job_id: int, started_at: datetime) -> Path:
 
 def user_name() -> str:
     """Returns the name of the user that we run as; the uid if the user has no name."""
-    import getpass  # imported here, so that a front end which only reads does not wait for it
+    import getpass  # imported here, because it would slow down the start of front ends
 
     try:
         return getpass.getuser()

@@ -7,16 +7,17 @@ import stat
 
 from gpu_scheduler.runner.folder import SHORTAGE
 
-#: Number of bytes at the end of a log in which the last error is searched for.
+#: Number of bytes to read from the end of a log in order to find its last error.
 TAIL_BYTES = 64 * 1024
-#: The number of bytes kept of a first line that was cut and is longer than this.
+#: If the first line is cut, it is dropped, unless it is longer than this. Then this many bytes of it are
+#: kept.
 _LONG_LINE_BYTES = 4 * 1024
 
 
 def read_tail(path: str | None, max_bytes: int = TAIL_BYTES) -> str:
     """Returns the last `max_bytes` bytes of a log as text, starting at a line; "" if the log cannot be read.
 
-    If the first line was cut and is long, as a progress bar is, the text starts with its last 4 KiB. Reads
+    If the first line is cut and long, as a progress bar is, the text starts with its last 4 KiB. Reads
     only regular files and follows no links, because other users may write to the folder. Raises OSError for a
     shortage of processes, memory or open files.
     """

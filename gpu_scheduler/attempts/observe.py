@@ -92,7 +92,7 @@ def read_status(store: Store, record: AttemptRecord) -> AttemptStatus:
 def attempt_from_record(
     record: ActiveAttemptRecord, status: AttemptStatus, failure_context: FailureContext | None = None
 ) -> Attempt:
-    """Combines the row of an attempt with the status read from its folder."""
+    """Combines an attempt's row in the store with the status read from its folder."""
     return Attempt(
         attempt_id=record.id,
         job_id=record.job_id,

@@ -68,7 +68,7 @@ def _scan(
 
 
 def sweep_once(folder: Path, token: str, sig: int) -> tuple[int, ...]:
-    """Signals every process of the attempt once; returns the pids found, which are none if nothing is left.
+    """Signals every process of the attempt once; returns their pids, or () if no process is left.
 
     Never blocks; call it again until it finds nothing. Kill a live runner first, because this would signal
     the runner too.

@@ -1,4 +1,4 @@
-"""Starts runners as independent processes without a terminal, which survive the scheduler."""
+"""Starts runners as independent processes, which have no terminal and outlive the scheduler."""
 
 from __future__ import annotations
 

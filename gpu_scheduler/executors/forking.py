@@ -1,9 +1,9 @@
-"""Starts runners without a terminal by a helper process that forks them, which saves about 20 ms per job.
+"""Starts runners without a terminal. A helper process forks them, which saves about 20 ms per job.
 
 The helper (`runner.fork_server`) has the runner's modules loaded. It is started by exec and shares only two
-pipes with the scheduler. Runners are started as in `direct` while the helper is not ready, does not respond,
-or refuses for a reason other than a shortage. If a request is lost because the helper ends, the loop sees a
-launch without a claim and launches the attempt again.
+pipes with the scheduler. Runners are started without it, as in `direct`, if the helper is not ready, does not
+respond, or refuses for a reason other than a shortage. If a request is lost because the helper ends, no
+runner claims the attempt, and the loop launches it again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RECENT_LAUNCHES = 64
 
 
 class ForkingExecutor(DirectExecutor):
-    """An executor that starts runners through the fork helper.
+    """An executor that starts runners through a helper process.
 
     interpreter: the path of a Python interpreter. start: the script that it runs to become a runner or a
     helper.

@@ -20,7 +20,7 @@ from gpu_scheduler.system.run_program import run_program
 
 INSTALL_REMEDY = "install it (sudo apt-get install screen), or start without --screen"
 _SCREENDIR_REMEDY = "set SCREENDIR to a folder that you own, with mode 700"
-#: Longest path of a Unix socket minus "/", a pid of 7 digits, "." and a session name of 40 bytes.
+#: Maximum length of a Unix socket's path, less "/", a pid of 7 digits, "." and a session name of 40 bytes.
 _MAX_SOCKET_FOLDER_BYTES = 107 - 49
 #: Used instead of the user's .screenrc, which could keep ended windows, write logs or open more windows.
 _SCREENRC = """\
@@ -44,7 +44,7 @@ class ScreenExecutor(LocalExecutor):
     has_terminal = True
 
     def launch(self, attempt: AttemptRef) -> None:
-        """Starts a runner in the session that the folder's spec names. Raises LaunchError.
+        """Starts a runner in a session with the name that the attempt's spec gives. Raises LaunchError.
 
         Passes the token through Screen's settings. If it were in the environment of the SCREEN process, a
         sweep would find it there and end the session, and its output would disappear.

@@ -53,7 +53,7 @@ class ChildProcesses:
         return pid
 
     def kill(self, pid: int) -> None:
-        """Kills a child process, unless it has been collected: its pid may then have been reused."""
+        """Kills a child process. Does nothing after it has been collected, because its pid may be reused."""
         if pid in self._pids:
             os.kill(pid, signal.SIGKILL)
 

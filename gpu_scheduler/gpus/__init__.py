@@ -1,1 +1,1 @@
-"""The managed GPUs: reads them at intervals, and finds the attempt to which each process on them belongs."""
+"""Reads the managed GPUs at intervals, and finds the attempt to which each process on them belongs."""

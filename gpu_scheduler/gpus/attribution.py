@@ -49,7 +49,7 @@ class Ownership:
 
 @dataclass(frozen=True)
 class _KnownProcess:
-    """The process with a listed pid, and the token of its attempt, None if the process is foreign."""
+    """The process with a listed pid. token: the token of its attempt; None if the process is foreign."""
 
     process: Process
     token: str | None
@@ -73,7 +73,7 @@ def is_alive(pid: int, start: float, root: str = PROC) -> bool:
 
 
 class ProcessOwners:
-    """Finds the owners of the listed processes anew for each sample, but remembers the evidence longer."""
+    """Finds the owners of the processes in each sample. Remembers evidence from earlier samples."""
 
     def __init__(self, root: str = PROC) -> None:
         self._proc = Proc(root)
@@ -82,8 +82,8 @@ class ProcessOwners:
         self._known: dict[int, _KnownProcess] = {}
         #: Number of consecutive samples in which a pid was listed but had no process.
         self._missed: dict[int, int] = {}
-        #: For each session, the start of a member of each attempt; for each cgroup, the start of the first
-        #: process of each attempt (both by token).
+        #: For each session, the start time of a member of each attempt, by token. For each cgroup, the start
+        #: time of the first process of each attempt, by token.
         self._sessions: dict[int, dict[str, int]] = {}
         self._cgroups: dict[str, dict[str, int]] = {}
         #: Foreign processes for which all of /proc has already been searched. It is searched again only for
@@ -157,7 +157,7 @@ class ProcessOwners:
     def _attribute_missing(
         self, pid: int, known: _KnownProcess | None, is_real_gpu: bool
     ) -> _KnownProcess | _NoProcess:
-        """Attributes a pid without a process, which ended, is hidden, or is in another pid namespace."""
+        """Attributes a pid that /proc does not show: it ended, is hidden, or is in another pid namespace."""
         self._missed[pid] = self._missed.get(pid, 0) + 1
         if known is not None:
             if not self._is_alive(known.process):
@@ -197,7 +197,10 @@ class ProcessOwners:
         )
 
     def _open_token(self, process: Process) -> str | None:
-        """Returns the token of the open attempt that a process was attributed to or carries; None if none."""
+        """Returns the token of the open attempt to which a process was attributed, or which it carries.
+
+        Returns None if there is no such attempt.
+        """
         token = self._remembered_token(process) or self._proc.token(process.pid)
         return token if token in self._open else None
 
@@ -251,7 +254,10 @@ class ProcessOwners:
             self._cgroups.setdefault(group, {}).setdefault(token, first.start)
 
     def _by_session(self, process: Process) -> str | None:
-        """Returns the token of the one open attempt with a known process in this session; None if none."""
+        """Returns the token of the open attempt with a known process in this session.
+
+        Returns None unless there is exactly one such attempt.
+        """
         own = self._proc.own_process
         if process.session in (0, own.session if own else 0):
             return None
@@ -268,9 +274,9 @@ class ProcessOwners:
         return None if leader is None or leader.ended else leader
 
     def _by_cgroup(self, process: Process) -> str | None:
-        """Returns the token of the attempt that has moved into the innermost known cgroup of this process.
+        """Returns the token of the open attempt that has moved into this process's innermost known cgroup.
 
-        Returns None if that is not exactly one open attempt, or if it is younger than the process.
+        Returns None unless there is exactly one such attempt and it is older than the process.
         """
         group = self._proc.cgroup(process.pid)
         around = [name for name in self._cgroups if _is_in(group, name)]
@@ -281,7 +287,7 @@ class ProcessOwners:
         return tokens[0] if len(tokens) == 1 and found[tokens[0]] <= process.start else None
 
     def _by_inner_pid(self, pid: int, is_real_gpu: bool) -> _KnownProcess | None:
-        """Returns our process with this inner pid; None if no attempt or several attempts have one."""
+        """Returns our process with this inner pid; None unless exactly one attempt has such a process."""
         self._find_carriers()
         if self._inner_pids is None:
             self._inner_pids = {}

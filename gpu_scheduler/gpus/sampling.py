@@ -24,8 +24,7 @@ log = logging.getLogger(__name__)
 #: Seconds between two samples of the GPUs, and from a failed query to the next one.
 SAMPLE_EVERY_S = 5.0
 RETRY_S = 2.0
-#: For how many seconds after the start of a job samples are frequent, and how many seconds apart they are
-#: then.
+#: After the start of a job, samples are taken more often for this many seconds, and this many seconds apart.
 FREQUENT_S, FREQUENT_EVERY_S = 60.0, 1.0
 #: Seconds that `start` waits for the first answer if the store already has GPUs. It does not wait longer,
 #: because jobs on these GPUs may need attention.
@@ -116,7 +115,7 @@ class Sampler:
         return True
 
     def sample_frequently(self) -> None:
-        """Samples more often for a while, after a job has started."""
+        """Samples more often for a while. Called when a job has started."""
         now = self._clock.now().boot
         self._frequent_until = now + FREQUENT_S
         self._next_query_at = min(self._next_query_at, now + FREQUENT_EVERY_S)
@@ -191,7 +190,7 @@ def _stored_gpus(store: Store) -> list[GpuSample]:
 
 
 def _still_managed(known: Sequence[GpuSample], samples: Sequence[GpuSample]) -> list[GpuSample]:
-    """Returns the stored GPUs that remain managed after a start.
+    """Returns the stored GPUs that remain managed after `start`.
 
     A real GPU that the driver does not list is kept, because it is lost and may come back. A simulated GPU is
     kept only if `--simulate` still includes it.

@@ -1,4 +1,4 @@
-"""Selects the GPUs that a scheduler manages, by `--gpus` and its own CUDA_VISIBLE_DEVICES. Pure."""
+"""Selects the GPUs that a scheduler manages, from `--gpus` and its own CUDA_VISIBLE_DEVICES. Pure."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _PR_SET_CHILD_SUBREAPER = 36
-#: The failure code for each errno with which spawning the command can fail.
+#: The failure code for each errno that is reported if the command cannot be spawned.
 SPAWN_FAILURES = {
     errno.ENOENT: "file_missing",
     errno.ENOTDIR: "file_missing",
@@ -59,7 +59,7 @@ class Child:
 
     @property
     def began(self) -> bool:
-        """True once command.sh has reached the job's command."""
+        """Whether command.sh has reached the job's command."""
         return self._startup_report.startswith(b".")
 
     @property

@@ -1,6 +1,6 @@
 """Reads the files of an attempt folder and of processes in /proc.
 
-Where a function takes a folder, it is an open descriptor, and file names are relative to it.
+The `folder` argument of a function is an open descriptor of the folder. File names are relative to it.
 
 The runner does not use `json`, because importing it would delay the start of a runner by 13 ms.
 """
@@ -80,7 +80,7 @@ class _ScannerSettings:
         self.memo: dict[str, str] = {}
 
     def parse_constant(self, name: str) -> None:
-        """Rejects NaN and Infinity."""
+        """Rejects the constants NaN and Infinity."""
         raise ValueError(name)
 
 
@@ -173,9 +173,9 @@ def read_proc(pid: int | str, name: str) -> bytes:
 
 
 def stat_fields(text: bytes) -> list[bytes]:
-    """Splits the text of /proc/PID/stat into fields, from the process state on.
+    """Splits the text of /proc/PID/stat into fields; the first field is the state of the process.
 
-    Skips the program name before the state, because it may contain blanks and parentheses.
+    Skips the pid and the program name, because the name may contain blanks and parentheses.
     """
     return text.rpartition(b")")[2].split()
 
@@ -194,7 +194,7 @@ def try_read_proc(pid: int | str, name: str) -> bytes:
 
 
 def fields_of(pid: int | str) -> list[bytes] | None:
-    """Returns the fields of /proc/PID/stat from the process state on; None if the process is gone.
+    """Returns the fields of /proc/PID/stat as `stat_fields` does; None if the process is gone.
 
     Returns the fields of a zombie too. Raises OSError for a shortage of open files or memory.
     """
@@ -209,7 +209,7 @@ def living_fields(pid: int) -> list[bytes] | None:
 
 def has_ended(fields: list[bytes]) -> bool:
     """Returns whether the process with these fields is a zombie."""
-    # If only the first thread has ended, the state is a zombie's too, but the other threads are alive.
+    # If the first thread has ended but other threads are alive, the state is also that of a zombie.
     return fields[0] in (b"Z", b"X", b"x") and int(fields[17]) <= 1
 
 

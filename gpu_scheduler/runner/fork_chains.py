@@ -1,7 +1,7 @@
 """Signals fork chains: processes each of which forks the next one and ends before a scan of /proc reads it.
 
-Such a process can be found among the newest pids, or signalled through its process group, to which every fork
-belongs too.
+Such a process can be found among the newest pids, or signalled through its process group, which the whole
+chain shares.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Maximum number of times to search the newest processes for a member of a group.
 _TRIES = 200
-#: Seconds within which a fork chain visibly changes its group: by an ended process or by a living one.
+#: Seconds within which a fork chain visibly changes its process group.
 _CHAIN_S = 0.02
 
 

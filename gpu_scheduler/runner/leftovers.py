@@ -1,7 +1,8 @@
 """Ends the processes that a command left behind: sends SIGTERM and, after a grace period, SIGKILL.
 
 Gives up after 5 s. This process adopts the command's orphans, so it has a child as long as any of them is
-left. Because scans miss fork chains, nothing is left only if two scans in a row find no process and no child.
+left. Because scans miss fork chains, stops only after two scans in a row have found neither a process nor a
+child.
 """
 
 from __future__ import annotations

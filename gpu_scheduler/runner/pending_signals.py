@@ -43,7 +43,7 @@ class PendingSignals:
         os.set_blocking(self._wake, False)
 
     def listen(self) -> None:
-        """Installs the handlers. Call this before starting the command.
+        """Installs the handlers. Call this before the command is started.
 
         If the runner inherited "ignore" as its action for SIGCHLD, the kernel would discard the exit code of
         a command that was started earlier.

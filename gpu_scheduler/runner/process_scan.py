@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 else:
     import _signal
 
-#: How the token can begin in an environment. While bash starts, a null byte replaces the "=" of each
+#: What precedes the token in an environment. While bash is starting, a null byte replaces the "=" of each
 #: variable.
 _MARKS = tuple(b"\0" + TOKEN.encode() + end for end in (b"=", b"\0"))
 _KERNEL_THREAD = 0x00200000
@@ -111,8 +111,8 @@ class Scan:
 
     found: for each token, the start times (in ticks) of the attempt's living processes by pid. If all of an
     attempt's processes ended during the scan, one of them is listed with 0, because it may have forked
-    others. missed: whether the scan may have missed a process, because another process ended since the last
-    scan or before it was read and may have forked one.
+    others. missed: whether the scan may have missed a process. That is possible if another process ended
+    since the last scan or before it was read, because it may have forked one.
     """
 
     __slots__ = ("found", "missed")
@@ -177,7 +177,7 @@ def scan(attempts: Mapping[str, RecordedCommand | None]) -> Scan:
 
 
 def newest_first() -> list[int]:
-    """Returns every pid, the highest first, so that short-lived processes are read in time."""
+    """Returns all pids, the highest first, so that new processes are read before they can end."""
     return sorted(_pids(), reverse=True)
 
 
@@ -256,7 +256,7 @@ def shows_own_pids() -> bool:
 
 
 def send_signal(pid: int, ticks: int, signal: int) -> bool:
-    """Signals the process with this pid and start time; returns False if it is gone or protected from us."""
+    """Signals the process with this pid and start time; returns whether the signal was sent."""
     if not shows_own_pids():
         return False
     try:

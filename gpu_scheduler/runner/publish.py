@@ -52,9 +52,9 @@ def _claim(folder: int, identity: Mapping[str, str | int | None]) -> int | None:
 def reserve_command(folder: int, token: str, boot: str) -> int | None:
     """Opens the file in which the command records its pid, start time and session; returns None on failure.
 
-    Writes the first line and leaves the descriptor positioned after it, where the command writes. The line
-    identifies the boot and the pid namespace: the same pid is another process after a container is restarted.
-    Reserves the space before the command starts, so that a full disk cannot truncate the record.
+    Writes the first line, after which the command continues. The line identifies the boot and the pid
+    namespace, because a pid belongs to another process after a container is restarted. Also reserves the
+    space for the command's record, so that a full disk cannot truncate it.
     """
     try:
         header = f"{token} {boot} {init_ticks()}\n".encode("ascii")

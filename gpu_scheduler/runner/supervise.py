@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 pending_signals.block()
 
-#: When a machine shuts down, it sends SIGTERM to the command and to the runner. This is the longest time in
-#: seconds by which the runner may receive it later.
+#: When a machine shuts down, the command and the runner receive SIGTERM one after the other, at most this
+#: many seconds apart.
 _MACHINE_GAP_S = 0.3
 #: During a shortage of processes, memory or open files, a runner tries to claim its attempt for this long,
 #: and waits this long between two tries (seconds). The loop launches the attempt again after about the same
@@ -115,7 +115,7 @@ class AttemptSupervisor:
         self._lock: int | None = None
 
     def claim(self) -> bool:
-        """Claims the attempt; returns whether it succeeded. If not, leaves no files of its own."""
+        """Claims the attempt; returns whether that succeeded. If it did not, removes the reserved file."""
         spec = self._spec
         session = (os.environ.get("STY") or spec["session"]) if spec["terminal"] else None
         identity = {

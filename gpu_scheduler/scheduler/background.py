@@ -29,7 +29,7 @@ def run(
     *,
     trust: bool = False,
 ) -> int:
-    """Forks the scheduler; returns in both processes.
+    """Forks the scheduler process. Returns once in the caller and once in the scheduler.
 
     In the caller, returns 0 after the scheduler is ready and `on_ready` has been called with its pid. If the
     scheduler ends before that, returns its exit code. In the scheduler, returns its exit code when it ends.

@@ -78,7 +78,7 @@ def _with_absolute_paths(options: StartOptions, llm_config: Path) -> StartOption
 
 
 class Daemon:
-    """One scheduler process: its parts, its rounds, and the wait between them."""
+    """One scheduler process: assembles its parts, runs its rounds, and waits between them."""
 
     def __init__(
         self,

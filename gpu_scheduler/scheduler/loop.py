@@ -109,8 +109,8 @@ class Loop:
     def _plan(self, facts: Facts) -> tuple[Facts, list[act.Action]]:
         """Returns the actions of this round, and the facts from which they were planned.
 
-        Before a launch, checks the storage again. Before giving up an attempt, checks by a trial whether
-        processes can be started. Plans again if a check shows another result.
+        Checks the storage again before a launch. Before an attempt is given up, checks by a trial whether
+        processes can be started. If a check has a new result, plans again.
         """
         actions = plan(facts)
         launches = any(isinstance(action, (act.Start, act.Relaunch)) for action in actions)

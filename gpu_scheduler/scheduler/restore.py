@@ -152,7 +152,7 @@ def _restore(data_dir: DataDir, condition: StoreCondition, options: StartOptions
 
 
 def _newest_usable_backup(condition: StoreCondition) -> Backup | None:
-    """Returns the newest usable backup; None if there is none or if the database contains as much."""
+    """Returns the newest usable backup; None if there is none, or if the database contains all its jobs."""
     for backup in condition.backups:
         try:
             extent = highest_ids(backup.path, immutable=True)
@@ -295,7 +295,7 @@ class _AttemptImport:
             self._writer.record(supersede(attempt, self._now, self._settings), self._now)
 
     def _import_turn(self, turn: int) -> None:
-        """Adds the attempt with this index from each job that has so many attempts."""
+        """Adds, for each job, its attempt with this index, if it has one."""
         db = self._store.db.connection
         tokens = {}
         for found in self._jobs.values():

@@ -51,7 +51,10 @@ def check_paths(options: StartOptions) -> None:
 
 
 def check_store(options: StartOptions, data_dir: DataDir) -> None:
-    """Raises UsageError if the store's jobs ran on the other kind of GPUs and no option allows that."""
+    """Raises UsageError if the stored jobs ran on real GPUs and this start simulates GPUs, or vice versa.
+
+    The options --fresh and --keep-history allow such a start.
+    """
     # If a scheduler is running or another host owns the store, the start is refused later for that reason.
     busy = data_dir.other_host() is not None or scheduler_pid(data_dir.lock) is not None
     if options.fresh or options.keep_history or busy:

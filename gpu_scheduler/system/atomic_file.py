@@ -31,7 +31,7 @@ def replace_file(path: Path, data: bytes, *, synced: bool = False) -> None:
 def create_file(
     path: Path, data: bytes, *, synced: bool = False, mode: int = 0o600, like: os.stat_result | None = None
 ) -> None:
-    """Creates a file, and removes it again if it cannot be written completely.
+    """Creates a file. Removes it again if it cannot be written completely.
 
     synced: write the data to the disk before returning. like: the status of a file whose mode and owner the
     new file gets. Raises OSError; this is FileExistsError if the path already exists.

@@ -123,7 +123,7 @@ class Proc:
         )
 
     def is_hidden(self, pid: int) -> bool:
-        """Returns whether a process exists although /proc does not show it (mount option hidepid)."""
+        """Returns whether a process exists but /proc hides it because of the mount option hidepid."""
         if self._root != PROC or pid <= 0 or os.path.exists(f"{PROC}/{pid}"):
             return False
         try:

@@ -42,7 +42,7 @@ class ProgramResult:
 def run_program(
     argv: Sequence[str], env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
 ) -> ProgramResult:
-    """Runs a program and returns its result. The program gets no input or terminal, and LC_ALL=C."""
+    """Runs a program without input or terminal and returns its result. Sets LC_ALL=C for English messages."""
     try:
         process = subprocess.Popen(
             argv,

@@ -132,7 +132,7 @@ def inspect(
 def trusted_owners(path: str | Path) -> frozenset[int]:
     """Returns the users who may own a file at this path: ourselves and root.
 
-    If we are root, perhaps only in a container, the owner of the folder may also own the file, unless other
+    If we are root, even if only in a container, the owner of the folder may also own the file, unless other
     users can write to the folder. A group whose id equals the owner's uid is taken for the owner's private
     group, which Linux distributions create for each user.
     """
@@ -216,7 +216,7 @@ def read_descriptor(fd: int, max_bytes: int) -> bytes | FileProblem:
 
 
 def read_json_bytes(path: Path, *, trust: bool) -> bytes:
-    """Returns the bytes of a JSON file. trust: see `read`. Raises OSError, also for a file not to be used."""
+    """Returns the bytes of a JSON file. trust: see `read`. Raises OSError, also for any FileProblem."""
     found = read(path, trust=trust)
     if isinstance(found, FileProblem):
         raise found.as_error(path)

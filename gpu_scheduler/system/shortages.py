@@ -30,7 +30,7 @@ def shortage_of(error: BaseException | None) -> int | None:
 
 
 def reraise_shortage(error: OSError) -> None:
-    """Raises the error again if it reports a shortage, because the file then could not be read at all."""
+    """Raises the error again if it reports a shortage, because nothing can then be concluded from it."""
     if error.errno in SHORTAGE:
         raise error
 

@@ -69,7 +69,7 @@ def _gpu(index: int, uuid: str, values: list[str]) -> GpuSample:
 
 
 def _fault(values: list[str], numbers: list[str]) -> GpuFault | None:
-    """Returns the fault that a value indicates, for example by not being a number; None if there is none."""
+    """Returns the fault that a value shows, such as a value that is not a number; None if there is none."""
     if any("GPU is lost" in value for value in values):
         return LOST
     odd = [value for value in values if "requires re" in value]

@@ -106,7 +106,7 @@ class NvmlProbe:
 
 
 def _ordered(answers: list[tuple[Pci | None, GpuSample]]) -> list[tuple[Pci | None, GpuSample]]:
-    """Returns the GPUs, sorted by PCI address; in NVML's order, which is the same, if one is unknown."""
+    """Returns the GPUs, sorted by PCI address. If one is unknown, keeps NVML's order, which is the same."""
     if any(pci is None for pci, _ in answers):
         return answers
     return sorted(answers, key=lambda answer: answer[0] or (0, 0, 0))
@@ -119,7 +119,7 @@ def _with_index(gpu: GpuSample, index: int, pci: Pci | None) -> GpuSample:
 
 
 def _with_values(nvml: Any, handle: Any, gpu: GpuSample) -> GpuSample:
-    """Returns a GPU with its values. After an error, adds the fault and only the values read before it."""
+    """Returns the GPU with its values; after an error, with the fault and the values read before it."""
     try:
         memory = _memory(nvml, handle)
         if memory is not None:
@@ -150,7 +150,7 @@ def _memory(nvml: Any, handle: Any) -> Any:
 
 
 def _optional(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
-    """Returns the result of a call, or None if this GPU, driver or user does not support it.
+    """Returns the result of a call, or None if the GPU, the driver or the user's rights do not allow it.
 
     Raises NVMLError for a fault.
     """
@@ -215,7 +215,7 @@ def _processes(compute: Any, graphics: Any, loads: dict[int, float] | None) -> t
 
 
 def _fault(nvml: Any, error: Any) -> GpuFault:
-    """Returns the fault that an error means for one GPU. Raises the error again if the library has failed."""
+    """Returns the fault of the GPU that an error concerns. Raises the error again if it concerns all GPUs."""
     whole = (
         nvml.NVML_ERROR_UNINITIALIZED,
         nvml.NVML_ERROR_DRIVER_NOT_LOADED,

@@ -21,9 +21,9 @@ from gpu_scheduler.gpus.probes.wire import ProbeFailure, decode
 
 __all__ = ["DEADLINE_S", "ProbeClient", "ProbeFailure", "UnreadableError"]
 
-#: Seconds that an answer may take, including the first one. To wake four sleeping GPUs takes about 2 s; to
-#: wake eight large ones without persistence mode can take over 10 s. When a hanging driver responds again, it
-#: answers the open query at once; a shorter deadline would often kill the process before that.
+#: Seconds that an answer may take, including the first one. Waking four sleeping GPUs takes about 2 s; waking
+#: eight large GPUs without persistence mode can take over 10 s. When a hanging driver responds again, it
+#: answers the open query at once; with a shorter deadline, the process would often be killed before that.
 DEADLINE_S = 20.0
 
 
@@ -195,7 +195,7 @@ class ProbeClient:
             self._child = None
 
 
-#: Maximum number of killed processes that have not ended. If there are as many, no new process is started.
+#: If this many killed processes have not ended, no new process is started.
 _MAX_HANGING = 3
 _HANG_REMEDY = (
     "check that `nvidia-smi` responds; if it is slow, `sudo nvidia-smi -pm 1` (persistence mode) keeps the"

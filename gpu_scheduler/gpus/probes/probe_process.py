@@ -47,7 +47,7 @@ class ProbeProcess:
                 stderr=self._stderr,
                 bufsize=0,
                 cwd="/",
-                # If a job restarted the scheduler, a sweep of that job must not end the probe.
+                # If a job started this scheduler, a sweep of that job must not end the probe.
                 env={name: value for name, value in os.environ.items() if name != TOKEN},
                 start_new_session=True,
             )
@@ -71,7 +71,7 @@ class ProbeProcess:
         return self._stdout.fileno()
 
     def send(self, line: bytes) -> None:
-        """Writes one query. Ignores a failure: the query is then not answered, which the caller notices."""
+        """Writes one query. If this fails, the query is not answered, and the caller's deadline passes."""
         os.ftruncate(self._stderr, 0)
         try:
             os.write(self._stdin.fileno(), line)

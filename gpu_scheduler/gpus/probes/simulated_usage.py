@@ -23,7 +23,7 @@ from typing import Any
 
 from gpu_scheduler.runner.folder import living_fields
 
-#: The environment variable that tells a simulated job the simulation's folder.
+#: The environment variable with the path of the simulation's folder, for simulated jobs.
 FOLDER_VARIABLE = "GPU_SCHEDULER_SIM"
 
 _FILE = re.compile(r"([0-9]{1,10})-([0-9]{1,20})\.json(\.part)?")
@@ -131,7 +131,7 @@ def _discard(path: str) -> None:
     try:
         os.unlink(path)
     except OSError:
-        pass  # another reader removed it, or we may not; the usage of a dead process does not count anyway
+        pass  # another reader removed it, or we must not; the usage of a dead process does not count anyway
 
 
 def _parse(pid: int, raw: Mapping[str, Any]) -> ProcessUsage | None:
