@@ -57,7 +57,7 @@ def test_explains_a_waiting_job_by_its_need_gpus_and_queue_position(desk: Desk, 
     assert (waiting.line.location, waiting.line.malformed) == (None, 0)
 
 
-def test_explains_a_failed_job_by_the_end_of_its_log(desk: Desk, location: Location) -> None:
+def test_explains_a_failed_job_with_the_end_of_its_log(desk: Desk, location: Location) -> None:
     job = desk.job()
     desk.record(act.FinishJob(job, Outcome.FAILED, None))
     diagnosis = diagnose(location, job)

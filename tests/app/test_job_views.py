@@ -160,7 +160,7 @@ def test_shows_why_a_starting_job_is_delayed(launches: int, reason: str | None) 
     assert job_view(job_record(state="starting"), last, context(open_attempts={11: fact})).wait is None
 
 
-def test_only_queued_jobs_are_infeasible() -> None:
+def test_only_queued_jobs_are_shown_as_infeasible() -> None:
     never = WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(9, 1000), gpus=2, managed=2)
     assert job_view(job_record(), None, context(wait_reasons={"ASK": never})).infeasible
     assert not job_view(job_record(state="finished"), None, context(wait_reasons={"ASK": never})).infeasible
@@ -192,7 +192,7 @@ def ended(cause: str | None, exit_code: int | None, signal: int | None = None) -
         ),
     ],
 )
-def test_attempt_folder_overrides_the_recorded_state(
+def test_the_attempt_folder_overrides_the_recorded_state(
     recorded: str, status: AttemptStatus, state: str, outcome: str | None, is_recorded: bool
 ) -> None:
     view = view_as(recorded, status)
@@ -216,12 +216,12 @@ def test_shows_the_reason_exit_code_and_times_of_an_unrecorded_end() -> None:
     )
 
 
-def test_live_session_is_shown_by_its_full_name() -> None:
+def test_shows_a_live_session_by_its_full_name() -> None:
     live = AttemptStatus("live", 12, "12.gpujob_0_echo_3")
     assert view_as("running", live).session == live.session
 
 
-def test_closed_window_hides_the_session() -> None:
+def test_a_closed_window_hides_its_session() -> None:
     view = view_as("running", AttemptStatus("live", 12, "12.gpujob_0_echo_3", window_open=False))
     assert (view.record.state, view.session, view.window_closed) == ("running", None, True)
     view = view_as("running", AttemptStatus("live", 12, "12.gpujob_0_echo_3", window_open=True))

@@ -69,7 +69,7 @@ def test_reader_returns_each_event_once(desk: Desk, location: Location) -> None:
         assert [event.command for event in reader.new_events()] == ["echo b"]
 
 
-def test_a_log_is_followed_to_its_end(desk: Desk, location: Location) -> None:
+def test_follows_a_log_until_its_job_ends(desk: Desk, location: Location) -> None:
     job = desk.run_job("echo up; while [ ! -e go ]; do sleep 0.02; done")
     with open_log(location, job, None) as log:
         assert log.advance() is LogProgress.RUNNING
@@ -92,7 +92,7 @@ def test_only_a_job_with_a_session_can_be_attached_to(desk: Desk, location: Loca
         attach_target(location, running)
 
 
-def test_lint_previews_lines_and_lists_malformed_ones(desk: Desk, location: Location) -> None:
+def test_lint_previews_valid_lines_and_lists_malformed_lines(desk: Desk, location: Location) -> None:
     view = lint(location, "jobs.txt", b"[share=0.5] echo a\n[share=x] echo b\n")
     assert [(line.number, need_text(line.need)) for line in view.lines] == [(1, "0.5 of a GPU")]
     assert [line.number for line in view.malformed] == [2]

@@ -40,7 +40,7 @@ def test_requests_record_the_name_of_the_requester(desk: Desk, location: Locatio
     assert [tuple(row) for row in rows] == [("set", "rest"), ("pause", "rest")]
 
 
-def test_a_running_scheduler_answers(desk: Desk, location: Location) -> None:
+def test_a_running_scheduler_answers_requests(desk: Desk, location: Location) -> None:
     job = desk.job()
     with desk.scheduler():
         (answer,) = job_requests.cancel(location, [job], 1.0)
@@ -77,7 +77,7 @@ def test_a_running_job_is_ended_without_a_scheduler(desk: Desk, location: Locati
     desk.wait_until_processes_end()
 
 
-def test_only_a_scheduler_ends_a_job_of_a_remote_executor(desk: Desk, location: Location) -> None:
+def test_only_a_scheduler_ends_a_job_on_a_remote_executor(desk: Desk, location: Location) -> None:
     job = desk.run_job(SLEEP)
     desk.store.db.connection.execute("UPDATE attempt SET executor = 'elsewhere'")
     (answer,) = job_requests.cancel(location, [job], 5.0)

@@ -1,4 +1,4 @@
-"""The completion scripts, tested in those of the real shells that are installed."""
+"""The completion scripts, tested in the real shells that are installed."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_the_completion_script_is_valid_in_its_shell(tmp_path: Path, shell: str)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_unsupported_shell_is_a_usage_error(desk: Desk) -> None:
+def test_an_unsupported_shell_is_a_usage_error(desk: Desk) -> None:
     code, out, err = desk.run("completion", "cmd.exe")
     assert (code, out) == (2, "")
     assert "bash" in err

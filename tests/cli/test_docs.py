@@ -18,7 +18,7 @@ BY_HAND = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_generated_page_is_up_to_date(name: str) -> None:
+def test_the_generated_pages_are_up_to_date(name: str) -> None:
     assert (ROOT / "docs" / name).read_text() == PAGES[name](), "run `make docs`"
 
 

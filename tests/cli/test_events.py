@@ -89,7 +89,7 @@ def test_every_key_of_an_attempts_events_is_documented(desk: Desk) -> None:
         assert "learned" in one
 
 
-def test_each_event_text_of_an_end_names_its_outcome(desk: Desk) -> None:
+def test_events_names_the_outcome_of_each_end_of_a_job(desk: Desk) -> None:
     job = desk.job("echo first")
     desk.record(act.FinishJob(job, Outcome.CANCELLED, worded("line removed")))
     desk.record(act.RequeueJob(job, worded("asked for")))

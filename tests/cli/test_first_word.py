@@ -171,7 +171,7 @@ def started_scheduler(world: World, *words: str) -> Process:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_restart_skips_finished_jobs_and_continues_running_ones(
+def test_a_restart_skips_finished_jobs_and_continues_running_jobs(
     world: World, number: int, code: int
 ) -> None:
     wait = "while [ ! -e go ]; do sleep 0.02; done"
@@ -220,7 +220,7 @@ def test_fresh_runs_every_line_again_with_new_job_ids(world: World) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["3", "4"]
 
 
-def test_failed_start_with_fresh_forgets_nothing(world: World) -> None:
+def test_a_failed_start_with_fresh_forgets_no_jobs(world: World) -> None:
     world.append("echo one >> ran")
     world.run_ok("jobs.txt", *SIMULATED)
     done = world.cli("jobs.txt", *SIMULATED, "--fresh", "--gpus", "9")
@@ -315,7 +315,7 @@ def test_fresh_does_not_ask_with_yes_or_without_recorded_jobs(
     assert (asked.questions, asked.begun) == ([], 4)
 
 
-def test_fresh_is_refused_before_it_asks_for_confirmation(
+def test_a_refused_fresh_start_does_not_ask_for_confirmation(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = desk.run_job("while :; do sleep 0.02; done")

@@ -136,7 +136,7 @@ def test_a_failed_fresh_start_forgets_no_jobs(desk: Desk) -> None:
     assert [path.name for path in desk.data_dir.runs.iterdir()] == [str(done)]
 
 
-def test_a_fresh_start_that_is_killed_forgets_no_jobs(desk: Desk) -> None:
+def test_a_killed_fresh_start_forgets_no_jobs(desk: Desk) -> None:
     done, _ = fill_store(desk)
     program = (
         "import os, sys\n"
@@ -243,7 +243,7 @@ def test_fresh_is_refused_while_a_process_of_an_ended_job_is_left(
         with pytest.raises(SchedulerError, match=f"job {job} is active"):
             fresh_start.refuse_active(desk.store)
         monkeypatch.setattr(fresh_start, "RUNNER_EXIT_S", 20.0)
-        monkeypatch.setattr(time, "sleep", lambda _s: left.kill())  # it ends during the check
+        monkeypatch.setattr(time, "sleep", lambda _s: left.kill())  # the process ends during the check
         fresh_start.refuse_active(desk.store)
     finally:
         left.kill()

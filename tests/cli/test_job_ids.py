@@ -47,7 +47,7 @@ def test_finds_jobs_by_number_range_and_name(desk: Desk, refs: list[JobRef], ids
     assert finish_job(desk, "done", 300.0) == 2  # this job ended last
     finish_job(desk, "done", 200.0)
     assert desk.job(name="bert") == 4
-    finish_job(desk, "bert", 400.0)  # the name means the open job
+    finish_job(desk, "bert", 400.0)  # the name refers to the open job
     if ids is None:
         with pytest.raises(SchedulerError, match=f"there is no job named {refs[0]} in "):
             resolve_jobs(desk.store, refs)

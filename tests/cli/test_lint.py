@@ -34,7 +34,7 @@ def write_jobs_file(desk: Desk, text: str = FILE) -> None:
     (desk.path / "jobs.txt").write_text(text)
 
 
-def test_lint_shows_each_line_and_exits_with_1_for_a_malformed_one(desk: Desk) -> None:
+def test_lint_shows_each_line_and_exits_with_1_if_a_line_is_malformed(desk: Desk) -> None:
     write_jobs_file(desk)
     code, out, err = desk.run("lint")
     assert (code, err) == (1, "")
@@ -121,7 +121,7 @@ def test_lint_shows_memory_time_limit_and_retries(desk: Desk) -> None:
     assert (second["need"]["share"], second["need"]["vram"], second["need"]["idle"]) == (None, None, True)
 
 
-def test_lint_uses_the_gpu_sizes_in_the_store(desk: Desk) -> None:
+def test_lint_uses_the_gpu_sizes_recorded_in_the_store(desk: Desk) -> None:
     write_jobs_file(desk, "[vram=23G] true\n[vram=24G] true\n")
     assert "warning" not in desk.run("lint")[1]
     assert desk.store.gpus()
@@ -157,7 +157,7 @@ def test_lint_accepts_a_valid_file_and_checks_the_gpus_that_it_names(desk: Desk)
     assert "warning: it needs 2 idle GPUs, but may use only 1" in out
 
 
-def test_lint_uses_the_gpus_and_the_folder_in_the_store(desk: Desk) -> None:
+def test_lint_uses_the_gpus_and_the_folder_recorded_in_the_store(desk: Desk) -> None:
     write_jobs_file(desk, "0,a.py,,,5\n")
     assert desk.store.gpus()
     code, out, _ = desk.run("lint")
@@ -212,7 +212,7 @@ def test_lint_escapes_control_characters(desk: Desk) -> None:
     assert r"\x1b[2J" in out
 
 
-def test_lint_asks_conda_only_if_a_line_names_an_environment(
+def test_lint_runs_conda_only_if_a_line_names_an_environment(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_CONDA_ROOT", str(desk.path / "conda"))

@@ -98,10 +98,7 @@ def test_logs_prints_the_last_lines_unchanged(
 
 
 def logged_attempts(desk: Desk, job: int, *states: JobState) -> None:
-    """Records an ended attempt with a log for each of `states`.
-
-    They are the job's states after the attempts.
-    """
+    """Records an ended attempt with a log for each state, which is the job's state after that attempt."""
     for number, state in enumerate(states, 1):
         row = desk.attempt(job)
         log = desk.path / f"{number}.log"
@@ -217,7 +214,8 @@ def test_logs_prints_every_frame_of_a_progress_bar_only_on_a_terminal(desk: Desk
     assert on_terminal("logs", job) == BAR
 
 
-#: Sets a title and the clipboard, clears the screen, queries the terminal, rings the bell, and draws a bar.
+#: HOSTILE sets a title and the clipboard, clears the screen, queries the terminal and rings the bell. NESTED
+#: draws a progress bar inside another one.
 HOSTILE = (
     b"\x1b]0;owned\x07one\x1b]52;c;aGk=\x1b\\\n\x1b[31mtwo\x1b[2J\x1b[H\x1b[6n\x07\x1b[0m\n 1%\r 2%\x1b[K\n"
 )
@@ -271,7 +269,7 @@ def test_logs_follow_into_a_pipe_updates_a_progress_bar_at_most_once_a_second(de
     assert raw.communicate(timeout=60)[0] == log.read_bytes()
 
 
-#: Holds a claim, and keeps the terminal of a window open.
+#: A program that holds a claim and keeps the terminal of a window open.
 HOLDER = """\
 import json, os, signal, sys
 from gpu_scheduler.runner import folder as files, publish
@@ -286,7 +284,7 @@ signal.pause()
 
 
 class ClaimedAttempt:
-    """A running job with a claim. Like a runner, a process with a window holds the claim."""
+    """A running job whose claim is held by a process with a window, as a real runner would hold it."""
 
     def __init__(self, desk: Desk, session: str | None) -> None:
         self.job = desk.job()

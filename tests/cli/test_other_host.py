@@ -38,7 +38,7 @@ def there(desk: Desk) -> Desk:
         ["start", "--simulate", "1", "--drain", "--jobs-file", ""],
     ],
 )  # fmt: skip
-def test_every_command_that_opens_the_store_is_refused(there: Desk, words: list[str]) -> None:
+def test_every_command_that_opens_the_store_of_another_host_is_refused(there: Desk, words: list[str]) -> None:
     code, out, err = there.run(*words)
     assert (code, out) == (1, "")
     assert f"the store of {there.data_dir.state_file} belongs to host gpu-other" in err

@@ -31,7 +31,7 @@ def test_state_file_and_data_dir_are_accepted_before_or_after_the_command(comman
     assert getattr(parse([command, *rest]), option) == default
 
 
-def test_the_defaults_of_start_are_those_of_the_scheduler() -> None:
+def test_the_options_of_start_have_the_schedulers_defaults() -> None:
     assert StartOptions.from_values(vars(parse(["start"]))) == StartOptions()
 
 
@@ -60,7 +60,7 @@ def test_every_option_of_start_sets_its_field() -> None:
     assert StartOptions.from_values(vars(parse(["start", *words.split(" ")]))) == _ALL_CHANGED
 
 
-def test_every_option_tested_above_differs_from_its_default() -> None:
+def test_every_tested_option_of_start_differs_from_its_default() -> None:
     same = [name for name, value in vars(StartOptions()).items() if getattr(_ALL_CHANGED, name) == value]
     assert same == [*_WITHOUT_OPTION, "keep_history", "restore"]
 

@@ -13,7 +13,7 @@ from gpu_scheduler.store.requests import open_requests
 from tests.cli.desk import Desk
 
 
-def test_priority_without_a_scheduler_is_recorded_and_shown(desk: Desk) -> None:
+def test_a_priority_change_without_a_scheduler_is_recorded_and_shown(desk: Desk) -> None:
     first, second = desk.job(), desk.job("echo b")
     code, out, err = desk.run("priority", first, second, -5)
     said = "recorded; takes effect when the scheduler starts"

@@ -79,7 +79,7 @@ def test_show_prints_attempts_and_history(desk: Desk) -> None:
     ]  # fmt: skip
 
 
-def test_show_prints_declared_and_measured_memory_with_the_retry(desk: Desk) -> None:
+def test_show_prints_declared_memory_measured_memory_and_the_retry(desk: Desk) -> None:
     job = desk.job(vram=4096, oom_retries=3, timeout_s=7200.0)
     this = desk.record(act.Start(job, ("SIM-0", "SIM-1"), 0, vram=4096))[job]
     desk.record(
@@ -224,7 +224,7 @@ def test_show_reports_an_end_that_is_not_recorded_yet(desk: Desk) -> None:
     desk.wait_until_processes_end()
 
 
-def test_show_reports_a_failed_launch_before_its_end(desk: Desk) -> None:
+def test_show_reports_a_failed_launch_before_the_attempt_ends(desk: Desk) -> None:
     job = desk.job()
     row = desk.attempt(job)
     desk.writer.record_launch_error(row.id, "fork failed")

@@ -32,7 +32,7 @@ START = "start --simulate 1 --drain --log-dir logs"
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize("command", ["--help", "completion bash", "add --output-file - -- echo x", "status"])
-def test_reports_that_the_disk_of_its_output_is_full(tmp_path: Path, command: str) -> None:
+def test_commands_report_a_full_disk_under_their_output(tmp_path: Path, command: str) -> None:
     done = shell(tmp_path, f"g {command} >/dev/full")
     assert (done.returncode, done.stderr.decode()) == (1, f"gpu-scheduler: {FULL}")
 
@@ -52,13 +52,13 @@ def test_start_works_without_output(tmp_path: Path, streams: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["start --simulate 1", "status", "add -- echo x", "doctor"])
-def test_reports_a_deleted_working_directory(tmp_path: Path, command: str) -> None:
+def test_commands_report_a_deleted_working_directory(tmp_path: Path, command: str) -> None:
     done = shell(tmp_path, f'mkdir gone; cd gone; rmdir "$PWD"; g {command}')
     told = "gpu-scheduler: the working directory has been deleted; change to an existing directory\n"
     assert (done.returncode, done.stderr.decode()) == (1, told)
 
 
-def test_commands_work_in_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
+def test_commands_do_not_crash_in_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
     os.mkdir(folder)
     done = shell(folder, f"echo 'echo hi' > jobs.txt; g {START}")

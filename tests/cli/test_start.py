@@ -15,7 +15,7 @@ KILLS = LogindSettings(
 )
 
 
-def test_start_warns_if_logging_out_would_kill_it(
+def test_start_warns_if_logging_out_would_kill_the_scheduler(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(logind, "read_settings", lambda user, timeout_s: KILLS)

@@ -271,7 +271,7 @@ def run_to_end(desk: Desk, script: str) -> int:
     return job
 
 
-def test_why_shows_reason_advice_and_log_end_and_only_with_v_every_check(desk: Desk) -> None:
+def test_why_shows_reason_advice_and_log_end_and_with_v_every_check(desk: Desk) -> None:
     job = run_to_end(desk, "echo before; echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
     assert desk.run("why", job)[1].splitlines()[1:] == [
         "",

@@ -19,7 +19,7 @@ from tests.reasons import worded
 from tests.waiting import wait_for
 
 
-def test_why_omits_an_ended_job_whose_gpu_was_released(desk: Desk) -> None:
+def test_why_omits_an_ended_job_that_has_released_its_gpu(desk: Desk) -> None:
     over, job = desk.job(share=600), desk.job(share=500)
     row = desk.attempt(over)
     end = act.FinishAttempt(over, row.id, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED)

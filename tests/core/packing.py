@@ -284,7 +284,7 @@ class Machine:
     def budget(self, attempt: Attempt | act.Start, index: int) -> int:
         """Returns the MiB that an allocation counts for.
 
-        Follows docs/design.md, Accounting, and the samples.
+        Computes them from the samples by the rules in docs/design.md, Accounting.
         """
         total = self.scene.totals[index]
         if attempt.whole:
@@ -360,7 +360,10 @@ class Machine:
             assert self.fits(need, index, started), (need, index, self.tick)
 
     def check_invariants(self) -> None:
-        """Checks that no waiting job could start, and that peaks are recorded, and each overuse once."""
+        """Checks that no waiting job could start.
+
+        Also checks that peaks are recorded, and that each overuse is recorded once.
+        """
         for job in self.queued.values():
             need = self.need(job)
             fitting = [

@@ -236,7 +236,7 @@ def test_an_environment_without_python_fails_the_launch(
          "none named, so the scheduler's: venv /v"),
     ],
 )  # fmt: skip
-def test_label_names_the_environment(
+def test_the_label_names_the_jobs_environment(
     spec: JobSpec, base: dict[str, str], conda_sh: str | None, report: str
 ) -> None:
     assert build_command(spec, (0,), base, TOKEN, 7, 1, conda_sh, "physical").environment_label == report

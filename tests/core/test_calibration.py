@@ -107,7 +107,7 @@ def test_makes_no_suggestion_for_a_declaration_within_the_tolerance(declared: in
     assert advice_for(replace(QWEN, declared_mib=declared)).why_not == why
 
 
-def test_does_not_repeat_a_suggestion_with_a_large_buffer() -> None:
+def test_does_not_repeat_a_suggestion_even_with_a_large_spike_buffer() -> None:
     rules = replace(RULES, spike_buffer=0.5)
     assert advice_for(PLAIN, rules=rules).line_vram_mib == 12480
     assert advice_for(replace(PLAIN, declared_mib=12480), rules=rules).why_not == NoSuggestion.AS_SUGGESTED
@@ -174,7 +174,7 @@ def test_adds_a_missing_model(text: str) -> None:
     assert after == {**before, "models": {"q\u00e9": {"vram": 64}, 'a"b': {"vram": 128}}}
 
 
-def test_changes_the_last_of_two_equal_keys() -> None:
+def test_changes_the_last_of_two_duplicate_keys() -> None:
     text = '{"models": {"a": 1}, "models": {"a": 0.1, "a": 0.2}}'
     changed = with_model_entries(text, {"a": {"vram": 64}})
     assert changed == '{"models": {"a": 1}, "models": {"a": 0.1, "a": {"vram": 64}}}'

@@ -29,7 +29,7 @@ def detached(attempt: Attempt) -> list[act.Action]:
 @pytest.mark.parametrize("claim", list(get_args(ClaimState)))
 @pytest.mark.parametrize("state", sorted(OPEN_STATES))
 @pytest.mark.parametrize("cancel", [None, StopRequest("cancelled", 3.0)])
-def test_holds_the_job_of_an_open_attempt(
+def test_a_copied_store_holds_the_job_of_an_open_attempt(
     claim: str, state: AttemptState, cancel: StopRequest | None
 ) -> None:
     status = AttemptStatus(claim=claim, stop=StopRequest("cancelled", 1.0))  # type: ignore[arg-type]

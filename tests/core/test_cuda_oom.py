@@ -23,7 +23,10 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "oom"
 
 
 class Case(NamedTuple):
-    """A log and the line that reports the OOM that ended the program. None: it ended otherwise."""
+    """A log.
+
+    `expected` is the line that reports the OOM that ended the program, or None if it ended otherwise.
+    """
 
     name: str
     tail: str
@@ -86,12 +89,12 @@ def test_rejects_an_oom_after_which_the_program_continued(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", OOMS, ids=lambda case: case.name)
-def test_ignores_the_last_line_which_the_runner_writes(case: Case) -> None:
+def test_ignores_the_line_that_the_runner_adds_at_the_end(case: Case) -> None:
     assert cuda_oom(f"{case.tail}\n--- exit code 1 after 12 s ---\n") == case.expected
 
 
 @pytest.mark.parametrize("line", lines("wordings"))
-def test_recognizes_other_wordings(line: str) -> None:
+def test_recognizes_other_wordings_of_the_error(line: str) -> None:
     assert cuda_oom(f"starting\n{line}\n") == line
 
 
@@ -162,7 +165,7 @@ def test_ignores_stack_traces_and_summaries_after_the_error(line: str) -> None:
 
 
 @pytest.mark.parametrize("error", lines("wrappers"))
-def test_skips_an_error_that_only_wraps_another(error: str) -> None:
+def test_skips_an_error_that_only_wraps_another_error(error: str) -> None:
     assert cuda_oom(f"{GGML}\n{died(error)}") == GGML
 
 

@@ -76,7 +76,7 @@ def test_an_inserted_line_waits_two_seconds() -> None:
     assert w.queue() == ["a", "n", "b"]
 
 
-def test_every_change_restarts_the_delay() -> None:
+def test_every_save_restarts_the_delay_of_a_removal() -> None:
     w = world("a\nb\nc\n")
     for text in ("a\nb\n", "a\n", ""):
         w.save(text, wait=9)
@@ -152,12 +152,12 @@ def test_a_new_malformed_line_protects_only_one_missing_line(
     assert not again.waiting_for_lines
 
 
-def test_a_later_save_removes_a_line_near_a_malformed_one() -> None:
+def test_a_later_save_removes_a_line_near_a_malformed_line() -> None:
     w = world("a\nb\nc\nd\n")
     w.save("a\nhigh,b.py,x\nc\nd\n", wait=60)
     w.save("a\nhigh,b.py,x\nd\n", wait=11)
     assert w.states() == {1: "queued", 2: "queued", 3: "cancelled", 4: "queued"}
-    w.save("d\na\nlow,b.py,x\n", wait=11)  # another typo and another order
+    w.save("d\na\nlow,b.py,x\n", wait=11)  # with another typo and in another order
     assert (w.waiting_for_lines, w.queue()) == ({2}, ["d", "a", "b"])
     w.save("d\na\n", wait=11)
     assert w.states() == {1: "queued", 2: "cancelled", 3: "cancelled", 4: "queued"}
@@ -189,7 +189,7 @@ def test_a_job_that_ends_while_its_line_is_malformed_does_not_run_again() -> Non
     assert w.states() == {1: "failed", 2: "completed", 3: "queued"}
 
 
-def test_a_csv_job_with_an_equal_line_does_not_wait_for_a_typo() -> None:
+def test_a_csv_job_with_another_equal_line_does_not_wait_for_a_malformed_line() -> None:
     w = world("0,a.py\n5,a.py\n")
     w.save("[x] 0,a.py\n5,a.py\n", wait=60)
     assert (w.waiting_for_lines, w.states()) == (set(), {1: "queued"})
@@ -212,7 +212,7 @@ def test_each_job_that_waits_for_its_line_has_a_reason() -> None:
 
 
 def test_matching_a_fully_malformed_file_takes_linear_time() -> None:
-    """A file of 4,000 lines was saved in UTF-16 by mistake."""
+    """This happens if a file of 4,000 lines is saved in UTF-16 by mistake."""
     count = 4000
     w = world("".join(f"echo {n}\n" for n in range(count)))
     begun = time.process_time()
@@ -330,7 +330,7 @@ def test_an_edited_last_line_is_not_a_torn_append(before: str, after: str) -> No
     assert w.states() == {1: "cancelled", 2: "queued"}
 
 
-def test_recognises_the_beginning_of_a_line() -> None:
+def test_recognizes_the_beginning_of_a_line() -> None:
     assert starts_a_line("tool x", {"tool"})
     assert not starts_a_line("tool x", set())
     assert not starts_a_line(" python b.py", {"python"})

@@ -72,7 +72,7 @@ def test_repeating_the_csv_line_of_a_failed_job_queues_it_again() -> None:
     assert [line.job_id for line in w.reading] == [1, None]
 
 
-def test_a_csv_line_adopts_an_unfinished_job_of_another_front_end() -> None:
+def test_a_csv_line_adopts_an_unfinished_job_created_by_another_front_end() -> None:
     w = JobsFileWorld()
     w.save("0,a.py\n")
     spec = w.jobs[1].spec

@@ -1,4 +1,4 @@
-"""One-line explanations of failed jobs, and the remedies."""
+"""One-line explanations of failed jobs, and their remedies."""
 
 from __future__ import annotations
 

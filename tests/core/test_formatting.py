@@ -110,7 +110,7 @@ def test_truncates_long_text() -> None:
         ({2: 700, 0: 5}, 900, "GPU 0 5, GPU 2 700 of 900 MiB"),
     ],
 )
-def test_formats_peaks_beside_the_declared_memory(
+def test_formats_peaks_together_with_the_declared_memory(
     peaks: dict[int, int], declared: int | None, shown: str
 ) -> None:
     assert memory_text(peaks, declared) == shown

@@ -45,7 +45,7 @@ def known(index: int, uuid: str, fault: GpuFault | None = None) -> GpuSample:
         (ALL_UNREADABLE, LOST, LOST, False),
     ],
 )
-def test_derives_the_next_fault_from_the_last_one_and_the_sample(
+def test_derives_the_next_fault_from_the_last_fault_and_the_sample(
     before: GpuFault | None, now: GpuFault | None, after: GpuFault | None, back: bool | None
 ) -> None:
     (gpu,), changes = update_faults([sample(0, "GPU-a", now)], [known(0, "GPU-a", before)])
@@ -115,7 +115,7 @@ def test_a_missing_gpu_gets_the_last_index_if_its_index_is_taken() -> None:
     assert again == shown
 
 
-def test_a_new_order_of_gpus_keeps_their_identities() -> None:
+def test_gpus_keep_their_identities_if_their_order_changes() -> None:
     before = [known(0, "GPU-a"), known(1, "GPU-b", LOST), known(2, "GPU-c")]
     shown, changes = update_faults([sample(0, "GPU-b"), sample(1, "GPU-c"), sample(2, "GPU-a")], before)
     assert [(gpu.uuid, gpu.fault) for gpu in shown] == [("GPU-b", ONE), ("GPU-c", None), ("GPU-a", None)]
@@ -128,17 +128,17 @@ def test_a_gpu_without_a_uuid_is_identified_as_the_missing_gpu() -> None:
     shown, changes = update_faults([sample(0, "GPU-a"), faulty, sample(2, "GPU-c")], before)
     assert [(gpu.index, gpu.uuid, gpu.name) for gpu in shown][1] == (1, "GPU-b", "GPU")
     assert changes == (GpuChange(shown[1], recovered=False),)
-    # At another index, because the order changed, it is still the only candidate.
+    # The order changed, so the GPU is at another index, but it is still the only candidate.
     moved = replace(faulty, index=0, uuid="unknown-0")
     shown, _ = update_faults([moved, sample(1, "GPU-a"), sample(2, "GPU-c")], before)
     assert [gpu.uuid for gpu in shown] == ["GPU-b", "GPU-a", "GPU-c"]
-    # If two GPUs are missing, it is the one that had this index.
+    # If two GPUs are missing, it is identified as the one that had this index.
     shown, _ = update_faults([sample(1, "unknown-1", LOST)], before[:2])
     assert [(gpu.index, gpu.uuid, gpu.fault) for gpu in shown] == [
         (0, "GPU-a", UNLISTED),
         (1, "GPU-b", LOST),
     ]
-    # If none is missing, the GPU was never stored.
+    # If no GPU is missing, it is a GPU that was never stored.
     shown, _ = update_faults([sample(0, "GPU-a"), faulty], [known(0, "GPU-a")])
     assert [gpu.uuid for gpu in shown] == ["GPU-a", "unknown-1"]
 

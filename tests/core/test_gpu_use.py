@@ -70,7 +70,7 @@ def test_adds_up_allocations_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("values", [{"share": 1000, "whole": True}, {"vram": 5, "whole": True}, {}])
-def test_an_attempt_with_whole_gpus_uses_up_share_and_memory(values: dict[str, int]) -> None:
+def test_an_attempt_with_whole_gpus_uses_up_all_share_and_memory(values: dict[str, int]) -> None:
     found = available(gpu(0), running(1, **values))
     assert (found.allocated_share, found.committed_mib) == (1000, TOTAL)
 
@@ -187,7 +187,9 @@ def test_without_a_process_list_our_own_load_does_not_block_the_other_half() -> 
 
 
 @pytest.mark.parametrize(("mib", "who"), [(0, ""), (200, ""), (201, ", foreign processes use 201 MiB")])
-def test_without_a_process_list_a_little_used_memory_is_not_a_foreign_process(mib: int, who: str) -> None:
+def test_without_a_process_list_little_used_memory_does_not_count_as_a_foreign_process(
+    mib: int, who: str
+) -> None:
     short = obstacle(available(gpu(0, mib, None)), Need(1, vram=TOTAL), LIMITS)
     assert short is not None
     assert re.sub("room for [0-9.]+ GiB", "", obstacle_text(short)) == who
@@ -266,7 +268,7 @@ def test_foreign_load_blocks_a_gpu_and_our_own_load_does_not() -> None:
     assert isinstance(start_or_reason(trainer, ResourceSpec(vram=11_777), running(1, share=500)), str)
 
 
-def test_declared_memory_is_placed_beside_any_foreign_use_that_leaves_room() -> None:
+def test_a_job_with_declared_memory_is_placed_beside_foreign_use_that_leaves_room() -> None:
     most = gpu(0, 20_000, (GpuProcess(7, 20_000),))
     assert isinstance(start_or_reason(most, ResourceSpec(vram=2000)), act.Start)
     assert isinstance(start_or_reason(most, ResourceSpec(vram=2000, share=500)), act.Start)
@@ -305,7 +307,7 @@ def test_foreign_load_excludes_the_processes_of_our_jobs(
     assert foreign_load(replace(one, owners={}), (), LIMITS) == without_ours
     released = replace(ours, state=AttemptState.RELEASED, released_at=999.5)
     assert foreign_load(one, (released,), LIMITS) == with_ours
-    # A job of another GPU does not count on this one, so its process is foreign here.
+    # The job is allocated another GPU, so its process is foreign on this one.
     assert foreign_load(one, (replace(ours, gpus=("U1",)),), LIMITS) == without_ours
 
 
@@ -392,7 +394,7 @@ def test_a_start_counts_for_later_jobs_of_the_same_round() -> None:
         (ResourceSpec(share=500), ResourceSpec(share=501)),
     ],
 )
-def test_a_start_planned_in_this_round_counts_like_a_recorded_one(
+def test_a_start_planned_in_this_round_counts_like_a_recorded_start(
     first: ResourceSpec, second: ResourceSpec
 ) -> None:
     world = facts(gpu(0), pending_groups=(group(first, 1), group(second, 2)))

@@ -200,19 +200,19 @@ def test_parses_csv_lines_with_six_columns(
     assert JobSpec.from_json(job.to_json()) == job
 
 
-def test_attributes_may_precede_six_columns() -> None:
+def test_attributes_may_precede_a_csv_line_with_six_columns() -> None:
     job = spec("[name=big priority=3 env:A=1 cuda=add] ,a.py,,torchrun-2gpu,--x")
     assert (job.name, job.priority, job.env, job.cuda, job.torchrun) == ("big", 3, (("A", "1"),), "add", 2)
 
 
-def test_notes_arguments_that_end_in_a_number() -> None:
+def test_adds_a_note_about_arguments_that_end_in_a_number() -> None:
     assert parsed("0,a.py,,--epochs 100,0-3").notes == ("read as arguments: --epochs 100 | GPUs: 0-3",)
     assert parsed("0,a.py,,--epochs 100").notes == ()
     assert parsed('0,a.py,,"--epochs 100",0-3').notes == ()
     assert parsed("0,a.py,,torchrun,--epochs 9,0").notes == ("read as arguments: --epochs 9 | GPUs: 0",)
 
 
-def test_notes_six_columns_whose_arguments_look_like_a_gpu_list() -> None:
+def test_adds_a_note_about_six_columns_whose_arguments_look_like_a_gpu_list() -> None:
     assert parsed("0,a.py,,python,0-3").notes == ("read as python, arguments: 0-3 | GPUs: any",)
     assert parsed("0,a.py,,torchrun-2gpu,--x 1").notes == ()
 
@@ -228,7 +228,7 @@ def test_parses_commands(text: str) -> None:
     assert job.command == job.text == text.split(" # a,")[0]
 
 
-def test_notes_a_remedy_for_a_command_that_sets_cuda_visible_devices() -> None:
+def test_suggests_a_remedy_for_a_command_that_sets_cuda_visible_devices() -> None:
     assert "[allowed=0]" in parsed("CUDA_VISIBLE_DEVICES=0,1 python t.py").notes[0]
     assert "[allowed=0]" in parsed("export CUDA_VISIBLE_DEVICES=1; python t.py").notes[0]
     assert parsed("python t.py $CUDA_VISIBLE_DEVICES").notes == ()

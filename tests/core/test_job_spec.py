@@ -43,7 +43,7 @@ def test_a_spec_survives_a_json_round_trip(spec: JobSpec) -> None:
     assert back == (replace(spec, allowed=None) if spec.allowed == () else spec)
 
 
-def test_json_keeps_zero_values() -> None:
+def test_the_json_of_a_spec_keeps_zero_values() -> None:
     zero = JobSpec.from_json(replace(CSV, priority=0, oom_retries=0, fail_retries=0).to_json())
     assert (zero.priority, zero.oom_retries, zero.fail_retries) == (0, 0, 0)
 

@@ -31,7 +31,7 @@ CORE = ("core.model", "core.text", "core.command", "core.jobsfile", "core.failur
 #: Modules at the top level of the package, which every room may import.
 TOP = ("errors", "config", "clock")
 
-#: Room -> the rooms or single modules that it may import. Imports within a room are allowed.
+#: The rooms or single modules that each room may import. Imports within a room are allowed.
 MAY: Mapping[str, tuple[str, ...]] = {
     "core": (),
     "core.text": (),
@@ -206,7 +206,7 @@ def test_use_cases_do_not_depend_on_a_command_line_or_terminal() -> None:
                 assert node.id not in ("print", "input", "Namespace"), f"{path.name}, line {node.lineno}"
 
 
-def test_the_runner_needs_the_standard_library_only() -> None:
+def test_the_runner_needs_only_the_standard_library() -> None:
     root = ROOT / PACKAGE
     siblings = {path.stem for path in (root / "runner").glob("*.py")}
     known = sys.stdlib_module_names | siblings | {PACKAGE}

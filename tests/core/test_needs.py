@@ -116,7 +116,7 @@ WORKLOAD_CLASS = '["train.py", null]'
         (ResourceSpec(is_command=True), Need(1, 1000, alone=True, assumed=True)),
     ],
 )
-def test_learned_memory_ranks_between_model_and_default(ask: ResourceSpec, need: Need) -> None:
+def test_learned_memory_overrides_the_default_but_not_the_model(ask: ResourceSpec, need: Need) -> None:
     assert resolve(ask, CONFIG, {WORKLOAD_CLASS: 7000}) == need
 
 

@@ -137,7 +137,7 @@ VIEWS = st.lists(
     st.booleans(),
     st.one_of(st.none(), st.sets(st.integers(0, 9), min_size=1)),
 )
-def test_never_overallocates_or_uses_an_unavailable_gpu(
+def test_placement_never_overallocates_or_uses_an_unavailable_gpu(
     rows: list[tuple[int, int | None, float | None, GpuObstacle | None]],
     count: int,
     share: int,
@@ -249,7 +249,7 @@ def test_placement_by_memory_ignores_shares() -> None:
         (available(0, allocated_share=500, committed_mib=15_000), None),
     ],
 )
-def test_a_job_with_share_and_memory_must_fit_both(view: GpuAvailability, words: str | None) -> None:
+def test_a_job_with_a_share_and_memory_must_fit_by_both(view: GpuAvailability, words: str | None) -> None:
     assert obstacle_words(view, Need(1, 500, vram=9000), LIMITS) == words
 
 
@@ -266,12 +266,12 @@ def test_an_exclusive_job_waits_for_all_other_jobs_to_end(need: Need) -> None:
 @pytest.mark.parametrize(
     "need", [Need(1, 1), Need(1, vram=1), Need(1, 1, vram=1), Need(1, 1, exclusive=True)]
 )
-def test_no_job_is_placed_beside_an_exclusive_one(need: Need) -> None:
+def test_no_job_is_placed_beside_an_exclusive_job(need: Need) -> None:
     held = available(0, allocated_share=1000, committed_mib=24_576, occupied=True)
     assert obstacle(held, need, LIMITS) is not None
 
 
-def test_foreign_processes_block_an_alone_job_but_not_an_exclusive_one() -> None:
+def test_foreign_processes_block_an_alone_job_but_not_an_exclusive_job() -> None:
     beside = available(0, committed_mib=5500, foreign_mib=5000, foreign_pid=8)
     assert obstacle(beside, Need(1, vram=9000, exclusive=True), LIMITS) is None
     assert obstacle(beside, Need(1, 1000, exclusive=True), LIMITS) is None
@@ -353,7 +353,9 @@ def test_a_memory_shortfall_names_the_foreign_process() -> None:
         GpuAvailability("U0", 0, None, committed_mib=0),
     ],
 )
-def test_does_not_place_declared_memory_where_memory_is_unknown(view: GpuAvailability) -> None:
+def test_does_not_place_a_job_with_declared_memory_on_a_gpu_with_unknown_memory(
+    view: GpuAvailability,
+) -> None:
     assert obstacle_words(view, Need(1, vram=1), LIMITS) == "memory unknown"
     answer = place(Need(1, vram=1), None, [view], LIMITS)
     assert isinstance(answer, WaitReason)

@@ -48,7 +48,7 @@ def test_priority_precedes_queue_position() -> None:
     assert starts(plan(round_of(1, group(WHOLE, (1, 200)), group(HALF, (2, 0))))) == {2: ("U0",)}
 
 
-def test_a_job_that_fits_bypasses_a_blocked_one() -> None:
+def test_a_job_that_fits_bypasses_a_blocked_job() -> None:
     actions = plan(round_of(1, group(TWO, (1, 0)), group(HALF, (2, 1))))
     assert starts(actions) == {2: ("U0",)}
     two_gpus = round_of(2, group(TWO, (1, 0)), group(HALF, (2, 1)), attempts=(whole("U0"),))
@@ -102,7 +102,8 @@ def test_a_gpu_accepts_no_jobs_until_its_ended_attempt_has_released_it() -> None
         if isinstance(a, act.SetWaitReason)
     )
     assert "quarantined: job 90 left process 77" in wait_text(wait.reason)
-    released = replace(ended, state=AttemptState.RELEASED, released_at=999.5)  # the sample is older
+    # The sample is older than the release.
+    released = replace(ended, state=AttemptState.RELEASED, released_at=999.5)
     wait = next(
         a
         for a in plan(round_of(1, group(HALF, (1, 0)), attempts=(released,)))
@@ -190,7 +191,7 @@ def test_a_cancel_is_recorded_before_its_attempt_is_reconciled() -> None:
     assert [type(action).__name__ for action in actions] == ["RecordCancel", "AnswerRequest"]
 
 
-def test_stop_with_jobs_cancels_them_and_starts_none() -> None:
+def test_stop_with_jobs_cancels_running_jobs_and_starts_no_others() -> None:
     stop = (Request(1, "stop", args={"jobs": True, "grace_s": 2}),)
     asked = round_of(2, group(HALF, (1, 0)), attempts=(whole("U0"),), requests=stop)
     assert plan(asked) == [act.RecordCancel(90, "cancelled", 2.0)]

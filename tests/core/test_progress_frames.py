@@ -117,7 +117,7 @@ def test_plain_lines_pass_unchanged_in_pieces_of_any_size() -> None:
         assert b"".join(cut) + lines.flush() == text
 
 
-def test_does_not_repeat_a_message_between_bars_that_an_update_showed() -> None:
+def test_does_not_repeat_a_message_that_an_update_between_bars_has_shown() -> None:
     bars = FrameFilter(update_interval_s=1.0)
     shown = bars.feed(b"\router 0%\n\rinner 0%\x1b[A\r\x1b[AMESSAGE\n", 0.0)
     shown += bars.feed(b"\router 1%\r", 2.0)

@@ -149,7 +149,7 @@ def test_a_cancel_writes_the_stop_file_then_signals_then_kills_the_runner() -> N
     assert reconcile(late, NOW, SETTINGS) == [act.KillRunner(1)]
 
 
-def test_a_job_is_stopping_while_its_stop_request_is_not_withdrawn() -> None:
+def test_a_job_is_stopping_until_its_stop_request_is_withdrawn() -> None:
     stopped = replace(OPEN, status=status(claim="live", stop=StopRequest("cancelled", 3.0)))
     assert reconcile(stopped, NOW, SETTINGS) == [act.Transition(7, 1, JobState.STOPPING)]
     withdrawn = replace(OPEN, state=AttemptState.STOPPING, status=status(claim="live"))

@@ -112,7 +112,7 @@ def test_does_not_retry_an_oom_at_the_largest_available_memory() -> None:
     assert raised_to(alone, larger) == 30_720
 
 
-def test_oom_retries_are_limited() -> None:
+def test_the_number_of_oom_retries_is_limited() -> None:
     assert decide(failed(oom_retries_used=2), SETTINGS, INVENTORY) == (
         NextStep(NextKind.OOM_RETRY, 3, 3, vram_mib=5120),
     )
@@ -179,7 +179,7 @@ def test_does_not_retry_a_cancelled_job_or_a_job_without_its_line(
 
 
 def finish_of(attempt: Attempt, *gpus: Gpu, code: int = 1, **values: object) -> FinishAttempt:
-    """Returns the end that `plan` gives to this attempt, whose command exited with `code`."""
+    """Returns the end that `plan` decides for this attempt, whose command exited with `code`."""
     result = AttemptResult(None, code, None, True, None, (), 1.0, 2.0)
     done = replace(attempt, status=AttemptStatus("dead", result=result), survivors=())
     actions = plan(facts(*(gpus or (gpu(0),)), attempts=(done,), **values))
@@ -325,7 +325,7 @@ def test_the_sample_of_the_final_round_counts_for_the_retry() -> None:
     st.sampled_from([8192, 24_576, 81_920]),
     st.integers(0, 6),
 )
-def test_repeated_oom_retries_raise_memory_until_nothing_larger_fits(
+def test_repeated_oom_retries_raise_memory_until_no_larger_amount_fits(
     declared: int, peaks: dict[str, int], total: int, retries: int
 ) -> None:
     limits = Limits()

@@ -44,11 +44,11 @@ def test_the_exit_code_reflects_job_ends_and_malformed_lines(found: int, code: i
     assert drained_exit_code([0, found], has_malformed_line=True) == max(code, 1)
 
 
-def test_a_drained_queue_without_jobs_ends_with_0() -> None:
+def test_a_drain_without_jobs_exits_with_0() -> None:
     assert drained_exit_code([], has_malformed_line=False) == 0
 
 
-def test_a_stopped_drain_ends_with_the_signal_or_with_1() -> None:
+def test_a_stopped_drain_exits_with_the_code_of_the_signal_or_with_1() -> None:
     assert stopped_exit_code(drain=True, signal=signal.SIGTERM) == 143
     assert stopped_exit_code(drain=True, signal=None) == 1
     assert stopped_exit_code(drain=False, signal=signal.SIGTERM) == 0

@@ -45,7 +45,7 @@ def test_adds_up_process_memory_once_per_sample() -> None:
 
 
 def test_ignores_a_sample_older_than_the_launch() -> None:
-    # The launch was at 999, since its deadline is 10 s later.
+    # The deadline is 10 s after the launch, so the launch was at 999.
     assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.0),))) != []
     assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.1),))) == []
     sooner = Settings(launch_deadline_s=10.2)

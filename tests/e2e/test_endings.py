@@ -128,7 +128,7 @@ def test_nohup_keeps_sighup_ignored(world: World) -> None:
     assert world.process.poll() is None
 
 
-def test_stop_with_jobs_ends_all_jobs_and_starts_none(world: World) -> None:
+def test_stop_with_jobs_ends_all_jobs_and_starts_no_more(world: World) -> None:
     world.append("[share=1 allowed=0] sleep 60", "[share=1 allowed=0] echo second >> ran")
     world.start()
     world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")

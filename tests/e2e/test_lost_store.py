@@ -1,6 +1,6 @@
-"""Removing the database while no scheduler runs.
+"""A database that was removed while no scheduler ran.
 
-`start` refuses until told to restore it, and every line runs once.
+`start` refuses until it is told to restore the store. Then every line runs exactly once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.waiting import wait_for
 JOB = "[share=1] echo start{0} >> trace; while [ ! -e go ]; do sleep 0.02; done; echo end{0} >> trace"
 
 
-def test_lines_of_a_lost_store_run_once(tmp_path: Path) -> None:
+def test_the_lines_of_a_lost_store_run_only_once(tmp_path: Path) -> None:
     world = World(tmp_path)
     data_dir = DataDir.of(str(tmp_path / world.state))
     try:

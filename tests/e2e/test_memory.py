@@ -49,7 +49,7 @@ def drained(world: World, *words: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def somebody(world: World, vram: int, load: int, gpu: int = 0) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a foreign process on one of the GPUs for the block."""
+    """Runs a foreign process on a GPU during the `with` block."""
     folder = DataDir.of(str(world.folder / world.state)).simulation
     with subprocess.Popen(
         [sys.executable, "-m", "gpu_scheduler.simjob", "--vram", str(vram), "--load", str(load),
@@ -169,7 +169,7 @@ def test_an_oom_retry_requests_more_memory_even_after_a_kill_of_the_scheduler(wo
     assert sizes[0] >= 5.0
 
 
-def test_other_failures_use_no_oom_retry(world: World) -> None:
+def test_failures_other_than_an_oom_use_no_oom_retry(world: World) -> None:
     world.append(
         f"[vram=4G retries=3] {sys.executable} -c 'raise ValueError(\"bad value\")'",
         "[vram=1G fail-retries=0] exit 4",

@@ -315,5 +315,5 @@ def test_documented_lines_are_valid_jobs() -> None:
     assert kinds.count("command") >= 4
 
 
-def test_readme_stays_short() -> None:
+def test_the_readme_stays_short() -> None:
     assert len(README.splitlines()) <= 220

@@ -1,6 +1,6 @@
 """Tests secrets in the lines of a jobs file.
 
-Only the job gets them; no output, log or other file has them.
+Only the job gets them; nothing shown or logged contains them.
 """
 
 from __future__ import annotations

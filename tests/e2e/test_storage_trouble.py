@@ -185,7 +185,7 @@ def test_jobs_run_while_the_state_file_cannot_be_written(
         assert world.end_scheduler() == 0
 
 
-def test_recreates_a_vanished_log_folder_and_does_not_touch_what_replaced_it(
+def test_recreates_a_removed_log_folder_but_leaves_a_replacement_unchanged(
     world: World, tmp_path: Path
 ) -> None:
     logs, victim = tmp_path / "logs", tmp_path / "victim"

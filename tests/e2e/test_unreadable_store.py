@@ -85,4 +85,4 @@ def test_a_damaged_page_ends_the_scheduler_with_a_message_but_no_job(world: Worl
     (world.folder / "go").touch()
     wait_for(lambda: list(data_dir.runs.glob("1/*/result")), "the end of the job")
     assert world.wait_for_lines("ran") == ["up", "end"]
-    data_dir.database.unlink()  # no attempt is open, but the database can no longer tell
+    data_dir.database.unlink()  # no attempt is open, and `close` cannot query the damaged database

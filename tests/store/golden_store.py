@@ -1,4 +1,4 @@
-"""The stored example of a store with schema 1, which later versions must be able to open.
+"""The golden file of a store with schema 1, which later versions must be able to open.
 
 `python -m tests.store.golden_store` writes the file again. Once schema 1 is released, the file must not
 change.

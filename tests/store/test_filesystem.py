@@ -44,8 +44,8 @@ MOUNTS = parse_mountinfo(MOUNTINFO.splitlines())
         ("/tmp/x", "0:27", "tmpfs", False),
         ("/net/data/proj", "0:61", "nfs4", True),
         ("/net/data/proj", "0:77", "nfs4", True),  # a volume that the server has mounted below
-        ("/net/data/local", "8:2", "ext4", False),  # a bind mount of a local folder
         ("/nethome/u", "0:98", "tmpfs", False),
+        ("/net/data/local", "8:2", "ext4", False),  # a bind mount of a local folder
         ("/mnt/my disk\\x/y", "0:97", "cifs", True),
         ("/mnt/my disk\\x", "0:62", "cifs", True),
         ("/mnt/ssh/y", "0:63", "fuse.sshfs", True),
@@ -71,7 +71,7 @@ def test_finds_the_file_system_type_and_whether_it_is_shared(
     [("nfs", True), ("smb3", True), ("9p", True), ("virtiofs", True), ("ceph", True), ("fuse", True),
      ("fuse.glusterfs", True), ("fuse.fuse-overlayfs", False), ("xfs", False), ("zfs", False), (None, False)],
 )  # fmt: skip
-def test_recognises_shared_file_system_types(kind: str | None, shared: bool) -> None:
+def test_recognizes_shared_file_system_types(kind: str | None, shared: bool) -> None:
     assert is_shared(kind) is shared
 
 

@@ -155,7 +155,7 @@ def test_a_renamed_or_linked_folder_is_the_same(tmp_path: Path) -> None:
     assert verdict_in(tmp_path / "b") == "same"
 
 
-def test_recognises_a_folder_restored_at_its_path(tmp_path: Path) -> None:
+def test_recognizes_a_folder_restored_at_its_path(tmp_path: Path) -> None:
     made(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "backup")
     shutil.rmtree(tmp_path / "a")

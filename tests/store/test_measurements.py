@@ -232,7 +232,7 @@ def test_keeps_the_newest_measurements_of_each_workload_class(
     ]  # fmt: skip
 
 
-def test_summarises_the_usage_of_a_workload_class(store: Store) -> None:
+def test_summarizes_the_usage_of_a_workload_class(store: Store) -> None:
     ran(store, "python a.py --llm qwen", 1000, 900, vram=3000, started_at=100.0, ended_at=100.0)
     ran(store, "python a.py --llm qwen", 9999, outcome=Outcome.FAILED)
     ran(store, "python a.py --llm qwen", 2000, vram=4000)

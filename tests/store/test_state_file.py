@@ -181,10 +181,10 @@ def test_compares_a_state_file_without_a_base_with_the_store(machine: Machine) -
     [
         ('{"gpu_status": [1.0, 0.5, 0.0, 0.0], "paused_gpus": [1, 3]}', [1, 3]),
         ('{"gpu_status": [0.5], "paused_gpus": ["1", 3.0, " 3 "]}', [1, 3]),  # as scripts write it
-        # The file is from a machine with more GPUs.
-        ('{"gpu_status": [0, 0, 0, 0, 0, 0, 0, 0], "paused_gpus": [3, 7]}', [3]),
         ('{"gpu_status": "strange", "paused_gpus": []}', []),
         ('{"gpu_status": []}', []),
+        # The file is from a machine with more GPUs.
+        ('{"gpu_status": [0, 0, 0, 0, 0, 0, 0, 0], "paused_gpus": [3, 7]}', [3]),
     ],
 )
 def test_takes_over_the_pauses_in_a_state_file_of_the_older_scheduler(

@@ -109,7 +109,7 @@ def test_a_start_opens_an_attempt_with_its_own_token(store: Store) -> None:
     assert set(opened) == set(jobs)
 
 
-def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel(store: Store) -> None:
+def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel_request(store: Store) -> None:
     job = store.insert_job(spec(), "cli")
     attempt = record(store, act.Start(job, ("U0",), 1000))[job]
     record(store, act.RecordCancel(job, "cancelled", 5.0))
@@ -132,7 +132,7 @@ def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel(sto
 
 
 @pytest.mark.parametrize("by", ["user", "line", None])
-def test_a_hold_keeps_the_used_retries_and_a_retry_resets_them(store: Store, by: str | None) -> None:
+def test_a_hold_keeps_the_count_of_used_retries_and_a_retry_resets_it(store: Store, by: str | None) -> None:
     job = store.insert_job(spec(vram=4096), "cli")
     attempt = record(store, act.Start(job, ("U0",), 0, (), 4096))[job]
     state, outcome = (JobState.QUEUED, None) if by else (JobState.FINISHED, Outcome.FAILED)

@@ -14,9 +14,9 @@ def start(**values: Any) -> dict[str, Any]:
 
 
 def end(**values: Any) -> dict[str, Any]:
-    """Returns the data of an end after 30 minutes, with 18432 MiB declared.
+    """Returns the data of an end after 30 minutes. By default 18432 MiB are declared.
 
-    A declared memory applies to each GPU.
+    Declared memory applies to each GPU.
     """
     defaults: dict[str, Any] = {
         "attempt": 1, "outcome": "completed", "exit_code": 0, "signal": None, "seconds": 1774.2, "gpus": [0],

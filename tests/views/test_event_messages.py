@@ -136,7 +136,7 @@ def test_the_message_of_a_completed_job_has_its_peaks_accuracy_and_load(
         ),
     ],
 )
-def test_end_shows_the_declaration_and_its_accuracy(data: dict[str, Any], expected: str) -> None:
+def test_the_end_message_shows_the_declaration_and_its_accuracy(data: dict[str, Any], expected: str) -> None:
     _, text = log_line(Event(9, 0.0, "finished", 1, data=data))
     assert text.partition(" (log: ")[0].split(" | ")[1] == expected
 
@@ -184,7 +184,7 @@ USE = "peak vram n/a | no declaration"
         ),
     ],
 )  # fmt: skip
-def test_the_end_of_an_attempt_shows_outcome_reason_and_log(
+def test_the_end_message_of_an_attempt_shows_outcome_reason_and_log(
     kind: str, reason: str | None, changes: dict[str, Any], expected: tuple[int, str]
 ) -> None:
     data = end(**{"seconds": 3.21, "peaks": [None], "declared": None, "load": None} | changes)
@@ -296,7 +296,7 @@ def test_the_message_about_a_misplaced_process_names_both_gpus() -> None:
     assert "was given GPUs 0,1 but" in log_line(two)[1]
 
 
-def test_message_is_one_line_without_control_characters() -> None:
+def test_an_event_message_is_one_line_without_control_characters() -> None:
     event = Event(9, 0.0, "starting", 1, data=start(), command="echo 'a\nb' \x1b[2J")
     assert log_line(event)[1].endswith(r"— echo 'a\nb' \x1b[2J")
 

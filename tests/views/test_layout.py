@@ -50,7 +50,7 @@ def test_shortens_the_last_lists_first(
         (listed(2, 2_000), 2, ["0", "… and 1,999 more jobs (status --all)"]),
     ],
 )
-def test_shortened_list_counts_omitted_items(whole: CappedList, lines: int, expected: list[str]) -> None:
+def test_a_shortened_list_counts_omitted_items(whole: CappedList, lines: int, expected: list[str]) -> None:
     shown = whole.capped(lines)
     assert ["".join(cell.text for cell in entry.cells) for entry in shown] == expected
     assert sum(entry.count for entry in shown) == (whole.total if lines else 0)

@@ -286,7 +286,7 @@ def test_shows_the_age_of_gpu_values_if_no_scheduler_runs() -> None:
     assert "Scheduler not running; GPU values as of 3 min ago\n" in text
 
 
-def test_counts_omitted_items() -> None:
+def test_the_report_counts_omitted_items() -> None:
     text = to_text(REPORT)
     assert "… and 20,000 more queued (status --all)" in text
     assert "… and 7 more finished (status --all)" in text
