@@ -136,7 +136,7 @@ class _Disturber:
         self.figures: dict[str, int | float | str] = dict.fromkeys(
             [
                 "runners killed", "killed before the claim", "killed after the result", "jobs interrupted",
-                *_ENDED_FROM_OUTSIDE,
+                *(f"ended by {way}" for way in _ENDED_FROM_OUTSIDE),
             ],
             0,
         )  # fmt: skip
@@ -207,7 +207,8 @@ class _Disturber:
                     os.killpg(os.getpgid(fact.pid), number)
                 else:
                     kill(fact.pid, number)
-        self.figures[fact.way] = int(self.figures[fact.way]) + 1
+        figure = f"ended by {fact.way}"
+        self.figures[figure] = int(self.figures[figure]) + 1
 
     def _kill_a_runner(self) -> None:
         runners = self._runners()

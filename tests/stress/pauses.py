@@ -142,7 +142,8 @@ class _Users:
         return gpu
 
     def _count_turn(self, text: str) -> None:
-        kind = text.split()[0]
+        style = text.split()[0]
+        kind = "commands" if style == "command" else f"{style} saves"
         self.figures[kind] = int(self.figures.get(kind, 0)) + 1
         self._last = f"{self._last[-300:]}; {text}"
 

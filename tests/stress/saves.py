@@ -74,7 +74,7 @@ def steps(order: Order) -> Findings:
         for _ in range(min(_EPISODE, count - done)):
             done += 1
             style = dice.choice(STYLES)
-            styles[style.__name__] += 1
+            styles[f"{style.__name__} saves"] += 1
             for _ in style(path, user.edit(), dice):
                 looks += 1
                 eye.wait(dice.choice(_STEPS_S))
