@@ -64,7 +64,7 @@ class StartOptions(Settings):
     def from_values(cls, values: Mapping[str, Any]) -> StartOptions:
         """Builds the options from values by name.
 
-        An option whose value is None or missing gets its default. Names of no option are ignored.
+        An option whose value is None or missing gets its default. Other names are ignored.
         """
         names = (field.name for field in fields(cls))
         return cls(**{name: values[name] for name in names if values.get(name) is not None})

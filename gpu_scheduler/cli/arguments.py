@@ -80,7 +80,7 @@ def _start_gpus(group: argparse._ArgumentGroup) -> None:
            help="Load of a GPU as a fraction (above 0, at most 1). Once foreign processes cause that much,"
            " the GPU accepts no new jobs (default: %(default)g)")  # fmt: skip
     _value(group, "--idle-threshold", "idle_threshold_mib", metavar="MIB", type=values.mib,
-           help="Memory in MiB that foreign processes, which belong to no job, may use before a GPU no longer"
+           help="Maximum memory in MiB that foreign processes, which belong to no job, may use on a GPU that"
            " counts as idle")  # fmt: skip
     _flag(group, "--exclusive", "Run only one job at a time on each GPU")
     _value(group, "--cuda-ids", choices=("physical", "visible"),
@@ -129,13 +129,17 @@ def _start_scheduler(group: argparse._ArgumentGroup) -> None:
            help="Maximum number of seconds until the scheduler notices an edit to the state"
            " file")  # fmt: skip
     _shared(group, "--log-dir")
-    _flag(group, "--daemon", "Run in the background; print the scheduler's pid and log file once it is up")
+    _flag(
+        group,
+        "--daemon",
+        "Run in the background; print the scheduler's pid and the path of its log once it is up",
+    )
     _flag(
         group,
         "--ignore-old-sessions",
         "Start even if jobs of the older scheduler are still running in Screen sessions",
     )
-    _flag(group, "--take-over", "Use a store that belonged to another host, which must no longer use it")
+    _flag(group, "--take-over", "Take over a store that belongs to another host and is no longer used there")
     _flag(
         group,
         "--as-copy",

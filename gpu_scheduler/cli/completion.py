@@ -18,8 +18,8 @@ from gpu_scheduler.errors import SchedulerError
 
 #: The program in a clone. Its arguments are completed too if it is called directly (./scheduler.py).
 _CLONE_PROGRAM = "scheduler.py"
-#: Metavars of arguments that are completed with file names, and with folder names. The user must type the
-#: special values - and "".
+#: Metavars of the arguments that shells complete as files or as folders. Users must type the special
+#: values - and "" themselves.
 _FILE_METAVARS = ("PATH", "FILE", "SCRIPT")
 _FOLDER_METAVARS = ("DIR",)
 

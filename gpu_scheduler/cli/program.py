@@ -58,7 +58,7 @@ def no_store_message(location: Location) -> str:
 
 
 def stdout_screen() -> Viewport:
-    """Returns the size and colours of the terminal on stdout. Without one: unlimited and without colours."""
+    """Returns the size and colours of the terminal on stdout; no limits or colours without a terminal."""
     from gpu_scheduler.views.layout import Viewport
 
     if not sys.stdout.isatty():

@@ -54,7 +54,7 @@ def _run_scheduler(chosen: StartOptions, on_up: Callable[[], None]) -> int:
 
 
 def _confirm_fresh(chosen: StartOptions, *, ask: bool) -> None:
-    """Asks whether to forget the jobs, if on a terminal. Raises SchedulerError unless the answer is yes."""
+    """Asks on a terminal whether to forget the jobs. Raises SchedulerError unless the user answers yes."""
     from gpu_scheduler.scheduler.service import count_jobs_to_forget
 
     home = Location(chosen.state_file, chosen.data_dir).resolve()

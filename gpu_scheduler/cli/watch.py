@@ -23,7 +23,7 @@ from gpu_scheduler.views.text_width import wrap_text
 #: Control sequences that switch to the alternate screen and hide the cursor, and that undo both.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _CURSOR_HOME, _CLEAR_TO_LINE_END, _CLEAR_TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
-#: Signals that end this process. By default, the terminal would not be restored.
+#: Signals that end this process and, by default, do not restore the terminal.
 _TERMINATING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -75,7 +75,7 @@ def _wrapped_message(text: str) -> list[str]:
 class _AlternateScreen:
     """The terminal's alternate screen, which is shown until `close`.
 
-    On a signal that ends or suspends this process, the alternate screen is left first.
+    If a signal ends or suspends this process, the terminal is restored first.
     """
 
     def __init__(self) -> None:
