@@ -23,7 +23,7 @@ class _StdoutFile(io.FileIO):
 
 
 def open_standard_streams() -> None:
-    """Opens /dev/null as each stream that the caller closed (`start >&-`), before another file gets its number."""
+    """Opens /dev/null for each stream that the caller closed (`start >&-`), so no file gets its number."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
