@@ -29,7 +29,7 @@ _CONCLUSIVE_EXIT_CODES = (0, 1, 2)
 _ENVIRONMENT = {"LC_ALL": "C", "PATH": os.defpath}
 #: Maximum number of lines searched for the end of a command.
 MAX_LINES_AHEAD = 60
-#: Matches a line that may end a compound command, or a here-document, which ends with a word on its own line.
+#: Matches a line that may end a compound command or, if it consists of one word, a here-document.
 _CLOSES = re.compile(r"\b(?:done|fi|esac)\b|[})`]|^\w+$")
 #: After this many rejections, the remaining suspect commands are treated as rejected without another check.
 _MAX_REFUSALS = 200
@@ -158,7 +158,7 @@ def _check_one(command: str) -> Refusal | None:
     quote = any("looking for matching `\"'" in line or "looking for matching `''" in line for line in lines)
     ends_early = re.search(r"unexpected end of file|unexpected EOF|here-document", complaint)
     reason = lines[0].removeprefix("syntax error: ").removeprefix("syntax error ")
-    return Refusal(f"bash rejects it: {reason}", bool(ends_early) and not quote)
+    return Refusal(f"bash rejects the command: {reason}", bool(ends_early) and not quote)
 
 
 def find_continuations(
@@ -174,7 +174,7 @@ def find_continuations(
     for index, result in enumerate(results):
         if index in found or not isinstance(result, Malformed) or not result.unfinished:
             continue
-        reason = f"it belongs to line {lines_before + index + 1}, which is not a complete command"
+        reason = f"this line belongs to line {lines_before + index + 1}, which is not a complete command"
         for other in range(index + 1, _command_end(texts, index)):
             found[other] = Malformed(reason, result.accepted_form)
     return found

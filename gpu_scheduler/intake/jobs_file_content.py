@@ -18,7 +18,7 @@ from gpu_scheduler.system.shortages import reraise_shortage
 #: Maximum size of a jobs file, in bytes and in lines. Each line takes about 2 KiB of memory.
 MAX_BYTES = 64 * 1024 * 1024
 MAX_LINES = 250_000
-#: Nanoseconds within which a file can change twice but keep its timestamps, because of their resolution.
+#: A file can change twice within this many nanoseconds without a change to its timestamps, which are coarse.
 _RACY_WINDOW_NS = 2_000_000_000
 
 
@@ -34,7 +34,7 @@ class JobsFile:
     def read(self) -> bytes | FileProblem:
         """Reads the file. Returns the same object as the last time if the file has not changed.
 
-        Raises OSError if memory, processes or open files run out, because the file may be readable then.
+        Raises OSError if memory, processes or open files run out, which does not mean that the file is bad.
         """
         try:
             if self._last_version == safe_file.file_version(os.stat(self.path)):

@@ -101,7 +101,7 @@ class JobsFileWatcher:
                 break
             jobs = accepted_lines.JobFacts(self._store, self._reading)
         self._report(poll)
-        # An editor may move the file away for a moment. That does not correct any line.
+        # An editor may move the file away for a moment. That corrects no line, so the line's job still waits.
         self.waits = poll.waits if poll.problem is None else _lasting_waits(self.waits, now)
         dues = [wait.due_at for wait in self.waits.values() if wait.due_at is not None]
         self.recheck_at = poll.recheck_at if poll.problem is None else min(dues, default=None)
@@ -227,7 +227,10 @@ def malformed_message(path: Path, line: Line, with_accepted_form: bool) -> str:
 
 
 def _lasting_waits(waits: Mapping[int, WaitReason], now: float) -> dict[int, WaitReason]:
-    """Returns the waits that remain while the file is unreadable: for malformed lines, or not due yet."""
+    """Returns the waits that remain while the file cannot be read.
+
+    These are the waits for malformed lines and the waits that end at a later time.
+    """
     return {
         job_id: wait
         for job_id, wait in waits.items()

@@ -21,7 +21,7 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import Content, ProblemKind
 
-#: An edit with the same base as the last edit counts as made on top of it within this many seconds.
+#: Number of seconds within which an edit with the same base as the last edit counts as made on top of it.
 SAME_EDIT_S = 5.0
 
 

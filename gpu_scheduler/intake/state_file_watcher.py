@@ -136,7 +136,7 @@ class StateFileWatcher:
         return state_file.render(keys, *summarize(self._store, self._ended_attempts))
 
     def _exchange(self, content: bytes, there: bytes = b"") -> None:
-        """Replaces the content `there` of the file with `content`.
+        """Replaces the file, whose content is `there`, with `content`.
 
         If someone edited the file in the meantime, applies the pauses in the edit and writes once more to add
         its other keys to the file.
@@ -221,7 +221,7 @@ class StateFileWatcher:
             return {}
 
     def _set_aside(self, why: str) -> None:
-        """Moves a replaced version that is invalid out of the way, and logs it."""
+        """Moves an invalid replaced version out of the way and logs a warning."""
         aside = state_file.set_aside(state_file.displaced_path(self._path), self._path)
         log.warning("a version of %s was moved to %s and ignored: %s", self._path, aside, why)
 

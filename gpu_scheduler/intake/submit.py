@@ -21,7 +21,7 @@ from gpu_scheduler.store.store import Store
 
 @dataclass(frozen=True)
 class Submission:
-    """The result of submitting a job. job_id: its id, new or existing; warnings: those about a new job."""
+    """The result of submitting a job: the id of the new or existing job, and the warnings about a new job."""
 
     job_id: int
     warnings: tuple[str, ...] = ()

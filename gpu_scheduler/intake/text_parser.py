@@ -96,7 +96,7 @@ class TextParser:
                 return text
 
     def spec_of(self, line: Line) -> JobSpec:
-        """Returns the job specification of a well-formed line, which is parsed again if it keeps none."""
+        """Returns the job specification of a well-formed line. Parses the line again if necessary."""
         if line.spec is not None:
             return line.spec
         for known in (self._known_gpus, None):

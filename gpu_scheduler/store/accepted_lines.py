@@ -97,7 +97,7 @@ def set_problem(store: Store, path: str, problem: str | None) -> None:
 
 
 def line_waits(store: Store, path: str) -> dict[int, WaitReason]:
-    """Returns why each job of a file that waits for its line does so, by job id, as last recorded."""
+    """Returns the last recorded reasons for which jobs of a file wait for their lines, by job id."""
     sql = "SELECT id, line_wait FROM job WHERE source_missing AND line_wait IS NOT NULL AND source = ?"
     rows = store.db.rows(sql, f"file:{path}")
     return {row["id"]: WaitReason.from_json(row["line_wait"]) for row in rows}
@@ -123,7 +123,7 @@ class JobFacts(Mapping[int, JobFact]):
 
 
 def queue_positions(store: Store, job_ids: tuple[int, ...]) -> dict[int, int]:
-    """Returns the queue position of each of these jobs that is queued, by job id."""
+    """Returns the queue positions of the queued jobs among these jobs, by job id."""
     wanted = set(job_ids)
     rows = store.db.rows(
         "SELECT id, position FROM job WHERE state = 'queued' AND state <> 'finished'"

@@ -1,4 +1,4 @@
-"""Restores attempts that are missing from the store from their folders, in the caller's transaction."""
+"""Restores missing attempts to the store from their attempt folders, in the caller's transaction."""
 
 from __future__ import annotations
 

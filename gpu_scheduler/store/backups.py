@@ -39,7 +39,7 @@ class HighestIds:
 
 @dataclass(frozen=True)
 class Backup:
-    """One backup. number: the number of the backup, which grows with each backup regardless of the clock."""
+    """A backup. number: a serial number, which grows even if the clock is set back."""
 
     path: Path
     number: int
@@ -106,7 +106,7 @@ def highest_ids(database: Path, *, immutable: bool = False) -> HighestIds:
                 raise DamagedDatabaseError(f"{database} is not a scheduler store: it has no jobs table")
             return _highest_ids(db)
     except sqlite3.OperationalError:
-        raise  # not evidence of damage
+        raise  # this is not evidence of damage
     except sqlite3.DatabaseError as error:
         raise DamagedDatabaseError(f"{database} is damaged: {error}") from None
 

@@ -30,8 +30,8 @@ ATTEMPT_FOLDER_NAME = r"([1-9][0-9]{0,8})-([0-9a-f]{8})"
 class DataDir:
     """The data directory of a state file.
 
-    is_fallback  whether the directory is elsewhere than beside the state file, because the state file is on a
-                 network file system.
+    is_fallback  whether the directory is on a local disk instead of beside the state file, because the state
+                 file is on a network file system.
     problem      why a store cannot be created in the directory, with the remedy; None if it can.
     """
 
@@ -42,7 +42,7 @@ class DataDir:
 
     @classmethod
     def of(cls, state_file: str, data_dir: str | None = None) -> DataDir:
-        """Returns the directory `data_dir` if it is given, or `X.d` beside the state file `X.json`.
+        """Returns the data directory: `data_dir` if it is given, or else `X.d` beside the state file X.json.
 
         If `X.d` would be on a network file system, returns a directory on a disk of this host instead.
         """

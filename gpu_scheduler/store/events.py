@@ -18,7 +18,7 @@ _EVENT_QUERY = (
     " FROM event LEFT JOIN job ON job.id = event.job_id"
 )
 _JOB_STATES = frozenset(state.value for state in JobState)
-#: Matches the events that `notable_events` omits: a new job is queued, or a launched job is running.
+#: Matches the routine events that `notable_events` omits: a new job is queued, or a launched job is running.
 _ROUTINE = "event.kind = 'running' OR (event.kind = 'queued' AND event.reason IS NULL)"
 
 
@@ -35,7 +35,7 @@ def events_after(store: Store, after: int, limit: int) -> list[Event]:
 
 
 def notable_events(store: Store, after: int, until: int) -> list[Event]:
-    """Returns the events after id `after` up to id `until`, except new jobs and jobs that start running."""
+    """Returns the events after id `after` and up to id `until`, except the routine events."""
     rows = store.db.rows(
         f"{_EVENT_QUERY} WHERE event.id > ? AND event.id <= ? AND NOT ({_ROUTINE}) ORDER BY event.id",
         after,
@@ -65,7 +65,7 @@ def is_event(store: Store, event_id: int, time: float, kind: str, job_id: int) -
 
 
 def finish_event_before(store: Store, event: Event) -> int | None:
-    """Returns the id of the event by which the job was already finished at this event, or None."""
+    """Returns the id of the earlier event that finished the job, or None if it was not finished then."""
     row = store.db.row(
         "SELECT id, kind FROM event WHERE job_id = ? AND id < ? AND kind IN"
         " ('held', 'queued', 'starting', 'running', 'stopping', 'finished') ORDER BY id DESC LIMIT 1",

@@ -46,7 +46,7 @@ def compare_folders(
     at_recorded_path: the folder that is now at the recorded path; None if nothing is there.
 
     The inode alone is not conclusive: a restore changes it, and the same number can occur on two file
-    systems. A folder with the same id at the recorded path is therefore taken into account.
+    systems. Therefore, what is now at the recorded path counts too.
     """
     if recorded is None or current.path == recorded.path:
         return "same"

@@ -118,7 +118,8 @@ def _fault(text: str) -> GpuFault:
     return GpuFault.from_json(text)
 
 
-#: The functions that convert database values into the values of a record, by field. Other values are equal.
+#: The functions that convert database values into the values of a record, by field. Other values stay as they
+#: are.
 _JOB_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "state": {state.value: state for state in JobState}.__getitem__,
     "outcome": Outcome,

@@ -32,7 +32,10 @@ class Host:
     data_dir: str | None = None
 
     def is_same_machine(self, other: Host) -> bool:
-        """Compares two hosts by machine-id, which stays when a host is renamed, or else by name."""
+        """Returns whether the machine-ids are equal or, if one is unknown, whether the host names are equal.
+
+        The machine-id does not change when a host is renamed.
+        """
         if self.machine is not None and other.machine is not None:
             return self.machine == other.machine
         return self.name == other.name

@@ -33,7 +33,7 @@ class StoreCondition:
     """The condition of a store.
 
     damage              why the database counts as damaged; empty if it does not.
-    owner               the data directory that an intact database records, if its id differs from that here.
+    owner               the data directory recorded in an intact database, if its id differs from the id here.
     folders             the attempt folders that were read.
     unknown_folders     the folders of attempts that the database should contain but does not.
     backups             the backups, newest first; their content has not been checked.

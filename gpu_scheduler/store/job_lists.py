@@ -72,7 +72,7 @@ def jobs_ahead_of(store: Store, job: JobRecord, limit: int) -> tuple[int, list[i
 
 
 def find_job_fact(store: Store, job_id: int) -> JobFact | None:
-    """Returns the facts about a job that requests and the jobs file need, or None if it does not exist."""
+    """Returns the facts that requests and the jobs file need about a job, or None if there is no such job."""
     row = store.db.row("SELECT id, state, outcome, held_by FROM job WHERE id = ?", job_id)
     return None if row is None else _job_fact(*row)
 

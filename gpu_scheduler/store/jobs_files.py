@@ -33,7 +33,7 @@ class MalformedLineRecord(NamedTuple):
 
 
 def malformed_lines(store: Store) -> list[MalformedLineRecord]:
-    """Returns the malformed lines in the last readings, in the order of files and lines."""
+    """Returns the malformed lines in the last readings, sorted by file and line."""
     rows = store.db.rows(
         "SELECT path, number, text, problem, accepted_form FROM line WHERE problem IS NOT NULL"
         " ORDER BY path, position"

@@ -141,8 +141,8 @@ def is_same_file(one: str | Path, other: str) -> bool:
 
 def _copy_refusal(store: Store, original: str) -> str:
     return (
-        f"{store.data_dir.folder} is a copy of {original}, which still exists: its jobs must not be ended"
-        " or run again from here\n"
+        f"{store.data_dir.folder} is a copy of {original}, which still exists; the original's jobs must not"
+        " be ended or run again from here\n"
         "`start --as-copy` continues here: it holds the jobs that had started and not ended, and signals no"
         " process; `start --fresh` forgets all jobs of this copy"
     )

@@ -36,7 +36,7 @@ def wait_reason_by_spec(store: Store) -> dict[str, WaitReason | None]:
 
 
 def startable_jobs(store: Store, spec_key: str, boot: float, boot_id: str, limit: int) -> list[QueuedJob]:
-    """Returns the first `limit` jobs with a resource spec that wait only for GPUs, in queue order."""
+    """Returns the first `limit` jobs of a pending group that wait only for GPUs, in queue order."""
     from gpu_scheduler.core.scheduling.facts import QueuedJob
 
     rows = store.db.rows(

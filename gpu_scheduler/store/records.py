@@ -25,8 +25,8 @@ class JobRecord(NamedTuple):
     """A job. It is a named tuple, which is fast to create, because a list may contain 100,000 jobs.
 
     source: "file:PATH" or the front end that added it; text: its line or command as written; spec_json: its
-    JobSpec as JSON; spec_key: the key of its resource spec; jobs with the same key wait for the same thing;
-    priority, position: the queue order, with the lowest first.
+    JobSpec as JSON; spec_key: the key of its resource spec, which all jobs that wait for the same thing
+    share; priority, position: the queue order, with the lowest first.
 
     held_by: "user", "line", or the outcome because of which it is held. cancel_cause: the cause of a pending
     cancellation. not_before_boot: the earliest time of the next start. line_wait: why its line in the jobs

@@ -3,8 +3,8 @@
 The lock that counts is on the data directory, because nobody can remove it without removing the directory.
 The scheduler also locks the file `lock` in the directory, so that readers can find the holder without taking
 a lock. If the file is missing, they find the holder of the directory in /proc/locks. Other programs, such as
-a backup, may lock the directory too. A holder is a scheduler if it also has the file `lock` open, even a
-removed one.
+a backup, may lock the directory too. A holder is a scheduler if it also has the file `lock` open, even if
+that file was removed.
 """
 
 from __future__ import annotations
@@ -137,7 +137,10 @@ def _try_lock(fd: int) -> bool:
 
 
 def lock_holder(fd: int) -> int | None:
-    """Returns the pid of the process that locks an open file, or None. 0: it is in another namespace."""
+    """Returns the pid of the process that locks an open file, or None if the file is not locked.
+
+    Returns 0 if that process is in another pid namespace.
+    """
     # F_GETLK only queries, so asking about a write lock needs no write access.
     answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     kind, _, _, _, pid = _FLOCK.unpack(answer)

@@ -88,7 +88,7 @@ def render(
 
 
 def with_pauses(old: Mapping[str, Any], gpus: Collection[int], paused: bool) -> bytes:
-    """Returns the file with these GPUs paused or resumed while no store exists yet.
+    """Returns the file's content with these GPUs paused or resumed, for use before a store exists.
 
     The base in it is empty, so the first start treats every paused GPU as an edit. Everything else is kept.
     """
@@ -194,7 +194,7 @@ def forget_displaced(path: Path) -> None:
 
 
 def _compare_and_rename(spare: Path, path: Path) -> bytes:
-    """Compares, then renames. For file systems that cannot exchange two names (NFS, CIFS, FUSE)."""
+    """Replaces the file where the file system cannot exchange two names (NFS, CIFS, FUSE)."""
     fresh = path.with_name(f".{path.name}.fresh")
     os.rename(spare, fresh)
     while True:

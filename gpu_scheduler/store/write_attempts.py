@@ -192,7 +192,7 @@ def _details_of_end(context: WriteContext, attempt: AttemptRecord, action: act.F
 
 
 def release_allocation(context: WriteContext, action: act.ReleaseAllocation) -> None:
-    """Records that the GPUs of an attempt were released at this time."""
+    """Records that the GPUs of an attempt have been released."""
     _change_state(context, action.attempt_id, AttemptState.RELEASED, "released_boot = ?", context.now.boot)
 
 

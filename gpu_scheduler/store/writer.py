@@ -64,8 +64,8 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = 
     act.AnswerRequest: write_jobs.answer_request,
 }
 
-#: Actions that a power cut may undo: the attempt folders record them too, or their processes end with the
-#: power.
+#: Actions that a power cut may undo, because the attempt folders record them too or because the power cut
+#: ends the processes concerned.
 _REPEATABLE = (
     act.RecordUsage, act.RecordForeignLoad, act.RecordForeignPeaks, act.RecordRunner, act.Transition,
     act.ReleaseAllocation, act.RecordMemoryReleased, act.SetWaitReason, act.RecordBypassed, act.EndScheduler,

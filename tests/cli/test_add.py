@@ -320,7 +320,7 @@ def test_command_arguments_survive_a_round_trip(words: list[str]) -> None:
         (["--args", "x", "--", "y"], "--args works only with a script"),
         (["--", "#x"], "'#x' runs nothing; nothing was added"),
         (["--", "sleep 1 &"], "remove the `&`"),
-        (["--", "for i in 1; do"], "bash rejects it"),
+        (["--", "for i in 1; do"], "bash rejects the command"),
         (["--", "a\nb"], "line break"),
         (["--vram", "8X", "--", "x"], "vram: memory '8X'"),
         (["--name", "a b", "train.py"], "name 'a b' must consist"),

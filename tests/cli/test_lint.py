@@ -48,11 +48,11 @@ jobs.txt:5: command; needs 0.5 of a GPU; GPUs any; priority 200; name half; env 
     echo 'two words'
     in {desk.path}
 jobs.txt:6: duplicate of line 2; both lines are one job
-jobs.txt:7: malformed: bash rejects it"""
+jobs.txt:7: malformed: bash rejects the command"""
         in out
     )
-    assert "jobs.txt:8: malformed: it belongs to line 7" in out
-    assert "jobs.txt:9: malformed: it belongs to line 7" in out
+    assert "jobs.txt:8: malformed: this line belongs to line 7" in out
+    assert "jobs.txt:9: malformed: this line belongs to line 7" in out
     assert "jobs.txt:10: malformed: priority 'high'" in out
     assert out.endswith("2 jobs, 1 duplicate line, 4 malformed\n")
     assert sorted(path.name for path in desk.path.iterdir()) == ["a.py", "jobs.txt", "llm_config.json"]

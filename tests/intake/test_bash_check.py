@@ -58,7 +58,7 @@ def test_tells_unfinished_commands_from_invalid_ones() -> None:
 
 
 def test_line_continues_an_unfinished_command_but_not_an_attribute_block() -> None:
-    open_one = Malformed("bash rejects it", "one whole command", unfinished=True)
+    open_one = Malformed("bash rejects the command", "one whole command", unfinished=True)
     alone = ["[share=0.5] py[thon one.py && echo done", "python two.py | tee two.log"]
     assert find_continuations(alone, [open_one, None]) == {}
     whole = ["[share=0.5] for i in 1 2; do", "echo $i; done"]

@@ -304,7 +304,7 @@ def test_commands_that_bash_rejects_do_not_affect_other_lines(tmp_path: Path) ->
     w = watch(tmp_path, content)
     reasons = {line.number: line.problem or "" for line in w.poll().malformed}
     assert set(reasons) == {2, 4, 5}
-    assert all(reason.startswith("bash rejects it: ") for reason in reasons.values())
+    assert all(reason.startswith("bash rejects the command: ") for reason in reasons.values())
     assert len(w.jobs) == 3
 
 
@@ -379,7 +379,9 @@ def test_changing_one_line_at_random_does_not_affect_other_lines(
     w = watch(tmp_path, b"\n".join(lines) + b"\n")
     texts = {line.number: line.text for line in w.reading if not line.malformed}
     # If bash needs more input to complete a line, the next line belongs to it, by design.
-    continued = {line.number for line in w.reading if (line.problem or "").startswith("it belongs to line")}
+    continued = {
+        line.number for line in w.reading if (line.problem or "").startswith("this line belongs to line")
+    }
     assert continued <= {at + 2}
     for number, line in enumerate(BASE, 1):
         if number != at + 1 and number not in continued:

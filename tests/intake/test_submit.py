@@ -63,7 +63,11 @@ def test_submitting_an_unfinished_job_again_does_not_duplicate_it(store: Store) 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
-    [("for i in 1; do", "bash rejects it"), ("[gpus=x] a", "gpus"), ("python t.py &", "ends in `&`")],
+    [
+        ("for i in 1; do", "bash rejects the command"),
+        ("[gpus=x] a", "gpus"),
+        ("python t.py &", "ends in `&`"),
+    ],
 )
 def test_refuses_a_malformed_line_and_says_why(line: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):

@@ -189,7 +189,7 @@ def _continuation_lines(eye: JobsFileObserver, at: int, pieces: int) -> dict[int
 
     By design they wait with that command, because the rest of a loop must never run alone.
     """
-    opened = {f"it belongs to line {number}," for number in range(at + 1, at + 1 + pieces)}
+    opened = {f"this line belongs to line {number}," for number in range(at + 1, at + 1 + pieces)}
     return {
         mistake.number: mistake.text
         for mistake in eye.malformed
