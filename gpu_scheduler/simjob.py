@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     folder = os.environ.get(simulated_usage.FOLDER_VARIABLE)
     gpus = visible_gpus(options.gpus or os.environ.get("CUDA_VISIBLE_DEVICES"))
-    print(f"simjob {os.getpid()}: {options.vram} MiB on GPU {', '.join(map(str, gpus))}", flush=True)
+    where = f"GPU{'' if len(gpus) == 1 else 's'} {', '.join(map(str, gpus))}"
+    print(f"simjob {os.getpid()}: {options.vram} MiB on {where}", flush=True)
     try:
         _ramp(folder, gpus, options.vram, options.ramp, options.load)
         if options.oom:

@@ -65,7 +65,7 @@ def read_spec(path: str | os.PathLike[str]) -> dict[str, Any]:
     finally:
         os.close(folder)
     if spec is None:
-        raise FileNotFoundError(f"no spec.json in {os.fspath(path)}")
+        raise FileNotFoundError(f"spec.json is missing in {os.fspath(path)}")
     problem = spec if isinstance(spec, FileProblem) else invalid_field(spec, SPEC_FIELDS)
     if problem is not None or isinstance(spec, FileProblem):
         raise OSError(errno.EINVAL, f"spec.json {problem and problem.text}", os.fspath(path))

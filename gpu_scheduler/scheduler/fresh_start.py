@@ -124,6 +124,6 @@ def _is_command_over(attempt: AttemptRef, void_claims: bool) -> bool:
         if status.result is None and status.claim == "none":
             return not void_claims or void_claim(folder, token)
     except OSError as error:
-        raise SchedulerError(f"{folder}: {error.strerror}; nothing is forgotten") from None
+        raise SchedulerError(f"{folder}: {error.strerror}; no job was forgotten") from None
     # An attempt with an invalid claim counts as active only if it has processes.
     return status.result is not None or status.claim in ("dead", "void", "invalid")

@@ -73,7 +73,7 @@ def refusal_message(data_dir: DataDir, condition: StoreCondition) -> str:
     if condition.damage:
         problem = condition.damage
     elif condition.owner is not None:
-        problem = f"{data_dir.database} is the store of {condition.owner}"
+        problem = f"{data_dir.database} belongs to the data directory {condition.owner}"
     elif condition.state == "whole":
         newer = these if count else next((one.path for one in condition.backups), "")
         problem = f"{data_dir.database} is older than {newer}"
@@ -265,8 +265,9 @@ class _AttemptImport:
         count = sum(map(len, self._jobs.values()))
         if count:
             log.warning(
-                "%d attempt%s added to the store from folders: job%s %s", count,
-                " was" if count == 1 else "s were", "s" * (len(self._jobs) != 1),
+                "%d attempt%s added to the store from %s: job%s %s", count,
+                " was" if count == 1 else "s were", "its folder" if count == 1 else "their folders",
+                "s" * (len(self._jobs) != 1),
                 format_ranges(sorted(self._jobs)),
             )  # fmt: skip
 

@@ -112,7 +112,7 @@ def _check_jobs_file(options: StartOptions) -> None:
     if not isinstance(found, FileProblem):
         return
     if found.kind is not ProblemKind.MISSING:
-        remedy = found.remedy or "give a text file of jobs that you can read"
+        remedy = found.remedy or "use a text file of jobs that you can read"
         raise UsageError(f"--jobs-file {path}: {found.description}; {remedy}")
     if options.drain:
         raise UsageError(f"--jobs-file {path}: does not exist; --drain requires an existing file")
@@ -120,7 +120,7 @@ def _check_jobs_file(options: StartOptions) -> None:
 
 #: The remedy for the main log, which has no option of its own.
 _MAIN_LOG_REMEDY = (
-    "name a --state-file in a folder that you own, which has its own log, or `start --trust-files`"
+    "choose a --state-file in a folder that you own, which then has its own log, or `start --trust-files`"
 )
 #: The problems with a file for which `start` is refused.
 _REFUSED_KINDS = (
@@ -166,8 +166,9 @@ def _files_to_check(options: StartOptions, data_dir: DataDir) -> Iterator[tuple[
 
 def _shared_file_warnings(shared: list[str], *, trust: bool) -> Iterator[str]:
     if shared:
-        who = "other users" if trust else "its group"
-        yield f"{', '.join(shared)} is writable by {who}, who can therefore run commands as you"
+        group, verb = ("its group", "is") if len(shared) == 1 else ("their groups", "are")
+        who = "other users" if trust else group
+        yield f"{', '.join(shared)} {verb} writable by {who}, who can therefore run commands as you"
 
 
 def _folder_warnings(folder: Path) -> Iterator[str]:

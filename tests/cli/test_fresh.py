@@ -292,7 +292,7 @@ def test_fresh_is_refused_if_an_attempt_folder_cannot_be_read(
     monkeypatch.setattr(fresh_start, "observe", fail)
     with pytest.raises(SchedulerError) as refused:
         count_jobs_to_forget(desk.data_dir)
-    assert str(refused.value) == f"{desk.folder(row)}: Permission denied; nothing is forgotten"
+    assert str(refused.value) == f"{desk.folder(row)}: Permission denied; no job was forgotten"
 
 
 def test_logs_the_number_of_forgotten_jobs_after_forgetting_them(

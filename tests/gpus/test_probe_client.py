@@ -291,5 +291,5 @@ def test_decoding_an_encoded_answer_restores_it() -> None:
     "line", [b"", b"{", b"[]", b"3", b'{"number": 1}', b'{"number": 1, "taken_at": 1, "gpus": [{}]}']
 )
 def test_rejects_a_line_that_is_not_an_answer(line: bytes) -> None:
-    with pytest.raises(ValueError, match="not a probe's answer"):
+    with pytest.raises(ValueError, match="invalid answer from the probe"):
         decode(line)

@@ -269,7 +269,7 @@ def test_restore_adds_attempts_from_the_folders_to_a_backup(
     assert desk.rig.job(new).state == "running"
     assert desk.trace().count("waited") == 1
     assert f"restored from {desk.data_dir.backups}/scheduler-1.db" in caplog.text
-    assert f"2 attempts were added to the store from folders: jobs {waits}, {new}" in caplog.text
+    assert f"2 attempts were added to the store from their folders: jobs {waits}, {new}" in caplog.text
     assert location.location_verdict(desk.rig.store) == "same"
 
 
@@ -534,7 +534,9 @@ def test_restore_replaces_a_database_copied_from_another_folder(desk: RestoredSt
     shutil.copyfile(other.store.data_dir.database, desk.data_dir.database)
     with pytest.raises(SchedulerError) as refused:
         desk.start()
-    assert f"{desk.data_dir.database} is the store of {other.store.data_dir.folder}" in str(refused.value)
+    assert f"{desk.data_dir.database} belongs to the data directory {other.store.data_dir.folder}" in str(
+        refused.value
+    )
     assert f"job {lives} is still running" in str(refused.value)
     desk.restore()
     assert desk.rig.job(ended).outcome == "completed"

@@ -72,7 +72,7 @@ def test_start_refuses_a_file_of_another_user_without_trust_files(
     os.chown(folder / name, other_uid, other_uid)
     remedy = "use a file that you own"
     if name == "gpu_scheduler.log":
-        remedy = "name a --state-file in a folder that you own, which has its own log"
+        remedy = "choose a --state-file in a folder that you own, which then has its own log"
     message = f"{name}: belongs to another user (uid {other_uid}); {remedy}, or `start --trust-files`"
     assert message in refused()
     assert checked(trust=True) == []
@@ -82,7 +82,7 @@ def test_start_reports_all_group_writable_files_in_one_warning(folder: Path) -> 
     for name in ("jobs.txt", "s.json"):
         (folder / name).chmod(0o664)
     both = f"{folder / 'jobs.txt'}, {folder / 's.json'}"
-    assert checked() == [f"{both} is writable by its group, who can therefore run commands as you"]
+    assert checked() == [f"{both} are writable by their groups, who can therefore run commands as you"]
 
 
 def test_start_refuses_a_linked_main_log_even_with_trust_files(folder: Path) -> None:

@@ -14,8 +14,8 @@ from gpu_scheduler.errors import GpuStateError
 
 #: The general remedy if no GPU can be read.
 DRIVER_REMEDY = (
-    "install the NVIDIA driver (the CUDA toolkit alone is not enough): `nvidia-smi` must list the GPUs, and"
-    " `ldconfig -p | grep nvidia-ml` the driver's library; to try it without a GPU, use --simulate 4"
+    "install the NVIDIA driver (the CUDA toolkit alone is not enough); `nvidia-smi` must then list the GPUs,"
+    " and `ldconfig -p | grep nvidia-ml` must show the driver's library; or try --simulate 4 without a GPU"
 )
 REBOOT_REMEDY = "the driver was updated, but its old kernel module is still loaded; reboot the machine"
 

@@ -32,7 +32,7 @@ def decode(line: bytes) -> tuple[int, Snapshot | ProbeFailure]:
             return number, ProbeFailure(str(raw["text"]), str(raw["remedy"]))
         return number, Snapshot(float(raw["taken_at"]), tuple(_gpu(gpu) for gpu in raw["gpus"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"not a probe's answer: {line[:200]!r}") from error
+        raise ValueError(f"invalid answer from the probe: {line[:200]!r}") from error
 
 
 def _gpu(raw: dict[str, Any]) -> GpuSample:
