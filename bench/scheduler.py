@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 HERE = Path(__file__).resolve().parents[1]
-#: Pattern of the message about a completed job: in this version, or in versions before placement by memory.
+#: Pattern of the message about a completed job, in this version and in versions without placement by memory.
 COMPLETED = r"finished \[OK\]|completed after"
 #: Seconds to wait before each round, so that the scheduler becomes idle.
 _IDLE_S = 0.15

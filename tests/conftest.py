@@ -54,7 +54,7 @@ def _new_databases_are_copied() -> Iterator[None]:
 def _close_stores() -> Iterator[None]:
     """Closes every store that a test itself opened.
 
-    It does not close stores that the program leaves open, so that Python 3.13 warns about them.
+    Stores that the program leaves open are not closed, so that Python 3.13 warns about them.
     """
     opened: list[Store] = []
     real = Store.__init__
@@ -70,7 +70,7 @@ def _close_stores() -> Iterator[None]:
         patch.setattr(Store, "__init__", init)
         yield
     for store in opened:
-        with suppress(sqlite3.ProgrammingError):  # another thread opened it and has closed it
+        with suppress(sqlite3.ProgrammingError):  # another thread opened and closed the store
             store.close()
 
 

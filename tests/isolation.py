@@ -48,7 +48,7 @@ def isolate() -> None:
 
 
 def isolated(caller: Mapping[str, str], base: Path) -> dict[str, str]:
-    """Returns the environment for the tests. Makes the folders to which it points in `base`."""
+    """Returns the environment for the tests, and makes in `base` the folders that it refers to."""
     kept = {name: caller[name] for name in caller if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
     for name in ("home", "bin"):
         (base / name).mkdir()

@@ -1,4 +1,4 @@
-"""Reads from /proc what tests ask about processes."""
+"""Reads information about processes from /proc, for tests."""
 
 from __future__ import annotations
 

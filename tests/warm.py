@@ -28,7 +28,7 @@ _SERVER.set_forkserver_preload(["tests.preload"])
 
 @dataclass
 class _Descriptor:
-    """A file descriptor that is passed to another process when it is pickled."""
+    """A file descriptor. Pickling it passes it to another process."""
 
     number: int
 
@@ -60,7 +60,7 @@ class Process:
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        """Returns `returncode`."""
+        """Returns the exit code as `returncode` does."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:

@@ -1,6 +1,6 @@
 """Generates docs/commands.md and docs/states.md from the code: `python tools/docs.py` (`make docs`).
 
-The test suite fails if a page differs from the generated text. This file has only texts that are not already
+The test suite fails if a page differs from the generated text. It contains only texts that are not already
 in the code.
 """
 

@@ -78,7 +78,7 @@ def compare_growth(before: tuple[int | None, int], after: tuple[int | None, int]
 
 
 def measure_process(python: str, probe: Probe, uuid: str) -> tuple[str, list[str]]:
-    """Lets a process allocate memory on this GPU. Returns the same as `compare_growth`."""
+    """Starts a process that allocates memory on this GPU. Returns the same as `compare_growth`."""
     with subprocess.Popen(
         [python, str(TORCH_JOB), "hold", str(ALLOCATED_MIB)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         text=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": uuid},

@@ -46,7 +46,7 @@ def executor(kind: str) -> Iterator[Executor]:
 
 @pytest.fixture
 def make(kind: str, tmp_path: Path) -> Iterator[Callable[..., PreparedAttempt]]:
-    """Makes attempts in the way in which the loop makes them for this executor."""
+    """Makes attempts as the loop makes them for this executor."""
     made: list[PreparedAttempt] = []
 
     def one(script: str, home: Path = tmp_path, **spec: object) -> PreparedAttempt:

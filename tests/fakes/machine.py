@@ -80,7 +80,7 @@ class FakeMachine:
         (self.folder / "gpus.json").write_text(json.dumps({"cards": raw, **world}))
 
     def _plant_smi(self, cards: Sequence[FakeGpu]) -> None:
-        # No driver reverses the lines; the fake does, so that the parser cannot rely on their order.
+        # Reverse the lines (which no driver does), so that the parser cannot rely on their order.
         lines = [_smi_line(i, card) for i, card in enumerate(sorted(cards, key=lambda c: c.bus))]
         (self.folder / "smi.csv").write_text("".join(f"{line}\n" for line in reversed(lines)))
 

@@ -83,10 +83,10 @@ class RemoteExecutor:
             one.state = "lost"
 
     def reap(self) -> None:
-        """Does nothing: there are no processes."""
+        """Does nothing, because there are no processes to collect."""
 
     def close(self) -> None:
-        """Does nothing: there are no resources to release."""
+        """Does nothing, because there are no resources to release."""
 
     def end(self, token: str, exit_code: int | None, cause: str | None = None) -> None:
         """Ends an attempt with a result. If exit_code is None, SIGTERM ended it."""

@@ -1,6 +1,6 @@
 """A fake PyTorch with the calls that tools/torchjob.py uses, on the first GPU of tests/fakes/pynvml.py.
 
-A process is listed there with its allocations and a context of CONTEXT_MIB, until it ends.
+Until a process ends, that GPU lists it with its allocations and a context of CONTEXT_MIB.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def test_adds_up_several_entries_of_one_process(machine: FakeMachine) -> None:
         (((10, 90, 0.5), (11, 7, 1.9), (12, 30, 0.1)), (90.0, 7.0, 30.0)),
         # Measurements older than two seconds do not count.
         (((10, 90, 2.5),), (0.0, 0.0, 0.0)),
-        # The newest measurement of a pid counts, in any order. Measurements of equal age are added up.
+        # The newest measurement of a pid counts, wherever it is listed. Those of equal age are added up.
         (((10, 90, 1.0), (10, 20, 0.5)), (20.0, 0.0, 0.0)),
         (((10, 20, 0.5), (10, 90, 1.0)), (20.0, 0.0, 0.0)),
         (((10, 20, 0.5), (10, 30, 0.5)), (50.0, 0.0, 0.0)),

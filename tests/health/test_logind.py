@@ -65,7 +65,7 @@ def fake(folder: Path, name: str, script: str) -> None:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for fake programs, which is first on PATH."""
+    """Returns a folder for fake programs, which is first on PATH."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(logind, "_CONFIG_FOLDERS", (str(tmp_path / "usr"), str(tmp_path / "etc")))
     monkeypatch.setattr(logind, "_LINGERING", tmp_path / "linger")

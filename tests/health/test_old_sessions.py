@@ -78,7 +78,7 @@ def test_finds_the_session_name_in_any_option_order(machine: FakeProc, words: tu
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[str]:
-    """Starts a real session like those of the older scheduler, which ends with the test. Yields its name."""
+    """Starts a real session like those of the older scheduler; ends it after the test. Yields its name."""
     if shutil.which("screen") is None and "CI" not in os.environ:
         pytest.skip("screen is not installed")
     name = f"gpujob_0_train_{os.getpid()}"

@@ -30,7 +30,7 @@ from gpu_scheduler.intake.jobs_file_watcher import malformed_message
 
 
 class ReaderDriver:
-    """A jobs-file reader with its last reading, and with a clock that only the test moves."""
+    """A jobs-file reader with its last reading, and with a clock that only the test advances."""
 
     def __init__(self, path: Path, known_gpus: frozenset[int] | None = frozenset(range(4))) -> None:
         self.path, self.known_gpus = path, known_gpus
@@ -186,7 +186,7 @@ def test_removal_delay_restarts_when_the_file_returns(tmp_path: Path) -> None:
     assert w.poll(1.1).accepted is not None
 
 
-#: What follows the file's name, which the caller adds.
+#: The texts of the problems. The caller puts the file's name before them.
 PROBLEMS = {
     "directory": ["is not a regular file"],
     "fifo": ["is not a regular file"],
@@ -378,7 +378,7 @@ def test_changing_one_line_at_random_does_not_affect_other_lines(
     lines[at] = lines[at][:cut] + added + lines[at][cut:]
     w = watch(tmp_path, b"\n".join(lines) + b"\n")
     texts = {line.number: line.text for line in w.reading if not line.malformed}
-    # If bash needs more input to complete a line, the next line belongs to it, by design.
+    # By design, if bash needs more input to complete a line, the next line belongs to that line.
     continued = {
         line.number for line in w.reading if (line.problem or "").startswith("this line belongs to line")
     }

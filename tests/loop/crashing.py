@@ -16,7 +16,7 @@ from gpu_scheduler.scheduler.service import run
 
 
 def main(step: str, nth: int, screen: bool, full: bool) -> int:
-    """Runs a draining scheduler in the current folder, which dies when it reaches the step the nth time."""
+    """Runs a draining scheduler, which dies when it reaches the step for the nth time."""
     left = nth
 
     def failpoint(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests which attempt a GPU process is attributed to, with real processes."""
+"""Tests, with real processes, to which attempt a GPU process is attributed."""
 
 from __future__ import annotations
 

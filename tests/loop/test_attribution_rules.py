@@ -1,4 +1,4 @@
-"""Tests each rule by which a GPU process is attributed to an attempt, on a fake /proc."""
+"""Tests, on a fake /proc, each rule by which a GPU process is attributed to an attempt."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Place:
         )
 
     def run(self, step: str = "", nth: int = 1, *more: str) -> int:
-        """Runs a scheduler until it reaches this step the nth time and dies, or has drained.
+        """Runs a draining scheduler, which dies if it reaches this step for the nth time.
 
         Returns the exit code of the scheduler.
         """
@@ -70,7 +70,7 @@ class Place:
             scheduler.kill()
 
     def recorded(self) -> dict[int, int | str | None]:
-        """Returns each job's exit code; without one, its outcome; without either, its state."""
+        """Returns each job's exit code in the store, or else its outcome, or else its state."""
         rows = self.store.db.rows("SELECT * FROM job ORDER BY id")
         return {
             n: row["exit_code"] if row["exit_code"] is not None else row["outcome"] or row["state"]

@@ -1,4 +1,4 @@
-"""Tests of removed or replaced files in an attempt folder: only its job is held, and the reason is given."""
+"""Tests that damage to an attempt folder affects only its own job, which is held with a reason."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_cancel_works_if_the_claim_is_damaged(rig: Rig, spoil: Damage) -> None:
 
 
 def unseen(rig: Rig) -> int:
-    """Starts a job as a scheduler that dies before it reads the claim. Returns the job's id."""
+    """Starts a job whose scheduler died before it read the claim. Returns the job's id."""
     job = rig.add_job("echo start >> starts; exec sleep 300", share=250)
     [started] = rig.loop.recorder.record([act.Start(job, ("U0",), 250)], rig.clock.now()).values()
     rig.launcher.launch(started)

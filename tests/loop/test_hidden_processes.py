@@ -1,4 +1,4 @@
-"""Tests that a GPU is released only after the job's last process has ended, even if its token is hidden."""
+"""Tests that a GPU is released only after the job's last process has ended, even if this hides its token."""
 
 from __future__ import annotations
 

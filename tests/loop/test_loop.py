@@ -91,7 +91,7 @@ def test_a_job_whose_runner_was_killed_is_interrupted_and_leaves_no_process(rig:
 
 
 def killing_start(folder: Path, deaths: int) -> str:
-    """Makes a start file whose runner kills itself before it writes its claim, the first `deaths` times."""
+    """Makes a start file whose runners, up to `deaths` of them, kill themselves before they write a claim."""
     path = folder / "killing_start.py"
     path.write_text(
         "import os, sys\n"

@@ -24,7 +24,7 @@ class Counted(ProbeClient):
 
 
 def asked(clock: ManualClock, sampler: Sampler, seconds: float) -> list[float]:
-    """Returns the times within the next `seconds` at which the GPUs are polled. Checks that each is due."""
+    """Returns when the GPUs are polled within the next `seconds`. Checks that each poll was due."""
     end = clock.boot + seconds
     times: list[float] = []
     while True:
@@ -70,7 +70,7 @@ HELD = ((7, 50.0, 9000), (8, 60.0, 700), (9, 0.0, 300))
         ([], [], {}),
         # The process is alive, but not on the GPU now.
         ([], [(7, 50.0)], {(7, 50.0): 9000}),
-        # A listed process counts even if /proc hides it. Its pid alone must match if its start is unknown.
+        # A listed process counts even if /proc hides it. If its start is unknown, only its pid must match.
         ([7, 9], [], {(7, 50.0): 9000, (9, 0.0): 300}),
         # Another process has the pid now.
         ([8], [], {}),

@@ -379,7 +379,7 @@ def test_restore_does_not_retry_a_failed_job(desk: RestoredStore) -> None:
 
 
 def lines_of(desk: RestoredStore, *, ends: bool = True) -> Callable[[float], JobsFileWatcher]:
-    """Returns a function that reads jobs.txt with a new watcher, beginning at a given time."""
+    """Returns a function that reads jobs.txt with a new watcher, at a given time and until 20 s later."""
 
     def look(now: float) -> JobsFileWatcher:
         watch = JobsFileWatcher(desk.rig.store, str(desk.folder / "jobs.txt"), None)

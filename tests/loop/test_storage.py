@@ -1,4 +1,4 @@
-"""Tests of health issues with the files and folders that the scheduler writes, and of its reaction."""
+"""Tests of health issues with files and folders, and of how the scheduler reacts to them."""
 
 from __future__ import annotations
 

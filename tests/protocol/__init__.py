@@ -1,4 +1,4 @@
-"""A model of an attempt, and an exhaustive search of it.
+"""A model of an attempt, and an exhaustive search of its states.
 
 The search covers every interleaving of the scheduler's loop, two runners, the command, `cancel` without a
 scheduler, and the faults of a scenario.

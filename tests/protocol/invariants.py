@@ -47,7 +47,7 @@ def _is_excused(state: bytes, a: int, rules: Rules) -> bool:
 
 
 def _is_unrecorded(state: bytes, a: int) -> bool:
-    """Returns whether a hidden process cannot be found, because the command's recorded identity is gone."""
+    """Returns whether a hidden process cannot be found, because the command's identity is not recorded."""
     if state[a + st.COMMAND_RECORDED] or st.owner(state, a):
         return False
     return bool(state[a + st.HIDDEN]) or state[a + st.OTHER_PROCESS] == st.IN_SESSION
@@ -62,7 +62,7 @@ def _counts_as_left(left: int, rules: Rules) -> bool:
 
 
 class Progress(NamedTuple):
-    """A rule: from every state for which `must` is true, steps of these kinds can reach a `goal`."""
+    """A requirement: from every state for which `must` is true, steps of these kinds can reach a `goal`."""
 
     name: str
     kinds: frozenset[int]

@@ -47,7 +47,7 @@ def steps_of_loop(steps: Steps) -> None:
         after = bytearray(state)
         after[st.LOOP] = st.IDLE
         if after[st.CLI] == st.CLI_WAITS:
-            after[st.CLI] = st.CLI_DONE  # from here on the loop does what `cancel` would do
+            after[st.CLI] = st.CLI_DONE  # from now on, the loop carries out the cancel
         for a in st.ATTEMPTS:
             if not steps.rules.release_in_store and after[a + st.STORED_OUTCOME] > st.OPEN:
                 after[a + st.RELEASED] = 1
@@ -240,7 +240,7 @@ def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt) -> list[st
 
 
 def _release(steps: Steps, number: int) -> None:
-    """Adds the release of an ended attempt's GPUs or, if processes are left, the sweep that ends these."""
+    """Adds the release of an ended attempt's GPUs or, if processes are left, a sweep that ends them."""
     state, rules, a = steps.state, steps.rules, st.attempt(number)
     found = _finds(state, a, rules)
     missed = state[a + st.OTHER_PROCESS] in (st.FORK_CHAIN, st.LOOSE_CHAIN) and not _finds(

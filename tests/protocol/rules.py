@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules that the model can switch off. With all rules on, it is the protocol as implemented."""
+    """The rules that can be switched off. With all rules on, the model is the protocol as implemented."""
 
     # The store and the claim.
     record_first: bool = True  #: an attempt is recorded before its process is spawned; off: after that

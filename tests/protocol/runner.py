@@ -231,7 +231,7 @@ def _command(steps: Steps, a: int, name: str) -> None:
 
 
 def _behave_badly(steps: Steps, a: int, name: str) -> None:
-    """Adds the start of a child that hides, or of a chain of forks, by a running command."""
+    """Adds steps in which a running command starts a child that hides, or a chain of forks."""
     state = steps.state
     if state[st.HIDE]:
         fewer = {st.HIDE: state[st.HIDE] - 1}

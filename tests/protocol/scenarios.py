@@ -9,7 +9,7 @@ from tests.protocol.rules import ALL, Rules
 
 
 class Scenario(NamedTuple):
-    """A number of each fault and user action. The search tries them in every order."""
+    """How often each fault and user action may happen. The search tries them in every order."""
 
     name: str
     faults: dict[str, int]

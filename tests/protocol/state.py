@@ -91,7 +91,7 @@ NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL = range(6)
 # killed. IN_SESSION hides its environment. OWN_SESSION has also left the session, and LOST has lost its
 # parents as well. The chains fork and exit faster than a scan.
 NOBODY, PLAIN, ORPHAN, STUCK, IN_SESSION, OWN_SESSION, LOST, FORK_CHAIN, LOOSE_CHAIN = range(9)
-# REUSED: which ids of ended processes foreign processes have now
+# REUSED: which ids of ended processes now belong to foreign processes
 RUNNER_NUMBER, SESSION_NUMBER = 1, 2
 # CLI
 (
@@ -216,7 +216,7 @@ def finds_foreign_process(state: bytes | bytearray, a: int, rules: Rules) -> boo
 
 
 def canonical(state: bytearray, rules: Rules) -> bytes:
-    """Returns the state that represents all states equivalent to this one.
+    """Returns the state that represents all states that are equivalent to this one.
 
     Clears fields that nothing reads any more, and takes steps that affect no other process immediately.
     """

@@ -20,7 +20,7 @@ def test_invariants_hold_in_every_state(faults: dict[str, int]) -> None:
     assert found.states > 2000
 
 
-#: The first disabled rule of each control that fails within a few thousand states.
+#: The first disabled rule of each control whose search needs only a few thousand states.
 _QUICK = (
     "record_first", "void_first", "claim_first", "dead_needs_runner_gone", "removed_claim_waits",
     "runner_token", "command_recorded", "by_session", "by_descent", "session_checked", "no_children",

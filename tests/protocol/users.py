@@ -12,7 +12,7 @@ from tests.protocol.sweep import sweep
 
 
 def steps_of_users(steps: Steps) -> None:
-    """Adds the actions that a user can take, and the next steps of a running `cancel`."""
+    """Adds the actions that a user can take now, and the next steps of a running `cancel` command."""
     state = steps.state
     if state[st.CANCEL] and state[st.JOB] != st.FINISHED:
         wished = {st.CANCEL: 0, st.CANCEL_EVER_REQUESTED: 1, st.CANCEL_REQUEST: 1, st.CLI: st.CLI_REQUESTS}

@@ -51,7 +51,7 @@ def socket_folder() -> Iterator[Path]:
 def _any_process_with(variable: bytes) -> bool:
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            # The environment of a kernel thread, of a zombie and of a process inside exec is empty.
+            # Kernel threads, zombies and processes inside exec have an empty environment.
             if variable in path.read_bytes().split(b"\0"):
                 return True
         except OSError:

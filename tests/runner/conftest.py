@@ -1,4 +1,4 @@
-"""Fixtures that make attempts, whose processes end with the test, and a folder for Screen's sockets."""
+"""Fixtures that make attempts (and end their processes after the test) and a folder for Screen's sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Make = Callable[..., PreparedAttempt]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes attempts in the test's folder: make(script, **spec)."""
+    """Returns a function `make(script, **spec)`, which makes attempts in the test's folder."""
     made: list[PreparedAttempt] = []
 
     def one(script: str, home: Path = tmp_path, **spec: object) -> PreparedAttempt:

@@ -1,4 +1,4 @@
-"""Tests of runners whose files are removed or replaced while the runners are alive."""
+"""Tests of runners whose files are removed or replaced while they are alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that the recorded command leads to real processes that have no visible token."""
+"""Tests that processes without a visible token are found through the recorded command."""
 
 from __future__ import annotations
 

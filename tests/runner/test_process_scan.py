@@ -19,7 +19,7 @@ from tests.runner.attempt import wait_for
 
 @pytest.fixture
 def restless(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """Starts a process with a token that is inside exec almost all the time; yields its token and its pid."""
+    """Starts a process that has a token and is almost always inside exec. Yields the token and the pid."""
     token = secrets.token_hex(16)
     script = tmp_path / "again.sh"
     script.write_text('exec bash "$0"\n')
@@ -153,7 +153,7 @@ def test_does_not_signal_a_reused_process_group() -> None:
 
 
 def test_process_group_of_zombies_does_not_count_as_alive() -> None:
-    """Zombies remain if process 1 collects no orphans; every scan is incomplete then."""
+    """If process 1 collects no orphans, zombies remain and make every scan incomplete."""
     process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
     try:
         ticks = process_scan.ticks_of(process.pid)

@@ -1,4 +1,4 @@
-"""Tests of a runner that lacks processes or open files: before its claim it waits; later it reports this."""
+"""Tests that a runner that lacks processes or files waits before its claim, and reports the lack after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_scheduler.runner.leftovers import Leftovers
 from tests.runner.attempt import patched
 from tests.runner.conftest import Make
 
-#: Code for `patched`, which makes a function of `os` fail at the calls with these numbers, from 0 on.
+#: Code for `patched`. `failing` makes a function of `os` fail at the calls with these numbers, from 0 on.
 FAILING = """
 def failing(name, number, calls):
     real, made = getattr(os, name), []

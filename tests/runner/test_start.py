@@ -1,4 +1,4 @@
-"""Tests that a runner starts fast: it imports no slow modules before the spawn, and is compiled only once."""
+"""Tests that a runner starts fast: it imports no slow modules first, and its code is compiled only once."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def races(order: Order) -> Findings:
     found, rounds = Findings(), order.scaled(10_000)
     for number in range(rounds):
         (order.folder / str(number)).mkdir()
-    # The racers need a parent without threads, because a process with threads should not fork.
+    # Fork the racers from another process, because a process with threads should not fork.
     raced = subprocess.run(
         [sys.executable, "-m", "tests.stress.racers", str(order.folder), str(rounds), str(RACERS),
          *["control"] * order.is_control],
@@ -81,7 +81,7 @@ def runners(order: Order) -> Findings:
 
 
 def instances(order: Order) -> Findings:
-    """Submits jobs and starts ten schedulers at once, 20 times; kills the winner each time."""
+    """Starts ten schedulers at once, 20 times, with new jobs each time. Kills the winner each time."""
     found, rounds = Findings(), order.scaled(20)
     stage = stage_for(order.folder, "control" if order.is_control else "direct")
     codes = {}

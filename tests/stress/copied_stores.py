@@ -95,7 +95,7 @@ def _copy(one: _Round, process: subprocess.Popen[bytes]) -> None:
 
 
 def _refused(one: _Round, copy: Stage) -> None:
-    """Checks that a plain start in the copy is refused, and so are commands that would end jobs."""
+    """Checks that a plain start in the copy is refused, and that commands that would end jobs are refused."""
     if copy.start(ready=False).wait(60) != 1:
         one.found.fault("copy accepted", f"start in a copy: {copy.output_file.read_text()[-500:]}")
     words = one.dice.choice([["cancel", "1", "--grace", "0"], ["stop", "--jobs", "--grace", "0"]])

@@ -23,7 +23,7 @@ _FILES = ("claim", "claim", "claim", "spec.json", "command.sh", "stop", "result"
 
 
 def _removed(path: Path) -> None:
-    """Does nothing, so that the removed file stays missing."""
+    """Puts nothing in place of the file."""
 
 
 def _nested(path: Path) -> None:
@@ -78,7 +78,7 @@ def _one(stage: Stage, jobs: GatedJobs, order: Order, dice: random.Random, found
     with killed_at_exit(process):
         jobs.until_started(_RUNNING)
         wait_for(lambda: len(runners_of(stage.folder)) == _RUNNING, "claims")
-        # The scheduler mostly stays up. (The negative control ends by itself at the first damaged file.)
+        # In most rounds the scheduler stays up. (The negative control ends when it reads the damaged file.)
         before = None if order.is_control else dice.choice([None, None, signal.SIGTERM, signal.SIGKILL])
         if before is not None:
             end_scheduler(process, before)

@@ -54,7 +54,7 @@ def allocations(order: Order) -> Findings:
 class _Rounds:
     """A scheduler, its users, and foreign processes on its GPUs.
 
-    codes: the exit code of each job, by number; why: why jobs did not end, if they did not.
+    codes: the exit code of each job, by number; why: the reason if jobs did not end in time.
     """
 
     def __init__(self, order: Order, found: Findings) -> None:
@@ -193,7 +193,7 @@ class _Rounds:
 
 
 class _ForeignProcesses:
-    """Foreign processes, of which each GPU has at most one. all: includes those that have ended."""
+    """Foreign processes, at most one on each GPU. all: every process so far, even if it has ended."""
 
     def __init__(self, sim: Path, dice: random.Random, found: Findings) -> None:
         self.all: list[ForeignProcess] = []

@@ -264,7 +264,7 @@ class _Disturber:
         for path in Path("/proc").iterdir():
             if path.name.isdigit():
                 command = _command_of(int(path.name))
-                # The command line of SCREEN also contains that of the runner.
+                # The command line of SCREEN also contains the runner's.
                 if mark in command and here in command and b"-dmS" not in command:
                     # In the command line of a forked runner, blanks separate the arguments.
                     found.append((int(path.name), os.fsdecode(command.rpartition(mark)[2].strip(b"\0 "))))

@@ -75,7 +75,7 @@ class CredulousObserver:
         self.started: Counter[str] = Counter()
 
     def wait(self, seconds: float) -> None:
-        """Reads the file, whatever the time."""
+        """Reads the file. The simulated time does not matter."""
         if self._path.exists():
             for text in self._path.read_text("utf-8", "replace").splitlines():
                 if text.strip() and text not in self.started:

@@ -63,8 +63,8 @@ class GatedJobs:
     def judge(self, stage: Stage, order: Order, found: Findings, *, interrupted: bool = False) -> None:
         """Checks that each job started once, got no signal, and has its true outcome in the store.
 
-        interrupted: runners were killed or lost, so the outcome "interrupted" may be right. The trace alone
-        judges the negative control.
+        interrupted: runners were killed or lost, so the outcome "interrupted" may be right. For the negative
+        control, only the trace is checked.
         """
         outcomes: dict[int, int | str | None] = {**self.codes}
         if not order.is_control:

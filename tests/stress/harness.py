@@ -163,5 +163,5 @@ def kill(pid: int, number: int = signal.SIGKILL) -> bool:
 
 
 def pause(seconds: float) -> None:
-    """Sleeps, to reach a random moment of the test. Not for waiting until something has happened."""
+    """Sleeps to reach a random moment of the test. Must not be used to wait for an event."""
     time.sleep(seconds)

@@ -1,7 +1,7 @@
 """P1 and P2: jobs are submitted in every way while the scheduler is killed at random moments.
 
 After a final drain, every acknowledged job must have run once and ended as the store says. From time to time,
-this part starts a second runner in the folder of an attempt on purpose.
+this part deliberately starts a second runner in an attempt folder.
 """
 
 from __future__ import annotations

@@ -36,7 +36,10 @@ class Span:
 
 @dataclass
 class ForeignProcess(Span):
-    """A foreign process at its peak, from when the scheduler must know it until it is asked to end."""
+    """The peak memory of a foreign process.
+
+    begin: when the scheduler must know the peak; end: when the process is asked to end.
+    """
 
     pid: int = 0
 
@@ -59,7 +62,7 @@ def overcommitments(spans: Iterable[Span], total_mib: int) -> list[str]:
 
 
 def spans_in_trace(trace: Path) -> tuple[dict[int, Span], list[int]]:
-    """Returns the declared memory of each job during its life, by number, and the jobs that had an OOM."""
+    """Returns each job's declared memory while it ran, by number, and the jobs that ran out of memory."""
     spans: dict[int, Span] = {}
     full = []
     for line in trace.read_text().splitlines() if trace.exists() else []:

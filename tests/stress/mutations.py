@@ -249,7 +249,7 @@ def _wrong(spec: JobSpec, corrupted: bytes) -> str | None:
 
 
 def _read_all_rows(content: bytes) -> list[list[str]]:
-    """Negative control, which reads the whole file with the `csv` module. Returns its rows."""
+    """Returns the rows that the `csv` module reads from the whole file (for the negative control)."""
     return list(csv.reader(io.StringIO(content.decode("utf-8", "replace").replace("\0", ""), newline="")))
 
 

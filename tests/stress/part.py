@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: Number of faults that are described. All faults are counted.
+#: Maximum number of faults that are described. All faults are counted.
 MAX_MESSAGES = 30
 
 

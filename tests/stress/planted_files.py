@@ -145,7 +145,7 @@ def planted(order: Order) -> Findings:
 
 
 def _start(stage: Stage, stranger: _OtherUser, found: Findings, label: str) -> None:
-    """Starts a scheduler. It may refuse to start; otherwise it stays up for as long as a job needs."""
+    """Starts a scheduler. Unless it refuses to start, lets it stay up for as long as a job needs to run."""
     out = stage.folder.parent / "out"
     stage.output_file = out
     process = stage.start(ready=False)

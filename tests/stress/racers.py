@@ -24,7 +24,7 @@ Claim = Callable[[int, dict[str, str | int | None]], int | None]
 
 
 def _looks_then_writes(folder: int, identity: dict[str, str | int | None]) -> int | None:
-    """Negative control, which claims an attempt with a gap between the check and the write."""
+    """Claims an attempt with a gap between the check and the write (for the negative control)."""
     if files.exists(folder, "claim"):
         return None
     os.sched_yield()

@@ -1,4 +1,4 @@
-"""P7: the jobs file is saved in the ways of six editors while the scheduler reads it.
+"""P7: the jobs file is saved as six different editors save it, while the scheduler reads it.
 
 Every line of a completed save must run once, and a truncated line must never run.
 """
@@ -55,7 +55,7 @@ class User:
 
     def _new(self) -> str:
         self._serial += 1
-        # The number appears twice, so that a truncated line can be recognized by a difference.
+        # The number appears twice, and the two numbers differ if the line was truncated.
         line = self._command.format(n=self._serial)
         self.ever.add(line)
         return line

@@ -1,8 +1,8 @@
 """P8: FIFOs, devices, folders, endless files or nested JSON replace the files that the scheduler reads.
 
-These files are the state file, the jobs file and llm_config.json, before the scheduler starts or while it
-runs. The scheduler must keep starting jobs, use little memory and end at SIGTERM. After that it must start
-again or refuse to start, within a time limit.
+They replace the state file, the jobs file or llm_config.json, before the scheduler starts or while it runs.
+The scheduler must keep starting jobs, use little memory and end at SIGTERM. After that it must start again or
+refuse to start, within a time limit.
 """
 
 from __future__ import annotations

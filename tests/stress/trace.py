@@ -30,7 +30,7 @@ exit "$4"
 
 @dataclass
 class TraceVerdict:
-    """The faults that a comparison has found: the numbers of the jobs, by kind of fault."""
+    """The faults that a comparison has found: job numbers by kind of fault; wrong: descriptions."""
 
     lost: list[int] = field(default_factory=list)
     twice: list[int] = field(default_factory=list)
@@ -94,7 +94,7 @@ def judge(
     return verdict
 
 
-#: Finds the number of a job in its command, or in the arguments of its CSV line.
+#: Pattern that finds the number of a job in its command, or in the arguments of its CSV line.
 _NUMBER = re.compile(r"/trace (\d+) ")
 
 
