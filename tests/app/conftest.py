@@ -26,6 +26,6 @@ def desk(
 
 @pytest.fixture
 def location(desk: Desk) -> Location:
-    """Provides the location of desk's store, which has two GPUs."""
+    """Provides the location of the store in `desk`. The store has two GPUs."""
     assert desk.store
     return Location(str(desk.data_dir.state_file))

@@ -1,6 +1,6 @@
 """`calibrate` prints a comparison.
 
-Only `--write` changes llm_config.json, and it replaces the whole file or nothing.
+Only with --write, it also changes llm_config.json, completely or not at all.
 """
 
 from __future__ import annotations

@@ -291,7 +291,7 @@ def test_fresh_asks_for_confirmation_on_a_terminal(
     assert state_counts(desk.store) == {"queued": 2}
 
 
-def test_the_question_uses_the_singular_and_the_full_path_of_another_folder(
+def test_the_fresh_question_uses_the_singular_and_the_full_path_of_another_folder(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     desk.job()

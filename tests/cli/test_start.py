@@ -1,4 +1,4 @@
-"""The warning of `start` that logging out would kill the scheduler."""
+"""The `start` command warns if logging out would kill the scheduler."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_why_shows_the_memory_available_to_a_declaration(desk: Desk) -> None:
     assert "booked" not in checks(desk, desk.job(share=100))["GPU 0"][1]
 
 
-def test_why_follows_the_exclusive_option_of_the_scheduler(desk: Desk) -> None:
+def test_why_respects_the_schedulers_exclusive_option(desk: Desk) -> None:
     desk.record(act.Start(desk.job(share=100), ("SIM-0",), 100))
     job = desk.job(share=100)
     assert checks(desk, job)["GPU 0"][1].startswith("accepts it; ")

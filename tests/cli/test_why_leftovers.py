@@ -1,4 +1,4 @@
-"""The `why` command does not mistake leftovers of earlier attempts, boots and other files for causes."""
+"""The `why` command does not mistake leftovers from earlier attempts, earlier boots or other files for causes."""
 
 from __future__ import annotations
 

@@ -45,9 +45,9 @@ class Installation:
         return parse_variables(done.stdout)
 
     def job(self, spec: JobSpec, base: Mapping[str, str]) -> tuple[int, str, str, str]:
-        """Runs a job of a scheduler started in `base`.
+        """Runs a job of a scheduler whose variables are `base`.
 
-        Returns its exit code, output, errors and launch report.
+        Returns exit code, output, errors and launch report.
         """
         return run_command(build_command(spec, (0,), base, TOKEN, 7, 1, str(FAKE_CONDA), "physical"))
 

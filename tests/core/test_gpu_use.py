@@ -39,7 +39,10 @@ def available(one: Gpu, *attempts: Attempt) -> GpuAvailability:
 
 
 def start_or_reason(one: Gpu, resources: ResourceSpec, *attempts: Attempt) -> act.Start | str:
-    """Returns the start of a job with these resources or, as text, why it waits. Records the sample first."""
+    """Records the sample.
+
+    Then returns the start of a job with these resources, or the text of why it waits.
+    """
     loads = (*one.foreign_loads, foreign_load(one, attempts, LIMITS))[-3:]
     noted = replace(
         one, foreign_peaks=foreign_peaks(one, attempts), foreign_loads=loads, foreign_load_at=one.sampled_at
@@ -75,7 +78,7 @@ def test_an_attempt_with_whole_gpus_uses_up_all_share_and_memory(values: dict[st
     assert (found.allocated_share, found.committed_mib) == (1000, TOTAL)
 
 
-def test_a_peak_counts_on_its_own_gpu_only() -> None:
+def test_a_peak_counts_only_on_its_own_gpu() -> None:
     attempt = running(1, "U0", "U1", vram=5000, peaks={"U1": 9000})
     both = facts(gpu(0), gpu(1), attempts=(attempt,))
     assert [availability(one, both).committed_mib for one in both.gpus] == [5000, 9900]

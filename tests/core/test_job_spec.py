@@ -78,7 +78,7 @@ def test_the_program_name_excludes_arguments(spec: JobSpec, program: str) -> Non
         COMMAND,
     ],
 )
-def test_jobs_that_run_different_things_have_different_identities(other: JobSpec) -> None:
+def test_jobs_with_different_commands_or_environments_have_different_identities(other: JobSpec) -> None:
     assert other.identity != CSV.identity
 
 

@@ -95,10 +95,7 @@ NOT_FOR_USE_CASES = ("void_claim", "prepare", "kill_runner", "Launcher")
 
 @dataclass(frozen=True)
 class Import:
-    """An import of `target` by `module`.
-
-    Both are written without the package's name; `name` is the imported name.
-    """
+    """An import of `target` by `module`, both without the package's name. `name` is the imported name."""
 
     module: str
     line: int

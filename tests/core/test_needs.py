@@ -269,7 +269,7 @@ SPECS = st.builds(
 
 @settings(deadline=None)
 @given(SPECS, SPECS)
-def test_specs_are_equal_if_their_keys_are_equal(one: ResourceSpec, two: ResourceSpec) -> None:
+def test_specs_are_equal_exactly_if_their_keys_are_equal(one: ResourceSpec, two: ResourceSpec) -> None:
     assert (one == two) == (one.key() == two.key())
     assert ResourceSpec.from_key(one.key()) == one
 

@@ -91,7 +91,7 @@ def test_starts_exactly_the_jobs_that_fit(scene: Scene, exclusive: bool) -> None
 
 @settings(deadline=None, max_examples=200)
 @given(scenes(ANY, 220))
-def test_overuse_is_reported_and_accounted(scene: Scene) -> None:
+def test_overuse_is_reported_and_counts_in_the_accounting(scene: Scene) -> None:
     machine = Machine(scene)
     machine.play()
     assert machine.starts + len(machine.queued) == len(scene.jobs)
@@ -112,7 +112,7 @@ STEADY = st.lists(
 
 
 class WatchedMachine(Machine):
-    """A machine that checks after every tick that neither the declared nor the used memory exceeds a GPU."""
+    """A machine that checks after every tick that declared and used memory do not exceed a GPU's size."""
 
     def check_invariants(self) -> None:
         super().check_invariants()

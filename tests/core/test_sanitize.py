@@ -41,7 +41,7 @@ def test_keeps_text_colours_and_progress_bars(passed: bytes) -> None:
         (b"a\x1b[31\xc3\xbcb", "aüb".encode()),
     ],
 )  # fmt: skip
-def test_drops_all_other_control_sequences(written: bytes, shown: bytes) -> None:
+def test_drops_all_control_sequences_except_colours_and_progress_bars(written: bytes, shown: bytes) -> None:
     assert sanitized(written) == shown
 
 
@@ -68,7 +68,7 @@ def test_the_filtered_output_does_not_depend_on_the_size_of_the_pieces(
 
 
 @given(_PARTS)
-def test_removes_all_other_control_characters(written: bytes) -> None:
+def test_removes_all_control_characters_that_are_not_allowed(written: bytes) -> None:
     shown = sanitized(written)
     text = re.sub(rb"\x1b\[(?:[0-9:;]*m|[0-2]?K)", b"", shown).decode("utf-8", "surrogateescape")
     assert re.search(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\udc80-\udc9f]", text) is None

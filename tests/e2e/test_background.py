@@ -39,7 +39,7 @@ def up(world: World) -> int | None:
     return scheduler_pid(DataDir.of(str(world.folder / world.state)).lock)
 
 
-def test_daemon_runs_without_its_terminal_until_stopped(daemons: World) -> None:
+def test_the_daemon_runs_without_a_terminal_until_it_is_stopped(daemons: World) -> None:
     world = daemons
     world.append("[share=0.5] env > env; readlink /proc/self/fd/* > fds; echo hello", "[share=0.5] sleep 60")
     world.env |= {"MY_OWN": "kept"}
@@ -94,7 +94,9 @@ def test_jobs_do_not_inherit_the_conda_environment_of_start(daemons: World) -> N
     assert headers[2] == f"# environment: none named, so the scheduler's: conda ml{folder}"
 
 
-def test_daemon_survives_the_session_and_keeps_no_descriptor_of_the_caller(daemons: World) -> None:
+def test_the_daemon_survives_the_callers_session_and_keeps_no_descriptor_of_the_caller(
+    daemons: World,
+) -> None:
     world = daemons
     command = f"{sys.executable} -m gpu_scheduler {' '.join(START)} --state-file {world.state}"
     read, write = os.pipe()

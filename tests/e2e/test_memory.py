@@ -134,7 +134,7 @@ def test_reports_a_job_above_its_declaration_and_allocates_its_peak(world: World
     # By the declarations, job 2 would fit: 8 + 12 GiB and a margin of 0.5 GiB are less than 24 GiB.
     world.append("[vram=12G] echo fits")
     world.wait_until(lambda jobs: "room for" in (jobs.get(2, {}).get("reason") or ""), "job 2 waits")
-    # The room is 24576 - 1.1 x 14000 - 512 MiB.
+    # The room on the GPU is 24576 - 1.1 x 14000 - 512 MiB.
     assert world.jobs()[2]["reason"] == "needs 12.0 GiB of a GPU, 0 free, GPU 0 room for 8.5 GiB"
     world.run_ok("cancel", "1", "--grace", "0")
     assert world.wait_finished()[2]["outcome"] == "completed"

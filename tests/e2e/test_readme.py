@@ -286,7 +286,7 @@ def table(page: str) -> str:
 
 
 def attributes(page: str) -> set[str]:
-    """Returns every word in a page's table of attributes that may be an attribute."""
+    """Returns the words in a page's table of attributes that may be attributes."""
     return {re.split("[=:]", word)[0] for word in re.findall(r"`([^`]+)`", table(page))}
 
 

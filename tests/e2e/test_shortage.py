@@ -1,4 +1,4 @@
-"""Tests a scheduler that for a while can open no more files or start no more processes."""
+"""Tests a scheduler that temporarily cannot open files or start processes."""
 
 from __future__ import annotations
 
