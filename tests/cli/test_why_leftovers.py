@@ -1,4 +1,4 @@
-"""The `why` command does not mistake leftovers from earlier attempts, earlier boots or other files for causes."""
+"""The `why` command does not mistake leftovers of other attempts, boots and files for causes."""
 
 from __future__ import annotations
 
