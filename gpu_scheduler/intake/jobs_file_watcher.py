@@ -76,7 +76,12 @@ class JobsFileWatcher:
         here = os.getcwd()
         cwd = accepted_lines.working_folder(store, self._key, here)
         if cwd != here:
-            log.info("lines of %s run in %s, from where the file was first read, not in %s", path, cwd, here)
+            log.info(
+                "lines of %s run in %s, where the scheduler first read the file, and not in %s",
+                path,
+                cwd,
+                here,
+            )
         self._reader = JobsFileReader(
             self.path, cwd, os.path.expanduser("~"), known_gpus, BATCH_LINES, trust=trust
         )

@@ -78,8 +78,8 @@ def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
         existing = list_backups(data_dir)
         if existing and not extent.covers(known := highest_ids_of_backup(existing[0])):
             raise SchedulerError(
-                f"the backup {existing[0].path} is newer than the store (its last job is {known.jobs}), so it"
-                " is kept; `start --restore` continues from it"
+                f"the backup {existing[0].path} is newer than the store (its last job is job {known.jobs}),"
+                " so it is kept; `start --restore` continues from it"
             )
         made = _publish(
             temporary, data_dir.backups / f"scheduler-{existing[0].number + 1 if existing else 1}.db"
