@@ -176,7 +176,7 @@ def test_missing_interpreter_is_a_launch_error(kind: str, make: Make) -> None:
 
 
 def test_folder_without_a_spec_is_a_launch_error(executor: Executor, tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"no spec\.json"):
+    with pytest.raises(LaunchError, match=r"spec\.json is missing"):
         executor.launch(AttemptRef(1, 1, "t", tmp_path))
 
 

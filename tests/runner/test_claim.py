@@ -165,7 +165,7 @@ def test_prepare_completes_a_folder_that_lacks_files(make: Make) -> None:
     attempt = make("exit 6")
     attempt.folder.mkdir(parents=True)
     executor = DirectExecutor()
-    with pytest.raises(FileNotFoundError, match=r"no spec\.json"):
+    with pytest.raises(FileNotFoundError, match=r"spec\.json is missing"):
         read_spec(attempt.folder)
     prepare(attempt.folder, attempt.spec, attempt.command_sh)
     prepare(attempt.folder, attempt.spec, attempt.command_sh)
