@@ -42,7 +42,7 @@ def test_parses_gpu_lists(text: str, gpus: tuple[int, ...] | None) -> None:
         ("1 2", "'1 2' is not a number or range"),
         ("-1", "'-1' is not a number or range"),
         ("\u0661", "is not a number or range"),
-        ("0-999999999", "GPU 999999999 is above the largest, 1023"),
+        ("0-999999999", "GPU 999999999 is above the largest index, 1023"),
     ],
 )
 def test_rejects_malformed_gpu_lists(text: str, says: str) -> None:

@@ -79,7 +79,8 @@ def test_the_error_for_an_illegal_transition_contains_the_history_of_the_job(sto
     record(store, act.Start(job, ("U0",), 1000))
     [attempt] = store.active_attempts()
     assert (attempt.state, attempt.executor) == (AttemptState.STARTING, "direct")
-    story = rf"attempt 1 of job {job}: starting -> released is not allowed \(history: queued; starting\)"
+    change = rf"attempt 1 of job {job}: the change from starting to released is not allowed"
+    story = rf"{change} \(history: queued; starting\)"
     with pytest.raises(IllegalTransitionError, match=story):
         record(store, act.ReleaseAllocation(attempt.id))
     assert store.active_attempts() == [attempt]

@@ -1,4 +1,4 @@
-"""Values that describe an attempt as observed (docs/design.md, Attempt folder)."""
+"""Values that describe an attempt as it was observed (docs/design.md, Attempt folder)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Literal, NamedTuple
 
 from gpu_scheduler.core.model.state_reason import FailureKind
 
-#: "unlocked": the runner lives, but does not hold the lock of this claim, as in a copy of the folder.
-#: "unclaimed": the claim is missing or unusable, and the runner in the store lives.
-#: "invalid": the claim is unusable, and the store has no runner.
-#: "unknown": the folder could not be read this time; no conclusion is drawn from that.
+#: "unlocked": the runner is alive but does not hold the lock of this claim, as in a copy of the folder.
+#: "unclaimed": the claim is missing or unusable, but the runner that the store names is alive.
+#: "invalid": the claim is unusable, and the store names no runner.
+#: "unknown": the folder could not be read this time, so nothing is known about the claim.
 ClaimState = Literal["none", "void", "live", "unlocked", "unclaimed", "invalid", "dead", "unknown"]
-#: The action when an attempt has not ended after its grace period: SIGKILL, or the withdrawal of the stop.
+#: What to do if an attempt has not ended after its grace period: send SIGKILL, or withdraw the stop request.
 OnTimeout = Literal["kill", "withdraw"]
 
 
 class RunnerIdentity(NamedTuple):
-    """The process that runs an attempt. start_ticks: its start in kernel ticks since boot."""
+    """The process that runs an attempt. start_ticks: its start time in kernel ticks since boot."""
 
     pid: int
     start_ticks: int
@@ -26,9 +26,9 @@ class RunnerIdentity(NamedTuple):
 
 @dataclass(frozen=True)
 class StopRequest:
-    """A request to stop an attempt, the contents of the file `stop`.
+    """A request to stop an attempt, as written in the file `stop`.
 
-    cause: why the attempt must stop; grace_s: seconds from SIGTERM to the action of on_timeout.
+    cause: why the attempt must stop; grace_s: seconds between SIGTERM and the action that on_timeout names.
     """
 
     cause: str
@@ -38,13 +38,13 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """The end of an attempt, the contents of the file `result`.
+    """The end of an attempt, as written in the file `result`.
 
-    `cause` is None when the command ended by itself, otherwise "cancelled", "preempted", "timed_out" or
-    "machine". Exactly one of exit_code and signal is set once the command was spawned. oom_kills: number of
-    processes that the kernel killed meanwhile because memory ran out, None = unknown. shortage: errno of the
-    shortage of processes, memory or open files that kept the command from starting. failure: the kind of
-    failure that command.sh or the runner reported with `message`.
+    cause: None if the command ended by itself; otherwise "cancelled", "preempted", "timed_out" or "machine".
+    exit_code, signal: exactly one of the two is set if the command was spawned. oom_kills: the number of
+    processes that the kernel killed during the attempt because memory ran out; None if unknown. shortage: the
+    errno, if the command could not start because processes, memory or open files ran out. failure: the kind
+    of failure that command.sh or the runner reported together with `message`.
     """
 
     cause: str | None
@@ -64,9 +64,9 @@ class AttemptResult:
 class FailureContext:
     """The context of a failed command, from which its failure is explained.
 
-    log_tail: the end of its log. cuda_ids: the GPU ids that `--cuda` passed to it, if they differ from the
-    numbers (0, 1 …) of its visible GPUs; otherwise empty. oom_retries, fail_retries: as set by its line, None
-    = not set.
+    log_tail: the end of its log. cuda_ids: the GPU ids that `--cuda` passed to the command, if they differ
+    from the numbers (0, 1 …) of its visible GPUs; otherwise empty. oom_retries, fail_retries: the numbers of
+    retries that the job's line sets; None if it sets none.
     """
 
     log_tail: str = ""
@@ -80,11 +80,12 @@ class AttemptStatus:
     """The status of an attempt at one moment.
 
     anomalies: unexpected contents of its folder, as phrases. window_open: whether the Screen window of a live
-    runner still exists, for display only; None = it has none, or unknown. runner: the process that holds the
-    claim. damage: the defect in the files that record the end, such as "the file claim was removed".
+    runner still exists, for display only; None if it has no window or this is unknown. runner: the process
+    that holds the claim. damage: the damage to the files that record the end, such as "the file claim was
+    removed".
 
-    For an attempt without a claim: folder_complete: its folder has everything that a runner needs;
-    command_began: its command has registered itself there.
+    Only for an attempt without a claim: folder_complete: whether its folder contains everything that a runner
+    needs; command_began: whether its command has registered itself in the folder.
     """
 
     claim: ClaimState = "none"
@@ -103,5 +104,5 @@ class AttemptStatus:
 
     @property
     def is_over(self) -> bool:
-        """True if its runner has published a result or is gone, as far as the folder shows."""
+        """True if, as far as the folder shows, the runner has published a result or no longer exists."""
         return self.result is not None or self.claim in ("dead", "void")

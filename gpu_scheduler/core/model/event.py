@@ -1,4 +1,4 @@
-"""An event: one row of the history, with its details as a typed value."""
+"""Defines events, which are the rows of the history, with their details as typed values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class EventKind(str, Enum):
-    """The kind of an event, as stored: the new state of a job, or something else that happened."""
+    """The kind of an event, as stored: a job's new state, or something else that happened."""
 
     QUEUED = "queued"
     HELD = "held"
@@ -42,7 +42,7 @@ class EventKind(str, Enum):
 
 @dataclass(frozen=True)
 class EventDetails:
-    """The details of an event. The fields are the keys in the store and in JSON (docs/json.md).
+    """The details of an event. Its field names are the keys in the store and in JSON (docs/json.md).
 
     GPUs are indices, memory is in MiB, shares are thousandths.
     """
@@ -54,15 +54,18 @@ class EventDetails:
 
 @dataclass(frozen=True)
 class AttemptDetails(EventDetails):
-    """An event of an attempt. attempt: its number."""
+    """An event of an attempt. attempt: the number of the attempt."""
 
     attempt: int
 
 
 @dataclass(frozen=True)
 class AttemptStarted(AttemptDetails):
-    """An attempt got GPUs. vram: on each GPU; exclusive: no other job shares them; learned: vram was measured
-    on similar jobs; assumed: share and vram are defaults, not declared."""
+    """An attempt was given GPUs.
+
+    vram: memory on each GPU; exclusive: no other job shares the GPUs; learned: vram was measured on similar
+    jobs; assumed: share and vram are defaults, not declarations.
+    """
 
     gpus: Sequence[int]
     share: int
@@ -76,9 +79,10 @@ class AttemptStarted(AttemptDetails):
 class AttemptEnded(AttemptDetails):
     """An attempt ended, and its job finished, was queued again or is held.
 
-    seconds: run time, None = it never ran. peaks, budgets: observed and declared memory on each of gpus;
-    budgets None: nothing was declared; declared: memory, None = a share or nothing; load: mean, percent;
-    min_vram: memory that the job needs from now on.
+    seconds: the run time; None if the command never ran. peaks: the peak memory use on each of `gpus`.
+    budgets: the declared memory on each of `gpus`; None if nothing was declared. declared: the declared
+    memory; None if a share or nothing was declared. load: the mean load in percent. min_vram: the memory that
+    the job needs from now on.
     """
 
     outcome: str
@@ -106,8 +110,10 @@ class JobEnded(EventDetails):
 
 @dataclass(frozen=True)
 class Overuse(AttemptDetails):
-    """A job uses more memory than it declared. share: declared, with `declared` as its memory; None = memory
-    was declared."""
+    """A job uses more memory than it declared.
+
+    share: the declared share, which corresponds to the memory in `declared`; None if memory was declared.
+    """
 
     gpu: int
     observed: int
@@ -117,7 +123,7 @@ class Overuse(AttemptDetails):
 
 @dataclass(frozen=True)
 class MisplacedProcess(AttemptDetails):
-    """A process of a job uses a GPU that was not allocated to it. allocated: the GPUs that were."""
+    """A process uses a GPU that was not allocated to its job. allocated: the GPUs that were allocated."""
 
     gpu: int
     pid: int
@@ -126,7 +132,7 @@ class MisplacedProcess(AttemptDetails):
 
 @dataclass(frozen=True)
 class GpusChanged(EventDetails):
-    """GPUs were paused or resumed. cause: None = by a command."""
+    """GPUs were paused or resumed. cause: None if a command did this."""
 
     gpus: Sequence[int]
     cause: PauseCause | None = None
@@ -143,12 +149,13 @@ class JobsForgotten(EventDetails):
 class Event:
     """One event.
 
-    id: increases with every event; at: wall seconds; kind: value of an EventKind, or a kind that only another
-    version defines; job_id: 0 = not about a job; reason: of a job's new state, why an
-    infeasible job waits, or the text of another version; data: the details by key, as stored.
+    id: increases with every event; at: the time, in wall seconds; kind: the value of an EventKind, or a kind
+    that only another version defines; job_id: 0 if the event is not about a job; reason: the reason for the
+    job's new state, the reason why an infeasible job waits, or a text that another version stored; data: the
+    details by key, as stored.
 
-    command: the line of the job; name: of the job; spec: of the job, as JSON; is_new_job: the event
-    introduced the job.
+    command, name, spec: the job's line, its name, and its specification as JSON; is_new_job: whether the
+    event introduced the job.
     """
 
     id: int
@@ -178,7 +185,7 @@ class Event:
 
     @cached_property
     def details(self) -> EventDetails | None:
-        """The details; None if there are none, or if another version recorded them in a form of its own."""
+        """The details; None if there are none, or if another version stored them in a form unknown here."""
         of_end = AttemptEnded if "attempt" in self.data else JobEnded
         type_ = of_end if "outcome" in self.data else self._TYPES.get(self.kind)
         if type_ is None:

@@ -1,4 +1,4 @@
-"""The finding of one check of `doctor` or `why`."""
+"""Defines findings, which are the results of the checks of `doctor` and `why`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Grade = Literal["ok", "warn", "bad"]
 class Check(str, Enum):
     """The subject of a check; the value is its name in texts and in JSON."""
 
-    # Subjects of the checks of the machine and of our files.
+    # Subjects of checks of the machine and of the scheduler's files.
     CLOCK = "clock"
     CONDA = "conda"
     ATTEMPTS = "attempts"
@@ -43,7 +43,7 @@ class Check(str, Enum):
     STATE_FILE = "state file"
     STORE = "store"
     USER = "user"
-    # Of one job.
+    # Subjects of checks of one job.
     ALLOWED_GPUS = "allowed GPUs"
     BY_HAND = "by hand"
     END = "end"
@@ -71,9 +71,10 @@ class Check(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. remedy: what to do; "" if nothing; gpu: index of the GPU that it is about.
+    """The result of one check.
 
-    bad: something will not work; warn: it may go wrong, or does in some cases.
+    grade: "bad" if something will not work; "warn" if something may go wrong, or goes wrong in some cases.
+    remedy: what to do; "" if nothing needs to be done. gpu: the index of the GPU that the finding is about.
     """
 
     check: Check
@@ -84,7 +85,7 @@ class Finding:
 
     @property
     def name(self) -> str:
-        """Name of the check: "database", "GPU 3"."""
+        """The name of the check, such as "database" or "GPU 3"."""
         return str(self.check) if self.gpu is None else f"{self.check} {self.gpu}"
 
 
@@ -94,16 +95,16 @@ def ok(check: Check, message: str, gpu: int | None = None) -> Finding:
 
 
 def warn(check: Check, message: str, remedy: str, gpu: int | None = None) -> Finding:
-    """Returns a finding of something that may go wrong."""
+    """Returns a finding about something that may go wrong."""
     return Finding(check, "warn", message, remedy, gpu)
 
 
 def bad(check: Check, message: str, remedy: str, gpu: int | None = None) -> Finding:
-    """Returns a finding of something that will not work."""
+    """Returns a finding about something that will not work."""
     return Finding(check, "bad", message, remedy, gpu)
 
 
 def from_health_issue(issue: HealthIssue) -> Finding:
-    """Returns the finding of a health issue; bad if it stops new starts."""
+    """Returns the finding for a health issue, which is bad if the issue keeps jobs from starting."""
     judge = bad if issue.blocks_starts else warn
     return judge(Check(issue.subject.value), f"{issue.path} {issue.problem}", issue.remedy)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.gpu_fault import GpuFault
 
-#: Prefix of the identity of a GPU whose UUID was never read; the rest is its index.
+#: Prefix of the identity of a GPU whose UUID was never read; the GPU's index follows it.
 UNKNOWN_UUID_PREFIX = "unknown-"
-#: Prefix of the identity of a simulated GPU; the rest is its index.
+#: Prefix of the identity of a simulated GPU; the GPU's index follows it.
 SIMULATED_UUID_PREFIX = "SIM-"
 #: Upper bound of plausible GPU memory, in MiB: 1 PiB.
 MAX_MIB = 1 << 30
@@ -25,7 +25,7 @@ def is_simulated(uuid: str) -> bool:
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that a probe listed on a GPU. load_percent: its part of the load of the GPU."""
+    """A process that a probe listed on a GPU. load_percent: the process's part of the GPU's load."""
 
     pid: int
     used_mib: int | None

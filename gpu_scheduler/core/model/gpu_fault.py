@@ -1,4 +1,4 @@
-"""The fault of a GPU, for which it accepts no new jobs."""
+"""Defines the faults of GPUs. A GPU with a fault accepts no new jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GOOD_SAMPLES_NEEDED = 3
 
 
 class FaultKind(str, Enum):
-    """The kind of a fault. UNREADABLE: no GPU can be read now, which says nothing about this one."""
+    """The kind of a fault. UNREADABLE: no GPU can be read now, so this one may or may not be faulty."""
 
     LOST = "lost"
     UNLISTED = "unlisted"
@@ -21,13 +21,17 @@ class FaultKind(str, Enum):
     MIG_MODE = "mig mode"
     RECOVERING = "recovering"
     UNREADABLE = "unreadable"
-    #: A fault of another version, with its stored form as `cause`.
+    #: A fault that only another version defines; `cause` is its stored text.
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class GpuFault(StoredValue):
-    """A fault. cause: of QUERY_FAILED and UNREADABLE, as reported; good_samples: of RECOVERING, in a row."""
+    """A fault.
+
+    cause: for QUERY_FAILED and UNREADABLE, the reported cause; good_samples: for RECOVERING, the number of
+    good samples in a row.
+    """
 
     kind: FaultKind
     cause: str = ""

@@ -1,6 +1,6 @@
-"""Parses the GPU list of a jobs file and of `add --gpus`: "4,5,6,7", "0-3", "0-3,5", "all" or nothing.
+"""Parses the GPU lists of jobs files and of `add --gpus`: "4,5,6,7", "0-3", "0-3,5", "all" or nothing.
 
-The list holds indices only; placement decides which of those GPUs can be used now.
+A list contains only indices. Placement decides which of these GPUs can be used now.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ITEM = re.compile(r"[ \t]*([0-9]{1,9})[ \t]*(?:-[ \t]*([0-9]{1,9})[ \t]*)?")
 
 
 def parse_gpu_items(text: str) -> tuple[int, ...]:
-    """Parses the indices of a list in the written order. Raises ValueError for a malformed item."""
+    """Parses a list into indices in their written order. Raises ValueError for a malformed item."""
     gpus: list[int] = []
     for item in text.split(","):
         match = _ITEM.fullmatch(item)
@@ -30,17 +30,17 @@ def parse_gpu_items(text: str) -> tuple[int, ...]:
         if last < first:
             raise ValueError(f"GPU list {text.strip()!r}: {first}-{last} runs backward; write {last}-{first}")
         if last > MAX_INDEX:
-            raise ValueError(f"GPU list {text.strip()!r}: GPU {last} is above the largest, {MAX_INDEX}")
+            raise ValueError(f"GPU list {text.strip()!r}: GPU {last} is above the largest index, {MAX_INDEX}")
         gpus.extend(range(first, last + 1))
     return tuple(gpus)
 
 
 @lru_cache(maxsize=1024)
 def parse_gpu_list(text: str, known: frozenset[int] | None = None) -> tuple[int, ...] | None:
-    """Parses a list into ascending indices; None = any GPU (an empty text, or `all`).
+    """Parses a list into ascending indices; None means any GPU (an empty text, or `all`).
 
-    known: the existing indices, None = not checked. Raises ValueError, with the remedy, for a backward range,
-    an empty item, a repeated or an unknown GPU.
+    known: the indices of the existing GPUs; None to accept any index. Raises ValueError, with the remedy, for
+    a backward range, an empty item, a repeated GPU or an unknown GPU.
     """
     if text.strip(" \t").lower() in ("", "all"):
         return None
@@ -57,7 +57,7 @@ def parse_gpu_list(text: str, known: frozenset[int] | None = None) -> tuple[int,
 
 
 def format_gpu_list(gpus: Iterable[int] | None) -> str:
-    """Formats indices as the shortest list for `parse_gpu_list`: (0, 1, 2, 5) -> "0-2,5"; None -> ""."""
+    """Formats indices as the shortest list for `parse_gpu_list`: "0-2,5" for (0, 1, 2, 5), "" for None."""
     if gpus is None:
         return ""
     runs: list[list[int]] = []
@@ -71,5 +71,5 @@ def format_gpu_list(gpus: Iterable[int] | None) -> str:
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
-    """Formats ids as ranges: "3, 7-9, 12-31"; two consecutive ids are not joined."""
+    """Formats ids as ranges, such as "3, 7-9, 12-31". A range has at least three ids."""
     return format_gpu_list(numbers).replace(",", ", ")

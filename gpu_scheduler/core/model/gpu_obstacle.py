@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ObstacleKind(str, Enum):
-    """The kind of an obstacle. The FOREIGN_* kinds are uses by processes that do not belong to our jobs."""
+    """The kind of an obstacle. In the FOREIGN_* kinds, processes that are not of our jobs use the GPU."""
 
     PAUSED = "paused"
     NOT_SAMPLED = "not sampled"
@@ -38,15 +38,15 @@ def _fault(values: dict[str, Any]) -> GpuFault:
 
 @dataclass(frozen=True)
 class GpuObstacle(StoredValue):
-    """The obstacle on one GPU. gpu: its index.
+    """The obstacle on one GPU. gpu: the index of the GPU.
 
-    job_id, pids         QUARANTINED: the job, and the first of its processes that do not end
+    job_id, pids         QUARANTINED: the job, and the first few of its processes that have not ended
     fault                FAULT: the fault of the GPU
-    free                 SHARE: thousandths that are left; MEMORY: MiB that are left for a declaration
-    foreign_mib          memory that foreign processes use, if it is part of the obstacle
+    free                 SHARE: share that is left, in thousandths; MEMORY: MiB that a job can still declare
+    foreign_mib          memory that foreign processes use, in MiB, if it is part of the obstacle
     foreign_pid          the foreign process that uses the most memory, if the driver lists the processes
-    processes_listed     whether the driver lists processes, for memory that no named process uses
-    foreign_load         FOREIGN_LOAD: percent
+    processes_listed     if there is no foreign_pid: whether the driver lists the processes
+    foreign_load         FOREIGN_LOAD: load that foreign processes cause, in percent
     foreign_peak_mib     MEMORY: highest memory use of the foreign processes, if above their current use
     """
 

@@ -1,4 +1,4 @@
-"""A health issue: a problem with a location that we write to, and its remedy."""
+"""A health issue: a problem with a location that the scheduler writes to, and its remedy."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class HealthSubject(str, Enum):
 class HealthIssue:
     """A problem with one location.
 
-    problem: a predicate ("is on a full disk"); blocks_starts: no job starts while the problem lasts. Running
-    jobs continue in any case.
+    problem: a predicate, such as "is on a full disk"; blocks_starts: whether no job can start while the
+    problem lasts. Running jobs continue in any case.
     """
 
     subject: HealthSubject

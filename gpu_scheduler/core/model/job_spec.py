@@ -1,6 +1,6 @@
 """Defines the specification of a job: what it runs and the attributes that the user gave it.
 
-`identity` covers what it runs, `attributes` everything else that the user may set.
+`identity` covers what the job runs; `attributes` covers everything else that the user can set.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COMPARED_ATTRIBUTES = (
     "timeout_s", "cuda", "cuda_ids", "hold", "cancel",
 )  # fmt: skip
 
-#: Priority of a job that sets none (docs/design.md, Queue order); `add` writes 0.
+#: Priority of a job whose line sets none (docs/design.md, Queue order). `add` writes priority 0.
 NORMAL_PRIORITY = 200
 
 
@@ -33,14 +33,17 @@ NORMAL_PRIORITY = 200
 class JobSpec:
     """A job as the user specified it.
 
-    kind       "csv": `python -u script arguments`; "command": `bash -c command`.
-    torchrun   csv lines only: number of processes that torchrun starts, one GPU each; None means python.
-    text       the line as a user recognises it, without attribute block and comment.
-    cwd        absolute working folder.
-    share      thousandths of a GPU; gpus: a count; vram: MiB on each of them; allowed: GPU indices, None
-    means
-               any. None means not given. exclusive: share the GPUs with no other job of this scheduler.
-    timeout_s  seconds after which the job is ended; *_retries: number of retries, None means not given.
+    kind       "csv" runs `python -u script arguments`; "command" runs `bash -c command`.
+    text       the line as a user recognises it, without its attribute block and comment.
+    cwd        the absolute working folder.
+    allowed    the indices of the GPUs that the job may use; None means any.
+    share      the requested part of a GPU, in thousandths; None means not given.
+    gpus       the requested number of GPUs; None means not given.
+    vram       the requested memory on each GPU, in MiB; None means not given.
+    exclusive  whether the job shares its GPUs with no other job of this scheduler.
+    *_retries  the number of retries; None means not given.
+    timeout_s  the seconds after which the job is ended.
+    torchrun   CSV lines only: the number of processes that torchrun starts, one per GPU; None means python.
     """
 
     kind: Kind
@@ -91,7 +94,7 @@ class JobSpec:
             return tuple((self.command or "").split())
 
     def option(self, name: str) -> str | None:
-        """Returns the value of the last `--name X` or `--name=X` in the arguments, None if absent."""
+        """Returns the value of the last `--name X` or `--name=X` in the arguments; None if there is none."""
         found = None
         words = self.words()
         for i, word in enumerate(words):
@@ -103,13 +106,16 @@ class JobSpec:
 
     @property
     def llm(self) -> str | None:
-        """The model named by `--llm`."""
+        """The model that `--llm` names; None if there is no such option."""
         return self.option("llm")
 
     @property
     def program(self) -> str:
-        """The program it runs, without arguments: the script of a CSV line; for a command the module of
-        `python -m`, otherwise the first word that names a script, otherwise the first word."""
+        """The program that the job runs, without arguments.
+
+        For a CSV line, this is the script. For a command, it is the module of `python -m`, otherwise the
+        first word that names a script, otherwise the first word.
+        """
         if self.script is not None:
             return self.script
         words = [w for w in self.words() if not re.fullmatch(r"[A-Za-z_]\w*=.*", w)]
@@ -119,7 +125,7 @@ class JobSpec:
 
     @property
     def mode(self) -> str:
-        """The word used in the session name: `--mode`, otherwise the name of the script or program."""
+        """The word in the session name: the value of `--mode`, otherwise the script's or program's name."""
         given = self.option("mode")
         if given:
             return given
@@ -131,7 +137,7 @@ class JobSpec:
         return re.sub(r"\.py$", "", word.rsplit("/", 1)[-1])
 
     def to_json(self) -> str:
-        """Returns one line of JSON that `from_json` reads back to an equal value."""
+        """Returns one line of JSON from which `from_json` builds an equal value."""
         values = [(name, getattr(self, name)) for name in _FIELDS]
         return _JSON.encode({k: v for k, v in values if v is not None and v is not False and v != ()})
 
@@ -148,6 +154,6 @@ class JobSpec:
         return cls(**values)
 
 
-#: Created once; `json.dumps` with options would create an encoder at every call.
+#: Created only once, because `json.dumps` with options creates a new encoder at every call.
 _JSON = json.JSONEncoder(ensure_ascii=False)
 _FIELDS = tuple(field.name for field in fields(JobSpec))

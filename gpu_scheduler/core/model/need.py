@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Need:
-    """The need of a job on each of `count` distinct GPUs: `share` thousandths, `vram` MiB, or both.
+    """What a job needs on each of `count` distinct GPUs: `share` thousandths, `vram` MiB, or both.
 
-    share 0 and vram None: not declared. exclusive: none of our other jobs on them; alone: no foreign process
-    either. learned: vram is the observed use of its workload class. assumed: neither the line nor the entry
-    of its model sets share or vram, so that the default applies, or an idle GPU; this is not a declaration,
-    and its accuracy is never judged.
+    A share of 0 or a vram of None is not declared. exclusive: no other job of this scheduler may use the
+    GPUs; alone: foreign processes may not use them either. learned: vram is the observed use of the job's
+    workload class. assumed: neither the line nor the model's entry sets share or vram, so the job gets the
+    default or an idle GPU; this is not a declaration, and its accuracy is never judged.
     """
 
     count: int
@@ -25,5 +25,5 @@ class Need:
 
     @property
     def whole(self) -> bool:
-        """Returns whether none of our other jobs may run on its GPUs."""
+        """True if no other job of this scheduler may use the same GPUs."""
         return self.alone or self.exclusive

@@ -1,4 +1,4 @@
-"""A reading of the clocks, for decisions that need no other fact."""
+"""The current time, for decisions that need no other facts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Now:
-    """One reading of the clocks.
+    """The current time, read from two clocks.
 
-    wall: seconds since 1970, for display; boot: CLOCK_BOOTTIME seconds, for every deadline; boot_id: the boot
-    from which `boot` counts.
+    wall: seconds since 1970, for display; boot: CLOCK_BOOTTIME seconds, for every deadline; boot_id:
+    identifies the boot since which `boot` counts.
     """
 
     wall: float

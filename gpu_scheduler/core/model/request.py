@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 
-#: The cause of a pause or resume that was not requested by a command.
+#: The cause of a pause or resume that no command requested.
 PauseCause = Literal["state_file_edited", "state_file_removed"]
 
 
@@ -17,9 +17,9 @@ class Request:
     """A request from a front end (docs/design.md, Store and requests).
 
     target: a job id or the UUID of a GPU, as text; "" for the scheduler itself. args, by verb: cancel
-    {grace_s, line: whether its line requests it}, requeue {added_to: the file to which its line was added
-    again}, pause and resume {cause: a PauseCause, null for a command}, set {name, value, line: whether the
-    jobs file sets it}, places {places: [[job id, queue position], …]}.
+    {grace_s, line: whether the job's line requests the cancel}, requeue {added_to: the file to which the line
+    was added again}, pause and resume {cause: a PauseCause; null if a command requested it}, set {name,
+    value, line: whether the jobs file sets the value}, places {places: [[job id, queue position], …]}.
     """
 
     request_id: int
@@ -30,7 +30,7 @@ class Request:
 
 @dataclass(frozen=True)
 class JobFact:
-    """The state of a job that a request or a line of the jobs file concerns."""
+    """The state of a job that a request or a line of a jobs file is about."""
 
     job_id: int
     state: JobState

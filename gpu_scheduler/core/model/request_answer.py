@@ -1,4 +1,4 @@
-"""The answer to a request of a front end: what was done, or why it was refused."""
+"""The answer to a request from a front end: what was done, or why the request was refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.stored_value import StoredValue
 
 
 class AnswerCode(str, Enum):
-    """The result of a request; `REFUSALS` are the results of requests that were not carried out."""
+    """The result of a request. `REFUSALS` contains the results of requests that were not carried out."""
 
     CANCELLED = "cancelled"
     STOPPING = "stopping"
@@ -31,7 +31,7 @@ class AnswerCode(str, Enum):
     ENDED_UNRECORDED = "ended, not recorded"
     GPU_NOT_MANAGED = "gpu not managed"
     SCHEDULER_ENDED = "scheduler ended"
-    #: An answer of another version.
+    #: An answer that only another version defines.
     UNKNOWN = "unknown"
 
 
@@ -45,11 +45,11 @@ REFUSALS = frozenset({
 class RequestAnswer(StoredValue):
     """An answer with the data of its code.
 
-    state, accepted              WRONG_STATE: the state of the job, and those in which the request is possible
-    verb                         WRONG_STATE, ENDED_UNRECORDED: the request
+    state, accepted              WRONG_STATE: the job's state, and the states in which the request is possible
+    verb                         WRONG_STATE, ENDED_UNRECORDED: the verb of the request
     outcome, exit_code, signal   ALREADY_FINISHED, ENDED_UNRECORDED: how the job ended
-    is_recorded                  ALREADY_FINISHED: the store has that end too
-    attribute                    ATTRIBUTE_SET: as written in a jobs file
+    is_recorded                  ALREADY_FINISHED: whether the store has recorded this end
+    attribute                    ATTRIBUTE_SET: the attribute, as written in a jobs file
     """
 
     code: AnswerCode
@@ -71,7 +71,7 @@ class RequestAnswer(StoredValue):
 
     @classmethod
     def unknown(cls, text: str) -> RequestAnswer:
-        """Returns the answer for a text of another version."""
+        """Returns the answer for a text that another version stored."""
         return RequestAnswer(AnswerCode.UNKNOWN)
 
     @property
@@ -80,7 +80,7 @@ class RequestAnswer(StoredValue):
         return self.code in REFUSALS
 
 
-#: Verb of a request about a job -> the states of the job in which the request affects it.
+#: For each verb of a request about a job, the states of the job in which the request has an effect.
 ACCEPTED_STATES: Mapping[str, tuple[JobState, ...]] = {
     "cancel": (JobState.HELD, JobState.QUEUED),
     "line_removed": (JobState.HELD, JobState.QUEUED),
@@ -93,5 +93,5 @@ ACCEPTED_STATES: Mapping[str, tuple[JobState, ...]] = {
 
 
 def wrong_state(verb: str, state: JobState) -> RequestAnswer:
-    """Returns the answer to a request that a job in this state does not allow."""
+    """Returns the answer to a request that is not possible for a job in this state."""
     return RequestAnswer(AnswerCode.WRONG_STATE, state=state, accepted=ACCEPTED_STATES[verb], verb=verb)

@@ -1,7 +1,7 @@
 """The reason why a job or an attempt is in its state, above all why it ended.
 
-It is decided once, stored as JSON, and turned into words by `views.reason_text` alone. Its texts come from
-the user, a program or the runner; no decision depends on them.
+A reason is determined once and stored as JSON. Only `views.reason_text` turns it into words. Texts within a
+reason come from the user, a program or the runner, and no decision depends on them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ReasonKind(str, Enum):
     FOLDER_REMOVED = "folder_removed"
     MACHINE_ENDED = "machine_ended"
     MACHINE_RESTARTED = "machine_restarted"
-    #: The store is a copy: the attempt belongs to the original.
+    #: The store is a copy, and the attempt belongs to the original store.
     IN_ORIGINAL_STORE = "in_original_store"
     #: The attempt had not begun when the store was lost.
     STORE_LOST = "store_lost"
@@ -41,14 +41,14 @@ class ReasonKind(str, Enum):
     RELEASED_BY_USER = "released_by_user"
     RELEASED_BY_LINE = "released_by_line"
     RETRIED_BY_USER = "retried_by_user"
-    #: A reason of another version, with its stored form as `message`.
+    #: A reason that only another version defines; `message` is its stored text.
     UNKNOWN = "unknown"
 
 
 class FailureKind(str, Enum):
-    """The cause of a failed command or launch, as far as it is known; it selects the remedy.
+    """The cause of a failed command or launch, as far as it is known. The remedy depends on it.
 
-    Of several kinds that fit a command that ran, the one listed first counts.
+    If several kinds fit a command that ran, the one that comes first in this list counts.
     """
 
     CUDA_OOM = "cuda_oom"
@@ -79,7 +79,7 @@ class FailureKind(str, Enum):
 
 
 class NextKind(str, Enum):
-    """The next step of a job after an attempt, or the reason why an allowed retry is not made."""
+    """A job's next step after an attempt, or the reason why an allowed retry does not take place."""
 
     OOM_RETRY = "oom_retry"
     OOM_RETRIES_USED_UP = "oom_retries_used_up"
@@ -93,10 +93,10 @@ class NextKind(str, Enum):
 
 @dataclass(frozen=True)
 class NextStep(StoredValue):
-    """One thing that follows an attempt.
+    """One step that follows an attempt.
 
-    number, of: a retry is the `number`th of `of`; wait_s: seconds until then; vram_mib: memory per GPU that
-    it gets, or that the attempt already had; job_id: the held job.
+    number, of: the retry's number and the number of allowed retries; wait_s: seconds until the retry;
+    vram_mib: memory per GPU that the retry requests, or that the attempt already had; job_id: the held job.
     """
 
     kind: NextKind
@@ -118,12 +118,13 @@ class NextStep(StoredValue):
 class StateReason(StoredValue):
     """The reason why a job or an attempt is in its state.
 
-    failure: the cause of a failed command or launch, None = unknown; exit_code, signal: of the command;
-    error: the line of its log that names the error; message: a report of command.sh, the runner or the
-    executor; oom_kill: the kernel killed the "command" or a "child" of it when host memory ran out;
-    gpu_ids: the misread ids that `--cuda` gave it; gpu_used_twice: NCCL found two of its processes on one
-    GPU; launches: how often its runner was started without success; subject: the data directory or file it is
-    about; survivors: pids of processes that still run; next_steps: what follows.
+    failure: the cause of a failed command or launch; None if unknown. exit_code, signal: how the command
+    ended. error: the line of the command's log that names the error. message: a report from command.sh, the
+    runner or the executor. oom_kill: whether the kernel killed the "command" or a "child" of it because host
+    memory ran out. gpu_ids: the GPU ids that `--cuda` passed and the command misread. gpu_used_twice: whether
+    NCCL found two processes of the command on one GPU. launches: how often a runner was started without
+    success. subject: the data directory or file that the reason is about. survivors: pids of processes that
+    still run. next_steps: what follows.
     """
 
     kind: ReasonKind

@@ -1,7 +1,7 @@
 """Defines the states of jobs and of attempts, and the allowed transitions between them.
 
-Nothing else in the program decides which state may follow which. The *outcome* of an attempt is kept separate
-from the state, so that "timed out" or "interrupted" adds no states.
+Only this module decides which state may follow which. The *outcome* of an attempt is kept separate from its
+state, so that results such as "timed out" and "interrupted" need no states of their own.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ WAITING = frozenset({JobState.QUEUED, JobState.HELD})
 FAILED = frozenset({Outcome.FAILED, Outcome.TIMED_OUT, Outcome.NOT_STARTED})
 
 _H, _Q, _S, _R, _P, _F = JobState
-#: State -> the states that may follow it. When an attempt ends, its job moves to FINISHED, to QUEUED (a
-#: failed launch, a retry) or to HELD (interrupted, preempted).
+#: For each state of a job, the states that may follow it. When an attempt ends, its job moves to FINISHED, to
+#: QUEUED (after a failed launch or for a retry) or to HELD (after an interruption or a preemption).
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     _H: frozenset({_Q, _F}),
     _Q: frozenset({_H, _S, _F}),
@@ -91,8 +91,8 @@ class AttemptState(str, Enum):
 OPEN = frozenset({AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING, AttemptState.ORPHANED})
 
 _St, _Ru, _Sp, _Or, _En, _Re, _Cl = AttemptState
-#: State -> the states that may follow it. An orphaned attempt is supervised again if its folder, which was
-#: moved away, comes back.
+#: For each state of an attempt, the states that may follow it. An orphaned attempt is supervised again if its
+#: folder was moved away and is now back.
 ATTEMPT_TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
     _St: frozenset({_Ru, _Sp, _Or, _En}),
     _Ru: frozenset({_Sp, _Or, _En}),
@@ -105,7 +105,7 @@ ATTEMPT_TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
 
 
 class IllegalTransitionError(RuntimeError):
-    """Raised for a transition that the tables do not allow: a bug, reported with the history of the job."""
+    """Raised for a transition that the tables do not allow. It reports a bug, with the job's history."""
 
     def __init__(
         self,
@@ -115,17 +115,17 @@ class IllegalTransitionError(RuntimeError):
         history: tuple[str, ...] = (),
     ) -> None:
         story = "; ".join(history) or "none recorded"
-        super().__init__(f"{subject}: {old} -> {new} is not allowed (history: {story})")
+        super().__init__(f"{subject}: the change from {old} to {new} is not allowed (history: {story})")
         self.old = old
         self.new = new
 
 
 def check_transition(job_id: int, old: JobState, new: JobState, history: tuple[str, ...] = ()) -> None:
-    """Raises IllegalTransitionError unless `old -> new` is allowed; staying in a state is always allowed."""
+    """Raises IllegalTransitionError if a job may not change from `old` to `new`. It may always stay in `old`."""
     if new is not old and new not in TRANSITIONS[old]:
         raise IllegalTransitionError(f"job {job_id}", old, new, history)
 
 
 def states_before(new: AttemptState) -> frozenset[AttemptState]:
-    """Returns the states in which an attempt may change to this one; staying in a state is always allowed."""
+    """Returns the states from which an attempt may change to this one, including this state itself."""
     return frozenset(old for old, after in ATTEMPT_TRANSITIONS.items() if new in after) | {new}

@@ -1,4 +1,4 @@
-"""Stores a value that consists of a kind and its data as a JSON object, and reads it back."""
+"""Converts values that consist of a kind and its data to JSON objects for the store, and back."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T", bound="StoredValue")
 
 
 class StoredValue:
-    """Base of frozen dataclasses that are stored as JSON, without the fields that have their defaults."""
+    """Base of frozen dataclasses that are stored as JSON. Fields with their default values are not stored."""
 
-    #: Field -> function that builds its value from JSON; other fields have the same value in JSON.
+    #: The functions that build fields from JSON, by field. Other fields have the same value in JSON.
     _BUILD: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 
     @classmethod
     def unknown(cls: type[T], text: str) -> T:
-        """Returns the value that stands for a text that this version cannot read."""
+        """Returns a value for a text that this version cannot read."""
         raise NotImplementedError
 
     def to_json(self) -> str:
@@ -28,13 +28,13 @@ class StoredValue:
 
     @classmethod
     def from_json(cls: type[T], text: str) -> T:
-        """Returns the value that `to_json` wrote; `unknown` if another version wrote one of its own."""
+        """Returns the value that `to_json` wrote; the result of `unknown` if the text cannot be read."""
         value: T = _READ(cls, text)
         return value
 
     @classmethod
     def from_values(cls: type[T], values: Mapping[str, Any]) -> T:
-        """Returns the value with these fields, as they are in JSON. Raises ValueError or TypeError."""
+        """Builds a value from its fields in JSON. Raises ValueError or TypeError for invalid fields."""
         build = cls._BUILD
         given = {name: build[name](value) if name in build else value for name, value in dict(values).items()}
         return cls(**given)
@@ -47,7 +47,7 @@ def _read(cls: type[T], text: str) -> T:
         return cls.unknown(text)
 
 
-#: Many jobs have the same reason.
+#: Cached, because many jobs have the same reason.
 _READ: Callable[[Any, str], Any] = lru_cache(maxsize=4096)(_read)
 
 

@@ -1,6 +1,7 @@
-"""Parses and formats memory, time and shares as people write them: "18G" in MiB, "15m" in seconds.
+"""Parses and formats memory, time and shares as people write them, such as "18G" and "15m".
 
-Shares of a GPU are counted in integer thousandths, so that two halves fill one GPU exactly.
+Memory is counted in MiB, time in seconds, and shares of a GPU in integer thousandths, so that two halves fill
+one GPU exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_mib(text: str) -> int:
-    """Parses "18000", "18G" or "17.5GiB" into MiB, rounded up. Units are binary, however spelled.
+    """Parses "18000", "18G" or "17.5GiB" into MiB, rounded up. Units are binary in every spelling.
 
     Raises ValueError with the accepted forms.
     """
@@ -34,12 +35,12 @@ def parse_mib(text: str) -> int:
 
 
 def format_mib(mib: int) -> str:
-    """Formats MiB so that `parse_mib` returns the same number: 18432 -> "18G", 18000 -> "18000"."""
+    """Formats MiB so that `parse_mib` returns the same number: "18G" for 18432, "18000" for 18000."""
     return f"{mib // 1024}G" if mib >= 1024 and mib % 1024 == 0 else str(mib)
 
 
 def round_mib(mib: int) -> int:
-    """Rounds MiB to the precision of `format_memory`: a stored value changes only when its text does."""
+    """Rounds MiB to the precision of `format_memory`, so that a stored value changes only with its text."""
     if mib < 1024:
         return mib
     tenths, rest = divmod(10 * mib, 1024)
@@ -59,7 +60,7 @@ def parse_seconds(text: str) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """Formats seconds for `parse_seconds`: 7200 -> "2h", 90 -> "90s"."""
+    """Formats seconds for `parse_seconds`: "2h" for 7200, "90s" for 90."""
     for unit in ("d", "h", "m"):
         if seconds >= _SECONDS[unit] and seconds % _SECONDS[unit] == 0:
             return f"{seconds / _SECONDS[unit]:.0f}{unit}"
@@ -73,7 +74,7 @@ WHOLE = 1000
 def parse_share(text: str) -> int:
     """Parses a decimal number of GPUs such as "0.5" (500) or "2" (2000) into thousandths.
 
-    Raises ValueError, with the accepted forms, for anything but a plain number from 0.001 to 64.
+    Raises ValueError, with the accepted forms, unless the text is a plain number from 0.001 to 64.
     """
     try:
         value = Decimal(text)
@@ -81,16 +82,16 @@ def parse_share(text: str) -> int:
         raise ValueError(f"share {text!r} is not a number such as 0.5 or 2") from None
     if not value.is_finite() or not Decimal("0.001") <= value <= 64:
         raise ValueError(f"share {text!r} is not between 0.001 and 64")
-    # Rounded up: three jobs of 0.3334 must never share one GPU by rounding.
+    # Rounded up, so that three jobs with a share of 0.3334 never fit on one GPU.
     return int((value * WHOLE).to_integral_value(rounding="ROUND_CEILING"))
 
 
 def format_share(thousandths: int) -> str:
-    """Formats a share as the shortest decimal text: 500 -> "0.5", 1000 -> "1"."""
+    """Formats a share as the shortest decimal text: "0.5" for 500, "1" for 1000."""
     whole, rest = divmod(thousandths, WHOLE)
     return f"{whole}.{rest:03d}".rstrip("0") if rest else str(whole)
 
 
 def share_text(share: int, mib: int | None) -> str:
-    """Formats a declared share (thousandths) with its memory: "share 0.25 (6144 MiB)"."""
+    """Formats a declared share (thousandths) with its memory, such as "share 0.25 (6144 MiB)"."""
     return f"share {format_share(share)}" + ("" if mib is None else f" ({mib} MiB)")

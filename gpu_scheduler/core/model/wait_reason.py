@@ -1,4 +1,4 @@
-"""The reason why a job waits, as stored for a group of jobs or for one job, and as front ends present it."""
+"""The reason why a job waits. It is stored for a group of jobs or for one job, and front ends show it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class WaitKind(str, Enum):
     """The kind of a wait reason.
 
-    A group of jobs with one resource spec waits for GPUs, or for the storage that every start needs; a single
-    job waits for its line of the jobs file, a user, a delay, or processes. Kinds from HELD on are not stored:
-    they follow from other columns, or the scheduler has not decided on the job yet.
+    A group of jobs with one resource spec waits for GPUs, or for the storage that every start needs. A single
+    job waits for its line of the jobs file, a user, a delay or processes. The kinds from HELD on are not
+    stored, because they follow from other columns or because the scheduler has not yet considered the job.
     """
 
     STORAGE = "storage"
@@ -38,11 +38,12 @@ class WaitKind(str, Enum):
     REQUEST = "request"
     NOT_TRIED = "not tried"
     NO_SCHEDULER = "no scheduler"
-    #: A reason of another version, with its stored form as `cause`.
+    #: A reason that only another version defines; `cause` is its stored text.
     UNKNOWN = "unknown"
 
 
-# Imported here to keep commands fast when no such reason is shown.
+# The next two functions import their classes only when they are called, which keeps commands fast that show
+# no such reason.
 def _need(values: dict[str, Any]) -> Need:
     from gpu_scheduler.core.model.need import Need
 
@@ -61,19 +62,20 @@ class WaitReason(StoredValue):
 
     cause          STORAGE, GPUS_UNREADABLE: the problem; HELD: "user", "line" or the outcome of the attempt
                    that ended; REQUEST: the requested action
-    need           of each job, for the kinds that concern GPUs
+    need           the need of each job, for the kinds that concern GPUs
     gpus           NO_FREE_GPU: number of GPUs that would accept the job now; TOO_FEW_GPUS: number of managed
                    GPUs that the job may use
-    obstacles      NO_FREE_GPU: why other GPUs do not, except those that our own jobs fill
+    obstacles      NO_FREE_GPU: why the other GPUs would not, except those that our own jobs fill
     managed        TOO_FEW_GPUS: number of managed GPUs
-    allowed        TOO_FEW_GPUS, GPUS_TOO_SMALL: number of GPUs that the line allows; None = any
-    size_mib       GPUS_TOO_SMALL: memory of the last of the largest GPUs that the job could use
-    largest_mib    GPUS_TOO_SMALL: memory of the largest GPU that the job could use
-    margin_mib     GPUS_TOO_SMALL: memory of a GPU that is not given to jobs
-    line_number    LINE_MALFORMED, LINE_CHANGED: the line
+    allowed        TOO_FEW_GPUS, GPUS_TOO_SMALL: number of GPUs that the line allows; None if any
+    size_mib       GPUS_TOO_SMALL: memory of the Nth largest GPU that the job may use, where N is the number
+                   of GPUs that it needs
+    largest_mib    GPUS_TOO_SMALL: memory of the largest GPU that the job may use
+    margin_mib     GPUS_TOO_SMALL: memory on each GPU that is never allocated to jobs
+    line_number    LINE_MALFORMED, LINE_CHANGED: number of the line
     launches       RELAUNCHED: number of launches of an attempt that no runner has claimed yet
-    due_at         boot seconds: a job whose line was removed is cancelled then, a changed line takes effect
-                   then, a delayed job starts then; None = unknown
+    due_at         the time, in boot seconds, at which a job whose line was removed is cancelled, a
+                   changed line takes effect or a delayed job starts; None if unknown
     """
 
     kind: WaitKind
@@ -94,7 +96,7 @@ class WaitReason(StoredValue):
 
     @property
     def is_infeasible(self) -> bool:
-        """Returns whether the job could not fit even on the current GPUs, all empty and unpaused."""
+        """True if the job could not fit even if all current GPUs were empty and unpaused."""
         return self.kind in (WaitKind.TOO_FEW_GPUS, WaitKind.GPUS_TOO_SMALL)
 
     @classmethod
