@@ -121,7 +121,7 @@ class IllegalTransitionError(RuntimeError):
 
 
 def check_transition(job_id: int, old: JobState, new: JobState, history: tuple[str, ...] = ()) -> None:
-    """Raises IllegalTransitionError if a job may not change from `old` to `new`. It may always stay in `old`."""
+    """Raises IllegalTransitionError if a job may not change from `old` to `new`. It may stay in `old`."""
     if new is not old and new not in TRANSITIONS[old]:
         raise IllegalTransitionError(f"job {job_id}", old, new, history)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from gpu_scheduler.core.model.units import WHOLE
 
-#: Memory that a driver may use without a process, MiB; the default of `--margin` leaves as much free.
+#: Memory, in MiB, that a driver may use without any process. The default of `--margin` leaves the same amount
+#: free.
 DRIVER_MIB = 512
 
 
@@ -19,8 +20,9 @@ DRIVER_MIB = 512
 class Allocation:
     """The allocation of an attempt on one GPU.
 
-    share: thousandths, 0 = none declared; vram: MiB declared, None = none; whole: none of our other jobs may
-    run there; peak_mib: highest observed use, None = not observed yet, or unknown.
+    share: the declared thousandths; 0 if none were declared. vram: the declared MiB; None if none were
+    declared. whole: none of our other jobs may run on the GPU. peak_mib: the highest observed use; None if it
+    is unknown or has not been observed yet.
     """
 
     share: int = 0
@@ -30,9 +32,9 @@ class Allocation:
 
 
 def declared_mib(allocation: Allocation, total_mib: int | None) -> int | None:
-    """Returns the MiB that result from a declared vram or share; None: the size of the GPU is unknown.
+    """Returns the MiB that a declared vram or share amounts to; None if the size of the GPU is unknown.
 
-    A share with the GPU to itself counts as all of its memory.
+    If the attempt has the GPU to itself, its share counts as all of the memory.
     """
     if allocation.vram is not None:
         return allocation.vram
@@ -42,13 +44,13 @@ def declared_mib(allocation: Allocation, total_mib: int | None) -> int | None:
 
 
 def with_spike_buffer(peak_mib: int, spike_buffer: float) -> int:
-    """Returns an observed peak plus its spike buffer, MiB. spike_buffer: the fraction of `--spike-buffer`."""
-    # A fraction such as 0.1 is not exact: 10000 MiB must become 11000, never 11001.
+    """Returns an observed peak plus its spike buffer, in MiB. spike_buffer: the value of `--spike-buffer`."""
+    # Rounded first, because a fraction such as 0.1 is inexact: 10000 MiB must become 11000, never 11001.
     return math.ceil(round(peak_mib * (1 + spike_buffer), 6))
 
 
 def allocated_mib(allocation: Allocation, total_mib: int, spike_buffer: float) -> int:
-    """Returns the memory that an allocation counts for, MiB."""
+    """Returns the memory that an allocation counts as, in MiB."""
     if allocation.whole or (allocation.vram is None and not allocation.share):
         return total_mib
     peak = allocation.peak_mib or 0
@@ -58,9 +60,9 @@ def allocated_mib(allocation: Allocation, total_mib: int, spike_buffer: float) -
 
 
 def allocated_share(allocation: Allocation, total_mib: int | None, spike_buffer: float) -> int:
-    """Returns the share that an allocation counts for, thousandths.
+    """Returns the share that an allocation counts as, in thousandths.
 
-    total_mib None: the size is unknown, and declared memory counts as the whole GPU.
+    total_mib: the size of the GPU; if it is None (unknown), declared memory counts as the whole GPU.
     """
     if allocation.whole or (allocation.vram is None and not allocation.share):
         return WHOLE

@@ -1,6 +1,6 @@
 """The actions that a round can decide on.
 
-All actions of a round are recorded in one transaction and then performed; some change the store only.
+All actions of a round are recorded in one transaction and then performed. Some of them change only the store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Action:
 
 @dataclass(frozen=True)
 class AttemptAction(Action):
-    """A decision about an attempt, which may need no further value."""
+    """A decision about an attempt. Some of these actions have no further values."""
 
     attempt_id: int
 
@@ -33,9 +33,10 @@ class AttemptAction(Action):
 class Start(Action):
     """Opens an attempt of a queued job on these GPUs and launches it.
 
-    share (thousandths, 0 = none declared), vram (MiB): on each GPU; whole: none of our other jobs beside it;
-    learned: vram was not declared but learned from its workload class; assumed: share and vram are defaults,
-    not declarations; baseline_mib: (UUID, unattributed memory there in MiB).
+    share: thousandths of each GPU; 0 if none were declared. vram: MiB on each GPU. whole: none of our other
+    jobs may use the GPUs. learned: vram was not declared but learned from the workload class. assumed: share
+    and vram are defaults, not declarations. baseline_mib: for each GPU, its UUID and its unattributed memory
+    in MiB.
     """
 
     job_id: int
@@ -54,21 +55,21 @@ class Relaunch(AttemptAction):
 
 @dataclass(frozen=True)
 class VoidClaim(AttemptAction):
-    """Links a `void` claim, so that the attempt can never run; the next round observes who won the claim.
+    """Links a `void` claim, so that the attempt can never run. The next round observes who won the claim.
 
-    gives_up: none of the launches was claimed.
+    gives_up: whether the scheduler gives up because no launch was claimed.
     """
 
     gives_up: bool = False
 
 
 class ResetLaunchCount(AttemptAction):
-    """Resets the launch count of an attempt whose launches went unclaimed while starts were blocked."""
+    """Resets the launch count of an attempt whose launches were not claimed while starts were blocked."""
 
 
 @dataclass(frozen=True)
 class Transition(Action):
-    """Changes the state of a job with an open attempt, to running or stopping."""
+    """Changes the state of a job with an open attempt to running or stopping."""
 
     job_id: int
     attempt_id: int
@@ -83,7 +84,7 @@ class RequestStop(AttemptAction):
 
 
 class WakeRunner(AttemptAction):
-    """Signals the runner again: `stop` is written, but the attempt has not ended."""
+    """Signals the runner again, because `stop` has been written but the attempt has not ended."""
 
 
 class KillRunner(AttemptAction):
@@ -99,12 +100,12 @@ class RecordRunner(AttemptAction):
 
 
 class RecordRunnerDeath(AttemptAction):
-    """Records that the runner died without a result; its processes now have 60 s to exit."""
+    """Records that the runner died without a result. The attempt's processes then have 60 s to exit."""
 
 
 @dataclass(frozen=True)
 class RecordMisplacedProcess(AttemptAction):
-    """Records a process on a GPU (UUID) outside the attempt's allocation, once per attempt and GPU."""
+    """Records a process on a GPU (UUID) that is not allocated to its attempt, once per attempt and GPU."""
 
     uuid: str
     pid: int
@@ -116,10 +117,10 @@ class RecordWindowClosed(AttemptAction):
 
 @dataclass(frozen=True)
 class RecordUsage(Action):
-    """Records the resource use of a running attempt in the sample of `sampled_at` (boot seconds).
+    """Records the resource use of a running attempt in one sample.
 
-    usage: for each of its GPUs (UUID, memory of its processes in MiB, load of the GPU in percent); None =
-    unknown.
+    sampled_at: when the sample was taken, in boot seconds. usage: for each of its GPUs, the UUID, the memory
+    of its processes in MiB and the load of the GPU in percent; None if unknown.
     """
 
     job_id: int
@@ -130,9 +131,9 @@ class RecordUsage(Action):
 
 @dataclass(frozen=True)
 class RecordOveruse(AttemptAction):
-    """Records that an attempt uses more memory on a GPU (UUID) than declared, once per attempt and GPU.
+    """Records that an attempt uses more memory on a GPU (UUID) than it declared, once per attempt and GPU.
 
-    share: the declared share in thousandths, which equals declared_mib; None: vram was declared.
+    share: the declared share in thousandths, which amounts to declared_mib; None if vram was declared.
     """
 
     uuid: str
@@ -143,9 +144,10 @@ class RecordOveruse(AttemptAction):
 
 @dataclass(frozen=True)
 class RecordForeignLoad(Action):
-    """Records the load of foreign processes in the last samples, percent, newest last (None = unknown).
+    """Records the load of foreign processes on a GPU (UUID) in the last samples.
 
-    sampled_at: time of the newest sample, boot seconds.
+    loads: percent in each sample, the newest last; None if unknown. sampled_at: the time of the newest
+    sample, in boot seconds.
     """
 
     uuid: str
@@ -155,7 +157,10 @@ class RecordForeignLoad(Action):
 
 @dataclass(frozen=True)
 class RecordForeignPeaks(Action):
-    """Records the peak memory use of each living foreign process on a GPU (UUID): (pid, start, MiB)."""
+    """Records the peak memory use of each living foreign process on a GPU (UUID).
+
+    peaks: (pid, start time, MiB) for each process.
+    """
 
     uuid: str
     peaks: tuple[tuple[int, float, int], ...]
@@ -172,9 +177,9 @@ class Sweep(AttemptAction):
 class FinishAttempt(Action):
     """Records the end of an attempt and moves its job to `state`.
 
-    not_before: boot seconds before which a requeued job does not start; launch_failures, oom_retries_used and
-    fail_retries_used: the new counts; min_vram_mib: memory that the job needs from now on, None = unchanged;
-    shortage: errno of the shortage that kept the command from starting.
+    not_before: boot seconds before which a requeued job must not start. launch_failures, oom_retries_used,
+    fail_retries_used: the new counts. min_vram_mib: memory that the job needs from now on; None if unchanged.
+    shortage: errno of the shortage that prevented the command from starting.
     """
 
     job_id: int
@@ -197,11 +202,11 @@ class FinishAttempt(Action):
 
 
 class ReleaseAllocation(AttemptAction):
-    """Releases the allocation of an ended attempt that has no process left."""
+    """Releases the allocation of an ended attempt that has no processes left."""
 
 
 class RecordMemoryReleased(AttemptAction):
-    """Records that the memory of the attempt's GPUs is free again, or that 60 s have passed."""
+    """Records that the memory of the attempt's GPUs is free again, or that the wait for it (60 s) is over."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +237,7 @@ class RequeueJob(Action):
 
 @dataclass(frozen=True)
 class RecordCancel(Action):
-    """Records a cancel for a job with an open attempt; it stays pending until that attempt has ended."""
+    """Records a cancel for a job with an open attempt. The cancel is pending until the attempt has ended."""
 
     job_id: int
     cause: str
@@ -241,7 +246,7 @@ class RecordCancel(Action):
 
 @dataclass(frozen=True)
 class SetAttribute(Action):
-    """Changes one attribute (a name in jobspec.ATTRIBUTES) of a waiting or finished job."""
+    """Changes one attribute (a name in job_spec.COMPARED_ATTRIBUTES) of a waiting or finished job."""
 
     job_id: int
     name: str
@@ -257,7 +262,7 @@ class SetQueuePositions(Action):
 
 @dataclass(frozen=True)
 class SetPaused(Action):
-    """Pauses or resumes a GPU. cause: None = by a command."""
+    """Pauses or resumes a GPU. cause: None if a command requested it."""
 
     uuid: str
     paused: bool
@@ -266,7 +271,7 @@ class SetPaused(Action):
 
 @dataclass(frozen=True)
 class SetWaitReason(Action):
-    """Sets the reason why the jobs of one resource spec wait."""
+    """Sets the reason why the jobs with one resource spec wait."""
 
     spec_key: str
     reason: WaitReason
@@ -274,14 +279,14 @@ class SetWaitReason(Action):
 
 @dataclass(frozen=True)
 class RecordBypassed(Action):
-    """Records that a job behind this one in the queue was started before it."""
+    """Records that a job behind this one in the queue has been started."""
 
     job_id: int
 
 
 @dataclass(frozen=True)
 class AnswerRequest(Action):
-    """Answers a request: it was carried out, or the reason why not."""
+    """Answers a request: what was done, or why the request was refused."""
 
     request_id: int
     answer: RequestAnswer
@@ -289,4 +294,4 @@ class AnswerRequest(Action):
 
 @dataclass(frozen=True)
 class EndScheduler(Action):
-    """Ends the scheduler, as requested."""
+    """Ends the scheduler, because a front end requested it."""

@@ -1,4 +1,4 @@
-"""Decides how an attempt ended and the next state of its job: it finishes, is held, or is queued again."""
+"""Decides how an attempt ended, and whether its job then finishes, is held or is queued again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.retry import GpuInventory, decide_retry
 from gpu_scheduler.core.scheduling.settings import Settings
 
-#: Longest wait between failed launches, seconds.
+#: Longest wait after a failed launch, in seconds.
 MAX_RETRY_WAIT_S = 60.0
 
 _OUTCOME_OF_CAUSE = {
@@ -26,12 +26,12 @@ _OUTCOME_OF_CAUSE = {
 
 
 def outcome_of(cause: str) -> Outcome:
-    """Returns the outcome of an attempt stopped for this cause; an unknown cause counts as a cancel."""
+    """Returns the outcome of an attempt stopped for this cause. An unknown cause counts as a cancel."""
     return _OUTCOME_OF_CAUSE.get(cause, Outcome.CANCELLED)
 
 
 def launch_failure(attempt: Attempt) -> StateReason:
-    """Returns why an attempt was never begun."""
+    """Returns why the command of an attempt never began."""
     if attempt.launch_error is not None:
         return StateReason(ReasonKind.LAUNCH_FAILED, message=attempt.launch_error)
     return StateReason(ReasonKind.RUNNER_NEVER_STARTED, launches=attempt.launch_count)
@@ -50,7 +50,7 @@ def interruption(attempt: Attempt, now: Now) -> StateReason:
 def end_with_result(
     attempt: Attempt, result: AttemptResult, now: Now, settings: Settings, inventory: GpuInventory
 ) -> FinishAttempt:
-    """Returns the end of an attempt with this result. inventory: GPUs that a retry may use."""
+    """Returns the end of an attempt with this result. inventory: the GPUs that a retry may use."""
     if result.cause is not None:
         outcome = _OUTCOME_OF_CAUSE.get(result.cause, Outcome.INTERRUPTED)
     elif not result.began:
@@ -94,14 +94,14 @@ def end_attempt(
     survivors: tuple[int, ...] = (),
     result: AttemptResult | None = None,
 ) -> FinishAttempt:
-    """Returns the end of an attempt with this outcome. survivors: processes that are left."""
+    """Returns the end of an attempt with this outcome. survivors: pids of processes that still run."""
     end = FinishAttempt(
         attempt.job_id,
         attempt.attempt_id,
         outcome,
         JobState.FINISHED,
         outcome,
-        # If the command did not begin, the exit code is that of our own checks.
+        # If the command did not begin, the exit code comes from the checks in command.sh.
         exit_code=result.exit_code if result and result.began else None,
         signal=result.signal if result and result.began else None,
         survivors=survivors,
@@ -122,7 +122,7 @@ def end_attempt(
 def _with_next_state(
     end: FinishAttempt, attempt: Attempt, now: Now, settings: Settings
 ) -> tuple[FinishAttempt, NextStep | None]:
-    """Returns the end with the next state of the job, and the next step for its reason, if any."""
+    """Returns the end with the next state of the job, and the next step to add to its reason, if any."""
     cancelled = attempt.cancel is not None and attempt.cancel.cause == "cancelled"
     if end.outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED, Outcome.NOT_STARTED) and cancelled:
         return replace(end, job_outcome=Outcome.CANCELLED), None
@@ -133,7 +133,7 @@ def _with_next_state(
         return end, None
     queued = replace(end, state=JobState.QUEUED, job_outcome=None)
     if end.shortage and not attempt.source_missing:
-        # Not a failure of the job: it is not counted, and the job is retried while the shortage lasts.
+        # A shortage is not a failure of the job: it is not counted, and retries continue until it is over.
         wait = settings.assign_retry_wait_s
         step = NextStep(NextKind.LAUNCH_RETRY_UNCOUNTED, wait_s=wait)
         return replace(queued, launch_failures=attempt.launch_failures, not_before=now.boot + wait), step

@@ -1,6 +1,6 @@
-"""Suggests declarations from the memory peaks of finished jobs, for `calibrate`.
+"""Suggests memory declarations for `calibrate`, based on the memory peaks of finished jobs.
 
-For each model an entry of llm_config.json, for programs without a model an attribute.
+For a model, it suggests an entry of llm_config.json. For a program without a model, it suggests an attribute.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from gpu_scheduler.core.scheduling.accounting import with_spike_buffer
 from gpu_scheduler.core.scheduling.learned_needs import WorkloadClass
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 
-#: The evidence required to write an entry: this many runs, or one run of this many seconds.
+#: An entry is written only after at least this many runs, or one run of at least this many seconds.
 MIN_RUNS, MIN_RUN_S = 3, 600.0
-#: Suggestions are rounded up to multiples of this, MiB.
+#: Suggestions are rounded up to a multiple of this number of MiB.
 STEP_MIB = 64
 
 
@@ -33,8 +33,9 @@ class NoSuggestion(str, Enum):
 class CalibrationRules:
     """The parameters of suggestions.
 
-    spike_buffer: fraction added to a peak; tolerance: fraction by which a declaration may deviate;
-    margin_mib: memory to leave free beside a declaration; totals_mib: of each managed GPU, () = unknown.
+    spike_buffer: fraction to add to a peak; tolerance: fraction by which a peak may deviate from its
+    declaration; margin_mib: memory to leave free on each GPU; totals_mib: memory size of each managed GPU, ()
+    if unknown.
     """
 
     spike_buffer: float
@@ -47,9 +48,9 @@ class CalibrationRules:
 class Advice:
     """The suggestion for a workload class.
 
-    current_entry: the entry of its model in llm_config.json, as JSON; suggested_entry: its replacement;
-    has_enough_runs: whether there is enough evidence to write it; line_vram_mib: suggested for its
-    lines, if it has no model; why_not: why nothing is suggested.
+    current_entry: the model's entry in llm_config.json, as JSON; suggested_entry: the replacement for it;
+    has_enough_runs: whether there is enough evidence to write the replacement; line_vram_mib: the vram
+    suggested for the lines of a class without a model; why_not: why nothing is suggested.
     """
 
     workload_class: WorkloadClass
@@ -77,14 +78,14 @@ def _advise_model(
     config: LlmConfig,
     rules: CalibrationRules,
 ) -> Advice:
-    """Returns advice on the entry of the model, from the runs of all programs with it."""
+    """Returns advice on the model's entry, based on the runs of all programs that use the model."""
     llm = workload_class.llm or ""
     same = [one for one in classes if one.llm == llm]
     largest = max(same, key=lambda one: one.p95_mib)
     together = replace(
         largest,
         max_mib=max(one.max_mib for one in same),
-        gpus=min(one.gpus for one in same),  # a run on fewer GPUs shows that no more are needed
+        gpus=min(one.gpus for one in same),  # a run on fewer GPUs shows that no more GPUs are needed
         declared_mib=config.of(llm).vram or largest.declared_mib,
     )
     wanted, why = _suggested_mib(together, rules)
@@ -94,7 +95,7 @@ def _advise_model(
 
 
 def _has_enough_runs(classes: Sequence[WorkloadClass]) -> bool:
-    """Returns whether the runs of one model, by any programs, suffice to write its entry."""
+    """Returns whether there are enough runs with a model, by any programs, to write the model's entry."""
     is_long = any((one.longest_s or 0.0) >= MIN_RUN_S for one in classes)
     return is_long or sum(one.runs for one in classes) >= MIN_RUNS
 
@@ -107,7 +108,7 @@ def _advise_line(workload_class: WorkloadClass, rules: CalibrationRules) -> Advi
 def _suggested_mib(
     measured: WorkloadClass, rules: CalibrationRules
 ) -> tuple[int | None, NoSuggestion | None]:
-    """Returns the suggested MiB on each GPU, or why none is suggested."""
+    """Returns the suggested MiB on each GPU, or why nothing is suggested."""
     p95, declared, gpus = measured.p95_mib, measured.declared_mib, measured.gpus
     steps = -(-with_spike_buffer(p95, rules.spike_buffer) // STEP_MIB)
     wanted = steps * STEP_MIB
@@ -115,7 +116,7 @@ def _suggested_mib(
         room = sorted(rules.totals_mib, reverse=True)[gpus - 1] - rules.margin_mib
         if measured.max_mib > room:
             return None, NoSuggestion.NEEDS_WHOLE_GPU
-        wanted = min(wanted, room)  # a larger need could never be placed
+        wanted = min(wanted, room)  # a larger need would fit on no GPU
     if declared is not None:
         if abs(p95 - declared) <= rules.tolerance * declared:
             return None, NoSuggestion.WITHIN_TOLERANCE
@@ -125,7 +126,7 @@ def _suggested_mib(
 
 
 def _suggested_entry(current_entry: Any, vram_mib: int, gpus: int) -> dict[str, Any]:
-    """Returns the entry of a model, keeping the share and gpus of an existing object."""
+    """Returns the new entry of a model, which keeps the share and gpus of an existing JSON object."""
     kept = dict(current_entry) if isinstance(current_entry, dict) else {}
     if "share" in kept and parse_share(str(kept["share"])) > WHOLE:
         del kept["share"]  # a share above 1 cannot be combined with memory
@@ -141,7 +142,7 @@ def suggested_entries(
 ) -> dict[str, dict[str, Any]]:
     """Returns the suggested entry of each model whose entry should change.
 
-    has_enough_runs: selects the models with enough evidence, or those without.
+    has_enough_runs: whether to return the models with enough evidence, or the others.
     """
     found = [one for one in advice if one.has_enough_runs is has_enough_runs]
     return {

@@ -1,4 +1,4 @@
-"""Returns when the scheduler must look again although no event arrives."""
+"""Determines when the next round must take place if no event triggers one before."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpu_scheduler.core.scheduling.facts import Facts
 
 
 def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
-    """Returns the boot time of the next deadline without an event: a timeout, a retry, a second signal."""
+    """Returns the boot time of the next deadline (a timeout, a retry or a repeated signal), if any."""
     times: list[float] = [] if next_retry is None else [next_retry]
     now, settings = facts.now.boot, facts.settings
     if facts.storage_issue is not None:
@@ -18,7 +18,7 @@ def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
         elif attempt.state is AttemptState.ENDED or attempt.status.claim == "dead":
             times.append(now + _retry_delay(attempt.runner_died_at or attempt.swept_at, now))
         elif attempt.status.claim in ("none", "invalid"):
-            # An overdue action that did not succeed is tried again every second.
+            # An overdue action that has not succeeded is tried again every second.
             waits = (
                 facts.storage_issue is None and attempt.signalled_at is None and attempt.launch_deadline > now
             )
@@ -29,6 +29,6 @@ def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
 
 
 def _retry_delay(since: float | None, now: float) -> float:
-    """Returns a delay in seconds that grows to one: short at first, for processes that are about to end."""
+    """Returns a delay that grows to 1 s. It is short at first, for processes that are about to end."""
     age = 0.0 if since is None else now - since
     return min(1.0, max(0.005, age / 2))

@@ -1,4 +1,4 @@
-"""Determines the accuracy of a memory declaration once an attempt has ended (docs/placement.md). Pure."""
+"""Determines how accurate a memory declaration was, once its attempt has ended (docs/placement.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Literal
 class DeclarationAccuracy:
     """The accuracy of a declaration on the GPU with the largest ratio of peak to declaration.
 
-    percent: deviation of the peak from the declaration, negative if below it; mib: the declaration there.
+    percent: how far the peak is from the declaration, negative if it is below; mib: the memory declared on
+    this GPU.
     """
 
     kind: Literal["within", "over", "under"]
@@ -27,13 +28,13 @@ def judge_declaration(
     completed: bool,
     by_share: bool = False,
 ) -> DeclarationAccuracy | None:
-    """Returns the accuracy, from the peak and the declared MiB on each GPU (None = unknown).
+    """Returns a declaration's accuracy, from the peak and the declared MiB on each GPU (None if unknown).
 
-    by_share: a share was declared, which may refer to compute; only its overuse is judged.
+    by_share: a share was declared. It may refer to compute, so only overuse is judged.
 
     Returns None if nothing was declared or too little is known. An attempt that did not complete may have
-    ended before its peak, perhaps because memory ran out, and a GPU with an unknown peak may have had a
-    larger one: neither shows that the declaration was right or could be smaller.
+    ended before its peak, perhaps because memory ran out. A GPU with an unknown peak may have had a larger
+    peak than the others. In both cases, it is unknown whether the declaration was right or too large.
     """
     known = [
         (peak, budget)

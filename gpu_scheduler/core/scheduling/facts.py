@@ -1,4 +1,4 @@
-"""The input of one round as frozen values: store, attempt folders, GPUs, requests and time."""
+"""The input of one round, as frozen values: store, attempt folders, GPUs, requests and time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class PendingGroup:
-    """The first waiting jobs with the same resource spec, in order. has_more: others follow them."""
+    """The first waiting jobs with the same resource spec, in order. has_more: whether more jobs follow."""
 
     resources: ResourceSpec
     jobs: tuple[QueuedJob, ...]
@@ -38,19 +38,20 @@ class PendingGroup:
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt that holds GPUs or awaits their memory release, from the store and from its folder.
+    """An attempt that holds GPUs or awaits their memory release, as described by the store and by its folder.
 
     Times are boot seconds of `boot_id`. cancel: a pending cancel or preempt, which lasts until the end of the
-    attempt is recorded. survivors: its processes; None = not scanned. baseline_mib:
-    unattributed memory on each GPU when it started. failure_context: the traces of a failed command.
+    attempt is recorded. survivors: the pids of its processes; None if they were not scanned. baseline_mib:
+    unattributed memory on each GPU when the attempt started. failure_context: what a failed command has left.
     misplaced_gpus: GPUs outside its allocation on which one of its processes was observed and reported.
-    window_closed_recorded: the closing of its Screen window was reported.
+    window_closed_recorded: whether the store has recorded that its Screen window was closed.
 
-    share (thousandths, 0 = none) and vram (MiB): declared for each of its GPUs; whole: none of our other jobs
-    may run there. budgets: UUID -> MiB declared (or learned) there, None = unknown; empty: nothing was
-    declared. peaks: UUID -> highest memory use of its processes there, MiB; measured_at: time of the newest
-    sample in them. overused_gpus: GPUs on which overuse was reported. resources: the current resource spec
-    of its job. oom_retries_used, fail_retries_used: retries that its job has used.
+    share, vram: the thousandths (0 if none) and the MiB that were declared for each of its GPUs. whole: none
+    of our other jobs may run on these GPUs. budgets: the MiB declared or learned for each GPU, by UUID; None
+    if unknown; empty if nothing was declared. peaks: the highest memory use of its processes on each GPU in
+    MiB, by UUID. measured_at: the time of the newest sample in the peaks. overused_gpus: GPUs on which
+    overuse was reported. resources: the current resource spec of its job. oom_retries_used,
+    fail_retries_used: retries that its job has used.
     """
 
     attempt_id: int
@@ -91,20 +92,21 @@ class Attempt:
     executor: str = "direct"
 
     def allocation(self, uuid: str) -> Allocation:
-        """Returns its allocation on one of its GPUs."""
+        """Returns the attempt's allocation on one of its GPUs."""
         return Allocation(self.share, self.vram, self.whole, self.peaks.get(uuid))
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, from the store and the last sample. mean_load: over the last samples, percent.
+    """A GPU, as described by the store and the last sample.
 
-    owners: for each process in the sample, the attempt that owns it (None = foreign); process_starts: start
-    time of each, wall seconds, where known. has_unmatched_process: some listed process cannot be identified
-    from this PID namespace, so only the totals count. foreign_peaks: (pid, start) of each living foreign
-    process -> its highest observed memory use, MiB. total_mib: memory size in the store, whether or not the
-    GPU can be read now. foreign_loads: load of foreign processes in each of the last samples, percent, newest
-    last (None = unknown); foreign_load_at: time of the newest of them.
+    mean_load: mean load over the last samples, in percent. owners: for each process in the sample, the
+    attempt that owns it; None if it is foreign. process_starts: start time of each process in wall seconds,
+    if known. has_unmatched_process: whether a listed process cannot be identified from this PID namespace, so
+    that only the totals count. foreign_peaks: the highest observed memory use of each living foreign process
+    in MiB, by (pid, start time). total_mib: the memory size in the store, even if the GPU cannot be read now.
+    foreign_loads: the load of foreign processes in each of the last samples in percent, the newest last; None
+    if unknown. foreign_load_at: the time of the newest of these samples.
     """
 
     uuid: str
@@ -126,10 +128,10 @@ class Gpu:
 class Facts:
     """The input of one round.
 
-    all_sampled: every managed GPU has been sampled; probe_error: why the GPUs cannot be read.
-    storage_issue: why a problem of our own storage blocks new starts. unmanaged_gpus: GPUs in the sample that
-    this scheduler does not manage. learned_mib: workload class -> MiB that one of its jobs needs, where needs
-    are learned.
+    all_sampled: whether every managed GPU has been sampled. probe_error: why the GPUs cannot be read.
+    storage_issue: the problem with our own storage that blocks new starts. unmanaged_gpus: GPUs in the sample
+    that this scheduler does not manage. learned_mib: the MiB that a job of each workload class needs, if
+    needs are learned.
     """
 
     now: Now

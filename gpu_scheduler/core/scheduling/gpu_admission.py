@@ -1,4 +1,4 @@
-"""Decides whether one GPU accepts one more job: idle, share left, memory left, use by foreign processes.
+"""Decides whether one GPU accepts one more job, by the share and memory left and by foreign use.
 
 The rationale is in docs/design.md, Placement.
 """
@@ -21,14 +21,15 @@ class GpuAvailability:
     """The availability of one managed GPU for placement.
 
     allocated_share      thousandths allocated to our attempts
-    committed_mib        memory allocated to them plus the peaks of foreign processes, MiB; None = unknown
-    occupied             one of our attempts runs on it, whatever its allocation
-    foreign_mib          current memory use of foreign processes, MiB; None = unknown
+    committed_mib        memory allocated to our attempts plus the peaks of foreign processes, in MiB; None if
+                         unknown
+    occupied             whether one of our attempts holds the GPU, whatever its allocation
+    foreign_mib          current memory use of foreign processes, in MiB; None if unknown
     foreign_pid          the foreign process that uses the most memory, or None
-    processes_listed     whether the probe lists the processes on it
-    mean_load            mean load over the last samples, percent; None = unknown
-    mean_foreign_load    the part of it that foreign processes cause; None = unknown
-    unavailable          why it accepts no new job at all, or None
+    processes_listed     whether the probe lists the processes on the GPU
+    mean_load            mean load over the last samples, in percent; None if unknown
+    mean_foreign_load    the part of the mean load that foreign processes cause; None if unknown
+    unavailable          why the GPU accepts no new job at all, or None
     foreign_peak_mib     peak memory use of the foreign processes, if above their current use; otherwise 0
     """
 
@@ -48,15 +49,15 @@ class GpuAvailability:
 
 
 def counts_as_idle(foreign_mib: int, limits: Limits) -> bool:
-    """Returns whether a GPU counts as idle: drivers and displays may use a little. foreign_mib: in MiB."""
+    """Returns whether a GPU with this foreign use counts as idle, since drivers and displays use a little."""
     return foreign_mib <= limits.idle_threshold_mib
 
 
 def foreign_use(gpu: GpuAvailability, need: Need, limits: Limits) -> ObstacleKind | None:
     """Returns the kind of foreign use that keeps a job with this need off a GPU; None if there is none.
 
-    Foreign processes within the idle threshold never do. For a job that declares memory it does not matter
-    how much memory foreign processes use, as long as enough uncommitted memory is left.
+    Foreign processes within the idle threshold never keep a job off. For a job that declares memory, it does
+    not matter how much memory foreign processes use, as long as enough uncommitted memory is left.
     """
     if gpu.foreign_mib is None or counts_as_idle(gpu.foreign_mib, limits):
         return None
@@ -76,13 +77,13 @@ def obstacle(gpu: GpuAvailability, need: Need, limits: Limits) -> GpuObstacle | 
 
 
 def obstacle_kind(gpu: GpuAvailability, need: Need, limits: Limits) -> ObstacleKind | None:
-    """Returns the kind of the first obstacle that keeps a job with this need off a GPU; None if none does."""
+    """Returns the kind of the first obstacle that keeps a job with this need off a GPU, if any."""
     if gpu.unavailable is not None:
         return gpu.unavailable.kind
     if need.whole and gpu.occupied:
         return ObstacleKind.BUSY
     if need.share and gpu.allocated_share + need.share > WHOLE:
-        # The remaining share matters only to a job that requests part of a GPU.
+        # The remaining share is of interest only to a job that requests part of a GPU.
         is_full = gpu.allocated_share >= WHOLE or need.share == WHOLE
         return ObstacleKind.BUSY if is_full else ObstacleKind.SHARE
     if gpu.foreign_mib is None:
@@ -97,14 +98,14 @@ def obstacle_kind(gpu: GpuAvailability, need: Need, limits: Limits) -> ObstacleK
 
 
 def _headroom(gpu: GpuAvailability, limits: Limits) -> int | None:
-    """Returns the MiB that are left for one more declaration; None = unknown."""
+    """Returns the MiB that one more job can declare; None if unknown."""
     if gpu.total_mib is None or gpu.committed_mib is None:
         return None
     return max(0, gpu.total_mib - gpu.committed_mib - limits.margin_mib)
 
 
 def describe_obstacle(gpu: GpuAvailability, kind: ObstacleKind, limits: Limits) -> GpuObstacle:
-    """Returns the obstacle of this kind with its values, which are as precise as they are shown."""
+    """Returns the obstacle of this kind with its values, which are rounded as they are shown."""
     if gpu.unavailable is not None:
         return gpu.unavailable
     index, pid = gpu.index, gpu.foreign_pid
@@ -121,7 +122,7 @@ def describe_obstacle(gpu: GpuAvailability, kind: ObstacleKind, limits: Limits) 
     free = round_mib(_headroom(gpu, limits) or 0)
     if gpu.foreign_peak_mib:
         return GpuObstacle(index, kind, free=free, foreign_peak_mib=round_mib(gpu.foreign_peak_mib))
-    # Memory in use by unknown processes is not free either.
+    # Memory that unknown processes use is not free either, so it is part of the obstacle.
     if listed or counts_as_idle(gpu.foreign_mib or 0, limits):
         return GpuObstacle(index, kind, free=free)
     return GpuObstacle(index, kind, free=free, foreign_mib=mib, foreign_pid=pid, processes_listed=listed)

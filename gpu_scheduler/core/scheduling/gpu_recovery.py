@@ -1,8 +1,8 @@
 """Tracks GPUs that are lost or recover, from one sample to the next (docs/design.md, Placement).
 
-A faulty GPU gets no new jobs until several samples in a row were good. Their number is part of the fault in
-the store, so that it survives a restart. A sample that failed as a whole says nothing about any single GPU:
-it neither loses a GPU nor brings one back.
+A faulty GPU gets no new jobs until several samples in a row were good. The number of good samples is part of
+the fault in the store, so that it survives a restart. If a sample fails as a whole, no GPU counts as lost or
+recovered because of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpu_scheduler.core.model.gpu_fault import GOOD_SAMPLES_NEEDED, UNLISTED, Fa
 
 @dataclass(frozen=True)
 class GpuChange:
-    """A GPU that this sample shows as lost, or as available again (`recovered`)."""
+    """A GPU that is lost, or available again (`recovered`), according to this sample."""
 
     gpu: GpuSample
     recovered: bool
@@ -27,8 +27,9 @@ def update_faults(
 ) -> tuple[tuple[GpuSample, ...], tuple[GpuChange, ...]]:
     """Merges a sample with the known GPUs; returns the result ordered by index, and the changes.
 
-    A known GPU missing from the sample is added as lost; one that came back keeps a fault while it recovers.
-    Unknown GPUs are returned unchanged. known: as stored, each with the fault of the previous sample.
+    A known GPU that is missing from the sample is added as lost. A GPU that is back keeps a fault while it
+    recovers. Unknown GPUs are returned unchanged. known: the GPUs in the store, each with its fault in the
+    previous sample.
     """
     before = {gpu.uuid: gpu for gpu in known}
     found = _with_known_uuids(samples, before)
@@ -45,7 +46,7 @@ def update_faults(
 
 
 def was_usable(fault: GpuFault | None) -> bool:
-    """Returns whether a GPU with this stored fault did not count as lost."""
+    """Returns whether a GPU with this stored fault counted as usable, rather than as lost."""
     return fault is None or fault.kind is FaultKind.UNREADABLE
 
 
@@ -57,8 +58,10 @@ def _next_fault(before: GpuFault | None, now: GpuFault | None) -> GpuFault | Non
 
 
 def _with_known_uuids(samples: Sequence[GpuSample], known: dict[str, GpuSample]) -> list[GpuSample]:
-    """Returns the samples, each without a UUID identified as the missing known GPU at its index, or as
-    any other missing one."""
+    """Returns the samples, with each one that lacks a UUID identified as a known GPU that is missing.
+
+    That is the missing GPU with the same index or, if there is none, any other missing GPU.
+    """
     missing = {uuid: gpu for uuid, gpu in known.items() if uuid not in {sample.uuid for sample in samples}}
     found = []
     for sample in samples:

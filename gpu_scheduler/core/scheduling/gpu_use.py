@@ -1,4 +1,4 @@
-"""Measures the use of a GPU: allocations, memory and load of foreign processes, a pause or a fault.
+"""Determines the use of a GPU: allocations, memory and load of foreign processes, and a pause or a fault.
 
 The rules are in docs/design.md, Accounting. `gpu_admission` decides whether a GPU counts as idle.
 """
@@ -25,7 +25,7 @@ _MAX_PIDS = 4
 
 
 def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
-    """Returns the availability of a GPU, counting every attempt that still holds part of it."""
+    """Returns the availability of a GPU, taking into account every attempt that still holds part of it."""
     here = [a for a in facts.attempts if gpu.uuid in a.gpus]
     holders = _holders(gpu, facts.attempts)
     limits = facts.settings
@@ -53,7 +53,7 @@ def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
 def _committed_memory(
     gpu: Gpu, holders: Sequence[Attempt], attempts: Sequence[Attempt], limits: Limits
 ) -> int | None:
-    """Returns the committed memory, MiB: allocations plus buffered foreign use; never below actual use."""
+    """Returns the committed memory in MiB: allocations plus buffered foreign use, at least the actual use."""
     foreign = _foreign_commitment(gpu, attempts, limits)
     if foreign is None:
         return None
@@ -62,8 +62,10 @@ def _committed_memory(
 
 
 def _foreign_commitment(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
-    """Returns the MiB reserved for foreign use: the buffered peak of each foreign process, plus unattributed
-    memory; None = unknown."""
+    """Returns the MiB reserved for foreign use; None if unknown.
+
+    This is the sum of the buffered peaks of all foreign processes, plus the unattributed memory.
+    """
     if listed_processes(gpu) is None:
         foreign_mib = foreign_memory(gpu, attempts, limits)
         return None if foreign_mib is None else with_spike_buffer(foreign_mib, limits.spike_buffer)
@@ -74,7 +76,7 @@ def _foreign_commitment(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -
 
 
 def listed_processes(gpu: Gpu) -> tuple[GpuProcess, ...] | None:
-    """Returns the processes on a GPU, or None unless the memory and the owner of each of them are known."""
+    """Returns the processes on a GPU; None if the memory or the owner of one of them is unknown."""
     processes = gpu.sample.processes if gpu.sample else None
     if processes is None or gpu.has_unmatched_process or any(p.used_mib is None for p in processes):
         return None
@@ -88,15 +90,14 @@ def foreign_peaks(gpu: Gpu, attempts: Sequence[Attempt]) -> dict[tuple[int, floa
     for process in listed_processes(gpu) or ():
         key = (process.pid, gpu.process_starts.get(process.pid, 0.0))
         if gpu.owners.get(process.pid) in here:
-            peaks.pop(key, None)  # it counted as foreign until its owner was known
+            peaks.pop(key, None)  # it counted as foreign before its owner was known
         else:
             peaks[key] = max(peaks.get(key, 0), process.used_mib or 0)
     return peaks
 
 
 def _foreign_peak_above_use(gpu: Gpu, attempts: Sequence[Attempt]) -> int:
-    """Returns the peak memory use of the foreign processes, MiB, if it exceeds their current use; otherwise
-    0."""
+    """Returns the foreign processes' peak memory use in MiB if it exceeds their current use; otherwise 0."""
     processes, here = listed_processes(gpu), _attempt_ids_on(gpu, attempts)
     if processes is None:
         return 0
@@ -106,11 +107,11 @@ def _foreign_peak_above_use(gpu: Gpu, attempts: Sequence[Attempt]) -> int:
 
 
 def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
-    """Returns the current foreign memory use on a GPU, MiB; None = unknown.
+    """Returns the current foreign memory use on a GPU in MiB; None if unknown.
 
-    If the probe lists the processes with their memory, this is the sum of the foreign ones, plus any
-    unattributed memory beyond the amount that a driver may use. Otherwise it is the larger of the baseline
-    when our first job started and the memory in use beyond the sum of our allocations.
+    If the probe lists the processes with their memory, this is the sum for the foreign processes, plus any
+    unattributed memory beyond the amount that a driver may use. Otherwise it is the larger of two values: the
+    baseline from the start of our jobs, and the memory in use beyond the sum of our allocations.
     """
     sample = gpu.sample
     if sample is None:
@@ -126,10 +127,10 @@ def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int
 
 
 def foreign_load(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> float | None:
-    """Returns the load of foreign processes in the newest sample, percent; None = unknown.
+    """Returns the load of foreign processes in the newest sample in percent; None if unknown.
 
-    If the driver reports no load per process, the load of the GPU counts as foreign while none of our jobs is
-    on it.
+    If the driver reports no load per process, the load of the GPU counts as foreign while none of our jobs
+    uses the GPU.
     """
     load = _load_of_processes(gpu, attempts, limits)
     if load is not None or gpu.sample is None or _attempt_ids_on(gpu, attempts):
@@ -142,7 +143,7 @@ def _load_of_processes(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) ->
     if processes is None or gpu.has_unmatched_process:
         return None
     if listed_processes(gpu) is not None and _unattributed_foreign_memory(gpu, attempts, limits) > DRIVER_MIB:
-        return None  # some process is hidden from the driver's list
+        return None  # some process is missing from the driver's list
     loads = [process.load_percent for process in _foreign_processes(gpu, processes, attempts)]
     known = [load for load in loads if load is not None]
     return min(100.0, sum(known)) if len(known) == len(loads) else None
@@ -154,15 +155,16 @@ def _mean(loads: Sequence[float | None]) -> float | None:
 
 
 def display_memory(gpu: Gpu, limits: Limits) -> int:
-    """Returns the buffered memory of display processes, MiB; it is permanently foreign."""
+    """Returns the buffered memory of display processes in MiB, which always counts as foreign."""
     processes = listed_processes(gpu) or ()
     return sum(with_spike_buffer(p.used_mib or 0, limits.spike_buffer) for p in processes if p.graphics_only)
 
 
 def unattributed_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
-    """Returns the unattributed memory of a GPU: in use, but by no listed process; MiB, None = unknown.
+    """Returns the unattributed memory of a GPU in MiB, which no listed process uses; None if unknown.
 
-    It includes memory that a dead process has not released yet. Without a process list: the foreign memory.
+    It includes memory that a dead process has not released yet. Without a process list, the foreign memory is
+    returned instead.
     """
     sample = gpu.sample
     if sample is None or sample.used_mib is None:
@@ -174,9 +176,10 @@ def unattributed_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -
 
 
 def _unattributed_foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int:
-    """Returns the unattributed memory that no unlisted process of our own attempts can explain, MiB.
+    """Returns the unattributed memory, in MiB, that unlisted processes of our own attempts cannot explain.
 
-    A probe may miss processes: inside a container it lists none from outside, and some probes list none.
+    A probe may miss processes: within a container it does not list processes outside, and some probes list no
+    processes at all.
     """
     unattributed = unattributed_memory(gpu, attempts, limits) or 0
     ours = _holders(gpu, attempts)
@@ -207,13 +210,13 @@ def _attempt_ids_on(gpu: Gpu, attempts: Sequence[Attempt]) -> set[int | None]:
 def _foreign_processes(
     gpu: Gpu, processes: Sequence[GpuProcess], attempts: Sequence[Attempt]
 ) -> list[GpuProcess]:
-    """Returns the foreign processes, and our misplaced processes, which no allocation here covers."""
+    """Returns the foreign processes and our misplaced processes, which no allocation on this GPU covers."""
     here = _attempt_ids_on(gpu, attempts)
     return [p for p in processes if not p.graphics_only and gpu.owners.get(p.pid) not in here]
 
 
 def _identified_processes(gpu: Gpu) -> tuple[GpuProcess, ...] | None:
-    """Returns the processes on a GPU, or None unless the owner of each of them is known."""
+    """Returns the processes on a GPU; None if the owner of one of them is unknown."""
     return gpu.sample.processes if gpu.sample and not gpu.has_unmatched_process else None
 
 

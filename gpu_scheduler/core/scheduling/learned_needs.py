@@ -1,6 +1,6 @@
 """Learns the GPU memory of a job from the peaks of earlier runs of its workload class (`start --learn`).
 
-`needs` applies what is learned to jobs that declare nothing; `calibration` suggests declarations instead.
+`needs` applies the learned memory to jobs that declare nothing. `calibration` suggests declarations instead.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ QUANTILE = 0.95
 
 @dataclass(frozen=True)
 class WorkloadClass:
-    """The completed runs of one program with one model (llm None: no model).
+    """The completed runs of one program with one model, or without a model (llm is None).
 
-    declared_mib: of the newest run, None = no memory declared; gpus: the fewest used by a run; mean_s,
-    longest_s: run time in seconds, None = unknown.
+    declared_mib: the declaration of the newest run; None if it declared no memory. gpus: the smallest number
+    of GPUs that a run used. mean_s, longest_s: run times in seconds; None if unknown.
     """
 
     program: str
@@ -36,15 +36,15 @@ class WorkloadClass:
 
     @property
     def key(self) -> str:
-        """The key of the class, which each of its jobs has."""
+        """The key of the class, which is also in the resource specs of the class's jobs."""
         return workload_class_key(self.program, self.llm)
 
 
 def quantile(values: Sequence[int], q: float = QUANTILE) -> int:
-    """Returns the smallest value that at least the fraction q of the values do not exceed (nearest rank)."""
+    """Returns the q-quantile of the values by the nearest-rank method, which returns one of the values."""
     return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
 
 
 def learned_needs(classes: Iterable[WorkloadClass], spike_buffer: float) -> dict[str, int]:
-    """Returns workload class -> MiB: the 95th percentile of its peaks plus the spike buffer."""
+    """Returns the MiB for each workload class: the 95th percentile of its peaks plus the spike buffer."""
     return {one.key: with_spike_buffer(one.p95_mib, spike_buffer) for one in classes}

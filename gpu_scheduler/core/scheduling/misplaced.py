@@ -1,7 +1,7 @@
 """Detects misplaced processes: processes of a job on a GPU outside its allocation.
 
-Each is reported once per attempt and GPU; no job is ended or moved. A GPU whose processes the probe
-cannot list is skipped.
+They are reported once per attempt and GPU. No job is ended or moved. GPUs whose processes the probe cannot
+list are skipped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from gpu_scheduler.core.scheduling.facts import Facts
 
 
 def misplaced_processes(facts: Facts) -> list[RecordMisplacedProcess]:
-    """Returns the misplaced processes of open attempts; of several on one GPU, the largest in memory."""
+    """Returns misplaced processes of open attempts: per attempt and GPU, the one that uses most memory."""
     running = {attempt.attempt_id: attempt for attempt in facts.attempts if attempt.state.is_open}
     found: dict[tuple[int, str], RecordMisplacedProcess] = {}
     for gpu in (*facts.gpus, *facts.unmanaged_gpus) if running else ():

@@ -1,8 +1,8 @@
 """Resolves the GPU need of a job from the attributes of its line, the model named by `--llm`, or the default.
 
-A `ResourceSpec` is the request of the line and never changes by itself; a `Need` is the result of applying
+A `ResourceSpec` is what the line requests, and never changes by itself. A `Need` is the result of applying
 the current llm_config.json to it. Jobs with the same resource spec wait for the same reason, so a round
-resolves each spec once.
+resolves each spec only once.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _NOTHING_LEARNED: Mapping[str, int] = {}
 
 @dataclass(frozen=True)
 class ResourceSpec:
-    """The GPU resources that a line requests. None = not stated; share: thousandths; allowed: GPU indices.
+    """The GPU resources that a line requests. None means not stated.
 
-    vram: MiB on each GPU. workload_class: see `workload_class_of`, set only where needs are learned and the
-    line states none. min_vram_mib: lower bound on each GPU since the job ran out of memory, whatever else
-    determines its need.
+    share: thousandths. allowed: GPU indices. vram: MiB on each GPU. workload_class: see `workload_class_of`;
+    set only if needs are learned and the line states none. min_vram_mib: the least memory that the job needs
+    on each GPU since it ran out of memory, whatever else determines its need.
     """
 
     share: int | None = None
@@ -45,7 +45,7 @@ class ResourceSpec:
 
     @classmethod
     def of(cls, spec: JobSpec, min_vram_mib: int | None = None, *, learn_needs: bool = False) -> ResourceSpec:
-        """Returns the resource spec of a job. torchrun sets the number of whole GPUs, whatever the model."""
+        """Returns a job's resource spec. torchrun determines the number of whole GPUs, whatever the model."""
         share, gpus, llm = spec.share, spec.gpus, spec.llm
         command, family = spec.kind == "command", None
         if spec.torchrun is not None:
@@ -72,7 +72,7 @@ class ResourceSpec:
 
 
 def workload_class_of(spec: JobSpec) -> str:
-    """Returns the workload class: program (or script) and `--llm`. Its jobs should need the same memory."""
+    """Returns a job's workload class, from its program and `--llm`. Its jobs should need the same memory."""
     return workload_class_key(spec.program, spec.llm)
 
 
@@ -83,8 +83,10 @@ def workload_class_key(program: str, llm: str | None) -> str:
 
 @dataclass(frozen=True)
 class Requirement:
-    """An entry of llm_config.json. share: thousandths, may exceed 1000; gpus: their number; vram: MiB on each
-    GPU."""
+    """An entry of llm_config.json.
+
+    share: thousandths, which may exceed 1000; gpus: the number of GPUs; vram: MiB on each GPU.
+    """
 
     share: int | None = WHOLE
     gpus: int | None = None
@@ -93,7 +95,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class LlmConfig:
-    """The contents of llm_config.json: a requirement for each model and a default for all others."""
+    """The contents of llm_config.json: a requirement for each model, and a default for all other jobs."""
 
     default: Requirement = Requirement()
     models: dict[str, Requirement] = field(default_factory=dict)
@@ -104,7 +106,7 @@ class LlmConfig:
 
 
 def parse_llm_config(text: str) -> LlmConfig:
-    """Parses llm_config.json. Raises ValueError naming the key, its value and the accepted forms."""
+    """Parses llm_config.json. Raises ValueError with the key, its value and the accepted forms."""
     raw = strict_json.parse(text)
     if not isinstance(raw, dict) or not isinstance(raw.get("models", {}), dict):
         raise ValueError('expected {"default_requirement": 1.0, "models": {"NAME": 0.5, …}}')
@@ -140,7 +142,7 @@ def _vram(key: str, value: Any) -> int:
 
 
 def _share(key: str, value: Any) -> int:
-    # A number in quotes counts as a number: the older scheduler accepted it.
+    # A number in quotes counts as a number, because the older scheduler accepted it.
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(f"{key}: {value!r} is not a number such as 0.5")
     try:
@@ -152,13 +154,15 @@ def _share(key: str, value: Any) -> int:
 def resolve(
     resources: ResourceSpec, config: LlmConfig, learned_mib: Mapping[str, int] = _NOTHING_LEARNED
 ) -> Need:
-    """Returns the need for a resource spec: from its attributes, otherwise its model, otherwise the MiB
-    learned for its workload class, otherwise the default (docs/design.md, Needs); with at least
-    `min_vram_mib` of memory."""
+    """Returns the need that results from a resource spec (docs/design.md, Needs).
+
+    The first of these determines it: the spec's attributes, its model, the MiB learned for its workload
+    class, the default. The need has at least `min_vram_mib` of memory.
+    """
     need = _stated_need(resources, config, learned_mib)
     if resources.min_vram_mib is None:
         return need
-    # A job that had its GPUs to itself now has a known memory need.
+    # The job had its GPUs to itself, but now its memory need is known.
     share = 0 if need.alone else need.share
     vram = max(resources.min_vram_mib, need.vram or 0)
     return Need(need.count, share, vram=vram, exclusive=resources.exclusive)

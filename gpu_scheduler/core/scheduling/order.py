@@ -1,4 +1,4 @@
-"""Orders waiting jobs by (priority, queue position), for every use of the queue."""
+"""Orders waiting jobs by priority and queue position. All uses of the queue share this order."""
 
 from __future__ import annotations
 

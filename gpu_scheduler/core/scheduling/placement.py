@@ -1,6 +1,6 @@
-"""Chooses the GPUs for a job from its need and the availability of each GPU, or gives the reason why
+"""Chooses the GPUs for a job, from its need and the availability of each GPU, or finds why the job waits.
 
-it waits. The rationale is in docs/design.md, Placement.
+The rationale is in docs/design.md, Placement.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def place(
     need: Need, allowed: tuple[int, ...] | None, gpus: Sequence[GpuAvailability], limits: Limits
 ) -> tuple[str, ...] | WaitReason:
-    """Returns the UUIDs of the GPUs for one job, ordered by index, or why it waits.
+    """Returns the UUIDs of the GPUs for one job, ordered by index, or the reason why the job waits.
 
-    Best fit: least memory left (if memory is declared), then least share left, then lowest load, then lowest
-    index, so that the free capacity of the other GPUs is not fragmented.
+    Chooses the best fit: least memory left (if memory is declared), then least share left, then lowest load,
+    then lowest index. This keeps the free capacity of the other GPUs from being fragmented.
     """
     candidates = [g for g in gpus if allowed is None or g.index in allowed]
     if need.count > sum(could_fit(need, gpu.total_mib, limits) for gpu in candidates):
@@ -32,7 +32,7 @@ def place(
     obstacles = [(gpu, obstacle_kind(gpu, need, limits)) for gpu in candidates]
     fits = [gpu for gpu, kind in obstacles if kind is None]
     if len(fits) < need.count:
-        # The number of free GPUs already accounts for the busy ones.
+        # Busy GPUs are left out, because the number of free GPUs already accounts for them.
         named = tuple(
             describe_obstacle(gpu, kind, limits)
             for gpu, kind in obstacles
@@ -52,7 +52,7 @@ def place(
 
 
 def could_fit(need: Need, total_mib: int | None, limits: Limits) -> bool:
-    """Returns whether an empty GPU of this size could run the job; an unknown size (None) suffices."""
+    """Returns whether an empty GPU of this size could run the job. An unknown size (None) is enough."""
     return need.vram is None or total_mib is None or need.vram + limits.margin_mib <= total_mib
 
 
@@ -74,7 +74,7 @@ def _infeasible(
         return WaitReason(
             WaitKind.TOO_FEW_GPUS, need=need, gpus=len(candidates), managed=len(gpus), allowed=may_use
         )
-    # A GPU of unknown size may be large enough, so it is not counted as too small.
+    # A GPU of unknown size may be large enough, so it does not count as too small.
     sizes = sorted((gpu.total_mib or MAX_MIB for gpu in candidates), reverse=True)
     return WaitReason(
         WaitKind.GPUS_TOO_SMALL, need=need, allowed=may_use,

@@ -1,4 +1,4 @@
-"""Plans one round: facts in, actions out. `plan` is the only place that combines the separate decisions."""
+"""Plans the actions of one round from its facts. Only `plan` combines the separate decisions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gpu_scheduler.core.scheduling.usage import record_measurements, with_record
 def plan(facts: Facts) -> list[Action]:
     """Returns the actions of this round.
 
-    Requests come first and alone: a cancel must be in the store before its attempt is reconciled.
-    Measurements come before the end of the attempt that they belong to.
-    Jobs are placed only in a round that changes no allocation otherwise, so that every placement uses the
-    stored state.
+    A round that answers requests does nothing else, because a cancel must be in the store before its attempt
+    is reconciled. Measurements come before the end of the attempt that they belong to. Jobs are placed only
+    in a round that changes no allocations in other ways, so that every placement is based on the stored
+    state.
     """
     actions: list[Action] = requests.answer_requests(facts)
     if actions:
@@ -63,8 +63,11 @@ def _closed_windows(facts: Facts) -> list[Action]:
 
 
 def _gpu_inventory(attempt: Attempt, facts: Facts) -> GpuInventory:
-    """Returns the memory that the GPUs can provide to one job: all except the margin, displays, unattributed
-    memory and its possible variation."""
+    """Returns the memory that the GPUs can provide to one job.
+
+    This is all memory except the margin, the memory of displays, and unattributed memory with its possible
+    variation.
+    """
     sizes = {gpu.uuid: (gpu.sample and gpu.sample.total_mib) or gpu.total_mib for gpu in facts.gpus}
     totals = {uuid: total for uuid, total in sizes.items() if total}
     limits, count = facts.settings, max(1, len(attempt.gpus))
@@ -84,7 +87,7 @@ def _memory_samples(attempt: Attempt, facts: Facts) -> list[tuple[float | None, 
     samples: list[tuple[float | None, int | None]] = []
     for uuid in attempt.gpus:
         gpu = gpus.get(uuid)
-        # An unmanaged GPU is not sampled and gets no jobs, so there is nothing to wait for.
+        # An unmanaged GPU is not sampled and gets no jobs, so its memory need not be awaited.
         samples.append(
             (gpu.sampled_at, unattributed_memory(gpu, facts.attempts, facts.settings))
             if gpu

@@ -1,4 +1,4 @@
-"""Places queued jobs on GPUs in queue order; a job that does not fit is bypassed by later ones (backfill)."""
+"""Places queued jobs on GPUs in queue order. Later jobs bypass a job that does not fit (backfill)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gpu_scheduler.core.scheduling.settings import Limits
 
 
 def place_jobs(facts: Facts) -> list[Action]:
-    """Starts every waiting job that fits now, in queue order, and records why the others wait.
+    """Starts every waiting job that fits now, in queue order, and records why the other jobs wait.
 
-    A job that does not fit is bypassed by the jobs behind it that do (backfill); each bypass is recorded.
+    If a job does not fit, jobs behind it that fit bypass it (backfill). Each bypassed job is recorded.
     """
     why_not = _general_wait_reason(facts)
     if why_not is not None:
@@ -49,15 +49,15 @@ def place_jobs(facts: Facts) -> list[Action]:
         for uuid in answer:
             views[uuid] = _with_allocation(views[uuid], need, facts.settings)
         if group.has_more and job is group.jobs[-1]:
-            break  # the next job of its group, which this round has not read, may precede all others
+            break  # the group's next job, which this round has not read, may precede all remaining jobs
     return starts + _wait_reasons(facts.pending_groups, reasons)
 
 
 def need_of(resources: ResourceSpec, facts: Facts) -> Need:
     """Returns the current need of a job with these resources.
 
-    Learned memory applies only if it leaves room for another job on some GPU; otherwise the job declares
-    nothing.
+    Learned memory applies only if some GPU would still have room for another job. Otherwise the job counts as
+    one that declares nothing.
     """
     need = resolve(resources, facts.config, facts.learned_mib)
     if resources.workload_class in facts.learned_mib and not _leaves_room(need, resources, facts):
@@ -80,7 +80,7 @@ def allowed_gpus(resources: ResourceSpec, facts: Facts) -> list[Gpu]:
 
 
 def _general_wait_reason(facts: Facts) -> WaitReason | None:
-    """Returns the reason why no job at all can start, or None."""
+    """Returns the reason why no job at all can start; None if jobs can start."""
     if facts.storage_issue is not None:
         return WaitReason(WaitKind.STORAGE, facts.storage_issue)
     return None if facts.probe_error is None else WaitReason(WaitKind.GPUS_UNREADABLE, facts.probe_error)

@@ -1,6 +1,7 @@
 """Reconciles one open attempt with its folder, by the rules of docs/design.md, Reconciling.
 
-A pending cancel counts as a `stop` in every rule. Pure: one attempt and the time in, actions out.
+A pending cancel counts as a `stop` in every rule. The actions depend only on the attempt, the time, the
+settings and the GPUs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gpu_scheduler.core.scheduling.retry import GpuInventory
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.core.scheduling.sweep_timing import may_signal, sweep, was_sent_sigkill
 
-#: Seconds past the grace period after which the runner itself is killed (docs/design.md, Reconciling).
+#: Seconds after the end of the grace period until the runner itself is killed (docs/design.md, Reconciling).
 RUNNER_OVERTIME_S = 10.0
 _UNKNOWN_INVENTORY = GpuInventory()
 
@@ -52,7 +53,7 @@ def needs_process_scan(attempt: Attempt, now: Now) -> bool:
 
 
 def _is_folder_removed(attempt: Attempt) -> bool:
-    """Returns whether the folder of an attempt that was claimed has been removed."""
+    """Returns whether the attempt was claimed and its folder has been removed since."""
     return attempt.status.claim == "none" and not attempt.status.folder_exists and _was_claimed(attempt)
 
 
@@ -84,17 +85,17 @@ def reconcile(
 ) -> list[Action]:
     """Returns the actions of this round for an open attempt.
 
-    inventory: the GPUs that its job may use; starts_blocked: nothing can be launched now.
+    inventory: the GPUs that its job may use; starts_blocked: whether a problem currently blocks all launches.
     """
     status = attempt.status
     if status.claim == "unknown":
         return []
     if status.claim == "unlocked" and status.result is None:
-        # Its runner lives, but its progress cannot be observed from here: it must not count as dead.
+        # The runner is alive, but its progress cannot be observed in this folder. It must not count as dead.
         return []
     if status.result is not None:
         end = end_with_result(attempt, status.result, now, settings, inventory)
-        # No process is left: one commit records its end and releases its GPUs.
+        # If no process is left, one commit records the end and releases the GPUs.
         return [end, ReleaseAllocation(attempt.attempt_id)] if attempt.survivors == () else [end]
     if status.claim == "void":
         cause = _stop_cause(attempt)
@@ -112,26 +113,28 @@ def reconcile(
     if attempt.boot_id != now.boot_id:
         restarted = StateReason(ReasonKind.MACHINE_RESTARTED)
         return [end_attempt(attempt, Outcome.INTERRUPTED, now, settings, reason=restarted)]
-    # With an incomplete folder no runner can be starting: the scheduler died before the launch.
+    # If the folder is incomplete, the scheduler died before the launch, so no runner can be starting.
     if attempt.status.folder_complete and now.boot < attempt.launch_deadline:
         return []
     if attempt.launch_error is None:
-        # One of its processes still runs: the runner is late, or its claim was removed.
+        # A process of the attempt still runs, so the runner is late or its claim was removed.
         if attempt.status.folder_complete and attempt.survivors:
             return []
         if starts_blocked:
-            # The problem that blocks starts now also explains why no runner claimed it.
+            # The problem that blocks starts also explains why no runner has claimed the attempt.
             tried = attempt.launch_count >= settings.max_launches
             return [ResetLaunchCount(attempt.attempt_id)] if tried else []
-        # A launch into a folder that is incomplete because of a full disk does not count as failed either.
+        # If a full disk left the folder incomplete, the launch does not count as failed either.
         if not attempt.status.folder_complete or attempt.launch_count < settings.max_launches:
             return [Relaunch(attempt.attempt_id)]
     return _void_claim(attempt, now, gives_up=attempt.launch_error is None)
 
 
 def _stop_cause(attempt: Attempt) -> str | None:
-    """Returns why the attempt must stop: the cause of the pending cancel, otherwise of `stop` in its
-    folder."""
+    """Returns why the attempt must stop; None if it need not stop.
+
+    This is the cause of the pending cancel or, without one, of the file `stop` in its folder.
+    """
     if attempt.cancel is not None:
         return attempt.cancel.cause
     return attempt.status.stop.cause if attempt.status.stop is not None else None
@@ -160,18 +163,18 @@ def _reconcile_live(attempt: Attempt, now: Now, settings: Settings) -> list[Acti
 
 
 def _record_runner(attempt: Attempt) -> list[Action]:
-    """Records the observed runner if the store does not have it."""
+    """Records the observed runner if it is not in the store yet."""
     runner, recorded = attempt.status.runner, attempt.runner
-    # The store has the boot id of the attempt, so the claim is not needed for it.
+    # The boot ids are not compared, because the store already has the attempt's boot id.
     if runner is None or (recorded is not None and runner[:2] == recorded[:2]):
         return []
     return [RecordRunner(attempt.attempt_id, runner.pid, runner.start_ticks)]
 
 
 def _reconcile_unknown_runner(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
-    """Reconciles an attempt with an unknown runner: it runs while it has processes.
+    """Reconciles an attempt with an unknown runner, which counts as running while it has processes.
 
-    They are ended only if a cancel or `stop` requests it.
+    The processes are ended only if a cancel or `stop` requests it.
     """
     if attempt.boot_id != now.boot_id or attempt.survivors == ():
         return _reconcile_dead(attempt, now, settings)
@@ -183,13 +186,14 @@ def _reconcile_unknown_runner(attempt: Attempt, now: Now, settings: Settings) ->
     if attempt.state is not AttemptState.STOPPING:
         actions.append(Transition(attempt.job_id, this, JobState.STOPPING))
     if cancel is not None and (stop is None or _is_stricter(cancel, stop)):
-        # If one of the processes is a runner, it reads `stop` at the SIGTERM that follows.
+        # If one of the processes is a runner, it reads `stop` when it gets the SIGTERM that follows.
         return [*actions, RequestStop(this, cancel)] if may_signal(attempt, now) else actions
     return [*actions, *sweep(attempt, now, settings)]
 
 
 def _void_claim(attempt: Attempt, now: Now, *, gives_up: bool = False) -> list[Action]:
-    # Retried only at intervals: a claim that cannot be voided must not block the rest of the round.
+    # Tried again only at intervals, so that a claim that cannot be voided does not block the rest of the
+    # round.
     return [VoidClaim(attempt.attempt_id, gives_up)] if may_signal(attempt, now) else []
 
 

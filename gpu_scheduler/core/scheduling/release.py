@@ -1,4 +1,4 @@
-"""Releases the GPUs of an ended attempt: first its processes end, then its memory becomes free. Pure."""
+"""Releases the GPUs of an ended attempt in two steps: its processes end, then its memory becomes free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_scheduler.core.scheduling.sweep_timing import sweep
 
 
 def release_allocation(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
-    """Releases the allocation of an ended attempt, or ends the processes that are left first."""
+    """Releases the allocation of an ended attempt. If processes are left, it ends them first."""
     if attempt.survivors is None:
         return []
     if not attempt.survivors:
@@ -24,10 +24,10 @@ def release_allocation(attempt: Attempt, now: Now, settings: Settings) -> list[A
 def check_memory_release(
     attempt: Attempt, gpu_memory: Sequence[tuple[float | None, int | None]], now: Now, settings: Settings
 ) -> list[Action]:
-    """Checks whether the GPUs of a released attempt have their memory back.
+    """Checks whether the memory of a released attempt's GPUs is free again.
 
-    gpu_memory: for each of its GPUs, in the order of `attempt.gpus`, the time of the sample and its
-    unattributed memory in MiB; None = unknown.
+    gpu_memory: for each of its GPUs, in the order of `attempt.gpus`, the time of the sample and the
+    unattributed memory in MiB; None if unknown.
     """
     if attempt.released_at is None:
         return []

@@ -1,4 +1,4 @@
-"""Answers the requests of front ends, each once: with actions, or with the reason why it was refused."""
+"""Answers each request from a front end once: with actions, or with the reason why it was refused."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ ActionsAndAnswer = tuple[list[Action], RequestAnswer]
 
 
 def answer_requests(facts: Facts) -> list[Action]:
-    """Returns the actions for every open request, in the order of the requests; each ends with its answer."""
+    """Returns the actions for every open request, in order. Each request's last action is its answer."""
     actions: list[Action] = []
     touched: set[str] = set()
     for request in facts.requests:
         if request.verb == "stop" and request.args.get("jobs") and _live_attempts(facts):
-            # The request stays open until no job is live; nothing is placed meanwhile (see `is_ending`).
+            # The request stays open until no job is live. Until then, no job is placed (see `is_ending`).
             actions += _cancel_all(facts, request.args)
             continue
         if request.verb in _JOB_REQUESTS:
-            # A second request for the same job waits until the first is in the store.
+            # A second request for the same job waits until the effect of the first one is in the store.
             if request.target in touched:
                 continue
             touched.add(request.target)
@@ -48,7 +48,7 @@ def answer_requests(facts: Facts) -> list[Action]:
 
 
 def is_ending(facts: Facts) -> bool:
-    """Returns whether the scheduler was asked to end and starts no more jobs."""
+    """Returns whether the scheduler has been asked to end, so that it starts no more jobs."""
     return any(request.verb == "stop" for request in facts.requests)
 
 
@@ -119,7 +119,7 @@ def _line_removed(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnsw
 
 def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     name, value = args["name"], args["value"]
-    # Attributes from the line of a finished job apply when it is queued again.
+    # Attributes from a finished job's line apply when the job is queued again.
     later = job.state is JobState.FINISHED and args.get("line") and name not in FLAGS
     if job.state not in WAITING and not later:
         return _refusal("set", job)

@@ -1,8 +1,9 @@
-"""Decides how attempts enter a store that was restored from their folders, or copied from another one.
+"""Decides about attempts in a store that was restored from their folders or copied from another store.
 
-A restored attempt ends, its job is held, or it stays open. Nothing is launched again: whatever the folder
-does not record, such as the number of retries used, counts against the job. In a copy, open attempts belong
-to the original, whose processes carry their tokens: the copy neither ends nor launches them again. Pure.
+A restored attempt ends, its job is held, or it stays open. Nothing is launched again, because a folder does
+not record everything that a retry depends on, such as the number of retries used. In a copied store, the open
+attempts and their processes belong to the original store, so the copy neither ends them nor launches them
+again.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from gpu_scheduler.core.scheduling.settings import Settings
 def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     """Returns the actions for the newest attempt of a job in a restored store.
 
-    Without a FinishAttempt among them the attempt stays open, because it runs or has processes left; it is
-    then reconciled like every open attempt.
+    If there is no FinishAttempt among them, the attempt stays open, because it runs or has processes left. It
+    is then reconciled like every open attempt.
     """
     status = attempt.status
     if status.result is None and status.claim == "void":
         return _with_release(_hold(attempt, Outcome.NOT_STARTED, StateReason(ReasonKind.STORE_LOST)))
     if status.result is None and attempt.survivors and status.claim != "live":
         return []
-    # Marking its source as missing keeps a retry from running it again.
+    # An attempt whose source counts as missing is never retried.
     orphaned = replace(attempt, source_missing=True, survivors=attempt.survivors or ())
     actions = reconcile(orphaned, now, settings)
     ended = next((action for action in actions if isinstance(action, FinishAttempt)), None)
@@ -45,7 +46,7 @@ def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
 
 
 def supersede(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
-    """Returns the actions for an attempt that a later attempt followed: it ends, but its job does not."""
+    """Returns the actions for an attempt that was followed by another one: it ends, but its job does not."""
     ended = next((one for one in restore(attempt, now, settings) if isinstance(one, FinishAttempt)), None)
     if ended is None:
         superseded = StateReason(ReasonKind.SUPERSEDED)
@@ -57,8 +58,8 @@ def supersede(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
 def detach(attempt: Attempt, now: Now, settings: Settings, original: str) -> list[Action]:
     """Returns the actions for an attempt in a copied store, without a process scan.
 
-    original: the original data directory. An attempt with a result ended before the copy was made; the job of
-    any other attempt is held.
+    original: the original data directory. An attempt with a result ended before the store was copied. The job
+    of any other attempt is held.
     """
     this = attempt.attempt_id
     if not attempt.state.is_open:
@@ -87,5 +88,5 @@ def _finish_attempt(
 
 
 def _with_release(ended: FinishAttempt) -> list[Action]:
-    """Returns the end of an attempt without processes; its GPUs need not wait for memory release."""
+    """Returns the end of an attempt without processes, whose GPUs need not await memory release."""
     return [ended, ReleaseAllocation(ended.attempt_id), RecordMemoryReleased(ended.attempt_id)]

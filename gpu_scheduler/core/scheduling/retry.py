@@ -1,7 +1,8 @@
-"""Decides whether a job whose command failed runs again, with more memory if CUDA ran out of it.
+"""Decides whether a job whose command failed runs again, with more memory if it ran out of GPU memory.
 
-Only an OOM uses an OOM retry, so that no other failure is hidden by one (docs/design.md, Reconciling). The
-job then needs 1.25 times the memory that was observed or declared, limited by the largest GPUs.
+OOM retries are only for jobs that ran out of GPU memory, so that they do not hide other failures
+(docs/design.md, Reconciling). Such a job then needs 1.25 times the memory that was observed or declared,
+limited by the largest GPUs.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.settings import Settings
 
-#: Factor by which the memory that was observed or declared is raised after an OOM.
+#: Factor by which the observed or declared memory is multiplied after a job ran out of GPU memory.
 RAISE_FACTOR = 1.25
-#: Wait before the first retry of a failure, doubled each time, and the longest wait, seconds.
+#: Wait before the first retry after a failure, and the longest wait, in seconds. The wait doubles each time.
 FIRST_WAIT_S, MAX_WAIT_S = 10.0, 600.0
 
 
 @dataclass(frozen=True)
 class GpuInventory:
-    """The memory of the GPUs that a job may use, MiB.
+    """The memory of the GPUs that a job may use, in MiB.
 
-    totals_mib: by UUID; available_mib: the most that as many GPUs as the job needs can each provide to one
-    job; None = unknown.
+    totals_mib: the memory size of each GPU, by UUID; available_mib: the most memory that one job can get on
+    each of as many GPUs as it needs; None if unknown.
     """
 
     totals_mib: Mapping[str, int] = field(default_factory=dict)
@@ -36,7 +37,7 @@ class GpuInventory:
 def decide_retry(
     attempt: Attempt, failure: FailureKind | None, settings: Settings, inventory: GpuInventory
 ) -> tuple[NextStep, ...]:
-    """Returns the next step of a job whose command began and failed; a retry comes last."""
+    """Returns the next steps of a job whose command began and failed. A retry is always the last one."""
     context = attempt.failure_context
     if context is None or attempt.source_missing or attempt.cancel is not None:
         return ()
@@ -55,7 +56,7 @@ def decide_retry(
 
 
 def _oom_step(attempt: Attempt, allowed: int, settings: Settings, inventory: GpuInventory) -> NextStep:
-    """Returns the OOM retry, or why there is none. allowed: number of OOM retries."""
+    """Returns the OOM retry, or why there is none. allowed: the number of allowed OOM retries."""
     if attempt.oom_retries_used >= allowed:
         return NextStep(NextKind.OOM_RETRIES_USED_UP, of=allowed)
     if _had_maximum(attempt, inventory):
@@ -66,7 +67,7 @@ def _oom_step(attempt: Attempt, allowed: int, settings: Settings, inventory: Gpu
 
 
 def _had_maximum(attempt: Attempt, inventory: GpuInventory) -> bool:
-    """Returns whether the job had the most memory available, by its declaration or on GPUs of its own."""
+    """Returns whether the job already had all available memory, by its declaration or on GPUs of its own."""
     if inventory.available_mib is None:
         return False
     if attempt.vram is not None:
@@ -77,8 +78,10 @@ def _had_maximum(attempt: Attempt, inventory: GpuInventory) -> bool:
 
 
 def _raised_mib(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> int | None:
-    """Returns 1.25 x max(observed peak, declaration) of the GPU where that is largest, limited by the memory
-    available, in MiB; None if neither is known."""
+    """Returns 1.25 times the largest observed peak or declaration on any GPU, in MiB; None if unknown.
+
+    The result is limited by the available memory.
+    """
     spike = settings.spike_buffer
     declared = Allocation(attempt.share, attempt.vram, attempt.whole)
     budgets = [allocated_mib(declared, inventory.totals_mib.get(uuid, 0), spike) for uuid in attempt.gpus]

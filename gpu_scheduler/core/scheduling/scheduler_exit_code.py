@@ -1,4 +1,4 @@
-"""Decides the exit code of `start`: of one that drained its queue, and of one that was stopped."""
+"""Determines the exit code of a `start` that has drained its queue or was stopped."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Iterable
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
-#: The exit code for a job that timed out, as `timeout` has it.
+#: The exit code for a job that timed out, which is also that of the command `timeout`.
 TIMED_OUT = 124
-#: The exit code for a job that is left because it is held or infeasible.
+#: The exit code for an unfinished job that is held or infeasible.
 LEFT = 3
 
 
 def drained_exit_code(job_codes: Iterable[int], *, has_malformed_line: bool) -> int:
-    """Returns 0 if every job completed, otherwise the largest code of any job; a malformed line counts as
-    1."""
+    """Returns 0 if every job completed, otherwise the largest code of any job.
+
+    A malformed line counts as a job with the code 1.
+    """
     return max([*job_codes, int(has_malformed_line)])
 
 
 def stopped_exit_code(*, drain: bool, signal: int | None) -> int:
-    """Returns the exit code of a scheduler that a signal, or a request (None), ended."""
+    """Returns the exit code of a scheduler that was stopped. signal: None if a request stopped it."""
     if not drain:
         return 0
     return 128 + signal if signal else 1
@@ -35,8 +37,8 @@ def job_exit_code(
 ) -> int:
     """Returns the exit code that a job contributes when the queue is drained.
 
-    That is its own exit code, 128 + its signal, 124 for timed out, 3 for held or infeasible, and 1 for
-    anything else, including a job that waits for its malformed line.
+    This is the job's own exit code, 128 plus its signal, 124 if it timed out, 3 if it is held or infeasible,
+    and 1 in all other cases, for example if it waits because its line is malformed.
     """
     if state is not JobState.FINISHED:
         waits_for_line = wait is not None and wait.kind is WaitKind.LINE_MALFORMED

@@ -1,6 +1,6 @@
 """Defines the options of `start` that decisions depend on, with their defaults.
 
-Times are in seconds, memory is in MiB, fractions are of 1.
+Times are in seconds and memory is in MiB. A fraction of 0.1 means 10 percent.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 class Limits:
     """The thresholds that decide whether a GPU accepts one more job.
 
-    mem_threshold, load_threshold: fraction of foreign use at or above which it accepts none. margin_mib:
-    memory kept free beside every declaration. idle_threshold_mib: foreign memory up to which a GPU counts as
-    idle (drivers and displays use a little). spike_buffer: fraction added to observed peaks.
+    mem_threshold, load_threshold: fraction of a GPU's memory or load at or above which foreign use keeps jobs
+    off the GPU. margin_mib: memory that is kept free on each GPU beside the declarations. idle_threshold_mib:
+    foreign memory up to which a GPU counts as idle, because drivers and displays use a little. spike_buffer:
+    fraction that is added to observed peaks.
     """
 
     mem_threshold: float = 0.8
@@ -28,11 +29,12 @@ class Limits:
 class Settings(Limits):
     """The limits and the other options that decisions depend on.
 
-    exclusive: at most one of our jobs on each GPU; tolerance: the fraction by which memory use may exceed the
-    declaration before it is reported; *_retries: defaults for jobs whose line sets none; max_launches: how
-    often an attempt is launched before it counts as not started; grace_s: from SIGTERM to SIGKILL;
-    memory_release_s: the longest wait for the memory of a released GPU; survivor_wait_s: how long the
-    processes of a dead runner have to exit. No command-line option sets those from launch_deadline_s on.
+    exclusive: whether each GPU runs at most one of our jobs; tolerance: the fraction by which memory use may
+    exceed the declaration before it is reported; *_retries: defaults for jobs whose lines set none;
+    max_launches: how often an attempt is launched before it counts as not started; grace_s: the time between
+    SIGTERM and SIGKILL; memory_release_s: the longest wait until the memory of a released GPU is free;
+    survivor_wait_s: the time that the processes of a dead runner have to exit. No command-line option sets
+    launch_deadline_s or the fields after it.
     """
 
     exclusive: bool = False

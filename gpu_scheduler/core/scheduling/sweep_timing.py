@@ -1,4 +1,4 @@
-"""Decides when the processes of an attempt are signalled: SIGTERM, after the grace period SIGKILL."""
+"""Decides when an attempt's processes get SIGTERM and, after the grace period, SIGKILL."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from gpu_scheduler.core.scheduling.actions import Action, Sweep
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.settings import Settings
 
-#: Seconds between signals to processes that do not react.
+#: Seconds between two signals to processes that do not exit.
 SIGNAL_INTERVAL_S = 1.0
 
 
 def was_sent_sigkill(attempt: Attempt, now: Now) -> bool:
-    """Returns whether a sweep has sent SIGKILL and its processes had time to exit.
+    """Returns whether a sweep has sent SIGKILL and the processes have had time to exit.
 
-    The grace period may exceed the wait for survivors, and the scheduler may have been down since.
+    This must be checked because the grace period may exceed the wait for survivors, and because the scheduler
+    may not have run in the meantime.
     """
     swept_at, signalled_at = attempt.swept_at, attempt.signalled_at
     killed = swept_at is not None and signalled_at is not None and signalled_at > swept_at
@@ -33,5 +34,5 @@ def sweep(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
 
 def may_signal(attempt: Attempt, now: Now) -> bool:
     """Returns whether the last signal to the attempt was long enough ago."""
-    # A time in the future was recorded in an earlier boot.
+    # A time in the future was recorded before the machine restarted.
     return attempt.signalled_at is None or not 0 <= now.boot - attempt.signalled_at < SIGNAL_INTERVAL_S

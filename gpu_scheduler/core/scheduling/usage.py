@@ -1,7 +1,7 @@
-"""Records the findings of a new sample: resource use and overuse of running attempts, foreign peaks and load.
+"""Records what a new sample shows: use and overuse by attempts, and the peaks and load of foreign use.
 
-Each action follows from the newest sample and the store alone, so that nothing is reported twice and nothing
-is lost by a restart.
+Each action depends only on the newest sample and the store, so that nothing is reported twice and a restart
+loses nothing.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def record_measurements(facts: Facts) -> list[Action]:
 
 
 def _measure_foreign_load(gpu: Gpu, facts: Facts) -> list[Action]:
-    """Records the foreign load of a sample once, given the attempts that hold the GPU at that time."""
+    """Records the foreign load of a sample once, based on the attempts that hold the GPU at that time."""
     if gpu.sample is None or gpu.sampled_at in (None, gpu.foreign_load_at):
         return []
     load = foreign_load(gpu, facts.attempts, facts.settings)
     loads = (*gpu.foreign_loads, load)[-LOAD_SAMPLES:]
-    # They are equal only if all loads are the same; the store is then up to date.
+    # The lists are equal only if all loads are the same. The store is then up to date.
     return [] if loads == gpu.foreign_loads else [RecordForeignLoad(gpu.uuid, loads, gpu.sampled_at)]
 
 
 def with_recorded_peaks(attempts: Sequence[Attempt], actions: Sequence[Action]) -> list[Attempt]:
-    """Returns the attempts with their peaks as they will be once these actions are recorded."""
+    """Returns the attempts with the peaks that they will have once these actions are recorded."""
     usage = {note.attempt_id: note.usage for note in actions if isinstance(note, RecordUsage)}
     return [_with_peaks(attempt, usage.get(attempt.attempt_id, ())) for attempt in attempts]
 
@@ -90,7 +90,7 @@ def _measure_attempt(attempt: Attempt, gpus: dict[str, Gpu], settings: Settings)
 def attempt_memory(attempt: Attempt, gpu: Gpu) -> int | None:
     """Returns the MiB that the processes of an attempt use on a GPU.
 
-    None = unknown, or none of them is listed: a probe may miss processes.
+    Returns None if the use is unknown or none of the processes is listed, because a probe may miss processes.
     """
     own = [p for p in listed_processes(gpu) or () if gpu.owners.get(p.pid) == attempt.attempt_id]
     return sum(p.used_mib or 0 for p in own) if own else None
