@@ -47,7 +47,7 @@ def test_ignores_sessions_that_run_no_job_of_the_older_scheduler(machine: FakePr
     machine.add_process(32, parent=30, command_line=("bash",), state="Z")
     assert names(machine) == []
     machine.add_process(31, parent=30, command_line=("python", "start.py"), token="1234")
-    assert names(machine) == [], "our own"
+    assert names(machine) == [], "the process has this scheduler's token"
     bash = ("bash", "-c", "x")
     other = os.getuid() + 1
     for pid, words, user in (
@@ -87,7 +87,9 @@ def session(tmp_path: Path) -> Iterator[str]:
     wait_for(lambda: [one for one in old_sessions() if one.name.endswith(f".{name}")], "the session")
     yield name
     (tmp_path / "end").touch()
-    wait_for(lambda: not [one for one in old_sessions() if one.name.endswith(f".{name}")], "its end")
+    wait_for(
+        lambda: not [one for one in old_sessions() if one.name.endswith(f".{name}")], "the end of the session"
+    )
 
 
 def test_doctor_names_a_real_session_and_says_whether_start_is_refused(session: str, tmp_path: Path) -> None:

@@ -267,7 +267,9 @@ def test_process_in_its_own_pid_namespace_belongs_to_the_attempt(
         "sleep 300 & echo $! > part; mv part inner; wait\n"
     )
     attempt = make("exec unshare -p -f --mount-proc bash inside.sh").launch()
-    wait_for(lambda: (tmp_path / "inner").exists() or attempt.status().result, "the process inside")
+    wait_for(
+        lambda: (tmp_path / "inner").exists() or attempt.status().result, "the process inside the namespace"
+    )
     if attempt.status().result:
         pytest.skip("the next pid of a namespace cannot be chosen here")
     assert pids_in(tmp_path / "inner") == [number]
@@ -280,7 +282,7 @@ def test_process_in_its_own_pid_namespace_belongs_to_the_attempt(
     real = ProcessOwners()
     assert [owner_of(real, tokens, number, uuid="GPU-a").unmatched for _ in range(2)] == [False, True]
     os.kill(outer, signal.SIGKILL)
-    wait_for(lambda: not exists(outer), "its end, collected")
+    wait_for(lambda: not exists(outer), "the end and collection of the process")
     assert owner_of(owners, tokens, number).owners == {number: OURS}
     seen = owner_of(owners, tokens, number)
     assert (seen.owners, seen.unmatched) == ({}, True)
@@ -386,7 +388,7 @@ def test_zombie_that_was_never_seen_alive_belongs_to_the_attempt_of_its_parent(
     (tmp_path / "hold.py").write_text(hold)
     attempt = make(f"exec {sys.executable} hold.py").launch()
     [pid] = pids_in(tmp_path / "pid")
-    wait_for(lambda: is_zombie(pid), "its end")
+    wait_for(lambda: is_zombie(pid), "the end of the process")
     seen = owner_of(ProcessOwners(), {attempt.token: OURS}, pid)
     assert seen.owners == {pid: OURS}
     assert not is_alive(pid, seen.starts[pid])

@@ -242,7 +242,7 @@ def test_refuses_a_second_scheduler_and_names_the_pid_of_the_first(place: Place)
     with open(place.folder / "out", "ab") as out:
         words = ["", "1", place.executor]
         first = Process("tests.loop.crashing", words, place.folder, environment(), out.fileno(), out.fileno())
-    wait_for(lambda: "job 1 starts" in (place.folder / "out").read_text(), "the first one's job")
+    wait_for(lambda: "job 1 starts" in (place.folder / "out").read_text(), "the first scheduler's job")
     assert place.run() == 1
     assert f"(pid {first.pid}); end it with `stop`" in (place.folder / "out").read_text()
     go.touch()

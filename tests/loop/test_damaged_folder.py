@@ -162,7 +162,7 @@ def test_does_not_launch_a_begun_command_again_if_its_claim_is_removed(rig: Rig)
         )
         db.execute("UPDATE job SET state = 'starting'")
     rig.tick()
-    assert rig.job(job).state == "starting", "its processes live"
+    assert rig.job(job).state == "starting", "its processes are alive"
     os.kill(pid, signal.SIGKILL)
     sweep(folder, token, term_s=0.0)
     row = rig.tick_until_ended(job)

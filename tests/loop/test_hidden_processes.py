@@ -50,7 +50,9 @@ def test_a_gpu_stays_allocated_while_a_hidden_process_survives(rig: Rig) -> None
     file = rig.folder / "pid"
     wait_for(file.exists, "the pid of the hidden process")
     os.kill(runner, 9)
-    rig.tick_until(lambda: rig.tick().attempts[0].survivors == (int(file.read_text()),), "the survivor")
+    rig.tick_until(
+        lambda: rig.tick().attempts[0].survivors == (int(file.read_text()),), "the surviving process"
+    )
     assert rig.job(second).state == "queued"
     rig.tick_until_ended(job)
     assert rig.tick_until_ended(second).outcome == "completed"

@@ -67,7 +67,7 @@ def test_new_scheduler_reads_results_written_before_its_start(rig: Rig) -> None:
     jobs = [rig.add_job(f"sleep 0.2; exit {code}", share=250) for code in (0, 9)]
     rig.tick()
     folders = [rig.attempt_folder(job) for job in jobs]
-    wait_for(lambda: all((folder / "result").exists() for folder in folders), "results")
+    wait_for(lambda: all((folder / "result").exists() for folder in folders), "the results of both jobs")
     again = Rig(rig.folder)
     assert [again.tick_until_ended(job).exit_code for job in jobs] == [0, 9]
     assert [len(again.store.attempts(job)) for job in jobs] == [1, 1]
@@ -171,7 +171,7 @@ def test_unknown_conda_environment_fails_with_a_list_of_known_ones(
         return rig.store.insert_job(spec, "test")
 
     bad, good = csv("nosuch"), csv("beta")
-    rig.tick_until(lambda: rig.job(good).outcome, "the job behind it")
+    rig.tick_until(lambda: rig.job(good).outcome, "the end of the next job")
     assert rig.job(good).outcome == "completed", words(rig.job(good).reason)
     row = rig.tick_until_ended(bad)
     assert row.outcome == "failed"
@@ -195,7 +195,7 @@ def test_cancel_kills_after_the_grace_period(rig: Rig) -> None:
     )
     stubborn = rig.add_job("trap '' TERM; echo > up2; while :; do sleep 0.05; done", share=500)
     waiting = rig.add_job("echo x >> ran", share=1000, allowed=(0,))
-    rig.tick_until(lambda: all((rig.folder / name).exists() for name in ("up1", "up2")), "both up")
+    rig.tick_until(lambda: all((rig.folder / name).exists() for name in ("up1", "up2")), "both jobs to be up")
     for job in (polite, stubborn, waiting):
         add_request(rig.store, "cancel", str(job), grace_s=0.5)
     assert {rig.tick_until_ended(job).outcome for job in (polite, stubborn, waiting)} == {"cancelled"}
@@ -230,7 +230,7 @@ def test_jobs_start_in_order_and_their_shares_fill_each_gpu(rig: Rig) -> None:
     jobs = [rig.add_job(code, share=500) for _ in range(5)]
     rig.tick_until(
         lambda: (rig.folder / "ran").exists() and len((rig.folder / "ran").read_text().split()) == 8,
-        "four run",
+        "four jobs to run",
     )
     assert rig.job(jobs[4]).state == "queued"
     assert wait_text(wait_reasons(rig.store)[rig.job(jobs[4]).spec_key]) == "needs 0.5 of a GPU, 0 free"
@@ -287,7 +287,9 @@ def test_attempt_that_cannot_be_reconciled_does_not_block_other_jobs(
     folder.touch()
     add_request(rig.store, "cancel", str(job), grace_s=0.0)
     others = [rig.add_job("exit 0"), rig.add_job("exit 0")]
-    rig.tick_until(lambda: all(rig.job(other).outcome == "completed" for other in others), "their ends")
+    rig.tick_until(
+        lambda: all(rig.job(other).outcome == "completed" for other in others), "the ends of the other jobs"
+    )
     facts = rig.tick()
     at = next_deadline(facts, None)
     assert at is not None

@@ -141,7 +141,9 @@ def test_misplaced_process_is_reported_once(rig: Rig, caplog: pytest.LogCaptureF
     rig.loop.on_action = EventReporter(rig.store, rig.clock, rig.loop.settings, None).action_recorded
     job = rig.add_job("echo $$ > pid; sleep 60")
     rig.runner_pid(job)
-    rig.tick_until(lambda: (rig.folder / "pid").exists() and (rig.folder / "pid").read_text(), "pid")
+    rig.tick_until(
+        lambda: (rig.folder / "pid").exists() and (rig.folder / "pid").read_text(), "the pid of the job"
+    )
     pid = int((rig.folder / "pid").read_text())
     on_gpu_1(rig, pid)
     rig.tick()

@@ -148,7 +148,7 @@ def tables(store: Store) -> dict[str, list[tuple[Any, ...]]]:
 def test_refuses_a_lost_store_and_names_the_running_jobs(desk: RestoredStore) -> None:
     desk.ended("exit 3")
     lives = desk.running()
-    wait_for(desk.trace, "the job's word")
+    wait_for(desk.trace, "the job's line in the trace")
     pid = observe(desk.folder_of(lives), desk.rig.store.attempts(lives)[0].token).pid
     desk.lose()
     database = desk.data_dir.database
@@ -192,14 +192,14 @@ def test_read_only_commands_report_a_lost_store(desk: RestoredStore) -> None:
             SchedulerError, match=r"was lost: scheduler\.db is missing or empty; `start` reports"
         ):
             Store(desk.data_dir)
-    assert not desk.data_dir.database.read_bytes(), "a reader creates no store"
+    assert not desk.data_dir.database.read_bytes(), "a reader must not create a store"
 
 
 def test_restores_a_store_from_the_attempt_folders_alone(desk: RestoredStore) -> None:
     completed, failed = desk.ended("true"), desk.ended("exit 3", name="bert", share=500, priority=7)
     killed, lives = desk.running(), desk.running()
     runner = desk.rig.runner_pid(killed)
-    wait_for(lambda: len(desk.trace()) == 2, "both words")
+    wait_for(lambda: len(desk.trace()) == 2, "both jobs' lines in the trace")
     never = desk.rig.add_job("echo never >> trace")
     before = {row["id"]: row for row in desk.rig.store.db.rows("SELECT * FROM job")}
     [lost] = desk.rig.store.attempts(lives)
@@ -255,7 +255,7 @@ def test_restore_adds_attempts_from_the_folders_to_a_backup(
     desk.ended("true")
     waits = desk.rig.add_job("echo waited >> trace")
     desk.backup()
-    desk.rig.tick_until(lambda: desk.rig.job(waits).state == "finished", "its end")
+    desk.rig.tick_until(lambda: desk.rig.job(waits).state == "finished", "the end of the job")
     new = desk.running()
     desk.lose()
     with pytest.raises(
@@ -287,7 +287,7 @@ def test_refuses_an_older_database_and_restores_the_newest_backup(desk: Restored
     ):
         desk.start()
     desk.restore()
-    assert desk.rig.job(cancelled).state == "held", "the second backup contains it"
+    assert desk.rig.job(cancelled).state == "held", "the second backup contains the job"
     [aside] = [path for path in desk.data_dir.folder.glob("scheduler.db.lost-*") if path.name[-1].isdigit()]
     assert backups.highest_ids(aside).jobs == first
     desk.close()
@@ -405,7 +405,8 @@ def test_lines_of_restored_attempts_do_not_run_again(
     (desk.folder / "jobs.txt").write_text("".join(f"{line}\n" for line in lines))
     look(100)
     desk.rig.tick_until(
-        lambda: state_counts(desk.rig.store) == {"finished": 4, "held": 1}, "all but the held one"
+        lambda: state_counts(desk.rig.store) == {"finished": 4, "held": 1},
+        "the ends of all jobs but the held one",
     )
     desk.lose()
     monkeypatch.chdir("/")  # lines keep the folder in which they were first read
@@ -468,7 +469,7 @@ def test_lost_store_still_counts_as_lost_after_a_failed_fresh_start(desk: Restor
 
 def test_running_job_without_a_claim_continues_after_a_restore(desk: RestoredStore) -> None:
     job, killed = desk.running(), desk.running()
-    wait_for(lambda: len(desk.trace()) == 2, "both words")
+    wait_for(lambda: len(desk.trace()) == 2, "both jobs' lines in the trace")
     runner, folder = desk.rig.runner_pid(killed), desk.folder_of(killed)
     token = desk.rig.store.attempts(killed)[0].token
     for one in (desk.folder_of(job), folder):
@@ -479,7 +480,7 @@ def test_running_job_without_a_claim_continues_after_a_restore(desk: RestoredSto
     sweep(folder, token, 0.0)
     desk.restore()
     assert desk.rig.job(job).state == "running"
-    assert [row.job_id for row in desk.rig.store.active_attempts()] == [job], "it keeps its GPUs"
+    assert [row.job_id for row in desk.rig.store.active_attempts()] == [job], "the job keeps its GPUs"
     row = desk.rig.job(killed)
     assert row.state == "held"
     assert words(row.reason) == f"its runner was killed; `retry {killed}` runs it again"

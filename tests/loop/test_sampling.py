@@ -243,7 +243,7 @@ def test_gpu_whose_uuid_was_unknown_is_managed_once_it_recovers(bench: SamplerBe
         seen.append(bench.faults()[1])
     assert seen == [ONE, TWO, None]
     bench.take(FOUR)
-    assert len(bench.store.gpus()) == 3, "a fourth card was never ours"
+    assert len(bench.store.gpus()) == 3, "the scheduler never managed the fourth GPU"
 
 
 def test_start_fails_with_a_remedy_if_no_gpus_were_sampled_or_stored(bench: SamplerBench) -> None:

@@ -155,7 +155,7 @@ def test_output_of_a_direct_job_is_printed_with_its_job_id(
     out = capsys.readouterr().out
     theirs = "[job 1] one\n[job 1] \x1b[32mtwo\x1b[0m\n[job 1] --- failed: exit code 3"
     assert theirs in out  # the job's own output is not escaped
-    assert out.index(theirs) < out.index("a line of ours"), "its output comes before the message of its end"
+    assert out.index(theirs) < out.index("a line of ours"), "a job's output comes before later messages"
     assert "# job" not in out
     ours = "a line of ours, about \\x1b]0;evil\\x07\n  and more\n"
     assert ours in out

@@ -93,7 +93,7 @@ def test_launch_that_fails_because_of_a_shortage_does_not_count(
     rig = rig_with(tmp_path, executor)
     job, other = rig.add_job("exit 7", share=1000), rig.add_job("exit 0", share=1000)
     # This is more than the permitted number of launches and attempts.
-    rig.tick_until(lambda: executor.tried > 5, "launches")
+    rig.tick_until(lambda: executor.tried > 5, "six launches")
     [reason] = wait_reasons(rig.store).values()
     assert reason.cause == describe_shortage(number)
     assert caplog.text.count(describe_shortage(number)) == 1

@@ -47,7 +47,9 @@ def test_three_launches_start_the_command_once(make: Make) -> None:
         reap(executor, 0)
         assert attempt.body() == "start\n"
         left = {path.name for path in attempt.folder.iterdir()}
-        assert left == {"spec.json", "command.sh", "command.pid", "claim", "result"}, "losers leave no trace"
+        assert left == {"spec.json", "command.sh", "command.pid", "claim", "result"}, (
+            "runners that lose the race leave no files"
+        )
 
 
 @pytest.mark.parametrize("function", ["os.link", "os.fsync", "os.openpty"])
@@ -79,9 +81,9 @@ def test_killed_runner_counts_as_dead_and_a_sweep_ends_its_processes(make: Make)
     attempt = make("echo up; (trap '' TERM; while :; do sleep 0.05; done)").launch()
     attempt.until_logged("up")
     assert kill_runner(attempt.folder, attempt.token) is True
-    seen = wait_for(lambda: attempt.status().claim == "dead" and attempt.status(), "dead")
+    seen = wait_for(lambda: attempt.status().claim == "dead" and attempt.status(), "a dead claim")
     assert seen.result is None
-    assert attempt.pids(), "under a pipe the command runs on"
+    assert attempt.pids(), "the command keeps running, because its output is a pipe"
     assert sweep(attempt.folder, attempt.token, term_s=0.3, deadline_s=10) == ()
     assert kill_runner(attempt.folder, attempt.token) is False
 
@@ -109,7 +111,7 @@ os.rename = fails_while_full
 """
     (tmp_path / "full").touch()
     attempt = make("exit 3").launch(patched(tmp_path, patch))
-    wait_for((tmp_path / "tried").exists, "a failed try")
+    wait_for((tmp_path / "tried").exists, "a failed attempt to write the result")
     assert attempt.status().result is None
     assert attempt.status().claim == "live"
     (tmp_path / "full").unlink()
@@ -137,7 +139,7 @@ def test_claim_truncated_by_a_power_failure_is_invalid(make: Make, text: str) ->
 def test_voided_claim_prevents_the_attempt_from_running(make: Make) -> None:
     attempt = make("echo start")
     assert void_claim(attempt.folder, attempt.token) is True
-    assert void_claim(attempt.folder, attempt.token) is True, "it has it already"
+    assert void_claim(attempt.folder, attempt.token) is True, "the claim is already void"
     executor = DirectExecutor()
     attempt.launch(executor)
     reap(executor, 0)

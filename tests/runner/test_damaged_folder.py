@@ -68,7 +68,7 @@ def test_recorded_runner_can_be_stopped_and_killed_without_its_claim(make: Make)
             assert (result.cause, result.signal) == ("cancelled", signal.SIGKILL)
         else:
             assert kill_runner(attempt.folder, attempt.token, known)
-            wait_for(lambda a=attempt, k=known: status_of(a, k).claim == "dead", "dead")  # type: ignore[misc]
+            wait_for(lambda a=attempt, k=known: status_of(a, k).claim == "dead", "a dead claim")  # type: ignore[misc]
             assert status_of(attempt, known).damage == "the file claim was removed"
 
 

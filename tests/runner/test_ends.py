@@ -152,7 +152,7 @@ def test_command_inherits_only_the_standard_descriptors(make: Make, tmp_path: Pa
     finally:
         os.close(secret)
     assert attempt.body().split() == ["0", "1", "2", "255"]  # 255: bash has its script open, close-on-exec
-    assert result.exit_code == 1, "stdin is /dev/null"
+    assert result.exit_code == 1, "`read` fails, because stdin is /dev/null"
 
 
 def open_files(pid: int | None) -> list[str] | None:
@@ -197,7 +197,7 @@ def test_runner_does_not_spin_after_the_command_closes_its_output(make: Make, tm
         before = cpu_ticks(runner)
         until = time.monotonic() + 0.5
         wait_for(lambda end=until: time.monotonic() > end, "half a second")  # type: ignore[misc]
-        assert cpu_ticks(runner) - before < 10, "it spins"
+        assert cpu_ticks(runner) - before < 10, "the runner spins"
         (tmp_path / "go").touch()
         assert attempt.result().exit_code == 4
         assert attempt.body() == "first\n"

@@ -179,7 +179,7 @@ def test_helper_collects_its_runners_and_ends_with_the_scheduler(
     def children() -> str:
         return Path(f"/proc/{pid}/task/{pid}/children").read_text()
 
-    wait_for(lambda: not children(), "no child, dead or alive")
+    wait_for(lambda: not children(), "the end and collection of every child")
     program = (
         "from gpu_scheduler.executors.forking import ForkingExecutor; import os, time\n"
         "from tests.runner.fork_helper import helper_pid\n"
@@ -226,7 +226,7 @@ def test_does_not_start_a_second_helper_if_the_first_one_fails(
 
     for code in (1, 2, 3):
         wait_for((tmp_path / "tried").exists, "the first helper")
-        wait_for(is_collected, "its end")
+        wait_for(is_collected, "the end of the helper")
         assert make(f"exit {code}").launch(executor).result().exit_code == code
     assert (tmp_path / "tried").read_text() == "x"
 

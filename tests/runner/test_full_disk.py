@@ -50,7 +50,7 @@ def filled_before_the_begin(home: Path) -> None:
     attempt = PreparedAttempt(home, f"echo $$ >&2; until [ -e {home}/go ]; do sleep 0.02; done")
     attempt.command_sh = f"dd if=/dev/zero of={home}/filler bs=1k 2>/dev/null\n{attempt.command_sh}"
     attempt.launch()
-    command = wait_for(lambda: recorded_command(attempt.folder, attempt.token), "the record")
+    command = wait_for(lambda: recorded_command(attempt.folder, attempt.token), "the record of the command")
     leads = os.getsid(command.pid) == command.pid
     os.truncate(home / "filler", 0)
     (home / "go").touch()

@@ -64,7 +64,9 @@ def scripts(tmp_path: Path) -> None:
 def up(attempt: PreparedAttempt) -> int:
     """Waits until the hidden process prints its pid, and returns the pid."""
     attempt.until_logged("up")
-    said = wait_for(lambda: [line for line in attempt.output().splitlines() if line.startswith("up")], "pid")
+    said = wait_for(
+        lambda: [line for line in attempt.output().splitlines() if line.startswith("up")], "the pid"
+    )
     return int(said[0].split()[1])
 
 
@@ -115,14 +117,14 @@ def test_sweep_spares_processes_of_another_attempt_in_the_same_session(make: Mak
     without_runner(attempt)
     assert sweep(attempt.folder, attempt.token, term_s=0.0) == ()
     assert process_scan.ticks_of(pid) is not None
-    child = wait_for(lambda: list(process_scan.descendants(pid)), "its child")
+    child = wait_for(lambda: list(process_scan.descendants(pid)), "the child of the process")
     for left in (pid, *child):
         os.kill(left, signal.SIGKILL)
 
 
 def test_command_records_itself_before_it_begins(make: Make) -> None:
     attempt = make("echo $$ $(cat /proc/$$/stat); exec sleep 300").launch()
-    wait_for(lambda: attempt.output().endswith("\n"), "its stat")
+    wait_for(lambda: attempt.output().endswith("\n"), "the output of the command")
     pid, stat = attempt.output().split(maxsplit=1)
     command = recorded_command(attempt.folder, attempt.token)
     assert command is not None

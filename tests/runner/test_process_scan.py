@@ -71,7 +71,7 @@ def test_descendants_do_not_include_zombies() -> None:
         found = process_scan.descendants(process.pid)
         for pid, ticks in found.items():
             assert process_scan.send_signal(pid, ticks, signal.SIGKILL)
-        wait_for(lambda: not process_scan.descendants(process.pid), "none left")
+        wait_for(lambda: not process_scan.descendants(process.pid), "the end of all descendants")
     finally:
         process.kill()
         process.wait()
@@ -145,7 +145,7 @@ def test_does_not_signal_a_reused_process_group() -> None:
         earlier = RecordedCommand(process.pid, ticks - 1, process_scan.autogroup(process.pid))
         assert not fork_chains.signal_group(earlier, "x", signal.SIGTERM)
         same = RecordedCommand(process.pid, ticks, process_scan.autogroup(process.pid))
-        wait_for(lambda: fork_chains.signal_group(same, "x", signal.SIGTERM), "its signal")
+        wait_for(lambda: fork_chains.signal_group(same, "x", signal.SIGTERM), "a signal to the group")
         assert process.wait(30) == -signal.SIGTERM
     finally:
         process.kill()

@@ -107,7 +107,7 @@ def test_command_continues_after_its_preemption_was_withdrawn(make: Make, tmp_pa
     attempt = make(f"trap '' TERM; echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5").launch()
     attempt.until_logged("up")
     assert attempt.stop("preempted", 0.2, "withdraw") is True
-    wait_for((attempt.folder / "withdrawn").exists, "withdrawn")
+    wait_for((attempt.folder / "withdrawn").exists, "the withdrawal")
     seen = attempt.status()
     assert seen.claim == "live"
     assert seen.stop is None

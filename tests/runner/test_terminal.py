@@ -98,7 +98,7 @@ def test_command_has_a_terminal_and_the_log_contains_its_exact_output(make: Make
     try:
         assert attempt.result().exit_code == 3
         assert attempt.body() == "yes\n33 111\na\r\nb\n"
-        wait_for(lambda: b"a\r\r\nb\r\n" in window.read(), "shown with carriage returns")
+        wait_for(lambda: b"a\r\r\nb\r\n" in window.read(), "output with carriage returns in the window")
     finally:
         window.close()
 
@@ -114,7 +114,7 @@ def test_keys_size_changes_and_hangups_reach_the_command(make: Make, tmp_path: P
     attempt = make(f"read line; echo got $line; {RESIZED.format(go=go)}; echo last; exit 8", terminal=True)
     window = Window(attempt, 24, 80)
     attempt.until_live()
-    wait_for(lambda: termios.tcgetattr(window.slave)[3] & termios.ICANON == 0, "raw")
+    wait_for(lambda: termios.tcgetattr(window.slave)[3] & termios.ICANON == 0, "the raw mode of the terminal")
     window.type(b"x" * 5 + b"\r")
     attempt.until_logged("got xxxxx")
     attempt.until_logged("size 24 80")
@@ -172,7 +172,7 @@ def test_exit_code_and_log_survive_a_killed_screen(screened: Make, tmp_path: Pat
     assert server not in attempt.pids(), "a sweep must not end the session"
     assert attempt.status().window_open is True
     os.kill(server, signal.SIGKILL)
-    wait_for(lambda: attempt.status().window_open is False, "the window gone")
+    wait_for(lambda: attempt.status().window_open is False, "the end of the window")
     (tmp_path / "go").touch()
     assert attempt.result().exit_code == 6
     assert attempt.body() == "up\nlast\n"

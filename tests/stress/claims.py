@@ -68,7 +68,7 @@ def runners(order: Order) -> Findings:
         attempt.prepare()
         for _ in range(3):
             executor.launch(attempt.ref)
-        wait_for(lambda: none_left(executor), "runners gone")
+        wait_for(lambda: none_left(executor), "the ends of all runners")
         trace = home / "trace"
         started = trace.read_text().count("start") if trace.exists() else 0
         result = attempt.status().result

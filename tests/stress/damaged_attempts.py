@@ -77,7 +77,7 @@ def _one(stage: Stage, jobs: GatedJobs, order: Order, dice: random.Random, found
     process = stage.start()
     with killed_at_exit(process):
         jobs.until_started(_RUNNING)
-        wait_for(lambda: len(runners_of(stage.folder)) == _RUNNING, "claims")
+        wait_for(lambda: len(runners_of(stage.folder)) == _RUNNING, "the claims of the jobs")
         # In most rounds the scheduler stays up. (The negative control ends when it reads the damaged file.)
         before = None if order.is_control else dice.choice([None, None, signal.SIGTERM, signal.SIGKILL])
         if before is not None:
@@ -89,7 +89,7 @@ def _one(stage: Stage, jobs: GatedJobs, order: Order, dice: random.Random, found
             label += ", runner killed"
             kill(pid)
         if order.is_control:
-            wait_for(lambda: process.poll() is not None, "its end", 5)
+            wait_for(lambda: process.poll() is not None, "the end of the scheduler", 5)
             found.fault("scheduler ended", f"{label}: {process.returncode}")
             jobs.open_gate()
             return

@@ -53,7 +53,9 @@ def _lose_lock(
     damage(stage.home.lock)
     with _rivals(stage) as rivals:
         wait_for(
-            lambda: all(rival.poll() is not None for rival in rivals) or _second_is_up(stage), "rivals", 60
+            lambda: all(rival.poll() is not None for rival in rivals) or _second_is_up(stage),
+            "the ends of the rivals",
+            60,
         )
         stage.append(jobs.lines(2, gated=False))
         jobs.until_started(_RUNNING + 2)

@@ -96,7 +96,7 @@ def _bystanders(stage: Stage, found: Findings) -> Iterator[None]:
         yield
         for process in processes:
             if process.poll() is not None:
-                found.fault("bystander ended", f"with {process.returncode}")
+                found.fault("foreign process ended", f"with {process.returncode}")
     finally:
         for process in processes:
             process.kill()
@@ -169,7 +169,7 @@ def _nothing_left(stage: Stage, found: Findings) -> None:
         return pids
 
     try:
-        wait_for(lambda: not left(), "nothing left of the jobs", _EXIT_GRACE_S)
+        wait_for(lambda: not left(), "the ends of all processes of the jobs", _EXIT_GRACE_S)
     except AssertionError:
         for pid in left():
             found.fault("left behind", Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
@@ -190,7 +190,7 @@ def _judge(
                 "not alone on a GPU", f"job {line.split()[0]} started while another process held its GPU"
             )
         if line.split()[1] == "bystander":
-            found.fault("bystander signalled", line)
+            found.fault("foreign process signalled", line)
     for number, outcome in outcomes.items():
         if outcome == "interrupted" and ids.get(number) not in killed:
             found.fault("wrong codes", f"job {number} is interrupted, but nobody killed its runner")

@@ -69,7 +69,7 @@ def kills(order: Order, variant: Variant, times: int, count: int) -> Findings:
     code = stage.drain(120 + count)
     lined = [codes[int(str(job["n"]))] for job in jobs if job["way"] != "insert"]
     _judge(stage, variant, codes, found, code, least=max(lined, default=0))
-    wait_for(lambda: none_left(again), "second runners gone")
+    wait_for(lambda: none_left(again), "the ends of the second runners")
     found.figures = {"scheduler kills": times, "jobs": count, **found.figures}
     return found
 

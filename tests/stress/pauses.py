@@ -203,6 +203,6 @@ class _Users:
         try:
             request = add_request(store, "release", "0", "stress")
             store.data_dir.ring_doorbell()
-            wait_for(lambda: request_answer(store, request), "an answer of the scheduler", timeout_s=60)
+            wait_for(lambda: request_answer(store, request), "an answer from the scheduler", timeout_s=60)
         finally:
             store.close()

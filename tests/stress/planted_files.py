@@ -137,7 +137,9 @@ def planted(order: Order) -> Findings:
         if stranger.canary.exists():
             found.fault("ran as root", f"{label}: {stranger.canary.read_text()}")
         if stranger.victim.read_text() != _VICTIM_CONTENTS[precious]:
-            found.fault("a file of root changed", f"{label}, {precious}: {stranger.victim.read_text()[:300]}")
+            found.fault(
+                "a file owned by root changed", f"{label}, {precious}: {stranger.victim.read_text()[:300]}"
+            )
         if not order.is_control:
             _mend_and_go_on(stage, jobs, order, found)
         shutil.rmtree(folder)

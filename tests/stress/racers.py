@@ -83,7 +83,7 @@ def _meet(shared: mmap.mmap, me: int, step: int) -> None:
     deadline = time.monotonic() + 60
     while any(there < step for (there,) in struct.iter_unpack("q", shared[:])):
         os.sched_yield()
-        assert time.monotonic() < deadline, "a racer is gone"
+        assert time.monotonic() < deadline, "another racer has died"
 
 
 if __name__ == "__main__":

@@ -196,7 +196,12 @@ def _answers(stage: Stage) -> None:
         uuid = store.gpus()[0].uuid
         request = add_request(store, "resume", uuid, "stress")
         store.data_dir.ring_doorbell()
-        wait_for(lambda: request_answer(store, request), "an answer", timeout_s=60, every_s=0.002)
+        wait_for(
+            lambda: request_answer(store, request),
+            "an answer from the scheduler",
+            timeout_s=60,
+            every_s=0.002,
+        )
     finally:
         store.close()
 
