@@ -26,7 +26,7 @@ class OutOfMemory(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the job; returns its exit code: 1 for out of memory, 130 for Ctrl-C, otherwise that of --exit."""
+    """Runs the job; returns 1 if a GPU is out of memory, 130 after Ctrl-C, otherwise the value of --exit."""
     options = _parser().parse_args(argv)
     folder = os.environ.get(simulated_usage.FOLDER_VARIABLE)
     gpus = visible_gpus(options.gpus or os.environ.get("CUDA_VISIBLE_DEVICES"))

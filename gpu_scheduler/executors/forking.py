@@ -67,8 +67,8 @@ class ForkingExecutor(DirectExecutor):
         """Asks the helper to fork a runner; returns whether it did. Raises OSError on a shortage."""
         helper = self._helper
         if token in self._recent_launches and helper is not None:
-            # The runner of the first launch never claimed the attempt. The limits of the helper may be lower
-            # than those of the scheduler.
+            # The runner of the first launch never claimed the attempt. The helper's limits may be lower than
+            # the scheduler's.
             self._replace(helper)
             return False
         if helper is None:

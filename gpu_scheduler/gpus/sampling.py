@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 #: Seconds between two samples of the GPUs, and from a failed query to the next one.
 SAMPLE_EVERY_S = 5.0
 RETRY_S = 2.0
-#: After the start of a job, samples are taken more often for this many seconds, and this many seconds apart.
+#: After a job has started, samples are taken more often for this many seconds, at this interval in seconds.
 FREQUENT_S, FREQUENT_EVERY_S = 60.0, 1.0
 #: Seconds that `start` waits for the first answer if the store already has GPUs. It does not wait longer,
 #: because jobs on these GPUs may need attention.

@@ -14,7 +14,7 @@ from gpu_scheduler.store.records import GpuRecord
 
 
 class GpuWatch:
-    """The newest snapshot, the mean load over the last few, and the owner of each process on a GPU."""
+    """The newest snapshot, the mean load over recent samples, and the owner of each process on a GPU."""
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None

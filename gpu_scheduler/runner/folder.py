@@ -209,7 +209,7 @@ def living_fields(pid: int) -> list[bytes] | None:
 
 def has_ended(fields: list[bytes]) -> bool:
     """Returns whether the process with these fields is a zombie."""
-    # If the first thread has ended but other threads are alive, the state is also that of a zombie.
+    # If only the first thread has ended, the kernel shows the process as a zombie although it is alive.
     return fields[0] in (b"Z", b"X", b"x") and int(fields[17]) <= 1
 
 

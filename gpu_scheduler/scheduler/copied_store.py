@@ -20,7 +20,7 @@ from gpu_scheduler.store.writer import StoreWriter
 
 @contextmanager
 def in_own_folder(store: Store, options: StartOptions) -> Iterator[None]:
-    """Records the store's current folder as its own for the block, and permanently if the block succeeds.
+    """Records the store's current folder as its own while the block runs, and for good if the block succeeds.
 
     With `--fresh`, forgets all jobs. With `--as-copy`, holds the active jobs of a copy. The caller must hold
     the locks. Raises SchedulerError.

@@ -37,7 +37,7 @@ _DEVELOPMENT_REMEDY = "end them with the version that started them"
 
 @contextmanager
 def jobs_forgotten(store: Store, *, copied: bool = False) -> Iterator[None]:
-    """Removes all jobs from the store for the block, and permanently if the block succeeds.
+    """Removes all jobs from the store while the block runs, and for good if the block succeeds.
 
     The caller must hold the locks. If a job is active, raises SchedulerError and changes nothing. copied:
     this store is a copy, so its active jobs belong to the original and do not matter.

@@ -35,7 +35,7 @@ _PERFORMED_ON_ATTEMPT = (act.VoidClaim, act.RequestStop, act.WakeRunner, act.Kil
 
 
 class Loop:
-    """The rounds of one scheduler.
+    """Runs the rounds of one scheduler.
 
     launch: launches the attempt with a given id; see Launcher.launch. failpoint: called with the name of each
     step that a round has completed, so that tests can end the process there.

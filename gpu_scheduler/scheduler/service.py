@@ -109,7 +109,7 @@ def _check_start(options: StartOptions, home: DataDir) -> list[str]:
 
 @contextmanager
 def _removed_if_new(home: DataDir, *, is_new: bool) -> Iterator[None]:
-    """Removes the data directory if the block fails and this start created it. It never contained a job."""
+    """Removes the data directory if this start created it and the block fails. It has no job yet."""
     try:
         yield
     except (SchedulerError, sqlite3.OperationalError):

@@ -130,12 +130,12 @@ class Wakeups:
             try:
                 fd = os.pidfd_open(pid)
             except OSError:
-                continue  # it has ended, or no descriptor is free; its folder also shows its end
+                continue  # the runner has ended or no descriptor is free; its folder also shows its end
             try:
                 self._selector.register(fd, selectors.EVENT_READ, "runner")
             except OSError:
                 os.close(fd)
-                continue  # out of memory; its folder also shows its end
+                continue  # out of memory; the attempt folder also shows the runner's end
             self._pidfds[pid] = fd
             new = True
         return new

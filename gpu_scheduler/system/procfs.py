@@ -83,7 +83,7 @@ class Proc:
             link = parent if parent is not None and parent.start <= link.start else None
 
     def command_line(self, pid: int) -> list[str]:
-        """Returns the command line of a process; empty if it has none."""
+        """Returns the command line of a process; an empty list if it has none."""
         content = self._read(pid, "cmdline")
         return [os.fsdecode(word) for word in content.removesuffix(b"\0").split(b"\0")] if content else []
 
