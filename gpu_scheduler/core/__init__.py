@@ -1,1 +1,1 @@
-"""Decisions as pure functions of values. Nothing here uses files, clocks, processes, GPUs or SQL."""
+"""The decisions, as pure functions of values. This code uses no files, clocks, processes, GPUs or SQL."""

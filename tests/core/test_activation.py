@@ -231,9 +231,9 @@ def test_an_environment_without_python_fails_the_launch(
         (CSV, {}, None, "none named"),
         (replace(CSV, venv="/v"), {"VIRTUAL_ENV": "/w"}, None, "venv /v"),
         (ENV, {}, "/c.sh", "none named"),
-        (ENV, {"CONDA_DEFAULT_ENV": "ml"}, "/c.sh", "none named, so the scheduler's: conda ml"),
+        (ENV, {"CONDA_DEFAULT_ENV": "ml"}, "/c.sh", "none named, so the job uses the scheduler's: conda ml"),
         (ENV, {"CONDA_DEFAULT_ENV": "ml", "VIRTUAL_ENV": "/v"}, None,
-         "none named, so the scheduler's: venv /v"),
+         "none named, so the job uses the scheduler's: venv /v"),
     ],
 )  # fmt: skip
 def test_the_label_names_the_jobs_environment(

@@ -53,10 +53,10 @@ def test_parses_an_attribute_block(block: str, values: dict[str, Any]) -> None:
         ("[fail-retries=1001]", "fail-retries=1001"),
         ("[fail-retries=]", "attribute fail-retries has no value"),
         ("[vram]", "attribute vram has no value; write vram=…"),
-        ("[vram=18T]", "vram: memory '18T' is not valid; write MiB such as 18000, or 18G or 17.5GiB"),
+        ("[vram=18T]", "vram: memory '18T' is not valid; write a number of MiB such as 18000"),
         ("[vram=0]", "vram: memory '0' is not between"),
         ("[vram='18 G']", "vram: memory '18 G'"),
-        ("[timeout=90]", "timeout: time '90' is not valid; write 90s, 15m, 2h or 1d"),
+        ("[timeout=90]", "timeout: time '90' is not valid; write a time such as 90s, 15m, 2h or 1d"),
         ("[timeout=0s]", "timeout: time '0s' must be above 0"),
         ("[exclusive=yes]", "attribute exclusive takes no value; write [exclusive]"),
         ("[exclusive exclusive]", "attribute exclusive is given twice"),
@@ -97,7 +97,7 @@ def test_the_synonym_retries_is_listed_among_the_known_attributes() -> None:
     ],
 )
 def test_rejects_commas_between_attributes_and_suggests_blanks(block: str, suggestion: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"attributes are separated by blanks: {suggestion}")):
+    with pytest.raises(ValueError, match=re.escape(f"separated by blanks; write {suggestion}")):
         parse_block(f"{block} python t.py", None)
 
 

@@ -43,7 +43,7 @@ def test_repeating_a_command_creates_and_reports_a_new_job() -> None:
     w.start(1)
     w.append("a\n")
     assert w.states() == {1: "running", 2: "queued"}
-    assert "line 2: same text as job 1 (running) → job 2" in w.messages
+    assert "line 2: job 2, with the same text as job 1 (running)" in w.messages
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_csv_line_adopts_an_unfinished_job_created_by_another_front_end() -> N
     other.save("[name=x] 3,a.py\n")
     assert other.states() == {1: "running"}
     assert other.reading[0].job_id == 1
-    assert "line 1: already job 1 (running)" in other.messages
+    assert "line 1: already submitted as job 1 (running)" in other.messages
 
 
 def test_a_failed_line_left_in_the_file_does_not_run_again() -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from gpu_scheduler.core.model.job_spec import JobSpec
 
-#: Replaces `exit`: if a hook that this shell sources ends the shell, that is reported. A hook's subshell may
-#: exit as usual.
+#: Replaces `exit`, so that a launch fails with a message if a hook that this shell sources calls `exit`. In a
+#: subshell of a hook, `exit` works as usual.
 _EXIT_HANDLER = """\
 exit() {{
     set -- "${{1-$?}}"
@@ -107,15 +107,15 @@ class JobEnvironment:
 def environment_of(spec: JobSpec, conda_sh: str | None) -> JobEnvironment:
     """Returns the environment that a job activates.
 
-    An empty environment field in a CSV line means conda's base environment, if there is a conda. A shell
-    command without `conda=` or `venv=` activates none.
+    An empty environment field in a CSV line means conda's base environment, if there is one. A shell command
+    without `conda=` or `venv=` activates none.
     """
     base = spec.kind == "csv" and spec.venv is None and conda_sh is not None
     return JobEnvironment(spec.conda or ("base" if base else None), spec.venv, conda_sh)
 
 
 def activation_text(environment: JobEnvironment) -> str:
-    """Returns the shell text that activates the environment, or that fails with the reason why it cannot."""
+    """Returns the shell text that activates the environment, or fails with the reason why it cannot."""
     if environment.venv is not None:
         return _deactivation_text(environment.conda_sh) + _venv_text(environment)
     if environment.conda is None:

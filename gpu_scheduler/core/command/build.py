@@ -28,7 +28,7 @@ if type -P python >/dev/null; then python=python; else python=python3; fi
 type -P "$python" >/dev/null || fail python_missing 'neither python nor python3 is on the PATH of the job'
 """
 
-#: Looks only in the environment's own folder, because a python elsewhere on PATH belongs to another
+#: Searches only the environment's own folder, because a python elsewhere on PATH belongs to another
 #: environment.
 _FIND_ENVIRONMENT_PYTHON = """\
 if [ -x {programs}/python ]; then python=python; else python=python3; fi
@@ -131,7 +131,7 @@ def _environment_label(environment: JobEnvironment, base_env: Mapping[str, str])
     active = JobEnvironment(base_env.get("CONDA_DEFAULT_ENV"), base_env.get("VIRTUAL_ENV"), None)
     if environment.bin_folder is not None or active.bin_folder is None:
         return environment.heading
-    return f"{environment.heading}, so the scheduler's: {active.heading}"
+    return f"{environment.heading}, so the job uses the scheduler's: {active.heading}"
 
 
 def _job_command(spec: JobSpec, ids: str, environment: JobEnvironment) -> tuple[str, str]:
@@ -149,7 +149,10 @@ def _job_command(spec: JobSpec, ids: str, environment: JobEnvironment) -> tuple[
 
 
 def _csv_command(spec: JobSpec, script: str, ids: str, environment: JobEnvironment) -> tuple[str, str]:
-    """Returns both texts for a CSV line. torchrun gets no `--cuda`: LOCAL_RANK selects each process's GPU."""
+    """Does what `_job_command` does, for a CSV line.
+
+    torchrun gets no `--cuda`, because LOCAL_RANK selects the GPU of each process.
+    """
     missing = shlex.quote(f"script {script} does not exist")
     check = f"[ -e {shlex.quote(script)} ] || fail script_missing {missing}\n{_python_check(environment)}"
     if spec.torchrun is None:

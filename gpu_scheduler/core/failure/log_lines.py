@@ -46,7 +46,7 @@ def log_lines(tail: str) -> Iterator[LogLine]:
     """Yields the lines of a log."""
     for text in rendered_lines(tail):
         prefix = _PREFIX.match(text)
-        assert prefix is not None  # it always matches, because every part of it is optional
+        assert prefix is not None  # the pattern always matches, because all its parts are optional
         rank = next(filter(None, prefix.groups()), "")
         text = text[prefix.end() :]
         margin = _MARGIN.match(text)

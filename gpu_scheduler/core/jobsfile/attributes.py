@@ -112,7 +112,9 @@ def parse_block(text: str, known_gpus: frozenset[int] | None) -> AttributeBlock:
             values[field] = _parse_item(text, key, value if given else None, known_gpus)
         except ValueError as error:
             apart = _split_at_commas(item)
-            raise ValueError(f"attributes are separated by blanks: [{apart}]" if apart else error) from None
+            raise ValueError(
+                f"attributes must be separated by blanks; write [{apart}]" if apart else error
+            ) from None
     if env:
         values["env"] = tuple(sorted(env.items()))
     rest = text[end + 1 :]

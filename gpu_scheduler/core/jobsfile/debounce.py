@@ -87,7 +87,7 @@ def decide_accepted(
         last_due = recheck_at if last_due is None else min(last_due, recheck_at)
     else:
         accepted = _lines_as_in_file(previous, counted, pairs, malformed)
-        removed = []  # they count as removed now, and `diff` reports them
+        removed = []  # these lines count as removed now, and `diff` reports them
     waits = _waits_for_lost_lines(previous, counted, removed, removed_at, malformed, jobs)
     if due is not None and now < due:
         waits = {**_waits_for_changes(previous, accepted, jobs, due), **waits}

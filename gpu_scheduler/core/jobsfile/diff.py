@@ -30,7 +30,7 @@ class NewJob:
         """Returns the message to log once the job has its id."""
         if self.duplicate_of is None:
             return f"line {self.number}: job {job_id}"
-        return f"line {self.number}: same text as {self.duplicate_of} → job {job_id}"
+        return f"line {self.number}: job {job_id}, with the same text as {self.duplicate_of}"
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class ReadingDiff:
                 f"line {new.number}: {job.outcome} as job {job.job_id}; `retry {job.job_id}` runs it again"
             )
         elif is_new:
-            self.messages.append(f"line {line.number}: already {_job_label(job)}")
+            self.messages.append(f"line {line.number}: already submitted as {_job_label(job)}")
         applied = before.attributes if before is not None else {**line.attributes, "cancel": None}
         self._diff_attributes(line, job, applied)
 

@@ -158,7 +158,7 @@ def _without_block(raw: str) -> str:
 def _removal_rank(line: Line, jobs: Mapping[int, JobFact]) -> tuple[int, int]:
     """Returns a sort key: of several equal lines, the one with the smallest key loses its job first.
 
-    Finished jobs come first, then running, held and queued jobs; of jobs with the same rank, the newest.
+    Finished jobs come first, then running, held and queued jobs. Within each kind, newer jobs come first.
     """
     job = jobs.get(line.job_id) if line.job_id is not None else None
     if job is None or job.state is JobState.FINISHED:

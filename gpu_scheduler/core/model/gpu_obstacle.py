@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ObstacleKind(str, Enum):
-    """The kind of an obstacle. In the FOREIGN_* kinds, processes that are not of our jobs use the GPU."""
+    """The kind of an obstacle. The FOREIGN_* kinds are about processes that do not belong to our jobs."""
 
     PAUSED = "paused"
     NOT_SAMPLED = "not sampled"

@@ -26,7 +26,9 @@ def parse_mib(text: str) -> int:
     """
     match = _MEMORY.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"memory {text!r} is not valid; write MiB such as 18000, or 18G or 17.5GiB")
+        raise ValueError(
+            f"memory {text!r} is not valid; write a number of MiB such as 18000, or 18G or 17.5GiB"
+        )
     factor = 1024 if (match[2] or "").upper() == "G" else 1
     mib = int((Decimal(match[1]) * factor).to_integral_value(rounding="ROUND_CEILING"))
     if not 1 <= mib <= MAX_MIB:
@@ -52,7 +54,7 @@ def parse_seconds(text: str) -> float:
     """Parses "90s", "15m", "2h" or "1d" into seconds. Raises ValueError with the accepted forms."""
     match = _TIME.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"time {text!r} is not valid; write 90s, 15m, 2h or 1d")
+        raise ValueError(f"time {text!r} is not valid; write a time such as 90s, 15m, 2h or 1d")
     seconds = float(Decimal(match[1]) * _SECONDS[match[2]])
     if not 0 < seconds <= MAX_S:
         raise ValueError(f"time {text!r} must be above 0 and at most {MAX_S // 86400}d")

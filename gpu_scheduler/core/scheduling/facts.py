@@ -42,9 +42,9 @@ class Attempt:
 
     Times are boot seconds of `boot_id`. cancel: a pending cancel or preempt, which lasts until the end of the
     attempt is recorded. survivors: the pids of its processes; None if they were not scanned. baseline_mib:
-    unattributed memory on each GPU when the attempt started. failure_context: what a failed command has left.
-    misplaced_gpus: GPUs outside its allocation on which one of its processes was observed and reported.
-    window_closed_recorded: whether the store has recorded that its Screen window was closed.
+    unattributed memory on each GPU when the attempt started. failure_context: the context of a failed
+    command. misplaced_gpus: GPUs outside its allocation on which one of its processes was observed and
+    reported. window_closed_recorded: whether the store has recorded that its Screen window was closed.
 
     share, vram: the thousandths (0 if none) and the MiB that were declared for each of its GPUs. whole: none
     of our other jobs may run on these GPUs. budgets: the MiB declared or learned for each GPU, by UUID; None

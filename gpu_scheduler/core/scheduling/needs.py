@@ -134,7 +134,7 @@ def _requirement(key: str, value: Any) -> Requirement:
 
 def _vram(key: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ValueError(f'{key}: vram {value!r} is not valid; write MiB such as 9000, or "9G"')
+        raise ValueError(f'{key}: vram {value!r} is not valid; write a number of MiB such as 9000, or "9G"')
     try:
         return parse_mib(str(value))
     except ValueError as error:
@@ -156,8 +156,8 @@ def resolve(
 ) -> Need:
     """Returns the need that results from a resource spec (docs/design.md, Needs).
 
-    The first of these determines it: the spec's attributes, its model, the MiB learned for its workload
-    class, the default. The need has at least `min_vram_mib` of memory.
+    It comes from the first of these that is known: the spec's attributes, its model, the MiB learned for its
+    workload class, the default. The need has at least `min_vram_mib` of memory.
     """
     need = _stated_need(resources, config, learned_mib)
     if resources.min_vram_mib is None:

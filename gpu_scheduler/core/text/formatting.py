@@ -11,7 +11,7 @@ from gpu_scheduler.core.text.secrets import masked
 _UNSAFE_CHARACTERS = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
-#: Maximum number of characters that are shown of a text.
+#: Length of the longest text, in characters, that is shown in full.
 MAX_CHARACTERS = 1000
 _SHORT_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 

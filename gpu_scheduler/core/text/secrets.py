@@ -35,8 +35,8 @@ _OPTION = (
 #: In a command, only names in capitals count as variables: `max_tokens=5` is a setting of some program.
 _ASSIGNED = rf"(?:(?=[A-Z0-9_]+=){_VARIABLE}|env:(?i:{_VARIABLE}))="
 
-#: A piece of a word: as in a shell, in POSIX quoting, or as in a quoted CSV field (with doubled quotes). A
-#: quote at the end of a word does not belong to it, but closes the quoted text around it.
+#: A piece of a word in a shell command, in POSIX quoting or in a quoted CSV field (with doubled quotes). A
+#: quote at the end of a word does not belong to the word, but closes the quoted text around it.
 _WORD_PIECE = (
     r"""(?:""[^"\s][^"]*""|\\"[^"\\]*\\"|"(?:[^"\\]|\\.)*"|'[^']*'|\\.|[^\s"'\\]+|["'](?![\s,;:.)\]}]|\Z))"""
 )  # fmt: skip
@@ -60,8 +60,8 @@ _NOT_A_VALUE = re.compile(
 _TRAILING_GPU_LIST = re.compile(r",[-\d,]*\Z")
 
 _URL_PASSWORD = re.compile(r"(?<=://)(?P<name>[^/\s:@\[]*:)(?:[^/\s]+|(?!\d{1,5}[/?#])[^\s\"']{1,200})(?=@)")
-#: Applied to lower-case text, because an expression that begins with literal text is searched for as fast as
-#: that text.
+#: Applied to lower-case text. The search is fast because the expression begins with literal text and does not
+#: ignore case.
 _WANDB = re.compile(r"wandb[\w.-]{0,64}(?:\s+login(?:\s+--[\w-]+)*)?[\s=:]+[\"']?[0-9a-f]{40}(?!\w)")
 _WANDB_KEY = re.compile(rf"(?P<name>{_WANDB.pattern.replace('[0-9a-f]', ')[0-9a-f]')}", re.IGNORECASE)
 _TOKEN = re.compile(

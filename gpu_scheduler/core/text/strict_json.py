@@ -1,7 +1,7 @@
 """Parses JSON that users or other programs have written, with limits, and rejects ambiguous input.
 
 Every error is a ValueError with a readable message, even where Python's own parser would raise another
-exception or would need very long.
+exception or take very long.
 """
 
 from __future__ import annotations
