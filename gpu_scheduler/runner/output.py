@@ -76,7 +76,7 @@ class LogWriter:
             flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
             self._fd = move_fd_up(os.open(path, flags))
         except OSError as error:
-            self.problem = f"the log {path} cannot be written: {error.strerror}"
+            self.problem = f"the log {path} cannot be opened: {error.strerror}"
 
     def write(self, data: bytes) -> None:
         """Appends output. Never raises; counts the bytes that could not be written."""
