@@ -30,10 +30,10 @@ class NeedSource(str, Enum):
 
     OUT_OF_MEMORY = "raised after it ran out of memory"
     TORCHRUN = "torchrun"
-    ATTRIBUTES = "its attributes"
+    ATTRIBUTES = "from its attributes"
     LEARNED = "measured use of finished jobs of its kind"
     MODEL = "the model on its line"
-    COMMAND = "a command that declares nothing"
+    COMMAND = "the command declares nothing"
     DEFAULT = "default_requirement"
 
 

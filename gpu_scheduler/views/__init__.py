@@ -1,1 +1,1 @@
-"""Formats values as tables, JSON and text. Reads no files and makes no decisions."""
+"""Formats values as tables, JSON and text. The functions read no files and make no decisions."""

@@ -1,4 +1,4 @@
-"""Formats the answers to requests about jobs and GPUs."""
+"""Formats the answers to requests that concern jobs and GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _STOP_TEXTS = {
     StopResult.CANCELLED: "cancelled",
     StopResult.RUNNER_HAD_DIED: "cancelled; its runner had already died",
     StopResult.NEVER_BEGAN: "cancelled before it began",
-    StopResult.HAD_ENDED: "had already ended by itself; the scheduler records this at its next start",
+    StopResult.HAD_ENDED: "had already ended by itself; the next `start` records this",
     StopResult.PROCESSES_LEFT: "not ended: some of its processes are still running",
     StopResult.RUNNER_UNLOCKED: (
         "not ended: its runner is alive but has no lock on the claim in this folder; see `why`"
@@ -19,7 +19,7 @@ _STOP_TEXTS = {
 
 
 def answer_text(answer: Answer, data_dir: str) -> str:
-    """Formats the result of a request to the store in this data directory, safe to print."""
+    """Formats the answer to a request as text that is safe to print. data_dir: the path of the store."""
     if answer.kind is AnswerKind.RECORDED:
         return "recorded; takes effect when the scheduler starts"
     if answer.kind is AnswerKind.UNANSWERED:
@@ -31,15 +31,15 @@ def answer_text(answer: Answer, data_dir: str) -> str:
     return "" if answer.reply is None else _reply_text(answer.reply, answer.target, data_dir)
 
 
-#: Code -> its text, for codes whose text differs from the code.
+#: The texts of the codes whose text is not the code itself.
 _REPLY_TEXTS = {
     AnswerCode.STOPPING: "being stopped",
     AnswerCode.QUEUED: "queued again",
     AnswerCode.GPU_NOT_MANAGED: "this GPU is no longer managed",
     AnswerCode.SCHEDULER_ENDED: "the scheduler had already ended",
-    AnswerCode.UNKNOWN: "the scheduler is another version, whose answer this version cannot interpret",
+    AnswerCode.UNKNOWN: "this version cannot interpret the answer, because the scheduler is another version",
 }
-#: Verbs of requests that differ from the name of their command.
+#: The commands whose name differs from the verb of their request, by verb.
 _COMMAND_NAMES = {"set": "priority"}
 
 

@@ -20,12 +20,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def memory_source(*, learned: bool, assumed: bool = False) -> str:
-    """Returns the origin of the memory allocated to an attempt: "default", "learned" or "declared"."""
+    """Returns where the memory value of an attempt comes from: "default", "learned" or "declared"."""
     return "default" if assumed else "learned" if learned else "declared"
 
 
 def usage_parts(ended: AttemptEnded, tolerance: float) -> Iterator[str]:
-    """Yields the peaks of an attempt, the accuracy of its declaration, and its mean GPU utilization."""
+    """Yields texts with an attempt's peaks, the accuracy of its declaration, and its mean GPU load."""
     if any(peak is not None for peak in ended.peaks):
         each = zip(ended.gpus, ended.peaks, strict=True)
         known = ", ".join(f"gpu{gpu}:{'n/a' if mib is None else f'{mib} MiB'}" for gpu, mib in each)
@@ -38,7 +38,7 @@ def usage_parts(ended: AttemptEnded, tolerance: float) -> Iterator[str]:
 
 
 def _accuracy_text(ended: AttemptEnded, tolerance: float) -> str:
-    """Describes the declaration and its accuracy."""
+    """Describes what the attempt declared, and how accurate that was."""
     if ended.budgets is None:
         return "no declaration"
     by_share, completed = ended.declared is None, ended.outcome == "completed"

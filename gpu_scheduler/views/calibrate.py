@@ -1,4 +1,4 @@
-"""Formats measured memory use beside declarations, and the suggested declarations, as text and JSON."""
+"""Formats measured memory use, declarations and suggested declarations as text and JSON."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _COLUMNS = (
 )
 _WHY_NOT = {
     NoSuggestion.NEEDS_WHOLE_GPU: "needs a GPU to itself",
-    NoSuggestion.AS_SUGGESTED: "already as suggested",
+    NoSuggestion.AS_SUGGESTED: "the current entry is right",
 }
-#: Applies to every suggested entry, since each one is an object.
+#: This note applies to every suggested entry, because every one is a JSON object.
 _OLDER_SCHEDULER_NOTE = "The older scheduler cannot read entries in braces."
 
 
 def to_text(view: CalibrationView, width: int | None = None) -> str:
-    """Formats a table, its rows truncated to `width` (None: not truncated), then the suggestions."""
+    """Formats a table and, below it, the suggestions. width: the maximum width of a row, None = unlimited."""
     if not view.suggestions:
         return (
             "No measurements yet: no completed job was observed using GPU memory.\n"
-            "Jobs are measured at each sample of the GPUs (`start --poll`).\n"
+            "The scheduler measures jobs whenever it samples the GPUs (`start --poll` sets how often).\n"
         )
     rows = render_table(_COLUMNS, [_row(one, view.tolerance) for one in view.suggestions], width)
     blocks = ["\n".join([*rows, "Memory in MiB per GPU."]), "\n".join(_model_lines(view))]
@@ -67,7 +67,7 @@ def _row(advice: Advice, tolerance: float) -> TableRow:
 
 
 def _attributes(advice: Advice) -> str | None:
-    """Returns the attribute block suggested for the lines of a program without a model."""
+    """Returns the attribute block suggested for the lines of a program that name no model."""
     if advice.line_vram_mib is None:
         return None
     gpus = advice.workload_class.gpus
@@ -90,7 +90,8 @@ def _model_lines(view: CalibrationView) -> list[str]:
         return early or [f"{safe_text(view.path)} needs no changes."]
     if not view.written:
         head = (
-            f'Suggested for "models" in {safe_text(view.path)} (`calibrate --write` writes it with a backup):'
+            f'Suggested for "models" in {safe_text(view.path)}'
+            " (`calibrate --write` changes the file and keeps a backup):"
         )
         return [head, *_entry_lines(view.entries), _OLDER_SCHEDULER_NOTE, *(["", *early] if early else [])]
     now = {one.workload_class.llm: one.current_entry for one in view.suggestions}
@@ -107,11 +108,11 @@ def _entry_lines(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _insufficient_data_lines(view: CalibrationView) -> list[str]:
-    """Lists the suggestions that rest on too few measurements to be written."""
+    """Lists the suggestions that are based on too few measurements to be written."""
     early = suggested_entries(view.suggestions, has_enough_runs=False)
     if not early:
         return []
-    needs = f"an entry needs {MIN_RUNS} completed runs, or one of {format_duration(MIN_RUN_S)}"
+    needs = f"an entry needs {MIN_RUNS} completed runs, or one run of {format_duration(MIN_RUN_S)}"
     return [f"Not written to {safe_text(view.path)}: too few measurements ({needs}):", *_entry_lines(early)]
 
 

@@ -1,4 +1,4 @@
-"""Colours of states and outcomes on a terminal."""
+"""Defines the colours of states and outcomes on a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpu_scheduler.core.model.states import JobState, Outcome
 
-#: ANSI codes (SGR) of the terminal's own colours.
+#: ANSI codes (SGR) for colours that the terminal's settings define.
 RED, GREEN, YELLOW, CYAN, FAINT, BOLD = "31", "32", "33", "36", "2", "1"
 
 OF_STATE = {
@@ -29,10 +29,10 @@ def are_enabled(environ: Mapping[str, str]) -> bool:
 
 
 def coloured(text: str, colour: str) -> str:
-    """Returns the text in a colour; unchanged if the colour is ""."""
+    """Returns the text in a colour; the unchanged text if the colour is ""."""
     return f"\x1b[{colour}m{text}\x1b[0m" if colour and text else text
 
 
 def of_outcome(outcome: str) -> str:
-    """Returns the colour of an outcome: red unless it is listed above."""
+    """Returns the colour of an outcome: red unless `OF_OUTCOME` has another one."""
     return OF_OUTCOME.get(outcome, RED)

@@ -35,22 +35,22 @@ _DEBUG, _INFO, _WARNING = logging.DEBUG, logging.INFO, logging.WARNING
 #: Outcomes that need no attention and are logged at info.
 _UNREMARKABLE_OUTCOMES = ("completed", "cancelled", "ended")
 
-#: Kind -> level and text of the events whose text depends only on their values.
+#: The level and the text of each kind of event whose text depends only on the event's values.
 _TEXTS: Mapping[str, tuple[int, str]] = {
     EventKind.WINDOW_CLOSED: (
         _WARNING,
-        "continues without its Screen window, which was closed; `logs {job} -f` follows it",
+        "continues although its Screen window was closed; `logs {job} -f` follows its output",
     ),
     EventKind.RELAUNCHED: (_WARNING, "is launched again: no runner claimed attempt {attempt} in time"),
     EventKind.RUNNER_LOST: (_WARNING, "lost the runner of attempt {attempt}, which left no result"),
-    EventKind.RUNNER_KILLED: (_WARNING, "did not end in time; killing the runner of attempt {attempt}"),
+    EventKind.RUNNER_KILLED: (_WARNING, "did not end in time; the runner of attempt {attempt} is killed"),
     EventKind.INFEASIBLE: (_WARNING, "waits, {reason}"),
-    EventKind.RESTORED: (_INFO, "restored: attempt {attempt}, from its folder"),
+    EventKind.RESTORED: (_INFO, "restored from the folder of attempt {attempt}"),
     EventKind.PAUSED: (_INFO, "GPU {gpus} paused {reason}"),
     EventKind.RESUMED: (_INFO, "GPU {gpus} resumed {reason}"),
     EventKind.STOPPING: (_INFO, "is being stopped"),
 }
-#: Cause of a pause or its end, if it is not a command -> its text.
+#: The texts of the causes, other than commands, that pause or resume a GPU.
 _PAUSE_CAUSES = {
     "state_file_edited": "by an edit of the state file",
     "state_file_removed": "because the state file was removed",
@@ -59,7 +59,10 @@ _PAUSE_CAUSES = {
 
 @dataclass(frozen=True)
 class EventMessage:
-    """Log line of an event. subject: "job 3", or "" if it concerns no job; log_suffix: for the log alone."""
+    """The log line of an event.
+
+    subject: "job 3", or "" for an event that concerns no job; log_suffix: text that only the log shows.
+    """
 
     level: int
     text: str
@@ -68,12 +71,12 @@ class EventMessage:
 
     @property
     def full_text(self) -> str:
-        """The full line, safe to print."""
+        """The full line as text that is safe to print."""
         return safe_text(f"{self.subject} {self.text}{self.log_suffix}".lstrip())
 
 
 def dated_line(event: Event, tolerance: float = 0.10) -> str:
-    """Returns the log line of an event, preceded by its date and time."""
+    """Returns the log line of an event with the event's date and time in front."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
     return f"{at}  {message_of(event, tolerance).full_text}"
 
@@ -90,12 +93,12 @@ def to_json(event: Event) -> str:
 
 
 def iso_time(at: float) -> str:
-    """Returns wall seconds as ISO 8601 to the millisecond, with the offset from UTC."""
+    """Formats wall seconds as ISO 8601 with milliseconds and the offset from UTC."""
     return datetime.fromtimestamp(at).astimezone().isoformat(timespec="milliseconds")
 
 
 def detail(event: Event) -> str | None:
-    """Returns the details of an event beside its kind, for the history of one job; None if there are none."""
+    """Returns what an event says besides its kind, for the history of one job; None if it says no more."""
     details = event.details
     if isinstance(details, Overuse):
         return _overuse_text(details)
@@ -119,9 +122,10 @@ def _reason(event: Event) -> str | None:
 def message_of(
     event: Event, tolerance: float = 0.10, dispatched: tuple[int, int] | None = None
 ) -> EventMessage:
-    """Returns the log line of an event in its parts; DEBUG keeps it out of the main log.
+    """Returns the log line of an event in its parts. The main log does not show the level DEBUG.
 
-    dispatched: (jobs of this run that have started or finished, all jobs of this run), None = unknown.
+    dispatched: the number of this run's jobs that have started or finished, and of all its jobs; None if
+    unknown.
     """
     subject = f"job {event.job_id}" if event.job_id else ""
     return replace(_message(event, tolerance, dispatched), subject=subject)
@@ -145,7 +149,7 @@ def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None)
 
 
 def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage | None:
-    """Returns the message that _TEXTS gives; None if it gives none, or the event lacks one of its values."""
+    """Returns the message by the text in `_TEXTS`; None if it has none or the event lacks a value for it."""
     if event.kind not in _TEXTS:
         return None
     level, text = _TEXTS[event.kind]
@@ -160,7 +164,7 @@ def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage |
 
 
 def _state_message(event: Event) -> EventMessage:
-    """Returns the message of a state change that ends no attempt, and of any other event."""
+    """Returns the message of a state change that ends no attempt, or of any other event."""
     state = str(event.data.get("outcome", event.kind)).replace("_", " ")
     reason = _reason(event)
     if not event.job_id:
@@ -182,7 +186,7 @@ def _start_message(event: Event, started: AttemptStarted, dispatched: tuple[int,
 
 
 def _allocation_text(started: AttemptStarted) -> str:
-    """Describes an allocation. A share of 1 is redundant if no other job shares the GPU."""
+    """Describes an allocation. Omits a share of 1 if the text says that the job is alone on the GPU."""
     is_redundant = started.exclusive and started.share >= WHOLE
     source = memory_source(learned=started.learned, assumed=started.assumed)
     words = [f"share {format_share(started.share)}"] if started.share and not is_redundant else []
@@ -192,7 +196,7 @@ def _allocation_text(started: AttemptStarted) -> str:
 
 
 def _overuse_warning(overuse: Overuse) -> str:
-    """Returns the overuse warning without its consequence; a share is followed by its memory."""
+    """Returns the warning about overuse without its consequence, in MiB even for a declared share."""
     head = "EXCEEDS declared"
     if overuse.share is None:
         return f"{head} VRAM on {_overuse_text(overuse)}"
@@ -212,7 +216,7 @@ def _excess_percent(overuse: Overuse) -> str:
 
 
 def _end_message(event: Event, ended: AttemptEnded, tolerance: float) -> EventMessage:
-    """Returns the message of an ended attempt, whose job has finished, is queued again, or is held."""
+    """Returns the message of an ended attempt. Its job has finished, is queued again, or is held."""
     outcome = ended.outcome
     has_run = outcome != "not_started"
     after = f" in {format_seconds(ended.seconds)}" if has_run and ended.seconds is not None else ""
@@ -225,7 +229,8 @@ def _end_message(event: Event, ended: AttemptEnded, tolerance: float) -> EventMe
     parts = [reason] if reason else []
     parts += usage_parts(ended, tolerance) if has_run else []
     if ended.survivors:
-        parts.append(f"left processes that do not end: {', '.join(map(str, ended.survivors))}")
+        noun = "a process that does" if len(ended.survivors) == 1 else "processes that do"
+        parts.append(f"left {noun} not end: {', '.join(map(str, ended.survivors))}")
     good = outcome in _UNREMARKABLE_OUTCOMES
     where = f" (log: {ended.log})" if ended.log and not good else ""
     text = " — ".join([head, " | ".join(parts)]) if parts else head

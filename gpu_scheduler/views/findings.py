@@ -11,7 +11,7 @@ from gpu_scheduler.views.text_width import wrap_words
 
 
 def finding_object(finding: Finding) -> dict[str, str]:
-    """Returns a finding as docs/json.md describes it."""
+    """Returns a finding as the object that docs/json.md describes."""
     return {
         "check": finding.name,
         "grade": finding.grade,
@@ -21,7 +21,7 @@ def finding_object(finding: Finding) -> dict[str, str]:
 
 
 def format_finding(finding: Finding, width: int | None = None) -> str:
-    """Formats a finding and its remedy as lines. width: terminal width to wrap to; None: no wrapping."""
+    """Formats a finding and its remedy as lines. width: the maximum line width, None = unlimited."""
     head = f"{finding.grade:<4}  {finding.name:<20}  "
     texts = [
         safe_text(limit_length(finding.message)),
@@ -33,7 +33,7 @@ def format_finding(finding: Finding, width: int | None = None) -> str:
 
 
 def summary_text(findings: Sequence[Finding]) -> str:
-    """Formats the number of warnings and problems."""
+    """Formats the numbers of warnings and of bad findings."""
     grades = [finding.grade for finding in findings]
     return f"{count_noun(grades.count('warn'), 'warning')}, {grades.count('bad')} bad"
 

@@ -1,4 +1,4 @@
-"""Formats why a GPU does not accept a job, and the remedies."""
+"""Formats the reasons why a GPU does not accept a job, and the remedies."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from gpu_scheduler.core.text.formatting import format_memory
 
 
 def obstacle_text(found: GpuObstacle) -> str:
-    """Formats why a GPU does not accept a job, as a phrase that follows its name."""
+    """Formats why a GPU does not accept a job, as a phrase that follows the GPU's name."""
     if found.kind is ObstacleKind.FAULT:
         return str(found.fault)
     if found.kind is ObstacleKind.QUARANTINED:
-        return f"quarantined: job {found.job_id} left process {', '.join(map(str, found.pids))}"
+        processes = "process" if len(found.pids) == 1 else "processes"
+        return f"quarantined: job {found.job_id} left {processes} {', '.join(map(str, found.pids))}"
     if found.kind is ObstacleKind.SHARE:
-        return f"{format_share(found.free or 0)} free"
+        return f"share {format_share(found.free or 0)} free"
     if found.kind is ObstacleKind.MEMORY:
         return _shortfall_text(found)
     if found.kind is ObstacleKind.FOREIGN_LOAD:
@@ -46,7 +47,7 @@ def _foreign_memory_text(found: GpuObstacle) -> str:
     if found.foreign_pid is not None:
         return f"foreign process {found.foreign_pid} uses {memory}"
     return (
-        f"{memory} held by an unidentified process"
+        f"an unidentified process uses {memory}"
         if found.processes_listed
         else f"foreign processes use {memory}"
     )
@@ -57,23 +58,23 @@ def _foreign_load_source(found: GpuObstacle) -> str:
 
 
 def obstacle_remedy(found: GpuObstacle) -> str:
-    """Returns a remedy for the obstacle on a GPU; "" if it is only our own jobs."""
+    """Returns a remedy for the obstacle on a GPU; "" if the obstacle is the scheduler's own jobs."""
     return _OBSTACLE_REMEDIES.get(found.kind, "").format(gpu=found.gpu)
 
 
 _SOON = "it accepts jobs again in a few seconds"
-_CHECK = "check it with `nvidia-smi -i {gpu}` and `doctor`"
+_CHECK = "check the GPU with `nvidia-smi -i {gpu}` and `doctor`"
 _WAIT = "wait for the process to end, or end it; or "
 _OBSTACLE_REMEDIES = {
     ObstacleKind.PAUSED: "`resume {gpu}` makes it available again",
     ObstacleKind.NOT_SAMPLED: _CHECK,
     ObstacleKind.FAULT: _CHECK,
-    ObstacleKind.QUARANTINED: "end that process (kill -9)",
+    ObstacleKind.QUARANTINED: "end every such process (kill -9)",
     ObstacleKind.RELEASING: _SOON,
     ObstacleKind.AWAITING_MEMORY: _SOON,
-    ObstacleKind.MEMORY_UNKNOWN: "check its memory with `nvidia-smi -q -i {gpu}`",
-    ObstacleKind.FOREIGN_MEMORY: f"{_WAIT}declare memory ([vram=8G]); or start the scheduler with a higher"
-    " --mem-threshold",
+    ObstacleKind.MEMORY_UNKNOWN: "check the GPU's memory with `nvidia-smi -q -i {gpu}`",
+    ObstacleKind.FOREIGN_MEMORY: f"{_WAIT}declare the job's memory, as in [vram=8G]; or start the scheduler"
+    " with a higher --mem-threshold",
     ObstacleKind.FOREIGN_LOAD: f"{_WAIT}start the scheduler with a higher --load-threshold",
     ObstacleKind.FOREIGN_PROCESS: f"{_WAIT}request only part of a GPU, such as [vram=8G] or [share=0.5]",
 }

@@ -1,4 +1,4 @@
-"""Builds the table of the managed GPUs, one row each."""
+"""Builds the table of the managed GPUs, with one row per GPU."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _COLOURS = {status_report.LOST: RED, status_report.PAUSED: YELLOW, status_report
 def gpu_rows(
     views: Sequence[GpuView], *, with_allocated: bool = False
 ) -> tuple[list[Column], list[TableRow]]:
-    """Returns the columns and the rows; allocated memory has a column if any job declared memory, or on
-    request."""
+    """Returns the columns and the rows of the table.
+
+    with_allocated: show the column of allocated memory even if no job declared memory.
+    """
     by_memory = with_allocated or any(gpu.has_declared_memory for gpu in views)
     columns = [
         Column("GPU", is_right=True), Column("State"), Column("Share", is_right=True),
@@ -50,7 +52,7 @@ def _row(gpu: GpuView, by_memory: bool) -> TableRow:
 
 
 def _memory_text(gpu: GpuView) -> str:
-    """Formats used and total memory: "15.6 / 24.0 GiB", or in MiB for a GPU below 1 GiB."""
+    """Formats used and total memory: "15.6 / 24.0 GiB", or in MiB for a GPU with less than 1 GiB."""
     total = format_memory(gpu.record.total_mib)
     used = format_memory(gpu.record.used_mib)
     if gpu.record.used_mib is not None and total.endswith(" GiB"):

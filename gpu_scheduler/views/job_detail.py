@@ -121,11 +121,11 @@ def _fact_lines(detail: JobDetail) -> Iterator[str]:
 
 
 def _origin(detail: JobDetail) -> str:
-    """Formats the jobs file and the line of a job, or the front end that added it."""
+    """Formats the jobs file and line of a job, or the front end that added the job."""
     if detail.line is not None:
         return f"{detail.line.path}:{detail.line.number}"
     kind, _, path = detail.job.record.source.partition(":")
-    return f"{path}, from which its line was removed" if kind == "file" else f"`{kind}`"
+    return f"{path}; its line was removed" if kind == "file" else f"`{kind}`"
 
 
 def _retry_lines(job: JobRecord) -> Iterator[str]:
@@ -175,7 +175,7 @@ def _attempt_lines(view: AttemptView, detail: JobDetail) -> Iterator[str]:
     yield f"Attempt {attempt.number}"
     yield _row("  GPUs", ", ".join(map(str, view.gpus)) or "none")
     if attempt.started_at is None:
-        yield _row("  Started", f"not yet; requested at {_time_and_age(attempt.created_at, now)}")
+        yield _row("  Started", f"not yet; created {_time_and_age(attempt.created_at, now)}")
     else:
         yield _row("  Started", _time_and_age(attempt.started_at, now))
     if attempt.outcome is not None:
@@ -192,7 +192,8 @@ def _attempt_lines(view: AttemptView, detail: JobDetail) -> Iterator[str]:
     if attempt.launch_count > 1:
         yield _row("  Launches", str(attempt.launch_count))
     if attempt.survivors:
-        yield _row("  Still running", "processes " + ", ".join(map(str, attempt.survivors)))
+        noun = "process" if len(attempt.survivors) == 1 else "processes"
+        yield _row("  Still running", f"{noun} {', '.join(map(str, attempt.survivors))}")
     for title, value in (
         ("  Command", view.command), ("  Log", attempt.log), ("  Session", attempt.session),
         ("  Files", view.folder),

@@ -1,4 +1,4 @@
-"""Formats the checks of one job that depend on values alone."""
+"""Formats the findings about one job that need no check of files or programs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ _MAX_NEARBY = 5
 
 
 def scheduler(pid: int | None, *, is_waiting: bool) -> Finding:
-    """Returns whether a scheduler can start the job. is_waiting: the job waits to be started."""
+    """Returns the finding about the scheduler, which is bad if a job that waits cannot start.
+
+    is_waiting: whether the job waits.
+    """
     if pid is None and not is_waiting:
         return ok(Check.SCHEDULER, "not running")
     if pid is None:
-        return bad(Check.SCHEDULER, "not running: no job starts", "run `start`")
+        return bad(Check.SCHEDULER, "not running, so no job starts", "run `start`")
     return ok(Check.SCHEDULER, f"running, {pid_text(pid)}")
 
 
 def held(job_id: int, by: str | None, reason: str | None) -> Finding:
-    """Returns why a job is held, and the command that queues it."""
+    """Returns the finding about a held job, with the command that queues it."""
     verb = "release" if by in ("user", "line") else "retry"
     return bad(Check.HELD, reason or "the job is held", f"`{verb} {job_id}` queues it")
 
@@ -37,12 +40,13 @@ def unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iter
     """Yields a finding if the job's line allows GPUs that the scheduler does not manage."""
     missing = [index for index in allowed or () if index not in managed]
     if missing:
-        message = f"{format_gpu_list(missing)}: not managed; managed: {format_gpu_list(managed) or 'none'}"
-        yield warn(Check.ALLOWED_GPUS, message, "correct its line, or use `start --gpus`")
+        which = f"GPU {missing[0]} is" if len(missing) == 1 else f"GPUs {format_gpu_list(missing)} are"
+        message = f"{which} not managed; the managed GPUs are {format_gpu_list(managed) or 'none'}"
+        yield warn(Check.ALLOWED_GPUS, message, "correct the job's line, or change `start --gpus`")
 
 
 def order(priority: int, count: int, first_ids: Sequence[int]) -> Finding:
-    """Returns a finding with the number of queued jobs before the job, and the first of them."""
+    """Returns a finding with the number of queued jobs before the job and the ids of the first ones."""
     if not count:
         return ok(Check.ORDER, f"first in the queue (priority {priority})")
     more = f" and {count - len(first_ids):,} more" if count > len(first_ids) else ""
@@ -50,12 +54,12 @@ def order(priority: int, count: int, first_ids: Sequence[int]) -> Finding:
     return ok(
         Check.ORDER,
         f"priority {priority}; {count_noun(count, 'queued job')} before it: {listed}{more};"
-        " they do not block it: every job that fits starts, in that order",
+        " the scheduler tries jobs in this order, and every job that fits starts",
     )
 
 
 def retry(wait_s: float | None, failures: int) -> Iterator[Finding]:
-    """Yields the number of failed launches, and the wait before the next one."""
+    """Yields a finding with the number of failed launches and the wait before the next launch."""
     if wait_s is not None and wait_s > 0:
         failed = f"{count_noun(failures, 'failed start')}; " if failures else ""
         yield warn(Check.RETRY, f"{failed}next try in {wait_s:.0f} s", "")
@@ -73,11 +77,11 @@ def line(job: JobRecord, facts: LineFacts) -> Iterator[Finding]:
     if wait is not None and wait.kind is WaitKind.LINE_MALFORMED:
         yield bad(
             Check.LINE,
-            f"{path}:{wait.line_number} is malformed now; the job waits until it is corrected",
-            "correct it",
+            f"{path}:{wait.line_number} is malformed; the job waits until the line is corrected",
+            "correct the line",
         )
     elif where is None or (wait is not None and wait.kind is WaitKind.LINE_REMOVED):
-        yield warn(Check.LINE, f"no longer in {path}", "write it there again, or `cancel` the job")
+        yield warn(Check.LINE, f"no longer in {path}", "add the line again, or `cancel` the job")
     else:
         yield ok(Check.LINE, f"{where.path}:{where.number}")
     nearby = facts.nearby[:_MAX_NEARBY]
@@ -85,15 +89,17 @@ def line(job: JobRecord, facts: LineFacts) -> Iterator[Finding]:
         yield warn(
             Check.NEAR_IT,
             f"{path}:{one.number} is malformed: {one.problem}",
-            "correct it; `status` shows the accepted form",
+            "correct that line; `status` shows the accepted form",
         )
     rest = facts.malformed - len(nearby)
     if rest > 0:
         yield warn(
-            Check.JOBS_FILE, f"{count_noun(rest, 'malformed line')} elsewhere in it", "`status` lists them"
+            Check.JOBS_FILE,
+            f"{count_noun(rest, 'malformed line')} elsewhere in {path}",
+            "`status` lists all malformed lines",
         )
 
 
 def manual_rerun(folder: str) -> Finding:
-    """Returns the command that runs a failed attempt again by hand."""
+    """Returns a finding with the command that runs a failed attempt again by hand."""
     return ok(Check.BY_HAND, f"bash {shlex.quote(folder)}/command.sh")

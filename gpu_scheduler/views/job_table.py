@@ -1,4 +1,4 @@
-"""Builds the table of jobs, one row each; queued jobs that wait for the same reason share a row."""
+"""Builds the table of jobs, with one row per job. Queued jobs that wait for the same reason share a row."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COLUMNS = (
     Column("Job", is_right=True), Column("State"), Column("GPUs"), Column("Time", is_right=True),
     Column("What", is_flexible=True), Column("Last line, or reason"),
 )  # fmt: skip
-#: Maximum number of titles in a group that are compared for a common beginning.
+#: Maximum number of titles in a group of jobs that are compared to find a common beginning.
 _MAX_COMPARED = 100
 
 #: Builds the row of a job; the second argument is the time of the report, in wall seconds.
@@ -41,14 +41,14 @@ RowBuilder = Callable[[JobView, float], TableRow]
 def running_row(job: JobView, now: float) -> TableRow:
     """Returns the row of a job with an open attempt, with its last output line."""
     took = "" if job.started_at is None else format_elapsed(now - job.started_at)
-    # The end of a progress bar is as informative as its beginning.
+    # In a progress bar, both the beginning and the end are informative.
     parts = ["window closed"] * job.window_closed + [_one_line(job.last_line)] * bool(job.last_line)
     last = Cell("; ".join(parts), keep_end=True) if parts else Cell(_one_line(job_reason_text(job)), YELLOW)
     return _table_row(job, _state_cell(job), took, last)
 
 
 def queued_row(job: JobView, _: float) -> TableRow:
-    """Returns the row of a queued job, with the reason."""
+    """Returns the row of a queued job, with the reason why it waits."""
     return _table_row(job, _state_cell(job), "", _reason_cell(job))
 
 
@@ -58,7 +58,7 @@ def held_row(job: JobView, _: float) -> TableRow:
 
 
 def finished_row(job: JobView, now: float) -> TableRow:
-    """Returns the row of a finished job: its outcome, run time, and reason or age."""
+    """Returns the row of a finished job, with its outcome, run time, and reason or age."""
     took = ""
     if job.started_at is not None and job.record.finished_at is not None:
         took = format_elapsed(job.record.finished_at - job.started_at)
@@ -79,7 +79,7 @@ def outcome_label(outcome: str) -> str:
 
 
 def queued_rows(jobs: Iterable[JobView], now: float) -> list[TableRow]:
-    """Returns rows for queued jobs in order; jobs with the same reason share the row of the first."""
+    """Returns rows for queued jobs in order. Jobs with the same reason share the first one's row."""
     groups: dict[tuple[str | None, bool], list[JobView]] = {}
     for job in jobs:
         groups.setdefault((job_reason_text(job), job.infeasible), []).append(job)
@@ -143,7 +143,7 @@ def _one_line(text: str | None) -> str:
     return safe_text(limit_length(text or ""))
 
 
-#: State -> the function that builds the row of a job in that state.
+#: The function that builds the row of a job, by the job's state.
 ROW_BUILDERS: dict[JobState, RowBuilder] = {
     JobState.STARTING: running_row,
     JobState.RUNNING: running_row,
@@ -152,5 +152,5 @@ ROW_BUILDERS: dict[JobState, RowBuilder] = {
     JobState.HELD: held_row,
     JobState.FINISHED: finished_row,
 }
-#: State -> the colour of its job count.
+#: The colours of the job counts, by state.
 STATE_COUNT_COLOURS = {JobState.RUNNING: CYAN, JobState.HELD: YELLOW}

@@ -1,4 +1,4 @@
-"""Lays out terminal output: coloured cells, tables fitted to a width, lists fitted to a number of rows."""
+"""Lays out terminal output: coloured cells, tables that fit a width, and lists that fit a number of rows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 from gpu_scheduler.views.colours import FAINT, coloured
 from gpu_scheduler.views.text_width import display_width, truncate_end, truncate_middle
 
-#: Maximum width of aligned cells if the width is unlimited; a longer cell shifts the rest of its row.
+#: Maximum width of aligned cells if the output width is unlimited. A longer cell shifts the rest of its row.
 _MAX_ALIGNED_WIDTH = 60
 
 
 @dataclass(frozen=True)
 class Viewport:
-    """Size of the output. width, rows: None = unlimited, as for a pipe."""
+    """The size of the output. width, rows: None = unlimited, as for a pipe."""
 
     width: int | None = None
     rows: int | None = None
@@ -24,8 +24,11 @@ class Viewport:
 
 
 class Cell(NamedTuple):
-    """Part of a line. colour: one of `views.colours`; is_path: truncated only if rows are limited, so that it
-    can be copied; keep_end: truncated in the middle."""
+    """A part of a line.
+
+    colour: a code from `views.colours`; is_path: truncate the cell only if rows are limited, so that a path
+    can be copied; keep_end: truncate the cell in the middle.
+    """
 
     text: str
     colour: str = ""
@@ -46,8 +49,11 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a table. is_spanning: its cells follow one another from the second column on, ignoring the
-    columns; count: how many items it stands for; detail_lines: lines under it, with paths."""
+    """A row of a table.
+
+    is_spanning: from the second column on, the cells follow one another and ignore the columns; count: the
+    number of items that the row represents; detail_lines: lines below the row, which may contain paths.
+    """
 
     cells: StyledLine
     is_spanning: bool = False
@@ -57,8 +63,10 @@ class TableRow:
 
 @dataclass(frozen=True)
 class CappedList:
-    """A list that may be shortened. total: number of items, including those without an entry; command:
-    the one that shows all of them."""
+    """A list that may be shortened.
+
+    total: the number of items, including those without an entry; command: the command that shows all items.
+    """
 
     noun: str
     entries: Sequence[TableRow]
@@ -67,16 +75,16 @@ class CappedList:
 
     @property
     def omitted_count(self) -> int:
-        """Number of items for which there is no entry."""
+        """The number of items without an entry."""
         return max(0, self.total - sum(entry.count for entry in self.entries))
 
     @property
     def line_count(self) -> int:
-        """Number of lines in the whole list."""
+        """The number of lines of the whole list."""
         return len(self.entries) + (self.omitted_count > 0)
 
     def capped(self, max_lines: int) -> list[TableRow]:
-        """Returns at most `max_lines` entries; the last one counts the omitted items."""
+        """Returns at most `max_lines` rows. If items are omitted, the last row says how many."""
         if max_lines >= self.line_count and not self.omitted_count:
             return list(self.entries)
         kept = list(islice(self.entries, max(0, max_lines - 1)))
@@ -91,7 +99,10 @@ class CappedList:
 
 
 def allot_lines(lists: Sequence[CappedList], least: Sequence[int], room: int) -> list[int]:
-    """Distributes `room` lines: every list gets its minimum, then earlier lists get all that they need."""
+    """Distributes `room` lines among lists.
+
+    First, every list gets its minimum. Then the lists, in order, get all further lines that they need.
+    """
     given = [0] * len(lists)
     for wanted in (least, [each.line_count for each in lists]):
         for at, each in enumerate(lists):
@@ -102,7 +113,7 @@ def allot_lines(lists: Sequence[CappedList], least: Sequence[int], room: int) ->
 
 
 def table(columns: Sequence[Column], entries: Sequence[TableRow], width: int | None) -> list[StyledLine]:
-    """Returns the header and the rows of a table, truncated to the width as far as flexible columns allow."""
+    """Returns the header and rows of a table, with flexible columns truncated to make the table fit."""
     head = TableRow([Cell(column.title, FAINT) for column in columns])
     rows = [head, *(entry for entry in entries if not entry.is_spanning)]
     sizes = [max(display_width(row.cells[at].text) for row in rows) for at in range(len(columns))]
@@ -119,12 +130,12 @@ def table(columns: Sequence[Column], entries: Sequence[TableRow], width: int | N
 
 
 def render_table(columns: Sequence[Column], entries: Sequence[TableRow], width: int | None) -> list[str]:
-    """Returns the lines of a table as text without colours. width: None = unlimited, as for a pipe."""
+    """Returns the lines of a table as uncoloured text. width: None = unlimited, as for a pipe."""
     return [render_line(line, Viewport(width)) for line in table(columns, entries, width)]
 
 
 def render_line(line: StyledLine, viewport: Viewport) -> str:
-    """Renders a line, never wider than the screen."""
+    """Renders a line and truncates it to the width of the viewport."""
     if viewport.width is None or display_width("".join(cell.text for cell in line)) <= viewport.width:
         return "".join([coloured(one.text, one.colour) if viewport.has_colours else one.text for one in line])
     parts, room = [], viewport.width
@@ -140,7 +151,7 @@ def render_line(line: StyledLine, viewport: Viewport) -> str:
 
 
 def _flexible_width(at: int, sizes: Sequence[int], width: int) -> int:
-    """Returns the width of a flexible column: at least half of the width shared with the last column."""
+    """Returns the width of a flexible column: at least half of the width that it and the last one share."""
     room = width - sum(sizes[:at]) - 2 * at - 2
     return max(4, room // 2, room - sizes[-1])
 

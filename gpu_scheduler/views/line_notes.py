@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from gpu_scheduler.app.line_note import LineNote, NoteKind, UnmetNeed
-from gpu_scheduler.core.text.formatting import pid_text
+from gpu_scheduler.core.text.formatting import count_noun, pid_text
 from gpu_scheduler.views.need_text import need_text
 
 _TEXTS = {
-    NoteKind.MODEL_UNKNOWN: "model {model} is not in llm_config.json: the default requirement applies",
-    NoteKind.SCRIPT_RELATIVE: "script {script} is a relative path: it is resolved in {cwd}",
-    NoteKind.CWD_MISSING: "its folder {cwd} does not exist",
-    NoteKind.CONDA_MISSING: "conda environment {name}: no conda was found; pass its conda.sh with --conda-sh",
+    NoteKind.MODEL_UNKNOWN: "model {model} is not in llm_config.json, so the default requirement applies",
+    NoteKind.SCRIPT_RELATIVE: "script {script} is a relative path, which starts in {cwd}",
+    NoteKind.CWD_MISSING: "the working folder {cwd} does not exist",
+    NoteKind.CONDA_MISSING: (
+        "conda environment {name} cannot be used, because no conda was found; pass conda.sh with --conda-sh"
+    ),
     NoteKind.CONDA_ENVIRONMENT_MISSING: (
         "conda environment {name} does not exist; environments: {environments}"
     ),
@@ -43,8 +45,9 @@ def _value_text(key: str, value: object) -> str:
 
 def unmet_need_text(unmet: UnmetNeed) -> str:
     """Formats the warning about a need that the current GPUs cannot meet."""
-    needs = f"it needs {need_text(unmet.need)}"
+    needs = f"the job needs {need_text(unmet.need)}"
     if unmet.usable is not None:
-        return f"{needs}, but may use only {unmet.usable}: it would wait for more"
-    margin = f"{unmet.margin_mib} MiB of each stay free"
-    return f"{needs}, but its GPUs are too small ({margin}): it would wait for larger ones"
+        gpus = count_noun(unmet.usable, "GPU")
+        return f"{needs}, but may use only {gpus}, so it would wait until there are more"
+    margin = f"the scheduler keeps {unmet.margin_mib} MiB free on each"
+    return f"{needs}, but its GPUs are too small ({margin}), so it would wait until there are larger ones"

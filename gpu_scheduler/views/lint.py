@@ -1,4 +1,4 @@
-"""Formats a preview of the jobs in a jobs file as text and JSON."""
+"""Formats the preview of a jobs file as text and JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def to_text(linted: LintView) -> str:
-    """Formats every line in order, then the counts by kind."""
+    """Formats every line in order and, below them, the numbers of jobs, duplicates and problems."""
     blocks = [(line.number, _line_text(linted.path, line)) for line in linted.lines]
     shown: set[str | None] = set()
     for bad in linted.malformed:
@@ -37,7 +37,7 @@ def to_text(linted: LintView) -> str:
 def _line_text(path: str, line: Preview) -> str:
     spec = line.spec
     if line.duplicate_of is not None:
-        duplicate = f"duplicate of line {line.duplicate_of}; both lines are one job"
+        duplicate = f"duplicate of line {line.duplicate_of}; both lines are the same job"
         return f"{safe_text(path)}:{line.number}: {duplicate}"
     where = "any" if spec.allowed is None else format_gpu_list(spec.allowed)
     facts = [_kind_name(line), f"needs {need_text(line.need)}", f"GPUs {where}", f"priority {line.priority}"]
@@ -64,7 +64,7 @@ def _kind_name(line: Preview) -> str:
 
 
 def _malformed_text(bad: MalformedLineRecord, show_accepted: bool) -> str:
-    """Formats a malformed line. show_accepted: add the accepted form."""
+    """Formats a malformed line. show_accepted: also show the accepted form."""
     head = f"{safe_text(bad.path)}:{bad.number}: malformed: {safe_text(limit_length(bad.problem))}"
     below = [
         safe_text(limit_length(bad.text)),
@@ -88,7 +88,7 @@ def to_json(linted: LintView) -> str:
 
 
 def need_object(need: Need) -> dict[str, Any]:
-    """Returns a need as docs/json.md describes it."""
+    """Returns a need as the object that docs/json.md describes."""
     return {
         "gpus": need.count,
         "share": need.share / WHOLE if need.share and not need.alone else None,

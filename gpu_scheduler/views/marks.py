@@ -1,4 +1,4 @@
-"""Marks of jobs on the status board and in the lines of `start`."""
+"""Defines the marks of jobs on the status board and in the lines that `start` prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats the need of a job and its source."""
+"""Formats a job's need, and where the need comes from."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def need_text(need: Need) -> str:
 
 
 def current_need_text(current: CurrentNeed) -> str:
-    """Formats a need with its source: "0.5 of a GPU (model qwen2.5-3b-inst)"."""
+    """Formats a need and where it comes from: "0.5 of a GPU (model qwen2.5-3b-inst)"."""
     return f"{need_text(current.need)} ({_source_text(current)})"
 
 
 def _source_text(current: CurrentNeed) -> str:
-    # Imported here to keep commands that show only a need fast.
+    # This import is here to keep commands fast that show a need without its source.
     from gpu_scheduler.app.current_need import NeedSource
 
     spec, source = current.spec, current.source
@@ -49,4 +49,4 @@ def _source_text(current: CurrentNeed) -> str:
         return f"model {spec.llm}"
     if source is NeedSource.LEARNED:
         return "learned from finished jobs of the same kind"
-    return "a command that declares nothing" if source is NeedSource.COMMAND else source.value
+    return str(source.value)

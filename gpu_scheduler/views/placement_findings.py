@@ -1,4 +1,4 @@
-"""Explains whether a job would start now: the result of placement, and each GPU with its values."""
+"""Explains whether a job would start now, by the result of placement and by the values of each GPU."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from gpu_scheduler.views.wait_text import wait_text
 def placement(
     need: Need, allowed: tuple[int, ...] | None, views: Sequence[GpuAvailability], limits: Limits
 ) -> Finding:
-    """Returns the result of placement for the job, as if it were its turn now."""
+    """Returns the finding about where the job would start if the scheduler placed it now."""
     answer = place(need, allowed, views, limits)
     if isinstance(answer, WaitReason):
         if answer.is_infeasible:
-            less = "less memory (vram=), " if need.vram is not None else ""
-            remedy = f"change its line: {less}fewer or other GPUs; or start the scheduler with more (--gpus)"
+            less = "less memory (vram=), or " if need.vram is not None else ""
+            remedy = (
+                f"on the job's line, request {less}fewer or other GPUs;"
+                " or start the scheduler with more GPUs (--gpus)"
+            )
             return bad(Check.PLACING, wait_text(answer), remedy)
         return warn(Check.PLACING, wait_text(answer), "")
     chosen = ", ".join(str(view.index) for view in views if view.uuid in answer)
-    return ok(Check.PLACING, f"it would start on GPU {chosen} now")
+    return ok(Check.PLACING, f"the job would start on GPU {chosen} now")
 
 
 def gpu(
@@ -39,20 +42,20 @@ def gpu(
     limits: Limits,
     holders: Collection[int],
 ) -> Finding:
-    """Returns whether one GPU accepts the job, with the values compared to the thresholds.
+    """Returns the finding about whether one GPU accepts the job, with the values that are compared.
 
-    holders: ids of our jobs on the GPU.
+    holders: the ids of the scheduler's jobs on the GPU.
     """
     measured = _measurements(view, need, limits, holders)
     if need.vram is not None:
         measured += _headroom(view, limits)
     if allowed is not None and view.index not in allowed:
-        message = f"not allowed for this job, which may use {format_gpu_list(allowed)}"
+        message = f"not allowed for this job, which may use only {format_gpu_list(allowed)}"
         return ok(Check.GPU, f"{message}; {measured}", view.index)
     why = obstacle(view, need, limits)
     if why is None:
-        return ok(Check.GPU, f"accepts it; {measured}", view.index)
-    message = f"does not accept it: {obstacle_text(why)}; {measured}"
+        return ok(Check.GPU, f"accepts the job; {measured}", view.index)
+    message = f"does not accept the job: {obstacle_text(why)}; {measured}"
     return warn(Check.GPU, message, obstacle_remedy(why), view.index)
 
 
@@ -60,14 +63,14 @@ def _measurements(view: GpuAvailability, need: Need, limits: Limits, holders: Co
     jobs = (
         f"share {format_share(view.allocated_share)} allocated to {_jobs(sorted(holders))}"
         if holders
-        else "none of our jobs"
+        else "not allocated"
     )
     load = "load unknown" if view.mean_load is None else f"load {view.mean_load:.0f} %"
     return f"{jobs}, {load}, {_foreign_use(view, need, limits)}"
 
 
 def _foreign_use(view: GpuAvailability, need: Need, limits: Limits) -> str:
-    """Describes the use by foreign processes and the thresholds for it; the idle threshold comes first."""
+    """Describes what foreign processes use, and the thresholds for that."""
     if view.foreign_mib is None:
         return "foreign memory unknown"
     if not view.foreign_mib:
@@ -79,20 +82,20 @@ def _foreign_use(view: GpuAvailability, need: Need, limits: Limits) -> str:
         return f"{holds} (idle threshold {limits.idle_threshold_mib} MiB)"
     if need.vram is None and view.total_mib:
         part, most = 100 * view.foreign_mib / view.total_mib, 100 * limits.mem_threshold
-        holds += f", {part:.0f} % of it (threshold {most:.0f} %)"
-    load = "unknown, which excludes no job"
+        holds += f", {part:.0f} % of the GPU's memory (threshold {most:.0f} %)"
+    load = "unknown, so it is not checked"
     if view.mean_foreign_load is not None:
         load = f"{view.mean_foreign_load:.0f} % (threshold {100 * limits.load_threshold:.0f} %)"
     return f"{holds}, foreign load {load}"
 
 
 def _headroom(view: GpuAvailability, limits: Limits) -> str:
-    """Describes the memory left for one more declaration by memory accounting."""
+    """Describes how much memory one more job could declare on the GPU."""
     if view.total_mib is None or view.committed_mib is None:
         return ", allocated memory unknown"
     left = format_memory(max(0, view.total_mib - view.committed_mib - limits.margin_mib))
     taken = f"{format_memory(view.committed_mib)} of {format_memory(view.total_mib)} allocated or in use"
-    return f", {taken}, {left} left for a declaration (margin {limits.margin_mib} MiB)"
+    return f", {taken}, {left} left to declare (margin {limits.margin_mib} MiB)"
 
 
 def _jobs(ids: Sequence[int]) -> str:

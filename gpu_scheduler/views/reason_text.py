@@ -1,4 +1,4 @@
-"""Turns the reason why a job or an attempt is in its state into words."""
+"""Formats the reason why a job or an attempt is in its state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIGNAL_MEANINGS = {
     "SIGXFSZ": "file size limit exceeded",
 }
 _EXIT_CODE_MEANINGS = {126: "found, but cannot be executed", 127: "command not found"}
-#: The texts of kinds without data.
+#: The texts of the kinds of reasons that have no data.
 _PLAIN = {
     ReasonKind.PREEMPTED: "preempted",
     ReasonKind.INTERRUPTED: "interrupted",
@@ -29,7 +29,7 @@ _PLAIN = {
     ReasonKind.MACHINE_ENDED: "the machine was shut down or its login session ended",
     ReasonKind.MACHINE_RESTARTED: "the machine was restarted",
     ReasonKind.STORE_LOST: "it had not begun when the store was lost",
-    ReasonKind.SUPERSEDED: "followed by another attempt",
+    ReasonKind.SUPERSEDED: "another attempt followed",
     ReasonKind.CANCELLED_BY_USER: "cancelled by the user",
     ReasonKind.CANCELLED_BY_LINE: "cancelled by its line",
     ReasonKind.LINE_REMOVED: "line removed",
@@ -39,14 +39,15 @@ _PLAIN = {
     ReasonKind.RELEASED_BY_LINE: "its line no longer holds it",
     ReasonKind.RETRIED_BY_USER: "retried",
 }
-#: Effect of `retry` on a held job, if it is not just another run.
+#: What `retry` does to a held job, for the reasons where it does not run the job a second time.
 _RETRIED = {ReasonKind.IN_ORIGINAL_STORE: "runs it here", ReasonKind.STORE_LOST: "runs it"}
 
 
 def reason_text(reason: StateReason, *, without_exit: bool = False) -> str:
-    """Returns the reason as text.
+    """Formats a reason.
 
-    without_exit: omits an exit code or signal that nothing explains; "" if the reason contains nothing else.
+    without_exit: omit an exit code or signal for which there is no explanation; returns "" if the reason says
+    nothing else.
     """
     first, *rest = _parts(reason)
     if without_exit and first == _bare_exit(reason) and (reason.error is not None or not rest):
@@ -65,7 +66,7 @@ def _parts(reason: StateReason) -> Iterator[str]:
     else:
         yield _cause(reason)
     if reason.oom_kill == "child":
-        yield "one of its processes was killed by SIGKILL, probably out of memory"
+        yield "one of its processes was killed by SIGKILL, probably because memory ran out"
     if reason.gpu_ids:
         given = ",".join(map(str, reason.gpu_ids))
         yield (
@@ -77,7 +78,9 @@ def _parts(reason: StateReason) -> Iterator[str]:
     if reason.kind is ReasonKind.COMMAND_FAILED and reason.message is not None:
         yield reason.message
     if reason.survivors:
-        yield f"processes {', '.join(map(str, reason.survivors[:_MAX_PIDS]))} are still running"
+        pids = ", ".join(map(str, reason.survivors[:_MAX_PIDS]))
+        one = len(reason.survivors) == 1
+        yield f"process {pids} is still running" if one else f"processes {pids} are still running"
     for step in reason.next_steps:
         text = _next_step_text(step, reason.kind)
         if text:
@@ -97,7 +100,7 @@ def _cause(reason: StateReason) -> str:
     if kind is ReasonKind.RUNNER_DIED:
         return "its runner was killed" if message is None else f"its runner died, and {message}"
     if kind is ReasonKind.IN_ORIGINAL_STORE:
-        return f"it belongs to {reason.subject}, and this is a copy"
+        return f"it belongs to {reason.subject}, of which this store is a copy"
     if kind is ReasonKind.LINE_ADDED_AGAIN:
         return f"added to {reason.subject} again"
     assert kind in (ReasonKind.RUNNER_REPORT, ReasonKind.UNKNOWN)
@@ -105,8 +108,8 @@ def _cause(reason: StateReason) -> str:
 
 
 def _exit_text(reason: StateReason) -> str:
-    """Describes the exit code or the signal, and whether memory probably ran out."""
-    memory = ", probably out of memory" if reason.oom_kill == "command" else ""
+    """Describes the exit code or the signal, and says so if memory probably ran out."""
+    memory = ", probably because memory ran out" if reason.oom_kill == "command" else ""
     if reason.signal is not None:
         name = signal_name(reason.signal)
         meaning = f" ({_SIGNAL_MEANINGS[name]})" if name in _SIGNAL_MEANINGS else ""
@@ -137,7 +140,7 @@ def _next_step_text(step: NextStep, cause: ReasonKind) -> str:
     if step.kind is NextKind.OOM_RETRIES_USED_UP:
         return f"OOM retries used up ({step.of})"
     if step.kind is NextKind.NO_LARGER_GPU:
-        return f"no larger GPU: it already had {format_memory(step.vram_mib or 0)}, the most available"
+        return f"no larger GPU: it already had {format_memory(step.vram_mib or 0)}, which is the maximum"
     if step.kind is NextKind.RETRY:
         return f"retry {step.number} of {step.of} in {step.wait_s:g} s"
     if step.kind is NextKind.LAUNCH_RETRY:
@@ -160,7 +163,7 @@ def outcome_text(outcome: str, exit_code: int | None, signal: int | None) -> str
 
 
 def signal_name(number: int) -> str:
-    """Returns the name of a signal: "SIGKILL" for 9, "signal 40" for one without a name."""
+    """Returns the name of a signal: "SIGKILL" for 9, "signal 40" for a signal without a name."""
     try:
         return Signals(number).name
     except ValueError:

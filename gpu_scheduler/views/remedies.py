@@ -1,43 +1,44 @@
-"""Formats the remedies for a failed job, by the kind of its failure; none if no remedy is known."""
+"""Formats the remedies for a failed job. They depend on the kind of its failure."""
 
 from __future__ import annotations
 
 from gpu_scheduler.app.oom_case import OomCase
 from gpu_scheduler.core.model.state_reason import FailureKind
 
-_CORRECT_LINE = "correct the line, which creates a new job, or create what the line names"
+_CORRECT_LINE = "correct the line (this creates a new job), or create the script or environment that it names"
 _REMEDIES = {
     FailureKind.SCRIPT_MISSING: _CORRECT_LINE,
     FailureKind.CONDA_MISSING: _CORRECT_LINE,
     FailureKind.ENVIRONMENT_MISSING: _CORRECT_LINE,
     FailureKind.CUDA_OPTION_UNKNOWN: (
-        "the script does not accept --cuda: put [cuda=off] before its line; its GPU is number 0 anyway"
+        "the script does not accept --cuda: put [cuda=off] before its line; the job's first GPU is number 0"
+        " even without --cuda"
     ),
     FailureKind.GPU_USED_TWICE: (
-        "two of its processes use one GPU: request one GPU for each process, such as [gpus=2], or start fewer"
-        " processes"
+        "two processes of the job use the same GPU: request one GPU for each process, as in [gpus=2], or"
+        " start fewer processes"
     ),
     FailureKind.HOST_OOM: "host memory ran out: use fewer workers, smaller batches, or fewer jobs at once",
     FailureKind.MODULE_MISSING: (
-        "install it in the job's environment, or name the right environment (conda=NAME or venv=PATH)"
+        "install the module in the job's environment, or name the right environment (conda=NAME or venv=PATH)"
     ),
     FailureKind.COMMAND_NOT_FOUND: (
-        "check the spelling, and that the job's environment contains the program (conda=NAME, venv=PATH)"
+        "check the spelling, and that the job's environment contains the program (conda=NAME or venv=PATH)"
     ),
-    FailureKind.NOT_EXECUTABLE: "make it executable (chmod +x), or run it with its interpreter",
-    FailureKind.DISK_FULL: "free disk space where the job writes",
-    FailureKind.SHARED_MEMORY: "/dev/shm is full or too small: use fewer workers, or enlarge it",
+    FailureKind.NOT_EXECUTABLE: "make the file executable (chmod +x), or run it with its interpreter",
+    FailureKind.DISK_FULL: "free some space on the disk to which the job writes",
+    FailureKind.SHARED_MEMORY: "/dev/shm is full or too small: use fewer workers, or enlarge /dev/shm",
     FailureKind.FILE_MISSING: (
-        "relative paths start at the job's working folder: use absolute paths, or set [cwd=DIR]"
+        "relative paths start in the job's working folder: use absolute paths, or set [cwd=DIR]"
     ),
-    FailureKind.PERMISSION: "check the owner and permissions of the path it names",
-    FailureKind.GPU_DRIVER: "`doctor` checks the driver",
+    FailureKind.PERMISSION: "check the owner and permissions of the path in the message",
+    FailureKind.GPU_DRIVER: "check the driver with `doctor`",
     FailureKind.CRASHED: "native code crashed, often because of incompatible libraries",
     FailureKind.KILLED: (
-        "something outside the scheduler killed it: `journalctl -k | grep -i oom` shows whether the kernel"
-        " did because host memory ran out"
+        "something other than the scheduler killed it: `journalctl -k | grep -i oom` shows whether the kernel"
+        " killed it because host memory ran out"
     ),
-    FailureKind.TERMINATED: "something outside the scheduler terminated it",
+    FailureKind.TERMINATED: "something other than the scheduler terminated it",
 }
 
 
@@ -47,12 +48,14 @@ def failure_remedy(kind: FailureKind | None) -> str | None:
 
 
 def oom_remedy(case: OomCase) -> str:
-    """Advises on a job that ran out of GPU memory: requesting more only where more exists."""
+    """Returns the remedy for a job that ran out of GPU memory.
+
+    The remedy is to request more memory only if a GPU can provide more than the job had.
+    """
     if not (case.had_gpus_alone or case.at_limit):
         return (
-            "the GPU was full, and other processes used it too: request more memory (vram= or share=), retry"
-            " it with"
-            " more (oom-retries=), or use a smaller batch"
+            "the GPU was full, and other processes used it too: request more memory (vram= or share=), let"
+            " retries request more (oom-retries=), or use a smaller batch"
         )
     one = case.gpu_count == 1
     had = (
@@ -64,6 +67,6 @@ def oom_remedy(case: OomCase) -> str:
     where = f" (GPU{'' if len(case.larger_gpus) == 1 else 's'} {indices})" if case.larger_gpus else ""
     more = "two" if one else str(case.gpu_count + 1)
     return (
-        f"it had {had}: use a smaller batch, a larger GPU{where}, or {more} GPUs"
+        f"the job had {had}: use a smaller batch, a larger GPU{where}, or {more} GPUs"
         f" ([gpus={case.gpu_count + 1}]) if the program can split its model"
     )

@@ -16,7 +16,7 @@ _COLUMNS = (Column("Job", is_right=True), *map(Column, ("GPUs", "Session", "Sinc
 
 
 def to_text(screens: SessionsView, width: int | None) -> str:
-    """Formats a table with the attach command below each session."""
+    """Formats the sessions as a table, with the attach command below each session."""
     lines: list[str] = []
     if screens.sessions:
         lines += render_table(_COLUMNS, [_session_row(one, screens.now) for one in screens.sessions], width)
@@ -25,7 +25,7 @@ def to_text(screens: SessionsView, width: int | None) -> str:
     if screens.without_session:
         lines += [
             f"{count_noun(screens.without_session, 'running job')} without a session;"
-            " `logs JOB -f` follows one"
+            " `logs JOB -f` follows a job's output"
         ]
     lines += [safe_text(note) for note in screens.notes]
     return "\n".join(lines) + "\n"
@@ -48,7 +48,7 @@ def _detail_line(session: SessionView) -> str:
     if session.state == "starting":
         return f"{safe_text(session.session or '')} is being created"
     if session.attach_command is None:
-        return f"window closed, the job continues; `logs {session.job} -f` follows it"
+        return f"the window was closed, but the job continues; `logs {session.job} -f` follows its output"
     return f"{safe_text(session.attach_command)}    or `attach {session.job}`"
 
 

@@ -1,4 +1,4 @@
-"""Formats a status report for status.txt: the tables of `status`, with a mark on each job."""
+"""Formats a status report for status.txt, with the same tables as `status` and a mark for each job."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gpu_scheduler.views.layout import CappedList, Cell, Column, TableRow, rende
 from gpu_scheduler.views.titles import title_of
 from gpu_scheduler.views.wait_text import job_reason_text
 
-#: Maximum numbers of waiting and of finished jobs on the board.
+#: Maximum number of waiting jobs, and maximum number of finished jobs, on the board.
 MAX_WAITING, MAX_FINISHED = 50, 20
-#: Width of the tables, for reading them in a wide window or in an editor.
+#: Width of the tables, which suits a wide window or an editor.
 _WIDTH = 200
 _COLUMNS = (*COLUMNS[:-1], Column("Memory now/peak, or reason"))
 
 
 def to_text(report: StatusReport) -> str:
-    """Formats the board: a line of counts, the GPUs, then running, waiting and finished jobs."""
+    """Formats the board: a line of counts, the GPUs, then the running, waiting and finished jobs."""
     blocks = [[_header(report)]]
     if report.gpus:
         columns, rows = gpu_rows(report.gpus, with_allocated=True)
@@ -44,7 +44,7 @@ def _header(report: StatusReport) -> str:
 
 
 def _marked_rows(report: StatusReport) -> Iterator[tuple[str, TableRow]]:
-    """Yields the mark and the row of each job, and a row that counts the omitted ones of a list."""
+    """Yields the mark and the row of each job, and a row with the number of jobs that a list omits."""
     for noun, states in _LISTS:
         jobs = [job for job in report.jobs if job.record.state in states]
         capped = CappedList(noun, [_row(job, report.now) for job in jobs], _count(report, states))
@@ -64,7 +64,7 @@ def _count(report: StatusReport, states: Iterable[JobState]) -> int:
 
 
 def _row(job: JobView, now: float) -> TableRow:
-    """Returns the row that `status` has, with the command of a named job and the memory of a running one."""
+    """Returns the job's row as in `status`, plus a named job's command and a running job's memory."""
     *cells, what, last = ROW_BUILDERS[job.record.state](job, now).cells
     if job.record.name:
         what = Cell(f"{what.text}: {title_of(None, job.record.text, job.record.spec_json)}")
@@ -82,7 +82,7 @@ def _mark(job: JobView) -> str:
 
 
 def _memory_text(job: JobView) -> str:
-    """Formats the memory of a running job on each of its GPUs, and its declaration."""
+    """Formats a running job's memory use on each of its GPUs, and what it declared."""
     each = (f"GPU {gpu}: {_now_and_peak(job.memory_used.get(gpu), job.peaks.get(gpu))}" for gpu in job.gpus)
     share = None if job.attempt is None else job.attempt.share_declared
     declared = [f"share {format_share(share)}"] if share else []

@@ -13,7 +13,7 @@ from gpu_scheduler.views.warnings import job_warnings
 
 
 def gpu_object(gpu: GpuView) -> dict[str, Any]:
-    """Returns one element of "gpus"."""
+    """Returns a GPU as an element of "gpus"."""
     record = gpu.record
     return {
         "index": record.index,
@@ -32,7 +32,7 @@ def gpu_object(gpu: GpuView) -> dict[str, Any]:
 
 
 def job_object(job: JobView) -> dict[str, Any]:
-    """Returns one element of "jobs"."""
+    """Returns a job as an element of "jobs"."""
     record = job.record
     return {
         "id": record.id,
@@ -62,7 +62,7 @@ def job_object(job: JobView) -> dict[str, Any]:
 
 
 def to_json(report: StatusReport) -> str:
-    """Formats the report as pure ASCII, one line for each element of a list."""
+    """Formats the report as ASCII JSON, with one line for each element of a list."""
     scheduler = {"pid": report.pid, "state_file": report.state_file, "data_dir": report.data_dir}
     malformed = (
         {"file": m.path, "line": m.number, "text": m.text, "reason": m.problem, "accepted": m.accepted_form}
@@ -83,6 +83,6 @@ def to_json(report: StatusReport) -> str:
 
 
 def _json_array(objects: Iterable[Mapping[str, Any]]) -> str:
-    # Without indentation json uses its C encoder, which is fifty times faster on a long queue.
+    # Without indentation, `json` uses its C encoder, which is fifty times faster for a long queue.
     lines = ",\n  ".join(json.dumps(element) for element in objects)
     return f"[\n  {lines}\n]" if lines else "[]"

@@ -1,4 +1,4 @@
-"""Formats a status report as text: summary, problems, GPUs and one line per job, fitted to a screen."""
+"""Formats a status report as text that fits the screen: summary, problems, GPUs and one line per job."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ from gpu_scheduler.views.layout import (
 from gpu_scheduler.views.text_width import display_width, wrap_text
 from gpu_scheduler.views.warnings import job_warnings
 
-#: Maximum numbers of malformed lines and of warnings: if rows are unlimited, and on a screen.
-MAX_LISTED, MAX_LISTED_ON_SCREEN = 20, 3
-#: Minimum numbers of lines, however small the screen: running jobs, GPUs, queued, held, finished jobs.
+#: Maximum number of malformed lines, and of warnings, if the number of rows is unlimited.
+MAX_LISTED = 20
+#: Maximum number of malformed lines, and of warnings, on a screen.
+MAX_LISTED_ON_SCREEN = 3
+#: Minimum number of lines on any screen for running jobs, GPUs, queued, held and finished jobs.
 _MIN_LINES = (2, 3, 1, 1, 1)
 _PIPE = Viewport()
 
@@ -47,8 +49,11 @@ def to_text(
     verbose: bool = False,
     clock: str = "",
 ) -> str:
-    """Formats the report. show_all: each queued job gets its own line; verbose: details such as paths
-    follow each job; clock: text at the right end of the first line."""
+    """Formats the report.
+
+    show_all: give each queued job its own line; verbose: show details such as paths below each job; clock: a
+    text for the right end of the first line.
+    """
     head = _header(report, viewport, show_all=show_all, verbose=verbose, clock=clock)
     gpus = CappedList("GPUs", gpu_rows(report.gpus)[1], len(report.gpus))
     lists = [gpus, *_job_lists(report, show_all=show_all, verbose=verbose)]
@@ -94,23 +99,25 @@ def _table_row(job: JobView, now: float, *, verbose: bool) -> TableRow:
 
 
 def _allot(lists: list[CappedList], rows: int | None, head: int) -> tuple[list[int], bool]:
-    """Returns the number of lines for each list, and whether to omit the blank line below the header."""
+    """Returns the number of lines for each list, and whether the header has no blank line below it."""
     wanted = [each.line_count for each in lists]
     if rows is None:
         return wanted, False
-    # Reserves two blank lines and the headers of two tables.
+    # Two blank lines and the headers of two tables need four rows.
     room = rows - head - 4
     if sum(wanted) <= room:
         return wanted, False
-    # Running jobs are cut last; each other list keeps at least a line that counts the omitted items.
+    # Running jobs are omitted last. Every other list keeps at least the line that counts omitted items.
     gpus, runs, *others = lists
     given = allot_lines([runs, gpus, *others], _MIN_LINES, room + 1)
     return [given[1], given[0], *given[2:]], True
 
 
 def _job_counts(report: StatusReport) -> dict[JobState | Outcome, int]:
-    """Counts jobs by state, and finished jobs by outcome, as they are now. Jobs whose end is not in the store
-    yet, where they count as running, are moved to their new state."""
+    """Counts the jobs in each state, and the finished jobs with each outcome.
+
+    In the store's counts, a job whose end is not recorded yet is running. Here it counts in its new state.
+    """
     counts = report.counts
     numbers: dict[JobState | Outcome, int] = {
         outcome: report.unsuccessful_counts.get(outcome.value, 0) for outcome in Outcome
@@ -176,7 +183,7 @@ def _summary_cells(report: StatusReport) -> Iterator[Cell]:
 
 
 def _scheduler_lines(report: StatusReport) -> Iterator[StyledLine]:
-    """Yields a line about the scheduler if none is running here."""
+    """Yields a line that says that no scheduler is running, unless one is."""
     if report.pid is None:
         sampled = [gpu.record.sampled_at for gpu in report.gpus if gpu.record.sampled_at is not None]
         stale = f"; GPU values as of {format_age(max(sampled), report.now)}" if sampled else ""
@@ -184,7 +191,7 @@ def _scheduler_lines(report: StatusReport) -> Iterator[StyledLine]:
 
 
 def _path_lines(report: StatusReport, *, verbose: bool) -> Iterator[StyledLine]:
-    """Yields the paths if verbose, and in any case a jobs file that cannot be read."""
+    """Yields the paths if verbose; otherwise only the jobs files that cannot be read."""
     if verbose:
         yield [Cell(f"State file  {safe_text(report.state_file)}", is_path=True)]
         yield [Cell(f"Data dir    {safe_text(report.data_dir)}", is_path=True)]
@@ -200,8 +207,10 @@ def _warnings(report: StatusReport) -> list[str]:
 
 
 def _malformed_lines(report: StatusReport) -> Iterator[str]:
-    """Yields the malformed lines: number, reason, then the text. The accepted form follows only the first
-    line that it applies to."""
+    """Yields a text for each malformed line, with its number, the reason and its content.
+
+    The accepted form is shown only for the first line to which it applies.
+    """
     shown: set[str] = set()
     for bad in report.malformed:
         is_new = bad.accepted_form and bad.accepted_form not in shown

@@ -23,7 +23,7 @@ def wait_text(wait: StopWait) -> str:
 
 
 def to_text(report: StopReport, *, with_jobs: bool) -> str:
-    """Formats the report as lines. with_jobs: the running jobs were to end too."""
+    """Formats the report as lines. with_jobs: `stop` was to end the running jobs too."""
     return "".join(f"{line}\n" for line in _lines(report, with_jobs))
 
 
@@ -34,9 +34,9 @@ def _lines(report: StopReport, with_jobs: bool) -> Iterator[str]:
         yield f"no scheduler is running on {report.state_file}"
     if report.running and not with_jobs:
         jobs = ", ".join(map(str, report.running))
-        how = "`cancel JOB` ends one; the next `start` continues to manage them"
+        how = "`cancel JOB` ends a job; the next `start` continues to manage them"
         if report.copied_from is not None:
-            how = f"this store is a copy of {report.copied_from}, to which they belong"
+            how = f"they belong to {report.copied_from}, of which this store is a copy"
         yield f"running jobs continue: job{'s' * (len(report.running) > 1)} {jobs}; {how}"
     for job_id, end in report.ended.items():
         yield f"job {job_id}: {_end_text(end)}"

@@ -1,6 +1,6 @@
 """Formats the lines that `start` prints on a terminal: time, mark, job with its title, and message.
 
-The main log has the same messages in full, with date and level.
+The main log contains the same messages, with date and level and without truncation.
 """
 
 from __future__ import annotations
@@ -18,22 +18,26 @@ from gpu_scheduler.views.event_messages import EventMessage
 from gpu_scheduler.views.text_width import display_width, truncate_end, truncate_middle, wrap_words
 from gpu_scheduler.views.titles import title_of
 
-#: ASCII replacements of our own symbols, for terminals whose encoding lacks some of them.
+#: ASCII replacements for the symbols in messages, for terminals whose encoding lacks some of the symbols.
 _ASCII = str.maketrans(
     {
         marks.RUNNING: ">", marks.WAITING: ".", marks.RETRY: "~", marks.SUCCESS: "+", marks.FAILURE: "x",
         "…": "...", "—": "-", "→": "->", "±": "+-",
     }
 )  # fmt: skip
-#: Maximum number of rows for a message about a job, and the indent of each continuation row.
-_MAX_ROWS, _INDENT = 3, 12
-#: Width of a job's title: the minimum, and the width used if the message needs more than one row anyway.
-_MIN_TITLE, _SHORT_TITLE = 12, 24
+#: Maximum number of rows for a message about a job.
+_MAX_ROWS = 3
+#: Indent of each further row of a message.
+_INDENT = 12
+#: A job's title is not shortened below this width to make a message fit into one row.
+_MIN_TITLE = 12
+#: Maximum width of a job's title if the message needs more than one row.
+_SHORT_TITLE = 24
 
 
 @dataclass(frozen=True)
 class Terminal:
-    """The terminal that the lines are printed on."""
+    """The terminal on which the lines are printed."""
 
     columns: int = 80
     colours: bool = False
@@ -41,11 +45,11 @@ class Terminal:
 
     @property
     def text_width(self) -> int:
-        """Width available beside the time and the mark."""
+        """The number of columns that remain beside the time and the mark."""
         return max(20, self.columns - _INDENT)
 
     def can_encode(self, text: str) -> bool:
-        """Returns whether the terminal's encoding has all characters of a text."""
+        """Returns whether the terminal's encoding contains all characters of a text."""
         try:
             text.encode(self.encoding)
         except (UnicodeError, LookupError):
@@ -66,7 +70,10 @@ def format_event(event: Event, message: EventMessage, at: float, terminal: Termi
 
 
 def format_message(level: int, text: str, at: float, terminal: Terminal) -> str:
-    """Formats the lines of a message that is not about an event; never truncated, as it may contain paths."""
+    """Formats the lines of a message that is not about an event.
+
+    Such a message may contain paths, so it is never truncated.
+    """
     mark, colour = marks.NONE, ""
     if level >= logging.WARNING:
         mark, colour = marks.WARNING, RED if level >= logging.ERROR else YELLOW
@@ -76,7 +83,7 @@ def format_message(level: int, text: str, at: float, terminal: Terminal) -> str:
 
 
 def _subject(event: Event, message: EventMessage, room: int) -> str:
-    """Returns the job with its title, truncated to fit `room` columns if that leaves enough of it."""
+    """Returns the job with its title, which is truncated to fit `room` columns unless it gets too short."""
     room -= len(f"{message.subject} : ")
     title = title_of(event.name, event.command, event.spec)
     title = truncate_middle(title, room if room >= _MIN_TITLE else _SHORT_TITLE)
@@ -86,7 +93,7 @@ def _subject(event: Event, message: EventMessage, room: int) -> str:
 def _render(
     at: float, mark: str, colour: str, first: Sequence[str], more: Sequence[str], terminal: Terminal
 ) -> str:
-    """Renders the rows. first: the coloured part of the first row and its rest; more: the rows below."""
+    """Renders the rows. first: the coloured part and the rest of the first row; more: the rows below it."""
     clock = time.strftime("%H:%M:%S", time.localtime(at))
     if terminal.colours:
         clock, head = coloured(clock, FAINT), coloured(f"{mark} {first[0]}", colour)

@@ -1,11 +1,12 @@
-"""Measures the width of text on a terminal, and truncates or wraps it.
+"""Measures the width of text on a terminal, and truncates or wraps text.
 
-The widths of characters come from rich, which is imported only if a text has characters that may be wide.
+The package rich provides the widths of characters. It is imported only for text with characters that may be
+wide.
 """
 
 from __future__ import annotations
 
-#: Replaces the omitted part of a text.
+#: This character replaces the omitted part of a text.
 ELLIPSIS = "…"
 
 
@@ -26,7 +27,10 @@ def truncate_end(text: str, columns: int) -> str:
 
 
 def truncate_middle(text: str, columns: int) -> str:
-    """Returns the text, truncated in the middle if it is too wide: both ends help to distinguish jobs."""
+    """Returns the text, truncated in the middle if it is too wide.
+
+    Both ends are kept, because both help to distinguish jobs.
+    """
     if display_width(text) <= columns:
         return text
     if columns < 3:
@@ -37,7 +41,7 @@ def truncate_middle(text: str, columns: int) -> str:
 
 
 def wrap_text(text: str, columns: int) -> list[str]:
-    """Wraps a text to lines of at most `columns`, at blanks if possible."""
+    """Wraps a text to lines of at most `columns`, at spaces if possible."""
     lines = []
     while display_width(text) > columns > 0:
         line = _prefix(text, columns)
@@ -49,8 +53,10 @@ def wrap_text(text: str, columns: int) -> list[str]:
 
 
 def wrap_words(text: str, columns: int) -> list[str]:
-    """Wraps a text to rows of at most `columns` without breaking words, which may be paths: a longer word
-    gets a row of its own."""
+    """Wraps a text to rows of at most `columns` without breaking words, because a word may be a path.
+
+    A word that is longer than `columns` gets its own row.
+    """
     indent = text[: len(text) - len(text.lstrip(" "))]
     first, *words = text.lstrip(" ").split(" ")
     found = [indent + first]
@@ -64,7 +70,7 @@ def wrap_words(text: str, columns: int) -> list[str]:
 
 
 def _prefix(text: str, columns: int) -> str:
-    """Returns as many leading characters as fit."""
+    """Returns as many leading characters of the text as fit into `columns`."""
     if _is_narrow(text):
         return text[:columns]
     for at, character in enumerate(text):
@@ -75,6 +81,5 @@ def _prefix(text: str, columns: int) -> str:
 
 
 def _is_narrow(text: str) -> bool:
-    """Returns whether every character is known to be one column wide: Latin letters and progress-bar
-    symbols."""
+    """Returns whether every character is known to be one column wide, such as a Latin letter."""
     return text.isascii() or all(c < "\u0300" or c in ELLIPSIS or "\u2500" <= c <= "\u259f" for c in text)

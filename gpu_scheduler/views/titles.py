@@ -1,5 +1,7 @@
-"""Builds the title of a job in a list: its name, otherwise its script and arguments, otherwise its
-command."""
+"""Builds the title of a job in a list.
+
+The title is the job's name; without a name, its script and arguments; without a script, its command.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ from gpu_scheduler.core.text.formatting import limit_length, safe_text
 
 
 def title(job: JobView) -> str:
-    """Returns the full title of a job as one line that is safe to print."""
+    """Returns the full title of a job as a line that is safe to print."""
     return title_of(job.record.name, job.record.text, job.record.spec_json)
 
 
 def title_of(name: str | None, text: str, spec: str) -> str:
-    """Returns the title of a job from its values. text: its line; spec: its JobSpec as JSON."""
+    """Returns the title of a job with these values. text: its line; spec: its JobSpec as JSON."""
     return safe_text(limit_length(name or _program_text(text, spec)))
 
 
@@ -32,7 +34,7 @@ def _program_text(text: str, spec_json: str) -> str:
 
 
 def common_prefix(titles: Sequence[str]) -> str:
-    """Returns the words with which all titles begin, then `…` if they differ; "" if there are none."""
+    """Returns the words with which all titles begin, and `…` if the titles differ; "" if there are none."""
     words = [text.split(" ") for text in titles]
     count = 0
     for nth in zip(*words, strict=False):

@@ -1,4 +1,4 @@
-"""Summarizes the work that a draining scheduler leaves unfinished, and why."""
+"""Summarizes which work a draining scheduler leaves unfinished, and why."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpu_scheduler.core.text.formatting import limit_length, safe_text
 from gpu_scheduler.store.jobs_files import MalformedLineRecord
 from gpu_scheduler.views.wait_text import held_text, job_reason_text
 
-#: Maximum number of listed lines and jobs.
+#: Maximum number of malformed lines and jobs, together, that are listed.
 MAX_ITEMS = 10
-#: Maximum number of characters shown of one reason.
+#: Maximum number of characters of one reason that are shown.
 _MAX_REASON_CHARACTERS = 200
 
 
@@ -35,7 +35,7 @@ def _job_text(job: JobView) -> str:
     if job.record.state is JobState.HELD:
         return f"job {job.record.id} is {_short_text(held_text(job))}"
     if job.wait is not None and job.wait.kind is WaitKind.LINE_MALFORMED:
-        return f"job {job.record.id} waits for line {job.wait.line_number}"
+        return f"job {job.record.id} waits until line {job.wait.line_number} is corrected"
     return f"job {job.record.id} waits: {_short_text(job_reason_text(job) or 'not tried yet')}"
 
 

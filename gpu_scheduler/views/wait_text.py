@@ -11,11 +11,11 @@ from gpu_scheduler.core.text.formatting import format_memory
 from gpu_scheduler.views.need_text import need_text
 from gpu_scheduler.views.reason_text import reason_text
 
-#: Kinds whose text is the reason stored with the job.
+#: For these kinds, the reason stored with the job is shown.
 _STORED = frozenset({WaitKind.HELD, WaitKind.RETRY_DELAY})
-#: Causes of a hold that the stored reason explains.
+#: For these causes of a hold, the stored reason contains the word "held".
 _HELD_ON_REQUEST = ("", "user", "line")
-#: Maximum number of GPUs whose obstacles a reason names.
+#: Maximum number of GPUs whose obstacles are shown in one reason.
 _MAX_OBSTACLES = 4
 
 
@@ -30,7 +30,7 @@ def job_reason_text(job: JobView) -> str | None:
 
 
 def wait_text(reason: WaitReason) -> str:
-    """Formats a reason that does not concern a single job's line."""
+    """Formats a wait reason, unless it concerns the line of a single job."""
     if reason.is_infeasible:
         return f"infeasible: {infeasibility_text(reason)}"
     if reason.kind is WaitKind.NO_FREE_GPU:
@@ -47,8 +47,8 @@ def wait_text(reason: WaitReason) -> str:
 _FIXED_TEXTS = {
     WaitKind.HELD: "held",
     WaitKind.PROCESSES_LEFT: "waiting for processes of its last attempt to end",
-    WaitKind.SHORTAGE: "not started yet: short of processes, memory, file descriptors or disk space;"
-    " retrying",
+    WaitKind.SHORTAGE: "not started yet, because the machine is short of processes, memory, file descriptors"
+    " or disk space; the scheduler keeps trying",
     WaitKind.NOT_TRIED: "not tried yet",
     WaitKind.NO_SCHEDULER: "no scheduler is running",
 }
@@ -67,10 +67,15 @@ def infeasibility_text(reason: WaitReason) -> str:
     if reason.kind is WaitKind.GPUS_TOO_SMALL:
         return f"{needs}, but {_too_small_text(reason)}"
     if reason.allowed is None:
-        return f"{needs}, {reason.managed} managed"
+        return f"{needs}, but {_only(reason.managed)} managed"
     if reason.gpus < min(reason.allowed, reason.managed):
-        return f"{needs}; {reason.gpus} of its allowed GPUs managed"
-    return f"{needs}, {reason.gpus} allowed"
+        return f"{needs}, but {_only(reason.gpus, ' of its allowed GPUs')} managed"
+    return f"{needs}, but {_only(reason.gpus)} allowed"
+
+
+def _only(count: int, of: str = "") -> str:
+    """Formats a count with its verb: "none is", "only 1 is", "only 2 of its allowed GPUs are"."""
+    return f"none{of} is" if count == 0 else f"only {count}{of} {'is' if count == 1 else 'are'}"
 
 
 def _needs(reason: WaitReason) -> str:
@@ -89,7 +94,7 @@ def _too_small_text(reason: WaitReason) -> str:
     most = max(0, reason.size_mib - reason.margin_mib)
     given = format_memory(most)
     if reason.need and reason.need.vram is not None and given == format_memory(reason.need.vram):
-        given = f"{most} MiB"  # both would look equal if rounded
+        given = f"{most} MiB"  # rounded to GiB, both values would look equal
     margin = format_memory(reason.margin_mib)
     size = format_memory(reason.size_mib)
     return f"{have} {size}, of which {given} can be allocated to jobs (margin {margin})"
@@ -99,21 +104,22 @@ def _no_free_gpu_text(reason: WaitReason) -> str:
     obstacles = reason.obstacles
     if not obstacles:
         return f"{_needs(reason)}, {reason.gpus} free"
-    # Imported here to keep `status` fast when no GPU is named.
+    # This import is here to keep `status` fast if the reason lists no GPU.
     from gpu_scheduler.views.gpu_obstacle_text import obstacle_text
 
-    named = ", ".join(f"GPU {one.gpu} {obstacle_text(one)}" for one in obstacles[:_MAX_OBSTACLES])
-    rest = f" and {len(obstacles) - _MAX_OBSTACLES} more" if len(obstacles) > _MAX_OBSTACLES else ""
-    return f"{_needs(reason)}, {reason.gpus} free, {named}{rest}"
+    listed = [f"GPU {one.gpu}: {obstacle_text(one)}" for one in obstacles[:_MAX_OBSTACLES]]
+    if len(obstacles) > _MAX_OBSTACLES:
+        listed.append(f"and {len(obstacles) - _MAX_OBSTACLES} more")
+    return f"{_needs(reason)}, {reason.gpus} free ({'; '.join(listed)})"
 
 
 def _line_wait_text(reason: WaitReason, source: str, due_in_s: float | None) -> str:
     file = posixpath.basename(source.partition(":")[2]) or "its jobs file"
     left = None if due_in_s is None or due_in_s <= 0 else math.ceil(due_in_s)
     if reason.kind is WaitKind.LINE_MALFORMED:
-        return f"line {reason.line_number} of {file} is malformed; waiting until it is corrected"
+        return f"line {reason.line_number} of {file} is malformed; the job waits until it is corrected"
     if reason.kind is WaitKind.LINE_REMOVED:
-        when = "cancelled" if left is None else f"cancelled in {left} s"
-        return f"line removed from {file}; {when} unless it is restored"
+        when = "the job is cancelled" if left is None else f"the job is cancelled in {left} s"
+        return f"line removed from {file}; {when} unless the line is restored"
     when = "and has not been read yet" if left is None else f"and takes effect in {left} s"
     return f"line {reason.line_number} of {file} was changed {when}"

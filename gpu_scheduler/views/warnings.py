@@ -1,4 +1,4 @@
-"""Formats the warnings about an attempt: memory above its declaration, and processes on other GPUs."""
+"""Formats the warnings about an attempt that uses more memory than declared, or other GPUs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def attempt_warnings(view: AttemptView) -> list[str]:
 
 
 def _warning_text(job_id: int, warning: AttemptWarning, *, is_open: bool) -> str:
-    # Imported here to keep commands fast when there is no warning.
+    # This import is here to keep commands fast when there is no warning.
     from gpu_scheduler.core.model.event import MisplacedProcess
 
     if isinstance(warning, str):
@@ -44,10 +44,10 @@ def _overuse_text(overuse: Overuse) -> str:
 
 
 def misplaced_process_text(found: MisplacedProcess) -> str:
-    """Formats the warning about a misplaced process, to follow the name of the job."""
+    """Formats the warning about a misplaced process, as text that follows the job's name."""
     own = f"GPU{'' if len(found.allocated) == 1 else 's'} {','.join(map(str, found.allocated))}"
     return (
         f"was given {own} but uses GPU {found.gpu} (process {found.pid}): it probably sets"
-        " CUDA_VISIBLE_DEVICES itself, which the scheduler already does; if it must run there, add"
-        f" [allowed={found.gpu}] to its line"
+        " CUDA_VISIBLE_DEVICES itself, although the scheduler has already set it; if the job must run on that"
+        f" GPU, add [allowed={found.gpu}] to its line"
     )

@@ -1,4 +1,4 @@
-"""Explains check by check why a job does not start, or why it failed and what to do, as text and JSON."""
+"""Formats the checks that explain why a job does not start or why it failed, and what to do about it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ from gpu_scheduler.views.text_width import wrap_words
 from gpu_scheduler.views.wait_text import job_reason_text
 from gpu_scheduler.views.warnings import job_warnings
 
-#: Checks that show how a job ended, and checks that may show what else was wrong.
-_END_CHECKS, _OTHER_CHECKS = (Check.END, Check.HELD), (Check.SCHEDULER, Check.SEEN, Check.LOG)
+#: The checks that show how a job ended.
+_END_CHECKS = (Check.END, Check.HELD)
+#: The checks that may show another problem.
+_OTHER_CHECKS = (Check.SCHEDULER, Check.SEEN, Check.LOG)
 
 
 def to_text(diagnosis: Diagnosis, width: int | None, *, verbose: bool) -> str:
-    """Formats the explanation, wrapped to `width` (None: not wrapped).
+    """Formats the explanation.
 
-    Of a failed job it shows the remedies and the problems apart from the end itself; verbose: all checks.
+    For a failed job, the text contains only the remedies and any other problems. width: the maximum width of
+    a line, None = unlimited; verbose: show every check of a failed job.
     """
     brief = diagnosis.has_failed and not verbose
     log = diagnosis.log_end
@@ -48,7 +51,7 @@ def to_text(diagnosis: Diagnosis, width: int | None, *, verbose: bool) -> str:
         found = [one for one in found if one.check in _OTHER_CHECKS and one.grade != "ok"]
     lines += [format_finding(finding, width) for finding in found]
     if log:
-        output = dropwhile(lambda line: line.startswith("# "), log)  # without the runner's header
+        output = dropwhile(lambda line: line.startswith("# "), log)  # omits the header that the runner writes
         end = [f"  {safe_text(limit_length(line))}" for line in output]
         lines += ["", "End of its log:", *end] if end else ["", "It printed nothing."]
     if brief:
@@ -74,7 +77,7 @@ def to_json(diagnosis: Diagnosis) -> str:
 
 
 def findings(diagnosis: Diagnosis) -> Iterator[Finding]:
-    """Yields the checks in order."""
+    """Yields the findings in the order in which they are shown."""
     state = diagnosis.job.record.state
     yield job_findings.scheduler(diagnosis.scheduler_pid, is_waiting=state in WAITING)
     if diagnosis.waiting is not None:
@@ -112,7 +115,8 @@ def _waiting(diagnosis: Diagnosis, waiting: WaitingFacts) -> Iterator[Finding]:
 
 def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Iterator[Finding]:
     if not facts.gpus:
-        yield bad(Check.GPUS, "none is known yet", "`start` detects them; `doctor` shows what it would find")
+        remedy = "`start` detects the GPUs; `doctor` shows which GPUs it would find"
+        yield bad(Check.GPUS, "none is known yet", remedy)
         return
     allowed = diagnosis.job.record.spec.allowed
     yield placement_findings.placement(need, allowed, facts.gpus, facts.limits)
@@ -121,7 +125,7 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
         yield placement_findings.gpu(gpu, need, allowed, facts.limits, facts.holders[gpu.uuid])
     if diagnosis.scheduler_pid is None and facts.sampled_at is not None:
         age = format_age(facts.sampled_at, diagnosis.now)
-        yield warn(Check.VALUES, f"the GPUs were last sampled {age}", "")
+        yield warn(Check.VALUES, f"last sample of the GPUs: {age}", "")
 
 
 def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
@@ -141,7 +145,7 @@ def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
     job = diagnosis.job.record
     again = f"`retry {job.id}` runs it again"
     if job.outcome is Outcome.COMPLETED:
-        yield ok(Check.END, f"it exited with code 0; {again}")
+        yield ok(Check.END, f"the job exited with code 0; {again}")
         return
     end = job_reason_text(diagnosis.job) or outcome_text(job.outcome or "ended", job.exit_code, job.signal)
     if job.outcome not in FAILED:
@@ -165,7 +169,7 @@ def _remedy(diagnosis: Diagnosis) -> str | None:
 def _logs(diagnosis: Diagnosis) -> Iterator[Finding]:
     log = diagnosis.job.log
     if log is None:
-        yield ok(Check.LOG, "none: the job was never started")
+        yield ok(Check.LOG, "none, because the job was never started")
     else:
         yield ok(Check.LOG, log) if diagnosis.log_exists else warn(Check.LOG, f"{log} no longer exists", "")
     yield from (ok(Check.EVENTS, dated_line(event, diagnosis.tolerance)) for event in diagnosis.events)

@@ -67,25 +67,25 @@ def view_as(recorded: str, status: AttemptStatus, failure_context: FailureContex
             {"line_wait": WaitReason(WaitKind.LINE_REMOVED, due_at=NOW.boot + 6.2)},
             None,
             {"wait_reasons": {"ASK": FULL}},
-            "line removed from jobs.txt; cancelled in 7 s unless it is restored",
+            "line removed from jobs.txt; the job is cancelled in 7 s unless the line is restored",
         ),
         (
             {"line_wait": WaitReason(WaitKind.LINE_REMOVED), "source": "cli"},
             None,
             {},
-            "line removed from its jobs file; cancelled unless it is restored",
+            "line removed from its jobs file; the job is cancelled unless the line is restored",
         ),
         (
             {"line_wait": WaitReason(WaitKind.LINE_REMOVED, due_at=NOW.boot + 6.2)},
             None,
             {"is_scheduler_up": False},
-            "line removed from jobs.txt; cancelled unless it is restored",
+            "line removed from jobs.txt; the job is cancelled unless the line is restored",
         ),
         (
             {"line_wait": WaitReason(WaitKind.LINE_MALFORMED, line_number=2)},
             None,
             {},
-            "line 2 of jobs.txt is malformed; waiting until it is corrected",
+            "line 2 of jobs.txt is malformed; the job waits until it is corrected",
         ),
         (
             {"line_wait": WaitReason(WaitKind.LINE_CHANGED, line_number=4, due_at=NOW.boot + 1.5)},
@@ -138,7 +138,11 @@ def test_shows_why_a_job_waits(
 @pytest.mark.parametrize(
     ("launches", "reason"),
     [
-        (0, "not started yet: short of processes, memory, file descriptors or disk space; retrying"),
+        (
+            0,
+            "not started yet, because the machine is short of processes, memory, file descriptors or disk"
+            " space; the scheduler keeps trying",
+        ),
         (1, None),
         (2, "launched 2 times, not started yet"),
     ],

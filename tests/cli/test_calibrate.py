@@ -69,7 +69,10 @@ def test_calibrate_compares_each_workload_class_and_changes_nothing(desk: Desk, 
     assert rows["t.py; current entry 1.0"] == expected
     assert rows["big.py"][-2:] == ["-", "[vram=3328 gpus=2]"]
     assert rows["good.py"][-2:] == ["4096", "within ±10%"]
-    assert f'Suggested for "models" in {config} (`calibrate --write` writes it with a backup):\n' in out
+    assert (
+        f'Suggested for "models" in {config} (`calibrate --write` changes the file and keeps a backup):\n'
+        in out
+    )
     assert '\n  "qwen": {"vram": 9152}\n' in out
     assert "\n  [vram=3328 gpus=2] big.py\n" in out
     assert config.read_text() == CONFIG
@@ -101,8 +104,8 @@ def test_an_entry_based_on_one_short_run_is_shown_but_not_written(desk: Desk, co
     before = config.read_text()
     finish_job(desk, "python n.py --llm new", 2000)
     early = (
-        f"Not written to {config}: too few measurements (an entry needs 3 completed runs, or one of"
-        ' 10 min):\n  "new": {"vram": 2240}\n'
+        f"Not written to {config}: too few measurements (an entry needs 3 completed runs, or one"
+        ' run of 10 min):\n  "new": {"vram": 2240}\n'
     )
     out = desk.run("calibrate")[1]
     assert f'  "qwen": {{"vram": 9152}}\n{OLDER}\n{early}' in out

@@ -43,11 +43,11 @@ def test_lint_shows_each_line_and_exits_with_1_if_a_line_is_malformed(desk: Desk
 jobs.txt:2: csv; needs 0.5 of a GPU; GPUs any; priority 0
     python -u {desk.path}/a.py --llm small --cuda IDS
     in {desk.path}
-    note: script a.py is a relative path: it is resolved in {desk.path}
+    note: script a.py is a relative path, which starts in {desk.path}
 jobs.txt:5: command; needs 0.5 of a GPU; GPUs any; priority 200; name half; env SEED
     echo 'two words'
     in {desk.path}
-jobs.txt:6: duplicate of line 2; both lines are one job
+jobs.txt:6: duplicate of line 2; both lines are the same job
 jobs.txt:7: malformed: bash rejects the command"""
         in out
     )
@@ -127,7 +127,10 @@ def test_lint_uses_the_gpu_sizes_recorded_in_the_store(desk: Desk) -> None:
     assert desk.store.gpus()
     out = desk.run("lint")[1]
     assert out.count("warning: ") == 1
-    assert "warning: it needs 24.0 GiB of a GPU, but its GPUs are too small (512 MiB of each" in out
+    assert (
+        "warning: the job needs 24.0 GiB of a GPU, but its GPUs are too small (the scheduler keeps 512 MiB"
+        in out
+    )
     desk.store.record_options(StartOptions(margin_mib=2048))
     assert desk.run("lint")[1].count("warning: ") == 2
 
@@ -154,7 +157,7 @@ def test_lint_accepts_a_valid_file_and_checks_the_gpus_that_it_names(desk: Desk)
     assert "there is no GPU 3" in out
     code, out, _ = desk.run("lint", "--gpus", "3,")
     assert code == 0
-    assert "warning: it needs 2 idle GPUs, but may use only 1" in out
+    assert "warning: the job needs 2 idle GPUs, but may use only 1 GPU" in out
 
 
 def test_lint_uses_the_gpus_and_the_folder_recorded_in_the_store(desk: Desk) -> None:

@@ -421,8 +421,8 @@ def test_attach_and_status_report_a_closed_window(
     assert (shown["state"], shown["session"], shown["window_closed"]) == ("running", None, True)
     desk.record(act.RecordWindowClosed(held.attempt_id))
     assert f"`logs {job} -f` follows it" in desk.run("why", job)[1]
-    assert "window closed, the job continues" in desk.run("screens")[1]
-    told = f"job {job} continues without its Screen window, which was closed; `logs {job} -f` follows it\n"
+    assert "the window was closed, but the job continues" in desk.run("screens")[1]
+    told = f"job {job} continues although its Screen window was closed; `logs {job} -f` follows its output\n"
     assert told in desk.run("events")[1]
 
 

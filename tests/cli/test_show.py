@@ -37,7 +37,7 @@ def test_show_prints_what_a_waiting_job_requests(desk: Desk) -> None:
     assert (story["job"]["id"], story["job"]["state"], story["job"]["priority"]) == (job, "queued", 7)
     assert (story["kind"], story["need"], story["allowed_gpus"]) == (
         "command",
-        "0.5 of a GPU (its attributes)",
+        "0.5 of a GPU (from its attributes)",
         [1],
     )
     assert story["environment"] == {
@@ -195,9 +195,9 @@ def test_show_prints_the_source_of_the_need(desk: Desk) -> None:
     path.write_text('{"models": {"qwen": {"vram": "9G", "gpus": 2}}}')
     desk.store.record_options(StartOptions(llm_config=str(path), exclusive=True))
     assert need("python t.py --llm qwen") == "9.0 GiB of each of 2 GPUs, each alone (model qwen)"
-    assert need("true", vram=1024) == "1.0 GiB of a GPU, alone (its attributes)"
+    assert need("true", vram=1024) == "1.0 GiB of a GPU, alone (from its attributes)"
     desk.store.record_options(StartOptions(llm_config=str(path)))
-    assert need("python t.py") == "1 idle GPU (a command that declares nothing)"
+    assert need("python t.py") == "1 idle GPU (the command declares nothing)"
     desk.store.record_options(StartOptions(llm_config=str(path), learn=True))
     for peak, program in ((4000, "t.py"), (23000, "big.py")):
         job = desk.job(f"python {program}")
@@ -208,7 +208,7 @@ def test_show_prints_the_source_of_the_need(desk: Desk) -> None:
             act.FinishAttempt(job, this, Outcome.COMPLETED, JobState.FINISHED, Outcome.COMPLETED),
         )
     assert need("python t.py --x 1") == "4.3 GiB of a GPU (learned from finished jobs of the same kind)"
-    assert need("python big.py --x 1") == "1 idle GPU (a command that declares nothing)"
+    assert need("python big.py --x 1") == "1 idle GPU (the command declares nothing)"
     assert need("python t.py --llm qwen") == "9.0 GiB of each of 2 GPUs (model qwen)"
 
 
@@ -237,7 +237,7 @@ def test_show_prints_the_jobs_file_and_line_number_of_a_job(desk: Desk) -> None:
     spec = JobSpec("csv", "0,t.py,,,", str(desk.path), script="/x/t.py", arguments=("--lr", "1"))
     job = desk.store.insert_job(spec, f"file:{path}")
     assert show_json(desk, job)["line"] is None
-    assert f"{path}, from which its line was removed" in desk.run("show", job)[1]
+    assert f"{path}; its line was removed" in desk.run("show", job)[1]
     with desk.store.db.transaction() as db:
         db.execute("INSERT INTO jobs_file (path, cwd) VALUES (?, ?)", (path, str(desk.path)))
         db.execute(

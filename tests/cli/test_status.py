@@ -90,14 +90,17 @@ def test_status_shows_a_reason_for_every_waiting_job(desk: Desk) -> None:
     desk.writer.set_line_waits({gone: WaitReason(WaitKind.LINE_REMOVED, due_at=0.0)})
     seen = jobs(desk)
     assert seen[plain]["reason"] == "no scheduler is running"
-    assert seen[big]["reason"] == "infeasible: needs 9 idle GPUs, 2 managed"
+    assert seen[big]["reason"] == "infeasible: needs 9 idle GPUs, but only 2 are managed"
     assert [job["infeasible"] for job in (seen[plain], seen[big])] == [False, True]
     assert (seen[held]["state"], seen[held]["reason"]) == ("held", "held by its line")
-    assert seen[gone]["reason"] == "line removed from its jobs file; cancelled unless it is restored"
+    assert (
+        seen[gone]["reason"]
+        == "line removed from its jobs file; the job is cancelled unless the line is restored"
+    )
     desk.run("cancel", plain)
     assert jobs(desk)[plain]["reason"] == "cancel requested; waiting for the scheduler"
     text = desk.run("status")[1]
-    assert "infeasible: needs 9 idle GPUs, 2 managed" in text
+    assert "infeasible: needs 9 idle GPUs, but only 2 are managed" in text
 
 
 def test_status_shows_an_end_that_is_not_recorded_yet(desk: Desk) -> None:

@@ -143,7 +143,7 @@ def test_stop_without_a_scheduler_frees_the_shares_of_ended_jobs(desk: Desk) -> 
     wait_for(lambda: observe(desk.folder(row), row.token).result, "the result")
     assert desk.run("stop") == (
         0,
-        f"no scheduler is running on {file}\nrunning jobs continue: job {stays}; `cancel JOB` ends one; the"
+        f"no scheduler is running on {file}\nrunning jobs continue: job {stays}; `cancel JOB` ends a job; the"
         f" next `start` continues to manage them\n{file.name} updated: gpu_status [0.5, 0.0]\n",
         "",
     )

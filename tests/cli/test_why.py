@@ -45,7 +45,7 @@ def test_why_shows_whether_a_scheduler_is_running(desk: Desk) -> None:
     job = desk.job()
     assert checks(desk, job)["scheduler"][0] == "bad"
     assert "run `start`" in desk.run("why", job)[1]
-    assert checks(desk, job)["values"][1].startswith("the GPUs were last sampled ")
+    assert checks(desk, job)["values"][1].startswith("last sample of the GPUs: ")
     with desk.scheduler("deaf") as pid:
         found = checks(desk, job)
         assert found["scheduler"] == ("ok", f"running, pid {pid}", "")
@@ -60,15 +60,19 @@ def test_why_shows_for_each_gpu_whether_it_accepts_the_job(desk: Desk) -> None:
     found = checks(desk, job)
     assert found["GPU 0"][:2] == (
         "warn",
-        f"does not accept it: 0.4 free; share 0.6 allocated to job {holder}, load 0 %, no foreign memory",
+        f"does not accept the job: share 0.4 free; share 0.6 allocated to job {holder}, load 0 %,"
+        " no foreign memory",
     )
     assert found["GPU 1"][0] == "warn"
-    assert found["GPU 1"][1].startswith("does not accept it: paused; none of our jobs")
+    assert found["GPU 1"][1].startswith("does not accept the job: paused; not allocated")
     assert found["GPU 1"][2] == "`resume 1` makes it available again"
-    assert found["placing"][:2] == ("warn", "needs 0.5 of a GPU, 0 free, GPU 0 0.4 free, GPU 1 paused")
+    assert found["placing"][:2] == (
+        "warn",
+        "needs 0.5 of a GPU, 0 free (GPU 0: share 0.4 free; GPU 1: paused)",
+    )
     add_request(desk.store, "resume", "SIM-1")
-    assert checks(desk, job)["GPU 1"][1].startswith("accepts it; ")
-    assert checks(desk, job)["placing"][:2] == ("ok", "it would start on GPU 1 now")
+    assert checks(desk, job)["GPU 1"][1].startswith("accepts the job; ")
+    assert checks(desk, job)["placing"][:2] == ("ok", "the job would start on GPU 1 now")
 
 
 def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
@@ -76,17 +80,17 @@ def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
     job = desk.job(share=500, allowed=(0,))
     desk.writer.record_gpus([foreign], None, Clock().now())
     assert checks(desk, job)["GPU 0"][1] == (
-        "accepts it; none of our jobs, load 28 %, foreign memory 600 MiB, 60 % of it (threshold 80 %),"
-        " foreign load unknown, which excludes no job"
+        "accepts the job; not allocated, load 28 %, foreign memory 600 MiB, 60 % of the GPU's memory"
+        " (threshold 80 %), foreign load unknown, so it is not checked"
     )
     desk.store.record_options(StartOptions(mem_threshold=0.5))
     grade, says, remedy = checks(desk, job)["GPU 0"]
     assert (grade, remedy[-15:]) == ("warn", "--mem-threshold")
-    begin = f"does not accept it: foreign process {os.getpid()} uses 600 MiB; none of our jobs"
+    begin = f"does not accept the job: foreign process {os.getpid()} uses 600 MiB; not allocated"
     assert says.startswith(begin)
-    assert "60 % of it (threshold 50 %), foreign load " in says
+    assert "60 % of the GPU's memory (threshold 50 %), foreign load " in says
     # The memory threshold does not apply to jobs that declare memory or need an idle GPU.
-    assert " % of it" not in checks(desk, desk.job(vram=1000, allowed=(0,)))["GPU 0"][1]
+    assert " % of the GPU's memory" not in checks(desk, desk.job(vram=1000, allowed=(0,)))["GPU 0"][1]
     idle = checks(desk, desk.job(allowed=(0,)))["GPU 0"]
     assert idle[1].endswith("load 28 %, foreign memory 600 MiB (idle threshold 200 MiB)")
     assert idle[2].endswith("such as [vram=8G] or [share=0.5]")
@@ -96,14 +100,17 @@ def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
     assert (grade, remedy[-16:]) == ("warn", "--load-threshold")
     assert f"foreign process {os.getpid()}, load 25 %" in says
     assert says.endswith("foreign load 25 % (threshold 20 %)")
-    assert checks(desk, job)["GPU 1"][1].startswith("not allowed for this job, which may use 0; ")
+    assert checks(desk, job)["GPU 1"][1].startswith("not allowed for this job, which may use only 0; ")
 
 
 def test_why_reports_that_a_job_can_never_fit(desk: Desk) -> None:
     grade, says, remedy = checks(desk, desk.job(gpus=9))["placing"]
-    assert (grade, says) == ("bad", "infeasible: needs 9 idle GPUs, 2 managed")
-    assert remedy.startswith("change its line: fewer or other GPUs")
-    assert checks(desk, desk.job(allowed=(0, 5)))["allowed GPUs"][1] == "5: not managed; managed: 0,1"
+    assert (grade, says) == ("bad", "infeasible: needs 9 idle GPUs, but only 2 are managed")
+    assert remedy.startswith("on the job's line, request fewer or other GPUs")
+    assert (
+        checks(desk, desk.job(allowed=(0, 5)))["allowed GPUs"][1]
+        == "GPU 5 is not managed; the managed GPUs are 0,1"
+    )
 
 
 def test_why_shows_the_memory_available_to_a_declaration(desk: Desk) -> None:
@@ -111,16 +118,16 @@ def test_why_shows_the_memory_available_to_a_declaration(desk: Desk) -> None:
     desk.record(act.Start(holder, ("SIM-0",), 0, vram=16384))
     job = desk.job(vram=8192)
     found = checks(desk, job)
-    assert found["need"][1] == "8.0 GiB of a GPU (its attributes)"
+    assert found["need"][1] == "8.0 GiB of a GPU (from its attributes)"
     grade, says, remedy = found["GPU 0"]
     assert (grade, remedy) == ("warn", "")
-    assert says.startswith("does not accept it: room for 7.5 GiB; share 0.667 allocated to job ")
+    assert says.startswith("does not accept the job: room for 7.5 GiB; share 0.667 allocated to job ")
     assert says.endswith(
-        ", 16.0 GiB of 24.0 GiB allocated or in use, 7.5 GiB left for a declaration (margin 512 MiB)"
+        ", 16.0 GiB of 24.0 GiB allocated or in use, 7.5 GiB left to declare (margin 512 MiB)"
     )
-    assert found["placing"][:2] == ("ok", "it would start on GPU 1 now")
+    assert found["placing"][:2] == ("ok", "the job would start on GPU 1 now")
     desk.store.record_options(StartOptions(margin_mib=16384))
-    told = "needs 8.0 GiB of a GPU, 0 free, GPU 0 full, GPU 1 room for 7.4 GiB"
+    told = "needs 8.0 GiB of a GPU, 0 free (GPU 0: full; GPU 1: room for 7.4 GiB"
     assert checks(desk, job)["placing"][1].startswith(told)
     assert "booked" not in checks(desk, desk.job(share=100))["GPU 0"][1]
 
@@ -128,9 +135,9 @@ def test_why_shows_the_memory_available_to_a_declaration(desk: Desk) -> None:
 def test_why_respects_the_schedulers_exclusive_option(desk: Desk) -> None:
     desk.record(act.Start(desk.job(share=100), ("SIM-0",), 100))
     job = desk.job(share=100)
-    assert checks(desk, job)["GPU 0"][1].startswith("accepts it; ")
+    assert checks(desk, job)["GPU 0"][1].startswith("accepts the job; ")
     desk.store.record_options(StartOptions(exclusive=True))
-    assert checks(desk, job)["GPU 0"][1].startswith("does not accept it: busy; ")
+    assert checks(desk, job)["GPU 0"][1].startswith("does not accept the job: busy; ")
 
 
 def test_why_counts_a_foreign_process_at_its_peak(desk: Desk) -> None:
@@ -144,7 +151,7 @@ def test_why_counts_a_foreign_process_at_its_peak(desk: Desk) -> None:
     desk.record(act.RecordForeignPeaks("SIM-0", ((os.getpid(), start, 12000), (999_999_999, 1.0, 12000))))
     grade, says, _ = checks(desk, job)["GPU 0"]
     assert grade == "warn"
-    assert "12.9 GiB of 24.0 GiB allocated or in use, 10.6 GiB left for a declaration" in says
+    assert "12.9 GiB of 24.0 GiB allocated or in use, 10.6 GiB left to declare" in says
 
 
 def test_why_reports_a_need_that_exceeds_the_memory_of_every_gpu(desk: Desk) -> None:
@@ -154,7 +161,7 @@ def test_why_reports_a_need_that_exceeds_the_memory_of_every_gpu(desk: Desk) -> 
         "infeasible: needs 24.0 GiB of a GPU, but the largest managed GPU has 24.0 GiB, of which 23.5 GiB"
         " can be allocated to jobs (margin 512 MiB)",
     )
-    assert remedy.startswith("change its line: less memory (vram=), fewer")
+    assert remedy.startswith("on the job's line, request less memory (vram=), or fewer")
 
 
 def test_why_shows_the_memory_of_a_running_job(desk: Desk) -> None:
@@ -232,7 +239,7 @@ def test_why_shows_the_line_of_a_job_and_malformed_lines_near_it(desk: Desk) -> 
     found = checks(desk, job)
     assert found["line"][1] == f"{path}:5"
     assert found["near it"][1] == f"{path}:3 is malformed: two commas"
-    assert found["jobs file"][1] == "1 malformed line elsewhere in it"
+    assert found["jobs file"][1] == f"1 malformed line elsewhere in {path}"
 
 
 def test_why_explains_a_failed_job(desk: Desk) -> None:
@@ -245,7 +252,7 @@ def test_why_explains_a_failed_job(desk: Desk) -> None:
     assert (told["state"], told["outcome"], told["reason"]) == ("finished", "failed", reason)
     found = checks(desk, job)
     assert found["end"][:2] == ("bad", reason)
-    assert found["end"][2].startswith("install it in the job's environment")
+    assert found["end"][2].startswith("install the module in the job's environment")
     assert found["by hand"][1] == f"bash {desk.folder(row)}/command.sh"
     assert told["log_end"] == [*map(str, range(12, 21)), "ModuleNotFoundError: No module named 'torch'"]
     out = desk.run("why", job)[1]
@@ -275,8 +282,8 @@ def test_why_shows_reason_advice_and_log_end_and_with_v_every_check(desk: Desk) 
     job = run_to_end(desk, "echo before; echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
     assert desk.run("why", job)[1].splitlines()[1:] == [
         "",
-        "What to do: install it in the job's environment, or name the right environment (conda=NAME or"
-        f" venv=PATH); then `retry {job}` runs it again",
+        "What to do: install the module in the job's environment, or name the right environment"
+        f" (conda=NAME or venv=PATH); then `retry {job}` runs it again",
         "",
         "End of its log:",
         "  before",
@@ -322,8 +329,11 @@ def test_why_shows_a_long_error_only_once(desk: Desk) -> None:
 def test_why_wraps_the_advice_at_words_on_a_terminal(desk: Desk) -> None:
     job = run_to_end(desk, "echo \"ModuleNotFoundError: No module named 'torch'\"; exit 1")
     rows = on_terminal("why", job).decode().splitlines()
-    begin = rows.index("What to do: install it in the job's environment, or name the right environment")
-    assert rows[begin + 1 : begin + 3] == [f"(conda=NAME or venv=PATH); then `retry {job}` runs it again", ""]
+    begin = rows.index("What to do: install the module in the job's environment, or name the right")
+    assert rows[begin + 1 : begin + 3] == [
+        f"environment (conda=NAME or venv=PATH); then `retry {job}` runs it again",
+        "",
+    ]
 
 
 def test_why_wraps_the_checks_at_words_on_a_terminal(desk: Desk) -> None:
@@ -331,8 +341,8 @@ def test_why_wraps_the_checks_at_words_on_a_terminal(desk: Desk) -> None:
     desk.record(act.Start(holder, ("SIM-0",), 600))
     rows = on_terminal("why", desk.job(share=500)).decode().splitlines()
     begin = next(at for at, row in enumerate(rows) if row.startswith("warn  GPU 0 "))
-    assert rows[begin] == f"{'warn  GPU 0':<28}does not accept it: 0.4 free; share 0.6 allocated to"
-    assert rows[begin + 1] == f"{'':<28}job {holder}, load 0 %, no foreign memory"
+    assert rows[begin] == f"{'warn  GPU 0':<28}does not accept the job: share 0.4 free; share 0.6"
+    assert rows[begin + 1] == f"{'':<28}allocated to job {holder}, load 0 %, no foreign memory"
     assert all(len(row) <= 80 for row in rows if str(desk.path) not in row)
 
 
@@ -357,8 +367,8 @@ def test_oom_advice_does_not_suggest_more_memory_for_a_job_alone_on_its_gpu(desk
     job = run_to_end(desk, OOM)
     assert why_json(desk, job)["reason"] == "exit code 1: CUDA out of memory, try a smaller batch"
     alone = (
-        "it had its GPU to itself: use a smaller batch, a larger GPU, or two GPUs ([gpus=2]) if the program"
-        " can split its model"
+        "the job had its GPU to itself: use a smaller batch, a larger GPU, or two GPUs ([gpus=2]) if the"
+        " program can split its model"
     )
     assert advice(desk, job) == alone
     assert f"What to do: {alone}; then `retry {job}`" in desk.run("why", job)[1]
@@ -375,11 +385,11 @@ def test_oom_advice_suggests_more_memory_for_a_job_that_shared_its_gpu(desk: Des
     with desk.store.db.transaction() as db:
         # A neighbor counts only if it was on the same GPU at the same time.
         db.execute("UPDATE allocation SET gpu = 'SIM-1' WHERE attempt_id = ?", (neighbor.id,))
-    assert advice(desk, job).startswith("it had its GPU to itself")
+    assert advice(desk, job).startswith("the job had its GPU to itself")
     with desk.store.db.transaction() as db:
         db.execute("UPDATE allocation SET gpu = 'SIM-0' WHERE attempt_id = ?", (neighbor.id,))
         db.execute("UPDATE attempt SET ended_at = 5.0 WHERE id = ?", (neighbor.id,))
-    assert advice(desk, job).startswith("it had its GPU to itself")
+    assert advice(desk, job).startswith("the job had its GPU to itself")
 
 
 def test_oom_advice_ignores_the_previous_job_on_the_gpu(desk: Desk) -> None:
@@ -389,7 +399,7 @@ def test_oom_advice_ignores_the_previous_job_on_the_gpu(desk: Desk) -> None:
     for ended_at, alone in ((began - 0.1, True), (began + 0.001, False)):
         with desk.store.db.transaction() as db:
             db.execute("UPDATE attempt SET ended_at = ? WHERE id = ?", (ended_at, before.id))
-        assert advice(desk, job).startswith("it had its GPU to itself") is alone
+        assert advice(desk, job).startswith("the job had its GPU to itself") is alone
 
 
 @pytest.mark.parametrize(
@@ -409,7 +419,7 @@ def test_oom_advice_counts_foreign_processes(
             "UPDATE gpu SET foreign_peaks = ?, processes = ? WHERE uuid = 'SIM-0'",
             (json.dumps(held), json.dumps(processes)),
         )
-    assert advice(desk, job).startswith("it had its GPU to itself") is alone
+    assert advice(desk, job).startswith("the job had its GPU to itself") is alone
 
 
 def test_oom_advice_does_not_suggest_more_memory_than_a_gpu_has(desk: Desk) -> None:
@@ -420,7 +430,9 @@ def test_oom_advice_does_not_suggest_more_memory_than_a_gpu_has(desk: Desk) -> N
             db.execute(
                 "UPDATE allocation SET vram = ? WHERE attempt_id = ?", (vram, desk.store.attempts(job)[0].id)
             )
-        assert advice(desk, job).startswith("it had the most memory that a GPU can provide: use a") is most
+        assert (
+            advice(desk, job).startswith("the job had the most memory that a GPU can provide: use a") is most
+        )
 
 
 def test_why_shows_the_warnings_of_a_failed_job_next_to_its_end(desk: Desk) -> None:
@@ -444,7 +456,7 @@ def test_why_describes_running_and_completed_jobs(desk: Desk) -> None:
     desk.wait_until_processes_end()
     os.chmod(desk.path / f"job_{job}.log", stat.S_IWUSR)
     assert checks(desk, job)["scheduler"] == ("ok", "not running", "")
-    assert checks(desk, job)["end"] == ("ok", f"it exited with code 0; `retry {job}` runs it again", "")
+    assert checks(desk, job)["end"] == ("ok", f"the job exited with code 0; `retry {job}` runs it again", "")
     assert why_json(desk, job)["log_end"] == []
 
 
@@ -457,7 +469,7 @@ def test_why_shows_a_missing_script(desk: Desk) -> None:
                   reason=StateReason(ReasonKind.LAUNCH_FAILED, FailureKind.SCRIPT_MISSING))
     )  # fmt: skip
     assert checks(desk, job)["end"][2] == (
-        "correct the line, which creates a new job, or create what the line names;"
+        "correct the line (this creates a new job), or create the script or environment that it names;"
         " then `retry 1` runs it again"
     )
 

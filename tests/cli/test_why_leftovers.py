@@ -26,7 +26,7 @@ def test_why_omits_an_ended_job_that_has_released_its_gpu(desk: Desk) -> None:
     desk.record(end)
     assert f"allocated to job {over}" in checks(desk, job)["GPU 0"][1]
     desk.record(act.ReleaseAllocation(row.id))
-    assert "none of our jobs" in checks(desk, job)["GPU 0"][1]
+    assert "not allocated" in checks(desk, job)["GPU 0"][1]
     assert len(desk.store.active_attempts()) == 1  # the GPU's memory may not be free yet
 
 
@@ -50,7 +50,7 @@ def test_why_shows_a_gpu_that_was_lost_in_the_last_sample(desk: Desk) -> None:
     desk.writer.record_gpus([lost, replace(lost, uuid="SIM-1", index=1, fault=None)], None, Clock().now())
     grade, says, _ = checks(desk, job)["GPU 0"]
     assert grade == "warn"
-    assert says.startswith("does not accept it: lost")
+    assert says.startswith("does not accept the job: lost")
 
 
 def test_why_shows_the_log_end_of_an_interrupted_job_or_that_the_log_is_missing(desk: Desk) -> None:

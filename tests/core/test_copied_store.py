@@ -36,7 +36,9 @@ def test_a_copied_store_holds_the_job_of_an_open_attempt(
     close, *rest = detached(replace(OPEN, state=state, cancel=cancel, status=status, survivors=(77,)))
     assert isinstance(close, act.FinishAttempt)
     assert (close.outcome, close.state, close.survivors) == (Outcome.INTERRUPTED, JobState.HELD, ())
-    assert words(close.reason) == "it belongs to /old/X.d, and this is a copy; `retry 7` runs it here"
+    assert (
+        words(close.reason) == "it belongs to /old/X.d, of which this store is a copy; `retry 7` runs it here"
+    )
     assert rest == [act.ReleaseAllocation(1), act.RecordMemoryReleased(1)]
 
 

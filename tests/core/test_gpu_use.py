@@ -220,7 +220,7 @@ def test_unattributed_memory_is_reserved_and_counts_as_foreign_above_the_driver_
     assert (available(driver).committed_mib, available(driver).foreign_mib) == (512, 0)
     assert isinstance(start_or_reason(driver, ALONE), act.Start)
     assert str(start_or_reason(gpu(0, 22_118), ALONE)).endswith(
-        "GPU 0 21.1 GiB held by an unidentified process"
+        "(GPU 0: an unidentified process uses 21.1 GiB)"
     )
     assert isinstance(start_or_reason(gpu(0, 713), ALONE), str)
     assert isinstance(start_or_reason(gpu(0, 712), ALONE), act.Start)
@@ -295,7 +295,7 @@ WITHOUT_LOAD = GpuProcess(8, 500)
         ((THEIRS, GpuProcess(6, 1, load_percent=80.0)), 100.0, 100.0),
         ((THEIRS,), 30.0, 30.0),
         ((), 0.0, 0.0),
-        # Otherwise the load of the GPU counts, but only if none of our jobs is on it.
+        # Otherwise the load of the GPU counts, but only if not allocated is on it.
         ((OURS, WITHOUT_LOAD), None, 95.0),
         ((WITHOUT_LOAD, GpuProcess(6, 1, load_percent=80.0)), None, 95.0),
         ((replace(OURS, load_percent=None), WITHOUT_LOAD), None, 95.0),
@@ -355,7 +355,7 @@ def test_does_not_start_two_jobs_that_together_exceed_free_memory() -> None:
     assert [(a.job_id, a.gpus) for a in actions if isinstance(a, act.Start)] == [(1, ("U0",)), (2, ("U1",))]
     [wait] = [a for a in actions if isinstance(a, act.SetWaitReason)]
     assert wait_text(wait.reason) == (
-        "needs 14.0 GiB of a GPU, 0 free, GPU 0 room for 9.5 GiB, GPU 1 room for 9.5 GiB"
+        "needs 14.0 GiB of a GPU, 0 free (GPU 0: room for 9.5 GiB; GPU 1: room for 9.5 GiB)"
     )
 
 
@@ -417,10 +417,10 @@ def test_the_exclusive_setting_makes_every_job_exclusive() -> None:
 def test_the_reason_names_memory_reserved_for_foreign_peaks() -> None:
     less = gpu(0, None, (GpuProcess(7, 500),), owners={7: None}, foreign_peaks={(7, 0.0): 18_000})
     reason = str(start_or_reason(less, ResourceSpec(vram=10_240)))
-    assert reason.endswith("GPU 0 room for 4.2 GiB, running foreign processes have used up to 17.6 GiB")
+    assert reason.endswith("(GPU 0: room for 4.2 GiB, running foreign processes have used up to 17.6 GiB)")
     none = gpu(0, foreign_peaks={(7, 0.0): 18_000})
     assert str(start_or_reason(none, ResourceSpec(vram=10_240))) == reason
     same = gpu(0, None, (GpuProcess(7, 18_000),), owners={7: None})
     assert str(start_or_reason(same, ResourceSpec(vram=10_240))).endswith(
-        "GiB, foreign process 7 uses 17.6 GiB"
+        "GiB, foreign process 7 uses 17.6 GiB)"
     )

@@ -63,9 +63,9 @@ def test_prefers_the_best_fit_then_the_least_load_then_the_lowest_index(
 @pytest.mark.parametrize(
     ("view", "need", "words"),
     [
-        (available(0, unavailable=PAUSED), Need(1, 500), "GPU 0 paused"),
+        (available(0, unavailable=PAUSED), Need(1, 500), "GPU 0: paused"),
         (available(0, allocated_share=1000), Need(1, 500), "needs 0.5 of a GPU, 0 free"),
-        (available(0, allocated_share=700), Need(1, 500), "GPU 0 0.3 free"),
+        (available(0, allocated_share=700), Need(1, 500), "GPU 0: share 0.3 free"),
         (
             available(0, foreign_mib=22_000, foreign_pid=8123),
             Need(1, 500),
@@ -106,14 +106,14 @@ def test_paused_gpus_do_not_make_a_need_infeasible() -> None:
     two = [available(0, unavailable=PAUSED), available(1, allocated_share=1000)]
     answer = place(Need(3, 1000), None, two, LIMITS)
     assert answer == WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(3, 1000), gpus=2, managed=2)
-    assert wait_words(answer) == "infeasible: needs 3 free GPUs, 2 managed"
+    assert wait_words(answer) == "infeasible: needs 3 free GPUs, but only 2 are managed"
     answer = place(Need(2, 1000), None, two, LIMITS)
     assert isinstance(answer, WaitReason)
     assert not answer.is_infeasible
     answer = place(Need(1, 1000), (5,), two, LIMITS)
     assert isinstance(answer, WaitReason)
     assert answer.is_infeasible
-    assert "0 of its allowed GPUs managed" in wait_text(answer)
+    assert "none of its allowed GPUs is managed" in wait_text(answer)
 
 
 VIEWS = st.lists(
@@ -206,7 +206,7 @@ def test_equal_gpus_are_chosen_by_lowest_index() -> None:
 
 def test_reports_foreign_memory_of_an_unidentified_process() -> None:
     held = available(0, foreign_mib=24_000, foreign_pid=None)
-    assert "23.4 GiB held by an unidentified process" in wait_words(place(Need(1, 500), None, [held], LIMITS))
+    assert "an unidentified process uses 23.4 GiB" in wait_words(place(Need(1, 500), None, [held], LIMITS))
 
 
 def test_lists_four_unavailable_gpus_and_counts_the_rest() -> None:
@@ -218,7 +218,7 @@ def test_lists_four_unavailable_gpus_and_counts_the_rest() -> None:
             LIMITS,
         )
     )
-    assert text.endswith("GPU 3 paused and 3 more")
+    assert text.endswith("GPU 3: paused; and 3 more)")
 
 
 def test_placement_by_share_ignores_memory() -> None:
@@ -227,7 +227,7 @@ def test_placement_by_share_ignores_memory() -> None:
     assert place(Need(1, 500), None, [available(0, committed_mib=None)], LIMITS) == ("U0",)
     assert (
         wait_words(place(Need(1, 501), None, [full], LIMITS))
-        == "needs 0.501 of a GPU, 0 free, GPU 0 0.5 free"
+        == "needs 0.501 of a GPU, 0 free (GPU 0: share 0.5 free)"
     )
 
 
@@ -235,7 +235,7 @@ def test_placement_by_memory_ignores_shares() -> None:
     booked = available(0, allocated_share=1000, committed_mib=10_000, occupied=True)
     assert place(Need(1, vram=14_064), None, [booked], LIMITS) == ("U0",)
     assert wait_words(place(Need(1, vram=14_065), None, [booked], LIMITS)) == (
-        "needs 13.7 GiB of a GPU, 0 free, GPU 0 room for 13.7 GiB"
+        "needs 13.7 GiB of a GPU, 0 free (GPU 0: room for 13.7 GiB)"
     )
     assert place(Need(1, vram=14_065), None, [booked], Limits(margin_mib=511)) == ("U0",)
 
@@ -243,9 +243,9 @@ def test_placement_by_memory_ignores_shares() -> None:
 @pytest.mark.parametrize(
     ("view", "words"),
     [
-        (available(0, allocated_share=800, committed_mib=0), "0.2 free"),
+        (available(0, allocated_share=800, committed_mib=0), "share 0.2 free"),
         (available(0, allocated_share=0, committed_mib=20_000), "room for 4.0 GiB"),
-        (available(0, allocated_share=800, committed_mib=20_000), "0.2 free"),
+        (available(0, allocated_share=800, committed_mib=20_000), "share 0.2 free"),
         (available(0, allocated_share=500, committed_mib=15_000), None),
     ],
 )
@@ -432,8 +432,8 @@ def test_best_fit_keeps_the_largest_free_memory_unfragmented(
             "infeasible: needs 8.8 GiB of a GPU, but the largest allowed GPU has 8.0 GiB, of which 7.5 GiB"
             " can be allocated to jobs (margin 512 MiB)",
         ),
-        (Need(3, vram=9000), None, "infeasible: needs 8.8 GiB of each of 3 GPUs, 2 managed"),
-        (Need(2, vram=90), (0,), "infeasible: needs 90 MiB of each of 2 GPUs, 1 allowed"),
+        (Need(3, vram=9000), None, "infeasible: needs 8.8 GiB of each of 3 GPUs, but only 2 are managed"),
+        (Need(2, vram=90), (0,), "infeasible: needs 90 MiB of each of 2 GPUs, but only 1 is allowed"),
     ],
 )
 def test_an_infeasible_need_is_reported_with_the_largest_gpu(

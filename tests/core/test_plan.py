@@ -250,10 +250,10 @@ def test_a_start_records_unattributed_memory_as_its_baseline() -> None:
 
 def test_a_gpu_without_a_sample_or_with_a_fault_accepts_no_jobs() -> None:
     unseen = Gpu("U0", 0)
-    assert "GPU 0 not reported by the probe" in wait_reason_on(unseen)
+    assert "GPU 0: not reported by the probe" in wait_reason_on(unseen)
     lost = replace(gpu(0), sample=GpuSample("U0", 0, "GPU", 24576, None, None, None, LOST))
-    assert "GPU 0 lost" in wait_reason_on(lost)
-    assert "GPU 0 paused" in wait_reason_on(gpu(0, paused=True))
+    assert "GPU 0: lost" in wait_reason_on(lost)
+    assert "GPU 0: paused" in wait_reason_on(gpu(0, paused=True))
 
 
 def wait_reason_on(one: Gpu) -> str:
@@ -381,7 +381,7 @@ def test_reports_an_infeasible_need_with_numbers_until_the_gpus_change() -> None
     assert isinstance(wait, act.SetWaitReason)
     assert (wait.reason.is_infeasible, wait_text(wait.reason)) == (
         False,
-        "needs 29.3 GiB of a GPU, 0 free, GPU 0 room for 23.5 GiB, GPU 1 full",
+        "needs 29.3 GiB of a GPU, 0 free (GPU 0: room for 23.5 GiB; GPU 1: full)",
     )
 
 

@@ -63,7 +63,7 @@ def test_previews_no_conda_environment_if_conda_is_missing() -> None:
     [
         ("0,/s/none.py", "script /s/none.py does not exist"),
         ("0,~/a.py", "script /home/u/a.py does not exist"),
-        ("[cwd=/nowhere] true", "its folder /nowhere does not exist"),
+        ("[cwd=/nowhere] true", "the working folder /nowhere does not exist"),
         ("[venv=/none] true", "virtual environment /none"),
         ("python none.py --x 1", "script /w/none.py does not exist"),
         ("/usr/bin/python3.11 -u none.py", "script /w/none.py does not exist"),
@@ -156,4 +156,6 @@ def test_warns_of_more_memory_than_the_gpus_have(line: str, warned: bool) -> Non
     known = (0, 1, 2) if "allowed" in line else (0, 1)  # the size of GPU 2 is unknown
     setting = PreviewContext(CONFIG, known, None, EXISTING_PATHS.__contains__, None, totals, limits)
     warnings = preview(1, read.spec, (), None, setting).warnings
-    assert ["too small (100 MiB" in line_note_text(warning) for warning in warnings] == [True] * warned
+    assert ["too small (the scheduler keeps 100 MiB" in line_note_text(warning) for warning in warnings] == [
+        True
+    ] * warned

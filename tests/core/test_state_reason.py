@@ -77,7 +77,7 @@ def test_the_stored_form_omits_unknown_values() -> None:
             StateReason(
                 ReasonKind.IN_ORIGINAL_STORE, subject="/a.d", next_steps=(NextStep(NextKind.HELD, job_id=7),)
             ),
-            "it belongs to /a.d, and this is a copy; `retry 7` runs it here",
+            "it belongs to /a.d, of which this store is a copy; `retry 7` runs it here",
         ),
         (StateReason(ReasonKind.LINE_ADDED_AGAIN, subject="jobs.txt"), "added to jobs.txt again"),
     ],

@@ -172,7 +172,7 @@ def test_an_overused_share_counts_at_its_buffered_peak() -> None:
     assert [type(a).__name__ for a in plan(world)] == ["RecordUsage", "RecordOveruse"]
     [wait] = plan(applied(world, plan(world)))
     assert isinstance(wait, SetWaitReason)
-    assert wait_text(wait.reason) == "needs 12.0 GiB of a GPU, 0 free, GPU 0 room for 6.3 GiB"
+    assert wait_text(wait.reason) == "needs 12.0 GiB of a GPU, 0 free (GPU 0: room for 6.3 GiB)"
 
 
 def test_records_overuse_once_per_gpu_and_only_for_a_new_sample() -> None:

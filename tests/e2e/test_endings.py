@@ -45,7 +45,7 @@ def test_a_drain_reports_its_exit_code_and_unfinished_jobs(world: World, line: s
     world.append("[share=1] true", line)
     assert drained(world) == code
     left = {
-        "[gpus=9] true": "left: job 2 waits: infeasible: needs 9 idle GPUs, 4 managed",
+        "[gpus=9] true": "left: job 2 waits: infeasible: needs 9 idle GPUs, but only 4 are managed",
         "[hold] true": "left: job 2 is held by its line",
         "bad &": "left: line 2 of jobs.txt is malformed: it ends in `&`: ",
     }
@@ -74,8 +74,8 @@ def test_a_drain_ends_when_a_line_becomes_malformed_while_its_job_runs(world: Wo
     saved = world.folder / "saved"
     saved.write_text(lines[0] + lines[1].replace("20G", "20H") + lines[3])
     saved.replace(world.jobs_file)
-    typo = "line 2 of jobs.txt is malformed; waiting until it is corrected"
-    gone = r"line removed from jobs.txt; cancelled in \d+ s unless it is restored"
+    typo = "line 2 of jobs.txt is malformed; the job waits until it is corrected"
+    gone = r"line removed from jobs.txt; the job is cancelled in \d+ s unless the line is restored"
     world.wait_until(
         lambda jobs: jobs[2]["reason"] == typo and re.fullmatch(gone, jobs[3]["reason"] or ""),
         "the typo and the line that is gone seen",
@@ -87,7 +87,7 @@ def test_a_drain_ends_when_a_line_becomes_malformed_while_its_job_runs(world: Wo
     assert [jobs[n]["state"] for n in (1, 2, 3, 4)] == ["finished", "queued", "finished", "held"]
     assert jobs[3]["reason"] == "line removed"
     assert "left: line 2 of jobs.txt is malformed: vram: memory '20H' is not valid" in world.output()
-    assert "17.5GiB; job 2 waits for line 2; job 4 is held by its line\n" in world.output()
+    assert "17.5GiB; job 2 waits until line 2 is corrected; job 4 is held by its line\n" in world.output()
     assert not (world.folder / "ran").exists()
 
 

@@ -108,7 +108,7 @@ def test_every_kind_of_pause_takes_effect_and_overwrites_no_other_pause(world: W
     assert "0" in world.run_ok("pause", "0")
     world.append("[share=1 allowed=0] echo x >> ran")
     world.wait_until(
-        lambda jobs: 1 in jobs and "GPU 0 paused" in (jobs[1]["reason"] or ""), "job 1 waits for GPU 0"
+        lambda jobs: 1 in jobs and "GPU 0: paused" in (jobs[1]["reason"] or ""), "job 1 waits for GPU 0"
     )
     state = world.folder / world.state
     wait_for(lambda: json.loads(state.read_text())["paused_gpus"] == [0], "state file")

@@ -135,7 +135,7 @@ def test_reports_a_job_above_its_declaration_and_allocates_its_peak(world: World
     world.append("[vram=12G] echo fits")
     world.wait_until(lambda jobs: "room for" in (jobs.get(2, {}).get("reason") or ""), "job 2 waits")
     # The room on the GPU is 24576 - 1.1 x 14000 - 512 MiB.
-    assert world.jobs()[2]["reason"] == "needs 12.0 GiB of a GPU, 0 free, GPU 0 room for 8.5 GiB"
+    assert world.jobs()[2]["reason"] == "needs 12.0 GiB of a GPU, 0 free (GPU 0: room for 8.5 GiB)"
     world.run_ok("cancel", "1", "--grace", "0")
     assert world.wait_finished()[2]["outcome"] == "completed"
     assert world.output().count("EXCEEDS") == 1
@@ -202,7 +202,7 @@ def test_memory_and_load_of_foreign_processes_limit_placement(world: World) -> N
     with somebody(world, 22200, 0) as one:
         seen_on(world, 0, 22000)
         world.append("echo whole GPU, again", "[share=0.5] echo half")
-        told = f"GPU 0 foreign process {one.pid} uses 21.7 GiB"
+        told = f"GPU 0: foreign process {one.pid} uses 21.7 GiB"
         world.wait_until(lambda jobs: told in (jobs.get(3, {}).get("reason") or ""), "job 3 waits")
         assert told in world.jobs()[2]["reason"]
     world.wait_finished(2, 3)

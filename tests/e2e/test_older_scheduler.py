@@ -138,6 +138,6 @@ def test_torchrun_with_more_gpus_than_exist_waits_and_shows_why(world: World) ->
         lambda jobs: len(jobs) == 2 and all(job["infeasible"] for job in jobs.values()), "both infeasible"
     )
     assert [job["reason"] for _, job in sorted(world.jobs().items())] == [
-        "infeasible: needs 9 free GPUs, 4 managed",
-        "infeasible: needs 2 free GPUs, 1 allowed",
+        "infeasible: needs 9 free GPUs, but only 4 are managed",
+        "infeasible: needs 2 free GPUs, but only 1 is allowed",
     ]

@@ -155,7 +155,7 @@ def after_sweep(reader: Reader) -> None:
 
 def after_pause(reader: Reader) -> None:
     said = reader.said["python scheduler.py resume 3"]
-    assert re.search("GPU 3: paused.*needs 1 free GPU.*GPU 3 paused.*GPU 3: resumed", said, re.DOTALL)
+    assert re.search("GPU 3: paused.*needs 1 free GPU.*GPU 3: paused.*GPU 3: resumed", said, re.DOTALL)
     reader.world.wait_until(lambda jobs: jobs[7]["gpus"] == [3], "job 7 is on GPU 3")
     assert reader.world.end_scheduler() == 0
 

@@ -116,8 +116,8 @@ def _close_window(screens: ScreensCommand, session: str, sockets: Path) -> None:
     wait_for(lambda: screens.value(1, "state") == "closed", "the closed window")
     shown = screens.sessions()
     assert (shown[1]["command"], shown[2]["state"]) == (None, "detached")
-    assert "window closed, the job continues; `logs 1 -f` follows it" in screens.text()
-    warning = "WARNING job 1 continues without its Screen window, which was closed; `logs 1 -f` follows it"
+    assert "the window was closed, but the job continues; `logs 1 -f` follows its output" in screens.text()
+    warning = "WARNING job 1 continues although its Screen window was closed; `logs 1 -f` follows its output"
     wait_for(lambda: warning in screens.world.output(), "the warning")
     jobs = screens.world.jobs()
     assert [(jobs[n]["state"], jobs[n]["window_closed"]) for n in (1, 2)] == [
@@ -141,5 +141,6 @@ def test_screens_shows_that_no_job_has_a_session(screens: ScreensCommand) -> Non
     screens.world.start()
     wait_for(lambda: "1 running job" in screens.text(), "the job running")
     assert screens.text() == (
-        "No job runs in a Screen session.\n1 running job without a session; `logs JOB -f` follows one\n"
+        "No job runs in a Screen session.\n"
+        "1 running job without a session; `logs JOB -f` follows a job's output\n"
     )

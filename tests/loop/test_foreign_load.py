@@ -81,7 +81,7 @@ def test_active_foreign_process_delays_the_second_job_until_the_mean_load_falls(
         sample(rig, 95.0, (ours, GpuProcess(THEM, 3000, load_percent=85.0)))
         rig.tick()
     second = rig.add_job("sleep 60", share=500)
-    assert why_it_waits(rig).endswith(f"GPU 0 foreign process {THEM}, load 85 %")
+    assert why_it_waits(rig).endswith(f"(GPU 0: foreign process {THEM}, load 85 %)")
     sample(rig, 10.0, (ours, GpuProcess(THEM, 3000, load_percent=0.0)))
     rig.tick()
     assert loads(rig) == [85.0, 85.0, 0.0]
@@ -107,7 +107,7 @@ def test_load_during_a_job_does_not_count_as_foreign_load_after_its_end(rig: Rig
         sample(rig, 95.0, None, used=300)
         rig.tick()
     third = rig.add_job("true", share=500)
-    assert why_it_waits(rig).endswith("GPU 0 foreign load 95 %")
+    assert why_it_waits(rig).endswith("(GPU 0: foreign load 95 %)")
     assert rig.job(third).state == "queued"
 
 

@@ -214,11 +214,11 @@ def test_the_end_message_of_an_attempt_shows_outcome_reason_and_log(
         ),
         (
             Event(9, 0.0, "runner_killed", 3, None, {"attempt": 2}),
-            (WARNING, "job 3 did not end in time; killing the runner of attempt 2"),
+            (WARNING, "job 3 did not end in time; the runner of attempt 2 is killed"),
         ),
         (
             Event(9, 0.0, "infeasible", 3, reason=NEVER),
-            (WARNING, "job 3 waits, infeasible: needs 9 idle GPUs, 2 managed"),
+            (WARNING, "job 3 waits, infeasible: needs 9 idle GPUs, but only 2 are managed"),
         ),
         (Event(9, 0.0, "paused", data={"gpus": [2]}), (INFO, "GPU 2 paused")),
         (Event(9, 0.0, "resumed", data={"gpus": [2]}), (INFO, "GPU 2 resumed")),
@@ -228,7 +228,7 @@ def test_the_end_message_of_an_attempt_shows_outcome_reason_and_log(
         ),
         (
             Event(9, 0.0, "restored", 3, data={"attempt": 2}),
-            (INFO, "job 3 restored: attempt 2, from its folder"),
+            (INFO, "job 3 restored from the folder of attempt 2"),
         ),
         (Event(9, 0.0, "stopping", 3), (INFO, "job 3 is being stopped")),
         (Event(9, 0.0, "held", 3, "held by the user"), (INFO, "job 3 held: held by the user")),
@@ -340,7 +340,7 @@ def test_the_json_of_an_event_has_all_its_data_in_ascii() -> None:
         (Event(1, 0.0, "window_closed", 3, None, {"attempt": 1}), "attempt 1"),
         (
             Event(1, 0.0, "infeasible", 3, reason=NEVER),
-            "needs 9 idle GPUs, 2 managed",
+            "needs 9 idle GPUs, but only 2 are managed",
         ),
         (Event(1, 0.0, "infeasible", 3, WaitReason.from_json('{"kind": "new"}')), '{"kind": "new"}'),
         (

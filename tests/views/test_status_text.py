@@ -61,8 +61,8 @@ REPORT = StatusReport(
         job_view(5, "running", is_recorded=False, text="python t.py", gpus=(1,), started_at=NOW - 3),
         job_view(6, "queued", text="python big.py", reason=worded("needs 2 free GPUs, 1 free"), priority=200),
         job_view(
-            7, "queued", text="evil \x1b[2J", reason=worded("infeasible: needs 9 idle GPUs, 3 managed"),
-            infeasible=True,
+            7, "queued", text="evil \x1b[2J",
+            reason=worded("infeasible: needs 9 idle GPUs, but only 3 are managed"), infeasible=True,
         ),
         job_view(8, "held", text="echo held", reason=worded("held by the user"), name="later"),
         job_view(

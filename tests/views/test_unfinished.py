@@ -28,13 +28,13 @@ def test_names_each_line_and_job_with_its_reason() -> None:
         job(3, "held"),
         job(4, "held", worded("held by its line"), wait=WaitReason(WaitKind.HELD, "line")),
         job(5, "held", worded("the machine was switched off")),
-        job(6, reason=worded("infeasible: needs 9 GPUs, 4 managed")),
+        job(6, reason=worded("infeasible: needs 9 GPUs, but only 4 are managed")),
         job(7, reason=worded("GPU 0 paused")),
     ]
     assert unfinished_text([line], jobs) == (
-        "line 2 of jobs.txt is malformed: memory '20H'\\x1b is not MiB; job 2 waits for line 2;"
-        " job 3 is held; job 4 is held by its line; job 5 is held: the machine was switched off;"
-        " job 6 waits: infeasible: needs 9 GPUs, 4 managed; job 7 waits: GPU 0 paused"
+        "line 2 of jobs.txt is malformed: memory '20H'\\x1b is not MiB; job 2 waits until line 2 is"
+        " corrected; job 3 is held; job 4 is held by its line; job 5 is held: the machine was switched off;"
+        " job 6 waits: infeasible: needs 9 GPUs, but only 4 are managed; job 7 waits: GPU 0 paused"
     )
 
 
