@@ -1,4 +1,4 @@
-"""Finds the Python tracebacks in a log, including chained ones, exception groups and several ranks."""
+"""Finds the Python tracebacks in a log, even in chains, in exception groups and from several ranks."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _first_group_error(lines: Sequence[LogLine], index: int, depth: int) -> str:
 
 
 def _line_above(lines: Sequence[LogLine], header: int) -> str:
-    """Returns the nearest line of text in the three lines of the same process above a header; "" if none."""
+    """Returns the nearest nonblank line among the last three of the same process above a header, or ""."""
     above = (lines[index] for index in range(header - 1, -1, -1))
     own = (line.text.strip() for line in above if line.rank == lines[header].rank)
     return next(filter(None, islice(own, _MAX_LINES_ABOVE)), "")

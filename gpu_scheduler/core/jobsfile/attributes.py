@@ -82,7 +82,8 @@ _BLOCK_PIECE = re.compile(
 class AttributeBlock:
     """A parsed block.
 
-    values: by the field names of JobSpec, with paths as written; rest: the text after the block.
+    values: the attributes by the field names of JobSpec, with paths as written; rest: the text after the
+    block.
     """
 
     values: dict[str, Any]

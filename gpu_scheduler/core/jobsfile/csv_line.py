@@ -84,9 +84,10 @@ def first_field(text: str) -> str:
 
 
 def looks_like_csv(text: str) -> bool:
-    """Returns whether a line is meant as CSV, even if it is malformed. text: without attributes and comment.
+    """Returns whether a line is meant as CSV, even if it is malformed.
 
-    Digits and blanks in any script count: "١٢,a.py" is a mistake to report, not a command to run.
+    text: the line without its attributes and its comment. Digits and blanks in any script count: "١٢,a.py" is
+    a mistake to report, not a command to run.
     """
     text = text.strip()
     if _INTEGER_FIRST.match(text):

@@ -91,7 +91,7 @@ class Line:
         )
 
     def is_identical_to(self, other: Line, shift: int = 0) -> bool:
-        """Returns whether both lines have the same text and parse result, this one `shift` lines below."""
+        """Returns whether both lines have the same text and parse result and are `shift` lines apart."""
         return self.number == other.number + shift and (
             self is other
             or (

@@ -84,8 +84,8 @@ class AttemptStatus:
     that holds the claim. damage: the damage to the files that record the end, such as "the file claim was
     removed".
 
-    Only for an attempt without a claim: folder_complete: whether its folder contains everything that a runner
-    needs; command_began: whether its command has registered itself in the folder.
+    For an attempt without a claim, folder_complete means that its folder contains everything that a runner
+    needs, and command_began means that its command has registered itself in the folder.
     """
 
     claim: ClaimState = "none"

@@ -44,7 +44,7 @@ class EventKind(str, Enum):
 class EventDetails:
     """The details of an event. Its field names are the keys in the store and in JSON (docs/json.md).
 
-    GPUs are indices, memory is in MiB, shares are thousandths.
+    GPUs are given as indices, memory in MiB, and shares in thousandths.
     """
 
     def data(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Computes the charge of an attempt on one GPU, in thousandths and in MiB (docs/design.md, Accounting).
+"""Computes the share and the memory that an attempt takes up on one GPU (docs/design.md, Accounting).
 
 A declared quantity counts as declared. Memory that was not declared, or exceeds its declaration, counts at
 its observed peak plus the spike buffer, because the next sample may be higher.
@@ -50,7 +50,7 @@ def with_spike_buffer(peak_mib: int, spike_buffer: float) -> int:
 
 
 def allocated_mib(allocation: Allocation, total_mib: int, spike_buffer: float) -> int:
-    """Returns the memory that an allocation counts as, in MiB."""
+    """Returns the memory that an allocation takes up, in MiB."""
     if allocation.whole or (allocation.vram is None and not allocation.share):
         return total_mib
     peak = allocation.peak_mib or 0
@@ -60,7 +60,7 @@ def allocated_mib(allocation: Allocation, total_mib: int, spike_buffer: float) -
 
 
 def allocated_share(allocation: Allocation, total_mib: int | None, spike_buffer: float) -> int:
-    """Returns the share that an allocation counts as, in thousandths.
+    """Returns the share that an allocation takes up, in thousandths.
 
     total_mib: the size of the GPU; if it is None (unknown), declared memory counts as the whole GPU.
     """

@@ -11,7 +11,7 @@ from gpu_scheduler.core.scheduling.facts import Facts
 
 
 def misplaced_processes(facts: Facts) -> list[RecordMisplacedProcess]:
-    """Returns misplaced processes of open attempts: per attempt and GPU, the one that uses most memory."""
+    """Returns misplaced processes of open attempts: per attempt and GPU, the one with the most memory."""
     running = {attempt.attempt_id: attempt for attempt in facts.attempts if attempt.state.is_open}
     found: dict[tuple[int, str], RecordMisplacedProcess] = {}
     for gpu in (*facts.gpus, *facts.unmanaged_gpus) if running else ():
