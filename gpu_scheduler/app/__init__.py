@@ -1,4 +1,4 @@
-"""The use cases: functions that every front end calls, such as the command line.
+"""The use cases: the functions that front ends, such as the command line, call.
 
     status.status, status.empty_status        the GPUs and jobs
     job_detail.job_detail                     everything known about one job
@@ -12,7 +12,7 @@
     gpu_requests.pause, resume
     stop.stop, calibrate.calibrate, doctor.doctor
 
-A function takes a `Location` and typed arguments and returns frozen values, whose texts hold no secrets
+A function takes a `Location` and typed arguments and returns frozen values, whose texts contain no secrets
 (`masking`) and whose fields can be sent as JSON. It raises the errors of `gpu_scheduler.errors`. No function
 parses a command line, reads standard streams or prints.
 """

@@ -49,7 +49,7 @@ class NewLine:
 
 @dataclass(frozen=True)
 class AddedLine:
-    """A line that was appended or could be. warnings: reasons why its job may not run as intended."""
+    """A line that was appended, or that could be. warnings: why its job may not run as intended."""
 
     line: str
     warnings: tuple[LineNote, ...]
@@ -174,7 +174,7 @@ def _warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[LineNote]:
 def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
     """Returns the environments that conda lists; None if conda fails.
 
-    Asking conda takes a second, so this function does not ask if the environment is in its usual place.
+    Asking conda takes a second. This is not necessary if the environment is in its usual place.
     """
     if name == "base" or (Path(conda_sh).parents[2] / "envs" / name).is_dir():
         return [name]
@@ -236,7 +236,7 @@ def append_line(path: str, line: str) -> None:
 
 
 def _open_locked(path: str) -> int:
-    """Opens and locks the file that is currently at `path`, against other `add` commands; returns its fd."""
+    """Opens the file at `path` and locks it against other `add` commands; returns its descriptor."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:

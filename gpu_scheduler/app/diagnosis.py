@@ -1,6 +1,6 @@
 """Collects the facts that explain why a job does not start, or why it failed.
 
-It works without a running scheduler and changes nothing.
+This works without a running scheduler and changes nothing.
 """
 
 from __future__ import annotations

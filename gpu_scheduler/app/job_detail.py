@@ -1,4 +1,4 @@
-"""Collects everything known about one job. It changes nothing and opens no log."""
+"""Collects everything known about one job. This changes nothing and opens no log."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _shown_spec(text: str) -> str:
         env = json.loads(text).get("env", ()) if '"env": ' in text else ()
         if hide_secrets(env) == dict(env):
             return text
-    # This import is here because few jobs need it.
+    # Few jobs need this module, so it is imported only here.
     from gpu_scheduler.core.model.job_spec import JobSpec
 
     shown: JobSpec = _shown(JobSpec.from_json(text))

@@ -129,13 +129,13 @@ def _request_stop_and_wait(store: Store, pid: int, args: Mapping[str, Any], limi
     try:
         while scheduler_pid_of(store) == pid:
             if time.monotonic() >= end:
-                how = f"`kill {pid}` also ends it" if pid else "end it in its container"
+                how = f"end it with `kill {pid}`" if pid else "end it in its container"
                 raise SchedulerError(
                     f"the scheduler ({pid_text(pid)}) has not ended within {limit_s:g} s\n"
                     f"{how}; running jobs continue"
                 )
-            # A starting scheduler ignores existing stop requests, which were meant for an earlier scheduler,
-            # and with --fresh it deletes all requests. Repeat the request as long as that scheduler runs.
+            # A starting scheduler answers existing stop requests without ending, because they were meant for
+            # an earlier scheduler. With --fresh, it deletes all requests. A request that is gone is repeated.
             if all(request.request_id != made for request in open_requests(store)):
                 made = add_request(store, "stop", **args)
                 store.data_dir.ring_doorbell()

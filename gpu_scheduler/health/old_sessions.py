@@ -18,7 +18,10 @@ from gpu_scheduler.system.procfs import Proc
 _SESSION_NAME = re.compile(r"gpujob_(?P<gpus>[^_]*)_.*")
 #: Why the first start is refused while jobs of the older scheduler are running, and the remedy.
 REFUSAL = "jobs of the older scheduler are running in Screen; their lines would run a second time here"
-REMEDY = "start after they have ended, or remove their lines from jobs.txt and add --ignore-old-sessions"
+REMEDY = (
+    "start the scheduler when they have ended, or remove their lines from jobs.txt and add"
+    " --ignore-old-sessions"
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class OldSession:
 
 
 def old_sessions(proc: Proc | None = None) -> list[OldSession]:
-    """Returns this user's sessions named `gpujob_*` in which commands run, none with this program's token."""
+    """Returns this user's `gpujob_*` sessions in which commands run but no process has our token."""
     proc = Proc() if proc is None else proc
     found = {}
     for process in proc.processes():
@@ -68,7 +71,7 @@ def _session_name(words: Sequence[str]) -> re.Match[str] | None:
 
 
 def _runs_without_token(proc: Proc, children: Sequence[int], words: Sequence[str]) -> bool:
-    """Returns whether a session's children run commands, and none of them carries this program's token.
+    """Returns whether a session's children run commands, and none of them has our token.
 
     words: the command line of the session process.
     """

@@ -76,7 +76,7 @@ def _log_folder_issues(log_folder: LogFolder) -> Iterator[HealthIssue]:
         why = log_folder.problem_with(path)
         if why is None:
             break
-        instead = f"job logs go to {usable}; {remedy}" if usable is not None else remedy
+        instead = f"{remedy}; until then, job logs go to {usable}" if usable is not None else remedy
         yield HealthIssue(HealthSubject.LOG_FOLDER, str(path), why, instead, blocks_starts=usable is None)
     if usable is not None:
         issue = _folder_issue(HealthSubject.LOG_FOLDER, usable)

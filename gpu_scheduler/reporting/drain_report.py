@@ -42,7 +42,7 @@ class DrainReport:
         malformed = [line for line in malformed_lines(self._store) if line.path == self._jobs_file]
         left = unfinished_text(malformed, [job for job in jobs if job.record.state is not JobState.FINISHED])
         if left:
-            log.warning("left: %s", left)
+            log.warning("unfinished: %s", left)
         code = drained_exit_code(map(_exit_code_of, jobs), has_malformed_line=bool(malformed))
         done = sum(job.record.outcome is Outcome.COMPLETED for job in jobs)
         if not self._finished and code:

@@ -90,12 +90,12 @@ def _model_lines(view: CalibrationView) -> list[str]:
         return early or [f"{safe_text(view.path)} needs no changes."]
     if not view.written:
         head = (
-            f'Suggested for "models" in {safe_text(view.path)}'
+            f'Suggested entries for "models" in {safe_text(view.path)}'
             " (`calibrate --write` changes the file and keeps a backup):"
         )
         return [head, *_entry_lines(view.entries), _OLDER_SCHEDULER_NOTE, *(["", *early] if early else [])]
     now = {one.workload_class.llm: one.current_entry for one in view.suggestions}
-    lines = [f"Changed in {safe_text(view.path)}; a running scheduler reloads the file:"]
+    lines = [f"Changed entries in {safe_text(view.path)} (a running scheduler reloads the file):"]
     for name, entry in view.entries.items():
         before = "nothing" if now.get(name) is None else safe_text(_json(now[name]))
         lines.append(f"  {safe_text(_json(name))}: {before} -> {_json(entry)}")

@@ -76,7 +76,7 @@ class EventMessage:
 
 
 def dated_line(event: Event, tolerance: float = 0.10) -> str:
-    """Returns the log line of an event with the event's date and time in front."""
+    """Returns the log line of an event, preceded by the date and time of the event."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
     return f"{at}  {message_of(event, tolerance).full_text}"
 
@@ -98,7 +98,7 @@ def iso_time(at: float) -> str:
 
 
 def detail(event: Event) -> str | None:
-    """Returns what an event says besides its kind, for the history of one job; None if it says no more."""
+    """Returns the details of an event for the history of its job; None if its kind says everything."""
     details = event.details
     if isinstance(details, Overuse):
         return _overuse_text(details)
@@ -149,7 +149,7 @@ def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None)
 
 
 def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage | None:
-    """Returns the message by the text in `_TEXTS`; None if it has none or the event lacks a value for it."""
+    """Returns a message with the text in `_TEXTS`; None without a text or without all of its values."""
     if event.kind not in _TEXTS:
         return None
     level, text = _TEXTS[event.kind]
@@ -196,7 +196,7 @@ def _allocation_text(started: AttemptStarted) -> str:
 
 
 def _overuse_warning(overuse: Overuse) -> str:
-    """Returns the warning about overuse without its consequence, in MiB even for a declared share."""
+    """Returns the warning about overuse, without its consequence. Gives a declared share also in MiB."""
     head = "EXCEEDS declared"
     if overuse.share is None:
         return f"{head} VRAM on {_overuse_text(overuse)}"

@@ -19,10 +19,7 @@ _MAX_NEARBY = 5
 
 
 def scheduler(pid: int | None, *, is_waiting: bool) -> Finding:
-    """Returns the finding about the scheduler, which is bad if a job that waits cannot start.
-
-    is_waiting: whether the job waits.
-    """
+    """Returns the finding about the scheduler. It is bad if the job waits and no scheduler is running."""
     if pid is None and not is_waiting:
         return ok(Check.SCHEDULER, "not running")
     if pid is None:

@@ -88,7 +88,7 @@ def queued_rows(jobs: Iterable[JobView], now: float) -> list[TableRow]:
 
 def detail_lines(job: JobView) -> list[str]:
     """Returns lines with the details of a job: memory, session, window, log, warnings."""
-    closed = f"closed; `logs {job.record.id} -f` follows the job" if job.window_closed else None
+    closed = f"closed; `logs {job.record.id} -f` follows its output" if job.window_closed else None
     details = [
         ("memory", memory_text(job.peaks, job.vram_declared)),
         ("session", job.session),

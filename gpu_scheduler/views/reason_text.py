@@ -39,7 +39,7 @@ _PLAIN = {
     ReasonKind.RELEASED_BY_LINE: "its line no longer holds it",
     ReasonKind.RETRIED_BY_USER: "retried",
 }
-#: What `retry` does to a held job, for the reasons where it does not run the job a second time.
+#: What `retry` does to a held job that has not run in this store. For all other jobs, it "runs it again".
 _RETRIED = {ReasonKind.IN_ORIGINAL_STORE: "runs it here", ReasonKind.STORE_LOST: "runs it"}
 
 

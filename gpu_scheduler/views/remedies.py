@@ -50,7 +50,7 @@ def failure_remedy(kind: FailureKind | None) -> str | None:
 def oom_remedy(case: OomCase) -> str:
     """Returns the remedy for a job that ran out of GPU memory.
 
-    The remedy is to request more memory only if a GPU can provide more than the job had.
+    Advises requesting more memory only if the GPUs that the job had can provide more.
     """
     if not (case.had_gpus_alone or case.at_limit):
         return (

@@ -99,7 +99,7 @@ def _table_row(job: JobView, now: float, *, verbose: bool) -> TableRow:
 
 
 def _allot(lists: list[CappedList], rows: int | None, head: int) -> tuple[list[int], bool]:
-    """Returns the number of lines for each list, and whether the header has no blank line below it."""
+    """Returns the number of lines for each list, and whether to omit the blank line after the header."""
     wanted = [each.line_count for each in lists]
     if rows is None:
         return wanted, False
@@ -183,7 +183,7 @@ def _summary_cells(report: StatusReport) -> Iterator[Cell]:
 
 
 def _scheduler_lines(report: StatusReport) -> Iterator[StyledLine]:
-    """Yields a line that says that no scheduler is running, unless one is."""
+    """If no scheduler is running, yields a line that says so."""
     if report.pid is None:
         sampled = [gpu.record.sampled_at for gpu in report.gpus if gpu.record.sampled_at is not None]
         stale = f"; GPU values as of {format_age(max(sampled), report.now)}" if sampled else ""

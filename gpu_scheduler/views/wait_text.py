@@ -38,7 +38,7 @@ def wait_text(reason: WaitReason) -> str:
     if reason.kind is WaitKind.GPUS_UNREADABLE:
         return f"the GPUs cannot be read: {reason.cause}"
     if reason.kind is WaitKind.RELAUNCHED:
-        return f"launched {reason.launches} times, not started yet"
+        return f"launched {reason.launches} times but not started yet"
     if reason.kind is WaitKind.REQUEST:
         return f"{reason.cause} requested; waiting for the scheduler"
     return _FIXED_TEXTS.get(reason.kind, reason.cause)
@@ -121,5 +121,5 @@ def _line_wait_text(reason: WaitReason, source: str, due_in_s: float | None) -> 
     if reason.kind is WaitKind.LINE_REMOVED:
         when = "the job is cancelled" if left is None else f"the job is cancelled in {left} s"
         return f"line removed from {file}; {when} unless the line is restored"
-    when = "and has not been read yet" if left is None else f"and takes effect in {left} s"
-    return f"line {reason.line_number} of {file} was changed {when}"
+    when = "the scheduler has not read it yet" if left is None else f"the change takes effect in {left} s"
+    return f"line {reason.line_number} of {file} was changed; {when}"

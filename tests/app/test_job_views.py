@@ -91,13 +91,13 @@ def view_as(recorded: str, status: AttemptStatus, failure_context: FailureContex
             {"line_wait": WaitReason(WaitKind.LINE_CHANGED, line_number=4, due_at=NOW.boot + 1.5)},
             None,
             {},
-            "line 4 of jobs.txt was changed and takes effect in 2 s",
+            "line 4 of jobs.txt was changed; the change takes effect in 2 s",
         ),
         (
             {"line_wait": WaitReason(WaitKind.LINE_CHANGED, line_number=4, due_at=NOW.boot - 1.5)},
             None,
             {},
-            "line 4 of jobs.txt was changed and has not been read yet",
+            "line 4 of jobs.txt was changed; the scheduler has not read it yet",
         ),
         (
             {"reason": worded("try 2 of 5 in 5 s"), "line_wait": WaitReason(WaitKind.LINE_REMOVED)},
@@ -144,7 +144,7 @@ def test_shows_why_a_job_waits(
             " space; the scheduler keeps trying",
         ),
         (1, None),
-        (2, "launched 2 times, not started yet"),
+        (2, "launched 2 times but not started yet"),
     ],
 )
 def test_shows_why_a_starting_job_is_delayed(launches: int, reason: str | None) -> None:

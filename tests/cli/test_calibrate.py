@@ -70,8 +70,8 @@ def test_calibrate_compares_each_workload_class_and_changes_nothing(desk: Desk, 
     assert rows["big.py"][-2:] == ["-", "[vram=3328 gpus=2]"]
     assert rows["good.py"][-2:] == ["4096", "within ±10%"]
     assert (
-        f'Suggested for "models" in {config} (`calibrate --write` changes the file and keeps a backup):\n'
-        in out
+        f'Suggested entries for "models" in {config} (`calibrate --write` changes the file and'
+        " keeps a backup):\n" in out
     )
     assert '\n  "qwen": {"vram": 9152}\n' in out
     assert "\n  [vram=3328 gpus=2] big.py\n" in out

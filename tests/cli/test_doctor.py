@@ -83,6 +83,6 @@ def test_doctor_shows_progress_only_on_a_terminal(desk: Desk, monkeypatch: pytes
     monkeypatch.setattr("gpu_scheduler.health.doctor.gpus.probe", lambda *asked: iter(()))
     options = StartOptions(jobs_file="", simulate="1")
     assert list(run_checks(desk.data_dir, options, said.append))
-    assert said == ["running conda", "reading the GPUs, at most 5 s"]
+    assert said == ["running conda", "reading the GPUs (at most 5 s)"]
     findings(monkeypatch, ok(Check.USER, "fine"))
     assert desk.run("doctor")[2] == ""

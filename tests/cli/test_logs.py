@@ -415,7 +415,7 @@ def test_attach_and_status_report_a_closed_window(
     )
     assert "echo hello  window closed\n" in desk.run("status")[1]
     text = desk.run("status", "-v")[1]
-    assert f"window closed; `logs {job} -f` follows the job\n" in text
+    assert f"window closed; `logs {job} -f` follows its output\n" in text
     assert session not in text
     [shown] = json.loads(desk.run("status", "--json")[1])["jobs"]
     assert (shown["state"], shown["session"], shown["window_closed"]) == ("running", None, True)

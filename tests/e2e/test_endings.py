@@ -45,9 +45,9 @@ def test_a_drain_reports_its_exit_code_and_unfinished_jobs(world: World, line: s
     world.append("[share=1] true", line)
     assert drained(world) == code
     left = {
-        "[gpus=9] true": "left: job 2 waits: infeasible: needs 9 idle GPUs, but only 4 are managed",
-        "[hold] true": "left: job 2 is held by its line",
-        "bad &": "left: line 2 of jobs.txt is malformed: it ends in `&`: ",
+        "[gpus=9] true": "unfinished: job 2 waits: infeasible: needs 9 idle GPUs, but only 4 are managed",
+        "[hold] true": "unfinished: job 2 is held by its line",
+        "bad &": "unfinished: line 2 of jobs.txt is malformed: it ends in `&`: ",
     }
     assert left.get(line, "drained: ") in world.output()
 
@@ -86,7 +86,7 @@ def test_a_drain_ends_when_a_line_becomes_malformed_while_its_job_runs(world: Wo
     jobs = world.jobs()
     assert [jobs[n]["state"] for n in (1, 2, 3, 4)] == ["finished", "queued", "finished", "held"]
     assert jobs[3]["reason"] == "line removed"
-    assert "left: line 2 of jobs.txt is malformed: vram: memory '20H' is not valid" in world.output()
+    assert "unfinished: line 2 of jobs.txt is malformed: vram: memory '20H' is not valid" in world.output()
     assert "17.5GiB; job 2 waits until line 2 is corrected; job 4 is held by its line\n" in world.output()
     assert not (world.folder / "ran").exists()
 

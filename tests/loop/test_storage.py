@@ -228,7 +228,8 @@ def test_falls_back_to_a_log_folder_named_after_the_user(
     plant(tmp_path / "logs")
     [issue] = find_issues(home, logs)
     assert str(issue).startswith(
-        f"log folder {tmp_path}/logs {problem}: job logs go to {tmp_path}/logs_ada; remove it"
+        f"log folder {tmp_path}/logs {problem}: remove it, or name a folder that you own with --log-dir;"
+        f" until then, job logs go to {tmp_path}/logs_ada"
     )
     assert not issue.blocks_starts
     assert logs.create() == tmp_path / "logs_ada"

@@ -14,7 +14,7 @@ def list_environments(conda_sh: str) -> ProgramResult:
 
 
 def parse_environments(text: str) -> list[str]:
-    """Returns the environments in the output of `conda env list`: their names or, without a name, folders."""
+    """Returns the environments in the output of `conda env list`: names, or the folders of unnamed ones."""
     rows = (line.split() for line in text.splitlines())
     return [words[0] for words in rows if words and not words[0].startswith("#")]
 

@@ -37,7 +37,7 @@ from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
 _LOW_SPACE_BYTES = 256 * 1024 * 1024
 #: `doctor` warns if the newest backup is older than this many seconds.
 _MAX_BACKUP_AGE_S = 2 * 86_400
-_RESTORE_REMEDY = "stop its scheduler, then run `start --restore` to continue from the newest backup"
+_RESTORE_REMEDY = "stop the scheduler, then run `start --restore` to continue from the newest backup"
 #: Maximum number of seconds for the integrity check of the database.
 _CHECK_TIMEOUT_S = 20.0
 
@@ -150,7 +150,10 @@ def _integrity(path: Path) -> Finding:
 
 
 def gpu_kind(data_dir: DataDir, simulated: bool) -> Iterator[Finding]:
-    """Yields a finding if `start` would be refused because the store's jobs ran on the other kind of GPUs."""
+    """Yields a finding if `start` is refused because the store has jobs of the other kind of GPUs.
+
+    simulated: whether `start` would simulate the GPUs.
+    """
     found = recorded_gpus(data_dir.database) if data_dir.other_host() is None else None
     if found is not None and found.conflicts_with(simulated):
         yield warn(Check.KIND_OF_GPUS, *found.refusal(data_dir.folder))

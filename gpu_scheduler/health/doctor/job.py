@@ -50,7 +50,7 @@ def _conda(name: str, conda_sh: str) -> Finding:
     return bad(
         Check.ENVIRONMENT,
         f"conda environment {name} does not exist; environments: {', '.join(known) or 'none'}",
-        f"conda create -n {shlex.quote(name)}, or correct the line",
+        f"create it (conda create -n {shlex.quote(name)}), or correct the line",
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks kernel limits that many jobs can reach, and the clock."""
+"""Checks the clock, and kernel limits that a large number of jobs can reach."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_AHEAD_S = 60.0
 
 
 def inotify(limits: Path = Path("/proc/sys/fs/inotify")) -> Finding:
-    """Returns the finding about inotify: whether an instance is available, and its maximum of watches."""
+    """Returns the finding about inotify: whether it is available, and how many watches are allowed."""
     from inotify_simple import INotify
 
     instances, watches = (_read_number(limits / f"max_user_{name}") for name in ("instances", "watches"))

@@ -30,7 +30,7 @@ def python() -> Finding:
     found = ".".join(map(str, sys.version_info[:3]))
     if not sys.executable:
         remedy = "run the program with a Python interpreter whose path can be determined"
-        return bad(Check.PYTHON, f"{found}, whose path is unknown", remedy)
+        return bad(Check.PYTHON, f"{found}, but the path of the interpreter is unknown", remedy)
     return ok(Check.PYTHON, f"{found}, {sys.executable}")
 
 
