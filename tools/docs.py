@@ -38,14 +38,14 @@ ATTEMPT_STATES = {
     AttemptState.CLOSED: "is over: the memory of its GPUs is free, or 60 s have passed since their release",
 }
 OUTCOMES = {
-    Outcome.COMPLETED: "its command exited with code 0, which the process that waited for it recorded",
+    Outcome.COMPLETED: "its command exited with code 0, and its runner recorded this",
     Outcome.FAILED: "its command exited with another code, was ended by a signal, or could not be started",
     Outcome.TIMED_OUT: "it reached its time limit and was stopped",
     Outcome.CANCELLED: "the user stopped it or removed it from the queue",
     Outcome.PREEMPTED: "it was stopped to make room for another job; the job is held",
     Outcome.INTERRUPTED: "its runner died without a result, or the machine went down; the job is held",
     Outcome.NOT_STARTED: "the launch failed before the command began; it is retried a few times",
-    Outcome.ENDED: "it was an adopted process, which is gone; its exit code cannot be known",
+    Outcome.ENDED: "it was an adopted process, which has ended; its exit code cannot be known",
     Outcome.SKIPPED: "it never started, because a job that it depends on failed",
 }
 
@@ -135,10 +135,10 @@ def states() -> str:
             "# States and outcomes",
             "",
             _generated_note(
-                "the tables in `gpu_scheduler/core/model/states.py`, which alone define the states"
+                "the tables in `gpu_scheduler/core/model/states.py`, the only definition of the states"
             ),
             "",
-            "A job is in one of six states. Its outcome says how it ended and is separate from its state.",
+            "A job is in one of six states. Its outcome shows how it ended and is separate from its state.",
             "",
             *_diagram(_FIRST_JOB_STATES, TRANSITIONS),
             "",
