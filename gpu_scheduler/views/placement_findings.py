@@ -31,8 +31,9 @@ def placement(
             )
             return bad(Check.PLACING, wait_text(answer), remedy)
         return warn(Check.PLACING, wait_text(answer), "")
-    chosen = ", ".join(str(view.index) for view in views if view.uuid in answer)
-    return ok(Check.PLACING, f"the job would start on GPU {chosen} now")
+    chosen = [str(view.index) for view in views if view.uuid in answer]
+    gpus = f"GPU{'' if len(chosen) == 1 else 's'} {', '.join(chosen)}"
+    return ok(Check.PLACING, f"the job would start on {gpus} now")
 
 
 def gpu(

@@ -130,12 +130,12 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
 
 def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
     job = diagnosis.job
-    gpus = ", ".join(map(str, job.gpus))
+    gpus = f"GPU{'' if len(job.gpus) == 1 else 's'} {', '.join(map(str, job.gpus))}"
     since = "" if job.started_at is None else f", started {format_age(job.started_at, diagnosis.now)}"
     follow = f"`logs {job.record.id} -f` follows its output"
     if job.session:
         follow = f"`attach {job.record.id}` opens its session, {follow}"
-    yield ok(Check.RUNS, f"on GPU {gpus}{since}; {follow}")
+    yield ok(Check.RUNS, f"on {gpus}{since}; {follow}")
     memory = memory_text(job.peaks, job.vram_declared)
     if memory:
         yield ok(Check.MEMORY, f"peak so far {memory}")
