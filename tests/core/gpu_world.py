@@ -1,4 +1,4 @@
-"""Builders of facts about GPUs and the attempts on them, for tests."""
+"""Functions that build facts about GPUs and the attempts on them, for tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def gpu(
 ) -> Gpu:
     """Returns a 24 GiB GPU whose recorded sample is 1 s old.
 
-    If `used` is None, the GPU uses the sum of its processes' memory.
+    If `used` is None, the used memory is the sum of the processes' memory.
     """
     if used is None and processes is not None:
         used = sum(process.used_mib or 0 for process in processes)
@@ -41,7 +41,7 @@ def gpu(
 
 
 def running(attempt_id: int = 9, *uuids: str, **values: object) -> Attempt:
-    """Returns an attempt that runs on these GPUs, by default on U0. Its newest sample is recorded.
+    """Returns an attempt that runs on these GPUs, by default on U0. Its newest sample is already recorded.
 
     Its share or vram counts as declared unless `budgets` are given.
     """
@@ -69,7 +69,7 @@ def facts(*gpus: Gpu, attempts: tuple[Attempt, ...] = (), **values: object) -> F
 
 
 def round_of(gpus: int, *groups: PendingGroup, **values: object) -> Facts:
-    """Returns the facts of a round with this many idle GPUs and these waiting jobs."""
+    """Returns the facts of a round with `gpus` idle GPUs and these waiting jobs."""
     base = facts(*map(gpu, range(gpus)), pending_groups=groups)
     return replace(base, **values)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""An in-memory jobs file, clock and job table, to test how edits affect jobs."""
+"""An in-memory jobs file, clock and job table for tests of how edits affect jobs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Job:
 
 
 class JobsFileWorld:
-    """Applies the decisions of the debounce and the file diff, as the loop does."""
+    """A jobs file whose debounce and diff decisions are applied to jobs, as the loop does."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -80,7 +80,7 @@ class JobsFileWorld:
             self.now = self.next_check
             self.check()
         self.now = end
-        # The watcher also checks regularly, every --monitor-interval.
+        # The real watcher also checks the file every --monitor-interval seconds.
         self.check()
 
     def check(self) -> None:
@@ -127,7 +127,7 @@ class JobsFileWorld:
             self.jobs[job_id].position = place
 
     def apply_action(self, action: DiffAction) -> None:
-        """Applies an action to an existing job."""
+        """Applies an action of the diff to an existing job."""
         if isinstance(action, LineRemoved):
             self.end(action.job_id, Outcome.CANCELLED)
         elif isinstance(action, CancelRunning):
@@ -170,7 +170,7 @@ class JobsFileWorld:
         return {i: JobFact(i, job.state, job.outcome, job.held_by) for i, job in self.jobs.items()}
 
     def newest(self) -> dict[str, JobFact]:
-        """Returns the newest job with each identity."""
+        """Returns the newest job of each identity."""
         return {self.jobs[i].spec.identity: fact for i, fact in sorted(self.facts().items())}
 
     def states(self) -> dict[int, str]:
@@ -178,6 +178,6 @@ class JobsFileWorld:
         return {i: str(job.outcome or job.state) for i, job in self.jobs.items()}
 
     def queue(self) -> list[str]:
-        """Returns the texts of the queued jobs in queue order."""
+        """Returns the texts of the queued jobs, in queue order."""
         queued = [job for job in self.jobs.values() if job.state is JobState.QUEUED]
         return [job.spec.text for job in sorted(queued, key=lambda job: job.position)]

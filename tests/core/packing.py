@@ -80,7 +80,7 @@ class Scene:
 
 @dataclass
 class Running:
-    """A started job, with the tick of its start."""
+    """A running job and the tick in which it started."""
 
     job: JobPlan
     attempt: Attempt
@@ -89,7 +89,7 @@ class Running:
 
 @dataclass
 class Machine:
-    """Plays a scene. Keeps the actual state of the machine, its samples, and the stored values."""
+    """Plays a scene. Keeps the machine's actual state, its samples, and the values that the scheduler stores."""
 
     scene: Scene
     settings: Settings = field(default_factory=Settings)
@@ -157,7 +157,8 @@ class Machine:
             for n, foreign_plan in enumerate(self.scene.foreign_processes):
                 use = foreign_plan.use(self.tick)
                 if foreign_plan.gpu == index and use is not None:
-                    # The first foreign process causes all of the load. The load of a display does not count.
+                    # The first foreign process causes all of the load. The load of a process that only drives
+                    # a display does not count.
                     makes = 97.0 if foreign_plan.graphics else 0.0 if foreign else load
                     foreign = foreign or not foreign_plan.graphics
                     processes.append(GpuProcess(100 + n, use, foreign_plan.graphics, makes))
@@ -282,7 +283,7 @@ class Machine:
         return (1000 if attempt.whole else min(1000, ask.share)) * self.scene.totals[index] // 1000
 
     def budget(self, attempt: Attempt | act.Start, index: int) -> int:
-        """Returns the MiB that an allocation counts for.
+        """Returns how many MiB an allocation counts as.
 
         Computes them from the samples by the rules in docs/design.md, Accounting.
         """

@@ -19,14 +19,14 @@ TOTAL, SPIKE = 24_000, 0.10
 @pytest.mark.parametrize(
     ("booking", "share", "memory"),
     [
-        # A declared share is fixed; its memory grows with the observed peak.
+        # A declared share stays fixed, but the memory that it stands for grows with the observed peak.
         (Allocation(500), 500, 12_000),
         (Allocation(500, peak_mib=10_000), 500, 12_000),
         (Allocation(500, peak_mib=10_909), 500, 12_000),
         (Allocation(500, peak_mib=11_000), 500, 12_100),
         (Allocation(500, peak_mib=20_000), 500, 22_000),
         (Allocation(333), 333, 7992),
-        # Declared memory counts as declared. Once it is exceeded, the buffered peak counts.
+        # Declared memory counts as declared until the job exceeds it. From then on, the buffered peak counts.
         (Allocation(vram=6000), 250, 6000),
         (Allocation(vram=6000, peak_mib=5999), 250, 6000),
         (Allocation(vram=6000, peak_mib=6000), 250, 6000),
@@ -35,11 +35,11 @@ TOTAL, SPIKE = 24_000, 0.10
         (Allocation(vram=1), 1, 1),
         (Allocation(vram=24_000), 1000, 24_000),
         (Allocation(vram=20_000, peak_mib=23_000), 1000, 25_300),
-        # With both, the share counts as declared, and the memory counts like declared memory.
+        # If a job declares both, the share counts as declared, and the memory as if declared alone.
         (Allocation(200, vram=6000), 200, 6000),
         (Allocation(200, vram=6000, peak_mib=9000), 200, 9900),
         (Allocation(900, vram=1000), 900, 1000),
-        # A job that runs alone, is exclusive or declares nothing takes up the whole GPU.
+        # A job that is alone, exclusive or without a declaration takes up the whole GPU.
         (Allocation(1000, whole=True), 1000, 24_000),
         (Allocation(vram=6000, whole=True), 1000, 24_000),
         (Allocation(500, vram=6000, whole=True, peak_mib=100), 1000, 24_000),
@@ -63,7 +63,7 @@ def test_computes_the_share_and_memory_of_an_allocation(booking: Allocation, sha
         (Allocation(), 1000),
     ],
 )
-def test_declared_memory_fills_a_gpu_of_unknown_size(
+def test_declared_memory_takes_up_a_whole_gpu_of_unknown_size(
     booking: Allocation, share: int, total: int | None
 ) -> None:
     assert allocated_share(booking, total, SPIKE) == share
@@ -73,7 +73,9 @@ def test_declared_memory_fills_a_gpu_of_unknown_size(
     ("peak", "spike", "held"),
     [(10_000, 0.1, 11_000), (10_001, 0.1, 11_002), (60, 0.1, 66), (0, 0.1, 0), (9, 0.0, 9), (7, 0.5, 11)],
 )
-def test_the_spike_buffer_is_computed_exactly_and_rounded_up(peak: int, spike: float, held: int) -> None:
+def test_a_peak_plus_spike_buffer_is_computed_exactly_and_rounded_up(
+    peak: int, spike: float, held: int
+) -> None:
     assert with_spike_buffer(peak, spike) == held
 
 
@@ -88,7 +90,7 @@ BOOKINGS = st.builds(
 
 @settings(deadline=None)
 @given(BOOKINGS, st.integers(1, 100_000), st.sampled_from([0.0, 0.1, 0.5]))
-def test_an_allocation_never_counts_less_than_declared_and_grows_with_its_peak(
+def test_an_allocation_counts_at_least_its_declaration_and_grows_with_its_peak(
     booking: Allocation, total: int, spike: float
 ) -> None:
     seen_more = Allocation(booking.share, booking.vram, booking.whole, (booking.peak_mib or 0) + 100)

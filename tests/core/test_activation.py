@@ -1,4 +1,4 @@
-"""The environment of a job if the scheduler was started inside an active environment.
+"""A job's environment if the scheduler was started inside an active venv or conda environment.
 
 These tests use real bash, and a fake conda that follows the rules of the real one.
 """
@@ -25,7 +25,7 @@ ENV = JobSpec("command", "env", "/", command="env -0")
 
 @dataclass(frozen=True)
 class Installation:
-    """A conda installation. Provides shells in which its environments were activated one after the other."""
+    """A conda installation that provides shells in which its environments were activated in turn."""
 
     root: Path
 
@@ -45,14 +45,14 @@ class Installation:
         return parse_variables(done.stdout)
 
     def job(self, spec: JobSpec, base: Mapping[str, str]) -> tuple[int, str, str, str]:
-        """Runs a job of a scheduler whose variables are `base`.
+        """Runs a job under a scheduler with the variables `base`.
 
-        Returns exit code, output, errors and launch report.
+        Returns the job's exit code, output, errors and launch report.
         """
         return run_command(build_command(spec, (0,), base, TOKEN, 7, 1, str(FAKE_CONDA), "physical"))
 
     def variables(self, spec: JobSpec | str, base: Mapping[str, str]) -> dict[str, str]:
-        """Returns the variables of a job, without those that the scheduler sets for every job.
+        """Returns a job's variables, without those that the scheduler sets for every job.
 
         If `spec` is a string, the job is a command in the conda environment of that name.
         """
@@ -67,7 +67,7 @@ def env_job(**values: Any) -> JobSpec:
 
 
 def make_venv(folder: Path, text: str = "") -> Path:
-    """Creates a folder whose `activate` changes variables as a virtual environment's does."""
+    """Creates a folder with an `activate` script that sets variables as that of a real venv does."""
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "activate").write_text(
         f"{text}export VIRTUAL_ENV='{folder}'; export PATH='{folder}/bin':$PATH"
@@ -107,7 +107,7 @@ OUTSIDE = {"HF_HOME": "/hub", "LR": "0.1", "MINE": "x"}
     ],
     ids=str,
 )  # fmt: skip
-def test_a_job_inherits_nothing_from_environments_active_in_the_scheduler(
+def test_a_job_inherits_nothing_from_the_environments_active_in_the_scheduler(
     conda: Installation, activated: tuple[str, ...], name: str
 ) -> None:
     clean = conda.variables(name, {**conda.plain, **OUTSIDE})
@@ -117,14 +117,16 @@ def test_a_job_inherits_nothing_from_environments_active_in_the_scheduler(
     assert without == [f"{conda.prefix_of(name)}/bin", "/usr/bin", "/bin"]
 
 
-def test_a_venv_job_deactivates_the_active_conda_environments(conda: Installation, tmp_path: Path) -> None:
+def test_a_job_with_a_venv_deactivates_the_active_conda_environments(
+    conda: Installation, tmp_path: Path
+) -> None:
     venv = make_venv(tmp_path / "v")
     found = conda.variables(env_job(venv=str(venv)), conda.shell("base", "ml", **OUTSIDE))
     path = f"{venv}/bin:{conda.root}/condabin:/usr/bin:/bin"
     assert found == {**conda.plain, **OUTSIDE, "VIRTUAL_ENV": str(venv), "PATH": path}
 
 
-def test_a_conda_job_deactivates_a_venv_on_top_of_a_conda_environment(
+def test_a_job_with_a_conda_environment_deactivates_the_active_venv_and_conda_environment(
     conda: Installation, tmp_path: Path
 ) -> None:
     base = conda.shell("ml", **OUTSIDE)
@@ -135,7 +137,7 @@ def test_a_conda_job_deactivates_a_venv_on_top_of_a_conda_environment(
     assert str(tmp_path / "v") not in found["PATH"]
 
 
-def test_a_command_without_an_environment_uses_the_schedulers_environment(conda: Installation) -> None:
+def test_a_job_without_its_own_environment_uses_the_schedulers_environment(conda: Installation) -> None:
     base = conda.shell("base", "ml", **OUTSIDE)
     assert conda.variables(env_job(), base) == base
 
@@ -158,7 +160,9 @@ def test_missing_or_damaged_active_environments_do_not_prevent_activation(conda:
         assert errors.endswith(warning if damage["CONDA_SHLVL"] == "2" else "")
 
 
-def test_variables_from_the_line_and_the_scheduler_override_the_environment(conda: Installation) -> None:
+def test_variables_set_by_the_line_or_the_scheduler_override_those_of_the_environment(
+    conda: Installation,
+) -> None:
     plant_variables(conda.prefix_of("other"), {"CUDA_VISIBLE_DEVICES": "5", "SEED": "0", "DEPTH": "9"})
     spec = env_job(conda="other", env=(("SEED", "1"), ("LR", "0.5"), ("PATH", "/mine:/usr/bin:/bin")))
     code, out, _, report = conda.job(spec, conda.shell("ml"))
@@ -170,7 +174,7 @@ def test_variables_from_the_line_and_the_scheduler_override_the_environment(cond
     assert "/mine" in found["PATH"].split(":")
 
 
-def test_reports_the_environment_whose_hook_ends_the_shell(conda: Installation, tmp_path: Path) -> None:
+def test_reports_which_environments_hook_ended_the_shell(conda: Installation, tmp_path: Path) -> None:
     bad = plant_hook(conda.prefix_of("other"), "activate", "it's bad.sh", "leave() { exit 5; }\nleave")
     report = conda.job(env_job(conda="other"), conda.plain)[3]
     assert (
@@ -191,7 +195,7 @@ def test_reports_the_environment_whose_hook_ends_the_shell(conda: Installation, 
 
 
 @pytest.mark.parametrize("torchrun", [None, 2])
-def test_an_environment_without_python_fails_the_launch(
+def test_a_launch_fails_if_the_jobs_environment_has_no_python(
     conda: Installation, tmp_path: Path, torchrun: int | None
 ) -> None:
     for name in ("python", "python3", "torchrun"):
@@ -236,7 +240,7 @@ def test_an_environment_without_python_fails_the_launch(
          "none named, so the job uses the scheduler's: venv /v"),
     ],
 )  # fmt: skip
-def test_the_label_names_the_jobs_environment(
+def test_the_environment_label_names_the_jobs_venv_or_conda_environment(
     spec: JobSpec, base: dict[str, str], conda_sh: str | None, report: str
 ) -> None:
     assert build_command(spec, (0,), base, TOKEN, 7, 1, conda_sh, "physical").environment_label == report

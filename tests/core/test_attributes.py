@@ -36,7 +36,7 @@ from gpu_scheduler.core.model.job_spec import COMPARED_ATTRIBUTES, JobSpec
         ("[timeout=90s]", {"timeout_s": 90.0}),
     ],
 )
-def test_parses_an_attribute_block(block: str, values: dict[str, Any]) -> None:
+def test_parses_a_valid_attribute_block(block: str, values: dict[str, Any]) -> None:
     assert parse_block(f"{block} python t.py", None).values == values
 
 
@@ -72,7 +72,7 @@ def test_errors_name_the_mistake_and_the_remedy(block: str, message: str) -> Non
 
 
 @pytest.mark.parametrize("key", ["retries", "oom-retries", "fail-retries"])
-def test_an_error_names_the_attribute_as_written(key: str) -> None:
+def test_an_error_names_the_attribute_as_the_user_wrote_it(key: str) -> None:
     for value in ("-1", "two", "1001"):
         with pytest.raises(ValueError, match=f"^{key}={value} is not a whole number from 0 to 1000"):
             parse_block(f"[{key}={value}] python t.py", None)
@@ -80,7 +80,7 @@ def test_an_error_names_the_attribute_as_written(key: str) -> None:
         parse_block(f"[{key}=] python t.py", None)
 
 
-def test_the_synonym_retries_is_listed_among_the_known_attributes() -> None:
+def test_the_known_attributes_include_retries_as_a_synonym() -> None:
     assert {"retries", "oom-retries"} <= set(KNOWN_ATTRIBUTES.split())
 
 
@@ -96,7 +96,7 @@ def test_the_synonym_retries_is_listed_among_the_known_attributes() -> None:
         ("[gpus=2,after=3]", "[gpus=2 after=3]"),
     ],
 )
-def test_rejects_commas_between_attributes_and_suggests_blanks(block: str, suggestion: str) -> None:
+def test_rejects_commas_between_attributes_and_suggests_spaces(block: str, suggestion: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"separated by blanks; write {suggestion}")):
         parse_block(f"{block} python t.py", None)
 
@@ -150,14 +150,14 @@ def test_accepts_compatible_attributes(values: dict[str, Any]) -> None:
         ("allowed", (0, 1, 2, 5), "allowed=0-2,5"),
     ],
 )
-def test_formats_an_attribute_as_in_a_block(name: str, value: Any, text: str) -> None:
+def test_formats_an_attribute_as_it_is_written_in_a_block(name: str, value: Any, text: str) -> None:
     assert format_attribute(name, value) == text
     if value not in (None, False):
         assert parse_block(f"[{text}] x", None).values == {name: value}
 
 
 @pytest.mark.parametrize("name", ["vram", "exclusive", "oom_retries", "fail_retries", "timeout_s"])
-def test_retries_and_limits_do_not_change_the_identity_of_a_job(name: str) -> None:
+def test_retry_counts_and_time_limits_do_not_change_the_identity_of_a_job(name: str) -> None:
     assert name in COMPARED_ATTRIBUTES
     message = {"vram": 5, "exclusive": True, "oom_retries": 1, "fail_retries": 1, "timeout_s": 5.0}[name]
     plain = JobSpec("command", "x", "/", command="x")
@@ -167,12 +167,12 @@ def test_retries_and_limits_do_not_change_the_identity_of_a_job(name: str) -> No
     assert JobSpec.from_json(more.to_json()) == more
 
 
-def test_unsupported_attributes_are_not_listed_as_known() -> None:
+def test_the_known_attributes_do_not_include_unsupported_ones() -> None:
     assert UNSUPPORTED == ("after", "after-any", "resume-flag", "preempt")
     assert not set(UNSUPPORTED) & set(KNOWN_ATTRIBUTES.split())
 
 
-def test_a_line_of_the_source_document_parses_to_one_job() -> None:
+def test_a_line_with_vram_and_retries_parses_to_one_job() -> None:
     parsed = parse_line("[vram=8G retries=2] python sweep.py --seed 3", "/w", "/h")
     assert isinstance(parsed, ParsedJob)
     assert parsed.spec == JobSpec(

@@ -1,4 +1,4 @@
-"""Memory suggestions from the peaks of finished jobs, and adding them to llm_config.json."""
+"""Suggesting memory from the peaks of finished jobs, and adding the suggestions to llm_config.json."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def advice_for(family: WorkloadClass, now: Any = None, rules: CalibrationRules =
         ({"vram": "4G"}, 1, {"vram": 9152}),
     ],
 )
-def test_suggests_an_entry_for_a_model(now: Any, gpus: int, entry: dict[str, Any] | None) -> None:
+def test_suggests_an_llm_config_entry_for_a_model(now: Any, gpus: int, entry: dict[str, Any] | None) -> None:
     advice = advice_for(replace(QWEN, gpus=gpus), now)
     assert (advice.suggested_entry, advice.current_entry, advice.line_vram_mib) == (entry, now, None)
     assert (advice.why_not is None) is (entry is not None)
@@ -61,7 +61,7 @@ def test_suggests_an_entry_for_a_model(now: Any, gpus: int, entry: dict[str, Any
     ("runs", "longest_s", "enough"),
     [(1, 3.0, False), (2, 599.9, False), (2, None, False), (3, 3.0, True), (3, None, True), (1, 600.0, True)],
 )
-def test_an_entry_requires_three_runs_or_one_long_run(
+def test_an_entry_is_suggested_only_after_three_runs_or_one_long_run(
     runs: int, longest_s: float | None, enough: bool
 ) -> None:
     advice = advice_for(replace(QWEN, runs=runs, longest_s=longest_s), 0.5)
@@ -70,7 +70,7 @@ def test_an_entry_requires_three_runs_or_one_long_run(
     assert suggested_entries([advice], has_enough_runs=False) == ({} if enough else {"qwen": {"vram": 9152}})
 
 
-def test_counts_the_runs_of_a_model_across_programs() -> None:
+def test_adds_up_the_runs_of_a_model_across_programs() -> None:
     few, other = replace(QWEN, runs=1), replace(QWEN, program="/x/other.py", runs=1)
     assert suggested_entries(advise([few, other], {}, LlmConfig(), RULES)) == {}
     assert suggested_entries(advise([few, replace(other, runs=2)], {}, LlmConfig(), RULES)) != {}
@@ -90,7 +90,7 @@ def test_counts_the_runs_of_a_model_across_programs() -> None:
         (22000, 24100, None, NoSuggestion.NEEDS_WHOLE_GPU),
     ],
 )
-def test_suggests_an_attribute_for_lines_without_a_model(
+def test_suggests_a_vram_attribute_for_lines_without_a_model(
     p95: int, most: int, vram: int | None, why: NoSuggestion | None
 ) -> None:
     advice = advice_for(replace(PLAIN, p95_mib=p95, max_mib=most))
@@ -101,33 +101,33 @@ def test_suggests_an_attribute_for_lines_without_a_model(
     ("declared", "is_within"),
     [(8300, True), (7546, True), (9222, True), (9210, True), (7500, False), (9230, False), (18432, False)],
 )
-def test_makes_no_suggestion_for_a_declaration_within_the_tolerance(declared: int, is_within: bool) -> None:
+def test_suggests_nothing_if_the_declaration_is_within_the_tolerance(declared: int, is_within: bool) -> None:
     why = NoSuggestion.WITHIN_TOLERANCE if is_within else None
     assert advice_for(replace(PLAIN, declared_mib=declared)).why_not == why
     assert advice_for(replace(QWEN, declared_mib=declared)).why_not == why
 
 
-def test_does_not_repeat_a_suggestion_even_with_a_large_spike_buffer() -> None:
+def test_does_not_repeat_an_applied_suggestion_even_with_a_large_spike_buffer() -> None:
     rules = replace(RULES, spike_buffer=0.5)
     assert advice_for(PLAIN, rules=rules).line_vram_mib == 12480
     assert advice_for(replace(PLAIN, declared_mib=12480), rules=rules).why_not == NoSuggestion.AS_SUGGESTED
 
 
-def test_the_smallest_gpu_of_a_job_limits_the_suggestion() -> None:
+def test_a_suggestion_must_fit_the_smallest_gpu_that_the_job_needs() -> None:
     rules = replace(RULES, totals_mib=(8000, 24576, 81920))
     assert advice_for(replace(PLAIN, gpus=2), rules=rules).line_vram_mib == 9152
     assert advice_for(replace(PLAIN, gpus=3), rules=rules).why_not == NoSuggestion.NEEDS_WHOLE_GPU
     assert advice_for(replace(PLAIN, gpus=4), rules=rules).line_vram_mib == 9152
 
 
-def test_a_model_gets_the_largest_need_of_its_programs() -> None:
+def test_the_entry_of_a_model_covers_the_program_with_the_largest_need() -> None:
     small = replace(QWEN, program="/x/eval.py", p95_mib=2000, max_mib=2000, declared_mib=8300)
     advised = advise([small, QWEN, PLAIN], {}, LlmConfig(), RULES)
     assert [advice.suggested_entry for advice in advised] == [{"vram": 9152}, {"vram": 9152}, None]
     assert suggested_entries(advised) == {"qwen": {"vram": 9152}}
 
 
-def test_compares_an_unknown_model_with_the_default_requirement() -> None:
+def test_compares_a_model_without_an_entry_with_the_default_requirement() -> None:
     config = parse_llm_config('{"default_requirement": {"vram": 9152}}')
     assert [advice.why_not for advice in advise([QWEN], {}, config, RULES)] == [NoSuggestion.WITHIN_TOLERANCE]
 
@@ -137,7 +137,7 @@ def test_compares_an_unknown_model_with_the_default_requirement() -> None:
     st.integers(1, 100_000), st.integers(0, 20_000), st.floats(0, 1), st.floats(0.05, 1),
     st.integers(0, 2000), st.lists(st.integers(4096, 200_000), max_size=3),
 )  # fmt: skip
-def test_a_suggestion_covers_the_peaks_fits_a_gpu_and_is_stable(
+def test_a_suggestion_covers_the_peaks_and_fits_a_gpu_and_does_not_change_once_applied(
     p95: int, more: int, spike: float, tolerance: float, margin: int, totals: list[int]
 ) -> None:
     rules = CalibrationRules(spike, tolerance, margin, tuple(totals))
@@ -160,7 +160,7 @@ FORMATTED = (
 )
 
 
-def test_changes_only_the_given_model_entries() -> None:
+def test_changes_only_the_entries_of_the_given_models() -> None:
     text = with_model_entries(FORMATTED, {"b": {"vram": "9G"}, "c": {"vram": 64}})
     assert text == FORMATTED.replace('{"share":1e0}', '{"vram": "9G"},\r\n    "c": {"vram": 64}')
 
@@ -168,13 +168,13 @@ def test_changes_only_the_given_model_entries() -> None:
 @pytest.mark.parametrize(
     "text", ["{}", " {\n}\n", '{"models": {}}', '{"models":{ } , "z": 1}', '{"z": {"models": 1}}']
 )
-def test_adds_a_missing_model(text: str) -> None:
+def test_adds_an_entry_for_a_missing_model(text: str) -> None:
     before = json.loads(text)
     after = json.loads(with_model_entries(text, {"q\u00e9": {"vram": 64}, 'a"b': {"vram": 128}}))
     assert after == {**before, "models": {"q\u00e9": {"vram": 64}, 'a"b': {"vram": 128}}}
 
 
-def test_changes_the_last_of_two_duplicate_keys() -> None:
+def test_changes_the_last_of_two_duplicate_entries() -> None:
     text = '{"models": {"a": 1}, "models": {"a": 0.1, "a": 0.2}}'
     changed = with_model_entries(text, {"a": {"vram": 64}})
     assert changed == '{"models": {"a": 1}, "models": {"a": 0.1, "a": {"vram": 64}}}'
@@ -195,7 +195,7 @@ _VALUES = st.recursive(
     st.sampled_from([None, 0, 2]),
     st.booleans(),
 )
-def test_preserves_all_other_keys_and_their_order(
+def test_preserves_all_other_keys_of_llm_config_and_their_order(
     other: dict[str, Any],
     models: dict[str, Any],
     entries: dict[str, Any],
@@ -210,7 +210,7 @@ def test_preserves_all_other_keys_and_their_order(
     assert list(after["models"]) == list({**models, **entries})
 
 
-def test_does_not_suggest_two_gpus_for_a_model_that_ran_on_one() -> None:
+def test_suggests_one_gpu_for_a_model_that_ran_on_one_and_on_two() -> None:
     pair = replace(QWEN, program="/x/pair.py", gpus=2)
     for families in ([QWEN, pair], [pair, QWEN]):
         advised = advise(families, {}, LlmConfig(), RULES)

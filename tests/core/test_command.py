@@ -1,4 +1,4 @@
-"""command.sh and the environment of an attempt, compared with golden files and run in real bash."""
+"""The command.sh and environment of an attempt, compared with golden files and run in real bash."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def build_test_command(
 def run_command(
     command: AttemptCommand, *, reports: bool = True, mode: tuple[str, ...] = ("-p",)
 ) -> tuple[int, str, str, str]:
-    """Runs a command in real bash. Returns its exit code, output, errors and the report on descriptor 3."""
+    """Runs a command in real bash. Returns its exit code, output, errors and report (descriptor 3)."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "command.sh"
         script.write_bytes(command.command_sh.encode("utf-8", "surrogateescape"))
@@ -95,7 +95,7 @@ def test_command_sh_matches_the_golden_file(name: str, command: AttemptCommand) 
 
 
 @pytest.mark.parametrize("options", ["set -e", "set -u", "set -eu -o pipefail", "set -C; set -f; IFS=0123"])
-def test_a_command_starts_whatever_shell_options_its_activation_sets(options: str) -> None:
+def test_a_command_starts_regardless_of_the_shell_options_that_its_activation_sets(options: str) -> None:
     command = build_test_command(JobSpec("command", "x", "/", command="echo begun"))
     left = replace(command, command_sh=f"{options}\n{command.command_sh}")
     assert run_command(left) == (0, "begun\n", "", ".")
@@ -187,7 +187,9 @@ def test_torchrun_runs_one_process_for_each_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "arguments"), [(None, ""), ("add", " --cuda 0,2"), ("rewrite", ""), ("off", "")]
 )
-def test_torchrun_gets_the_cuda_option_only_on_request(mode: CudaMode | None, arguments: str) -> None:
+def test_the_script_under_torchrun_gets_the_cuda_option_only_on_request(
+    mode: CudaMode | None, arguments: str
+) -> None:
     spec = JobSpec("csv", "x", "/", script="/t.py", torchrun=2, cuda=mode)
     assert (
         build_test_command(spec).display_text
@@ -218,13 +220,13 @@ def test_command_sh_runs_by_hand_without_descriptor_3() -> None:
     assert out.split() == ["0,2", "0", "1", "2"]
 
 
-def test_descriptor_3_is_closed_for_the_job() -> None:
+def test_the_job_does_not_inherit_descriptor_3() -> None:
     assert run_command(build_test_command(JobSpec("command", "x", "/", command="ls /proc/$$/fd; :")))[
         1
     ].split() == ["0", "1", "2"]
 
 
-def test_activates_a_venv_and_reports_a_missing_one(tmp_path: Path) -> None:
+def test_activates_a_venv_and_reports_a_missing_venv(tmp_path: Path) -> None:
     spec = JobSpec(
         "command", "x", "/", command="echo $VIRTUAL_ENV; command -v python", venv=str(tmp_path / "v")
     )
@@ -265,7 +267,7 @@ def test_activates_the_expected_conda_environment(
     assert out.split() == [word for word in (active, prefix) if word]
 
 
-def test_conda_activation_replaces_the_active_environment(conda: dict[str, str]) -> None:
+def test_conda_activation_replaces_the_environment_active_in_the_scheduler(conda: dict[str, str]) -> None:
     base = {**conda, "CONDA_PREFIX": "/old/envs/x", "CONDA_DEFAULT_ENV": "x", "CONDA_SHLVL": "2"}
     base |= {"CONDA_PREFIX_1": "/old", "VIRTUAL_ENV": "/v", "CONDA_ENVS_PATH": "/mine"}
     base["PATH"] = f"/v/bin:/old/envs/x/bin:/old/bin:{PROGRAMS}"
@@ -279,7 +281,9 @@ def test_conda_activation_replaces_the_active_environment(conda: dict[str, str])
     assert "CONDA_PREFIX_1" not in env
 
 
-def test_an_unknown_conda_environment_is_reported_with_the_existing_ones(conda: dict[str, str]) -> None:
+def test_an_unknown_conda_environment_is_reported_with_a_list_of_the_existing_ones(
+    conda: dict[str, str],
+) -> None:
     spec = JobSpec("command", "x", "/", command="echo ran", conda="nope")
     code, out, errors, report = run_command(build_test_command(spec, conda, conda_sh=str(FAKE_CONDA)))
     assert (code, out) == (1, "")
@@ -289,14 +293,14 @@ def test_an_unknown_conda_environment_is_reported_with_the_existing_ones(conda: 
     assert "EnvironmentNameNotFound" in errors
 
 
-def test_reports_an_environment_that_cannot_be_activated(conda: dict[str, str]) -> None:
+def test_reports_a_conda_environment_that_cannot_be_activated(conda: dict[str, str]) -> None:
     plant_hook(Path(conda["FAKE_CONDA_ROOT"], "envs", "ml"), "activate", "x.sh", "unset CONDA_PREFIX")
     spec = JobSpec("command", "x", "/", command="echo ran", conda="ml")
     report = run_command(build_test_command(spec, conda, conda_sh=str(FAKE_CONDA)))[3]
     assert report == "!environment_broken conda environment ml could not be activated; see the log of the job"
 
 
-def test_reports_a_missing_conda_sh(conda: dict[str, str]) -> None:
+def test_reports_a_missing_conda_sh_file(conda: dict[str, str]) -> None:
     spec = JobSpec("command", "x", "/", command="echo ran", conda="ml")
     assert (
         run_command(build_test_command(spec, conda, conda_sh="/no/conda.sh"))[3]
@@ -366,7 +370,7 @@ def test_invalid_variable_names_never_reach_the_shell_text() -> None:
         ({}, set(), None),
     ],
 )
-def test_finds_conda_sh(env: dict[str, str], files: set[str], found: str | None) -> None:
+def test_finds_the_conda_sh_file(env: dict[str, str], files: set[str], found: str | None) -> None:
     there = {f"{root}/etc/profile.d/conda.sh" for root in files} | {
         f"{root}/condabin/conda" for root in files
     }
@@ -392,7 +396,9 @@ def test_finds_conda_sh(env: dict[str, str], files: set[str], found: str | None)
         ("--cudas 5", "rewrite", "--cudas 5"),
     ],
 )
-def test_rewrites_the_cuda_option_in_arguments(arguments: str, mode: CudaMode, expected: str) -> None:
+def test_rewrites_the_cuda_option_in_the_arguments_of_a_script(
+    arguments: str, mode: CudaMode, expected: str
+) -> None:
     assert cuda.rewrite_arguments(arguments.split(), "0,2", mode) == tuple(expected.split())
 
 
@@ -424,7 +430,7 @@ def test_rewrites_the_cuda_option_in_arguments(arguments: str, mode: CudaMode, e
         ("", "add", None),
     ],
 )
-def test_rewrites_the_cuda_option_of_a_command(command: str, mode: CudaMode, expected: str | None) -> None:
+def test_rewrites_the_cuda_option_in_a_command(command: str, mode: CudaMode, expected: str | None) -> None:
     assert cuda.rewrite_command(command, "0,2", mode) == expected
 
 
@@ -434,7 +440,7 @@ def test_rewrites_the_cuda_option_of_a_command(command: str, mode: CudaMode, exp
         ANYTHING.map(shlex.quote) | st.sampled_from(["--cuda 5", "--cuda=5", "|", "&&", ";"]), max_size=8
     )
 )
-def test_rewriting_changes_only_the_cuda_option(words: list[str]) -> None:
+def test_rewriting_the_cuda_option_changes_nothing_else(words: list[str]) -> None:
     text = " ".join(words)
     expected = " ".join(
         {"--cuda 5": "--cuda 0,2", "--cuda=5": "--cuda=0,2"}.get(word, word) for word in words

@@ -1,4 +1,4 @@
-"""A copied store leaves its open attempts to the original store."""
+"""What a copied store does with the attempts that were open in the original store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def detached(attempt: Attempt) -> list[act.Action]:
 @pytest.mark.parametrize("claim", list(get_args(ClaimState)))
 @pytest.mark.parametrize("state", sorted(OPEN_STATES))
 @pytest.mark.parametrize("cancel", [None, StopRequest("cancelled", 3.0)])
-def test_a_copied_store_holds_the_job_of_an_open_attempt(
+def test_in_a_copied_store_the_job_of_an_open_attempt_is_held(
     claim: str, state: AttemptState, cancel: StopRequest | None
 ) -> None:
     status = AttemptStatus(claim=claim, stop=StopRequest("cancelled", 1.0))  # type: ignore[arg-type]
@@ -42,14 +42,14 @@ def test_a_copied_store_holds_the_job_of_an_open_attempt(
     assert rest == [act.ReleaseAllocation(1), act.RecordMemoryReleased(1)]
 
 
-def test_an_attempt_with_a_result_keeps_its_outcome() -> None:
+def test_in_a_copied_store_an_attempt_with_a_result_keeps_its_outcome() -> None:
     close, *rest = detached(replace(OPEN, status=AttemptStatus(claim="dead", result=RESULT)))
     assert isinstance(close, act.FinishAttempt)
     assert (close.outcome, close.state) == (Outcome.COMPLETED, JobState.FINISHED)
     assert rest == [act.ReleaseAllocation(1), act.RecordMemoryReleased(1)]
 
 
-def test_releases_an_ended_attempt_without_a_process_scan() -> None:
+def test_in_a_copied_store_an_ended_attempt_is_released_without_a_process_scan() -> None:
     ended = replace(OPEN, state=AttemptState.ENDED, survivors=(77,))
     assert detached(ended) == [act.ReleaseAllocation(1), act.RecordMemoryReleased(1)]
     assert detached(replace(ended, state=AttemptState.RELEASED, released_at=900.0)) == [

@@ -78,23 +78,23 @@ MISTAKE = died("ValueError: bad learning rate: -1")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_finds_the_oom_line_that_ended_a_job(case: Case) -> None:
+def test_finds_the_line_of_the_oom_that_ended_a_job(case: Case) -> None:
     assert cuda_oom(case.tail) == case.expected
 
 
 @pytest.mark.parametrize("case", OOMS, ids=lambda case: case.name)
-def test_rejects_an_oom_after_which_the_program_continued(case: Case) -> None:
+def test_ignores_an_oom_after_which_the_program_continued(case: Case) -> None:
     assert cuda_oom(f"{case.tail}epoch 1\n{MISTAKE}") is None
     assert cuda_oom(f"{case.tail}{PROGRESS}") is None
 
 
 @pytest.mark.parametrize("case", OOMS, ids=lambda case: case.name)
-def test_ignores_the_line_that_the_runner_adds_at_the_end(case: Case) -> None:
+def test_ignores_the_line_that_the_runner_appends_to_the_log(case: Case) -> None:
     assert cuda_oom(f"{case.tail}\n--- exit code 1 after 12 s ---\n") == case.expected
 
 
 @pytest.mark.parametrize("line", lines("wordings"))
-def test_recognizes_other_wordings_of_the_error(line: str) -> None:
+def test_recognizes_different_wordings_of_an_oom_error(line: str) -> None:
     assert cuda_oom(f"starting\n{line}\n") == line
 
 
@@ -102,7 +102,7 @@ CAUGHT, MENTIONS = lines("caught"), lines("mentions")
 
 
 @pytest.mark.parametrize("line", CAUGHT)
-def test_recognizes_the_message_of_a_program_that_caught_the_error(line: str) -> None:
+def test_recognizes_the_message_of_a_program_that_caught_an_oom_error(line: str) -> None:
     expected = line.strip()
     assert cuda_oom(f"epoch 1\n{line}\n") == expected
     assert cuda_oom(f"{PROGRESS}{line}\nexiting\nwandb: Run history:\n") == expected
@@ -120,13 +120,13 @@ def test_a_programs_own_message_counts_only_among_the_last_lines(line: str) -> N
 
 
 @pytest.mark.parametrize("line", MENTIONS)
-def test_rejects_a_line_that_only_mentions_the_error(line: str) -> None:
+def test_ignores_a_line_that_only_mentions_an_oom_error(line: str) -> None:
     assert cuda_oom(f"epoch 1\n{line}\n") is None
     assert cuda_oom(f"{line}\nepoch 1\n") is None
 
 
 @pytest.mark.parametrize("line", lines("recoveries"))
-def test_rejects_an_oom_that_the_program_recovered_from(line: str) -> None:
+def test_ignores_an_oom_from_which_the_program_recovered(line: str) -> None:
     assert cuda_oom(f"{died(TORCH)}{line}\n") is None
 
 
@@ -139,33 +139,33 @@ def test_rejects_an_oom_that_the_program_recovered_from(line: str) -> None:
         "Retrying",
     ],
 )
-def test_advice_after_the_error_does_not_count_as_a_recovery(line: str) -> None:
+def test_advice_printed_after_an_oom_error_does_not_count_as_a_recovery(line: str) -> None:
     assert cuda_oom(f"{died(TORCH)}{line}\n") == TORCH
 
 
 @pytest.mark.parametrize("advice", ["if you see", "when you get", "in case there is a", "If there is a"])
-def test_rejects_advice_about_a_possible_error(advice: str) -> None:
+def test_ignores_advice_about_a_possible_oom(advice: str) -> None:
     assert cuda_oom(f"{advice} CUDA error: out of memory, use --small\n") is None
 
 
 @pytest.mark.parametrize("line", lines("warnings"))
-def test_a_warning_counts_only_near_the_end_of_the_log(line: str) -> None:
+def test_an_oom_warning_counts_only_near_the_end_of_the_log(line: str) -> None:
     assert cuda_oom(f"{line}\n" + "epoch\n" * 5) == line
     assert cuda_oom(f"{line}\n" + "epoch\n" * 6) is None
 
 
-def test_an_error_counts_only_near_the_end_of_the_log() -> None:
+def test_an_oom_error_counts_only_near_the_end_of_the_log() -> None:
     assert cuda_oom(died(TORCH) + "epoch\n" * 40) == TORCH
     assert cuda_oom(died(TORCH) + "epoch\n" * 41) is None
 
 
 @pytest.mark.parametrize("line", ["", *lines("aftermath")])
-def test_ignores_stack_traces_and_summaries_after_the_error(line: str) -> None:
+def test_finds_an_oom_error_followed_by_stack_traces_and_summaries(line: str) -> None:
     assert cuda_oom(died(TORCH) + f"{line}\n" * 100) == TORCH
 
 
 @pytest.mark.parametrize("error", lines("wrappers"))
-def test_skips_an_error_that_only_wraps_another_error(error: str) -> None:
+def test_finds_the_oom_error_inside_an_error_that_only_wraps_it(error: str) -> None:
     assert cuda_oom(f"{GGML}\n{died(error)}") == GGML
 
 
@@ -178,7 +178,7 @@ def test_skips_an_error_that_only_wraps_another_error(error: str) -> None:
         "Exception in thread T1:",
     ],
 )
-def test_skips_an_error_that_does_not_end_the_program(intro: str) -> None:
+def test_finds_the_oom_before_a_later_error_that_did_not_end_the_program(intro: str) -> None:
     assert cuda_oom(f"{died(TORCH)}{intro}\n{died('ValueError: I/O operation on closed file.')}") == TORCH
 
 
@@ -200,26 +200,26 @@ def test_skips_an_error_that_does_not_end_the_program(intro: str) -> None:
         "    | ",
     ],
 )
-def test_strips_the_process_prefix_from_the_line(mark: str) -> None:
+def test_strips_the_process_prefix_from_the_oom_line(mark: str) -> None:
     assert cuda_oom(with_process_mark(mark, died(TORCH))) == TORCH
     assert cuda_oom(with_process_mark(mark, died(TORCH) + MISTAKE)) is None
 
 
 @pytest.mark.parametrize("row", SIGNATURES, ids=lambda row: row.name)
-def test_each_example_matches_only_its_own_signature(row: Signature) -> None:
+def test_each_example_of_an_oom_line_matches_only_its_own_signature(row: Signature) -> None:
     assert [other.name for other in SIGNATURES if other.pattern.search(row.example)] == [row.name]
     assert cuda_oom(row.example) == row.example
 
 
 @pytest.mark.parametrize("word", KEYWORDS)
-def test_each_keyword_finds_a_line_that_no_other_keyword_finds(word: str) -> None:
+def test_each_oom_keyword_finds_a_line_that_no_other_keyword_finds(word: str) -> None:
     lines = [case.expected.lower() for case in OOMS if case.expected] + [
         row.example.lower() for row in SIGNATURES
     ]
     assert any([other for other in KEYWORDS if other in line] == [word] for line in lines)
 
 
-#: Pieces of logs that contain no keyword, even when joined.
+#: Pieces of logs that contain no keyword, even if they are joined.
 PIECES = (
     *(
         "CUDA",
@@ -247,13 +247,13 @@ PIECES = (
 
 
 @given(st.one_of(st.text(max_size=300), st.lists(st.sampled_from(PIECES), max_size=40).map(" ".join)))
-def test_text_without_keywords_never_matches(text: str) -> None:
+def test_text_without_oom_keywords_never_counts_as_an_oom(text: str) -> None:
     if not any(word in text.lower() for word in KEYWORDS):
         assert cuda_oom(text) is None
 
 
 @given(st.lists(st.sampled_from((*PIECES, *(f"{row.example}\n" for row in SIGNATURES))), max_size=30))
-def test_returns_one_line_or_none_for_any_log(pieces: list[str]) -> None:
+def test_returns_at_most_one_line_for_any_log(pieces: list[str]) -> None:
     told = cuda_oom(" ".join(pieces))
     assert told is None or (
         "\n" not in told and any(pattern.search(told) for pattern in (*ROWS, PRINTED_ERROR))
@@ -263,7 +263,7 @@ def test_returns_one_line_or_none_for_any_log(pieces: list[str]) -> None:
 @pytest.mark.parametrize(
     "piece", ["epoch 1: loss 0.123\n", "CUDA error: ", "a.", "a\n", "\x1b[32m1\x1b[0m\n", "1%|#\r", "é", " "]
 )
-def test_searching_a_full_log_tail_without_keywords_takes_a_few_ms(piece: str) -> None:
+def test_searching_a_full_log_tail_without_keywords_takes_only_milliseconds(piece: str) -> None:
     tail = (piece * 65536)[:65536]
     assert cuda_oom(tail) is None
     assert seconds(tail) < 0.02  # usually 1 to 3 ms; slow machines take longer
@@ -283,7 +283,7 @@ def test_searching_a_full_log_tail_without_keywords_takes_a_few_ms(piece: str) -
         " ",
     ],
 )
-def test_no_text_makes_the_patterns_slow(piece: str) -> None:
+def test_the_search_for_an_oom_is_fast_for_any_text(piece: str) -> None:
     assert seconds((piece * 65536)[:65500] + " CUDACachingAllocator") < 1
     assert seconds(f"{GGML}\n" + (f"{piece}\n" * 65536)[:65000]) < 1
 

@@ -1,4 +1,4 @@
-"""Debouncing of saves to the jobs file by editors, pipes and slow writers."""
+"""Debouncing: when a change to the jobs file by an editor, a pipe or a slow writer is accepted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def world(text: str) -> JobsFileWorld:
 
 
 def restart(before: JobsFileWorld) -> JobsFileWorld:
-    """Returns the world of a restarted scheduler, with the same file and store."""
+    """Returns a world with the same file and store, as a restarted scheduler would find them."""
     made = JobsFileWorld()
     made.raw_lines, made.reading, made.jobs, made.now = (
         before.raw_lines,
@@ -33,7 +33,7 @@ def restart(before: JobsFileWorld) -> JobsFileWorld:
     return made
 
 
-def test_accepts_appended_lines_at_once_while_the_file_is_being_written() -> None:
+def test_accepts_appended_lines_at_once_even_while_the_file_is_open_for_writing() -> None:
     w = world("a\n")
     w.open_for_writing = True
     w.append("b\n")
@@ -50,7 +50,7 @@ def test_a_last_line_without_a_newline_waits_five_seconds() -> None:
     assert w.states() == {1: "queued", 2: "queued"}
 
 
-def test_a_known_last_line_without_a_newline_is_not_missing() -> None:
+def test_a_known_line_that_lost_its_newline_is_not_missing() -> None:
     w = world("a\nb")
     w.wait(6)
     w.save("n\na\nb")
@@ -87,7 +87,7 @@ def test_every_save_restarts_the_delay_of_a_removal() -> None:
     assert w.waiting_for_lines == set()
 
 
-def test_a_slow_generator_loses_no_lines() -> None:
+def test_no_line_of_a_slow_generator_is_lost() -> None:
     """`python gen.py > jobs.txt` empties the file and writes its first byte 15 s later."""
     w = world("a\nb\n")
     w.open_for_writing = True
@@ -101,7 +101,7 @@ def test_a_slow_generator_loses_no_lines() -> None:
     assert w.waiting_for_lines == set()
 
 
-def test_a_malformed_line_delays_the_removal_of_the_line_that_it_replaces() -> None:
+def test_a_malformed_line_delays_the_cancellation_of_the_job_whose_line_it_replaces() -> None:
     w = world("a\nb\nc\n")
     w.save("a\nhigh,b.py,x\nc\n", wait=60)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
@@ -127,13 +127,13 @@ def test_a_malformed_line_delays_the_removal_of_the_line_that_it_replaces() -> N
         ("a\nb\nc\nd\n", "a\nn\nhigh,c.py,x\nd\n", {3}, {2}),
         ("a\nb\nc\nd\n", "n\na\nhigh,x,x\nc\n", {2}, {4}),
         ("a\nb\nc\nd\n", "high,x,x\nlow,x,x\nb\nd\n", {1, 3}, set()),
-        # Two malformed lines with the same text cannot both have that original.
+        # If two malformed lines have the same text, only one of them can replace that original.
         ("a\nb\nc\n", "a\n[x=1] b\n[x=2] b\n", {2, 3}, set()),
-        # A malformed line without an original protects no line.
+        # A malformed line without an original does not protect any job.
         ("a\nb\n", "a\nhigh,x,x\nlow,x,x\nb\n", set(), set()),
     ],
 )
-def test_a_new_malformed_line_protects_only_one_missing_line(
+def test_a_new_malformed_line_protects_the_job_of_only_one_missing_line(
     before: str, after: str, waiting: set[int], cancelled: set[int]
 ) -> None:
     w = world(before)
@@ -152,12 +152,12 @@ def test_a_new_malformed_line_protects_only_one_missing_line(
     assert not again.waiting_for_lines
 
 
-def test_a_later_save_removes_a_line_near_a_malformed_line() -> None:
+def test_a_line_near_a_malformed_line_can_be_removed_by_a_later_save() -> None:
     w = world("a\nb\nc\nd\n")
     w.save("a\nhigh,b.py,x\nc\nd\n", wait=60)
     w.save("a\nhigh,b.py,x\nd\n", wait=11)
     assert w.states() == {1: "queued", 2: "queued", 3: "cancelled", 4: "queued"}
-    w.save("d\na\nlow,b.py,x\n", wait=11)  # with another typo and in another order
+    w.save("d\na\nlow,b.py,x\n", wait=11)  # The lines get a different typo and a different order.
     assert (w.waiting_for_lines, w.queue()) == ({2}, ["d", "a", "b"])
     w.save("d\na\n", wait=11)
     assert w.states() == {1: "queued", 2: "cancelled", 3: "cancelled", 4: "queued"}
@@ -189,13 +189,13 @@ def test_a_job_that_ends_while_its_line_is_malformed_does_not_run_again() -> Non
     assert w.states() == {1: "failed", 2: "completed", 3: "queued"}
 
 
-def test_a_csv_job_with_another_equal_line_does_not_wait_for_a_malformed_line() -> None:
+def test_a_csv_job_with_a_second_valid_line_does_not_wait_for_a_malformed_line() -> None:
     w = world("0,a.py\n5,a.py\n")
     w.save("[x] 0,a.py\n5,a.py\n", wait=60)
     assert (w.waiting_for_lines, w.states()) == (set(), {1: "queued"})
 
 
-def test_each_job_that_waits_for_its_line_has_a_reason() -> None:
+def test_each_job_that_waits_for_its_line_shows_a_reason() -> None:
     w = world("a\nb\nc\nd\n")
     w.save("[hold] a\n[x] b\n\nd\n")
     assert w.waits == {
@@ -211,7 +211,7 @@ def test_each_job_that_waits_for_its_line_has_a_reason() -> None:
     }
 
 
-def test_matching_a_fully_malformed_file_takes_linear_time() -> None:
+def test_matching_a_file_of_malformed_lines_takes_linear_time() -> None:
     """This happens if a file of 4,000 lines is saved in UTF-16 by mistake."""
     count = 4000
     w = world("".join(f"echo {n}\n" for n in range(count)))
@@ -222,7 +222,7 @@ def test_matching_a_fully_malformed_file_takes_linear_time() -> None:
     assert time.process_time() - begun < 5
 
 
-def test_a_corrected_line_keeps_its_job() -> None:
+def test_correcting_a_malformed_line_keeps_its_job() -> None:
     w = world("a\n0,b.py,e\nc\n")
     w.save("a\n0;b.py;e\nc\n", wait=60)
     w.save("a\n0,b.py,e\nc\n", wait=60)
@@ -252,7 +252,7 @@ def test_a_malformed_line_at_the_end_is_reported_at_once() -> None:
     assert w.states() == {1: "queued", 2: "queued"}
 
 
-def test_a_truncated_line_never_starts() -> None:
+def test_a_truncated_line_never_starts_a_job() -> None:
     text = "".join(f"python train.py --seed {i}00\n" for i in range(20))
     w = world(text)
     before = w.states()
@@ -265,7 +265,7 @@ def test_a_truncated_line_never_starts() -> None:
     assert w.waiting_for_lines == set()
 
 
-def test_a_restart_while_lines_are_missing_restarts_the_delay() -> None:
+def test_a_restart_while_lines_are_missing_restarts_the_removal_delay() -> None:
     w = world("a\nb\n")
     w.save("a\n", wait=9)
     w.unchanged_since = w.now
@@ -298,7 +298,7 @@ def test_a_finished_job_does_not_wait_for_its_missing_line() -> None:
         ("sleep 1", "[gpus=2] mytool"),
     ],
 )
-def test_a_torn_append_is_malformed(first: str, second: str) -> None:
+def test_a_partly_written_line_at_the_end_of_the_file_is_malformed(first: str, second: str) -> None:
     w = world(first)
     w.wait(6)
     assert w.states() == {1: "queued"}
@@ -322,7 +322,7 @@ def test_a_torn_append_is_malformed(first: str, second: str) -> None:
         ("python a.py", "[] python a.pypython b.py"),
     ],
 )
-def test_an_edited_last_line_is_not_a_torn_append(before: str, after: str) -> None:
+def test_an_edited_last_line_does_not_count_as_partly_written(before: str, after: str) -> None:
     w = world(before)
     w.wait(6)
     w.save(after + "\n", wait=30)
@@ -330,7 +330,7 @@ def test_an_edited_last_line_is_not_a_torn_append(before: str, after: str) -> No
     assert w.states() == {1: "cancelled", 2: "queued"}
 
 
-def test_recognizes_the_beginning_of_a_line() -> None:
+def test_recognizes_text_that_is_the_beginning_of_a_known_line() -> None:
     assert starts_a_line("tool x", {"tool"})
     assert not starts_a_line("tool x", set())
     assert not starts_a_line(" python b.py", {"python"})
@@ -338,7 +338,7 @@ def test_recognizes_the_beginning_of_a_line() -> None:
     assert not starts_a_line("[12] x", set())
 
 
-def test_a_torn_append_to_the_line_of_a_finished_job_is_malformed() -> None:
+def test_a_partly_written_line_is_malformed_even_if_its_job_has_finished() -> None:
     w = world("python a.py")
     w.wait(6)
     w.end(1, Outcome.COMPLETED)

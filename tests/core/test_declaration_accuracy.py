@@ -1,4 +1,4 @@
-"""Accuracy of memory declarations."""
+"""Judging how accurate memory declarations were."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccura
         ([1101], 1000, True, ("under", 10)),
         ([900], 1000, True, ("within", -10)),
         ([899], 1000, True, ("over", -10)),
-        # The largest peak counts: the declaration is the same for each GPU.
+        # The largest peak counts, because the declaration is the same for each GPU.
         ([100, 980], 1000, True, ("within", -2)),
         # A failed attempt may have ended before its peak.
         ([100], 1000, False, None),
@@ -34,7 +34,7 @@ from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccura
         ([500], None, True, None),
     ],
 )
-def test_judges_a_declaration_by_its_peaks(
+def test_judges_a_memory_declaration_by_the_peaks_of_its_job(
     peaks: list[int | None], declared: int | None, completed: bool, verdict: tuple[str, int] | None
 ) -> None:
     found = judge_declaration(peaks, [declared] * len(peaks), 0.10, completed=completed)
@@ -47,10 +47,11 @@ def test_judges_a_declaration_by_its_peaks(
         ([16_000], [6144], DeclarationAccuracy("under", 160, 6144)),
         ([6758], [6144], None),
         ([6759], [6144], DeclarationAccuracy("under", 10, 6144)),
-        # A share may describe compute use only, so using at most the memory of the share is not judged.
+        # A share may describe only compute use. Using no more than its share of the memory is therefore not
+        # judged.
         ([100], [6144], None),
         ([6144], [6144], None),
-        # If GPUs of two sizes have the same share, the GPU with the largest ratio counts.
+        # If the job has the same share of GPUs of different sizes, the largest ratio of use to share counts.
         ([9000, 9000], [6144, 20_480], DeclarationAccuracy("under", 46, 6144)),
         ([6000, 30_000], [6144, 20_480], DeclarationAccuracy("under", 46, 20_480)),
         # The size of a GPU may be unknown.
@@ -59,7 +60,7 @@ def test_judges_a_declaration_by_its_peaks(
     ],
 )
 @pytest.mark.parametrize("completed", [True, False])
-def test_judges_a_share_only_for_overuse(
+def test_judges_a_declared_share_only_for_overuse(
     peaks: list[int | None], budgets: list[int | None], completed: bool, verdict: DeclarationAccuracy | None
 ) -> None:
     assert judge_declaration(peaks, budgets, 0.10, completed=completed, by_share=True) == verdict
@@ -70,7 +71,7 @@ def test_judges_a_share_only_for_overuse(
     some.integers(1, 100_000),
     some.floats(0, 1),
 )
-def test_returns_one_verdict_with_the_sign_of_the_deviation(
+def test_the_sign_of_the_percentage_agrees_with_the_verdict(
     peaks: list[int], declared: int, tolerance: float
 ) -> None:
     verdict = judge_declaration(peaks, [declared] * len(peaks), tolerance, completed=True)

@@ -21,7 +21,7 @@ def world(text: str) -> JobsFileWorld:
     return made
 
 
-def test_a_restart_without_changes_reports_nothing() -> None:
+def test_a_restart_reports_no_changes_if_the_file_is_unchanged() -> None:
     w = world("a\n0,a.py\nbad,a.py,x\n")
     w.actions.clear()
     w.reading = tuple(w.reading)
@@ -31,7 +31,7 @@ def test_a_restart_without_changes_reports_nothing() -> None:
     assert [line.job_id for line in w.reading] == [1, 2, None]
 
 
-def test_repeated_commands_are_separate_jobs_but_repeated_csv_lines_are_one() -> None:
+def test_repeated_commands_are_separate_jobs_but_repeated_csv_lines_are_one_job() -> None:
     w = world("a\na\n0,a.py\n0,a.py\n")
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
     assert [line.job_id for line in w.reading] == [1, 2, 3, None]
@@ -85,14 +85,14 @@ def test_a_csv_line_adopts_an_unfinished_job_created_by_another_front_end() -> N
     assert "line 1: already submitted as job 1 (running)" in other.messages
 
 
-def test_a_failed_line_left_in_the_file_does_not_run_again() -> None:
+def test_the_line_of_a_failed_job_does_not_run_again_if_it_stays_in_the_file() -> None:
     w = world("0,a.py\nb\n")
     w.end(1, Outcome.FAILED)
     w.save("0,a.py # see log\n\n# note\nb\n", wait=20)
     assert w.states() == {1: "failed", 2: "queued"}
 
 
-def test_comments_blank_lines_and_line_endings_change_nothing() -> None:
+def test_changes_to_comments_blank_lines_and_line_endings_do_not_affect_jobs() -> None:
     w = world("a\nb\n0,a.py\n")
     w.actions.clear()
     w.save("\ufeffpriority,script_path\r\n\r\na # x\r\n\ufeffb\r\n# c\r\n0,a.py # d\r\n", wait=20)
@@ -100,7 +100,7 @@ def test_comments_blank_lines_and_line_endings_change_nothing() -> None:
     assert [line.number for line in w.reading] == [3, 4, 6]
 
 
-def test_changed_text_cancels_the_queued_job_and_creates_a_new_one() -> None:
+def test_changing_the_text_of_a_line_cancels_its_queued_job_and_creates_a_new_one() -> None:
     w = world("a\nb\nc\n")
     w.save("a\nB\nc\n", wait=2)
     assert w.states() == {1: "queued", 2: "queued", 3: "queued", 4: "queued"}
@@ -111,7 +111,7 @@ def test_changed_text_cancels_the_queued_job_and_creates_a_new_one() -> None:
     assert w.queue() == ["a", "B", "c"]
 
 
-def test_changed_text_does_not_stop_a_running_job() -> None:
+def test_changing_the_text_of_a_line_does_not_stop_its_running_job() -> None:
     w = world("a\n")
     w.start(1)
     w.save("b\n", wait=11)
@@ -119,7 +119,9 @@ def test_changed_text_does_not_stop_a_running_job() -> None:
     assert "the line of job 1 was removed; the job is running and continues" in w.messages
 
 
-def test_removing_equal_lines_detaches_finished_then_running_then_held_then_newest_queued_jobs() -> None:
+def test_removing_equal_lines_detaches_finished_before_running_before_held_before_newest_queued_jobs() -> (
+    None
+):
     w = world("a\n[hold] a\na\na\na\n")
     w.end(1)
     w.start(4)
@@ -132,7 +134,7 @@ def test_removing_equal_lines_detaches_finished_then_running_then_held_then_newe
     assert w.states() == {1: "completed", 2: "cancelled", 3: "queued", 4: "running", 5: "cancelled"}
 
 
-def test_deleting_one_of_two_equal_lines_detaches_the_finished_job() -> None:
+def test_deleting_one_of_two_equal_lines_detaches_the_finished_job_and_not_the_queued_job() -> None:
     w = world("a\na\nb\n")
     w.end(1)
     w.save("a\nb\n", wait=11)
@@ -140,7 +142,7 @@ def test_deleting_one_of_two_equal_lines_detaches_the_finished_job() -> None:
     assert [line.job_id for line in w.reading] == [2, 3]
 
 
-def test_equal_lines_are_matched_by_attributes_first() -> None:
+def test_equal_lines_are_matched_to_jobs_by_attributes_first() -> None:
     w = world("[priority=1] a\n[priority=2] a\nb\n")
     w.save("[priority=2] a\nb\n", wait=11)
     assert w.states() == {1: "cancelled", 2: "queued", 3: "queued"}
@@ -154,7 +156,7 @@ def test_removing_an_equal_line_cancels_a_held_job_before_a_queued_one() -> None
     assert w.states() == {1: "cancelled", 2: "queued"}
 
 
-def test_the_position_decides_which_of_two_distant_equal_lines_was_removed() -> None:
+def test_the_position_in_the_file_decides_which_of_two_distant_equal_lines_was_removed() -> None:
     w = world("a\nb\nc\na\n")
     w.end(1)
     w.save("a\nb\nc\n", wait=11)
@@ -179,7 +181,7 @@ def test_the_first_of_equal_csv_lines_sets_the_attributes() -> None:
     assert w.jobs[1].spec.priority == 7
 
 
-def test_changed_attributes_are_applied_one_by_one() -> None:
+def test_each_changed_attribute_is_applied_separately() -> None:
     w = world("[priority=1 name=x] a\n")
     w.actions.clear()
     w.save("[priority=2 gpus=1] a\n", wait=2)
@@ -190,7 +192,7 @@ def test_changed_attributes_are_applied_one_by_one() -> None:
     ]
 
 
-def test_saving_the_file_does_not_undo_a_change_requested_elsewhere() -> None:
+def test_saving_the_file_does_not_undo_holds_and_cancels_requested_on_the_command_line() -> None:
     w = world("[priority=1] a\n[priority=1] b\n")
     w.jobs[1].state, w.jobs[1].held_by = JobState.HELD, "user"
     w.end(2, Outcome.CANCELLED)
@@ -205,14 +207,14 @@ def test_equal_commands_each_keep_the_attributes_of_their_line() -> None:
     assert {i: job.spec.priority for i, job in w.jobs.items()} == {1: 2, 2: 3}
 
 
-def test_removing_hold_releases_the_job() -> None:
+def test_removing_the_hold_attribute_releases_the_job() -> None:
     w = world("[hold] a\n")
     assert w.states() == {1: "held"}
     w.save("a\n", wait=2)
     assert w.states() == {1: "queued"}
 
 
-def test_adding_cancel_cancels_the_job() -> None:
+def test_adding_the_cancel_attribute_cancels_the_job() -> None:
     w = world("a\nb\nc\n0,d.py\n")
     w.start(2)
     w.end(3)
@@ -225,14 +227,14 @@ def test_adding_cancel_cancels_the_job() -> None:
     assert w.actions == []
 
 
-def test_the_job_of_a_new_line_with_cancel_is_cancelled_at_once() -> None:
+def test_a_new_line_with_the_cancel_attribute_creates_a_job_that_is_cancelled_at_once() -> None:
     w = world("[cancel] a\n[cancel] 0,a.py\n")
     assert w.states() == {1: "cancelled", 2: "cancelled"}
     w.save("[cancel] a\n[cancel] 0,a.py\n# x\n", wait=20)
     assert w.states() == {1: "cancelled", 2: "cancelled"}
 
 
-def test_running_jobs_ignore_other_attribute_changes() -> None:
+def test_running_jobs_ignore_all_attribute_changes_except_cancel() -> None:
     w = world("[priority=1] a\n")
     w.start(1)
     w.actions.clear()
@@ -240,7 +242,7 @@ def test_running_jobs_ignore_other_attribute_changes() -> None:
     assert w.actions == []
 
 
-def test_attribute_changes_of_a_finished_job_apply_to_its_next_run() -> None:
+def test_attribute_changes_to_a_finished_jobs_line_apply_to_its_next_run() -> None:
     w = world("[share=0.2] a\n0,b.py,,,\nc\n")
     w.end(1, Outcome.FAILED)
     w.end(2, Outcome.FAILED)
@@ -285,7 +287,7 @@ def test_a_requeued_csv_job_uses_the_attributes_of_its_line() -> None:
     assert w.messages[-1] == "line 1: job 1 (failed) is queued again"
 
 
-def test_reordering_redistributes_only_the_positions_of_this_file() -> None:
+def test_reordering_lines_redistributes_only_the_queue_positions_of_this_file() -> None:
     w = world("a\nb\n")
     assert w.insert(w.jobs[1].spec) == 3
     w.append("c\n")
@@ -302,7 +304,7 @@ def test_a_line_inserted_at_the_top_is_first_in_the_queue() -> None:
     assert w.queue() == ["n", "a", "b"]
 
 
-def test_positions_are_redistributed_among_queued_jobs_only() -> None:
+def test_queue_positions_are_redistributed_only_among_queued_jobs() -> None:
     assert redistribute_positions([3, 1, 2], {1: 10, 2: 20, 3: 30}) == ((3, 10), (1, 20), (2, 30))
     assert redistribute_positions([3, 9, 2], {2: 7, 3: 4}) == ()
 
@@ -314,7 +316,7 @@ def test_removing_the_line_of_a_held_job_cancels_it() -> None:
     assert w.actions == [LineRemoved(1)]
 
 
-def test_attributes_round_trip_through_the_store() -> None:
+def test_attributes_survive_being_stored() -> None:
     attributes = {"allowed": (0, 1), "hold": True, "priority": 0, "name": None, "cancel": False}
     assert attributes_from_json(attributes_to_json(attributes)) == {
         "allowed": (0, 1), "hold": True, "priority": 0,

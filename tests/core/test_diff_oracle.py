@@ -1,4 +1,4 @@
-"""Compares random edits with a small model of the user's intention.
+"""Compares the effects of random edits with a small model of the user's intentions.
 
 The model ignores texts and positions. Each intended line has its own number, and each edit records its
 expected effect as it is made.
@@ -47,7 +47,7 @@ class IntendedLine:
 
     @property
     def key(self) -> str:
-        """The text that identifies this line's job."""
+        """Returns the text that identifies this line's job."""
         return f"job{self.uid}.py"
 
 
@@ -153,7 +153,7 @@ STEPS = st.lists(
 
 
 def by_uid(world: JobsFileWorld) -> dict[int, Any]:
-    """Returns the jobs by the number in their text. Checks that no two jobs have the same number."""
+    """Returns the jobs by the number in their text. Fails if two jobs have the same number."""
     found: dict[int, Any] = {}
     for job in world.jobs.values():
         uid = uid_of(job)
@@ -185,7 +185,9 @@ def advance_job(world: JobsFileWorld, user: User, kind: str, a: int) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(STEPS, st.integers(1, 3))
-def test_successive_saves_match_the_model(steps: list[tuple[str, int, int]], edits_per_save: int) -> None:
+def test_the_effects_of_successive_saves_match_the_model(
+    steps: list[tuple[str, int, int]], edits_per_save: int
+) -> None:
     user, world = User(), JobsFileWorld()
     pending = 0
     for kind, a, b in steps:
@@ -232,7 +234,7 @@ def test_a_burst_of_saves_loses_no_job(
     before = {job.spec.text: i for i, job in world.jobs.items()}
     for texts, wait, cut in between:
         whole = "".join(f"python {text}.py\n" for text in texts)
-        # After 5 s, a truncated line is accepted as it is.
+        # After 5 s, a truncated line would be accepted as a line of its own.
         world.save(whole[: len(whole) - min(cut, len(whole))], wait=min(wait, 4.9) if cut else wait)
     world.save("".join(f"python {text}.py\n" for text in last), wait=30)
     assert world.queue() == [f"python {text}.py" for text in last]

@@ -28,5 +28,5 @@ HEADER = "# job 3, attempt 1: python t.py\n# command: python t.py\n# GPUs: 0; st
         ("saved\n--- completed, exit code 0, 3 s\n", "saved"),
     ],
 )
-def test_finds_the_last_line_that_is_not_blank(tail: str, line: str | None) -> None:
+def test_finds_the_last_visible_line_of_a_log(tail: str, line: str | None) -> None:
     assert last_visible_line(tail) == line

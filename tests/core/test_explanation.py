@@ -40,7 +40,7 @@ def explain(how: AttemptResult, context: FailureContext | None = None) -> str:
 
 
 def remedy(how: AttemptResult, tail: str = "", ids: tuple[int, ...] = ()) -> str | None:
-    """Returns the remedy for a failed command with this end of its log."""
+    """Returns the remedy for a failed command whose log ends with `tail`."""
     return failure_remedy(explain_failure(how, FailureContext(tail, ids)).failure)
 
 
@@ -69,7 +69,7 @@ def remedy(how: AttemptResult, tail: str = "", ids: tuple[int, ...] = ()) -> str
         (None, None, None, "nothing was started"),
     ],
 )
-def test_describes_exit_codes_and_signals(
+def test_describes_how_a_command_ended_by_exit_code_or_signal(
     exit_code: int | None, signal: int | None, oom: int | None, words: str
 ) -> None:
     assert explain(result(exit_code, signal, oom)) == words
@@ -90,7 +90,8 @@ def test_describes_exit_codes_and_signals(
             "exit code 1: RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.;"
             " one of its processes was killed by SIGKILL, probably because memory ran out",
         ),
-        # Other processes share the OOM counter. It is mentioned only if the log contains a sign of a kill.
+        # Processes of other jobs share the OOM counter, so it is mentioned only if the log shows signs of a
+        # kill.
         (result(1, oom=1), FailureContext("ValueError: x\n"), "exit code 1: ValueError: x"),
         (result(1, oom=0), FailureContext("Killed\n"), "exit code 1"),
         (result(1), FailureContext(f"ValueError: {'x' * 900}\n"), f"exit code 1: ValueError: {'x' * 287}…"),
@@ -121,7 +122,7 @@ def test_explains_a_failure_in_one_line(
         "cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorInvalidDevice: invalid device ordinal",
     ],
 )
-def test_advises_on_invalid_gpu_numbers(error: str) -> None:
+def test_suggests_a_remedy_for_invalid_gpu_numbers(error: str) -> None:
     assert explain(result(1), FailureContext(f"{error}\n", (2, 3))).endswith(ADVICE)
 
 
@@ -157,7 +158,9 @@ def test_reports_two_processes_on_one_gpu() -> None:
         (AttemptResult(None, 1, None, False, "no script", (), None, 2.0), False),
     ],
 )
-def test_only_a_command_that_fails_by_itself_counts_as_a_failure(how: AttemptResult, failed: bool) -> None:
+def test_only_a_command_that_failed_without_being_stopped_counts_as_a_failure(
+    how: AttemptResult, failed: bool
+) -> None:
     assert is_failure(how) is failed
 
 
@@ -201,7 +204,7 @@ def test_an_explanation_is_always_one_printable_line(
         (result(3), "", None),
     ],
 )
-def test_finds_the_remedy_for_an_error(how: AttemptResult, tail: str, words: str | None) -> None:
+def test_finds_the_remedy_for_a_known_error(how: AttemptResult, tail: str, words: str | None) -> None:
     found = remedy(how, f"{tail}\n", (2, 3) if tail == ORDINAL else ())
     assert (found is None) if words is None else (found is not None and words in found)
 
@@ -222,12 +225,12 @@ def test_finds_the_remedy_for_an_error(how: AttemptResult, tail: str, words: str
         (OomCase(at_limit=True), "the job had the most memory that a GPU can provide: use a smaller batch"),
     ],
 )  # fmt: skip
-def test_oom_remedy_depends_on_gpu_use_and_declaration(case: OomCase, words: str) -> None:
+def test_the_oom_remedy_depends_on_gpu_use_and_the_declaration(case: OomCase, words: str) -> None:
     assert words in oom_remedy(case)
     assert ("request more" in oom_remedy(case)) == (case == OomCase())
 
 
-def test_reports_an_error_that_the_program_caught() -> None:
+def test_reports_an_oom_error_that_the_program_caught() -> None:
     tail = "epoch 1\nCUDA out of memory, try a smaller batch\n"
     assert explain(result(1), FailureContext(tail)) == "exit code 1: CUDA out of memory, try a smaller batch"
     assert explain(result(3), FailureContext(tail)) == "exit code 3: CUDA out of memory, try a smaller batch"

@@ -37,13 +37,13 @@ def test_escapes_control_characters(text: str, shown: str) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(st.text())
-def test_visible_text_contains_no_control_character(text: str) -> None:
+def test_escaped_text_contains_no_control_character(text: str) -> None:
     shown = safe_text(text)
     assert not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in shown)
     shown.encode()
 
 
-def test_safe_text_keeps_line_breaks_on_request() -> None:
+def test_escaping_keeps_line_breaks_on_request() -> None:
     assert safe_text("a\x1b\nb", keep_line_breaks=True) == "a\\x1b\nb"
 
 

@@ -41,7 +41,7 @@ def test_impossible_values_become_unknown(raw: Values, expected: Values) -> None
     ("processes", "foreign"),
     [(None, None), ((GpuProcess(1, None),), None), ((), 0), ((GpuProcess(1, 300), GpuProcess(2, 4)), 304)],
 )
-def test_without_a_total_foreign_memory_is_the_sum_of_processes_or_unknown(
+def test_foreign_memory_of_a_gpu_without_a_total_is_the_sum_of_its_processes_or_unknown(
     processes: tuple[GpuProcess, ...] | None, foreign: int | None
 ) -> None:
     """A GB10 shares the memory of its machine. It reports the memory of each process, but no total."""

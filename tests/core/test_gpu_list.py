@@ -51,12 +51,12 @@ def test_rejects_malformed_gpu_lists(text: str, says: str) -> None:
     assert says in str(error.value)
 
 
-def test_accepts_any_index_if_the_gpus_are_unknown() -> None:
+def test_accepts_any_gpu_index_if_the_existing_gpus_are_unknown() -> None:
     assert parse_gpu_list("17") == (17,)
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.none() | st.frozensets(st.integers(0, 30), min_size=1))
-def test_a_formatted_list_parses_to_the_same_gpus(gpus: frozenset[int] | None) -> None:
+def test_a_formatted_gpu_list_parses_to_the_same_gpus(gpus: frozenset[int] | None) -> None:
     expected = None if gpus is None else tuple(sorted(gpus))
     assert parse_gpu_list(format_gpu_list(gpus)) == expected

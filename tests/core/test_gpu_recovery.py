@@ -1,4 +1,4 @@
-"""A lost GPU gets no jobs. It returns after three good samples in a row, even across a restart."""
+"""A lost GPU gets no jobs. After three good samples in a row it is used again, even across a restart."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def known(index: int, uuid: str, fault: GpuFault | None = None) -> GpuSample:
         (TWO, None, None, True),
         (TWO, LOST, LOST, None),
         (UNLISTED, None, ONE, None),
-        # A sample in which no GPU is readable marks none of them as lost.
+        # A sample in which no GPU is readable does not mark any GPU as lost.
         (ALL_UNREADABLE, None, None, None),
         (ALL_UNREADABLE, LOST, LOST, False),
     ],
 )
-def test_derives_the_next_fault_from_the_last_fault_and_the_sample(
+def test_derives_the_new_fault_of_a_gpu_from_its_last_fault_and_the_sample(
     before: GpuFault | None, now: GpuFault | None, after: GpuFault | None, back: bool | None
 ) -> None:
     (gpu,), changes = update_faults([sample(0, "GPU-a", now)], [known(0, "GPU-a", before)])
@@ -63,7 +63,7 @@ def test_derives_the_next_fault_from_the_last_fault_and_the_sample(
         (ALL_UNREADABLE, "the GPUs cannot be read: no answer"),
     ],
 )
-def test_a_fault_survives_storage_and_has_a_text(fault: GpuFault, words: str) -> None:
+def test_a_gpu_fault_survives_being_stored_and_has_a_text(fault: GpuFault, words: str) -> None:
     assert GpuFault.from_json(fault.to_json()) == fault
     assert str(fault) == words
 
@@ -82,12 +82,12 @@ def test_a_lost_gpu_is_used_again_after_three_good_samples_in_a_row(good: list[b
         fault = gpu.fault
 
 
-def test_a_gpu_seen_for_the_first_time_is_returned_unchanged() -> None:
+def test_a_gpu_sampled_for_the_first_time_keeps_the_fault_that_its_sample_reports() -> None:
     shown, changes = update_faults([sample(0, "GPU-a", LOST), sample(1, "GPU-b")], [])
     assert ([gpu.fault for gpu in shown], changes) == ([LOST, None], ())
 
 
-def test_an_unlisted_gpu_is_lost_and_keeps_its_index_until_it_returns() -> None:
+def test_a_gpu_missing_from_the_sample_is_lost_and_keeps_its_index_until_it_returns() -> None:
     shown, changes = update_faults(
         [sample(0, "GPU-a"), sample(2, "GPU-c")], [known(i, f"GPU-{c}") for i, c in enumerate("abc")]
     )
@@ -101,7 +101,7 @@ def test_an_unlisted_gpu_is_lost_and_keeps_its_index_until_it_returns() -> None:
     assert back.fault == ONE
 
 
-def test_a_missing_gpu_gets_the_last_index_if_its_index_is_taken() -> None:
+def test_a_missing_gpu_whose_index_is_taken_gets_the_last_index() -> None:
     before = [known(i, f"GPU-{c}") for i, c in enumerate("abcd")]
     shown, _ = update_faults([sample(0, "GPU-a"), sample(1, "GPU-d")], before)
     assert [(gpu.index, gpu.uuid, gpu.fault) for gpu in shown] == [
@@ -115,30 +115,30 @@ def test_a_missing_gpu_gets_the_last_index_if_its_index_is_taken() -> None:
     assert again == shown
 
 
-def test_gpus_keep_their_identities_if_their_order_changes() -> None:
+def test_gpus_are_recognized_by_uuid_if_their_order_changes() -> None:
     before = [known(0, "GPU-a"), known(1, "GPU-b", LOST), known(2, "GPU-c")]
     shown, changes = update_faults([sample(0, "GPU-b"), sample(1, "GPU-c"), sample(2, "GPU-a")], before)
     assert [(gpu.uuid, gpu.fault) for gpu in shown] == [("GPU-b", ONE), ("GPU-c", None), ("GPU-a", None)]
     assert changes == ()
 
 
-def test_a_gpu_without_a_uuid_is_identified_as_the_missing_gpu() -> None:
+def test_a_gpu_without_a_uuid_is_assumed_to_be_the_missing_gpu() -> None:
     before = [known(0, "GPU-a"), known(1, "GPU-b"), known(2, "GPU-c")]
     faulty = replace(sample(1, "unknown-1", LOST), name="unknown")
     shown, changes = update_faults([sample(0, "GPU-a"), faulty, sample(2, "GPU-c")], before)
     assert [(gpu.index, gpu.uuid, gpu.name) for gpu in shown][1] == (1, "GPU-b", "GPU")
     assert changes == (GpuChange(shown[1], recovered=False),)
-    # The order changed, so the GPU is at another index, but it is still the only candidate.
+    # The order has changed and the GPU has another index, but it is still the only candidate.
     moved = replace(faulty, index=0, uuid="unknown-0")
     shown, _ = update_faults([moved, sample(1, "GPU-a"), sample(2, "GPU-c")], before)
     assert [gpu.uuid for gpu in shown] == ["GPU-b", "GPU-a", "GPU-c"]
-    # If two GPUs are missing, it is identified as the one that had this index.
+    # If two GPUs are missing, it is assumed to be the one that had this index.
     shown, _ = update_faults([sample(1, "unknown-1", LOST)], before[:2])
     assert [(gpu.index, gpu.uuid, gpu.fault) for gpu in shown] == [
         (0, "GPU-a", UNLISTED),
         (1, "GPU-b", LOST),
     ]
-    # If no GPU is missing, it is a GPU that was never stored.
+    # If no GPU is missing, it is a new GPU.
     shown, _ = update_faults([sample(0, "GPU-a"), faulty], [known(0, "GPU-a")])
     assert [gpu.uuid for gpu in shown] == ["GPU-a", "unknown-1"]
 

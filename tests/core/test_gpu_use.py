@@ -1,4 +1,4 @@
-"""The availability of a GPU: allocations, foreign use, and committed memory."""
+"""The availability of a GPU, based on its allocations, foreign use and committed memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def available(one: Gpu, *attempts: Attempt) -> GpuAvailability:
 def start_or_reason(one: Gpu, resources: ResourceSpec, *attempts: Attempt) -> act.Start | str:
     """Records the sample.
 
-    Then returns the start of a job with these resources, or the text of why it waits.
+    Then returns the start of a job with this resource spec, or the text of why it waits.
     """
     loads = (*one.foreign_loads, foreign_load(one, attempts, LIMITS))[-3:]
     noted = replace(
@@ -61,7 +61,7 @@ def loaded_gpu(
     return replace(one, sample=replace(one.sample, load_percent=load))
 
 
-def test_adds_up_allocations_of_every_kind() -> None:
+def test_adds_up_the_allocations_of_a_gpu_by_share_memory_or_whole_gpu() -> None:
     found = available(
         gpu(0),
         running(1, share=250),
@@ -73,18 +73,18 @@ def test_adds_up_allocations_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("values", [{"share": 1000, "whole": True}, {"vram": 5, "whole": True}, {}])
-def test_an_attempt_with_whole_gpus_uses_up_all_share_and_memory(values: dict[str, int]) -> None:
+def test_an_attempt_with_whole_gpus_takes_up_all_share_and_memory(values: dict[str, int]) -> None:
     found = available(gpu(0), running(1, **values))
     assert (found.allocated_share, found.committed_mib) == (1000, TOTAL)
 
 
-def test_a_peak_counts_only_on_its_own_gpu() -> None:
+def test_an_attempts_peak_counts_only_on_the_gpu_where_it_occurred() -> None:
     attempt = running(1, "U0", "U1", vram=5000, peaks={"U1": 9000})
     both = facts(gpu(0), gpu(1), attempts=(attempt,))
     assert [availability(one, both).committed_mib for one in both.gpus] == [5000, 9900]
 
 
-def test_a_released_gpu_is_unavailable_until_its_memory_is_free() -> None:
+def test_a_gpu_is_unavailable_after_its_release_until_its_memory_is_free() -> None:
     released = running(1, vram=5000, state=AttemptState.RELEASED, released_at=999.5)
     found = available(gpu(0), released)
     assert (found.allocated_share, found.committed_mib, found.occupied, found.unavailable) == (
@@ -99,7 +99,7 @@ def test_a_foreign_process_counts_at_its_buffered_peak_until_it_exits() -> None:
     ramped = gpu(0, None, (GpuProcess(7, 2000),), process_starts={7: 3.0}, foreign_peaks={(7, 3.0): 8000})
     found = available(ramped)
     assert (found.committed_mib, found.foreign_mib, found.foreign_pid) == (8800, 2000, 7)
-    # The process still runs but uses no memory now; it may reach its peak again.
+    # The process uses no memory now, but it still runs and may reach its peak again.
     assert available(gpu(0, foreign_peaks={(7, 3.0): 8000})).committed_mib == 8800
     assert available(gpu(0)).committed_mib == 0
 
@@ -120,7 +120,7 @@ def test_each_foreign_process_counts_at_the_higher_of_peak_and_sample() -> None:
     assert available(two).committed_mib == 2202 + 6
 
 
-def test_drops_the_foreign_peak_of_a_process_identified_as_ours() -> None:
+def test_drops_the_foreign_peak_of_a_process_that_turns_out_to_belong_to_a_job() -> None:
     ours = gpu(
         0,
         None,
@@ -134,14 +134,14 @@ def test_drops_the_foreign_peak_of_a_process_identified_as_ours() -> None:
     assert plan(facts(ours, attempts=(running(1, vram=4000),))) == [act.RecordForeignPeaks("U0", ())]
 
 
-def test_records_the_peak_of_a_misplaced_process_as_foreign() -> None:
+def test_records_the_peak_of_a_misplaced_process_as_a_foreign_peak() -> None:
     misplaced = gpu(1, None, (GpuProcess(7, 2000),), owners={7: 1})
     attempt = running(1, "U0", vram=4000)
     assert foreign_peaks(misplaced, (attempt,)) == {(7, 0.0): 2000}
     assert available(misplaced, attempt).committed_mib == 2200
 
 
-def test_memory_in_use_is_never_allocated_again() -> None:
+def test_memory_already_in_use_is_never_allocated() -> None:
     over = gpu(0, 20_000, (GpuProcess(7, 20_000),), owners={7: 1})
     assert available(over, running(1, vram=4000)).committed_mib == 20_000
     assert available(over, running(1, vram=4000, peaks={"U0": 20_000})).committed_mib == 22_000
@@ -158,7 +158,7 @@ def test_memory_in_use_is_never_allocated_again() -> None:
         (Gpu("U0", 0), False),
     ],
 )
-def test_lists_processes_only_if_all_are_known(one: Gpu, complete: bool) -> None:
+def test_reports_the_processes_of_a_gpu_only_if_all_are_known(one: Gpu, complete: bool) -> None:
     assert (listed_processes(one) is not None) == complete
 
 
@@ -181,7 +181,7 @@ def test_without_a_process_list_foreign_memory_is_the_total_minus_our_own(one: G
     assert foreign_memory(one, (replace(ours, state=AttemptState.RELEASED, released_at=5.0),), LIMITS) == 9000
 
 
-def test_without_a_process_list_our_own_load_does_not_block_the_other_half() -> None:
+def test_without_a_process_list_a_jobs_own_load_does_not_block_the_other_half_of_its_gpu() -> None:
     one = loaded_gpu(97.0, 12_000, None)
     ours = running(1, share=500)
     assert available(one, ours).foreign_pid is None
@@ -190,7 +190,7 @@ def test_without_a_process_list_our_own_load_does_not_block_the_other_half() -> 
 
 
 @pytest.mark.parametrize(("mib", "who"), [(0, ""), (200, ""), (201, ", foreign processes use 201 MiB")])
-def test_without_a_process_list_little_used_memory_does_not_count_as_a_foreign_process(
+def test_without_a_process_list_a_little_used_memory_does_not_count_as_a_foreign_process(
     mib: int, who: str
 ) -> None:
     short = obstacle(available(gpu(0, mib, None)), Need(1, vram=TOTAL), LIMITS)
@@ -198,7 +198,7 @@ def test_without_a_process_list_little_used_memory_does_not_count_as_a_foreign_p
     assert re.sub("room for [0-9.]+ GiB", "", obstacle_text(short)) == who
 
 
-def test_memory_is_unknown_if_no_value_is_reported() -> None:
+def test_foreign_memory_is_unknown_if_the_driver_reports_no_memory() -> None:
     unsampled = available(gpu(0, None, None))
     assert (unsampled.foreign_mib, unsampled.committed_mib) == (None, None)
     assert available(Gpu("U0", 0)).committed_mib is None
@@ -226,7 +226,7 @@ def test_unattributed_memory_is_reserved_and_counts_as_foreign_above_the_driver_
     assert isinstance(start_or_reason(gpu(0, 712), ALONE), act.Start)
 
 
-def test_unattributed_memory_may_belong_to_a_job_not_listed_yet() -> None:
+def test_unattributed_memory_may_belong_to_a_job_whose_process_is_not_listed_yet() -> None:
     unlisted = gpu(0, 9000)
     ours = running(1, vram=10_000, baseline_mib={"U0": 300})
     assert (available(unlisted, ours).committed_mib, available(unlisted, ours).foreign_mib) == (10_300, 0)
@@ -260,7 +260,7 @@ def test_foreign_memory_above_the_threshold_blocks_jobs_without_declared_memory(
         assert "foreign process 7 uses 21.6 GiB" in str(start_or_reason(crowded, ask))
 
 
-def test_foreign_load_blocks_a_gpu_and_our_own_load_does_not() -> None:
+def test_foreign_load_blocks_a_gpu_but_the_load_of_our_own_jobs_does_not() -> None:
     colleague = loaded_gpu(97.0, None, (GpuProcess(7, 1000, load_percent=97.0),))
     for ask in (WHOLE, HALF, ResourceSpec(vram=1000)):
         assert "foreign process 7, load 97 %" in str(start_or_reason(colleague, ask))
@@ -271,7 +271,7 @@ def test_foreign_load_blocks_a_gpu_and_our_own_load_does_not() -> None:
     assert isinstance(start_or_reason(trainer, ResourceSpec(vram=11_777), running(1, share=500)), str)
 
 
-def test_a_job_with_declared_memory_is_placed_beside_foreign_use_that_leaves_room() -> None:
+def test_a_job_with_declared_memory_may_share_a_gpu_with_foreign_processes_that_leave_room() -> None:
     most = gpu(0, 20_000, (GpuProcess(7, 20_000),))
     assert isinstance(start_or_reason(most, ResourceSpec(vram=2000)), act.Start)
     assert isinstance(start_or_reason(most, ResourceSpec(vram=2000, share=500)), act.Start)
@@ -322,7 +322,7 @@ def test_foreign_load_excludes_the_processes_of_our_jobs(
     ],
     ids=["a pid of another namespace", "a process that is not listed"],
 )
-def test_a_load_that_cannot_be_attributed_is_unknown(untold: dict[str, object]) -> None:
+def test_foreign_load_is_unknown_if_the_load_cannot_be_attributed(untold: dict[str, object]) -> None:
     one = replace(loaded_gpu(95.0, None, (THEIRS,)), **untold)  # type: ignore[arg-type]
     assert foreign_load(one, (), LIMITS) == 95.0
     assert foreign_load(one, (running(1, vram=1000),), LIMITS) is None
@@ -333,11 +333,11 @@ def test_a_load_that_cannot_be_attributed_is_unknown(untold: dict[str, object]) 
     ("loads", "mean"),
     [((), None), ((None,), None), ((90.0,), 90.0), ((0.0, 0.0, 90.0), 30.0), ((None, 70.0, 90.0), 80.0)],
 )
-def test_averages_the_known_foreign_loads(loads: tuple[float | None, ...], mean: float | None) -> None:
+def test_averages_only_the_known_foreign_loads(loads: tuple[float | None, ...], mean: float | None) -> None:
     assert available(gpu(0, foreign_loads=loads)).mean_foreign_load == mean
 
 
-def test_places_a_half_share_job_beside_our_own_busy_job() -> None:
+def test_places_a_job_with_a_half_share_beside_a_busy_job_of_ours() -> None:
     two = (GpuProcess(7, 5000, load_percent=90.0), GpuProcess(8, 5, load_percent=0.0))
     ours = running(1, share=500)
     assert isinstance(start_or_reason(loaded_gpu(90.0, None, two, owners={7: 1}), HALF, ours), act.Start)
@@ -349,7 +349,7 @@ def test_places_a_half_share_job_beside_our_own_busy_job() -> None:
     )
 
 
-def test_does_not_start_two_jobs_that_together_exceed_free_memory() -> None:
+def test_does_not_start_two_jobs_that_together_exceed_the_free_memory() -> None:
     three = facts(gpu(0), gpu(1), pending_groups=(group(ResourceSpec(vram=14_336), 1, 2, 3),))
     actions = plan(three)
     assert [(a.job_id, a.gpus) for a in actions if isinstance(a, act.Start)] == [(1, ("U0",)), (2, ("U1",))]
@@ -406,7 +406,7 @@ def test_a_start_planned_in_this_round_counts_like_a_recorded_start(
     assert [a.gpus for a in plan(wider) if isinstance(a, act.Start)] == [("U0",), ("U1",)]
 
 
-def test_the_exclusive_setting_makes_every_job_exclusive() -> None:
+def test_the_setting_exclusive_makes_every_job_exclusive() -> None:
     world = facts(
         gpu(0), pending_groups=(group(ResourceSpec(vram=5000), 1, 2),), settings=Settings(exclusive=True)
     )

@@ -1,4 +1,4 @@
-"""Parsing of single lines: every bracketed example of the design, and lines from real files."""
+"""Parsing of single lines, with every bracketed example of the design and with lines from real files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refused(text: str) -> Malformed:
     ["", "  \t", "# comment", "  # comment", "\ufeff", "\ufeff# x", "\r\n", "priority,script_path,conda_env",
      "priority", "Priority , script_path", '"priority","script_path"'],
 )  # fmt: skip
-def test_blank_lines_comments_and_the_header_are_skipped(text: str) -> None:
+def test_skips_blank_lines_comments_and_the_csv_header(text: str) -> None:
     assert parse_line(text, "/w", "/home/u") is None
 
 
@@ -57,7 +57,7 @@ def test_parses_every_field_of_a_csv_line() -> None:
     assert job.llm == "qwen2.5-7b-inst"
 
 
-def test_reads_llm_written_with_an_equals_sign() -> None:
+def test_finds_the_model_if_the_llm_option_has_an_equals_sign() -> None:
     assert spec("0,a.py,,--llm=qwen2.5-3b-inst").llm == "qwen2.5-3b-inst"
 
 
@@ -133,7 +133,7 @@ def test_parses_csv_lines(
         ("[allowed=1] 0,a.py,,torchrun,,1", "both in the attributes"),
     ],
 )
-def test_malformed_csv_is_never_a_command(text: str, message: str) -> None:
+def test_a_malformed_csv_line_is_never_parsed_as_a_command(text: str, message: str) -> None:
     result = refused(text)
     assert message in result.reason
     if not text.startswith("[") or "both" not in message:
@@ -157,7 +157,7 @@ def test_malformed_csv_is_never_a_command(text: str, message: str) -> None:
          ['0,a.py,e,torchrun-2gpu,"--layers 1,2,3",', '0,a.py,e,torchrun-2gpu,"--layers 1","2,3"']),
     ],
 )  # fmt: skip
-def test_rejects_unquoted_commas_and_suggests_the_quoted_line(
+def test_rejects_unquoted_commas_in_a_field_and_suggests_the_quoted_line(
     text: str, message: str, suggestions: list[str]
 ) -> None:
     result = refused(text)
@@ -167,7 +167,7 @@ def test_rejects_unquoted_commas_and_suggests_the_quoted_line(
         assert isinstance(parse_line(line, "/", "/"), ParsedJob)
 
 
-def test_rejects_commas_that_quotes_cannot_fix_and_shows_the_accepted_forms() -> None:
+def test_shows_the_accepted_forms_if_quoting_cannot_fix_a_line_with_too_many_commas() -> None:
     for text in ("0,a.py,,--x 'a,b", "0,a.py,,x,9", "0,a.py,,--betas 0.9,0.99,9"):
         assert "priority,script_path" in refused(text).accepted_form
 
@@ -307,7 +307,7 @@ def test_an_empty_csv_field_does_not_override_the_attribute() -> None:
     assert (job.priority, job.conda, job.allowed) == (3, "e", (1,))
 
 
-def test_relative_paths_start_at_the_cwd_attribute() -> None:
+def test_relative_paths_are_resolved_against_the_cwd_attribute() -> None:
     job = spec("[cwd=~/d venv=../v] 0,s/a.py")
     assert (job.cwd, job.script, job.venv) == ("/home/u/d", "/home/u/d/s/a.py", "/home/u/v")
 
@@ -329,7 +329,7 @@ def test_relative_paths_start_at_the_cwd_attribute() -> None:
         ("0,a.py,e,torchrun,--x", "0,a.py,e,torchrun-2gpu,--x", False),
     ],
 )
-def test_identity_depends_on_what_the_job_runs(one: str, other: str, same: bool) -> None:
+def test_the_identity_of_a_job_depends_on_what_it_runs(one: str, other: str, same: bool) -> None:
     assert (spec(one).identity == spec(other).identity) is same
 
 
@@ -338,7 +338,7 @@ def test_identity_depends_on_what_the_job_runs(one: str, other: str, same: bool)
     [("python a.py --x 'a;b' \"c d\" --y=1", False), ("a && b", True), ("a > b", True), ("for x in 1", True),
      ("echo it's", True), ("done", True), ("echo $X", True)],
 )  # fmt: skip
-def test_only_commands_with_shell_syntax_need_a_check_by_bash(text: str, asks: bool) -> None:
+def test_only_commands_with_shell_syntax_are_checked_by_bash(text: str, asks: bool) -> None:
     assert parsed(text).needs_bash_check is asks
 
 
@@ -364,7 +364,7 @@ def test_parsing_a_formatted_csv_line_returns_the_same_job(
             format_script_line(script, conda, args, priority, allowed)
         return
     if re.search(r'\\".*[ \t]#', script):
-        return  # the next test checks whether these are refused
+        return  # The next test checks that these names are rejected.
     job = spec(format_script_line(script, conda, args, priority, allowed))
     assert (job.kind, job.script, job.conda, job.arguments) == ("csv", script, conda, words)
     assert (job.priority, job.allowed) == (priority, allowed)
@@ -382,11 +382,11 @@ def test_arguments_that_look_like_an_execution_type_are_quoted(word: str) -> Non
     assert (spec(line).arguments, spec(line).torchrun, spec(line).allowed) == ((word,), None, (0,))
 
 
-def test_a_blank_after_a_final_backslash_is_an_argument() -> None:
+def test_an_escaped_space_at_the_end_of_a_line_is_an_argument() -> None:
     assert spec(format_script_line("/a.py", args="x \\ ")).arguments == ("x", " ")
 
 
-def test_fields_are_quoted_only_if_necessary() -> None:
+def test_csv_fields_are_quoted_only_if_necessary() -> None:
     line = format_script_line("/path/to/script.py", "myenv", "--llm q --epochs 100", 0, (0, 1, 2, 3))
     assert line == "0,/path/to/script.py,myenv,--llm q --epochs 100,0-3"
     with pytest.raises(ValueError, match="line break"):
@@ -398,7 +398,7 @@ def test_fields_are_quoted_only_if_necessary() -> None:
 @settings(deadline=None, max_examples=300)
 @given(st.text(max_size=40) | st.text(alphabet="01,;[]'\"\\ #.py&|abc=\t", max_size=25))
 @example("\x1f")
-def test_any_text_parses_to_a_job_a_malformed_line_or_nothing(text: str) -> None:
+def test_any_line_parses_to_a_job_or_an_error_or_nothing(text: str) -> None:
     result = parse_line(text, "/w", "/home/u", EIGHT_GPUS)
     if isinstance(result, Malformed):
         assert result.reason

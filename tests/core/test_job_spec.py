@@ -1,4 +1,4 @@
-"""Job specifications: JSON, identity, program and mode."""
+"""The JSON, identity, program and mode of job specifications."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
         hold=st.booleans(),
     )
 )
-def test_a_spec_survives_a_json_round_trip(spec: JobSpec) -> None:
+def test_a_job_spec_survives_a_json_round_trip(spec: JobSpec) -> None:
     back = JobSpec.from_json(spec.to_json())
     # No line can express an empty list of GPUs.
     assert back == (replace(spec, allowed=None) if spec.allowed == () else spec)
 
 
-def test_the_json_of_a_spec_keeps_zero_values() -> None:
+def test_the_json_of_a_job_spec_keeps_zero_values() -> None:
     zero = JobSpec.from_json(replace(CSV, priority=0, oom_retries=0, fail_retries=0).to_json())
     assert (zero.priority, zero.oom_retries, zero.fail_retries) == (0, 0, 0)
 
@@ -118,5 +118,5 @@ def test_attributes_do_not_change_the_identity() -> None:
         (replace(COMMAND, command="echo 'unbalanced"), "echo"),
     ],
 )
-def test_finds_the_mode_of_a_job(spec: JobSpec, mode: str) -> None:
+def test_derives_the_mode_of_a_job_from_its_spec(spec: JobSpec, mode: str) -> None:
     assert spec.mode == mode

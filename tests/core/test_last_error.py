@@ -1,4 +1,4 @@
-"""Finding the error at the end of a log and returning it as one line, regardless of the lines around it."""
+"""Finding the error at the end of a log, whatever surrounds it, and returning it as one line."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ RANKS = """\
 [rank0]: ValueError: root
 [rank1]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1234
 """
-#: The same log, but the traceback that began last is not from the first process to fail.
+#: The same log, except that the last traceback is not from the process that failed first.
 SWAPPED = "".join([*reversed(RANKS.splitlines(keepends=True)[:2]), *RANKS.splitlines(keepends=True)[2:]])
 TORCHRUN = """\
 E0325 20:57:27.620000 2606 elastic/multiprocessing/api.py:869] failed (exitcode: 1) local_rank: 0 (pid: 2630)
@@ -219,18 +219,18 @@ ResourceWarning: unclosed running pool
         pytest.param("", None, id="nothing"),
     ],
 )  # fmt: skip
-def test_finds_the_error_in_a_log(tail: str, expected: str | None) -> None:
+def test_finds_the_error_that_ended_the_program_in_a_log(tail: str, expected: str | None) -> None:
     assert last_error(tail) == expected
 
 
-def test_ignores_an_error_far_from_the_end() -> None:
+def test_ignores_an_error_far_from_the_end_of_the_log() -> None:
     handled = PLAIN + "going on\n" * 50
     assert last_error(handled) == "ValueError: bad learning rate: -1"
     assert last_error(handled, max_lines_after=40) is None
     assert last_error(PLAIN, max_lines_after=40) == "ValueError: bad learning rate: -1"
 
 
-def test_renders_lines_as_a_terminal_shows_them_in_the_end() -> None:
+def test_returns_each_line_as_a_terminal_would_finally_show_it() -> None:
     assert rendered_lines("a\r\n10%\r20%\nb\x1b[31mc\x1b[0m\n--- completed: exit code 0, after 1 s\n") == [
         "a", "20%", "bc",
     ]  # fmt: skip
@@ -247,6 +247,6 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES | st.text(max_size=8), max_size=30).map("".join))
-def test_returns_one_line_or_none_for_any_log(tail: str) -> None:
+def test_returns_at_most_one_line_for_any_log(tail: str) -> None:
     found = last_error(tail)
     assert found is None or (found.strip() and "\n" not in found)

@@ -1,7 +1,4 @@
-"""Tests that imports point inward.
-
-Compares the imports in the source with one table (docs/architecture.md).
-"""
+"""Tests that imports between rooms point inward, as the table in docs/architecture.md shows."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "intake",
     ),
     "app": (*CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health"),
-    # Views use the types of records, because results contain records, but views do not read the store.
+    # Views import the types of the records that results contain, but views do not read the store.
     "views": ("core.model", "core.text", "core.scheduling", "app", "store.records", "store.jobs_files"),
     "reporting": (
         "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "store.events",
@@ -137,7 +134,7 @@ def is_module(path: Path) -> bool:
 
 
 def room_of(module: str) -> str:
-    """Returns the room of a module: the longest entry of the table that contains it."""
+    """Returns the room of a module, which is the longest entry of the table that contains it."""
     parts = module.split(".")
     for length in range(len(parts), 0, -1):
         room = ".".join(parts[:length])
@@ -166,12 +163,12 @@ def violations(root: Path) -> list[str]:
     ]
 
 
-def test_our_imports_point_inward() -> None:
+def test_every_import_is_allowed_by_the_import_table() -> None:
     assert len(list(our_imports(ROOT / PACKAGE))) > 20
     assert violations(ROOT / PACKAGE) == []
 
 
-def test_no_two_rooms_import_each_other() -> None:
+def test_imports_between_packages_form_no_cycle() -> None:
     arrows: dict[str, set[str]] = {}
     for found in our_imports(ROOT / PACKAGE):
         one, other = room_of(found.module), room_of(found.target)
@@ -187,13 +184,13 @@ def test_no_two_rooms_import_each_other() -> None:
     assert [room for room in arrows if room in reachable(room, set())] == []
 
 
-def test_every_room_is_in_the_table() -> None:
+def test_every_package_and_top_level_module_is_in_the_import_table() -> None:
     rooms = {path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")}
     modules = {path.stem for path in (ROOT / PACKAGE).glob("*.py")} - {"__init__"}
     assert rooms | modules == {entry.split(".")[0] for entry in MAY}
 
 
-def test_use_cases_do_not_depend_on_a_command_line_or_terminal() -> None:
+def test_use_cases_use_neither_the_command_line_nor_the_terminal() -> None:
     root = ROOT / PACKAGE / "app"
     for path in sorted(root.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""Warnings about lines whose jobs will fail. Ordinary lines cause no warnings."""
+"""Warnings about lines whose jobs will fail. Ordinary lines do not cause warnings."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def warnings_of(line: str, shell: JobShell | None = SHELL) -> list[str]:
         ),
     ],
 )
-def test_warns_about_lines_that_will_fail(line: str, warning: str) -> None:
+def test_warns_about_lines_whose_jobs_will_fail(line: str, warning: str) -> None:
     assert warnings_of(line) == [warning]
 
 

@@ -27,11 +27,11 @@ def used(index: int, *processes: GpuProcess, owners: dict[int, int | None] | Non
 
 HERE = used(2, GpuProcess(71, 300), GpuProcess(72, 4000), owners={71: 1, 72: 1})
 MISPLACED = RecordMisplacedProcess(1, "U2", 72)
-#: No allocation covers the process on that GPU, so its memory is reserved like that of a foreign process.
+#: The job has no allocation on that GPU, so the process's memory is reserved like that of a foreign process.
 FOREIGN_PEAKS = RecordForeignPeaks("U2", ((71, 0.0, 300), (72, 0.0, 4000)))
 
 
-def test_reports_the_largest_misplaced_process_once() -> None:
+def test_reports_only_the_largest_misplaced_process_and_only_once() -> None:
     assert misplaced_processes(observed(used(0), HERE)) == [MISPLACED]
     assert plan(observed(used(0), HERE)) == [FOREIGN_PEAKS, MISPLACED]
     reported = replace(RUNNING, misplaced_gpus=("U2",))

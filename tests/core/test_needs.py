@@ -1,4 +1,4 @@
-"""Shares, the needs of lines, and llm_config.json."""
+"""Shares, the GPU needs of lines, and llm_config.json."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_rejects_an_invalid_share(text: str) -> None:
         parse_share(text)
 
 
-def test_rounded_shares_of_a_third_never_overfill_a_gpu() -> None:
+def test_three_rounded_shares_of_a_third_never_overfill_a_gpu() -> None:
     assert parse_share("0.3334") * 3 > 1000
     assert parse_share("0.333") * 3 <= 1000
 
@@ -84,7 +84,7 @@ def test_rounded_shares_of_a_third_never_overfill_a_gpu() -> None:
         (ResourceSpec(share=2001, exclusive=True), Need(3, 1000, exclusive=True)),
     ],
 )
-def test_resolves_the_need_from_the_attributes_the_model_or_the_default(
+def test_takes_the_need_from_the_attributes_or_else_the_model_or_else_the_default(
     ask: ResourceSpec, need: Need
 ) -> None:
     assert resolve(ask, CONFIG) == need
@@ -106,7 +106,8 @@ WORKLOAD_CLASS = '["train.py", null]'
             ResourceSpec(workload_class=WORKLOAD_CLASS, llm="unknown", is_command=True),
             Need(1, vram=7000, learned=True),
         ),
-        # A declaration overrides learned memory; an unknown workload class gets an idle GPU, or the default.
+        # A declaration overrides learned memory. An unknown workload class gets an idle GPU or the default
+        # need.
         (ResourceSpec(workload_class=WORKLOAD_CLASS, llm="small"), Need(1, 500)),
         (ResourceSpec(workload_class=WORKLOAD_CLASS, vram=50), Need(1, vram=50)),
         (ResourceSpec(workload_class=WORKLOAD_CLASS, share=50), Need(1, 50)),
@@ -116,11 +117,13 @@ WORKLOAD_CLASS = '["train.py", null]'
         (ResourceSpec(is_command=True), Need(1, 1000, alone=True, assumed=True)),
     ],
 )
-def test_learned_memory_overrides_the_default_but_not_the_model(ask: ResourceSpec, need: Need) -> None:
+def test_learned_memory_overrides_the_default_need_but_not_the_models_need(
+    ask: ResourceSpec, need: Need
+) -> None:
     assert resolve(ask, CONFIG, {WORKLOAD_CLASS: 7000}) == need
 
 
-def test_the_workload_class_is_set_only_without_a_declaration() -> None:
+def test_a_job_has_a_workload_class_only_if_it_declares_no_need() -> None:
     plain = JobSpec("command", "python train.py --lr 1", "/w", command="python train.py --lr 1")
     assert ResourceSpec.of(plain).workload_class is None
     assert ResourceSpec.of(plain, learn_needs=True).workload_class == WORKLOAD_CLASS
@@ -135,7 +138,7 @@ def test_the_workload_class_is_set_only_without_a_declaration() -> None:
     assert ResourceSpec.of(plain, 5, learn_needs=True).workload_class == WORKLOAD_CLASS
 
 
-def test_the_minimum_after_an_oom_overrides_the_line() -> None:
+def test_the_minimum_memory_after_an_oom_overrides_the_line() -> None:
     spec = JobSpec("command", "x", "/", command="x", vram=4096, gpus=2, exclusive=True, allowed=(1, 2))
     assert ResourceSpec.of(spec) == ResourceSpec(None, 2, None, True, (1, 2), 4096, True)
     raised = ResourceSpec.of(spec, 9000)
@@ -163,7 +166,9 @@ def test_the_minimum_after_an_oom_overrides_the_line() -> None:
         (ResourceSpec(min_vram_mib=9000), Need(1, 1000, vram=9000)),
     ],
 )
-def test_the_minimum_after_an_oom_changes_only_memory(ask: ResourceSpec, need: Need) -> None:
+def test_the_minimum_memory_after_an_oom_changes_only_the_memory_of_a_need(
+    ask: ResourceSpec, need: Need
+) -> None:
     models = {
         "half": Requirement(500),
         "two": Requirement(2000),
@@ -180,7 +185,7 @@ def test_torchrun_applies_declared_memory_to_each_gpu() -> None:
     assert resolve(ResourceSpec.of(replace(spec, vram=None), 9999), CONFIG) == Need(2, 1000, vram=9999)
 
 
-def test_torchrun_sets_the_need_regardless_of_the_model() -> None:
+def test_the_torchrun_attribute_sets_the_need_regardless_of_the_model() -> None:
     spec = JobSpec("csv", "x", "/", "a.py", ("--llm", "small"), torchrun=2, allowed=(0, 1))
     assert ResourceSpec.from_key(ResourceSpec.of(spec).key()) == ResourceSpec(
         share=1000, gpus=2, allowed=(0, 1)
@@ -214,17 +219,17 @@ def test_torchrun_sets_the_need_regardless_of_the_model() -> None:
         ('{"default_requirement": "much"}', "default_requirement"),
     ],
 )
-def test_an_error_in_the_configuration_names_the_key(text: str, names: str) -> None:
+def test_an_error_in_llm_config_names_the_key(text: str, names: str) -> None:
     with pytest.raises(ValueError, match=names):
         parse_llm_config(text)
 
 
-def test_accepts_a_share_in_quotes() -> None:
+def test_llm_config_accepts_a_share_in_quotes() -> None:
     config = parse_llm_config('{"default_requirement": "1.0", "models": {"m": "0.5"}}')
     assert (config.default, config.of("m")) == (Requirement(1000), Requirement(500))
 
 
-def test_accepts_memory_as_mib_or_text_together_with_share_or_gpus() -> None:
+def test_llm_config_accepts_memory_in_mib_or_as_text_with_a_share_or_gpus() -> None:
     assert CONFIG.of("mib") == Requirement(None, None, 9000)
     assert CONFIG.of("text") == Requirement(None, 2, 9216)
     assert CONFIG.of("both") == Requirement(250, None, 9216)
@@ -234,7 +239,7 @@ def test_accepts_memory_as_mib_or_text_together_with_share_or_gpus() -> None:
     assert resolve(ResourceSpec(is_command=True, llm="unknown"), default) == Need(1, vram=2048, assumed=True)
 
 
-def test_an_empty_configuration_means_one_gpu_for_each_job() -> None:
+def test_an_empty_llm_config_gives_each_job_one_gpu() -> None:
     assert parse_llm_config("{}") == LlmConfig(Requirement(1000), {})
 
 
@@ -246,7 +251,7 @@ def test_an_empty_configuration_means_one_gpu_for_each_job() -> None:
         ("[null, null, null, false, null]", ResourceSpec()),
     ],
 )
-def test_keys_of_an_older_store_survive_a_round_trip(key: str, ask: ResourceSpec) -> None:
+def test_reads_and_writes_the_resource_keys_of_older_stores_unchanged(key: str, ask: ResourceSpec) -> None:
     assert ResourceSpec.from_key(key) == ask
     assert ask.key() == key
     assert json.loads(replace(ask, vram=5).key()) == [*json.loads(key), 5, False, None]
@@ -269,14 +274,18 @@ SPECS = st.builds(
 
 @settings(deadline=None)
 @given(SPECS, SPECS)
-def test_specs_are_equal_exactly_if_their_keys_are_equal(one: ResourceSpec, two: ResourceSpec) -> None:
+def test_resource_specs_are_equal_exactly_if_their_keys_are_equal(
+    one: ResourceSpec, two: ResourceSpec
+) -> None:
     assert (one == two) == (one.key() == two.key())
     assert ResourceSpec.from_key(one.key()) == one
 
 
 @pytest.mark.parametrize("allowed", [None, (0,), (1, 3)])
 @pytest.mark.parametrize("llm", [None, "small", 'with "quotes"'])
-def test_a_spec_parses_from_its_key(allowed: tuple[int, ...] | None, llm: str | None) -> None:
+def test_a_resource_spec_can_be_restored_from_its_key(
+    allowed: tuple[int, ...] | None, llm: str | None
+) -> None:
     ask = ResourceSpec(250, None, llm, True, allowed)
     assert ResourceSpec.from_key(ask.key()) == ask
 
@@ -290,7 +299,7 @@ def test_a_spec_parses_from_its_key(allowed: tuple[int, ...] | None, llm: str | 
         ("--llm", "small", "--llm"),
     ],
 )
-def test_finds_the_model_in_both_option_forms(words: tuple[str, ...]) -> None:
+def test_finds_the_model_in_both_forms_of_the_llm_option(words: tuple[str, ...]) -> None:
     assert JobSpec("csv", "t", "/", "/a.py", words).llm == "small"
     command = "python a.py " + " ".join(words)
     assert JobSpec("command", command, "/", command=command).llm == "small"

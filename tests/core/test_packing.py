@@ -1,4 +1,4 @@
-"""Random scenes of jobs and foreign processes on a few GPUs. A job starts if and only if it fits."""
+"""Random scenes of jobs and foreign processes on a few GPUs, in which a job starts if and only if it fits."""
 
 from __future__ import annotations
 
@@ -83,15 +83,15 @@ def scenes(
 
 @settings(deadline=None, max_examples=200)
 @given(scenes(ANY, 100), st.booleans())
-def test_starts_exactly_the_jobs_that_fit(scene: Scene, exclusive: bool) -> None:
+def test_exactly_the_jobs_that_fit_are_started(scene: Scene, exclusive: bool) -> None:
     machine = Machine(scene, Settings(exclusive=exclusive))
-    machine.play()  # checks every start, and at each tick every waiting job
+    machine.play()  # This checks every start and, at each tick, every waiting job.
     assert machine.starts + len(machine.queued) == len(scene.jobs)
 
 
 @settings(deadline=None, max_examples=200)
 @given(scenes(ANY, 220))
-def test_overuse_is_reported_and_counts_in_the_accounting(scene: Scene) -> None:
+def test_memory_overuse_is_reported_and_added_to_the_committed_memory(scene: Scene) -> None:
     machine = Machine(scene)
     machine.play()
     assert machine.starts + len(machine.queued) == len(scene.jobs)
@@ -142,7 +142,7 @@ def test_jobs_within_their_declarations_never_exceed_a_gpu(scene: Scene) -> None
 
 @pytest.mark.parametrize("sampled", [(True,) * TICKS, (True, False, False, False, True, True, True, True)])
 @pytest.mark.parametrize("order", [(0, 0, 0), (0, 0, 1), (2, 1, 0)])
-def test_a_third_large_job_waits_for_one_of_two_gpus(
+def test_the_third_of_three_large_jobs_waits_until_one_of_two_gpus_is_free(
     order: tuple[int, ...], sampled: tuple[bool, ...]
 ) -> None:
     large = [

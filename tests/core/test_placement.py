@@ -54,7 +54,7 @@ def obstacle_words(view: GpuAvailability, need: Need, limits: Limits) -> str | N
         ),
     ],
 )
-def test_prefers_the_best_fit_then_the_least_load_then_the_lowest_index(
+def test_prefers_the_gpu_with_the_best_fit_then_the_least_load_then_the_lowest_index(
     gpus: list[GpuAvailability], need: Need, chosen: tuple[str, ...]
 ) -> None:
     assert place(need, None, gpus, LIMITS) == chosen
@@ -85,7 +85,9 @@ def test_prefers_the_best_fit_then_the_least_load_then_the_lowest_index(
         (available(0, occupied=True), Need(1, 999, alone=True), "needs 1 idle GPU, 0 free"),
     ],
 )
-def test_the_wait_reason_names_the_obstacle_of_a_gpu(view: GpuAvailability, need: Need, words: str) -> None:
+def test_the_wait_reason_names_why_each_gpu_cannot_be_used(
+    view: GpuAvailability, need: Need, words: str
+) -> None:
     assert words in wait_words(place(need, None, [view], LIMITS))
 
 
@@ -177,7 +179,7 @@ def test_placement_never_overallocates_or_uses_an_unavailable_gpu(
         assert view.foreign_mib < 0.8 * 24576
 
 
-def test_a_value_equal_to_a_threshold_blocks_a_gpu() -> None:
+def test_foreign_use_equal_to_a_threshold_blocks_a_gpu() -> None:
     full = GpuAvailability("U0", 0, 1000, foreign_mib=800, foreign_pid=8)
     assert "uses 800 MiB" in wait_words(place(Need(1, 500), None, [full], LIMITS))
     assert place(
@@ -200,16 +202,16 @@ def test_a_gpu_with_unknown_load_is_chosen_last() -> None:
     assert place(Need(1, 1000), None, [unknown], LIMITS) == ("U0",)
 
 
-def test_equal_gpus_are_chosen_by_lowest_index() -> None:
+def test_the_lowest_index_decides_between_equal_gpus() -> None:
     assert place(Need(1, 1000), None, [available(2), available(1), available(0)], LIMITS) == ("U0",)
 
 
-def test_reports_foreign_memory_of_an_unidentified_process() -> None:
+def test_the_wait_reason_reports_foreign_memory_without_a_process_id() -> None:
     held = available(0, foreign_mib=24_000, foreign_pid=None)
     assert "an unidentified process uses 23.4 GiB" in wait_words(place(Need(1, 500), None, [held], LIMITS))
 
 
-def test_lists_four_unavailable_gpus_and_counts_the_rest() -> None:
+def test_the_wait_reason_lists_four_unavailable_gpus_and_counts_the_rest() -> None:
     text = wait_words(
         place(
             Need(1, 500),
@@ -221,7 +223,7 @@ def test_lists_four_unavailable_gpus_and_counts_the_rest() -> None:
     assert text.endswith("GPU 3: paused; and 3 more)")
 
 
-def test_placement_by_share_ignores_memory() -> None:
+def test_placement_by_share_ignores_used_memory() -> None:
     full = available(0, allocated_share=500, committed_mib=24_576, occupied=True)
     assert place(Need(1, 500), None, [full], LIMITS) == ("U0",)
     assert place(Need(1, 500), None, [available(0, committed_mib=None)], LIMITS) == ("U0",)
@@ -323,7 +325,7 @@ def test_whether_foreign_use_blocks_a_job_depends_on_its_need(
 
 
 @pytest.mark.parametrize("need", [SHARE, MEMORY, ALONE], ids=str)
-def test_foreign_use_below_the_idle_threshold_never_blocks(need: Need) -> None:
+def test_foreign_use_below_the_idle_threshold_never_blocks_a_gpu(need: Need) -> None:
     limits = Limits(mem_threshold=0.001, load_threshold=0.01, idle_threshold_mib=5000)
     view = available(0, foreign_mib=5000, foreign_pid=8, mean_foreign_load=100.0, committed_mib=5500)
     assert obstacle(view, need, limits) is None
@@ -369,11 +371,12 @@ def gpu_of_size(index: int, total: int, **values: object) -> GpuAvailability:
 @pytest.mark.parametrize(
     ("gpus", "need", "chosen"),
     [
-        # The fuller GPU has less memory left, so the empty one stays free for a large job.
+        # The job gets the fuller GPU, which has less memory left, so that the empty one stays free for a
+        # large job.
         ([available(0), available(1, committed_mib=9000)], Need(1, vram=9000), ("U1",)),
         ([available(0, committed_mib=9000), available(1, committed_mib=12_000)], Need(1, vram=9000), ("U1",)),
         ([available(0, committed_mib=9000), available(1, committed_mib=20_000)], Need(1, vram=9000), ("U0",)),
-        # A small GPU is preferred to a large one with more memory left, however much is in use.
+        # A small GPU is preferred to a large one that has more memory left, however full the large one is.
         ([gpu_of_size(0, 81_920), gpu_of_size(1, 24_576)], Need(1, vram=20_000), ("U1",)),
         (
             [gpu_of_size(0, 81_920, committed_mib=70_000), gpu_of_size(1, 24_576)],
@@ -396,7 +399,7 @@ def gpu_of_size(index: int, total: int, **values: object) -> GpuAvailability:
         ([available(0), available(1, allocated_share=100)], Need(1, vram=9000), ("U1",)),
         ([available(0, mean_load=9.0), available(1, mean_load=1.0)], Need(1, vram=9000), ("U1",)),
         ([available(1), available(0)], Need(1, vram=9000), ("U0",)),
-        # Placement by share ignores memory.
+        # For a job that declares a share, memory does not matter.
         ([available(0, committed_mib=0), available(1, committed_mib=20_000)], Need(1, 500), ("U0",)),
         (
             [available(0, allocated_share=1, committed_mib=0), available(1, committed_mib=20_000)],
@@ -405,7 +408,7 @@ def gpu_of_size(index: int, total: int, **values: object) -> GpuAvailability:
         ),
     ],
 )
-def test_best_fit_keeps_the_largest_free_memory_unfragmented(
+def test_best_fit_preserves_the_largest_block_of_free_memory(
     gpus: list[GpuAvailability], need: Need, chosen: tuple[str, ...]
 ) -> None:
     assert place(need, None, gpus, LIMITS) == chosen
@@ -436,7 +439,7 @@ def test_best_fit_keeps_the_largest_free_memory_unfragmented(
         (Need(2, vram=90), (0,), "infeasible: needs 90 MiB of each of 2 GPUs, but only 1 is allowed"),
     ],
 )
-def test_an_infeasible_need_is_reported_with_the_largest_gpu(
+def test_the_report_of_an_infeasible_need_names_the_largest_gpu(
     need: Need, allowed: tuple[int, ...] | None, text: str
 ) -> None:
     gpus = [
@@ -464,7 +467,7 @@ def test_a_gpu_of_unknown_size_counts_as_large_enough() -> None:
     assert "the smallest of the 2 largest managed GPUs has 8.0 GiB" in wait_text(both)
 
 
-def test_describes_gpus_of_the_same_size_together() -> None:
+def test_the_reason_of_an_infeasible_need_groups_gpus_of_the_same_size() -> None:
     answer = place(
         Need(2, vram=30_720),
         None,

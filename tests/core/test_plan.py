@@ -1,4 +1,4 @@
-"""Planning of one round: job order, backfill, wait reasons, requests, and the end of a drain."""
+"""How a round is planned: job order, backfill, wait reasons, requests, and the end of a drain."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def starts(actions: list[act.Action]) -> dict[int, tuple[str, ...]]:
     return {a.job_id: a.gpus for a in actions if isinstance(a, act.Start)}
 
 
-def test_two_half_shares_use_one_gpu_and_a_whole_share_another() -> None:
+def test_two_jobs_with_half_shares_get_one_gpu_and_a_job_with_a_whole_share_another() -> None:
     found = starts(plan(round_of(2, group(HALF, (1, 0), (2, 0)), group(WHOLE, (3, 0)))))
     assert found == {1: ("U0",), 2: ("U0",), 3: ("U1",)}
 
 
-def test_priority_precedes_queue_position() -> None:
+def test_jobs_start_by_priority_first_and_queue_position_second() -> None:
     assert starts(plan(round_of(1, group(WHOLE, (2, 0), (1, 200))))) == {2: ("U0",)}
     assert starts(plan(round_of(1, group(WHOLE, (1, 200)), group(HALF, (2, 0))))) == {2: ("U0",)}
 
 
-def test_a_job_that_fits_bypasses_a_blocked_job() -> None:
+def test_a_job_that_fits_starts_before_a_blocked_job() -> None:
     actions = plan(round_of(1, group(TWO, (1, 0)), group(HALF, (2, 1))))
     assert starts(actions) == {2: ("U0",)}
     two_gpus = round_of(2, group(TWO, (1, 0)), group(HALF, (2, 1)), attempts=(whole("U0"),))
@@ -57,7 +57,7 @@ def test_a_job_that_fits_bypasses_a_blocked_job() -> None:
     assert act.RecordBypassed(1) in actions
 
 
-def test_jobs_behind_a_job_that_is_not_loaded_wait_for_the_next_round() -> None:
+def test_jobs_behind_a_job_that_is_not_loaded_yet_wait_for_the_next_round() -> None:
     lines = (group(HALF, (1, 0), (2, 0), more=True), group(WHOLE, (3, 5)))
     assert starts(plan(round_of(3, *lines))) == {1: ("U0",), 2: ("U0",)}
     assert [job.job_id for job, _ in order(lines)] == [1, 2, 3]
@@ -76,7 +76,7 @@ def test_every_job_waits_while_the_gpus_cannot_be_read() -> None:
     assert wait_text(wait.reason) == "the GPUs cannot be read: gone"
 
 
-def test_does_not_wait_for_memory_of_an_unmanaged_gpu() -> None:
+def test_memory_release_does_not_wait_for_an_unmanaged_gpu() -> None:
     ended = whole("gone", state=AttemptState.RELEASED, released_at=999.5)
     assert plan(round_of(1, attempts=(ended,))) == [act.RecordMemoryReleased(9)]
 
@@ -102,7 +102,7 @@ def test_a_gpu_accepts_no_jobs_until_its_ended_attempt_has_released_it() -> None
         if isinstance(a, act.SetWaitReason)
     )
     assert "quarantined: job 90 left process 77" in wait_text(wait.reason)
-    # The sample is older than the release.
+    # The sample was taken before the release.
     released = replace(ended, state=AttemptState.RELEASED, released_at=999.5)
     wait = next(
         a
@@ -130,7 +130,7 @@ def test_a_misplaced_process_counts_as_foreign() -> None:
     assert (shown.allocated_share, shown.foreign_mib, shown.foreign_pid) == (0, 5000, 1)
 
 
-def test_foreign_memory_falls_back_to_totals_without_a_process_list() -> None:
+def test_foreign_memory_is_computed_from_totals_if_there_is_no_process_list() -> None:
     blind = gpu(0, 20_000, None)
     assert foreign_memory(blind, (), LIMITS) == 20_000
     half = whole("U0", share=500, baseline_mib={"U0": 1000})
@@ -165,7 +165,7 @@ QUEUED = {7: JobFact(7, JobState.QUEUED)}
         ("line_removed", JobState.RUNNING, None),
     ],
 )
-def test_a_request_is_carried_out_or_refused_with_an_answer(
+def test_every_request_is_answered_whether_carried_out_or_refused(
     verb: str, state: JobState, expected: type | None
 ) -> None:
     actions = answered((verb, "7"), jobs={7: JobFact(7, state, Outcome.COMPLETED)})
@@ -191,7 +191,7 @@ def test_a_cancel_is_recorded_before_its_attempt_is_reconciled() -> None:
     assert [type(action).__name__ for action in actions] == ["RecordCancel", "AnswerRequest"]
 
 
-def test_stop_with_jobs_cancels_running_jobs_and_starts_no_others() -> None:
+def test_stop_with_jobs_cancels_running_jobs_and_starts_no_more() -> None:
     stop = (Request(1, "stop", args={"jobs": True, "grace_s": 2}),)
     asked = round_of(2, group(HALF, (1, 0)), attempts=(whole("U0"),), requests=stop)
     assert plan(asked) == [act.RecordCancel(90, "cancelled", 2.0)]
@@ -213,7 +213,7 @@ def test_removing_hold_from_a_line_releases_only_a_job_held_by_that_line() -> No
     assert not any(isinstance(a, act.RequeueJob) for a in by_user)
 
 
-def test_a_drain_ends_when_every_waiting_job_needs_the_user() -> None:
+def test_a_drain_ends_once_every_waiting_job_needs_action_from_the_user() -> None:
     idle = round_of(2)
     assert is_drained(idle, [], False)
     assert not is_drained(idle, [HALF], False)
@@ -232,7 +232,7 @@ def test_places_nothing_in_a_round_that_finishes_an_attempt() -> None:
     assert actions == [act.Transition(90, 9, JobState.RUNNING)]
 
 
-def test_records_a_bypassed_job_once_and_never_an_infeasible_job() -> None:
+def test_records_a_bypassed_job_once_but_never_an_infeasible_one() -> None:
     far = ResourceSpec(gpus=9)
     assert act.RecordBypassed(1) not in plan(round_of(1, group(far, (1, 0)), group(HALF, (2, 1))))
     bypassed = PendingGroup(TWO, (QueuedJob(1, 0, 1, bypassed=True),))
@@ -269,14 +269,14 @@ def test_a_released_attempt_has_no_allocation() -> None:
     assert shown.allocated_share == 0
 
 
-def test_names_the_largest_foreign_process_and_falls_back_to_totals() -> None:
+def test_foreign_memory_is_computed_from_totals_if_a_process_has_unknown_memory() -> None:
     vague = gpu(0, 7000, (GpuProcess(1, None), GpuProcess(2, 50)))
     assert foreign_memory(vague, (), LIMITS) == 7000
     crowd = gpu(0, 7000, (GpuProcess(1, 10), GpuProcess(2, 5000), GpuProcess(3, 60)))
     assert availability(crowd, round_of(1)).foreign_pid == 2
 
 
-def test_a_drain_considers_the_allowed_gpus_of_a_line() -> None:
+def test_a_drain_considers_which_gpus_a_line_allows() -> None:
     paused = tuple(replace(g, paused=g.index == 0) for g in round_of(2).gpus)
     assert is_drained(replace(round_of(2), gpus=paused), [ResourceSpec(share=500, allowed=(0,))], False)
     assert not is_drained(replace(round_of(2), gpus=paused), [ResourceSpec(share=500, allowed=(0, 1))], False)
@@ -353,7 +353,7 @@ def test_learned_memory_applies_only_if_it_leaves_room_on_a_gpu(learned: int | N
     assert need.vram == (None if alone else learned)
 
 
-def test_learned_memory_is_compared_with_the_allowed_gpus() -> None:
+def test_learned_memory_is_limited_by_the_gpus_that_the_job_may_use() -> None:
     world = replace(
         round_of(0), gpus=(gpu_of_size(0, 8192), gpu_of_size(1, 24_576)), learned_mib={FAMILY: 9000}
     )

@@ -69,7 +69,7 @@ def test_previews_no_conda_environment_if_conda_is_missing() -> None:
         ("/usr/bin/python3.11 -u none.py", "script /w/none.py does not exist"),
     ],
 )
-def test_warns_about_problems_that_prevent_the_job_from_running(line: str, part: str) -> None:
+def test_warns_about_problems_that_would_prevent_the_job_from_running(line: str, part: str) -> None:
     (warning,) = previewed(line).warnings
     assert part in line_note_text(warning)
 
@@ -79,7 +79,7 @@ def test_warns_about_problems_that_prevent_the_job_from_running(line: str, part:
     ["python a.py", "python -m none.py", "python -c none.py", "cd x && python none.py", "python $X.py",
      "python", "run none.py", "FOO=1 python none.py"],
 )  # fmt: skip
-def test_does_not_guess_a_script_in_other_commands(line: str) -> None:
+def test_does_not_guess_a_script_in_commands_of_other_programs(line: str) -> None:
     assert previewed(line).warnings == ()
 
 
@@ -130,7 +130,7 @@ def test_warns_of_more_gpus_than_exist(line: str, known: Collection[int] | None,
         ("[vram=1G] 0,/s/a.py,,--llm other,", []),
     ],
 )
-def test_shows_notes_about_surprising_defaults(line: str, parts: list[str]) -> None:
+def test_the_preview_of_a_line_includes_notes_about_surprising_defaults(line: str, parts: list[str]) -> None:
     notes = "\n".join(map(line_note_text, previewed(line).notes))
     assert bool(notes) is bool(parts)
     assert all(part in notes for part in parts), notes

@@ -10,7 +10,7 @@ import pytest
 from gpu_scheduler.core.text import progress_frames
 from gpu_scheduler.core.text.progress_frames import FrameFilter
 
-#: tqdm's output for a bar of batches inside a bar of epochs. The inner bar disappears when it is full.
+#: tqdm's output for a bar of batches inside a bar of epochs. The inner bar disappears when it is complete.
 NESTED = (
     b"\repoch:   0%| | 0/2"
     b"\n\rbatch:   0%| | 0/2\x1b[A\n\rbatch:  50%|#| 1/2\x1b[A\n\rbatch: 100%|##| 2/2\x1b[A"
@@ -43,15 +43,15 @@ NESTED = (
         (NESTED[: NESTED.index(b"  50%|# ")], b"epoch:   0%| | 0/2\nepoch:"),
     ],
 )
-def test_passes_only_the_last_frame_of_each_line(written: bytes, shown: bytes) -> None:
+def test_passes_only_the_last_frame_of_each_progress_line(written: bytes, shown: bytes) -> None:
     whole, pieces = FrameFilter(), FrameFilter()
     assert whole.feed(written, 0.0) + whole.flush() == shown
-    if b"\x1b[A" not in written:  # this sequence is recognized only if it arrives in one piece
+    if b"\x1b[A" not in written:  # This escape sequence is recognized only if it arrives in one piece.
         each = [pieces.feed(written[at : at + 1], float(at)) for at in range(len(written))]
         assert b"".join(each) + pieces.flush() == shown
 
 
-def test_updates_an_unfinished_line_once_a_second_with_complete_frames() -> None:
+def test_updates_an_unfinished_progress_line_once_a_second_with_complete_frames() -> None:
     bar = FrameFilter(update_interval_s=1.0)
     shown = [bar.feed(f"\r{n / 10:5.1f}%".encode(), n / 100) for n in range(1001)]
     assert [line for line in shown if line] == [
@@ -95,7 +95,7 @@ def test_updates_nested_bars_once_a_second() -> None:
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r", b"\rlast\n"])
-def test_passes_a_long_line_completely_with_little_memory(
+def test_passes_a_long_line_completely_without_buffering_all_of_it(
     end: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress_frames, "MAX_FRAME_BYTES", 1000)

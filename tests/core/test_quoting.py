@@ -1,4 +1,4 @@
-"""Splitting into words, quotes and comments, compared with `shlex.split`."""
+"""Splitting shell text into words, quotes and comments, compared with `shlex.split`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HARD = st.text(alphabet="ab ,'\"\\#$;\t", max_size=14)
 
 @settings(deadline=None, max_examples=400)
 @given(HARD)
-def test_split_words_matches_shlex(text: str) -> None:
+def test_split_words_agrees_with_shlex(text: str) -> None:
     try:
         expected = tuple(shlex.split(text))
     except ValueError:
@@ -45,7 +45,7 @@ def test_split_words_expands_no_variables_globs_or_substitutions() -> None:
         ("echo ${x#y} $# # c", 15),
     ],
 )
-def test_finds_comments(text: str, at: int | None) -> None:
+def test_finds_comments_in_shell_text(text: str, at: int | None) -> None:
     assert find_comment(text) == at
 
 

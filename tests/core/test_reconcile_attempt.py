@@ -56,14 +56,16 @@ def finished(attempt: Attempt, settings: Settings = SETTINGS) -> act.FinishAttem
         ),
     ],
 )
-def test_the_result_decides_the_outcome(result: AttemptResult, outcome: Outcome, state: JobState) -> None:
+def test_the_result_file_decides_the_outcome_of_an_attempt(
+    result: AttemptResult, outcome: Outcome, state: JobState
+) -> None:
     end = finished(replace(OPEN, status=status(claim="dead", result=result), survivors=(77,)))
     assert (end.outcome, end.state) == (outcome, state)
     expected = (result.exit_code, result.signal) if result.began else (None, None)
     assert (end.exit_code, end.signal) == expected
 
 
-def test_an_unreadable_folder_changes_nothing() -> None:
+def test_an_unreadable_attempt_folder_changes_nothing() -> None:
     blind = replace(OPEN, status=status(claim="unknown"), cancel=CANCEL, launch_deadline=0.0)
     assert reconcile(blind, NOW, SETTINGS) == []
     assert not needs_process_scan(blind, NOW)
@@ -71,7 +73,9 @@ def test_an_unreadable_folder_changes_nothing() -> None:
 
 @pytest.mark.parametrize("state", [AttemptState.STARTING, AttemptState.RUNNING, AttemptState.STOPPING])
 @pytest.mark.parametrize("cancel", [None, CANCEL])
-def test_a_live_runner_without_its_lock_is_not_dead(state: AttemptState, cancel: StopRequest | None) -> None:
+def test_a_runner_process_that_lost_its_lock_does_not_count_as_dead(
+    state: AttemptState, cancel: StopRequest | None
+) -> None:
     sighting = status(claim="unlocked", pid=5, stop=StopRequest("cancelled", 0.0))
     attempt = replace(OPEN, state=state, cancel=cancel, status=sighting, launch_deadline=0.0)
     assert reconcile(attempt, NOW, SETTINGS) == []
@@ -105,7 +109,7 @@ def test_an_attempt_with_a_void_claim_is_not_started() -> None:
     assert end.job_outcome is Outcome.CANCELLED
 
 
-def test_a_stop_before_the_claim_voids_the_claim() -> None:
+def test_a_stop_request_before_the_claim_voids_the_claim() -> None:
     for attempt in (
         replace(STARTING, cancel=CANCEL),
         replace(STARTING, status=status(stop=StopRequest("cancelled", 3.0))),
@@ -114,7 +118,7 @@ def test_a_stop_before_the_claim_voids_the_claim() -> None:
         assert only_action(reconcile(attempt, NOW, SETTINGS)) == act.VoidClaim(1)
 
 
-def test_voiding_a_claim_is_retried_once_a_second() -> None:
+def test_voiding_a_claim_is_attempted_once_a_second() -> None:
     wanted = replace(STARTING, cancel=CANCEL)
     overdue = replace(STARTING, launch_count=3, launch_deadline=0.0)
     for attempt in (wanted, overdue):
@@ -126,13 +130,13 @@ def test_voiding_a_claim_is_retried_once_a_second() -> None:
     assert reconcile(of_another_boot, NOW, SETTINGS) == [act.VoidClaim(1)]
 
 
-def test_a_live_claim_changes_the_job_to_running_once() -> None:
+def test_a_live_claim_changes_the_job_to_running_only_once() -> None:
     starting = replace(OPEN, state=AttemptState.STARTING, status=status(claim="live", pid=5))
     assert only_action(reconcile(starting, NOW, SETTINGS)) == act.Transition(7, 1, JobState.RUNNING)
     assert reconcile(replace(starting, state=AttemptState.RUNNING), NOW, SETTINGS) == []
 
 
-def test_a_cancel_writes_the_stop_file_then_signals_then_kills_the_runner() -> None:
+def test_a_cancel_writes_the_stop_file_then_sends_sigterm_and_finally_kills_the_runner() -> None:
     live = replace(OPEN, cancel=CANCEL, status=status(claim="live", pid=5))
     assert reconcile(live, NOW, SETTINGS) == [
         act.Transition(7, 1, JobState.STOPPING),
@@ -149,7 +153,7 @@ def test_a_cancel_writes_the_stop_file_then_signals_then_kills_the_runner() -> N
     assert reconcile(late, NOW, SETTINGS) == [act.KillRunner(1)]
 
 
-def test_a_job_is_stopping_until_its_stop_request_is_withdrawn() -> None:
+def test_a_job_stays_in_stopping_until_its_stop_request_is_withdrawn() -> None:
     stopped = replace(OPEN, status=status(claim="live", stop=StopRequest("cancelled", 3.0)))
     assert reconcile(stopped, NOW, SETTINGS) == [act.Transition(7, 1, JobState.STOPPING)]
     withdrawn = replace(OPEN, state=AttemptState.STOPPING, status=status(claim="live"))
@@ -159,7 +163,7 @@ def test_a_job_is_stopping_until_its_stop_request_is_withdrawn() -> None:
 def test_sweeps_the_processes_of_a_dead_runner_and_interrupts_its_job() -> None:
     dead = replace(OPEN, status=status(claim="dead"))
     assert needs_process_scan(dead, NOW)
-    assert reconcile(dead, NOW, SETTINGS) == []  # the processes of the attempt have not been scanned yet
+    assert reconcile(dead, NOW, SETTINGS) == []  # The attempt's processes have not been scanned yet.
     left = replace(dead, survivors=(44,))
     assert reconcile(left, NOW, SETTINGS) == [act.RecordRunnerDeath(1), act.Sweep(1, kill=False)]
     swept = replace(
@@ -177,11 +181,11 @@ def test_sweeps_the_processes_of_a_dead_runner_and_interrupts_its_job() -> None:
     assert "the machine was restarted" in words(restarted.reason)
 
 
-def test_records_survivors_only_after_sigkill() -> None:
+def test_records_surviving_processes_only_after_sigkill() -> None:
     late = replace(
         OPEN, status=status(claim="dead"), survivors=(44,), state=AttemptState.ORPHANED, runner_died_at=900.0
     )
-    # The scheduler stopped running after it had sent the SIGTERM.
+    # The scheduler ended after it had sent SIGTERM.
     assert reconcile(replace(late, swept_at=900.0, signalled_at=900.0), NOW, SETTINGS) == [
         act.Sweep(1, kill=True)
     ]
@@ -193,7 +197,7 @@ def test_records_survivors_only_after_sigkill() -> None:
     assert finished(replace(late, swept_at=900.0, signalled_at=998.0)).survivors == (44,)
 
 
-def test_a_dead_runner_keeps_the_cause_of_its_stop() -> None:
+def test_an_attempt_stopped_before_its_runner_died_keeps_the_cause_of_the_stop() -> None:
     for attempt in (
         replace(OPEN, cancel=CANCEL, status=status(claim="dead"), survivors=()),
         replace(OPEN, status=status(claim="dead", stop=StopRequest("cancelled", 3.0)), survivors=()),
@@ -220,7 +224,7 @@ RUNNER = RunnerIdentity(44, 5, "boot")
 INCOMPLETE = AttemptStatus(folder_complete=False)
 
 
-def test_records_once_which_runner_has_the_claim() -> None:
+def test_records_only_once_which_runner_has_the_claim() -> None:
     live = replace(STARTING, status=status(claim="live", runner=RUNNER))
     assert reconcile(live, NOW, SETTINGS) == [
         act.RecordRunner(1, 44, 5),
@@ -356,7 +360,7 @@ def test_a_shortage_does_not_requeue_a_cancelled_job_or_a_job_without_its_line()
     assert finished(replace(failing, source_missing=True)).job_outcome is Outcome.FAILED
 
 
-def test_the_wait_after_failed_launches_grows_until_the_job_fails() -> None:
+def test_the_wait_after_each_failed_launch_grows_until_the_job_fails() -> None:
     failing = replace(
         OPEN,
         status=status(result=replace(RESULT, began=False, exit_code=1, message="why")),
@@ -382,7 +386,7 @@ def test_does_not_retry_a_job_whose_line_was_removed() -> None:
     assert finished(failing).job_outcome is Outcome.FAILED
 
 
-def test_releases_an_allocation_only_when_no_process_is_left() -> None:
+def test_releases_an_allocation_only_when_no_process_of_the_attempt_is_left() -> None:
     ended = replace(OPEN, state=AttemptState.ENDED)
     assert needs_process_scan(ended, NOW)
     assert release_allocation(ended, NOW, SETTINGS) == []
@@ -411,7 +415,7 @@ def test_a_released_gpu_waits_until_its_memory_is_free(
     assert check_memory_release(late, [(sampled_at, mib)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
 
 
-def test_a_late_runner_that_may_withdraw_is_not_killed() -> None:
+def test_a_preempted_runner_that_may_withdraw_is_not_killed_when_it_is_late() -> None:
     stop = StopRequest("preempted", 1.0, "withdraw")
     late = replace(
         OPEN, state=AttemptState.STOPPING, stopping_at=900.0, status=status(claim="live", stop=stop)
@@ -419,12 +423,12 @@ def test_a_late_runner_that_may_withdraw_is_not_killed() -> None:
     assert reconcile(late, NOW, SETTINGS) == [act.WakeRunner(1)]
 
 
-def test_a_sweep_waits_for_the_grace_period_before_sigkill() -> None:
+def test_a_sweep_sends_sigkill_only_after_the_grace_period() -> None:
     left = replace(OPEN, state=AttemptState.ENDED, survivors=(9,), swept_at=995.0, signalled_at=995.0)
-    assert release_allocation(left, NOW, SETTINGS) == []  # the usual 10 s have not passed
+    assert release_allocation(left, NOW, SETTINGS) == []  # The default grace period of 10 s is not over.
     assert release_allocation(replace(left, cancel=CANCEL), NOW, SETTINGS) == [
         act.Sweep(1, kill=True)
-    ]  # the 3 s of the cancel have passed
+    ]  # The cancel's own grace period of 3 s is over.
     assert release_allocation(replace(left, swept_at=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
 
 
@@ -448,12 +452,12 @@ def test_a_preempted_job_is_held_instead_of_cancelled() -> None:
     assert (end.outcome, end.state, end.job_outcome) == (Outcome.PREEMPTED, JobState.HELD, None)
 
 
-def test_an_unknown_cause_does_not_count_as_success() -> None:
+def test_an_attempt_with_an_unknown_stop_cause_does_not_count_as_completed() -> None:
     end = finished(replace(OPEN, status=status(result=replace(RESULT, cause="something new"))))
     assert end.outcome is Outcome.INTERRUPTED
 
 
-def test_reports_a_shutdown_and_the_surviving_processes() -> None:
+def test_reports_a_machine_shutdown_and_surviving_processes() -> None:
     machine = replace(RESULT, cause="machine", exit_code=None, signal=15, survivors=(7, 8))
     end = finished(replace(OPEN, status=status(result=machine)))
     assert end.survivors == (7, 8)
@@ -468,13 +472,13 @@ def test_does_not_wait_for_memory_used_before_a_reboot() -> None:
     assert check_memory_release(ended, [(None, None)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
 
 
-def test_memory_release_ignores_memory_kept_by_the_driver() -> None:
+def test_memory_release_tolerates_memory_that_the_driver_keeps() -> None:
     ended = replace(OPEN, state=AttemptState.RELEASED, released_at=990.0, baseline_mib={"U0": 100})
     assert check_memory_release(ended, [(991.0, 612)], NOW, SETTINGS) == [act.RecordMemoryReleased(1)]
     assert check_memory_release(ended, [(991.0, 613)], NOW, SETTINGS) == []
 
 
-def test_does_not_relaunch_while_starts_are_blocked() -> None:
+def test_does_not_relaunch_an_attempt_while_starts_are_blocked() -> None:
     late = replace(STARTING, launch_deadline=999.0)
     assert reconcile(late, NOW, SETTINGS) == [act.Relaunch(1)]
     assert reconcile(late, NOW, SETTINGS, starts_blocked=True) == []

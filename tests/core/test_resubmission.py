@@ -1,4 +1,4 @@
-"""Tests what happens when a job is submitted again."""
+"""Tests what happens when the line of an ended job is submitted again."""
 
 from __future__ import annotations
 

@@ -57,13 +57,13 @@ def retry(attempt: Attempt, settings: Settings, inventory: GpuInventory) -> Next
 
 
 def raised_to(attempt: Attempt, inventory: GpuInventory) -> int | None:
-    """Returns the memory in MiB that the retry after an OOM gets."""
+    """Returns how much memory the retry after an OOM gets, in MiB."""
     [step] = decide(attempt, SETTINGS, inventory)
     assert step.kind is NextKind.OOM_RETRY
     return step.vram_mib
 
 
-def test_an_oom_is_retried_with_more_memory_than_declared_and_observed() -> None:
+def test_an_oom_retry_gets_more_memory_than_declared_and_observed() -> None:
     assert decide(failed(), SETTINGS, INVENTORY) == (NextStep(NextKind.OOM_RETRY, 1, 3, vram_mib=5120),)
 
 
@@ -84,13 +84,13 @@ def test_an_oom_is_retried_with_more_memory_than_declared_and_observed() -> None
         ({"vram": 19_300}, TOTAL - 512),
     ],
 )
-def test_an_oom_retry_raises_the_larger_of_peak_and_declaration(
+def test_an_oom_retry_increases_the_larger_of_peak_and_declaration(
     values: dict[str, object], raised: int
 ) -> None:
     assert raised_to(replace(failed(), **values), INVENTORY) == raised  # type: ignore[arg-type]
 
 
-def test_retries_an_oom_with_the_same_need_if_no_memory_is_known() -> None:
+def test_an_oom_retry_keeps_the_need_if_neither_declaration_nor_peak_is_known() -> None:
     blind = failed(vram=None, share=500)
     assert decide(replace(blind, vram=None, share=500), SETTINGS, GpuInventory()) == (
         NextStep(NextKind.OOM_RETRY, 1, 3),
@@ -100,7 +100,7 @@ def test_retries_an_oom_with_the_same_need_if_no_memory_is_known() -> None:
     assert raised_to(replace(failed(), peaks={"U0": 40_000}), GpuInventory()) == 50_000
 
 
-def test_does_not_retry_an_oom_at_the_largest_available_memory() -> None:
+def test_does_not_retry_an_oom_if_the_job_already_had_the_most_available_memory() -> None:
     most = replace(failed(), vram=TOTAL - 512)
     assert decide(most, SETTINGS, INVENTORY) == (NextStep(NextKind.NO_LARGER_GPU, vram_mib=TOTAL - 512),)
     assert raised_to(replace(most, vram=TOTAL - 513), INVENTORY) == TOTAL - 512
@@ -112,7 +112,7 @@ def test_does_not_retry_an_oom_at_the_largest_available_memory() -> None:
     assert raised_to(alone, larger) == 30_720
 
 
-def test_the_number_of_oom_retries_is_limited() -> None:
+def test_oom_retries_stop_at_their_limit() -> None:
     assert decide(failed(oom_retries_used=2), SETTINGS, INVENTORY) == (
         NextStep(NextKind.OOM_RETRY, 3, 3, vram_mib=5120),
     )
@@ -123,7 +123,7 @@ def test_the_number_of_oom_retries_is_limited() -> None:
     assert decide(failed(oom=0), SETTINGS, INVENTORY) == ()
 
 
-def test_the_options_of_start_apply_if_the_line_sets_no_retries() -> None:
+def test_the_retry_options_of_start_apply_if_the_line_sets_no_retries() -> None:
     option = Settings(oom_retries=1, fail_retries=1)
     assert decide(failed(oom=None), option, INVENTORY) == (NextStep(NextKind.OOM_RETRY, 1, 1, vram_mib=5120),)
     assert retry(failed(oom=0, fail=0), option, INVENTORY) is None
@@ -133,7 +133,7 @@ def test_the_options_of_start_apply_if_the_line_sets_no_retries() -> None:
     assert retry(failed(FAULT, fail=0), option, INVENTORY) is None
 
 
-def test_a_failure_without_oom_uses_no_oom_retry() -> None:
+def test_a_failure_without_an_oom_does_not_use_up_an_oom_retry() -> None:
     assert decide(failed(FAULT), SETTINGS, INVENTORY) == ()
     assert decide(failed(""), SETTINGS, INVENTORY) == ()
 
@@ -152,7 +152,7 @@ def test_the_wait_between_retries_doubles_up_to_a_limit() -> None:
     assert retry(failed(FAULT, fail=20, fail_retries_used=20), SETTINGS, INVENTORY) is None
 
 
-def test_an_oom_uses_fail_retries_once_the_oom_retries_are_used_up() -> None:
+def test_further_ooms_use_fail_retries_once_the_oom_retries_are_used_up() -> None:
     decision = decide(failed(oom=3, oom_retries_used=3, fail=2, fail_retries_used=1), SETTINGS, INVENTORY)
     assert decision == (NextStep(NextKind.OOM_RETRIES_USED_UP, of=3), NextStep(NextKind.RETRY, 2, 2, 20.0))
     none = decide(failed(oom=0, fail=1), SETTINGS, INVENTORY)
@@ -179,7 +179,7 @@ def test_does_not_retry_a_cancelled_job_or_a_job_without_its_line(
 
 
 def finish_of(attempt: Attempt, *gpus: Gpu, code: int = 1, **values: object) -> FinishAttempt:
-    """Returns the end that `plan` decides for this attempt, whose command exited with `code`."""
+    """Returns the action with which `plan` finishes this attempt, whose command exited with `code`."""
     result = AttemptResult(None, code, None, True, None, (), 1.0, 2.0)
     done = replace(attempt, status=AttemptStatus("dead", result=result), survivors=())
     actions = plan(facts(*(gpus or (gpu(0),)), attempts=(done,), **values))
@@ -189,7 +189,7 @@ def finish_of(attempt: Attempt, *gpus: Gpu, code: int = 1, **values: object) -> 
     return close
 
 
-def test_a_retried_attempt_requeues_its_job_with_new_counts() -> None:
+def test_a_retry_requeues_the_job_with_updated_retry_counts() -> None:
     end = finish_of(failed(oom_retries_used=1, fail_retries_used=2))
     assert (end.outcome, end.state, end.job_outcome) == (Outcome.FAILED, JobState.QUEUED, None)
     assert (end.oom_retries_used, end.fail_retries_used, end.min_vram_mib, end.not_before) == (
@@ -229,7 +229,7 @@ def test_a_job_that_exits_with_0_is_completed_despite_an_oom_in_its_log() -> Non
 
 
 @pytest.mark.parametrize("cause", ["cancelled", "timed_out", "preempted", "machine"])
-def test_a_stopped_attempt_is_not_retried_as_a_failure(cause: str) -> None:
+def test_a_stopped_attempt_is_not_retried(cause: str) -> None:
     result = AttemptResult(cause, 1, None, True, None, (), 1.0, 2.0)
     done = replace(failed(fail=5), status=AttemptStatus("dead", result=result), survivors=())
     close = plan(facts(gpu(0), attempts=(done,)))[0]
@@ -237,7 +237,7 @@ def test_a_stopped_attempt_is_not_retried_as_a_failure(cause: str) -> None:
     assert close.state is not JobState.QUEUED
 
 
-def test_a_failed_launch_uses_no_retries() -> None:
+def test_a_failed_launch_does_not_use_up_a_retry() -> None:
     result = AttemptResult(None, 1, None, False, "no script", (), None, 2.0)
     done = replace(
         failed(fail=5, oom_retries_used=1, fail_retries_used=2), status=AttemptStatus("dead", result=result)
@@ -257,7 +257,7 @@ def gpu_of_size(index: int, total: int | None, **values: object) -> Gpu:
     [
         (failed(vram=7000), (gpu_of_size(0, 8192),), 7480),
         (failed(vram=7000), (gpu_of_size(0, 8192), gpu_of_size(1, TOTAL)), 8750),
-        # Only the allowed GPUs count, and only as many as the job needs.
+        # Only the largest allowed GPUs count, as many as the job needs.
         (
             failed(vram=7000, resources=ResourceSpec(vram=7000, allowed=(0,))),
             (gpu_of_size(0, 8192), gpu_of_size(1, TOTAL)),
@@ -289,7 +289,7 @@ def gpu_of_size(index: int, total: int | None, **values: object) -> Gpu:
         ),
     ],
 )
-def test_raised_memory_is_limited_by_the_gpus_of_the_job(
+def test_the_memory_of_an_oom_retry_is_limited_by_the_gpus_that_the_job_may_use(
     attempt: Attempt, gpus: tuple[Gpu, ...], raised: int
 ) -> None:
     held = tuple(
@@ -299,7 +299,7 @@ def test_raised_memory_is_limited_by_the_gpus_of_the_job(
     assert finish_of(attempt, *held).min_vram_mib == raised
 
 
-def test_declared_and_observed_memory_is_raised_by_a_quarter() -> None:
+def test_an_oom_retry_raises_declared_or_observed_memory_by_a_quarter() -> None:
     attempt, asked = failed(), [4096]
     while (end := finish_of(attempt)).state is JobState.QUEUED:
         assert end.min_vram_mib is not None
@@ -310,7 +310,7 @@ def test_declared_and_observed_memory_is_raised_by_a_quarter() -> None:
     assert finish_of(failed(peaks={"U0": 8500})).min_vram_mib == 10_625
 
 
-def test_the_sample_of_the_final_round_counts_for_the_retry() -> None:
+def test_the_sample_of_the_round_in_which_a_job_ends_counts_for_its_retry() -> None:
     last = gpu(0, None, (GpuProcess(7, 9000),), owners={7: 9})
     result = AttemptResult(None, 1, None, True, None, (), 1.0, 2.0)
     done = replace(failed(peaks={"U0": 8000}), status=AttemptStatus("dead", result=result), measured_at=998.0)
@@ -325,7 +325,7 @@ def test_the_sample_of_the_final_round_counts_for_the_retry() -> None:
     st.sampled_from([8192, 24_576, 81_920]),
     st.integers(0, 6),
 )
-def test_repeated_oom_retries_raise_memory_until_no_larger_amount_fits(
+def test_repeated_oom_retries_increase_memory_until_no_larger_amount_fits(
     declared: int, peaks: dict[str, int], total: int, retries: int
 ) -> None:
     limits = Limits()

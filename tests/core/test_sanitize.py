@@ -16,7 +16,7 @@ from gpu_scheduler.core.text.sanitize import Sanitizer, sanitized
     [b"", b"plain\n", "grün ▓ 日本\n".encode(), b" 10%|#\r 20%|##\b\b  \tx\n", b"\x1b[1;31mred\x1b[0m\x1b[m",
      b"\x1b[38:5:196mx\x1b[38;2;1;2;3my", b"\r\x1b[K\x1b[0K\x1b[2Kdone", b"latin \xe9\xff one"],
 )  # fmt: skip
-def test_keeps_text_colours_and_progress_bars(passed: bytes) -> None:
+def test_keeps_text_and_its_colours_and_progress_bars(passed: bytes) -> None:
     assert sanitized(passed) == passed
 
 
@@ -68,7 +68,7 @@ def test_the_filtered_output_does_not_depend_on_the_size_of_the_pieces(
 
 
 @given(_PARTS)
-def test_removes_all_control_characters_that_are_not_allowed(written: bytes) -> None:
+def test_removes_every_control_character_that_is_not_allowed(written: bytes) -> None:
     shown = sanitized(written)
     text = re.sub(rb"\x1b\[(?:[0-9:;]*m|[0-2]?K)", b"", shown).decode("utf-8", "surrogateescape")
     assert re.search(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f\udc80-\udc9f]", text) is None

@@ -38,13 +38,13 @@ def finished(outcome: Outcome, *, exit_code: int | None = None, signal: int | No
         (unfinished(JobState.HELD, WaitKind.LINE_MALFORMED), 3),
     ],
 )
-def test_the_exit_code_reflects_job_ends_and_malformed_lines(found: int, code: int) -> None:
+def test_the_exit_code_of_a_drain_reflects_failed_jobs_and_malformed_lines(found: int, code: int) -> None:
     assert found == code
     assert drained_exit_code([0, found], has_malformed_line=False) == code
     assert drained_exit_code([0, found], has_malformed_line=True) == max(code, 1)
 
 
-def test_a_drain_without_jobs_exits_with_0() -> None:
+def test_a_drain_without_jobs_exits_with_code_0() -> None:
     assert drained_exit_code([], has_malformed_line=False) == 0
 
 

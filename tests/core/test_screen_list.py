@@ -1,4 +1,4 @@
-"""Parsing of the session lists that several versions of Screen print."""
+"""Parsing of the session lists that different versions of Screen print."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Remove dead screens with 'screen -wipe'.
         ("", SessionList()),
     ],
 )  # fmt: skip
-def test_parses_screen_listings(text: str, expected: SessionList) -> None:
+def test_parses_the_session_list_of_every_screen_version(text: str, expected: SessionList) -> None:
     assert parse_session_list(text) == expected
 
 
 @given(st.text())
-def test_any_text_parses_as_a_listing(text: str) -> None:
+def test_parsing_any_text_as_a_session_list_raises_no_error(text: str) -> None:
     assert isinstance(parse_session_list(text), SessionList)

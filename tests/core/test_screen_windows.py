@@ -1,4 +1,4 @@
-"""The scheduler records a closed Screen window once. The window has no other effect."""
+"""The scheduler records only once that a job's Screen window was closed, and does nothing else about it."""
 
 from __future__ import annotations
 
@@ -34,6 +34,6 @@ OPEN, UNKNOWN = (
         (replace(CLOSED, state=AttemptState.RELEASED, released_at=1.0), []),
     ],
 )
-def test_a_closed_window_is_recorded_once(attempt: Attempt, noted: list[RecordWindowClosed]) -> None:
+def test_a_closed_screen_window_is_recorded_once(attempt: Attempt, noted: list[RecordWindowClosed]) -> None:
     facts = Facts(Now(0.0, 10.0, "boot"), Settings(), LlmConfig(), attempts=(attempt,))
     assert [action for action in plan(facts) if isinstance(action, RecordWindowClosed)] == noted

@@ -17,7 +17,7 @@ HF, HEX = "hf_" + "aB3dE" * 6, "0123456789" * 4
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        # Options, recognized by the ends of their names.
+        # Options that are recognized by the end of their names.
         ("t.py --api-key S3 --lr 1", "t.py --api-key (hidden) --lr 1"),
         ("t.py --openai_api_key=S3 --lr 1", "t.py --openai_api_key=(hidden) --lr 1"),
         ("t.py --client-secret S3", "t.py --client-secret (hidden)"),
@@ -42,7 +42,7 @@ HF, HEX = "hf_" + "aB3dE" * 6, "0123456789" * 4
         (r't.py "{\"api_key\": \"S3 S3\", \"lr\": 1}"', r't.py "{\"api_key\": (hidden), \"lr\": 1}"'),
         ('0,t.py,,"--c {""api_key"": ""S3 S3"", ""lr"": 1}",0',
          '0,t.py,,"--c {""api_key"": (hidden), ""lr"": 1}",0'),
-        # Within our own messages.
+        # Secrets inside the scheduler's own messages.
         ("`t.py --hf_token S3`: malformed", "`t.py --hf_token (hidden)`: malformed"),
         ("/data/api_key=S3: No such file", "/data/api_key=(hidden): No such file"),
         # Variables.
@@ -105,7 +105,7 @@ def test_hides_secrets(text: str, shown: str) -> None:
         "",
     ],
 )
-def test_keeps_text_without_secrets(text: str) -> None:
+def test_leaves_text_without_secrets_unchanged(text: str) -> None:
     assert masked(text) == text
 
 
@@ -125,7 +125,7 @@ SECRET = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_si
 
 
 @given(SECRET, st.sampled_from(["--api-key {}", "--db_password={}", "HF_TOKEN={}", "[env:A_KEY={}]"]))
-def test_hides_any_shell_quoted_value(secret: str, form: str) -> None:
+def test_hides_any_secret_that_is_quoted_for_a_shell(secret: str, form: str) -> None:
     for value in (shlex.quote(secret), '"' + secret.replace("\\", "\\\\").replace('"', '\\"') + '"'):
         text = masked(f"t.py {form.format(value)} --lr 1")
         assert "S3" not in text
@@ -140,7 +140,7 @@ def test_hides_any_shell_quoted_value(secret: str, form: str) -> None:
      'key "' * 20_000, '""a' * 40_000, "wandb login" + " --a" * 30_000, "wandb." * 20_000,
      "sk-" + "a-" * 50_000],
 )  # fmt: skip
-def test_search_time_grows_linearly_with_the_text(text: str) -> None:
+def test_the_time_to_find_secrets_grows_linearly_with_the_text(text: str) -> None:
     began = time.process_time()
     masked(text)
     assert time.process_time() - began < 1.0

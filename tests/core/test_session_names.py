@@ -24,7 +24,7 @@ from gpu_scheduler.core.command.sessions import MAX_LENGTH, session_name
         (tuple(range(0, 64, 2)), "train", 12, "gpujob_0.x32_train_12"),
     ],
 )
-def test_a_session_name_contains_the_gpus_the_mode_and_the_job(
+def test_a_session_name_contains_the_gpus_and_mode_and_job_id(
     gpus: tuple[int, ...], mode: str, job_id: int, name: str
 ) -> None:
     assert session_name(gpus, mode, job_id) == name

@@ -22,5 +22,5 @@ from gpu_scheduler.core.jobsfile.shell_syntax import needs_bash
         ("A=1 b[ c", True),
     ],
 )
-def test_detects_commands_that_bash_must_check(command: str, asks: bool) -> None:
+def test_detects_the_commands_that_bash_must_check(command: str, asks: bool) -> None:
     assert needs_bash(command) is asks

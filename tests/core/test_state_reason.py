@@ -27,16 +27,16 @@ REASONS = st.builds(
 
 
 @given(REASONS)
-def test_a_reason_survives_storage(reason: StateReason) -> None:
+def test_a_state_reason_survives_being_stored(reason: StateReason) -> None:
     assert StateReason.from_json(reason.to_json()) == reason
 
 
 @given(REASONS)
-def test_every_reason_has_a_text(reason: StateReason) -> None:
+def test_every_state_reason_has_a_text(reason: StateReason) -> None:
     assert isinstance(reason_text(reason), str)
 
 
-def test_the_stored_form_omits_unknown_values() -> None:
+def test_the_stored_form_of_a_state_reason_omits_unknown_values() -> None:
     step = NextStep(NextKind.RETRY, 1, 2, 10.0)
     reason = StateReason(FAILED, FailureKind.CRASHED, 0, next_steps=(step,))
     assert json.loads(reason.to_json()) == {
@@ -82,7 +82,7 @@ def test_the_stored_form_omits_unknown_values() -> None:
         (StateReason(ReasonKind.LINE_ADDED_AGAIN, subject="jobs.txt"), "added to jobs.txt again"),
     ],
 )  # fmt: skip
-def test_formats_a_reason_as_text(reason: StateReason, words: str) -> None:
+def test_formats_a_state_reason_as_text(reason: StateReason, words: str) -> None:
     assert reason_text(reason) == words
 
 
@@ -98,7 +98,7 @@ def test_formats_a_reason_as_text(reason: StateReason, words: str) -> None:
         (StateReason(FAILED, exit_code=127, error="no"), "exit code 127 (command not found): no"),
     ],
 )
-def test_formats_a_reason_without_a_bare_exit_code(reason: StateReason, words: str) -> None:
+def test_formats_a_state_reason_without_its_exit_code_on_request(reason: StateReason, words: str) -> None:
     assert reason_text(reason, without_exit=True) == words
 
 

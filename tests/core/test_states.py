@@ -30,7 +30,9 @@ def test_unfinished_states_are_either_active_or_waiting() -> None:
 
 @pytest.mark.parametrize("old", list(JobState))
 @pytest.mark.parametrize("new", list(JobState))
-def test_an_illegal_transition_raises_with_the_history(old: JobState, new: JobState) -> None:
+def test_an_illegal_transition_raises_an_error_that_contains_the_history(
+    old: JobState, new: JobState
+) -> None:
     if new is old or new in TRANSITIONS[old]:
         check_transition(7, old, new)
         return
@@ -43,7 +45,7 @@ def test_a_running_job_cannot_start_again() -> None:
         assert JobState.STARTING not in TRANSITIONS[state]
 
 
-def test_every_attempt_is_ended_then_released_then_closed() -> None:
+def test_every_attempt_must_be_ended_then_released_then_closed() -> None:
     assert set(ATTEMPT_TRANSITIONS) == set(AttemptState)
     for state in OPEN:
         assert AttemptState.ENDED in ATTEMPT_TRANSITIONS[state]
@@ -67,12 +69,14 @@ def test_an_attempt_holds_its_gpus_until_they_are_released() -> None:
 
 @pytest.mark.parametrize("old", list(AttemptState))
 @pytest.mark.parametrize("new", list(AttemptState))
-def test_states_before_inverts_the_transition_table(old: AttemptState, new: AttemptState) -> None:
+def test_states_before_returns_a_state_and_all_states_with_a_transition_to_it(
+    old: AttemptState, new: AttemptState
+) -> None:
     assert (old in states_before(new)) == (old is new or new in ATTEMPT_TRANSITIONS[old])
 
 
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
-def test_a_supervised_attempt_has_the_same_state_name_as_its_job(state: JobState) -> None:
+def test_a_job_and_its_supervised_attempt_have_the_same_states_and_transitions(state: JobState) -> None:
     assert AttemptState(state.value) in OPEN
     followers = {after.value for after in TRANSITIONS[state] if after in ACTIVE}
     mirrored = {after.value for after in ATTEMPT_TRANSITIONS[AttemptState(state.value)]}

@@ -47,7 +47,7 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
         ),
     ],
 )  # fmt: skip
-def test_stores_the_fields_that_differ_from_their_defaults(value: StoredValue, stored: object) -> None:
+def test_stores_only_the_fields_that_differ_from_their_defaults(value: StoredValue, stored: object) -> None:
     assert json.loads(value.to_json()) == stored
     assert type(value).from_json(value.to_json()) == value
 
@@ -56,7 +56,7 @@ def test_stores_the_fields_that_differ_from_their_defaults(value: StoredValue, s
     "text",
     ["{}", "", "interrupted", "7", "null", '["kind"]', '{"kind": "new"}', '{"kind": "held", "new": 1}'],
 )
-def test_reads_a_text_from_another_version_as_unknown(text: str) -> None:
+def test_reads_a_stored_text_of_another_version_as_unknown(text: str) -> None:
     assert StateReason.from_json(text) == StateReason(ReasonKind.UNKNOWN, message=text)
     assert GpuFault.from_json(text) == GpuFault(FaultKind.UNKNOWN, text)
     assert RequestAnswer.from_json(text) == RequestAnswer(AnswerCode.UNKNOWN)
@@ -64,12 +64,12 @@ def test_reads_a_text_from_another_version_as_unknown(text: str) -> None:
 
 
 @pytest.mark.parametrize("part", [3, None, "lost", ["lost"]])
-def test_a_part_in_the_format_of_another_version_makes_the_value_unknown(part: object) -> None:
+def test_a_stored_value_with_a_part_of_another_version_is_read_as_unknown(part: object) -> None:
     text = json.dumps({"kind": "interrupted", "next_steps": [part]})
     assert StateReason.from_json(text).kind is ReasonKind.UNKNOWN
     text = json.dumps({"kind": "no free gpu", "obstacles": [{"gpu": 0, "kind": "fault", "fault": part}]})
     assert WaitReason.from_json(text).kind is WaitKind.UNKNOWN
 
 
-def test_an_unknown_answer_does_not_count_as_success() -> None:
+def test_an_unknown_answer_counts_as_a_refusal() -> None:
     assert RequestAnswer(AnswerCode.UNKNOWN).is_refusal

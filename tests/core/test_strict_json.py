@@ -45,7 +45,7 @@ def test_rejects_invalid_json_with_a_readable_message(text: str, message: str) -
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_parses_values_within_the_limits(text: str, value: object) -> None:
+def test_parses_json_within_the_limits(text: str, value: object) -> None:
     found = strict_json.parse(text)
     if isinstance(found, list):
         depth = 0
@@ -64,10 +64,10 @@ def test_parses_values_within_the_limits(text: str, value: object) -> None:
         (b"ab\xc3", "line 1, column 3: byte 0xc3 is not UTF-8"),
     ],
 )
-def test_names_the_byte_that_is_not_utf8(data: bytes, message: str) -> None:
+def test_the_error_names_the_first_byte_that_is_not_utf8(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         strict_json.decode(data)
 
 
-def test_drops_the_byte_order_mark() -> None:
+def test_ignores_a_byte_order_mark_at_the_start() -> None:
     assert strict_json.decode(b"\xef\xbb\xbf{}") == "{}"

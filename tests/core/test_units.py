@@ -33,7 +33,7 @@ from gpu_scheduler.core.text.formatting import format_memory
         ("1073741824", 1 << 30),
     ],
 )
-def test_parses_memory_in_binary_units_rounded_up(text: str, mib: int) -> None:
+def test_parses_memory_in_binary_units_and_rounds_up_to_mib(text: str, mib: int) -> None:
     assert parse_mib(text) == mib
 
 
@@ -133,5 +133,5 @@ def test_a_formatted_time_parses_to_the_same_value(text: str) -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 366 * 86400))
-def test_whole_seconds_are_preserved_exactly(seconds: int) -> None:
+def test_formatted_whole_seconds_parse_to_exactly_the_same_value(seconds: int) -> None:
     assert parse_seconds(format_seconds(seconds)) == seconds

@@ -1,4 +1,4 @@
-"""Measurements recorded from a sample: memory use, overuse, foreign peaks and load."""
+"""The measurements that are recorded from a sample: memory use, overuse, foreign peaks and load."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OURS = replace(OURS, foreign_peaks={(6, 0.0): 1})
 NEW = running(vram=6000, measured_at=None)
 
 
-def test_adds_up_process_memory_once_per_sample() -> None:
+def test_adds_up_the_memory_of_an_attempts_processes_once_per_sample() -> None:
     assert record_measurements(facts(OURS, attempts=(NEW,))) == [
         RecordUsage(90, 9, 999.0, (("U0", 5300, 0.0),))
     ]
@@ -44,7 +44,7 @@ def test_adds_up_process_memory_once_per_sample() -> None:
     assert record_measurements(facts(OURS, attempts=(replace(NEW, measured_at=999.1),))) == []
 
 
-def test_ignores_a_sample_older_than_the_launch() -> None:
+def test_ignores_a_sample_taken_before_the_launch() -> None:
     # The deadline is 10 s after the launch, so the launch was at 999.
     assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.0),))) != []
     assert record_measurements(facts(OURS, attempts=(replace(NEW, launch_deadline=1009.1),))) == []
@@ -96,7 +96,7 @@ def only_sample(one: Gpu) -> GpuSample:
     ],
     ids=["unmatched", "no list", "no memory", "others", "unknown", "none is listed"],
 )
-def test_memory_that_cannot_be_attributed_is_recorded_as_none(one: Gpu) -> None:
+def test_a_jobs_memory_is_recorded_as_unknown_if_it_cannot_be_attributed(one: Gpu) -> None:
     assert attempt_memory(NEW, one) is None
     notes = [
         note
@@ -106,7 +106,7 @@ def test_memory_that_cannot_be_attributed_is_recorded_as_none(one: Gpu) -> None:
     assert notes == [RecordUsage(90, 9, 999.0, (("U0", None, 0.0),))]
 
 
-def test_measures_nothing_without_a_sample() -> None:
+def test_records_no_measurements_without_a_sample() -> None:
     assert record_measurements(facts(Gpu("U0", 0), attempts=(NEW,))) == []
     assert record_measurements(facts(replace(OURS, sampled_at=None), attempts=(NEW,))) == []
 
@@ -122,7 +122,9 @@ def test_measures_nothing_without_a_sample() -> None:
         (None, 0.1, False),
     ],
 )
-def test_records_overuse_above_the_tolerance(declared: int | None, tolerance: float, reported: bool) -> None:
+def test_records_memory_overuse_only_above_the_tolerance(
+    declared: int | None, tolerance: float, reported: bool
+) -> None:
     attempt = running(vram=declared, share=0 if declared else 250, measured_at=None)
     notes = record_measurements(facts(OURS, attempts=(attempt,), settings=Settings(tolerance=tolerance)))
     assert notes[1:] == ([RecordOveruse(9, "U0", 5300, declared)] if reported and declared else [])
@@ -131,24 +133,24 @@ def test_records_overuse_above_the_tolerance(declared: int | None, tolerance: fl
 @pytest.mark.parametrize(
     ("used", "share", "values", "reported"),
     [
-        # A quarter of 24 GiB is 6144 MiB, and 6758.4 are tolerated.
+        # A quarter of 24 GiB is 6144 MiB, and up to 6758.4 MiB are tolerated.
         (6759, 250, {}, 6144),
         (6758, 250, {}, None),
         (16_000, 500, {}, 12_288),
         (24_576, 1000, {}, None),
         # A job that declared a share but has the GPU to itself may use all of its memory.
         (16_000, 250, {"whole": True}, None),
-        # If a job declares both, only memory is judged.
+        # If a job declares both a share and memory, only the memory is judged.
         (16_000, 250, {"vram": 18_000}, None),
         (16_000, 750, {"vram": 8192}, 8192),
-        # A default share and a share of a GPU of unknown size cannot be overused.
+        # A job cannot overuse a default share, or a share of a GPU of unknown size.
         (16_000, 250, {"budgets": {}}, None),
         (16_000, 0, {"vram": 8192, "budgets": {}}, None),
         (16_000, 250, {"budgets": {"U0": None}}, None),
         (16_000, 250, {"overused_gpus": ("U0",)}, None),
     ],
 )
-def test_records_overuse_of_the_memory_that_a_share_stands_for(
+def test_records_overuse_above_the_memory_that_a_declared_share_stands_for(
     used: int, share: int, values: dict[str, Any], reported: int | None
 ) -> None:
     one = gpu(0, None, (GpuProcess(7, used),), owners={7: 9})
@@ -157,7 +159,7 @@ def test_records_overuse_of_the_memory_that_a_share_stands_for(
     assert notes[1:] == ([] if reported is None else [RecordOveruse(9, "U0", used, reported, of_share)])
 
 
-def test_judges_a_share_by_the_size_of_each_gpu() -> None:
+def test_judges_the_memory_use_of_a_share_by_the_size_of_each_gpu() -> None:
     small, large = (gpu(n, None, (GpuProcess(7, 9000),), owners={7: 9}) for n in (0, 1))
     both = running(9, "U0", "U1", share=250, measured_at=None, budgets={"U0": 6144, "U1": 20_480})
     notes = record_measurements(facts(small, large, attempts=(both,)))
@@ -165,7 +167,7 @@ def test_judges_a_share_by_the_size_of_each_gpu() -> None:
 
 
 def test_an_overused_share_counts_at_its_buffered_peak() -> None:
-    """A quarter share that uses 16,000 MiB counts as 17,600, so 12 GiB more do not fit."""
+    """A quarter share that uses 16,000 MiB counts as 17,600, so a job with 12 GiB does not fit beside it."""
     over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
     first = running(share=250, measured_at=None)
     world = facts(over, attempts=(first,), pending_groups=(group(ResourceSpec(vram=12_288), 1),))
@@ -194,7 +196,7 @@ def test_records_overuse_once_per_gpu_and_only_for_a_new_sample() -> None:
     assert record_measurements(facts(OURS, other, attempts=(replace(small, measured_at=999.0),))) == []
 
 
-def test_records_foreign_peaks_when_they_change() -> None:
+def test_records_foreign_peaks_only_when_they_change() -> None:
     two = gpu(
         0, None, (GpuProcess(8, 30), GpuProcess(7, 50)), process_starts={7: 1.5}, foreign_peaks={(9, 2.5): 5}
     )
@@ -222,7 +224,7 @@ def test_records_foreign_peaks_when_they_change() -> None:
         ((40.0, 40.0), 998.0, (40.0, 40.0, 40.0)),
         # The machine has been rebooted since the last recorded load.
         ((90.0,), 5000.0, (90.0, 40.0)),
-        # The sample is already recorded, or the loads do not change.
+        # Nothing is recorded if the sample already has been, or if the loads have not changed.
         ((90.0,), 999.0, None),
         ((40.0, 40.0, 40.0), 998.0, None),
     ],
@@ -260,11 +262,11 @@ def test_records_a_peak_within_the_tolerance_before_placing_jobs() -> None:
         pending_groups=(group(ResourceSpec(vram=13_000), 1),),
     )
     assert [type(a).__name__ for a in plan(world)] == ["RecordUsage"]
-    # Now 11,550 MiB are committed for the job, although it uses only 10,500.
+    # Now 11,550 MiB are committed for the job, although it uses only 10,500 MiB.
     assert [type(a).__name__ for a in plan(applied(world, plan(world)))] == ["SetWaitReason"]
 
 
-def test_records_the_last_sample_of_an_attempt_before_its_end() -> None:
+def test_records_the_last_sample_of_an_attempt_before_its_end_is_recorded() -> None:
     done = AttemptStatus("dead", result=AttemptResult(None, 0, None, True, None, (), 1.0, 2.0))
     actions = plan(facts(OURS, attempts=(replace(NEW, status=done),)))
     assert [type(action) for action in actions] == [RecordUsage, FinishAttempt]
@@ -321,7 +323,7 @@ GPUS = st.builds(
 
 @settings(deadline=None)
 @given(GPUS, GPUS, st.integers(1, 9000), st.none() | st.sampled_from([998.0, 999.0]))
-def test_does_not_record_a_stored_sample_again(
+def test_does_not_record_measurements_of_the_same_sample_again(
     one: Gpu, two: Gpu, declared: int, measured_at: float | None
 ) -> None:
     two = replace(two, uuid="U1", index=1)

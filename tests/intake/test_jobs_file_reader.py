@@ -350,7 +350,7 @@ def test_known_line_stays_valid_when_its_gpu_is_gone(tmp_path: Path) -> None:
     assert "there is no GPU 3" in (line.problem or "")
 
 
-def test_a_restart_without_changes_reports_nothing(tmp_path: Path) -> None:
+def test_a_restart_reports_no_changes_if_the_file_is_unchanged(tmp_path: Path) -> None:
     w = watch(tmp_path, "a\nbad,b.py,c\n0,a.py\n")
     again = ReaderDriver(w.path)
     again.reading, again.jobs = w.reading, dict(w.jobs)
