@@ -89,7 +89,7 @@ class Running:
 
 @dataclass
 class Machine:
-    """Plays a scene. Keeps the machine's actual state, its samples, and the values that the scheduler stores."""
+    """Plays a scene. Keeps the machine's actual state, its samples, and the stored values."""
 
     scene: Scene
     settings: Settings = field(default_factory=Settings)
