@@ -77,7 +77,8 @@ def test_a_copy_signals_no_process_of_the_original(
         f"Problem: store {tmp_path}/b/{DATA_DIR} is a copy of {tmp_path}/a/{DATA_DIR}"
         in copy.cli("status").stdout
     )
-    assert f"job 1; this store is a copy of {tmp_path}/a/{DATA_DIR}, to which" in copy.cli("stop").stdout
+    said = copy.cli("stop").stdout
+    assert f"job 1; they belong to {tmp_path}/a/{DATA_DIR}, of which this store is a copy" in said
 
     copy.append("[share=1] echo $PWD > ../here")
     copy.start("--as-copy")
