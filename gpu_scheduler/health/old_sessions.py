@@ -35,7 +35,8 @@ class OldSession:
     def describe(self, now: float) -> str:
         """Describes the session: its name, GPUs, age, and the command that opens it. now: wall seconds."""
         age = format_duration(now - self.started_at)
-        return f"{self.name}, GPU {self.gpus}, started {age} ago (`screen -r {self.name}` opens it)"
+        gpus = f"GPU{'s' if ',' in self.gpus else ''} {self.gpus}"
+        return f"{self.name}, {gpus}, started {age} ago (`screen -r {self.name}` opens it)"
 
 
 def old_sessions(proc: Proc | None = None) -> list[OldSession]:

@@ -37,7 +37,7 @@ def test_finds_a_session_whose_process_has_no_token_of_this_scheduler(machine: F
     machine.add_process(31, parent=30, command_line=("bash", "-c", "python train.py"))
     [found] = old_sessions(Proc(str(machine.root)))
     assert (found.name, found.gpus, found.started_at) == ("30.gpujob_0,1_train_8c1d", "0,1", 1000002.0)
-    assert "GPU 0,1, started 1 min ago (" in found.describe(1000062.0)
+    assert "GPUs 0,1, started 1 min ago (" in found.describe(1000062.0)
     assert found.describe(1000062.0).endswith("`screen -r 30.gpujob_0,1_train_8c1d` opens it)")
 
 
