@@ -14,7 +14,7 @@ from tests.cli.desk import Desk
 def desk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Desk]:
-    """Provides a folder for a store. A test fails if a use case reads the command line or prints."""
+    """Provides a folder for a store. Fails the test if a use case reads the command line or prints."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["pytest", "--no-such-option"])
     monkeypatch.setattr(environment, "_INSTALLATIONS", ())

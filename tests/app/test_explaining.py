@@ -1,4 +1,4 @@
-"""The details of a job and the facts that explain its state, returned as values."""
+"""Use cases that return, as values, the details of a job and the facts that explain its state."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.cli.desk import Desk
         ({}, NeedSource.COMMAND),
     ],
 )
-def test_job_detail_names_the_source_of_the_need(
+def test_the_details_of_a_job_name_the_source_of_its_need(
     desk: Desk, location: Location, values: dict[str, Any], source: NeedSource
 ) -> None:
     current = job_detail(location, desk.job(**values)).need
     assert current.source is source
 
 
-def test_job_detail_contains_the_attempts_and_the_history(desk: Desk, location: Location) -> None:
+def test_the_details_of_a_job_contain_its_attempts_and_history(desk: Desk, location: Location) -> None:
     job = desk.job("echo a b", name="one")
     attempt = desk.attempt(job)
     detail = job_detail(location, "one")
@@ -45,7 +45,9 @@ def test_job_detail_contains_the_attempts_and_the_history(desk: Desk, location: 
     assert [event.kind for event in detail.history] == [EventKind.QUEUED, EventKind.STARTING]
 
 
-def test_explains_a_waiting_job_by_its_need_gpus_and_queue_position(desk: Desk, location: Location) -> None:
+def test_the_explanation_of_a_waiting_job_has_its_need_the_gpus_and_its_queue_position(
+    desk: Desk, location: Location
+) -> None:
     first, second = desk.job("echo a", share=500), desk.job("echo b", allowed=(1,))
     diagnosis = diagnose(location, second)
     assert diagnosis.scheduler_pid is None
@@ -57,7 +59,7 @@ def test_explains_a_waiting_job_by_its_need_gpus_and_queue_position(desk: Desk, 
     assert (waiting.line.location, waiting.line.malformed) == (None, 0)
 
 
-def test_explains_a_failed_job_with_the_end_of_its_log(desk: Desk, location: Location) -> None:
+def test_the_explanation_of_a_failed_job_contains_the_end_of_its_log(desk: Desk, location: Location) -> None:
     job = desk.job()
     desk.record(act.FinishJob(job, Outcome.FAILED, None))
     diagnosis = diagnose(location, job)

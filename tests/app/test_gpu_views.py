@@ -32,7 +32,7 @@ def held(share: int, job_id: int = 3, **values: Any) -> AttemptRecord:
         ({"used_mib": None, "load_percent": None, "total_mib": None}, [], False, "available", 0),
     ],
 )
-def test_a_gpu_view_has_state_share_and_jobs(
+def test_a_gpu_view_contains_the_state_the_allocated_share_and_the_jobs(
     row: dict[str, Any], holders: list[AttemptRecord], paused: bool, state: str, share: int
 ) -> None:
     (view,) = gpu_views([gpu_record(**row)], holders, {"A": paused})
@@ -60,7 +60,7 @@ def test_a_gpu_view_sums_the_memory_allocated_to_its_jobs(
     assert (view.allocated_mib, view.has_declared_memory, view.share) == (allocated, by_memory, share)
 
 
-def test_a_gpu_view_uses_the_given_limits() -> None:
+def test_a_gpu_view_applies_the_given_limits() -> None:
     strict = Limits(mem_threshold=0.5, spike_buffer=0.0)
     peak = held(500, peaks={"A": 600})
     assert [view.allocated_mib for view in gpu_views([gpu_record()], [peak], {}, strict)] == [600]

@@ -1,4 +1,4 @@
-"""The view of a job, built from its store rows and, if the store is behind, from its attempt folder."""
+"""The view of a job. It is built from the store or, if that is not up to date, from the attempt folder."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def view_as(recorded: str, status: AttemptStatus, failure_context: FailureContex
         ({"state": "running"}, {}, {}, None),
     ],
 )
-def test_shows_why_a_job_waits(
+def test_a_job_view_shows_why_a_queued_job_waits(
     row: dict[str, Any], last: dict[str, Any] | None, values: dict[str, Any], reason: str | None
 ) -> None:
     view = job_view(job_record(**row), None if last is None else attempt_record(**last), context(**values))
@@ -147,7 +147,7 @@ def test_shows_why_a_job_waits(
         (2, "launched 2 times but not started yet"),
     ],
 )
-def test_shows_why_a_starting_job_is_delayed(launches: int, reason: str | None) -> None:
+def test_a_job_view_shows_why_a_starting_job_is_delayed(launches: int, reason: str | None) -> None:
     last = attempt_record(launch_count=launches)
     fact = Attempt(11, 3, "t", "boot", AttemptState.STARTING, launch_deadline=NOW.boot + 100)
     view = job_view(job_record(state="starting"), last, context(open_attempts={11: fact}))
@@ -196,14 +196,14 @@ def ended(cause: str | None, exit_code: int | None, signal: int | None = None) -
         ),
     ],
 )
-def test_the_attempt_folder_overrides_the_recorded_state(
+def test_in_a_job_view_the_attempt_folder_overrides_the_recorded_state(
     recorded: str, status: AttemptStatus, state: str, outcome: str | None, is_recorded: bool
 ) -> None:
     view = view_as(recorded, status)
     assert (view.record.state, view.record.outcome, view.is_recorded) == (state, outcome, is_recorded)
 
 
-def test_shows_the_reason_exit_code_and_times_of_an_unrecorded_end() -> None:
+def test_a_job_view_shows_the_reason_exit_code_and_times_of_an_unrecorded_end() -> None:
     view = view_as("running", ended(None, 7), FailureContext("ValueError: x\n"))
     assert words(view.record.reason) == "exit code 7: ValueError: x"
     assert (view.record.exit_code, view.record.signal, view.started_at, view.record.finished_at) == (
@@ -220,12 +220,12 @@ def test_shows_the_reason_exit_code_and_times_of_an_unrecorded_end() -> None:
     )
 
 
-def test_shows_a_live_session_by_its_full_name() -> None:
+def test_a_job_view_shows_a_live_screen_session_by_its_full_name() -> None:
     live = AttemptStatus("live", 12, "12.gpujob_0_echo_3")
     assert view_as("running", live).session == live.session
 
 
-def test_a_closed_window_hides_its_session() -> None:
+def test_a_job_view_omits_the_session_of_a_closed_screen_window() -> None:
     view = view_as("running", AttemptStatus("live", 12, "12.gpujob_0_echo_3", window_open=False))
     assert (view.record.state, view.session, view.window_closed) == ("running", None, True)
     view = view_as("running", AttemptStatus("live", 12, "12.gpujob_0_echo_3", window_open=True))
@@ -237,7 +237,7 @@ def test_a_closed_window_hides_its_session() -> None:
     assert (view.session, view.window_closed) == (None, False)
 
 
-def test_warns_of_a_process_on_another_gpu() -> None:
+def test_a_job_view_warns_of_a_process_on_a_gpu_outside_the_allocation() -> None:
     row = attempt_record(["A"], misplaced=(("B", 71),))
     view = job_view(job_record(state="running"), row, context())
     assert view.warnings == (MisplacedProcess(1, 1, 71, (0,)),)
@@ -245,11 +245,11 @@ def test_warns_of_a_process_on_another_gpu() -> None:
     assert warning.startswith("job 3 was given GPU 0 but uses GPU 1 (process 71): ")
 
 
-def test_shows_peaks_and_declared_memory() -> None:
+def test_a_job_view_shows_memory_peaks_and_declared_memory() -> None:
     row = attempt_record(vram=900, budgets={"A": 900, "B": 900}, peaks={"A": 700, "B": 800})
     view = job_view(job_record(state="running"), row, context())
     assert (view.vram_declared, view.peaks, view.warnings) == (900, {0: 700, 1: 800}, ())
-    # The job declares nothing; the 900 MiB are from default_requirement.
+    # The job does not declare anything; the 900 MiB come from default_requirement.
     view = job_view(
         job_record(state="running"), attempt_record(vram=900, peaks={"A": 700, "B": 800}), context()
     )
@@ -258,7 +258,7 @@ def test_shows_peaks_and_declared_memory() -> None:
     assert (view.vram_declared, view.peaks) == (None, {})
 
 
-def test_warns_of_memory_use_above_the_declaration() -> None:
+def test_a_job_view_warns_of_memory_use_above_the_declaration() -> None:
     row = attempt_record(
         vram=500, budgets={"A": 500, "B": 500}, peaks={"A": 400, "B": 800}, overused=["B"],
         misplaced=(("C", 71),),
@@ -272,7 +272,7 @@ def test_warns_of_memory_use_above_the_declaration() -> None:
     assert job_warnings(over) == ["job 3 declared 500 MiB but used 800 MiB on GPU 1"]
 
 
-def test_warns_of_memory_use_above_the_share() -> None:
+def test_a_job_view_warns_of_memory_use_above_the_declared_share() -> None:
     row = attempt_record(share=250, budgets={"A": 6144, "B": 20480}, peaks={"A": 16000}, overused=["A"])
     expected = "job 3 declared share 0.25 (6144 MiB) but used 16000 MiB on GPU 0"
     view = job_view(job_record(state="running"), row, context())
@@ -282,7 +282,7 @@ def test_warns_of_memory_use_above_the_share() -> None:
     assert job_warnings(over) == [expected]
 
 
-def test_an_attempt_runs_as_recorded_only_if_reconciling_changes_no_state() -> None:
+def test_an_attempt_counts_as_running_as_recorded_only_if_reconciling_would_change_no_state() -> None:
     result = AttemptResult(None, 0, None, True, None, (), 1.0, 2.0)
     kept = 0
     for state, claim, stop, ended, cancel in product(

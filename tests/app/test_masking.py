@@ -25,7 +25,7 @@ from gpu_scheduler.core.scheduling import actions as act
 from tests.cli.desk import Desk
 from tests.records import attempt_record, job_record
 
-#: Each secret is in a different place. None of them matches a known secret format.
+#: Each secret is in a different place. None of them has a format that is known for secrets.
 IN_COMMAND, IN_ENV, IN_ERROR, IN_LINE, IN_ARGUMENTS = "s3command", "s3env", "s3error", "s3line", "s3arguments"
 SECRETS = (IN_COMMAND, IN_ENV, IN_ERROR, IN_LINE, IN_ARGUMENTS)
 COMMAND = f"WANDB_API_KEY={IN_COMMAND} python t.py"
@@ -75,17 +75,17 @@ def test_a_masked_job_keeps_its_other_values() -> None:
     assert json.loads(job.spec_json)["arguments"][1] == IN_ARGUMENTS
 
 
-def test_hides_a_secret_after_a_json_escape() -> None:
+def test_hides_a_secret_that_follows_a_json_escape() -> None:
     spec = JobSpec("csv", "t", "/", script="/t.py", arguments=(f"\tMY_TOKEN={IN_ARGUMENTS}",))
     assert without_secrets(job_record(spec_json=spec.to_json())).spec.arguments == ("\tMY_TOKEN=(hidden)",)
 
 
-def test_masks_each_text_in_a_list_separately() -> None:
+def test_masks_each_string_in_a_list_separately() -> None:
     lines = (f"PASS={IN_LINE} of 12 tests", "error: a value is required for --password", "--password", "exit")
     assert without_secrets(lines) == ("PASS=(hidden) of 12 tests", *lines[1:])
 
 
-def test_a_result_without_secrets_is_returned_unchanged() -> None:
+def test_masking_returns_a_result_without_secrets_unchanged() -> None:
     spec = JobSpec("command", "t", "/", command='echo "\t"', env=(("SEED", "3"), ("WHERE", "\t")))
     for record in (job_record(), job_record(spec_json=spec.to_json()), attempt_record()):
         assert without_secrets(record) is record

@@ -42,7 +42,7 @@ def test_status_reads_the_last_log_lines_only_on_request(desk: Desk, location: L
     assert [one.last_line for one in status(location, StatusQuery(last_lines=True)).jobs] == ["up"]
 
 
-def test_queries_without_a_store_raise_an_error_and_create_nothing(desk: Desk, tmp_path: Path) -> None:
+def test_queries_without_a_store_raise_an_error_and_create_no_files(desk: Desk, tmp_path: Path) -> None:
     location = Location(str(tmp_path / "none.json"))
     for query in (lambda: status(location, StatusQuery()), lambda: screens(location)):
         with pytest.raises(StoreNotFoundError):
@@ -57,7 +57,7 @@ def test_screens_omits_jobs_without_a_session(desk: Desk, location: Location) ->
     assert (sessions.sessions, sessions.without_session) == ((), 1)
 
 
-def test_reader_returns_each_event_once(desk: Desk, location: Location) -> None:
+def test_the_event_reader_returns_each_event_once(desk: Desk, location: Location) -> None:
     job = desk.job()
     desk.record(act.FinishJob(job, Outcome.CANCELLED, None))
     with open_events(location, None) as reader:
@@ -69,7 +69,7 @@ def test_reader_returns_each_event_once(desk: Desk, location: Location) -> None:
         assert [event.command for event in reader.new_events()] == ["echo b"]
 
 
-def test_follows_a_log_until_its_job_ends(desk: Desk, location: Location) -> None:
+def test_following_a_log_ends_with_its_job(desk: Desk, location: Location) -> None:
     job = desk.run_job("echo up; while [ ! -e go ]; do sleep 0.02; done")
     with open_log(location, job, None) as log:
         assert log.advance() is LogProgress.RUNNING
@@ -99,7 +99,9 @@ def test_lint_previews_valid_lines_and_lists_malformed_lines(desk: Desk, locatio
     assert view.cwd == str(desk.path)
 
 
-def test_add_composes_checks_and_appends_a_line(desk: Desk, location: Location) -> None:
+def test_add_builds_a_line_then_checks_it_and_appends_it_to_the_jobs_file(
+    desk: Desk, location: Location
+) -> None:
     new = NewLine(command=["echo", "a b"], attributes={"share": "0.5", "hold": True, "env": ["A=1"]})
     composed = compose(location, new)
     assert not (desk.path / "jobs.txt").exists()
@@ -120,11 +122,11 @@ def test_calibrate_without_measurements_suggests_nothing(desk: Desk, location: L
     assert (view.suggestions, view.entries, view.written) == ([], {}, False)
 
 
-def test_stop_reports_the_jobs_that_continue(desk: Desk, location: Location) -> None:
+def test_stop_reports_the_jobs_that_continue_to_run(desk: Desk, location: Location) -> None:
     job = desk.run_job("while :; do sleep 0.02; done")
     with desk.scheduler() as pid:
         report = stop(location, end_jobs=False, grace_s=1.0)
         assert (report.scheduler_pid, report.running, report.ended) == (pid, (job,), {})
     report = stop(location, end_jobs=True, grace_s=5.0)
     assert (report.scheduler_pid, list(report.ended), report.has_failed) == (None, [job], False)
-    assert desk.state(job) == JobState.RUNNING  # the next scheduler records the end
+    assert desk.state(job) == JobState.RUNNING  # The next scheduler will record the end.

@@ -1,4 +1,4 @@
-"""Requests about jobs and GPUs, made as function calls. Each call returns its answers as values."""
+"""Requests about jobs and GPUs that are made as function calls. Each call returns the answers as values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def kinds(answers: tuple[Answer, ...]) -> list[tuple[int, AnswerKind]]:
     return [(answer.target, answer.kind) for answer in answers]
 
 
-def test_requests_without_a_scheduler_are_recorded(desk: Desk, location: Location) -> None:
+def test_requests_are_recorded_if_no_scheduler_is_running(desk: Desk, location: Location) -> None:
     first, second = desk.job(), desk.job("echo b", name="b")
     assert kinds(job_requests.hold(location, [first, "b"])) == [
         (first, AnswerKind.RECORDED),
@@ -32,7 +32,7 @@ def test_requests_without_a_scheduler_are_recorded(desk: Desk, location: Locatio
     assert desk.requests() == [("hold", str(first)), ("hold", str(second))]
 
 
-def test_requests_record_the_name_of_the_requester(desk: Desk, location: Location) -> None:
+def test_each_request_records_who_made_it(desk: Desk, location: Location) -> None:
     job = desk.job()
     job_requests.set_priority(location, [job], 5, by="rest")
     gpu_requests.pause(location, [0], by="rest")
@@ -60,24 +60,28 @@ def test_refused_requests_are_listed_first(desk: Desk, location: Location) -> No
     ]
 
 
-def test_no_selection_means_every_job_that_the_request_can_change(desk: Desk, location: Location) -> None:
+def test_a_request_without_a_job_selection_applies_to_every_job_that_it_can_change(
+    desk: Desk, location: Location
+) -> None:
     assert job_requests.cancel(location, None, 1.0) == ()
     assert job_requests.retry(location, None) == ()
     failed, queued = desk.job(), desk.job("echo b")
     desk.record(act.FinishJob(failed, Outcome.FAILED, None))
     assert kinds(job_requests.retry(location, None)) == [(failed, AnswerKind.RECORDED)]
-    assert job_requests.retry(location, None) == ()  # the retry is already requested
+    assert job_requests.retry(location, None) == ()  # A retry has already been requested.
     assert kinds(job_requests.cancel(location, None, 1.0)) == [(queued, AnswerKind.RECORDED)]
 
 
-def test_a_running_job_is_ended_without_a_scheduler(desk: Desk, location: Location) -> None:
+def test_cancel_ends_a_running_job_even_without_a_scheduler(desk: Desk, location: Location) -> None:
     job = desk.run_job(SLEEP)
     (answer,) = job_requests.cancel(location, [job], 5.0)
     assert (answer.kind, answer.stop_result) == (AnswerKind.STOPPED, StopResult.CANCELLED)
     desk.wait_until_processes_end()
 
 
-def test_only_a_scheduler_ends_a_job_on_a_remote_executor(desk: Desk, location: Location) -> None:
+def test_cancel_without_a_scheduler_does_not_end_a_job_on_a_remote_executor(
+    desk: Desk, location: Location
+) -> None:
     job = desk.run_job(SLEEP)
     desk.store.db.connection.execute("UPDATE attempt SET executor = 'elsewhere'")
     (answer,) = job_requests.cancel(location, [job], 5.0)
@@ -91,7 +95,7 @@ def test_only_a_scheduler_ends_a_job_on_a_remote_executor(desk: Desk, location: 
     desk.wait_until_processes_end()
 
 
-def test_unknown_job_names_and_gpus_raise_errors(desk: Desk, location: Location) -> None:
+def test_requests_for_unknown_job_names_or_gpus_raise_errors(desk: Desk, location: Location) -> None:
     with pytest.raises(SchedulerError, match="there is no job named bert"):
         job_requests.release(location, ["bert"])
     with pytest.raises(SchedulerError, match="GPU 7 is not managed"):
@@ -99,7 +103,7 @@ def test_unknown_job_names_and_gpus_raise_errors(desk: Desk, location: Location)
     assert desk.requests() == []
 
 
-def test_gpus_are_paused_in_the_state_file_before_the_first_start(desk: Desk, tmp_path: Path) -> None:
+def test_a_pause_before_the_first_start_is_written_to_the_state_file(desk: Desk, tmp_path: Path) -> None:
     location = Location(str(tmp_path / "new.json"))
     assert kinds(gpu_requests.resume(location, [1])) == [(1, AnswerKind.NOTHING_TO_DO)]
     assert kinds(gpu_requests.pause(location, [1, 0, 1])) == [

@@ -1,4 +1,4 @@
-"""Runs the command line with shorter waits before edits of the jobs file are accepted."""
+"""Runs the command line, but accepts edits of the jobs file after shorter waits than usual."""
 
 from __future__ import annotations
 

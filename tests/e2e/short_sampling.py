@@ -1,4 +1,4 @@
-"""Runs the command line with shorter GPU polling intervals and timeouts."""
+"""Runs the command line with shorter GPU polling intervals and timeouts than usual."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class SmallDisk:
             os.close(fd)
 
     def free(self, size: int | None = None) -> None:
-        """Frees the space that `fill` took, or only `size` bytes of it."""
+        """Frees the space that `fill` used, or only `size` bytes of it."""
         if size is None:
             self._filler.unlink()
         else:
@@ -69,7 +69,7 @@ def _succeeds(*command: str) -> bool:
 def mounted(path: Path, world: World) -> Iterator[SmallDisk]:
     """Mounts a small file system on the new folder `path`.
 
-    Ends everything in `world` before unmounting it.
+    Ends all processes of `world` before unmounting it.
     """
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "small", str(path)], check=True)

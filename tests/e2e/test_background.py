@@ -25,7 +25,7 @@ START = ("start", "--daemon", "--simulate", "2", "--log-dir", "logs")
 
 @pytest.fixture
 def daemons(world: World) -> Iterator[World]:
-    """Provides a world, and ends its background scheduler after the test."""
+    """Provides a world whose background scheduler is ended after the test."""
     world.is_warm = False
     yield world
     pid = up(world)
@@ -56,7 +56,7 @@ def test_the_daemon_runs_without_a_terminal_until_it_is_stopped(daemons: World) 
     world.wait_finished(1)
     assert "MY_OWN=kept" in (world.folder / "env").read_text().splitlines()
     assert "gpu_scheduler.log" not in (world.folder / "fds").read_text()
-    # A second start is refused as usual, with the error on the caller's terminal.
+    # As usual, a second start is refused, and its error appears on the caller's terminal.
     again = world.cli(*START)
     assert (again.returncode, again.stdout) == (1, "")
     assert f"(pid {pid}); end it with `stop`" in again.stderr
@@ -94,7 +94,7 @@ def test_jobs_do_not_inherit_the_conda_environment_of_start(daemons: World) -> N
     assert headers[2] == f"# environment: none named, so the job uses the scheduler's: conda ml{folder}"
 
 
-def test_the_daemon_survives_the_callers_session_and_keeps_no_descriptor_of_the_caller(
+def test_the_daemon_outlives_the_callers_session_and_keeps_none_of_its_descriptors(
     daemons: World,
 ) -> None:
     world = daemons
@@ -128,7 +128,7 @@ def test_the_daemon_survives_the_callers_session_and_keeps_no_descriptor_of_the_
         (("--simulate", "2", "--gpus", "3"), 2, "2 GPUs found"),
     ],
 )
-def test_startup_errors_reach_the_caller_with_their_exit_code(
+def test_startup_errors_of_the_daemon_reach_the_caller_with_their_exit_code(
     daemons: World, words: tuple[str, ...], code: int, part: str
 ) -> None:
     daemons.env["PATH"] = f"{daemons.folder}:{daemons.env['PATH']}"
@@ -160,7 +160,7 @@ def test_ctrl_c_during_startup_also_ends_the_daemon(daemons: World) -> None:
     assert not exists(scheduler)
 
 
-def test_a_fifo_in_place_of_the_main_log_blocks_nothing(daemons: World) -> None:
+def test_a_fifo_in_place_of_the_main_log_does_not_block_the_scheduler(daemons: World) -> None:
     os.mkfifo(daemons.folder / "gpu_scheduler.log")
     daemons.append("[share=0.5] exit 0")
     assert "scheduler is running in the background" in daemons.run_ok(*START)
@@ -168,7 +168,7 @@ def test_a_fifo_in_place_of_the_main_log_blocks_nothing(daemons: World) -> None:
     daemons.run_ok("stop")
 
 
-def test_a_drain_in_the_background_ends_without_a_stop(daemons: World) -> None:
+def test_a_background_scheduler_with_drain_ends_by_itself(daemons: World) -> None:
     world = daemons
     world.append("[share=0.5] exit 3")
     world.run_ok(*START, "--drain")

@@ -1,4 +1,4 @@
-"""Tests how a scheduler ends (by a drain, a request or a signal), its exit code, and the remaining jobs."""
+"""Tests how a drain, a request or a signal ends a scheduler, its exit code, and what happens to its jobs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def drained(world: World, *options: str) -> int:
     return world.process.wait(60)
 
 
-def test_a_drain_counts_only_the_current_lines_of_its_jobs_file(world: World) -> None:
+def test_a_drain_counts_only_the_jobs_of_the_current_lines_in_its_jobs_file(world: World) -> None:
     (world.folder / "a.txt").write_text("[share=1] exit 9\n")
     (world.folder / "b.txt").write_text("[share=1] true\n")
     assert drained(world, "--jobs-file", "a.txt") == 9
-    assert drained(world, "--jobs-file", "a.txt") == 9  # the job failed, and its line is still in the file
+    assert drained(world, "--jobs-file", "a.txt") == 9  # The job failed, and its line is still in the file.
     assert drained(world, "--jobs-file", "b.txt") == 0
 
 
@@ -82,7 +82,7 @@ def test_a_drain_ends_when_a_line_becomes_malformed_while_its_job_runs(world: Wo
     )
     (world.folder / "go").touch()
     assert world.process is not None
-    assert world.process.wait(60) == 3  # because a job is held, the code is 3 instead of 1
+    assert world.process.wait(60) == 3  # Because a job is held, the exit code is 3 instead of 1.
     jobs = world.jobs()
     assert [jobs[n]["state"] for n in (1, 2, 3, 4)] == ["finished", "queued", "finished", "held"]
     assert jobs[3]["reason"] == "line removed"
@@ -103,7 +103,7 @@ def test_an_interrupted_drain_exits_with_an_error(world: World) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_scheduler_but_no_job(world: World, number: int) -> None:
+def test_a_signal_ends_the_scheduler_but_leaves_its_jobs_running(world: World, number: int) -> None:
     world.append("[share=1] while [ ! -e go ]; do sleep 0.02; done; echo done >> ran")
     world.start()
     world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")
@@ -115,7 +115,7 @@ def test_a_signal_ends_the_scheduler_but_no_job(world: World, number: int) -> No
     assert world.wait_finished()[1]["outcome"] == "completed"
 
 
-def test_nohup_keeps_sighup_ignored(world: World) -> None:
+def test_a_scheduler_started_with_nohup_ignores_sighup(world: World) -> None:
     with open(world.output_file, "ab") as out:
         world.process = subprocess.Popen(
             ["nohup", sys.executable, "-m", "gpu_scheduler", "start", "--simulate", "1", "--log-dir", "logs"],
@@ -128,7 +128,7 @@ def test_nohup_keeps_sighup_ignored(world: World) -> None:
     assert world.process.poll() is None
 
 
-def test_stop_with_jobs_ends_all_jobs_and_starts_no_more(world: World) -> None:
+def test_stop_with_jobs_ends_all_jobs_and_starts_no_new_ones(world: World) -> None:
     world.append("[share=1 allowed=0] sleep 60", "[share=1 allowed=0] echo second >> ran")
     world.start()
     world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "running")

@@ -1,4 +1,4 @@
-"""Tests a start on real GPUs (a fake nvidia-smi) with a store from simulated GPUs, and the reverse."""
+"""Tests `start` on real GPUs (a fake nvidia-smi) if the store is from simulated GPUs, and the reverse."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def files(world: World) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(world.folder.rglob("*")) if path.is_file()}
 
 
-def test_refuses_a_store_of_the_other_kind_of_gpus_and_leaves_it_unchanged(world: World) -> None:
+def test_start_refuses_a_store_of_the_other_kind_of_gpus_and_leaves_it_unchanged(world: World) -> None:
     world.append("echo ran >> told", "[vram=70G] echo big")
     simulated = start(world, "--simulate", "1:24G")
     assert simulated.returncode == 3
@@ -46,7 +46,7 @@ def test_refuses_a_store_of_the_other_kind_of_gpus_and_leaves_it_unchanged(world
     assert "2 jobs from real GPUs, but this start uses simulated GPUs" in back.stderr
 
 
-def test_jobs_kept_from_simulated_gpus_start_on_real_gpus(world: World) -> None:
+def test_jobs_queued_on_simulated_gpus_can_start_on_real_gpus_with_keep_history(world: World) -> None:
     world.append("while [ ! -e go ]; do sleep 0.02; done")
     world.start("--simulate", "2:80G")
     world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")

@@ -1,6 +1,6 @@
 """Tests a driver that hangs while the scheduler runs.
 
-Only placement waits for it (docs/design.md, Placement).
+Only the placement of jobs waits for it (docs/design.md, Placement).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def start(world: World) -> Path:
     return driver
 
 
-def test_a_hanging_driver_stops_only_placement_until_it_answers(world: World) -> None:
+def test_a_hanging_driver_delays_only_the_placement_of_jobs(world: World) -> None:
     os.mkfifo(world.folder / "go")
     world.jobs_file.touch()
     driver = start(world)

@@ -39,7 +39,7 @@ def shown(world: World) -> World:
     return world
 
 
-def test_runs_six_lines_of_both_formats(shown: World) -> None:
+def test_runs_six_lines_in_both_the_csv_and_the_command_format(shown: World) -> None:
     shown.start("--screen", "--conda-sh", str(CONDA))
     shown.append(
         "0,show.py,,a --llm qwen2.5-3b-inst --mode half,",
@@ -103,7 +103,7 @@ def test_arguments_reach_the_script_unchanged(shown: World) -> None:
     assert not (shown.folder / "injected").exists()
 
 
-def test_every_kind_of_pause_takes_effect_and_overwrites_no_other_pause(world: World) -> None:
+def test_pauses_by_command_and_by_state_file_take_effect_without_overwriting_each_other(world: World) -> None:
     world.start()
     assert "0" in world.run_ok("pause", "0")
     world.append("[share=1 allowed=0] echo x >> ran")
@@ -113,7 +113,7 @@ def test_every_kind_of_pause_takes_effect_and_overwrites_no_other_pause(world: W
     state = world.folder / world.state
     wait_for(lambda: json.loads(state.read_text())["paused_gpus"] == [0], "state file")
     state.write_text(json.dumps({**json.loads(state.read_text()), "paused_gpus": [1, 3]}))
-    world.wait_for_lines("ran")  # the edit resumes GPU 0, so the job starts
+    world.wait_for_lines("ran")  # The edit resumes GPU 0, so the job starts.
     wait_for(
         lambda: [g["state"] for g in world.status()["gpus"]] == ["available", "paused", "available", "paused"]
     )
@@ -149,7 +149,9 @@ def test_a_restarted_scheduler_reads_results_written_while_it_was_down(
     home = DataDir.of(str(world.folder / world.state))
     wait_for(lambda: len(list(home.runs.glob("*/*/result"))) == 2, "two results without a scheduler")
     before = world.jobs()
-    assert before[1]["state"] == "finished"  # read from the attempt folder, because the store is behind
+    assert (
+        before[1]["state"] == "finished"
+    )  # The exit code comes from the attempt folder, because the store is not up to date.
     world.start(*mode)
     jobs = world.wait_finished(1, 2, 5, 6, 7)
     assert [jobs[i]["exit_code"] for i in (1, 2)] == [0, 7]
@@ -174,7 +176,9 @@ def test_a_shutdown_interrupts_jobs_in_either_signal_order(world: World) -> None
     for n, order in ((1, (0, 1)), (2, (1, 0))):
         pids = [int(pid) for pid in world.wait_for_lines(f"pids{n}")[0].split()]
         os.kill(pids[order[0]], signal.SIGTERM)
-        with contextlib.suppress(ProcessLookupError):  # the runner forwards the signal and may be faster
+        with contextlib.suppress(
+            ProcessLookupError
+        ):  # The runner forwards the signal and may be faster than the test.
             os.kill(pids[order[1]], signal.SIGTERM)
     world.wait_until(lambda jobs: all(jobs.get(i, {}).get("state") == "held" for i in (1, 2)), "both held")
     jobs = world.jobs()
@@ -206,7 +210,7 @@ def test_two_schedulers_in_one_folder_do_not_interfere(world: World, tmp_path: P
         other.close()
 
 
-def test_starts_with_an_empty_queue_after_the_state_was_deleted(world: World) -> None:
+def test_starts_with_an_empty_queue_if_the_state_file_and_data_directory_were_deleted(world: World) -> None:
     import shutil
 
     world.start()
@@ -228,12 +232,12 @@ def test_starts_with_an_empty_queue_after_the_state_was_deleted(world: World) ->
     sweep(world.folder, token, term_s=0.0)
 
 
-def test_a_scheduler_ends_when_its_data_directory_is_removed(world: World) -> None:
+def test_a_scheduler_ends_if_its_data_directory_is_removed(world: World) -> None:
     world.start()
     folder = world.folder / "gpu_scheduler_state.d"
 
     def is_removed() -> bool:
-        # Between noticing the removal and ending, the scheduler may write its status board.
+        # After it notices the removal, the scheduler may still write its status board before it ends.
         subprocess.run(["rm", "-rf", folder], check=False, stderr=subprocess.DEVNULL)
         return not folder.exists()
 
@@ -252,7 +256,7 @@ def test_a_scheduler_starts_no_job_after_another_host_takes_over(world: World) -
     wait_for(home.host_file.exists, "the scheduler's own name, once more")
     wait_for(lambda: '"running": 1' in home.state_file.read_text(), "the state file with job 1")
     write_host(home.host_file, Host("gpu-other", "0" * 32))
-    home.state_file.write_text("{}")  # written by the other host
+    home.state_file.write_text("{}")  # This stands for a file written by the other host.
     assert world.process is not None
     assert world.process.wait(60) == 1
     assert "belongs to host gpu-other" in world.output()
@@ -262,4 +266,4 @@ def test_a_scheduler_starts_no_job_after_another_host_takes_over(world: World) -
     (world.folder / "go").touch()
     wait_for((world.folder / "ran").exists, "the end of job 1")
     assert (world.folder / "ran").read_text() == "ran\n"
-    home.host_file.unlink()  # the clean-up must be able to read the store
+    home.host_file.unlink()  # The clean-up must be able to read the store.

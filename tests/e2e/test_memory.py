@@ -73,7 +73,7 @@ def seen_on(world: World, gpu: int, least_mib: int) -> None:
 
 
 def loaded(world: World, percent: float) -> None:
-    """Waits until each load sample of GPU 0 that counts has this value."""
+    """Waits until every load sample of GPU 0 that counts towards the mean has this value."""
 
     def is_loaded() -> bool:
         store = Store(DataDir.of(str(world.folder / world.state)))
@@ -84,7 +84,7 @@ def loaded(world: World, percent: float) -> None:
     wait_for(is_loaded, f"load {percent} %")
 
 
-def test_the_sixty_second_tour_prints_the_documented_lines(world: World) -> None:
+def test_the_sixty_second_tour_in_the_readme_prints_the_documented_lines(world: World) -> None:
     line = f"[vram=8G] {SIMJOB} --vram 8000 --ramp 0.6 --hold 0.7"
     (world.folder / "jobs.txt").write_text(f"{line}\n")
     done = drained(world, "jobs.txt", "--sim", "2", "--poll", "0.2", "-v")
@@ -122,7 +122,7 @@ def test_the_complete_memory_example_runs_as_documented(world: World) -> None:
     assert "5 of 6 jobs completed" in done.stdout
 
 
-def test_reports_a_job_above_its_declaration_and_allocates_its_peak(world: World) -> None:
+def test_reports_a_job_that_exceeds_its_declaration_and_allocates_its_peak(world: World) -> None:
     world.append(f"[vram=8G] {SIMJOB} --vram 14000 --hold 600")
     world.start("--simulate", "1", "--poll", "0.2")
     wait_for(lambda: "EXCEEDS" in world.output(), "the warning")
@@ -142,7 +142,7 @@ def test_reports_a_job_above_its_declaration_and_allocates_its_peak(world: World
     assert "under-declared (+71%)" in world.output()
 
 
-def test_an_oom_retry_requests_more_memory_even_after_a_kill_of_the_scheduler(world: World) -> None:
+def test_an_oom_retry_requests_more_memory_even_if_the_scheduler_was_killed(world: World) -> None:
     world.append(f"[vram=17G] {SIMJOB} --vram 17408 --hold 600")
     world.start("--simulate", "1", "--poll", "0.2")
     world.wait_until(lambda jobs: jobs.get(1, {"peaks": {}})["peaks"] == {"0": 17408}, "job 1 has its memory")
@@ -169,7 +169,7 @@ def test_an_oom_retry_requests_more_memory_even_after_a_kill_of_the_scheduler(wo
     assert sizes[0] >= 5.0
 
 
-def test_failures_other_than_an_oom_use_no_oom_retry(world: World) -> None:
+def test_failures_other_than_an_oom_do_not_use_up_oom_retries(world: World) -> None:
     world.append(
         f"[vram=4G retries=3] {sys.executable} -c 'raise ValueError(\"bad value\")'",
         "[vram=1G fail-retries=0] exit 4",
@@ -220,7 +220,7 @@ def test_memory_and_load_of_foreign_processes_limit_placement(world: World) -> N
         assert world.wait_finished(6)[6]["outcome"] == "completed"
 
 
-def test_learns_needs_from_measured_usage(world: World) -> None:
+def test_learns_the_memory_needs_of_jobs_from_measured_usage(world: World) -> None:
     line = f"{SIMJOB} --vram 5000 --hold 0.6"
     world.append(*[f"{line} --exit 0 # {n}" for n in range(6)])
     world.start("--simulate", "1", "--poll", "0.2", "--learn", "--drain")

@@ -1,4 +1,4 @@
-"""Tests that the scheduler reports once, with both GPUs, a job that sets CUDA_VISIBLE_DEVICES itself."""
+"""Tests a job that sets CUDA_VISIBLE_DEVICES itself: the scheduler reports it once and names both GPUs."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ with open(os.path.join(os.environ["HOME"], "told.jsonl"), "a") as file:
     file.write(json.dumps(told) + "\\n")
 """
 
-#: Does what torchrun does on one node: starts N processes of the script, numbered by LOCAL_RANK.
+#: Starts N processes of the script, numbered by LOCAL_RANK, as torchrun does on one node.
 TORCHRUN = f"""#!{sys.executable}
 import os, subprocess, sys
 words = sys.argv[1:]
@@ -62,7 +62,7 @@ def told(world: World) -> dict[str, list[dict[str, Any]]]:
     return {jobs[int(job)]["command"]: lines for job, lines in by_job.items()}
 
 
-def test_starts_in_an_unchanged_folder_of_the_older_scheduler(world: World) -> None:
+def test_runs_the_jobs_of_an_older_schedulers_folder_without_changes_to_it(world: World) -> None:
     older(world)
     # Jobs of an older scheduler may be running on this machine.
     world.start("--conda-sh", str(CONDA), "--ignore-old-sessions")
@@ -123,14 +123,14 @@ def test_does_not_start_a_line_that_still_runs_under_the_older_scheduler(world: 
         assert f".{name}, GPU 0" in world.output()
         world.wait_for_lines("ran", 2)
         assert world.end_scheduler() == 0
-        world.start()  # with its own data directory, the scheduler only warns
+        world.start()  # If it has its own data directory, the scheduler only warns.
         assert world.output().count(f".{name}, GPU 0") == 2
     finally:
         (world.folder / "end").touch()
     world.wait_finished(1)
 
 
-def test_torchrun_with_more_gpus_than_exist_waits_and_shows_why(world: World) -> None:
+def test_a_torchrun_job_that_needs_more_gpus_than_exist_waits_and_shows_why(world: World) -> None:
     (world.folder / "t.py").touch()
     world.append("0,t.py,,torchrun-9gpu", "0,t.py,,torchrun-2gpu,,3")
     world.start()

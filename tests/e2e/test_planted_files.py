@@ -1,4 +1,4 @@
-"""Files and folders that another user planted or may change. The schedulers are real and run as root."""
+"""Tests files and folders that another user planted or may change, with real schedulers that run as root."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def test_every_command_refuses_a_store_planted_by_another_user(
     data_dir.folder.unlink() if linked else shutil.rmtree(data_dir.folder)
 
 
-def test_the_jobs_file_of_another_user_runs_only_with_trust_files(world: World, other_uid: int) -> None:
+def test_the_jobs_file_of_another_user_is_accepted_only_with_trust_files(
+    world: World, other_uid: int
+) -> None:
     world.append("id -u > ran_as")
     world.folder.chmod(0o1777)
     os.chown(world.jobs_file, other_uid, other_uid)
@@ -62,7 +64,7 @@ def test_the_jobs_file_of_another_user_runs_only_with_trust_files(world: World, 
     assert (world.folder / "ran_as").read_text() == "0\n"
 
 
-def test_status_reports_files_that_everyone_may_now_write(world: World) -> None:
+def test_status_reports_files_that_have_become_world_writable(world: World) -> None:
     config = world.folder / "llm_config.json"
     config.write_text('{"models": {}}')
     world.append("[hold] touch held")

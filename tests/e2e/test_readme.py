@@ -209,12 +209,12 @@ THEN: dict[str, Callable[[Reader], None]] = {
 }
 
 
-def test_every_block_runs_in_order_with_its_documented_effect(reader: Reader) -> None:
+def test_every_block_of_the_pages_runs_in_order_with_its_documented_effect(reader: Reader) -> None:
     ran = []
     for block in BLOCKS:
         first = block.splitlines()[0]
         if first not in NOT_RUN:
-            reader.type(block)  # fails if its exit code is not 0
+            reader.type(block)  # This fails if the exit code is not 0.
             ran.append(first)
             if first in THEN:
                 THEN[first](reader)
@@ -222,20 +222,20 @@ def test_every_block_runs_in_order_with_its_documented_effect(reader: Reader) ->
     assert set(THEN) <= set(ran)
 
 
-def test_the_jobs_of_the_tour_last_long_enough_to_be_inspected() -> None:
+def test_the_jobs_of_the_readme_tour_last_long_enough_to_be_inspected() -> None:
     (block,) = [block for block in BLOCKS if block.startswith("cat >> jobs.txt")]
     lines = [line for line in block.splitlines() if "llm" in line]
     assert len(lines) == 4
     for line in lines:
         read = parse_line(line, "/", "/")
         assert isinstance(read, ParsedJob)
-        # A step takes 0.05 s. An epoch has 12 steps, and two prompts make one step.
+        # Each step takes 0.05 s. An epoch consists of 12 steps, and a step of two prompts.
         parts = (("epochs", 12), ("samples", 1), ("prompts", 0.5))
         steps = max(int(read.spec.option(name) or 0) * each for name, each in parts)
         assert 0.05 * steps >= 45, line
 
 
-def test_each_listed_block_occurs_once_in_the_readme() -> None:
+def test_each_block_named_in_this_test_occurs_once_in_the_pages() -> None:
     firsts = [block.splitlines()[0] for block in BLOCKS]
     assert [first for first in [*NOT_RUN, *THEN] if firsts.count(first) != 1] == []
 
@@ -269,7 +269,7 @@ def test_documents_the_options_of_start_with_their_defaults() -> None:
     by_option = {
         f"--{re.sub('_(s|mib)$', '', name).replace('_', '-')}": value
         for name, value in vars(defaults).items()
-        if name in given and name not in ("state_file", "data_dir")  # these are options of every command
+        if name in given and name not in ("state_file", "data_dir")  # Every command has these options.
     }
     assert set(rows) == {*by_option, "--daemon", "--watch", "--yes", "--sim"}
     for option, value in by_option.items():
@@ -286,7 +286,7 @@ def table(page: str) -> str:
 
 
 def attributes(page: str) -> set[str]:
-    """Returns the words in a page's table of attributes that may be attributes."""
+    """Returns the words in a page's table of attributes that look like attribute names."""
     return {re.split("[=:]", word)[0] for word in re.findall(r"`([^`]+)`", table(page))}
 
 
@@ -299,7 +299,7 @@ def test_documents_exactly_the_implemented_attributes() -> None:
     assert set(commonest) <= known
 
 
-def test_documented_lines_are_valid_jobs() -> None:
+def test_all_documented_job_lines_are_valid() -> None:
     kinds = []
     for block in PLAIN:
         if block.startswith("{"):
@@ -315,5 +315,5 @@ def test_documented_lines_are_valid_jobs() -> None:
     assert kinds.count("command") >= 4
 
 
-def test_the_readme_stays_short() -> None:
+def test_the_readme_has_at_most_220_lines() -> None:
     assert len(README.splitlines()) <= 220

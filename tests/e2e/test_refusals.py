@@ -101,7 +101,7 @@ def test_retries_a_failed_launch_after_the_wait_and_then_fails(world: World) -> 
 
 
 def test_refuses_to_start_where_proc_shows_another_pid_namespace(world: World) -> None:
-    """Such a scheduler would read pids of one namespace and signal those of another."""
+    """Such a scheduler would read pids of one namespace and send signals to pids of another."""
     inside = ["unshare", "-p", "-f"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no pid namespaces")

@@ -10,7 +10,7 @@ from tests.e2e.world import World
 from tests.waiting import wait_for
 
 
-def test_the_journal_the_status_board_and_events_agree_after_a_kill(world: World) -> None:
+def test_the_journal_the_status_board_and_events_agree_after_the_scheduler_was_killed(world: World) -> None:
     world.append("[share=0.5] echo one", "[share=0.5] sleep 600", "[hold] echo three")
     world.start()
     world.wait_finished(1)
@@ -21,8 +21,8 @@ def test_the_journal_the_status_board_and_events_agree_after_a_kill(world: World
         text = board.read_text()
         return all(re.search(f"^{row}", text, re.MULTILINE) for row in rows)
 
-    # Events on the board are saved as reported. Events logged after the last save are logged again after a
-    # kill.
+    # The events on the board have already been recorded as reported. After a kill, the next scheduler logs
+    # again only the events that were not.
     wait_for(lambda: shows(r"▶ +2  running +0 ", r"✓ +1  done "), "both jobs on the board")
     assert shows(r"· +3  held +echo three +held by its line$")
     assert world.end_scheduler(signal.SIGKILL) == -signal.SIGKILL
@@ -36,7 +36,7 @@ def test_the_journal_the_status_board_and_events_agree_after_a_kill(world: World
     assert journal == world.run_ok("events", "--jsonl")
     events = [json.loads(line) for line in journal.splitlines()]
     assert [one["id"] for one in events] == list(range(1, len(events) + 1))
-    # If a job ends at once, the scheduler may never observe that it is running.
+    # If a job ends at once, the scheduler may never observe it running.
     kinds = [one["event"] for one in events if one["job"] == 1 and one["event"] != "running"]
     assert kinds == ["queued", "starting", "finished"]
     assert len(re.findall(r"job 1 finished \[OK\]", world.output())) == 1

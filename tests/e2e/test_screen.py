@@ -33,7 +33,7 @@ print("\\nlast line")
 
 
 class Tmux:
-    """A terminal in which the test types, and whose screen it reads."""
+    """A terminal in which the test types and whose screen the test reads."""
 
     def __init__(self, folder: Path) -> None:
         self.socket = str(folder / "tmux")
@@ -47,7 +47,7 @@ class Tmux:
         return done.stdout
 
     def keys(self, *keys: str) -> None:
-        """Presses these keys."""
+        """Presses these keys in the terminal."""
         self.run("send-keys", "-t", "t", *keys)
 
     def screen(self) -> str:
@@ -79,7 +79,7 @@ def goes_on(world: World) -> None:
     wait_for(lambda: alive(world) > before + 3, "the job going on")
 
 
-def test_a_screen_session_supports_attach_resize_detach_and_ctrl_c(world: World, terminal: Tmux) -> None:
+def test_a_jobs_screen_session_supports_attach_resize_detach_and_ctrl_c(world: World, terminal: Tmux) -> None:
     (world.folder / "bar.py").write_text(BAR)
     world.start("--screen")
     world.append("0,bar.py,,,")
@@ -126,7 +126,9 @@ def test_killing_screen_does_not_affect_its_job(world: World) -> None:
     subprocess.run(["screen", "-wipe", session], stdout=subprocess.DEVNULL, check=False)
 
 
-def test_start_without_screen_installed_fails_with_a_remedy(world: World, tmp_path: Path) -> None:
+def test_start_with_screen_fails_with_a_remedy_if_screen_is_not_installed(
+    world: World, tmp_path: Path
+) -> None:
     empty = tmp_path / "bin"
     empty.mkdir()
     world.env["PATH"] = str(empty)

@@ -1,6 +1,6 @@
 """The `screens` command with sessions that are attached, closed or killed.
 
-Also with sockets in another folder, and without Screen installed.
+Covers sockets in another folder, and a machine without Screen.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def screens(
     return ScreensCommand(world, monkeypatch, capsys)
 
 
-def test_screens_lists_sessions_with_their_jobs_and_attach_commands(
+def test_the_command_screens_lists_sessions_with_their_jobs_and_attach_commands(
     screens: ScreensCommand, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     world, sockets = screens.world, tmp_path_factory.mktemp("s")
@@ -136,7 +136,7 @@ def _kill_session(screens: ScreensCommand, session: str) -> None:
     wait_for(lambda: screens.value(2, "state") == "closed", "the closed session")
 
 
-def test_screens_shows_that_no_job_has_a_session(screens: ScreensCommand) -> None:
+def test_the_command_screens_shows_that_no_job_has_a_session(screens: ScreensCommand) -> None:
     screens.world.append("[share=0.5] sleep 60")
     screens.world.start()
     wait_for(lambda: "1 running job" in screens.text(), "the job running")

@@ -13,7 +13,7 @@ from pathlib import Path
 from gpu_scheduler.cli import main
 from tests.e2e.world import World
 
-#: Each secret is passed in a different way. None of them matches a known secret format.
+#: Each secret is passed in a different way. None of them has a format that is known for secrets.
 IN_ARGUMENTS, IN_COMMAND, IN_MESSAGE, IN_ENV = "s3arguments", "s3command", "s3message", "s3env"
 MALFORMED = ("s3unknown", "s3unquoted", "s3fields", "s3background")
 IN_ADD = "s3added"
@@ -38,7 +38,7 @@ def _lines(world: World) -> list[str]:
 
 
 def _printed(*words: str) -> str:
-    """Runs a command and returns its output. It runs in this process, because there are many commands."""
+    """Runs a command and returns its output. Runs it in this process, because there are many commands."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         main(words)
@@ -47,7 +47,7 @@ def _printed(*words: str) -> str:
 
 def _read_by_people(world: World) -> dict[str, str]:
     """Returns the output of all commands and the content of the scheduler's files except the database."""
-    own = "[job 3] "  # the output of a job is not masked
+    own = "[job 3] "  # The output of a job is not masked.
     found = {"start": "\n".join(line for line in world.output().split("\n") if not line.startswith(own))}
     for words in (
         ["status", "--all", "-v"], ["lint", str(world.jobs_file)], ["events"], ["screens"], ["calibrate"],
@@ -68,7 +68,7 @@ def _read_by_people(world: World) -> dict[str, str]:
     return found
 
 
-def test_a_secret_reaches_only_the_job(world: World) -> None:
+def test_a_secret_in_a_line_reaches_only_its_job(world: World) -> None:
     world.append(*_lines(world))
     world.start()
     world.wait_finished(1, 2, 3)

@@ -59,19 +59,19 @@ def test_the_entry_script_is_executable() -> None:
     assert entry.read_text().startswith("#!/usr/bin/env python3\n")
 
 
-def test_entry_script_runs_directly_if_the_packages_are_installed(clone: Path) -> None:
+def test_the_entry_script_runs_directly_if_the_packages_are_installed(clone: Path) -> None:
     done = run(sys.executable, clone / "scheduler.py", "status", "--json")
     assert (done.returncode, done.stderr) == (7, "")
     assert done.stdout.startswith("ran ['status', '--json']")
 
 
-def test_entry_script_reruns_itself_in_the_virtual_environment(clone: Path) -> None:
+def test_the_entry_script_reruns_itself_in_the_virtual_environment(clone: Path) -> None:
     done = run(*BARE, clone / "scheduler.py", "add", "a b.py", "--args", "--x '1'")
     assert (done.returncode, done.stderr) == (7, "again\n")
     assert done.stdout.startswith("""ran ['add', 'a b.py', '--args', "--x '1'"]""")
 
 
-def test_entry_script_works_through_nested_links(clone: Path, tmp_path: Path) -> None:
+def test_the_entry_script_works_through_nested_symbolic_links(clone: Path, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "inner").symlink_to(clone / "scheduler.py")
     (tmp_path / "sched").symlink_to("bin/inner")
@@ -80,7 +80,7 @@ def test_entry_script_works_through_nested_links(clone: Path, tmp_path: Path) ->
         assert (done.returncode, done.stdout.split("]")[0]) == (7, "ran ['status'")
 
 
-def test_entry_script_reruns_itself_only_once(clone: Path) -> None:
+def test_the_entry_script_reruns_itself_only_once(clone: Path) -> None:
     venv_with(clone, f'exec {shlex.quote(sys.executable)} -I -S "$@"')
     done = run(*BARE, clone / "scheduler.py", "status")
     assert done.returncode == 2
@@ -89,7 +89,7 @@ def test_entry_script_reruns_itself_only_once(clone: Path) -> None:
     assert "missing packages: GPUtil" in told
 
 
-def test_entry_script_prints_the_install_command_if_there_is_no_virtual_environment(clone: Path) -> None:
+def test_the_entry_script_prints_the_install_command_if_there_is_no_virtual_environment(clone: Path) -> None:
     shutil.rmtree(clone / ".venv")
     done = run(*BARE, clone / "scheduler.py", "status")
     assert done.returncode == 2
@@ -100,12 +100,12 @@ def test_entry_script_prints_the_install_command_if_there_is_no_virtual_environm
 
 @pytest.mark.parametrize("python", [BARE, [sys.executable, "-S"]])
 @pytest.mark.parametrize("empty_folder", [False, True])
-def test_entry_script_alone_explains_how_to_get_the_package(
+def test_the_entry_script_without_the_package_explains_how_to_get_the_package(
     tmp_path: Path, python: list[str], empty_folder: bool
 ) -> None:
     shutil.copy2(ROOT / "scheduler.py", tmp_path)
     if empty_folder:
-        (tmp_path / "gpu_scheduler").mkdir()  # to Python, this is an empty namespace package
+        (tmp_path / "gpu_scheduler").mkdir()  # Python treats this folder as an empty namespace package.
     done = run(*python, tmp_path / "scheduler.py", "status", PYTHONPATH="")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("scheduler.py: this file does not work alone: the package gpu_scheduler is")
@@ -117,7 +117,7 @@ def test_entry_script_alone_explains_how_to_get_the_package(
     ]  # fmt: skip
 
 
-def test_entry_script_suggests_make_only_inside_a_clone(clone: Path) -> None:
+def test_the_entry_script_suggests_make_only_inside_a_clone(clone: Path) -> None:
     shutil.rmtree(clone / ".venv")
     (clone / "Makefile").unlink()
     done = run(*BARE, clone / "scheduler.py", "status")
@@ -135,7 +135,7 @@ def test_an_internal_import_error_is_not_reported_as_a_missing_package(clone: Pa
     assert "make install" not in done.stderr
 
 
-def test_python_m_runs_the_program_of_the_entry_script(clone: Path) -> None:
+def test_python_m_gpu_scheduler_runs_the_same_program_as_the_entry_script(clone: Path) -> None:
     shutil.copy2(ROOT / "gpu_scheduler" / "__main__.py", clone / "gpu_scheduler")
     done = subprocess.run(
         [sys.executable, "-m", "gpu_scheduler", "x"], cwd=clone, capture_output=True, text=True
@@ -143,7 +143,7 @@ def test_python_m_runs_the_program_of_the_entry_script(clone: Path) -> None:
     assert (done.returncode, done.stdout.split("]")[0]) == (7, "ran ['x'")
 
 
-def test_llm_config_lists_the_expected_models() -> None:
+def test_the_example_llm_config_contains_the_expected_models() -> None:
     text = (ROOT / "llm_config.json").read_text()
     config = parse_llm_config(text)
     assert config.default.share == 1000
@@ -189,7 +189,7 @@ def test_examples_use_and_release_simulated_memory(name: str, tmp_path: Path) ->
     assert [gpu.used_mib for gpu in probe.sample()] == [0, 0]
 
 
-def test_examples_only_print_without_a_simulation(tmp_path: Path) -> None:
+def test_outside_a_simulation_the_examples_only_print(tmp_path: Path) -> None:
     env = {key: value for key, value in os.environ.items() if key != simulated_usage.FOLDER_VARIABLE}
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "eval.py", "--samples", "4", "--step", "0"],
@@ -206,7 +206,7 @@ NEEDS = re.compile(r"# needs ([0-9]+) GPUs$")
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_every_example_line_can_run_if_there_are_enough_gpus(gpus: int) -> None:
+def test_every_line_of_the_example_file_can_run_if_there_are_enough_gpus(gpus: int) -> None:
     known = frozenset(range(gpus))
     config = parse_llm_config((ROOT / "llm_config.json").read_text())
     for line in (ROOT / "jobs.txt.example").read_text().splitlines():
@@ -261,7 +261,9 @@ def set_up(clone: Path, machine: Path, *arguments: str) -> subprocess.CompletedP
     return run(machine / "bash", clone / "tools" / "setup.sh", *arguments, PATH=str(machine))
 
 
-def test_setup_prints_the_command_for_a_program_it_cannot_install(clone: Path, machine: Path) -> None:
+def test_setup_prints_the_install_command_for_a_program_that_it_cannot_install(
+    clone: Path, machine: Path
+) -> None:
     done = set_up(clone, machine, "screen")
     assert done.returncode == 1
     assert "run: sudo apt-get install screen" in done.stderr
@@ -270,7 +272,7 @@ def test_setup_prints_the_command_for_a_program_it_cannot_install(clone: Path, m
     assert "run: sudo apt-get install screen" in done.stderr
 
 
-def test_setup_as_root_updates_apt_and_then_installs(clone: Path, machine: Path) -> None:
+def test_setup_as_root_runs_apt_update_before_apt_install(clone: Path, machine: Path) -> None:
     fake(machine, "id", "echo 0")
     here = shlex.quote(str(machine))
     fake(

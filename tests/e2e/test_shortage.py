@@ -1,4 +1,4 @@
-"""Tests a scheduler that temporarily cannot open files or start processes."""
+"""Tests a scheduler that cannot open files or start processes for a while."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def _removed(group: Path) -> bool:
     return True
 
 
-def test_a_scheduler_at_its_limits_keeps_running_and_fails_no_job(world: World) -> None:
+def test_a_scheduler_at_its_process_and_file_limits_keeps_running_and_does_not_fail_any_job(
+    world: World,
+) -> None:
     world.start("--monitor-interval", "2", "--assign-retry-wait", "0.1")
     world.append("[share=1] echo 1")
     world.wait_finished(1)

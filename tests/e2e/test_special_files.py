@@ -12,7 +12,7 @@ from tests.e2e.world import World
 from tests.waiting import wait_for
 
 
-def test_keeps_running_with_a_linked_state_file_and_fifos_in_place_of_files(world: World) -> None:
+def test_a_scheduler_keeps_running_with_a_linked_state_file_and_fifos_in_place_of_files(world: World) -> None:
     link, config = world.folder / world.state, world.folder / "llm_config.json"
     real = world.folder / "elsewhere" / "real.json"
     real.parent.mkdir()
@@ -20,7 +20,9 @@ def test_keeps_running_with_a_linked_state_file_and_fifos_in_place_of_files(worl
     world.start("--state-interval", "600", "--monitor-interval", "600")
     wait_for(real.exists, "state file")
     state = json.loads(real.read_text())
-    real.write_text(json.dumps({**state, "paused_gpus": [2], "mine": "\ud800"}))  # edits the link target
+    real.write_text(
+        json.dumps({**state, "paused_gpus": [2], "mine": "\ud800"})
+    )  # This edits the target of the link.
 
     def paused() -> bool:
         said = json.loads(real.read_text() or "{}")

@@ -125,7 +125,7 @@ def test_a_scheduler_survives_a_full_disk_under_the_store(
 
 
 @needs_small_disk
-def test_a_disk_with_too_little_space_counts_as_full(
+def test_a_disk_with_too_little_free_space_counts_as_full(
     request: pytest.FixtureRequest, world: World, tmp_path: Path
 ) -> None:
     with mounted(tmp_path / "small", world) as disk:
@@ -185,7 +185,7 @@ def test_jobs_run_while_the_state_file_cannot_be_written(
         assert world.end_scheduler() == 0
 
 
-def test_recreates_a_removed_log_folder_but_leaves_a_replacement_unchanged(
+def test_recreates_a_removed_log_folder_but_does_not_touch_something_put_in_its_place(
     world: World, tmp_path: Path
 ) -> None:
     logs, victim = tmp_path / "logs", tmp_path / "victim"
@@ -225,7 +225,9 @@ def test_reports_a_lost_main_log_on_the_terminal(world: World, tmp_path: Path) -
     assert "Traceback" not in said
 
 
-def test_lines_of_two_schedulers_in_one_main_log_name_their_state_file(world: World, tmp_path: Path) -> None:
+def test_log_lines_name_the_state_file_if_two_schedulers_share_a_main_log(
+    world: World, tmp_path: Path
+) -> None:
     world.start()
     other = World(tmp_path, "other.json")
     try:

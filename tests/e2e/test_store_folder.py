@@ -35,7 +35,7 @@ def original(tmp_path: Path) -> Iterator[World]:
     world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
     wait_for(lambda: trace(tmp_path), "its first word")
     with closing(Store(DataDir.of(str(tmp_path / "a" / world.state)))) as store:
-        # `status` reports a running job before the store does.
+        # `status` may report a job as running before the store does.
         wait_for(lambda: store.db.row("SELECT 1 FROM job WHERE state = 'running'"), "that on the record")
     yield world
     (tmp_path / "go").touch()
@@ -61,7 +61,7 @@ def trace(folder: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def test_a_copy_signals_no_process_of_the_original(
+def test_a_copied_data_directory_never_signals_the_processes_of_the_original(
     original: World, beside: Callable[[], World], tmp_path: Path
 ) -> None:
     shutil.copytree(tmp_path / "a", tmp_path / "b")
@@ -89,7 +89,7 @@ def test_a_copy_signals_no_process_of_the_original(
     assert f"belongs to {tmp_path}/a/{DATA_DIR}" in job["reason"]
     assert [gpu["jobs"] for gpu in copy.status()["gpus"]] == [[], [], [], []]
     assert copy.end_scheduler() == 0
-    copy.start()  # the copy is now a separate store
+    copy.start()  # From now on, the copy is a separate store.
     assert copy.end_scheduler() == 0
 
     shutil.copytree(tmp_path / "a", tmp_path / "c")
@@ -107,7 +107,9 @@ def test_a_copy_signals_no_process_of_the_original(
     assert trace(tmp_path) == [pid, "end"]
 
 
-def test_a_removed_lock_file_admits_no_second_scheduler(original: World, tmp_path: Path) -> None:
+def test_a_second_scheduler_is_refused_even_if_the_lock_file_was_removed(
+    original: World, tmp_path: Path
+) -> None:
     assert original.process is not None
     pid = original.process.pid
     (original.folder / DATA_DIR / "lock").unlink()
@@ -122,13 +124,13 @@ def test_a_removed_lock_file_admits_no_second_scheduler(original: World, tmp_pat
     assert (tmp_path / "ran").read_text() == "second\n"
     assert original.status()["scheduler"]["pid"] == pid
     original.end_scheduler(signal.SIGKILL)
-    original.start()  # the locks of the first scheduler ended with it
+    original.start()  # The first scheduler's locks ended with it.
     assert original.jobs()[1]["state"] == "running"
     assert len(trace(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("name", [DATA_DIR, f"{DATA_DIR}/scheduler.db"])
-def test_a_scheduler_starts_nothing_after_its_folder_or_database_is_replaced(
+def test_a_scheduler_starts_no_job_after_its_folder_or_database_was_replaced(
     original: World, tmp_path: Path, name: str
 ) -> None:
     path = original.folder / name
@@ -158,7 +160,7 @@ def test_a_scheduler_starts_nothing_after_its_folder_or_database_is_replaced(
     assert len(trace(tmp_path)) == 1, "no signal came"
 
 
-def test_a_renamed_folder_keeps_its_running_job(
+def test_a_job_keeps_running_if_its_data_directory_is_renamed(
     original: World, beside: Callable[[], World], tmp_path: Path
 ) -> None:
     (tmp_path / "a").rename(tmp_path / "b")
@@ -175,11 +177,11 @@ def test_a_renamed_folder_keeps_its_running_job(
     assert trace(tmp_path)[1:] == ["end"]
 
 
-def test_a_job_that_runs_while_its_folder_is_copied_and_removed_is_not_ended(
+def test_a_job_that_runs_while_its_folder_is_moved_by_copying_is_not_ended(
     original: World, beside: Callable[[], World], tmp_path: Path
 ) -> None:
     assert original.end_scheduler() == 0
-    shutil.copytree(tmp_path / "a", tmp_path / "b")  # as `mv` does between file systems
+    shutil.copytree(tmp_path / "a", tmp_path / "b")  # `mv` does the same between file systems.
     shutil.rmtree(tmp_path / "a")
     moved = beside()
     moved.start()
@@ -193,7 +195,7 @@ def test_a_job_that_runs_while_its_folder_is_copied_and_removed_is_not_ended(
     assert list(moved.jobs()) == [1], "its line is the same at the new path"
 
 
-def test_the_same_folder_at_another_path_is_not_a_copy(
+def test_the_same_data_directory_opened_by_another_path_does_not_count_as_a_copy(
     original: World, beside: Callable[[], World], tmp_path: Path
 ) -> None:
     (tmp_path / "b").mkdir()

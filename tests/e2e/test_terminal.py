@@ -34,7 +34,7 @@ def drained_on_terminal(world: World, **env: str) -> list[str]:
         while data := os.read(ours, 65536):
             shown += data
     except OSError:
-        pass  # the scheduler has ended
+        pass  # Reading fails once the scheduler has ended.
     os.close(ours)
     assert process.wait(60) == 7
     return shown.decode("utf-8").replace("\r\n", "\n").splitlines()
@@ -53,7 +53,9 @@ def jobs(world: World) -> World:
     return world
 
 
-def test_terminal_lines_are_short_and_coloured_but_log_lines_are_complete(jobs: World) -> None:
+def test_lines_on_a_terminal_are_short_and_coloured_but_lines_in_the_main_log_are_complete(
+    jobs: World,
+) -> None:
     lines = drained_on_terminal(jobs, PYTHONIOENCODING="utf-8")
     clock = r"\x1b\[2m\d\d:\d\d:\d\d\x1b\[0m  "
     found(lines, rf"{clock}· job 1 bar: queued: jobs.txt, line 1")
@@ -71,14 +73,14 @@ def test_terminal_lines_are_short_and_coloured_but_log_lines_are_complete(jobs: 
     assert "jobs.txt, line 2: job 2: exit 7\n" in main_log
 
 
-def test_the_output_obeys_no_color_and_an_ascii_encoding(jobs: World) -> None:
+def test_terminal_output_obeys_no_color_and_an_ascii_encoding(jobs: World) -> None:
     lines = drained_on_terminal(jobs, PYTHONIOENCODING="ascii", NO_COLOR="1")
     found(lines, r"\d\d:\d\d:\d\d  \+ job 1 bar: finished \[OK\] .*")
     found(lines, r"\d\d:\d\d:\d\d  x job 2 bad: finished \[FAILED\] .*")
     assert not any("\x1b" in line or "\\u" in line for line in lines)
 
 
-def test_a_pipe_gets_complete_lines(jobs: World) -> None:
+def test_output_to_a_pipe_has_complete_lines(jobs: World) -> None:
     done = jobs.cli("start", "--simulate", "1", "--log-dir", "logs", "--drain")
     assert done.returncode == 7
     assert re.search(

@@ -1,4 +1,4 @@
-"""Stores that this version cannot read, because of their version or a damaged page."""
+"""Tests stores that this version cannot read because of their schema version or a damaged page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from tests.e2e.world import World
 from tests.waiting import wait_for
 
-#: The parts of a development store (schema 10) that the first checks of a start read.
+#: The parts of a development store (schema 10) that `start` reads in its first checks.
 DEVELOPMENT_SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE job (id INTEGER PRIMARY KEY AUTOINCREMENT, state TEXT NOT NULL, ask TEXT NOT NULL);
@@ -31,7 +31,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     one.close()
 
 
-def test_a_store_of_a_development_version_is_refused_until_it_is_forgotten(world: World) -> None:
+def test_a_store_of_a_development_version_is_refused_until_start_is_told_to_forget_it(world: World) -> None:
     data_dir = DataDir.of(str(world.folder / world.state))
     data_dir.create()
     with closing(sqlite3.connect(data_dir.database)) as db:
@@ -52,7 +52,7 @@ def test_a_store_of_a_development_version_is_refused_until_it_is_forgotten(world
 
 
 def damage(path: Path, table: str) -> None:
-    """Overwrites the first page of a table, which is in the middle of the database file."""
+    """Overwrites the first page of a table. The page is in the middle of the database file."""
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         assert db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
         [page] = db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
@@ -60,11 +60,13 @@ def damage(path: Path, table: str) -> None:
         with open(path, "r+b") as file:
             file.seek((page - 1) * size)
             file.write(b"\xff" * size)
-        # Changing another page makes other connections read the file again.
+        # A change to another page makes other connections read the file again.
         db.execute("INSERT OR REPLACE INTO meta VALUES ('test', '1')")
 
 
-def test_a_damaged_page_ends_the_scheduler_with_a_message_but_no_job(world: World) -> None:
+def test_a_damaged_database_page_ends_the_scheduler_with_a_message_but_leaves_its_jobs_running(
+    world: World,
+) -> None:
     data_dir = DataDir.of(str(world.folder / world.state))
     world.start()
     world.append("echo up >> ran; until [ -e go ]; do sleep 0.02; done; echo end >> ran")
@@ -85,4 +87,4 @@ def test_a_damaged_page_ends_the_scheduler_with_a_message_but_no_job(world: Worl
     (world.folder / "go").touch()
     wait_for(lambda: list(data_dir.runs.glob("1/*/result")), "the end of the job")
     assert world.wait_for_lines("ran") == ["up", "end"]
-    data_dir.database.unlink()  # no attempt is open, and `close` cannot query the damaged database
+    data_dir.database.unlink()  # No attempt is open, and `close` could not query the damaged database.

@@ -77,7 +77,7 @@ class World:
         return self.folder / f"{self.state}.out"
 
     def output(self) -> str:
-        """Returns the output of every `start`."""
+        """Returns the combined output of every `start`."""
         return self.output_file.read_text()
 
     def end_scheduler(self, number: int = signal.SIGTERM) -> int:

@@ -1,4 +1,4 @@
-"""Details of an attempt's events. Every field that a test does not set has a default."""
+"""Functions that return the details of an attempt's events, with a default for every field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def start(**values: Any) -> dict[str, Any]:
 def end(**values: Any) -> dict[str, Any]:
     """Returns the data of an end after 30 minutes. By default 18432 MiB are declared.
 
-    Declared memory applies to each GPU.
+    The declared memory applies to each GPU.
     """
     defaults: dict[str, Any] = {
         "attempt": 1, "outcome": "completed", "exit_code": 0, "signal": None, "seconds": 1774.2, "gpus": [0],

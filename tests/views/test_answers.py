@@ -1,4 +1,4 @@
-"""Answers to requests are stored without loss, and their code determines their text."""
+"""Answers to requests are stored without loss, and the answer code determines the text."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ ANSWERS = st.builds(
 
 
 @given(ANSWERS)
-def test_an_answer_survives_storage(answer: RequestAnswer) -> None:
+def test_an_answer_to_a_request_survives_being_stored(answer: RequestAnswer) -> None:
     assert RequestAnswer.from_json(answer.to_json()) == answer
 
 
 @given(ANSWERS)
-def test_the_code_alone_decides_whether_a_request_was_refused(answer: RequestAnswer) -> None:
+def test_the_answer_code_alone_decides_whether_a_request_was_refused(answer: RequestAnswer) -> None:
     assert answer.is_refusal is (answer.code in REFUSALS)
     assert answer_text(Answer(3, AnswerKind.CARRIED_OUT, answer), "/s.d")
 
 
 @pytest.mark.parametrize("verb", ACCEPTED_STATES)
 @pytest.mark.parametrize("state", JobState)
-def test_a_refusal_names_the_states_that_the_request_needs(verb: str, state: JobState) -> None:
+def test_a_refusal_names_the_job_states_in_which_the_request_is_accepted(verb: str, state: JobState) -> None:
     refused = wrong_state(verb, state)
     assert refused.is_refusal
     assert all(
@@ -67,5 +67,5 @@ def test_a_refusal_names_the_states_that_the_request_needs(verb: str, state: Job
         ),
     ],
 )  # fmt: skip
-def test_formats_an_answer(answer: RequestAnswer, words: str) -> None:
+def test_formats_the_answer_to_a_request(answer: RequestAnswer, words: str) -> None:
     assert answer_text(Answer(3, AnswerKind.CARRIED_OUT, answer), "/s.d") == words

@@ -1,4 +1,4 @@
-"""The table of `calibrate`. Its other behaviour is tested in tests/cli/test_calibrate.py."""
+"""The table of `calibrate`. tests/cli/test_calibrate.py tests its other behaviour."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def test_the_table_of_calibrate_fits_the_terminal() -> None:
     whole, cut = to_text(view).splitlines(), to_text(view, 80).splitlines()
     assert max(map(len, cut[:2])) <= 80 < len(whole[1])
     assert cut[2].strip() == f"{family.program}; current entry 0.5"
-    # The full text of truncated cells follows the table.
+    # Truncated cells appear in full below the table.
     assert '  "qwen2.5-vl-32b-inst": {"share": 0.5, "vram": 20000, "gpus": 2}' in cut

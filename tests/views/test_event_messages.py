@@ -65,7 +65,7 @@ def of_share(share: int, budgets: list[int | None] | None, **values: Any) -> dic
         (start(vram=9000, attempt=2), "[0] (1/3 dispatched, declared 9000 MiB/gpu, attempt 2) — CMD"),
     ],
 )
-def test_a_start_message_has_the_gpus_the_job_count_and_the_allocation(
+def test_a_start_message_contains_the_gpus_the_job_count_and_the_allocation(
     data: dict[str, Any], expected: str
 ) -> None:
     event = Event(9, 0.0, "starting", 1, data=data, command="CMD")
@@ -104,7 +104,7 @@ HEAD = "job 1 finished [OK] in 1774s — "
         ),
     ],
 )
-def test_the_message_of_a_completed_job_has_its_peaks_accuracy_and_load(
+def test_the_message_of_a_completed_job_contains_its_peaks_accuracy_and_load(
     data: dict[str, Any], expected: str
 ) -> None:
     assert log_line(Event(9, 0.0, "finished", 1, data=data)) == (INFO, HEAD + expected)
@@ -128,7 +128,7 @@ def test_the_message_of_a_completed_job_has_its_peaks_accuracy_and_load(
             of_share(250, [6144, 20_480], gpus=[1, 3], peaks=[6000, 26_624], outcome="failed"),
             "declared share 0.25 (20480 MiB) → under-declared (+30%)",
         ),
-        # If a job declares both, only its memory is judged.
+        # If a job declares both a share and memory, only its memory is judged.
         (end(share=250, budgets=[18432]), "declared 18432 MiB → within ±10%"),
         (
             end(declared=8000, budgets=[8000], learned=True),
@@ -136,7 +136,9 @@ def test_the_message_of_a_completed_job_has_its_peaks_accuracy_and_load(
         ),
     ],
 )
-def test_the_end_message_shows_the_declaration_and_its_accuracy(data: dict[str, Any], expected: str) -> None:
+def test_the_end_message_of_an_attempt_shows_the_declaration_and_its_accuracy(
+    data: dict[str, Any], expected: str
+) -> None:
     _, text = log_line(Event(9, 0.0, "finished", 1, data=data))
     assert text.partition(" (log: ")[0].split(" | ")[1] == expected
 
@@ -184,7 +186,7 @@ USE = "peak vram n/a | no declaration"
         ),
     ],
 )  # fmt: skip
-def test_the_end_message_of_an_attempt_shows_outcome_reason_and_log(
+def test_the_end_message_of_an_attempt_shows_the_outcome_the_reason_and_the_log(
     kind: str, reason: str | None, changes: dict[str, Any], expected: tuple[int, str]
 ) -> None:
     data = end(**{"seconds": 3.21, "peaks": [None], "declared": None, "load": None} | changes)
@@ -237,7 +239,8 @@ def test_the_end_message_of_an_attempt_shows_outcome_reason_and_log(
             Event(9, 0.0, "finished", 3, "line removed", {"outcome": "cancelled"}),
             (INFO, "job 3 cancelled: line removed"),
         ),
-        # These events are routine or reported elsewhere, so they are shown only if all are requested.
+        # These events are routine or are reported in other ways. They are shown only if all events are
+        # requested.
         (Event(9, 0.0, "running", 3), (DEBUG, "job 3 running")),
         (Event(9, 0.0, "queued", 3, command="CMD", is_new_job=True), (DEBUG, "job 3 queued: CMD")),
         (
@@ -258,13 +261,15 @@ def test_the_end_message_of_an_attempt_shows_outcome_reason_and_log(
         ),
     ],
 )  # fmt: skip
-def test_other_events_have_the_expected_level_and_text(event: Event, expected: tuple[int, str]) -> None:
+def test_events_other_than_starts_and_ends_have_the_expected_level_and_text(
+    event: Event, expected: tuple[int, str]
+) -> None:
     assert log_line(event) == expected
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.data())
-def test_a_missing_key_does_not_prevent_a_message(draw: st.DataObject) -> None:
+def test_an_event_without_some_of_its_keys_still_has_a_message(draw: st.DataObject) -> None:
     every = {**start(), **end(), **OVER_SHARE, "pid": 7, "allocated": [1], "jobs": 3}
     keys = draw.draw(st.sets(st.sampled_from(sorted(every))))
     kind = draw.draw(st.sampled_from([*(one.value for one in EventKind), "dreamt"]))
@@ -308,7 +313,7 @@ def test_formats_run_times(seconds: float, expected: str) -> None:
     assert format_seconds(seconds) == expected
 
 
-def test_the_json_of_an_event_has_all_its_data_in_ascii() -> None:
+def test_the_json_of_an_event_contains_all_its_data_in_ascii() -> None:
     event = Event(9, 1000.1239, "starting", 1, data=start(vram=9000), command="echo é")
     text = to_json(event)
     assert text.isascii()
@@ -353,11 +358,11 @@ def test_the_json_of_an_event_has_all_its_data_in_ascii() -> None:
         ),
     ],
 )
-def test_formats_the_details_of_an_event(event: Event, expected: str | None) -> None:
+def test_formats_the_additional_details_of_an_event(event: Event, expected: str | None) -> None:
     assert detail(event) == expected
 
 
-def test_documentation_lists_exactly_the_keys_of_each_event_kind() -> None:
+def test_the_documentation_lists_exactly_the_keys_of_each_kind_of_event() -> None:
     text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     table = text.partition("| event | keys |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| (`.*?) \| (.*) \|$", table, flags=re.MULTILINE)

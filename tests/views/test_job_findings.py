@@ -1,4 +1,4 @@
-"""Checks of a job that need only values, not the store."""
+"""Findings about a job that are derived from its values alone, without the store."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ from gpu_scheduler.views import job_findings
         ("preempted", "`retry 7` queues it"),
     ],
 )
-def test_names_the_command_that_queues_a_held_job(by: str, remedy: str) -> None:
+def test_the_finding_about_a_held_job_names_the_command_that_queues_it(by: str, remedy: str) -> None:
     assert (job_findings.held(7, by, None).grade, job_findings.held(7, by, None).remedy) == ("bad", remedy)

@@ -32,7 +32,7 @@ def listed(entries: int, total: int | None = None) -> CappedList:
         ([listed(3)], [1], -2, [0]),
     ],
 )
-def test_shortens_the_last_lists_first(
+def test_the_last_lists_are_shortened_first_if_space_is_limited(
     lists: list[CappedList], least: list[int], room: int, given: list[int]
 ) -> None:
     assert allot_lines(lists, least, room) == given
@@ -50,7 +50,9 @@ def test_shortens_the_last_lists_first(
         (listed(2, 2_000), 2, ["0", "… and 1,999 more jobs (status --all)"]),
     ],
 )
-def test_a_shortened_list_counts_omitted_items(whole: CappedList, lines: int, expected: list[str]) -> None:
+def test_a_shortened_list_ends_with_the_number_of_omitted_items(
+    whole: CappedList, lines: int, expected: list[str]
+) -> None:
     shown = whole.capped(lines)
     assert ["".join(cell.text for cell in entry.cells) for entry in shown] == expected
     assert sum(entry.count for entry in shown) == (whole.total if lines else 0)
@@ -85,7 +87,7 @@ def test_truncates_titles_and_last_lines_in_the_middle() -> None:
     ]
 
 
-def test_output_to_a_pipe_is_complete_and_a_long_cell_widens_no_column() -> None:
+def test_output_to_a_pipe_is_complete_and_a_long_cell_does_not_widen_its_column() -> None:
     rows = [*ROWS, TableRow((Cell("13"), Cell("x" * 500), Cell("last")))]
     lines = [render_line(line, Viewport()) for line in table(COLUMNS, rows, None)]
     assert lines[-1] == f" 13  {'x' * 500}  last"
@@ -99,7 +101,7 @@ def test_writes_colours_only_if_the_terminal_supports_them() -> None:
     assert render_line(line, Viewport(6, 24, has_colours=True)) == "ok \x1b[31mfa…\x1b[0m"
 
 
-def test_truncates_paths_only_if_rows_are_limited() -> None:
+def test_truncates_paths_only_if_the_number_of_rows_is_limited() -> None:
     line = [Cell("log /" + "y" * 90, is_path=True)]
     assert len(render_line(line, Viewport(40))) == 95
     assert len(render_line(line, Viewport(40, 24))) == 40

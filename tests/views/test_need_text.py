@@ -28,5 +28,5 @@ from gpu_scheduler.views.need_text import need_text
         (Need(2, vram=18432, exclusive=True), "18.0 GiB of each of 2 GPUs, each alone"),
     ],
 )
-def test_formats_a_need(need: Need, text: str) -> None:
+def test_formats_a_gpu_need(need: Need, text: str) -> None:
     assert need_text(need) == text

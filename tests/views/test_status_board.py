@@ -39,7 +39,7 @@ JOBS = (
 )  # fmt: skip
 
 
-def test_formats_gpus_and_running_waiting_and_finished_jobs() -> None:
+def test_the_status_board_shows_gpus_and_running_waiting_and_finished_jobs() -> None:
     counts = {"running": 1, "stopping": 1, "starting": 1, "queued": 1002, "held": 2, "finished": 3}
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(NOW))
     assert (
@@ -67,13 +67,13 @@ GPU  State  Share  Allocated          Memory  Load  Jobs  Name
     )
 
 
-def test_shows_a_stopped_scheduler_and_counts_hidden_jobs() -> None:
+def test_the_status_board_shows_a_stopped_scheduler_and_counts_hidden_jobs() -> None:
     text = to_text(StatusReport(NOW, None, "s", "d", counts={"finished": 30}))
     assert "scheduler stopped  0 running, 0 queued, 0 held, 30 finished" in text
     assert text.endswith("… 30 finished (status --all)\n")
 
 
-def test_truncates_long_lines() -> None:
+def test_the_status_board_truncates_long_lines() -> None:
     waits = job_view(4, "queued", reason=worded("x" * 5000), text="y" * 5000)
     text = to_text(StatusReport(NOW, 1, "s", "d", jobs=(waits,), counts={"queued": 1}))
     [row] = re.findall(r"^·    4  queued .*$", text, re.MULTILINE)

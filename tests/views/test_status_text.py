@@ -102,7 +102,7 @@ REPORT = StatusReport(
 
 
 def check(name: str, text: str) -> None:
-    """Compares the text with a golden file; UPDATE_GOLDEN=1 writes the file."""
+    """Compares the text with a golden file. If UPDATE_GOLDEN is set, writes the file instead."""
     path = GOLDEN / name
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
@@ -114,18 +114,18 @@ PIPE, NARROW = Viewport(), Viewport(72, 60)
 
 
 @pytest.mark.parametrize("screen", [PIPE, NARROW], ids=["pipe", "72"])
-def test_the_text_of_a_report_matches_the_golden_file(screen: Viewport) -> None:
+def test_the_text_of_the_status_matches_the_golden_file(screen: Viewport) -> None:
     text = to_text(REPORT, screen)
     assert "\x1b" not in text
     check(f"status_{screen.width or 'pipe'}.txt", text)
 
 
-def test_the_verbose_text_of_a_report_matches_the_golden_file() -> None:
+def test_the_verbose_text_of_the_status_matches_the_golden_file() -> None:
     check("status_verbose.txt", to_text(REPORT, Viewport(72), verbose=True))
 
 
 def many() -> StatusReport:
-    """Returns a report of 40 jobs in all states on 8 GPUs, some with long titles and wide characters."""
+    """Returns a report of 40 jobs in all states on 8 GPUs. Some have long titles and wide characters."""
     sweep = JobSpec(
         "csv",
         "",
@@ -162,7 +162,7 @@ def many() -> StatusReport:
 
 
 @pytest.mark.parametrize(("width", "rows"), [(100, 45), (80, 24)])
-def test_forty_jobs_fit_on_a_screen(width: int, rows: int) -> None:
+def test_the_status_of_forty_jobs_fits_on_one_screen(width: int, rows: int) -> None:
     text = to_text(many(), Viewport(width, rows - 1))
     lines = text.splitlines()
     assert len(lines) < rows
@@ -172,7 +172,7 @@ def test_forty_jobs_fit_on_a_screen(width: int, rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 5, 9, 14, 20, 30, 60])
 @pytest.mark.parametrize("width", [10, 40, 80, 200])
-def test_shortens_the_list_of_running_jobs_last(width: int, rows: int) -> None:
+def test_the_status_shortens_the_list_of_running_jobs_last(width: int, rows: int) -> None:
     lines = to_text(many(), Viewport(width, rows)).splitlines()
     assert max(map(cell_len, lines)) <= width
     assert len(lines) <= max(rows, 7)
@@ -190,7 +190,7 @@ def test_output_to_a_pipe_is_not_truncated() -> None:
     assert "\x1b" not in to_text(report)
 
 
-def test_states_outcomes_and_reasons_are_coloured() -> None:
+def test_the_status_colours_states_outcomes_and_reasons() -> None:
     text = to_text(many(), Viewport(100, 45, has_colours=True))
     red, green, yellow, cyan = (f"\x1b[3{code}m" for code in (1, 2, 3, 6))
     for word in (f"{cyan}running", f"{red}failed", f"{green}done", f"{yellow}held", f"{red}exit code 1: Val",
@@ -198,7 +198,7 @@ def test_states_outcomes_and_reasons_are_coloured() -> None:
         assert word in text
 
 
-def test_queued_jobs_with_the_same_reason_share_a_row() -> None:
+def test_queued_jobs_with_the_same_wait_reason_share_a_row() -> None:
     [row] = [line for line in to_text(many()).splitlines() if " jobs wait " in line]
     assert row.strip() == "20 jobs wait for half a GPU: 9-28 (train.py --llm qwen2.5-3b-inst --seed 1)"
     text = to_text(many(), show_all=True)
@@ -234,11 +234,11 @@ def test_queued_jobs_with_the_same_reason_share_a_row() -> None:
         ),
     ],
 )
-def test_the_first_line_counts_all_jobs(values: dict[str, Any], expected: str) -> None:
+def test_the_first_line_of_the_status_counts_all_jobs(values: dict[str, Any], expected: str) -> None:
     assert to_text(StatusReport(NOW, 4711, "s", "d", **values)).splitlines()[0] == expected
 
 
-def test_shows_the_outcome_of_a_job_whose_end_is_not_recorded_yet() -> None:
+def test_the_status_shows_the_outcome_of_a_job_whose_end_is_not_recorded_yet() -> None:
     job = job_view(
         1, "finished", "cancelled", is_recorded=False, text="t", reason=worded("cancelled by the user")
     )
@@ -247,14 +247,14 @@ def test_shows_the_outcome_of_a_job_whose_end_is_not_recorded_yet() -> None:
     assert "recorded" not in text
 
 
-def test_shows_the_clock_at_the_right_end_of_the_first_line() -> None:
+def test_the_status_shows_the_clock_at_the_right_end_of_its_first_line() -> None:
     first = to_text(many(), Viewport(100, 45), clock="05:27:41").splitlines()[0]
     assert first.endswith("  05:27:41")
     assert len(first) == 100
     assert "05:27" not in to_text(many(), Viewport(40, 45), clock="05:27:41")
 
 
-def test_shows_warnings_of_running_jobs_only() -> None:
+def test_the_status_shows_warnings_about_running_jobs_only() -> None:
     running = REPORT.jobs[0]._replace(warnings=("odd folder",))
     over = REPORT.jobs[-1]._replace(warnings=("other folder",))
     text = to_text(replace(REPORT, jobs=(running, over)))
@@ -262,18 +262,18 @@ def test_shows_warnings_of_running_jobs_only() -> None:
     assert "other folder" not in text
 
 
-def test_shows_a_health_issue_completely_on_a_narrow_screen() -> None:
+def test_the_status_shows_a_health_issue_completely_even_on_a_narrow_screen() -> None:
     text = to_text(REPORT, Viewport(40, 60))
     assert "no new jobs start until this is resolved" in text.replace("\n", " ")
 
 
-def test_shows_the_allocated_column_only_if_a_job_declared_memory() -> None:
+def test_the_status_has_an_allocated_column_only_if_a_job_declared_memory() -> None:
     assert "Allocated" in to_text(REPORT)
     gpus = tuple(replace(gpu, has_declared_memory=False) for gpu in REPORT.gpus)
     assert "Allocated" not in to_text(replace(REPORT, gpus=gpus))
 
 
-def test_verbose_text_shows_the_memory_of_jobs() -> None:
+def test_the_verbose_status_shows_the_memory_of_jobs() -> None:
     jobs = (REPORT.jobs[0]._replace(peaks={0: 70, 1: 80}),)
     assert "     memory GPU 0 70, GPU 1 80 of 81920 MiB\n" in to_text(
         replace(REPORT, jobs=jobs), verbose=True
@@ -281,12 +281,12 @@ def test_verbose_text_shows_the_memory_of_jobs() -> None:
     assert "81920" not in to_text(REPORT)
 
 
-def test_shows_the_age_of_gpu_values_if_no_scheduler_runs() -> None:
+def test_the_status_shows_the_age_of_gpu_values_if_no_scheduler_is_running() -> None:
     text = to_text(replace(REPORT, pid=None, now=NOW + 178))
     assert "Scheduler not running; GPU values as of 3 min ago\n" in text
 
 
-def test_the_report_counts_omitted_items() -> None:
+def test_the_status_counts_the_jobs_and_malformed_lines_that_it_omits() -> None:
     text = to_text(REPORT)
     assert "… and 20,000 more queued (status --all)" in text
     assert "… and 7 more finished (status --all)" in text
@@ -296,20 +296,20 @@ def test_the_report_counts_omitted_items() -> None:
     assert "more malformed" not in to_text(replace(REPORT, malformed=bad), show_all=True)
 
 
-def test_shows_an_empty_store() -> None:
+def test_the_status_of_an_empty_store_says_that_there_are_no_jobs_yet() -> None:
     assert to_text(StatusReport(NOW, None, "/s.json", "/s.d")) == "No jobs yet\nScheduler not running\n"
     only = StatusReport(NOW, None, "/s.json", "/s.d", jobs=REPORT.jobs[2:3], counts={"queued": 1})
     assert "No GPUs detected yet." in to_text(only)
 
 
-def test_the_json_of_a_report_matches_the_golden_file() -> None:
+def test_the_json_of_the_status_matches_the_golden_file() -> None:
     text = to_json(REPORT)
     assert text.isascii()
     assert json.loads(text)["gpus"][0]["allocated"] == 1.0
     check("status.json", text)
 
 
-def test_documentation_lists_exactly_the_keys_of_the_json_report() -> None:
+def test_the_documentation_lists_exactly_the_keys_of_the_json_status() -> None:
     parts = re.split(r"^## (.+)$", DOCUMENT.read_text(), flags=re.MULTILINE)
     sections = {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
     report = json.loads(to_json(REPORT))
@@ -326,7 +326,7 @@ def test_documentation_lists_exactly_the_keys_of_the_json_report() -> None:
         assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == set(keys), title
 
 
-def test_shows_each_accepted_form_only_once() -> None:
+def test_the_status_shows_each_accepted_form_of_malformed_lines_only_once() -> None:
     one, other = "one block of attributes", "the same without the &"
     forms = (one, one, None, other, one)
     bad = tuple(MalformedLineRecord("/jobs.txt", 1 + at, "x", "why", each) for at, each in enumerate(forms))

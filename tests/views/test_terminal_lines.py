@@ -1,4 +1,4 @@
-"""Log lines of `start` on a terminal."""
+"""The lines that `start` prints on a terminal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def event(kind: str, reason: str | None = None, /, **data: Any) -> Event:
         (event("runner_lost", attempt=2), "!", "33", "lost the runner of attempt 2"),
     ],
 )  # fmt: skip
-def test_an_event_line_has_time_mark_job_title_and_message(
+def test_a_terminal_line_has_the_time_the_mark_the_job_title_and_the_message(
     happened: Event, mark: str, colour: str, begins: str
 ) -> None:
     assert shown(happened).startswith(f"07:05:09  {mark} job 3 bert: {begins}")
@@ -63,7 +63,7 @@ def test_an_event_line_has_time_mark_job_title_and_message(
 
 
 @pytest.mark.parametrize("hidden", ["/logs/1.log", "CMD", "2026"])
-def test_omits_details_that_only_the_main_log_has(hidden: str) -> None:
+def test_a_terminal_line_omits_details_that_only_the_main_log_contains(hidden: str) -> None:
     assert hidden not in shown(event("finished", "why", **FAILED))
     assert hidden not in shown(event("starting", **START))
 
@@ -78,7 +78,7 @@ def test_omits_details_that_only_the_main_log_has(hidden: str) -> None:
         (None, "", "{}", ""),
     ],
 )
-def test_an_event_line_shows_the_name_or_command_of_the_job(
+def test_a_terminal_line_shows_the_name_or_command_of_the_job(
     name: str | None, command: str, spec: str, title: str
 ) -> None:
     found = shown(Event(9, 0.0, "stopping", 3, None, {}, command, name, spec))
@@ -109,7 +109,7 @@ def test_lines_with_wide_characters_fit_the_terminal() -> None:
     assert all(display_width(row) <= 40 for row in rows)
 
 
-def test_formats_an_event_without_a_job() -> None:
+def test_formats_the_terminal_line_of_an_event_without_a_job() -> None:
     assert shown(Event(9, 0.0, "paused", data={"gpus": [0, 2]})) == "07:05:09    GPU 0, 2 paused"
 
 
@@ -126,7 +126,7 @@ def test_the_level_determines_the_colour_of_a_message(level: int, line: str) -> 
     assert found.replace("\x1b[2m07:05:09\x1b[0m", "07:05:09") == line
 
 
-def test_a_message_keeps_its_line_breaks_and_paths() -> None:
+def test_a_message_keeps_its_line_breaks_and_complete_paths() -> None:
     path = f"/{'x' * 100}"
     rows = format_message(logging.WARNING, f"one {path} two\nthree\x07", AT, Terminal(60)).split("\n")
     assert rows == ["07:05:09  ! one", f"{' ' * 12}{path}", f"{' ' * 12}two", f"{' ' * 12}three\\x07"]

@@ -23,14 +23,14 @@ TEXTS = st.text(st.sampled_from("ab -é…█│模型🙂e\u0301"), max_size=30
         ("abc", 0, "", ""),
     ],
 )
-def test_truncates_text_to_a_width(text: str, columns: int, at_end: str, in_the_middle: str) -> None:
+def test_truncates_text_to_a_display_width(text: str, columns: int, at_end: str, in_the_middle: str) -> None:
     assert truncate_end(text, columns) == at_end
     assert truncate_middle(text, columns) == in_the_middle
 
 
 @settings(deadline=None, max_examples=300)
 @given(TEXTS, st.integers(0, 40))
-def test_truncated_text_is_never_too_wide(text: str, columns: int) -> None:
+def test_truncated_text_never_exceeds_the_display_width(text: str, columns: int) -> None:
     assert display_width(text) == cell_len(text)
     for shown in (truncate_end(text, columns), truncate_middle(text, columns)):
         assert display_width(shown) <= columns or shown == text
@@ -38,7 +38,7 @@ def test_truncated_text_is_never_too_wide(text: str, columns: int) -> None:
         assert all(display_width(line) <= max(columns, 2) for line in wrap_text(text, columns))
 
 
-def test_wraps_text_at_blanks() -> None:
+def test_wraps_text_at_spaces() -> None:
     assert wrap_text("free space there, then go on", 12) == ["free space", "there, then", "go on"]
     assert wrap_text("/a/path/without/blanks x", 10) == ["/a/path/wi", "thout/blan", "ks x"]
     assert wrap_text("short", 10) == ["short"]

@@ -44,7 +44,7 @@ def test_a_job_title_is_its_name_or_command(job: JobView, called: str) -> None:
         (["a.py", "b.py"], ""),
     ],
 )
-def test_finds_the_common_prefix_of_titles(titles: list[str], same: str) -> None:
+def test_finds_the_common_prefix_of_job_titles(titles: list[str], same: str) -> None:
     assert common_prefix(titles) == same
 
 
@@ -52,5 +52,5 @@ def test_finds_the_common_prefix_of_titles(titles: list[str], same: str) -> None
     ("numbers", "expected"),
     [([], ""), ([3], "3"), ([3, 4], "3, 4"), ([5, 3, 4], "3-5"), ([12, 13, 14, 1, 7, 8], "1, 7, 8, 12-14")],
 )
-def test_formats_ids_as_ranges(numbers: list[int], expected: str) -> None:
+def test_formats_consecutive_job_ids_as_ranges(numbers: list[int], expected: str) -> None:
     assert format_ranges(numbers) == expected

@@ -17,11 +17,11 @@ def job(number: int, state: str = "queued", reason: StateReason | None = None, *
     return job_view(number, state, reason=reason, **values)
 
 
-def test_returns_an_empty_text_if_nothing_is_unfinished() -> None:
+def test_the_summary_is_empty_if_no_work_is_unfinished() -> None:
     assert unfinished_text([], []) == ""
 
 
-def test_names_each_line_and_job_with_its_reason() -> None:
+def test_the_summary_names_each_unfinished_line_and_job_with_its_reason() -> None:
     line = MalformedLineRecord("/home/me/jobs.txt", 2, "[vram=20H] b", "memory '20H'\x1b is not MiB", None)
     jobs = [
         job(2, wait=WaitReason(WaitKind.LINE_MALFORMED, line_number=2)),
@@ -38,6 +38,6 @@ def test_names_each_line_and_job_with_its_reason() -> None:
     )
 
 
-def test_truncates_a_long_list() -> None:
+def test_the_summary_truncates_a_long_list_of_unfinished_work() -> None:
     text = unfinished_text([], [job(n, "held") for n in range(1, 3 * MAX_ITEMS)])
     assert text.endswith(f"job {MAX_ITEMS} is held; and {2 * MAX_ITEMS - 1} more (see `status --all`)")

@@ -1,4 +1,4 @@
-"""Wait reasons and obstacles are stored without loss, have a text, and have the remedy of their kind."""
+"""Wait reasons and GPU obstacles: they are stored without loss, and each kind has a text and a remedy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REASONS = st.builds(
 
 
 @given(REASONS)
-def test_a_wait_reason_survives_storage(reason: WaitReason) -> None:
+def test_a_wait_reason_survives_being_stored(reason: WaitReason) -> None:
     assert WaitReason.from_json(reason.to_json()) == reason
 
 
@@ -59,7 +59,7 @@ def test_does_not_store_the_unused_fields_of_a_wait_reason() -> None:
 
 
 @given(st.integers(0, 1 << 30))
-def test_rounding_memory_does_not_change_its_text(mib: int) -> None:
+def test_rounding_memory_for_storage_does_not_change_its_text(mib: int) -> None:
     assert format_memory(round_mib(mib)) == format_memory(mib)
     assert round_mib(round_mib(mib)) == round_mib(mib)
 
@@ -74,7 +74,7 @@ def test_rounding_memory_does_not_change_its_text(mib: int) -> None:
         (None, "its runner was killed", "held: its runner was killed"),
     ],
 )  # fmt: skip
-def test_the_text_of_a_held_job_says_held_only_once(
+def test_the_text_of_a_held_job_contains_the_word_held_only_once(
     wait: WaitReason | None, reason: str | None, words: str
 ) -> None:
     assert held_text(job_view(1, "held", reason=worded(reason) if reason else None, wait=wait)) == words
@@ -110,7 +110,7 @@ def closed(kind: ObstacleKind, **values: object) -> GpuAvailability:
         (GpuAvailability("U", 3, 1000, allocated_share=800), ONE, ""),
     ],
 )
-def test_gives_a_remedy_for_a_gpu_that_accepts_no_job(gpu: GpuAvailability, need: Need, part: str) -> None:
+def test_gives_a_remedy_for_a_gpu_that_accepts_no_jobs(gpu: GpuAvailability, need: Need, part: str) -> None:
     why = obstacle(gpu, need, Limits())
     assert why is not None
     text = obstacle_remedy(why)
@@ -136,7 +136,7 @@ LOADED = GpuAvailability("U", 3, None, foreign_mib=201, mean_foreign_load=80.0)
 @settings(max_examples=500, deadline=None)
 @given(AVAILABILITIES, AVAILABILITIES, NEEDS)
 @example(LOADED, replace(LOADED, processes_listed=False), ONE)
-def test_a_stored_obstacle_changes_only_when_its_text_does(
+def test_two_obstacles_are_equal_exactly_if_their_texts_are_equal(
     one: GpuAvailability, other: GpuAvailability, need: Need
 ) -> None:
     found = [obstacle(view, need, Limits()) for view in (one, other)]

@@ -1,4 +1,4 @@
-"""A script that stands for real work. Each test chooses its arguments."""
+"""A stand-in for a script that does real work. Each test passes it different arguments."""
 
 import sys
 
