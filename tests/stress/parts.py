@@ -52,7 +52,7 @@ PARTS = (
     Part("P9", "pauses edited by three writers", pauses.toggles, suite=0.006, control=0.01),
     Part("P1 P2", "scheduler killed, direct", kills.direct, suite=0.02, control=0.03),
     Part("P1 P2", "scheduler killed, Screen", kills.screen, suite=0.02),
-    Part("P3", "scheduler and Screen killed under running jobs", running.untouched, suite=0.02, control=0.03),
+    Part("P3", "scheduler and Screen killed while jobs run", running.untouched, suite=0.02, control=0.03),
     Part("P4", "every kind of end, direct", endings.direct, suite=None),
     Part("P2 P3", "data directory copied or moved", copied_stores.copies, suite=None, control=0.01),
     Part("P2", "lock, database or data directory lost", deleted_stores.deletions, suite=None, control=0.01),

@@ -21,7 +21,7 @@ SEED = int(os.environ.get("STRESS_SEED") or random.SystemRandom().randrange(10**
 #: Slow negative controls, which run only at full size.
 SLOW_CONTROLS = (
     "power cut, ext4",
-    "scheduler and Screen killed under running jobs",
+    "scheduler and Screen killed while jobs run",
     "ten schedulers at once",
 )
 
