@@ -56,15 +56,15 @@ If several jobs have the same name, the name refers to the only one that has not
 have finished, to the one that finished last. If several of them have not finished, the command lists these
 jobs and does nothing else.
 
-All commands except `start` also work while no scheduler is running. A `pause` or `retry` then takes effect
-at the next start, and `cancel` ends a running job at once. Before the first start, `pause` writes to the
-state file.
+Except for `start`, every command works with or without a running scheduler. Without one, a `pause` or
+`retry` takes effect at the next start, and `cancel` ends a running job at once. Before the first start,
+`pause` writes to the state file.
 
 The exit code is 0 for success, 1 if the request failed, 2 for a usage error, and 4 if the GPUs cannot be
 read. [running.md](running.md#running-a-file-to-its-end) describes the exit codes of `start --drain`.
 
-Run `source <(./scheduler.py completion bash)` to make bash complete the commands of `./scheduler.py` and
-`gpu-scheduler`."""
+To enable completion in bash for `./scheduler.py` and `gpu-scheduler`, run
+`source <(./scheduler.py completion bash)`."""
 #: Facts about single commands that are too long for a help text.
 NOTES = {
     "start": "[running.md](running.md) explains these options and the files that `start` reads and writes.",
