@@ -297,7 +297,7 @@ def test_job_on_a_lost_gpu_continues_and_no_other_job_starts_there(
     assert rig.tick_until_ended(running).exit_code == 3
     assert rig.job(waiting).state == "queued"
     [reason] = wait_reasons(rig.store).values()
-    assert "GPU 0 lost" in wait_text(reason)
+    assert "GPU 0: lost" in wait_text(reason)
     rig.lost = ()
     rig.take_sample()
     rig.take_sample()
