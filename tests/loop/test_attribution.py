@@ -102,7 +102,7 @@ def sleeper() -> Iterator[Sleeper]:
         process.wait()
 
 
-def test_torchrun_and_its_four_workers_belong_to_the_attempt(
+def test_gpu_processes_of_torchrun_and_its_four_workers_belong_to_the_attempt(
     make: Make, sleeper: Sleeper, tmp_path: Path
 ) -> None:
     (tmp_path / "torchrun.py").write_text(TORCHRUN)
@@ -127,7 +127,7 @@ def test_torchrun_and_its_four_workers_belong_to_the_attempt(
         "env -i nohup setsid sleep 300 > /dev/null 2>&1 &",
     ],
 )
-def test_child_in_its_own_session_or_without_an_environment_belongs_to_the_attempt(
+def test_a_child_in_its_own_session_or_without_an_environment_belongs_to_the_attempt(
     make: Make, tmp_path: Path, start: str
 ) -> None:
     attempt = make(f"{start} echo $! > part; mv part pid; wait").launch()
@@ -137,7 +137,9 @@ def test_child_in_its_own_session_or_without_an_environment_belongs_to_the_attem
 
 
 @pytest.mark.parametrize("start", ["nohup setsid sleep 300", "env -i setsid sleep 300"])
-def test_orphan_adopted_by_the_runner_belongs_to_the_attempt(make: Make, tmp_path: Path, start: str) -> None:
+def test_an_orphaned_process_adopted_by_the_runner_belongs_to_the_attempt(
+    make: Make, tmp_path: Path, start: str
+) -> None:
     attempt = make(f"( ( {start} & echo $! > part; mv part pid ) & ); sleep 300").launch()
     [pid] = pids_in(tmp_path / "pid")
     runner = attempt.until_live().pid
@@ -171,7 +173,7 @@ def kill_runner_of(attempt: PreparedAttempt, pid: int) -> None:
     wait_for(lambda: parent_of(pid) != runner, "a new parent of the orphan")
 
 
-def test_process_is_attributed_by_the_leader_of_its_session(lone: tuple[PreparedAttempt, int, int]) -> None:
+def test_a_process_is_attributed_by_the_leader_of_its_session(lone: tuple[PreparedAttempt, int, int]) -> None:
     attempt, pid, leader = lone
     kill_runner_of(attempt, pid)
     assert attempt.token not in Path(f"/proc/{pid}/environ").read_text()
@@ -181,7 +183,7 @@ def test_process_is_attributed_by_the_leader_of_its_session(lone: tuple[Prepared
     assert owner_of(ProcessOwners(), {attempt.token: OURS}, pid).owners == {pid: None}
 
 
-def test_process_is_attributed_by_the_session_of_the_recorded_command(
+def test_a_process_is_attributed_by_the_session_of_the_recorded_command(
     lone: tuple[PreparedAttempt, int, int],
 ) -> None:
     """Covers a scheduler that starts after the runner and the command have ended."""
@@ -212,7 +214,9 @@ def test_the_owner_of_a_session_is_remembered_while_its_attempt_is_open(
     assert owner_of(owners, tokens, pid).owners == {pid: None}
 
 
-def test_process_is_attributed_by_another_session_member_with_the_token(make: Make, tmp_path: Path) -> None:
+def test_a_process_is_attributed_by_a_member_of_its_session_that_has_the_token(
+    make: Make, tmp_path: Path
+) -> None:
     attempt = make(
         "( env -i sleep 300 & echo $! > part; mv part pid )\n"
         "( sleep 300 & echo $! > part; mv part pid_of_member )\n"
@@ -230,7 +234,7 @@ def test_process_is_attributed_by_another_session_member_with_the_token(make: Ma
     assert owner_of(ProcessOwners(), {attempt.token: OURS}, pid).owners == {pid: OURS}
 
 
-def test_process_of_a_job_in_screen_belongs_to_the_attempt(
+def test_a_process_of_a_job_in_screen_belongs_to_the_attempt(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if shutil.which("screen") is None:
@@ -255,7 +259,7 @@ def unused_number() -> int:
     return next(number for number in range(most - 100, 1, -1) if not exists(number))
 
 
-def test_process_in_its_own_pid_namespace_belongs_to_the_attempt(
+def test_a_process_in_its_own_pid_namespace_belongs_to_the_attempt(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if subprocess.run(["unshare", "-p", "-f", "--mount-proc", "true"], capture_output=True).returncode:
@@ -307,7 +311,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes proce
 
 
 @needs_root
-def test_child_process_of_another_user_belongs_to_the_attempt(make: Make, tmp_path: Path) -> None:
+def test_a_child_process_owned_by_another_user_belongs_to_the_attempt(make: Make, tmp_path: Path) -> None:
     become = "import os; os.setuid(65534); os.execve('/bin/sleep', ['sleep', '300'], {})"
     attempt = make(f'{sys.executable} -c "{become}" & echo $! > part; mv part pid; wait').launch()
     [pid] = pids_in(tmp_path / "pid")
@@ -317,7 +321,7 @@ def test_child_process_of_another_user_belongs_to_the_attempt(make: Make, tmp_pa
 
 
 @needs_root
-def test_process_with_an_unreadable_environment_is_foreign(sleeper: Sleeper) -> None:
+def test_a_process_with_an_unreadable_environment_is_foreign(sleeper: Sleeper) -> None:
     theirs = sleeper(env={"GPU_SCHEDULER_TOKEN": "abc"}, start_new_session=True).pid
     assert owner_of(ProcessOwners(), {"abc": OURS}, theirs).owners == {theirs: OURS}
 
@@ -330,7 +334,7 @@ def test_process_with_an_unreadable_environment_is_foreign(sleeper: Sleeper) -> 
 
 
 @needs_root
-def test_process_hidden_by_the_mount_option_hidepid_is_foreign(sleeper: Sleeper) -> None:
+def test_a_process_hidden_by_the_mount_option_hidepid_is_foreign(sleeper: Sleeper) -> None:
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
         pytest.skip("no mount namespace can be made here")
     theirs = sleeper().pid
@@ -361,7 +365,7 @@ assert is_alive({theirs}, 0) and not is_alive({theirs}, 5.0) and not is_alive(41
 
 
 @pytest.mark.parametrize("owned", [True, False])
-def test_process_that_ended_since_the_sample_keeps_its_owner(
+def test_a_process_that_ended_after_the_sample_keeps_its_owner(
     sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch, owned: bool
 ) -> None:
     monkeypatch.setattr(Proc, "sees_all", True)
@@ -380,7 +384,7 @@ def test_process_that_ended_since_the_sample_keeps_its_owner(
     assert owner_of(owners, tokens, pid) == Ownership(unmatched=True)
 
 
-def test_zombie_that_was_never_seen_alive_belongs_to_the_attempt_of_its_parent(
+def test_a_zombie_that_was_never_seen_alive_belongs_to_the_attempt_of_its_parent(
     make: Make, tmp_path: Path
 ) -> None:
     hold = "import os, time\nif not (pid := os.fork()): os._exit(0)\n"
@@ -394,7 +398,7 @@ def test_zombie_that_was_never_seen_alive_belongs_to_the_attempt_of_its_parent(
     assert not is_alive(pid, seen.starts[pid])
 
 
-def test_process_is_alive_until_it_exits(sleeper: Sleeper) -> None:
+def test_a_process_counts_as_alive_until_it_exits(sleeper: Sleeper) -> None:
     process = sleeper()
     pid = process.pid
     start = owner_of(ProcessOwners(), {}, pid).starts[pid]
@@ -407,7 +411,7 @@ def test_process_is_alive_until_it_exits(sleeper: Sleeper) -> None:
     assert not is_alive(pid, 0.0)
 
 
-def test_gpu_watch_reports_starts_and_unmatched_processes(
+def test_gpu_watch_reports_process_start_times_and_unmatched_processes(
     sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Proc, "sees_all", True)

@@ -46,7 +46,7 @@ AB = {"a": OURS, "b": OTHER}
         ("/user.slice/run-1.scope", "/user.slice/run-1.scope", 300, None),
     ],
 )
-def test_process_is_attributed_by_the_cgroup_into_which_its_attempt_moved(
+def test_a_process_is_attributed_by_the_cgroup_into_which_its_attempt_moved(
     machine: FakeProc, group: str, moved: str, start: int, owner: int | None
 ) -> None:
     runner = machine.add_process(100, token="a", start=400, cgroup="/user.slice/session-3.scope")
@@ -55,7 +55,7 @@ def test_process_is_attributed_by_the_cgroup_into_which_its_attempt_moved(
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: owner}
 
 
-def test_process_is_not_attributed_by_the_cgroup_of_an_ended_runner(machine: FakeProc) -> None:
+def test_a_process_is_not_attributed_by_the_cgroup_of_an_ended_runner(machine: FakeProc) -> None:
     machine.add_process(100, token="a", cgroup="/user.slice/session-3.scope")
     machine.add_process(101, parent=100, token="a", cgroup="/user.slice/session-3.scope")
     (machine.root / "100" / "cgroup").unlink()
@@ -63,7 +63,7 @@ def test_process_is_not_attributed_by_the_cgroup_of_an_ended_runner(machine: Fak
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: None}
 
 
-def test_ignores_a_cgroup_shared_by_two_attempts(machine: FakeProc) -> None:
+def test_a_process_is_not_attributed_by_a_cgroup_shared_by_two_attempts(machine: FakeProc) -> None:
     for runner, token in ((100, "a"), (110, "b")):
         machine.add_process(runner, token=token)
         machine.add_process(runner + 1, parent=runner, token=token, cgroup="/both")
@@ -72,7 +72,7 @@ def test_ignores_a_cgroup_shared_by_two_attempts(machine: FakeProc) -> None:
 
 
 @pytest.mark.parametrize("order", [(101, 111), (111, 101)])
-def test_process_belongs_to_the_attempt_of_its_innermost_cgroup(
+def test_a_process_belongs_to_the_attempt_of_its_innermost_cgroup(
     machine: FakeProc, order: tuple[int, int]
 ) -> None:
     machine.add_process(100, token="a")
@@ -85,7 +85,7 @@ def test_process_belongs_to_the_attempt_of_its_innermost_cgroup(
     assert owner_of(owners, AB, one, two).owners == {one: OURS, two: OTHER}
 
 
-def test_remembers_the_cgroup_of_a_process_after_it_ended(machine: FakeProc) -> None:
+def test_the_cgroup_of_a_process_is_remembered_after_the_process_ended(machine: FakeProc) -> None:
     machine.add_process(100, token="a")
     pid, later = machine.add_process(101, parent=100, token="a", cgroup="/scope"), 300
     owners = ProcessOwners(str(machine.root))
@@ -95,7 +95,9 @@ def test_remembers_the_cgroup_of_a_process_after_it_ended(machine: FakeProc) -> 
     assert owner_of(owners, AB, later).owners == {later: OURS}
 
 
-def test_process_belongs_to_its_nearest_ancestor_with_the_token_of_an_open_attempt(machine: FakeProc) -> None:
+def test_a_process_belongs_to_the_attempt_of_its_nearest_ancestor_with_an_open_token(
+    machine: FakeProc,
+) -> None:
     machine.add_process(100, token="a")
     machine.add_process(101, parent=100, token="b")
     machine.add_process(102, parent=101, token="unknown")
@@ -104,13 +106,13 @@ def test_process_belongs_to_its_nearest_ancestor_with_the_token_of_an_open_attem
     assert owner_of(ProcessOwners(str(machine.root)), {"a": OURS}, pid).owners == {pid: OURS}
 
 
-def test_ignores_a_parent_that_started_after_its_child(machine: FakeProc) -> None:
+def test_a_process_is_not_attributed_by_a_parent_that_started_after_it(machine: FakeProc) -> None:
     machine.add_process(100, token="a", start=600)
     pid = machine.add_process(101, parent=100, start=500)
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: None}
 
 
-def test_child_of_a_known_process_belongs_to_the_attempt_of_that_process(machine: FakeProc) -> None:
+def test_the_child_of_a_known_process_belongs_to_the_attempt_of_that_process(machine: FakeProc) -> None:
     machine.add_process(100, token="a")
     pid = machine.add_process(101, parent=100)
     owners = ProcessOwners(str(machine.root))
@@ -122,7 +124,7 @@ def test_child_of_a_known_process_belongs_to_the_attempt_of_that_process(machine
     assert owner_of(owners, AB, pid, child).owners == {pid: OURS, child: OURS}
 
 
-def test_process_with_a_reused_pid_is_not_attributed_to_the_old_owner(machine: FakeProc) -> None:
+def test_a_process_with_a_reused_pid_is_not_attributed_to_the_old_owner(machine: FakeProc) -> None:
     pid = machine.add_process(100, token="a", start=400)
     owners = ProcessOwners(str(machine.root))
     before = owner_of(owners, AB, pid)
@@ -137,7 +139,7 @@ def test_process_with_a_reused_pid_is_not_attributed_to_the_old_owner(machine: F
     [(None, "S", OURS), ("", "Z", OURS), ("a", "S", OURS), ("b", "S", OTHER), ("", "S", None)],
     ids=["gone", "zombie", "ours", "another attempt's", "foreign"],
 )
-def test_session_belongs_to_the_attempt_of_its_leader(
+def test_a_session_belongs_to_the_attempt_of_its_leader(
     machine: FakeProc, leader: str | None, state: str, owner: int | None
 ) -> None:
     machine.add_process(99, token="a")
@@ -148,14 +150,14 @@ def test_session_belongs_to_the_attempt_of_its_leader(
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: owner}
 
 
-def test_ignores_a_session_shared_by_two_attempts(machine: FakeProc) -> None:
+def test_a_process_is_not_attributed_by_a_session_shared_by_two_attempts(machine: FakeProc) -> None:
     for pid, token in ((100, "a"), (101, "b")):
         machine.add_process(pid, token=token, session=99)
     pid = machine.add_process(102, session=99)
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: None}
 
 
-def test_session_with_a_reused_id_is_not_attributed_to_the_old_owner(machine: FakeProc) -> None:
+def test_a_session_with_a_reused_id_is_not_attributed_to_the_old_owner(machine: FakeProc) -> None:
     machine.add_process(100, token="a")
     member = machine.add_process(101, parent=100, token="a", session=100)
     owners = ProcessOwners(str(machine.root))
@@ -170,7 +172,9 @@ def test_session_with_a_reused_id_is_not_attributed_to_the_old_owner(machine: Fa
 
 
 @pytest.mark.parametrize("session", [0, 50])
-def test_ignores_session_zero_and_the_schedulers_own_session(machine: FakeProc, session: int) -> None:
+def test_a_process_is_not_attributed_by_session_zero_or_the_schedulers_own_session(
+    machine: FakeProc, session: int
+) -> None:
     machine.add_process(100, token="a", session=session)
     pid = machine.add_process(101, session=session)
     assert owner_of(ProcessOwners(str(machine.root)), AB, pid).owners == {pid: None}
@@ -179,7 +183,7 @@ def test_ignores_session_zero_and_the_schedulers_own_session(machine: FakeProc, 
 @pytest.mark.parametrize("opened", [None, "/dev/nvidia0", "/dev/null"])
 @pytest.mark.parametrize("token", [None, "a"])
 @pytest.mark.parametrize("uuid", ["GPU-a", "MIG-a", "unknown-0", "SIM-0"])
-def test_pid_that_matches_by_chance_in_a_container_is_not_attributed(
+def test_in_a_container_a_pid_that_matches_only_by_chance_is_not_attributed(
     container: FakeProc, uuid: str, token: str | None, opened: str | None
 ) -> None:
     pid = container.add_process(100, token=token, open_path=opened)
@@ -191,7 +195,7 @@ def test_pid_that_matches_by_chance_in_a_container_is_not_attributed(
         assert seen == Ownership(unmatched=True)
 
 
-def test_pid_that_is_an_inner_pid_of_another_process_is_attributed_to_that_process(
+def test_a_pid_that_is_the_inner_pid_of_another_process_is_attributed_to_that_process(
     container: FakeProc,
 ) -> None:
     container.add_process(100, token="a")
@@ -202,7 +206,7 @@ def test_pid_that_is_an_inner_pid_of_another_process_is_attributed_to_that_proce
         assert seen == Ownership({100: OTHER}, {100: 1000007.0})
 
 
-def test_pid_confirmed_in_a_container_stays_confirmed_until_it_is_reused(container: FakeProc) -> None:
+def test_in_a_container_a_confirmed_pid_stays_confirmed_until_it_is_reused(container: FakeProc) -> None:
     pid = container.add_process(100, token="a", open_path="/dev/nvidia0")
     owners = ProcessOwners(str(container.root))
     assert owner_of(owners, AB, pid, uuid="GPU-a").owners == {pid: OURS}
@@ -212,7 +216,7 @@ def test_pid_confirmed_in_a_container_stays_confirmed_until_it_is_reused(contain
     assert owner_of(owners, AB, pid, uuid="GPU-a") == Ownership(unmatched=True)
 
 
-def test_pid_in_a_container_is_unmatched_at_once_if_no_process_has_it(container: FakeProc) -> None:
+def test_in_a_container_a_pid_that_no_process_has_is_unmatched_at_once(container: FakeProc) -> None:
     owners = ProcessOwners(str(container.root))
     assert owner_of(owners, AB, 7000, uuid="GPU-a") == Ownership(unmatched=True)
     owners.begin_sample({7000})
@@ -222,7 +226,7 @@ def test_pid_in_a_container_is_unmatched_at_once_if_no_process_has_it(container:
 @pytest.mark.parametrize(
     ("one", "two", "owner"), [("a", None, OURS), ("a", "a", OURS), ("a", "b", None), (None, None, None)]
 )
-def test_inner_pid_is_attributed_only_if_a_single_owner_has_it(
+def test_an_inner_pid_is_attributed_only_if_it_has_a_single_owner(
     container: FakeProc, one: str | None, two: str | None, owner: int | None
 ) -> None:
     container.add_process(100, token=one, inner_pids=(7000, 12), open_path="/dev/nvidiactl")
@@ -234,7 +238,9 @@ def test_inner_pid_is_attributed_only_if_a_single_owner_has_it(
 
 
 @pytest.mark.parametrize("equals", ["=", "\0"])
-def test_finds_the_token_while_bash_parses_its_environment(machine: FakeProc, equals: str) -> None:
+def test_finds_the_token_of_a_process_while_bash_parses_its_environment(
+    machine: FakeProc, equals: str
+) -> None:
     pid = machine.add_process(100)
     for text in ("{0}a\0B=2\0", "B=2\0X{0}no\0{0}a\0", "B=2\0{0}a"):
         environment = text.format(f"GPU_SCHEDULER_TOKEN{equals}")
@@ -244,7 +250,7 @@ def test_finds_the_token_while_bash_parses_its_environment(machine: FakeProc, eq
     assert Proc(str(machine.root)).token(pid) is None
 
 
-def test_process_is_alive_while_one_of_its_threads_is_alive(machine: FakeProc) -> None:
+def test_a_process_counts_as_alive_while_one_of_its_threads_is_alive(machine: FakeProc) -> None:
     root = str(machine.root)
     pid = machine.add_process(100, state="Z", threads=3)
     assert is_alive(pid, 1000005.0, root)
@@ -254,7 +260,9 @@ def test_process_is_alive_while_one_of_its_threads_is_alive(machine: FakeProc) -
     assert not is_alive(pid, 1000005.01, root)
 
 
-def test_does_not_read_a_known_process_again(machine: FakeProc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_does_not_read_the_environment_of_a_known_process_again(
+    machine: FakeProc, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine.add_process(100, token="a")
     pids = [machine.add_process(pid, parent=100) for pid in (101, 102)]
     owners = ProcessOwners(str(machine.root))
@@ -264,7 +272,7 @@ def test_does_not_read_a_known_process_again(machine: FakeProc, monkeypatch: pyt
     assert owner_of(owners, AB, *pids) == first
 
 
-def test_searches_once_per_sample_and_only_for_changed_processes(
+def test_searches_proc_once_per_sample_and_only_if_gpu_processes_changed(
     machine: FakeProc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches: list[Proc] = []
@@ -292,7 +300,7 @@ def test_searches_once_per_sample_and_only_for_changed_processes(
     assert len(searches) == 2
 
 
-def test_forgets_ended_processes(machine: FakeProc) -> None:
+def test_forgets_gpu_processes_that_have_ended(machine: FakeProc) -> None:
     machine.add_process(100, token="a", inner_pids=(7000,))
     pids = [
         machine.add_process(101, parent=100, token="a", cgroup="/scope"),

@@ -30,7 +30,7 @@ def output(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> 
     return capsys.readouterr().out
 
 
-def test_prints_at_most_one_frame_of_a_progress_bar_a_second_and_always_the_last(
+def test_prints_a_progress_bar_at_most_once_a_second_and_always_its_last_frame(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     began = time.monotonic()
@@ -59,7 +59,7 @@ def test_prints_all_output_of_an_ended_attempt_before_later_messages(
     assert (len(lines), lines[-1]) == (3002, "drained")
 
 
-def test_prints_a_last_line_without_newline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_a_last_line_without_a_newline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "[job 1] one\n[job 1] two\n" in output(tmp_path, capsys, "echo one; printf two")
 
 
@@ -78,7 +78,7 @@ def test_job_output_keeps_colours_but_no_other_escape_sequences(
     assert out.startswith("[job 1] one\n[job 1] \x1b[31mtwo\x1b[0m\n[job 1] three\n")
 
 
-def test_log_header_shows_the_command_escaped_and_on_one_line(tmp_path: Path) -> None:
+def test_the_log_header_shows_the_command_escaped_and_on_one_line(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     job = rig.add_job("true \x1b]0;owned\x07 --api-key s3cret \x1b[2J\r# x")
     rig.tick()
@@ -103,7 +103,7 @@ def test_prints_only_the_end_of_output_that_is_faster_than_the_console(
     assert lines[1] == "[job 1] last"
 
 
-def test_resumes_printing_once_a_full_disk_has_space_again(
+def test_resumes_printing_once_a_full_disk_has_free_space_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full(io.StringIO):

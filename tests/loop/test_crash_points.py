@@ -100,7 +100,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         (performed(act.RecordMemoryReleased), 1),
     ],
 )
-def test_no_job_is_lost_or_runs_twice_after_a_crash(place: Place, step: str, nth: int) -> None:
+def test_no_job_is_lost_or_runs_twice_after_a_crash_of_the_scheduler(
+    place: Place, step: str, nth: int
+) -> None:
     for code in (0, 7, 0):
         place.add(code)
     assert place.run(step, nth) == -signal.SIGKILL
@@ -115,7 +117,7 @@ def test_no_job_is_lost_or_runs_twice_after_a_crash(place: Place, step: str, nth
 @pytest.mark.parametrize(
     "step", [performed(act.RecordCancel), performed(act.Transition), performed(act.RequestStop)]
 )
-def test_cancel_is_completed_after_a_crash_at_any_of_its_steps(place: Place, step: str) -> None:
+def test_a_cancel_is_completed_after_a_crash_at_any_of_its_steps(place: Place, step: str) -> None:
     job = place.add(0, seconds=60)
     run_until_job_runs(place)
     add_request(place.store, "cancel", str(job), grace_s=1)
@@ -124,7 +126,7 @@ def test_cancel_is_completed_after_a_crash_at_any_of_its_steps(place: Place, ste
     assert_ended_as_cancelled(place, job)
 
 
-def test_cancel_is_completed_after_a_crash_at_the_second_signal(place: Place) -> None:
+def test_a_cancel_is_completed_after_a_crash_at_its_second_signal(place: Place) -> None:
     job = place.insert(
         f"trap '' TERM; echo 0 start 1 1 >> {place.folder}/trace; while :; do sleep 0.05; done"
     )
@@ -148,7 +150,7 @@ def test_an_attempt_whose_claim_was_voided_never_runs(place: Place, step: str) -
     assert not (place.folder / "trace").exists()
 
 
-def test_job_runs_once_if_the_scheduler_crashes_after_a_second_launch(place: Place) -> None:
+def test_a_job_runs_once_if_the_scheduler_crashes_after_a_second_launch(place: Place) -> None:
     place.add(7)
     assert place.run("recorded", 2) == -signal.SIGKILL
     assert place.run(performed(act.Relaunch)) == -signal.SIGKILL
@@ -177,7 +179,7 @@ def test_no_process_is_left_after_a_crash_while_a_killed_runner_is_reconciled(
 @pytest.mark.parametrize(
     ("verb", "step"), [("cancel", performed(act.FinishJob)), ("retry", performed(act.RequeueJob))]
 )
-def test_request_takes_effect_once_if_a_crash_follows_its_recording(
+def test_a_request_takes_effect_only_once_if_a_crash_follows_its_recording(
     place: Place, verb: str, step: str
 ) -> None:
     job = place.add(0)
@@ -192,7 +194,7 @@ def test_request_takes_effect_once_if_a_crash_follows_its_recording(
     assert len(place.store.attempts(job)) == (0 if verb == "cancel" else 2)
 
 
-def test_cancel_is_completed_after_a_crash_that_follows_the_kill_of_a_runner(tmp_path: Path) -> None:
+def test_a_cancel_is_completed_if_the_scheduler_crashes_after_it_kills_the_runner(tmp_path: Path) -> None:
     place = Place(tmp_path, "direct")
     job = place.add(0, seconds=60)
     run_until_job_runs(place)
@@ -236,7 +238,7 @@ def assert_ended_as_cancelled(place: Place, job: int) -> None:
     assert_no_process_left(place, job)
 
 
-def test_refuses_a_second_scheduler_and_names_the_pid_of_the_first(place: Place) -> None:
+def test_a_second_scheduler_is_refused_with_the_pid_of_the_first(place: Place) -> None:
     go = place.folder / "go"
     place.insert(f"until [ -e {go} ]; do sleep 0.02; done")
     with open(place.folder / "out", "ab") as out:

@@ -9,7 +9,7 @@ from typing import Any
 from gpu_scheduler.scheduler.daemon import Daemon
 
 
-def test_signal_ends_a_sequence_of_rounds_that_always_have_work() -> None:
+def test_a_signal_ends_the_daemon_even_if_every_round_has_more_work() -> None:
     rounds = 0
 
     def tick() -> None:

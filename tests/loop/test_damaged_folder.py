@@ -70,7 +70,7 @@ ALIVE: list[Damage] = [
 ]
 
 
-def test_job_continues_after_damage_to_its_attempt_folder(rig: Rig) -> None:
+def test_a_job_continues_after_damage_to_its_attempt_folder(rig: Rig) -> None:
     jobs = [waiting(rig) for _ in ALIVE]
     for job, spoil in zip(jobs, ALIVE, strict=True):
         spoil(rig.attempt_folder(job), token_of(rig, job))
@@ -93,7 +93,7 @@ def test_job_continues_after_damage_to_its_attempt_folder(rig: Rig) -> None:
         (text_in("result", "{}"), "its runner died, and the file result has the wrong token (None…)"),
     ],
 )
-def test_job_of_a_dead_runner_is_held_with_a_reason_that_names_the_damaged_file(
+def test_the_job_of_a_dead_runner_is_held_with_a_reason_that_names_the_damaged_file(
     rig: Rig, spoil: Damage, reason: str
 ) -> None:
     job = waiting(rig)
@@ -107,7 +107,7 @@ def test_job_of_a_dead_runner_is_held_with_a_reason_that_names_the_damaged_file(
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
 @pytest.mark.parametrize("state", ["starting", "running"])
-def test_uses_a_result_written_between_the_observation_and_the_scan(
+def test_uses_a_result_that_was_written_between_the_observation_and_the_process_scan(
     rig: Rig, spoil: Damage, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = waiting(rig)
@@ -150,7 +150,7 @@ def test_does_not_scan_twice_for_the_processes_of_a_job_with_a_result(
     assert not any(asked)
 
 
-def test_does_not_launch_a_begun_command_again_if_its_claim_is_removed(rig: Rig) -> None:
+def test_does_not_launch_a_command_again_after_it_began_even_if_its_claim_is_removed(rig: Rig) -> None:
     job = waiting(rig)
     pid, token, folder = rig.runner_pid(job), token_of(rig, job), rig.attempt_folder(job)
     wait_for(lambda: (rig.folder / "starts").exists(), "the start of the job")
@@ -174,7 +174,7 @@ def test_does_not_launch_a_begun_command_again_if_its_claim_is_removed(rig: Rig)
 
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
-def test_cancel_works_if_the_claim_is_damaged(rig: Rig, spoil: Damage) -> None:
+def test_a_cancel_works_even_if_the_claim_is_damaged(rig: Rig, spoil: Damage) -> None:
     job = waiting(rig)
     folder = rig.attempt_folder(job)
     spoil(folder, token_of(rig, job))
@@ -196,7 +196,7 @@ def unseen(rig: Rig) -> int:
 
 
 @pytest.mark.parametrize("spoil", [remove_claim, claim_as_folder])
-def test_job_keeps_running_if_its_claim_is_damaged_before_it_was_read(
+def test_a_job_keeps_running_if_its_claim_is_damaged_before_the_scheduler_reads_it(
     rig: Rig, spoil: Damage, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = unseen(rig)
@@ -226,7 +226,7 @@ def test_holds_a_job_with_an_invalid_claim_and_no_processes(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("spec", ["{", '{"token": "x"}', "folder"])
-def test_next_launch_writes_a_damaged_spec_again(rig: Rig, spec: str) -> None:
+def test_the_next_launch_replaces_a_damaged_spec(rig: Rig, spec: str) -> None:
     job = rig.add_job("exit 0")
     rig.loop.recorder.record([act.Start(job, ("U0",), 250)], rig.clock.now())
     folder = rig.attempt_folder(job)

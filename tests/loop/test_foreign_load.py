@@ -60,7 +60,9 @@ def why_it_waits(rig: Rig) -> str:
 
 
 @pytest.mark.parametrize("reported", [True, False], ids=["reported", "withheld"])
-def test_second_job_starts_if_the_load_of_the_gpu_comes_from_the_first_job(rig: Rig, reported: bool) -> None:
+def test_a_second_job_starts_if_all_load_of_the_gpu_comes_from_the_first_job(
+    rig: Rig, reported: bool
+) -> None:
     first, pid = half_job_runs(rig)
     ours = GpuProcess(pid, 5000, load_percent=90.0 if reported else None)
     theirs = GpuProcess(THEM, 5, load_percent=0.0 if reported else None)
@@ -74,7 +76,7 @@ def test_second_job_starts_if_the_load_of_the_gpu_comes_from_the_first_job(rig: 
     ends(rig, first, second)
 
 
-def test_active_foreign_process_delays_the_second_job_until_the_mean_load_falls(rig: Rig) -> None:
+def test_a_busy_foreign_process_delays_a_second_job_until_the_mean_load_falls(rig: Rig) -> None:
     first, pid = half_job_runs(rig)
     ours = GpuProcess(pid, 5000, load_percent=10.0)
     for _ in range(3):
@@ -89,7 +91,7 @@ def test_active_foreign_process_delays_the_second_job_until_the_mean_load_falls(
     ends(rig, first, second)
 
 
-def test_load_during_a_job_does_not_count_as_foreign_load_after_its_end(rig: Rig) -> None:
+def test_load_caused_by_a_job_does_not_count_as_foreign_load_after_its_end(rig: Rig) -> None:
     """Without a list of processes, the load during a job is not attributed to foreign processes."""
     first = rig.add_job("sleep 60", share=500)
     rig.runner_pid(first)
@@ -111,7 +113,7 @@ def test_load_during_a_job_does_not_count_as_foreign_load_after_its_end(rig: Rig
     assert rig.job(third).state == "queued"
 
 
-def test_each_sample_adds_one_foreign_load_and_a_new_scheduler_clears_them(rig: Rig) -> None:
+def test_each_sample_adds_a_foreign_load_and_a_new_scheduler_discards_earlier_ones(rig: Rig) -> None:
     sample(rig, 0.0, (GpuProcess(THEM, 3000, load_percent=85.0),))
     for _ in range(3):
         rig.tick()

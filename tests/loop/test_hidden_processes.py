@@ -43,7 +43,7 @@ def test_releases_a_gpu_only_after_the_hidden_process_of_a_killed_runner_ends(ri
     assert rig.tick_until_ended(second).outcome == "completed"
 
 
-def test_a_gpu_stays_allocated_while_a_hidden_process_survives(rig: Rig) -> None:
+def test_a_gpu_stays_allocated_while_a_hidden_process_of_its_job_survives(rig: Rig) -> None:
     job = rig.add_job("trap '' HUP TERM; echo $$ > part; mv part pid; exec env -i sleep 300")
     second = rig.add_job("exit 0")
     runner = rig.runner_pid(job)

@@ -29,7 +29,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedFil
 WAIT = "[gpus=2 hold] "
 
 
-def test_every_line_runs_once_whatever_its_line_ending(desk: WatchedFile) -> None:
+def test_every_line_runs_once_regardless_of_its_line_ending(desk: WatchedFile) -> None:
     desk.save(
         b"\xef\xbb\xbf[share=0.2] echo a >> ran\r\n\r\n# c\r\n"
         b"[share=0.2] echo b >> ran # d\r\n[share=0.2] echo c >> ran"
@@ -42,7 +42,7 @@ def test_every_line_runs_once_whatever_its_line_ending(desk: WatchedFile) -> Non
     assert desk.states() == {1: "completed", 2: "completed", 3: "completed"}
 
 
-def test_reports_a_malformed_line_and_runs_the_others(desk: WatchedFile) -> None:
+def test_reports_a_malformed_line_and_runs_the_other_lines(desk: WatchedFile) -> None:
     desk.save(
         "[share=0.2] echo a >> ran\n[shar=1] echo b >> ran\ntrain.py &\n"
         "[ -f x ] && train.py\n[share=0.2] echo c >> ran\n"
@@ -54,7 +54,7 @@ def test_reports_a_malformed_line_and_runs_the_others(desk: WatchedFile) -> None
     assert desk.problems() == []
 
 
-def test_lists_each_accepted_form_only_once_for_all_malformed_lines(
+def test_the_messages_about_malformed_lines_show_each_accepted_form_only_once(
     desk: WatchedFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.save("[gpu=1] echo\nhigh,a.py,env\nhigh,b.py,env\n0,a.py,,--x a,b,\n[gpu=2] echo\n")
@@ -65,7 +65,7 @@ def test_lists_each_accepted_form_only_once_for_all_malformed_lines(
     assert forms[3] == '0,a.py,,"--x a,b",'
 
 
-def test_deleting_a_line_cancels_its_job_after_ten_seconds_if_it_is_queued(
+def test_deleting_the_line_of_a_queued_job_cancels_the_job_after_ten_seconds(
     desk: WatchedFile,
 ) -> None:
     desk.save("[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n[gpus=2] echo b\n[gpus=2] echo c\n")
@@ -83,7 +83,7 @@ def test_deleting_a_line_cancels_its_job_after_ten_seconds_if_it_is_queued(
     assert desk.rig.tick_until_ended(1).outcome == "completed"
 
 
-def test_line_with_a_typo_neither_starts_nor_ends_its_job_after_a_restart(desk: WatchedFile) -> None:
+def test_after_a_restart_a_line_with_a_typo_neither_starts_nor_ends_its_job(desk: WatchedFile) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
@@ -103,7 +103,9 @@ def test_line_with_a_typo_neither_starts_nor_ends_its_job_after_a_restart(desk: 
     assert (desk.rig.folder / "ran").read_text() == "b\n"
 
 
-def test_job_of_a_malformed_line_does_not_start_while_an_editor_replaces_the_file(desk: WatchedFile) -> None:
+def test_the_job_of_a_malformed_line_does_not_start_while_an_editor_replaces_the_file(
+    desk: WatchedFile,
+) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
@@ -120,7 +122,9 @@ def test_job_of_a_malformed_line_does_not_start_while_an_editor_replaces_the_fil
     assert desk.rig.tick_until_ended(2).outcome == "completed"
 
 
-def test_job_of_a_removed_line_does_not_start_while_an_editor_replaces_the_file(desk: WatchedFile) -> None:
+def test_the_job_of_a_removed_line_does_not_start_while_an_editor_replaces_the_file(
+    desk: WatchedFile,
+) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
@@ -136,7 +140,7 @@ def test_job_of_a_removed_line_does_not_start_while_an_editor_replaces_the_file(
     assert desk.states() == {1: "completed", 2: "cancelled"}
 
 
-def test_no_job_is_cancelled_while_the_jobs_file_is_missing(desk: WatchedFile) -> None:
+def test_jobs_are_not_cancelled_while_the_jobs_file_is_missing(desk: WatchedFile) -> None:
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
@@ -163,7 +167,7 @@ def test_a_retry_does_not_start_a_job_whose_line_became_malformed(desk: WatchedF
     assert desk.rig.tick_until_ended(1).outcome == "completed"
 
 
-def test_jobs_are_kept_if_their_file_is_emptied_and_written_again(desk: WatchedFile) -> None:
+def test_jobs_are_kept_if_the_jobs_file_is_emptied_or_removed_and_then_rewritten(desk: WatchedFile) -> None:
     text = f"{WAIT}echo a\n{WAIT}echo b\n"
     desk.save(text)
     before = desk.states()
@@ -177,7 +181,7 @@ def test_jobs_are_kept_if_their_file_is_emptied_and_written_again(desk: WatchedF
     assert desk.states() == before
 
 
-def test_reruns_a_failed_csv_line_but_not_a_completed_one(desk: WatchedFile) -> None:
+def test_a_repeated_csv_line_reruns_a_failed_job_but_not_a_completed_one(desk: WatchedFile) -> None:
     (desk.rig.folder / "s.py").write_text(
         "import sys; open('ran', 'a').write(sys.argv[1] + '\\n'); sys.exit(int(sys.argv[2]))"
     )
@@ -210,7 +214,7 @@ def test_reordering_the_lines_does_not_move_other_jobs_in_the_queue(desk: Watche
     desk.rig.tick_until_ended(blocker)
 
 
-def test_changing_one_attribute_does_not_change_the_others(desk: WatchedFile) -> None:
+def test_changing_one_attribute_of_a_line_does_not_change_the_others(desk: WatchedFile) -> None:
     desk.save("[gpus=2 hold] echo a >> ran\n[hold name=x] echo b >> ran\n")
     assert desk.states() == {1: "held", 2: "held"}
     desk.save("[gpus=2] echo a >> ran\n[hold name=y] echo b >> ran\n")
@@ -222,7 +226,7 @@ def test_changing_one_attribute_does_not_change_the_others(desk: WatchedFile) ->
     assert desk.states() == {1: "completed", 2: "completed"}
 
 
-def test_remedy_in_the_reason_of_a_failed_job_works(
+def test_the_remedy_in_the_reason_of_a_failed_job_works(
     desk: WatchedFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Follows the remedy to the letter: puts the attribute before the line and calls `retry`."""
@@ -276,7 +280,7 @@ def test_adding_the_cancel_attribute_ends_a_running_job(desk: WatchedFile) -> No
     assert desk.rig.tick_until_ended(1).outcome == "cancelled"
 
 
-def test_job_requeued_by_a_line_with_hold_is_held(desk: WatchedFile) -> None:
+def test_a_job_requeued_by_a_line_with_the_hold_attribute_is_held(desk: WatchedFile) -> None:
     (desk.rig.folder / "s.py").write_text("raise SystemExit(3)")
     desk.save("0,s.py,,--llm x,\n")
     assert desk.rig.tick_until_ended(1).exit_code == 3
@@ -287,7 +291,7 @@ def test_job_requeued_by_a_line_with_hold_is_held(desk: WatchedFile) -> None:
     assert len(desk.rig.store.attempts(1)) == 1
 
 
-def test_jobs_run_in_the_folder_in_which_the_file_was_first_read(
+def test_jobs_run_in_the_folder_in_which_the_jobs_file_was_first_read(
     desk: WatchedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.save("[share=0.2] pwd >> ran\n")
@@ -301,7 +305,7 @@ def test_jobs_run_in_the_folder_in_which_the_file_was_first_read(
     assert (desk.rig.folder / "ran").read_text().split() == [str(desk.rig.folder)] * 2
 
 
-def test_a_reading_is_recorded_completely_or_not_at_all(
+def test_changes_read_from_the_jobs_file_are_recorded_completely_or_not_at_all(
     desk: WatchedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk.save(f"{WAIT}echo a\n")
@@ -323,7 +327,7 @@ def test_a_reading_is_recorded_completely_or_not_at_all(
     assert desk.states() == {1: "held", 2: "held", 3: "held"}
 
 
-def test_warns_once_of_lines_that_will_not_work_as_intended(
+def test_warns_once_about_lines_that_will_not_work_as_intended(
     desk: WatchedFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = parse_llm_config('{"models": {"big": {"gpus": 2}}}')

@@ -36,7 +36,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_keeps_the_last_valid_version_while_the_file_is_invalid(
+def test_the_last_valid_llm_config_is_used_while_the_file_is_invalid(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, why = WRONG[kind]
@@ -58,7 +58,7 @@ def test_keeps_the_last_valid_version_while_the_file_is_invalid(
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_start_and_calibrate_reject_an_invalid_file(tmp_path: Path, kind: str) -> None:
+def test_start_and_calibrate_reject_an_invalid_llm_config(tmp_path: Path, kind: str) -> None:
     make, why = WRONG[kind]
     path = tmp_path / "llm_config.json"
     make(path)
@@ -68,7 +68,7 @@ def test_start_and_calibrate_reject_an_invalid_file(tmp_path: Path, kind: str) -
         assert f"llm_config.json {why}; " in str(caught.value).replace("json: ", "json ")
 
 
-def test_reads_a_config_file_that_was_removed_and_written_again(
+def test_reads_an_llm_config_again_after_it_was_removed_and_rewritten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "llm_config.json"

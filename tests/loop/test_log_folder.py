@@ -19,7 +19,7 @@ def test_logs_created_at_the_same_moment_are_separate_files(tmp_path: Path) -> N
     assert {log.name[: len(logs[0].name)] for log in logs} == {logs[0].name}
 
 
-def test_does_not_write_to_a_link_that_has_the_name_of_a_log(tmp_path: Path) -> None:
+def test_does_not_write_a_log_through_a_link_that_has_its_name(tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, 6)
     first = create_log(tmp_path, 7, when)
     first.rename(tmp_path / "kept")
@@ -28,7 +28,7 @@ def test_does_not_write_to_a_link_that_has_the_name_of_a_log(tmp_path: Path) -> 
     assert (tmp_path / "kept").read_bytes() == b""
 
 
-def test_makes_the_default_folder_private(tmp_path: Path) -> None:
+def test_makes_the_default_log_folder_private(tmp_path: Path) -> None:
     default = tmp_path / "logs"
     default.mkdir()
     default.chmod(0o755)
@@ -39,7 +39,7 @@ def test_makes_the_default_folder_private(tmp_path: Path) -> None:
     assert default.stat().st_mode & 0o777 == 0o755  # a folder that --log-dir names keeps its mode
 
 
-def test_recreates_a_named_folder_of_another_user(tmp_path: Path) -> None:
+def test_recreates_the_folder_named_by_log_dir_even_if_another_user_owned_it_before(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     chosen = tmp_path / "logs"

@@ -61,7 +61,7 @@ WORK: dict[str, Callable[[Rig], object]] = {
 }
 
 
-def test_cost_of_a_round_does_not_grow_with_the_queue(tmp_path: Path) -> None:
+def test_the_cost_of_a_round_does_not_grow_with_the_length_of_the_queue(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
 
     def costs(queued: int, over: int) -> dict[str, tuple[int, int]]:
@@ -88,7 +88,7 @@ def test_cost_of_a_round_does_not_grow_with_the_queue(tmp_path: Path) -> None:
     assert [name for name, (_, steps) in many.items() if steps > few[name][1] + 100] == []
 
 
-def test_stored_counts_of_jobs_by_state_match_the_rows(tmp_path: Path) -> None:
+def test_the_stored_job_counts_by_state_match_the_job_rows(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     ended(rig, 3)
     rig.add_job("a", hold=True)
@@ -112,7 +112,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WatchedFile:
     return WatchedFile(Rig(tmp_path))
 
 
-def test_appending_a_line_costs_the_same_in_a_short_and_a_long_file(desk: WatchedFile) -> None:
+def test_appending_a_line_costs_the_same_in_short_and_long_files(desk: WatchedFile) -> None:
     costs = []
     for lines in (10, 1000):
         desk.lines = [f"[gpus=3] python train.py --seed {n}\n" for n in range(lines)]
@@ -126,7 +126,7 @@ def test_appending_a_line_costs_the_same_in_a_short_and_a_long_file(desk: Watche
     assert costs[0][1] <= 5
 
 
-def test_edit_of_a_line_writes_only_the_changed_lines(desk: WatchedFile) -> None:
+def test_editing_a_line_writes_only_the_changed_lines_to_the_store(desk: WatchedFile) -> None:
     desk.lines = [f"[gpus=3 hold] python train.py --seed {n}\n" for n in range(500)]
     desk.save_lines()
     desk.read()
@@ -145,7 +145,7 @@ def test_edit_of_a_line_writes_only_the_changed_lines(desk: WatchedFile) -> None
     assert [(row["number"], row["raw"]) for row in rows] == list(enumerate(desk.lines, 1))
 
 
-def test_renumbers_queue_positions_when_none_is_left_between_two_lines(desk: WatchedFile) -> None:
+def test_renumbers_the_queue_if_no_position_is_free_between_two_lines(desk: WatchedFile) -> None:
     desk.lines = ["[hold] echo a\n", "[hold] echo z\n"]
     desk.save_lines()
     desk.read()
@@ -158,7 +158,7 @@ def test_renumbers_queue_positions_when_none_is_left_between_two_lines(desk: Wat
     assert [(row["number"], row["raw"]) for row in rows] == list(enumerate(desk.lines, 1))
 
 
-def test_reads_a_long_file_in_batches_and_starts_its_jobs_in_order(
+def test_a_long_jobs_file_is_read_in_batches_and_its_jobs_start_in_order(
     desk: WatchedFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gpu_scheduler.intake.jobs_file_watcher")
@@ -189,7 +189,7 @@ def test_reads_a_long_file_in_batches_and_starts_its_jobs_in_order(
     assert rig.tick_until_ended(120).outcome == "completed"
 
 
-def test_restart_between_two_batches_continues_with_the_next_batch(
+def test_a_restart_between_two_batches_of_lines_continues_with_the_next_batch(
     desk: WatchedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs_file_watcher, "BATCH_LINES", 50)

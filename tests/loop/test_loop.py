@@ -45,7 +45,7 @@ def test_a_job_runs_once_and_its_exit_code_is_recorded(rig: Rig, code: int) -> N
     assert f"exit code {code}" in log.read_text()
 
 
-def test_starts_and_ends_are_durable_before_the_loop_acts_on_them(rig: Rig) -> None:
+def test_starts_and_ends_are_saved_durably_before_the_loop_acts_on_them(rig: Rig) -> None:
     statements: list[str] = []
     rig.store.db.connection.set_trace_callback(statements.append)
     rig.tick_until_ended(rig.add_job("exit 7"))
@@ -63,7 +63,7 @@ def test_starts_and_ends_are_durable_before_the_loop_acts_on_them(rig: Rig) -> N
     assert sum(any(part in text for part in durable) for text in statements) == 2
 
 
-def test_new_scheduler_reads_results_written_before_its_start(rig: Rig) -> None:
+def test_a_new_scheduler_reads_results_written_before_its_start(rig: Rig) -> None:
     jobs = [rig.add_job(f"sleep 0.2; exit {code}", share=250) for code in (0, 9)]
     rig.tick()
     folders = [rig.attempt_folder(job) for job in jobs]
@@ -108,7 +108,7 @@ def killing_start(folder: Path, deaths: int) -> str:
     return str(path)
 
 
-def test_relaunches_a_runner_killed_before_its_claim(tmp_path: Path) -> None:
+def test_relaunches_an_attempt_whose_runner_was_killed_before_its_claim(tmp_path: Path) -> None:
     settings = replace(SETTINGS, launch_deadline_s=0.3)
     rig = Rig(
         tmp_path, executor=DirectExecutor(sys.executable, killing_start(tmp_path, 1)), settings=settings
@@ -120,7 +120,7 @@ def test_relaunches_a_runner_killed_before_its_claim(tmp_path: Path) -> None:
     assert attempt.launch_count == 2
 
 
-def test_a_job_whose_runner_never_starts_fails_with_the_reason(tmp_path: Path) -> None:
+def test_a_job_whose_runner_never_starts_fails_with_a_reason_that_says_so(tmp_path: Path) -> None:
     settings = replace(SETTINGS, launch_deadline_s=0.05, max_assign_attempts=2)
     rig = Rig(
         tmp_path, executor=DirectExecutor(sys.executable, killing_start(tmp_path, 99)), settings=settings
@@ -157,7 +157,7 @@ def test_a_failed_launch_is_retried_as_a_new_attempt(tmp_path: Path) -> None:
     assert "out of processes" in words(rig.store.attempts(job)[0].reason)
 
 
-def test_unknown_conda_environment_fails_with_a_list_of_known_ones(
+def test_a_job_with_an_unknown_conda_environment_fails_with_a_list_of_known_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(tmp_path / "conda", "alpha", "beta")
@@ -182,14 +182,14 @@ def test_unknown_conda_environment_fails_with_a_list_of_known_ones(
     assert (tmp_path / "ran").read_text() == "beta\n"
 
 
-def test_job_with_a_missing_script_fails_with_the_reason(rig: Rig) -> None:
+def test_a_job_with_a_missing_script_fails_and_its_reason_names_the_script(rig: Rig) -> None:
     job = rig.store.insert_job(JobSpec("csv", "s", str(rig.folder), str(rig.folder / "none.py")), "test")
     row = rig.tick_until_ended(job)
     assert row.outcome == "failed"
     assert "none.py does not exist" in words(row.reason)
 
 
-def test_cancel_kills_after_the_grace_period(rig: Rig) -> None:
+def test_a_cancel_kills_the_job_after_the_grace_period(rig: Rig) -> None:
     polite = rig.add_job(
         "trap 'echo saved >> saved; exit 0' TERM; echo > up1; while :; do sleep 0.05; done", share=500
     )
@@ -204,7 +204,7 @@ def test_cancel_kills_after_the_grace_period(rig: Rig) -> None:
     assert not (rig.folder / "ran").exists()
 
 
-def test_cancel_takes_effect_if_the_scheduler_restarts_before_the_stop(rig: Rig) -> None:
+def test_a_cancel_takes_effect_even_if_the_scheduler_restarts_before_it_stops_the_job(rig: Rig) -> None:
     job = rig.add_job("echo > up; sleep 60")
     rig.runner_pid(job)
     wait_for(lambda: (rig.folder / "up").exists(), "the job")
@@ -215,7 +215,7 @@ def test_cancel_takes_effect_if_the_scheduler_restarts_before_the_stop(rig: Rig)
     assert again.tick_until_ended(job).outcome == "cancelled"
 
 
-def test_attempt_from_before_a_reboot_is_interrupted(rig: Rig) -> None:
+def test_an_attempt_that_ran_before_a_reboot_is_interrupted(rig: Rig) -> None:
     job = rig.add_job("echo x >> ran")
     rig.loop.recorder.record([act.Start(job, ("U0",), 1000)], rig.clock.now())
     rig.store.db.connection.execute("UPDATE attempt SET boot_id = 'before'")
@@ -225,7 +225,7 @@ def test_attempt_from_before_a_reboot_is_interrupted(rig: Rig) -> None:
     assert not (rig.folder / "ran").exists()
 
 
-def test_jobs_start_in_order_and_their_shares_fill_each_gpu(rig: Rig) -> None:
+def test_jobs_start_in_order_until_their_shares_fill_each_gpu(rig: Rig) -> None:
     code = "echo $GPU_SCHEDULER_JOB $CUDA_VISIBLE_DEVICES >> ran; while [ ! -e go ]; do sleep 0.02; done"
     jobs = [rig.add_job(code, share=500) for _ in range(5)]
     rig.tick_until(
@@ -279,7 +279,7 @@ def test_cancels_an_attempt_whose_claim_was_truncated_by_a_power_cut(rig: Rig) -
     assert not (rig.folder / "ran").exists()
 
 
-def test_attempt_that_cannot_be_reconciled_does_not_block_other_jobs(
+def test_an_attempt_that_cannot_be_reconciled_does_not_block_other_jobs(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     job, folder = never_claimed(rig)

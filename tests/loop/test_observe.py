@@ -29,7 +29,9 @@ def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path, gpus=3)
 
 
-def test_failure_is_explained_in_the_store_and_in_the_log(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_explained_in_the_store_and_in_the_log(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     rig.loop.on_action = EventReporter(rig.store, rig.clock, rig.loop.settings, None).action_recorded
     caplog.set_level(logging.INFO)
     (rig.folder / "output").write_text(f"{TRACEBACK}ValueError: bad\x1b[0m rate\n")
@@ -59,7 +61,7 @@ def test_records_why_a_job_ended(rig: Rig, command: str, reason: str) -> None:
     assert words(rig.tick_until_ended(rig.add_job(command)).reason) == reason
 
 
-def test_reads_the_log_of_a_failed_job_once_and_no_other_log(
+def test_reads_the_log_of_a_failed_job_only_once_and_reads_no_other_logs(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str | None] = []
@@ -87,7 +89,7 @@ def test_reads_the_log_of_a_failed_job_once_and_no_other_log(
         (1, "physical", None, "off", False),
     ],
 )
-def test_advises_a_job_that_failed_because_of_remapped_device_numbers(
+def test_the_reason_of_a_failed_job_explains_remapped_gpu_numbers(
     rig: Rig, gpu: int, default: str, own: str | None, cuda: str | None, advised: bool
 ) -> None:
     rig.store.record_options(replace(StartOptions(), cuda_ids=default))  # type: ignore[arg-type]
@@ -98,7 +100,7 @@ def test_advises_a_job_that_failed_because_of_remapped_device_numbers(
     assert (f"it was given --cuda {gpu}" in reason) is advised
 
 
-def test_reads_start_options_even_if_a_later_version_recorded_them(tmp_path: Path) -> None:
+def test_reads_recorded_start_options_even_if_they_are_from_a_later_version(tmp_path: Path) -> None:
     store = Store(DataDir.of(str(tmp_path / "state.json")), create=True)
     assert store.recorded_options() == StartOptions()
     options = StartOptions(mem_threshold=0.5, cuda_ids="visible", llm_config="/etc/llm.json", gpus="0,2")
@@ -109,7 +111,7 @@ def test_reads_start_options_even_if_a_later_version_recorded_them(tmp_path: Pat
     store.close()
 
 
-def test_reads_the_end_of_a_log(tmp_path: Path) -> None:
+def test_reads_only_the_end_of_a_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"first line\nsecond\xff\nthird")
     assert read_tail(str(log)) == "first line\nsecond\ufffd\nthird"
@@ -136,7 +138,7 @@ def on_gpu_1(rig: Rig, pid: int) -> None:
     rig.watch.accept_sample(Snapshot(rig.clock.now().boot, samples))
 
 
-def test_misplaced_process_is_reported_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_misplaced_process_is_reported_only_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.loop.recorder.record_gpus((), ["U0", "U1"], rig.clock.now())
     rig.loop.on_action = EventReporter(rig.store, rig.clock, rig.loop.settings, None).action_recorded
     job = rig.add_job("echo $$ > pid; sleep 60")
@@ -172,7 +174,7 @@ def test_stores_the_processes_and_the_last_loads_of_each_gpu(rig: Rig) -> None:
     assert first.loads == (None, 30.0, 40.0, 50.0, 60.0)
 
 
-def test_oom_retry_requests_at_most_the_memory_of_the_gpu_while_gpus_are_unreadable(rig: Rig) -> None:
+def test_an_oom_retry_requests_at_most_the_memory_of_its_gpu_even_while_gpus_are_unreadable(rig: Rig) -> None:
     go = rig.folder / "go"
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     job = rig.add_job(

@@ -88,6 +88,6 @@ def test_the_peak_of_a_foreign_process_counts_while_it_lives(
     assert current_peaks(gpu, HELD) == kept
 
 
-def test_without_a_sample_only_live_foreign_processes_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_sample_only_live_foreign_processes_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "is_alive", lambda pid, start: pid == 8)
     assert current_peaks(Gpu("U0", 0), HELD) == {(8, 60.0): 700}

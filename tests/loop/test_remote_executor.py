@@ -29,7 +29,7 @@ def rig_with(tmp_path: Path, executor: RemoteExecutor, settings: Settings = SETT
     return Rig(tmp_path, gpus=1, executor=executor, settings=settings)
 
 
-def test_follows_a_remote_attempt_to_its_end(tmp_path: Path) -> None:
+def test_follows_a_remote_attempt_until_it_ends(tmp_path: Path) -> None:
     executor = RemoteExecutor()
     rig = rig_with(tmp_path, executor)
     first, second = rig.add_job("first"), rig.add_job("second")
@@ -76,7 +76,7 @@ def test_holds_the_job_of_a_lost_remote_attempt(tmp_path: Path) -> None:
     assert (str(ended.state), ended.held_by) == ("held", "interrupted")
 
 
-def test_gives_up_on_a_remote_attempt_that_never_begins(tmp_path: Path) -> None:
+def test_gives_up_a_remote_attempt_that_never_begins(tmp_path: Path) -> None:
     executor = RemoteExecutor()
     executor.starts = False
     settings = Settings(
@@ -100,7 +100,7 @@ def test_retries_a_refused_remote_launch(tmp_path: Path) -> None:
     assert str(rig.tick_until_ended(job).outcome) == "completed"
 
 
-def test_scheduler_does_not_touch_an_attempt_whose_executor_it_lacks(
+def test_a_scheduler_without_the_executor_of_an_attempt_leaves_the_attempt_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = RemoteExecutor()

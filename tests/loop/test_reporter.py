@@ -110,7 +110,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return take
 
 
-def test_start_messages_count_the_dispatched_jobs(
+def test_each_start_message_contains_the_number_of_dispatched_jobs(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     jobs = [harness.job(f"echo {n}") for n in range(3)]
@@ -124,7 +124,9 @@ def test_start_messages_count_the_dispatched_jobs(
     assert logged() == []
 
 
-def test_dispatched_count_never_decreases(harness: ReporterHarness, logged: Callable[[], list[str]]) -> None:
+def test_the_number_of_dispatched_jobs_never_decreases(
+    harness: ReporterHarness, logged: Callable[[], list[str]]
+) -> None:
     job, other = harness.job("echo a"), harness.job("echo b")
     attempt = harness.start(job)
     harness.update()
@@ -136,7 +138,7 @@ def test_dispatched_count_never_decreases(harness: ReporterHarness, logged: Call
     assert ["1/2" in lines[0], "2/2" in lines[1], "2/2" in lines[2]] == [True, True, True]
 
 
-def test_jobs_that_run_at_startup_count_as_dispatched(
+def test_jobs_that_are_running_at_startup_count_as_dispatched(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     running, other = harness.job("echo a"), harness.job("echo b")
@@ -151,7 +153,7 @@ def test_jobs_that_run_at_startup_count_as_dispatched(
     assert ["(2/2 dispatched" in line for line in logged() if "dispatched" in line] == [True, True]
 
 
-def test_failed_launch_is_logged_as_not_started(
+def test_a_failed_launch_is_logged_as_not_started(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     job = harness.job("echo a")
@@ -168,7 +170,7 @@ def test_failed_launch_is_logged_as_not_started(
     ]
 
 
-def test_calls_on_attempt_end_before_it_logs_the_end_of_an_attempt(
+def test_the_reporter_calls_on_attempt_end_before_it_logs_the_end(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     ended: list[tuple[int, int, list[str]]] = []
@@ -203,7 +205,7 @@ def _retried(harness: ReporterHarness, job: int, attempt: int) -> None:
 @pytest.mark.parametrize(
     ("then", "expected"), [(_again, ["1/2", "2/2"]), (_finished, ["1/3", "3/3"]), (_retried, ["1/2", "2/2"])]
 )
-def test_events_logged_together_each_show_their_own_job_count(
+def test_events_logged_together_each_show_the_job_count_at_their_time(
     harness: ReporterHarness,
     logged: Callable[[], list[str]],
     then: Callable[[ReporterHarness, int, int], None],
@@ -217,7 +219,7 @@ def test_events_logged_together_each_show_their_own_job_count(
     assert [line.partition("(")[2].partition(" ")[0] for line in lines] == expected
 
 
-def test_job_count_leaves_out_jobs_that_finished_before_startup(
+def test_the_job_count_omits_jobs_that_finished_before_startup(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     old, kept = harness.job("echo old"), harness.job("echo kept")
@@ -246,7 +248,7 @@ def test_job_count_leaves_out_jobs_that_finished_before_startup(
     assert "(2/2 dispatched" in logged()[-1]
 
 
-def test_retried_job_counts_once_even_if_it_is_held_and_retried_again(
+def test_a_retried_job_counts_once_even_if_it_is_held_and_retried_again(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     old = harness.job("echo old")
@@ -262,7 +264,7 @@ def test_retried_job_counts_once_even_if_it_is_held_and_retried_again(
     assert "(1/1 dispatched" in logged()[-1]
 
 
-def test_restart_logs_events_that_a_killed_scheduler_did_not_log(
+def test_a_restart_logs_the_events_that_a_killed_scheduler_did_not_log(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     job = harness.job("echo a")
@@ -277,7 +279,7 @@ def test_restart_logs_events_that_a_killed_scheduler_did_not_log(
     assert harness.ids() == harness.events()
 
 
-def test_reporter_of_a_new_journal_does_not_log_earlier_events(
+def test_a_reporter_with_a_new_journal_does_not_log_earlier_events(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     harness.start(harness.job())
@@ -287,7 +289,7 @@ def test_reporter_of_a_new_journal_does_not_log_earlier_events(
     assert not harness.journal.exists()
 
 
-def test_logs_growing_peaks_only_if_verbose(
+def test_logs_growing_memory_peaks_only_if_verbose(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     job = harness.job()
@@ -312,7 +314,7 @@ def test_logs_growing_peaks_only_if_verbose(
     assert logged() == []
 
 
-def test_journal_contains_every_event_once(harness: ReporterHarness) -> None:
+def test_the_journal_contains_every_event_once(harness: ReporterHarness) -> None:
     job = harness.job()
     harness.update()
     attempt = harness.start(job)
@@ -351,7 +353,7 @@ def _lost(harness: ReporterHarness) -> None:
 
 
 @pytest.mark.parametrize("happened", [_behind, _torn, _torn_at_once, _lost])
-def test_journal_is_complete_after_a_crash(
+def test_the_journal_is_complete_after_a_crash(
     harness: ReporterHarness, happened: Callable[[ReporterHarness], None]
 ) -> None:
     for _ in range(3):
@@ -364,7 +366,7 @@ def test_journal_is_complete_after_a_crash(
     assert harness.ids() == harness.events() == [1, 2, 3, 4]
 
 
-def test_continues_with_new_events_after_the_journal_was_removed_or_replaced(
+def test_a_journal_that_was_removed_or_replaced_continues_with_new_events(
     harness: ReporterHarness,
 ) -> None:
     for _ in range(3):
@@ -387,7 +389,7 @@ def test_continues_with_new_events_after_the_journal_was_removed_or_replaced(
 
 
 @pytest.mark.parametrize("other", [{"at": 1.0}, {"job": 2}, {"event": "held"}, {"id": 2}])
-def test_continues_a_journal_only_if_its_last_line_matches_the_store(
+def test_a_journal_is_continued_only_if_its_last_line_matches_the_store(
     harness: ReporterHarness, other: dict[str, Any]
 ) -> None:
     harness.job()
@@ -405,7 +407,7 @@ def test_continues_a_journal_only_if_its_last_line_matches_the_store(
     assert harness.ids()[1:] == [4]
 
 
-def test_reports_new_events_whose_ids_were_used_before_a_power_cut(
+def test_reports_new_events_that_reuse_the_ids_of_events_lost_in_a_power_cut(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     job = harness.job()
@@ -418,7 +420,7 @@ def test_reports_new_events_whose_ids_were_used_before_a_power_cut(
     assert logged() == ["job 1 held: held by the user"]
 
 
-def test_events_missed_by_a_failed_read_are_logged_with_the_next_action(
+def test_events_missed_because_of_a_failed_read_are_logged_with_the_next_action(
     harness: ReporterHarness, logged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> int:
@@ -445,7 +447,7 @@ def _no_file_above(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_full_disk_leaves_complete_lines_and_later_writes_add_the_rest(
+def test_a_full_disk_leaves_complete_journal_lines_and_later_writes_add_the_rest(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     harness.update()
@@ -467,7 +469,7 @@ def test_full_disk_leaves_complete_lines_and_later_writes_add_the_rest(
     assert len(harness.events()) == 2020
 
 
-def test_logs_a_write_error_once_and_retries(
+def test_logs_a_write_error_of_the_journal_once_and_retries_the_write(
     harness: ReporterHarness, logged: Callable[[], list[str]]
 ) -> None:
     harness.journal.mkdir()
@@ -507,7 +509,7 @@ def test_rejects_a_journal_that_is_a_fifo(harness: ReporterHarness, logged: Call
     assert logged() == ["journal.jsonl cannot be written: not a file; jobs continue; retrying"]
 
 
-def test_close_writes_the_journal_despite_earlier_errors(harness: ReporterHarness) -> None:
+def test_closing_the_reporter_writes_the_journal_despite_earlier_errors(harness: ReporterHarness) -> None:
     harness.journal.mkdir()
     harness.job()
     harness.update()
@@ -517,7 +519,7 @@ def test_close_writes_the_journal_despite_earlier_errors(harness: ReporterHarnes
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "status.txt"])
-def test_reporter_does_not_write_through_a_symbolic_link(harness: ReporterHarness, name: str) -> None:
+def test_the_reporter_does_not_write_through_a_symbolic_link(harness: ReporterHarness, name: str) -> None:
     target = harness.folder / "precious"
     target.write_text("mine\n")
     (harness.store.data_dir.folder / name).symlink_to(target)
@@ -538,7 +540,7 @@ def test_rotates_a_large_journal(harness: ReporterHarness, monkeypatch: pytest.M
     assert harness.journal.stat().st_size < 1000
 
 
-def test_full_disk_after_rotation_leaves_complete_lines(
+def test_a_full_disk_after_a_rotation_leaves_complete_journal_lines(
     harness: ReporterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(20):
@@ -557,7 +559,9 @@ def test_full_disk_after_rotation_leaves_complete_lines(
     assert harness.ids() == list(range(21, 41))
 
 
-def test_appends_many_events_in_batches(harness: ReporterHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_appends_many_events_to_the_journal_in_batches(
+    harness: ReporterHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journal, "BATCH_SIZE", 10)
     for _ in range(25):
         harness.job()
@@ -574,7 +578,7 @@ def test_appends_many_events_in_batches(harness: ReporterHarness, monkeypatch: p
     assert harness.ids() == harness.events()
 
 
-def test_writes_journal_and_board_to_the_log_folder_if_one_is_given(
+def test_writes_the_journal_and_the_status_board_to_the_log_folder_if_one_is_given(
     harness: ReporterHarness, tmp_path: Path
 ) -> None:
     logs = tmp_path / "logs"
@@ -592,7 +596,7 @@ def test_writes_journal_and_board_to_the_log_folder_if_one_is_given(
     assert not harness.journal.exists()
 
 
-def test_board_is_updated_by_events_and_samples(harness: ReporterHarness) -> None:
+def test_the_status_board_is_updated_by_events_and_samples(harness: ReporterHarness) -> None:
     harness.update()
     first = os.stat(harness.board)
     assert f"scheduler pid {os.getpid()}  0 running, 0 queued" in harness.board.read_text()
@@ -632,7 +636,7 @@ def test_board_is_updated_by_events_and_samples(harness: ReporterHarness) -> Non
         (0, 9000, False, "no declaration"),
     ],
 )
-def test_board_shows_what_a_job_declared(
+def test_the_status_board_shows_what_a_job_declared(
     harness: ReporterHarness, share: int, vram: int | None, is_declared: bool, expected: str
 ) -> None:
     job = harness.job("python train.py")
@@ -642,7 +646,9 @@ def test_board_shows_what_a_job_declared(
     assert f"python train.py  GPU 0: ?/? MiB; {expected}\n" in harness.board.read_text()
 
 
-def test_board_write_is_delayed_if_a_sample_changes_only_times(harness: ReporterHarness) -> None:
+def test_the_status_board_is_not_rewritten_at_once_if_a_sample_changes_only_times(
+    harness: ReporterHarness,
+) -> None:
     def inode_after(delay_s: float, load_percent: float) -> int:
         harness.clock.boot += delay_s
         sample = GpuSample("U0", 0, "card", 24576, 7000, load_percent)
@@ -659,7 +665,7 @@ def test_board_write_is_delayed_if_a_sample_changes_only_times(harness: Reporter
     assert inode_after(0.2, 60.0) != changed
 
 
-def test_board_shows_a_new_wait_reason_and_a_released_gpu_without_a_new_sample(
+def test_the_status_board_shows_new_wait_reasons_and_released_gpus_without_a_new_sample(
     harness: ReporterHarness,
 ) -> None:
     job = harness.job("echo soon")
@@ -678,7 +684,7 @@ def test_board_shows_a_new_wait_reason_and_a_released_gpu_without_a_new_sample(
         assert shown in harness.board.read_text()
 
 
-def test_no_board_write_is_scheduled_if_a_change_is_undone_in_time(harness: ReporterHarness) -> None:
+def test_the_status_board_is_not_rewritten_if_a_change_is_undone_in_time(harness: ReporterHarness) -> None:
     for load_percent, due in ((50.0, False), (60.0, True), (50.0, False)):
         sample = GpuSample("U0", 0, "card", 24576, 7000, load_percent)
         harness.gpus[0] = Gpu("U0", 0, sample=sample, sampled_at=harness.clock.boot)
@@ -687,7 +693,7 @@ def test_no_board_write_is_scheduled_if_a_change_is_undone_in_time(harness: Repo
         assert (harness.reporter.next_write_at is not None) == due
 
 
-def test_board_is_written_at_most_twice_a_second(harness: ReporterHarness) -> None:
+def test_the_status_board_is_written_at_most_twice_a_second(harness: ReporterHarness) -> None:
     harness.update()
     harness.job("echo soon")
     harness.clock.boot += 0.2
@@ -700,7 +706,7 @@ def test_board_is_written_at_most_twice_a_second(harness: ReporterHarness) -> No
     assert harness.reporter.next_write_at is None
 
 
-def test_board_uses_the_spike_buffer_of_the_scheduler(harness: ReporterHarness) -> None:
+def test_the_status_board_uses_the_spike_buffer_of_the_scheduler(harness: ReporterHarness) -> None:
     attempt = harness.start(job := harness.job())
     harness.record(act.RecordUsage(job, attempt, 101.0, (("U0", 20000, 50.0),)))
     settings = Settings(spike_buffer=0.5)
@@ -708,7 +714,7 @@ def test_board_uses_the_spike_buffer_of_the_scheduler(harness: ReporterHarness) 
     assert re.search(r"^  0  available +0\.5 +29\.3 GiB ", harness.board.read_text(), re.MULTILINE)
 
 
-def test_board_shows_that_the_scheduler_stopped(harness: ReporterHarness) -> None:
+def test_the_status_board_shows_that_the_scheduler_stopped(harness: ReporterHarness) -> None:
     harness.job("echo left")
     harness.update()
     harness.reporter.close()
@@ -716,7 +722,9 @@ def test_board_shows_that_the_scheduler_stopped(harness: ReporterHarness) -> Non
     assert "·    1  queued              echo left  not tried yet" in harness.board.read_text()
 
 
-def test_board_shows_the_first_waiting_and_the_newest_finished_jobs(harness: ReporterHarness) -> None:
+def test_the_status_board_shows_the_first_waiting_and_the_newest_finished_jobs(
+    harness: ReporterHarness,
+) -> None:
     for n in range(70):
         harness.job(f"echo waits {n};")
     for job in range(41, 71):
@@ -739,7 +747,7 @@ def test_board_shows_the_first_waiting_and_the_newest_finished_jobs(harness: Rep
     ]
 
 
-def test_board_marks_an_oom_retry(harness: ReporterHarness) -> None:
+def test_the_status_board_marks_an_oom_retry(harness: ReporterHarness) -> None:
     job = harness.job("python big.py")
     attempt = harness.start(job)
     harness.end(

@@ -145,7 +145,7 @@ def tables(store: Store) -> dict[str, list[tuple[Any, ...]]]:
     return {name: [tuple(row) for row in store.db.rows(f"SELECT * FROM {name}")] for name in names}
 
 
-def test_refuses_a_lost_store_and_names_the_running_jobs(desk: RestoredStore) -> None:
+def test_start_refuses_a_lost_store_and_names_the_running_jobs(desk: RestoredStore) -> None:
     desk.ended("exit 3")
     lives = desk.running()
     wait_for(desk.trace, "the job's line in the trace")
@@ -182,7 +182,7 @@ def test_refuses_a_lost_store_and_names_the_running_jobs(desk: RestoredStore) ->
     os.kill(int(desk.trace()[0]), 0)
 
 
-def test_read_only_commands_report_a_lost_store(desk: RestoredStore) -> None:
+def test_read_only_commands_report_that_the_store_is_lost(desk: RestoredStore) -> None:
     desk.ended("true")
     desk.lose()
     for content in (None, b""):
@@ -249,7 +249,7 @@ def test_restore_holds_a_job_whose_attempt_had_not_begun(
     assert [row.number for row in desk.rig.store.attempts(job)] == [1, 2]
 
 
-def test_restore_adds_attempts_from_the_folders_to_a_backup(
+def test_restore_adds_the_attempts_found_in_folders_to_those_in_a_backup(
     desk: RestoredStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.ended("true")
@@ -273,7 +273,7 @@ def test_restore_adds_attempts_from_the_folders_to_a_backup(
     assert location.location_verdict(desk.rig.store) == "same"
 
 
-def test_refuses_an_older_database_and_restores_the_newest_backup(desk: RestoredStore) -> None:
+def test_start_refuses_an_older_database_and_restores_the_newest_backup(desk: RestoredStore) -> None:
     first = desk.ended("true")
     desk.backup()
     desk.ended("true")
@@ -295,7 +295,7 @@ def test_refuses_an_older_database_and_restores_the_newest_backup(desk: Restored
     desk.rig = Rig(desk.folder, executor=Quick())
 
 
-def test_restore_skips_a_damaged_backup_and_keeps_the_damaged_database(
+def test_restore_skips_a_damaged_backup_and_keeps_a_copy_of_the_damaged_database(
     desk: RestoredStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = desk.ended("true")
@@ -313,7 +313,7 @@ def test_restore_skips_a_damaged_backup_and_keeps_the_damaged_database(
     assert aside.read_bytes() == damage
 
 
-def test_refuses_a_missing_store_that_has_only_a_backup(desk: RestoredStore) -> None:
+def test_start_refuses_a_missing_store_of_which_only_a_backup_is_left(desk: RestoredStore) -> None:
     desk.rig.add_job("true", hold=True)
     desk.backup()
     desk.lose()
@@ -339,7 +339,7 @@ def test_restoring_an_intact_store_changes_nothing(
     assert "the store is intact and contains every attempt; nothing is restored" in caplog.text
 
 
-def test_last_attempt_decides_the_outcome_of_a_restored_job(desk: RestoredStore) -> None:
+def test_the_last_attempt_decides_the_outcome_of_a_restored_job(desk: RestoredStore) -> None:
     desk.backup()
     job = desk.ended("[ -e again ] || exit 3")
     (desk.folder / "again").touch()
@@ -428,7 +428,9 @@ def test_lines_of_restored_attempts_do_not_run_again(
     desk.rig.tick_until(lambda: desk.trace() == ["a", "a", "a"], "a line that is appended afterwards")
 
 
-def test_refuses_to_restore_from_folders_that_do_not_contain_the_lines(desk: RestoredStore) -> None:
+def test_restore_refuses_attempt_folders_that_do_not_record_the_lines_of_their_jobs(
+    desk: RestoredStore,
+) -> None:
     job = desk.ended("true")
     [folder] = attempt_folders.list_attempt_folders(desk.data_dir)
     spec = json.loads((folder.path / "spec.json").read_text())
@@ -442,7 +444,7 @@ def test_refuses_to_restore_from_folders_that_do_not_contain_the_lines(desk: Res
     assert desk.rig.job(job).text == f"bash {folder.path}/command.sh"
 
 
-def test_fresh_start_does_not_use_job_ids_again(desk: RestoredStore) -> None:
+def test_a_fresh_start_does_not_reuse_job_ids(desk: RestoredStore) -> None:
     job = desk.ended("true")
     desk.lose()
     store = desk.start(fresh=True)
@@ -454,7 +456,7 @@ def test_fresh_start_does_not_use_job_ids_again(desk: RestoredStore) -> None:
     assert desk.rig.add_job("true") == job + 1
 
 
-def test_lost_store_still_counts_as_lost_after_a_failed_fresh_start(desk: RestoredStore) -> None:
+def test_a_lost_store_still_counts_as_lost_after_a_failed_fresh_start(desk: RestoredStore) -> None:
     job = desk.ended("true")
     desk.lose()
     store = desk.start(fresh=True)
@@ -467,7 +469,7 @@ def test_lost_store_still_counts_as_lost_after_a_failed_fresh_start(desk: Restor
     assert desk.rig.job(job).outcome == "completed"
 
 
-def test_running_job_without_a_claim_continues_after_a_restore(desk: RestoredStore) -> None:
+def test_a_running_job_without_a_claim_continues_after_a_restore(desk: RestoredStore) -> None:
     job, killed = desk.running(), desk.running()
     wait_for(lambda: len(desk.trace()) == 2, "both jobs' lines in the trace")
     runner, folder = desk.rig.runner_pid(killed), desk.folder_of(killed)
@@ -560,7 +562,7 @@ def test_attempt_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: Rest
     desk.rig = Rig(desk.folder, executor=Quick())
 
 
-def test_copied_data_directory_counts_as_a_copy_even_without_its_database(desk: RestoredStore) -> None:
+def test_a_copied_data_directory_counts_as_a_copy_even_without_its_database(desk: RestoredStore) -> None:
     location.adopt_folder(desk.rig.store)
     job = desk.running()
     desk.close()
@@ -606,7 +608,7 @@ def test_unreadable_folders_do_not_prevent_a_start_on_an_intact_store(
     desk.rig = Rig(desk.folder, executor=Quick())
 
 
-def test_start_does_not_list_the_attempt_folders_of_finished_jobs(desk: RestoredStore) -> None:
+def test_start_ignores_the_attempt_folders_of_finished_jobs(desk: RestoredStore) -> None:
     finished = desk.ended("true")
     held = desk.rig.add_job("true", hold=True)
     desk.close()

@@ -113,7 +113,7 @@ def lost(*uuids: str) -> list[GpuSample]:
     return [gpu_sample(g.index, g.uuid, LOST) if g.uuid in uuids else g for g in FOUR]
 
 
-def test_lost_gpu_recovers_after_three_good_samples(
+def test_a_lost_gpu_recovers_after_three_good_samples(
     bench: SamplerBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.begin(FOUR)
@@ -132,7 +132,9 @@ def test_lost_gpu_recovers_after_three_good_samples(
     ]
 
 
-def test_unlisted_gpu_is_lost_and_must_recover_even_after_a_restart(bench: SamplerBench) -> None:
+def test_a_gpu_missing_from_a_sample_is_lost_and_must_recover_even_after_a_restart(
+    bench: SamplerBench,
+) -> None:
     bench.begin(FOUR)
     left = [gpu_sample(0, "GPU-a"), gpu_sample(1, "GPU-c"), gpu_sample(2, "GPU-d")]
     bench.take(left)
@@ -154,7 +156,7 @@ def test_unlisted_gpu_is_lost_and_must_recover_even_after_a_restart(bench: Sampl
     assert bench.faults() == [None] * 4
 
 
-def test_failed_sample_makes_gpus_unreadable_but_not_lost(bench: SamplerBench) -> None:
+def test_a_failed_sample_makes_gpus_unreadable_but_not_lost(bench: SamplerBench) -> None:
     bench.begin(FOUR)
     bench.take(lost("GPU-b"))
     bench.take("no answer within 10 s")
@@ -171,7 +173,7 @@ def test_failed_sample_makes_gpus_unreadable_but_not_lost(bench: SamplerBench) -
     assert [gpu.sample is not None for gpu in bench.watch.gpus({"GPU-a": (0, False)}, {})] == [True]
 
 
-def test_query_is_repeated_soon_after_a_failure(bench: SamplerBench) -> None:
+def test_a_failed_gpu_query_is_repeated_soon(bench: SamplerBench) -> None:
     bench.begin(FOUR)
     assert bench.sampler.query(at_once=True)
     before = Clock().now().boot
@@ -180,7 +182,7 @@ def test_query_is_repeated_soon_after_a_failure(bench: SamplerBench) -> None:
     assert bench.sampler.due_at - before <= RETRY_S + 1 < SAMPLE_EVERY_S
 
 
-def test_pauses_and_allocations_follow_the_gpu_when_the_order_changes(bench: SamplerBench) -> None:
+def test_pauses_and_allocations_follow_their_gpu_if_the_gpu_order_changes(bench: SamplerBench) -> None:
     bench.begin(FOUR)
     with bench.store.db.transaction() as db:
         db.execute("UPDATE gpu SET paused = 1 WHERE uuid = 'GPU-b'")
@@ -194,7 +196,7 @@ def test_pauses_and_allocations_follow_the_gpu_when_the_order_changes(bench: Sam
     ]
 
 
-def test_unknown_loads_replace_the_loads_of_older_samples(bench: SamplerBench) -> None:
+def test_unknown_gpu_loads_replace_the_loads_of_older_samples(bench: SamplerBench) -> None:
     bench.begin([replace(FOUR[0], load_percent=90.0)])
     seen = []
     for _ in range(3):
@@ -204,7 +206,7 @@ def test_unknown_loads_replace_the_loads_of_older_samples(bench: SamplerBench) -
     assert seen == [90.0, 90.0, None]
 
 
-def test_start_keeps_managing_a_lost_gpu(bench: SamplerBench) -> None:
+def test_start_continues_to_manage_a_lost_gpu(bench: SamplerBench) -> None:
     bench.begin(FOUR)
     bench.restart()
     bench.begin(FOUR[:3], option="4")
@@ -220,7 +222,7 @@ def test_start_keeps_managing_a_lost_gpu(bench: SamplerBench) -> None:
         bench.begin(FOUR[:3], option="4")
 
 
-def test_simulated_gpus_are_those_of_the_current_option(bench: SamplerBench) -> None:
+def test_the_current_option_alone_determines_which_simulated_gpus_exist(bench: SamplerBench) -> None:
     simulated = [gpu_sample(i, f"SIM-{i}") for i in range(4)]
     bench.begin(simulated)
     bench.restart()
@@ -234,7 +236,7 @@ def test_simulated_gpus_are_those_of_the_current_option(bench: SamplerBench) -> 
     assert bench.faults() == [None]
 
 
-def test_gpu_whose_uuid_was_unknown_is_managed_once_it_recovers(bench: SamplerBench) -> None:
+def test_a_gpu_whose_uuid_was_unknown_is_managed_once_it_recovers(bench: SamplerBench) -> None:
     bench.begin([FOUR[0], gpu_sample(1, "unknown-1", LOST), FOUR[2]])
     assert [row.uuid for row in bench.store.gpus()] == ["GPU-a", "GPU-c"]
     seen = []
@@ -267,7 +269,7 @@ class Sampled(Rig):
         self.bench.sampler.read(self.bench.recorder)
 
 
-def test_start_with_a_count_of_gpus_logs_which_ones_it_selected(
+def test_start_with_a_number_of_gpus_logs_which_gpus_it_selected(
     bench: SamplerBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gpu_scheduler")
@@ -275,7 +277,7 @@ def test_start_with_a_count_of_gpus_logs_which_ones_it_selected(
     assert "--gpus 1 is a count: GPU 0; for GPU 1 alone write --gpus 1," in caplog.messages
 
 
-def test_job_on_a_lost_gpu_continues_and_no_other_job_starts_there(
+def test_a_job_on_a_lost_gpu_continues_but_no_other_job_starts_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = Sampled(tmp_path, gpus=1)
@@ -307,7 +309,7 @@ def test_job_on_a_lost_gpu_continues_and_no_other_job_starts_there(
     assert rig.tick_until_ended(waiting).outcome == "completed"
 
 
-def test_start_continues_if_the_driver_is_slow_and_its_query_stays_open(
+def test_start_continues_while_a_slow_driver_has_not_yet_answered(
     bench: SamplerBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

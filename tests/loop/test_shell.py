@@ -39,7 +39,7 @@ CARDS = [GpuSample(f"U{i}", i, "card", 24576, 0, 0.0) for i in range(4)]
         ("all", [0, 1, 2, 3]),
     ],
 )
-def test_gpus_option_is_a_count_or_a_list(option: str | None, chosen: list[int]) -> None:
+def test_the_gpus_option_is_a_count_or_a_list(option: str | None, chosen: list[int]) -> None:
     assert [gpu.index for gpu in select_gpus(CARDS, option)] == chosen
 
 
@@ -56,19 +56,19 @@ def test_gpus_option_is_a_count_or_a_list(option: str | None, chosen: list[int])
         (CARDS[2:], "1", "--gpus 1 is a count: GPU 2"),
     ],
 )
-def test_names_the_chosen_gpus_if_the_count_is_below_the_number_found(
+def test_start_names_the_selected_gpus_if_fewer_are_requested_than_exist(
     cards: list[GpuSample], option: str | None, note: str | None
 ) -> None:
     assert count_note(cards, option) == note
 
 
 @pytest.mark.parametrize("option", ["0", "5", "7,", "1,1", "3-1", "x", "-1"])
-def test_rejects_more_gpus_than_exist_and_names_the_number_found(option: str) -> None:
+def test_start_rejects_more_gpus_than_exist_and_names_the_number_found(option: str) -> None:
     with pytest.raises(UsageError, match="4 GPUs found"):
         select_gpus(CARDS, option)
 
 
-def test_gpu_load_is_the_mean_of_the_last_three_samples() -> None:
+def test_the_load_of_a_gpu_is_the_mean_of_the_last_three_samples() -> None:
     watch = GpuWatch()
     for load in (100.0, 10.0, 20.0, 60.0):
         watch.accept_sample(Snapshot(1.0, (GpuSample("U0", 0, "card", 24576, 0, load),)))
@@ -76,7 +76,7 @@ def test_gpu_load_is_the_mean_of_the_last_three_samples() -> None:
     assert gpu.mean_load == 30.0
 
 
-def test_failed_sample_leaves_placement_without_a_sample() -> None:
+def test_after_a_failed_query_placement_has_no_gpu_sample() -> None:
     watch = GpuWatch()
     watch.accept_sample(Snapshot(1.0, (CARDS[0],)))
     watch.record_failure("hangs")
@@ -85,7 +85,7 @@ def test_failed_sample_leaves_placement_without_a_sample() -> None:
     assert watch.failure == "hangs"
 
 
-def test_process_belongs_to_the_attempt_whose_token_it_or_its_parent_carries() -> None:
+def test_a_gpu_process_belongs_to_the_attempt_whose_token_it_or_its_parent_has() -> None:
     env = {**os.environ, "GPU_SCHEDULER_TOKEN": "abc"}
     ours = subprocess.Popen(["sh", "-c", "env -i sleep 60 & wait"], env=env)
     theirs = subprocess.Popen(["sleep", "60"])
@@ -137,7 +137,7 @@ def test_a_log_is_always_a_new_private_file(tmp_path: Path) -> None:
     assert not victim.exists()
 
 
-def test_output_of_a_direct_job_is_printed_with_its_job_id(
+def test_the_output_of_a_job_without_screen_is_printed_with_its_job_id(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rig = Rig(tmp_path)
@@ -175,7 +175,7 @@ def test_only_changes_to_watched_files_wake_the_scheduler(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("number", "limit"), [(errno.EMFILE, "instances"), (errno.ENOSPC, "watches")])
-def test_runners_and_signals_wake_the_scheduler_even_if_files_cannot_be_watched(
+def test_ended_runners_and_signals_wake_the_scheduler_even_if_files_cannot_be_watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, limit: str
 ) -> None:
     def refuse(*words: object, **more: object) -> None:

@@ -85,7 +85,7 @@ def rig_with(tmp_path: Path, executor: DirectExecutor, settings: Settings = SETT
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE])
-def test_launch_that_fails_because_of_a_shortage_does_not_count(
+def test_a_launch_that_fails_because_of_a_shortage_does_not_count_as_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(storage_monitor, "BACKOFF_S", 0.001)
@@ -103,7 +103,7 @@ def test_launch_that_fails_because_of_a_shortage_does_not_count(
     assert rig.tick_until_ended(other).exit_code == 0
 
 
-def test_unclaimed_attempt_is_kept_while_no_process_can_be_started(
+def test_an_unclaimed_attempt_stays_open_while_no_process_can_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The monitor forgets the shortage before it next checks the storage.
@@ -124,7 +124,7 @@ def test_unclaimed_attempt_is_kept_while_no_process_can_be_started(
     assert trials[:3] == [(3, 0, 1), (6, 0, 1), (9, 0, 1)]
 
 
-def test_command_that_cannot_start_because_of_a_shortage_runs_later(
+def test_a_command_that_cannot_start_because_of_a_shortage_runs_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage_monitor, "BACKOFF_S", 0.01)
@@ -152,7 +152,7 @@ def test_command_that_cannot_start_because_of_a_shortage_runs_later(
     assert (row.exit_code, row.outcome, row.launch_failures) == (7, "failed", 0)
 
 
-def test_lack_of_descriptors_raises_an_error_and_does_not_mean_a_missing_file(
+def test_a_file_is_not_reported_as_missing_if_descriptors_are_used_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
@@ -178,7 +178,7 @@ def test_lack_of_descriptors_raises_an_error_and_does_not_mean_a_missing_file(
 
 
 @pytest.mark.parametrize("loads", [False, True])
-def test_lines_that_bash_cannot_check_now_are_neither_malformed_nor_jobs(
+def test_lines_that_bash_cannot_check_now_are_neither_malformed_nor_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, loads: bool
 ) -> None:
     rig = Rig(tmp_path)
@@ -203,7 +203,9 @@ def test_lines_that_bash_cannot_check_now_are_neither_malformed_nor_jobs(
     assert [row.number for row in malformed_lines(rig.store)] == [3]
 
 
-def test_console_starts_no_thread_after_its_creation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_console_starts_no_threads_after_its_creation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig, console = Rig(tmp_path), Console()
 
     def no_thread(self: threading.Thread) -> None:
@@ -226,7 +228,7 @@ def test_console_starts_no_thread_after_its_creation(tmp_path: Path, monkeypatch
         Console()
 
 
-def test_console_stops_following_during_a_shortage_and_resumes(
+def test_the_console_stops_following_logs_during_a_shortage_and_then_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, console = Rig(tmp_path), Console()
@@ -248,7 +250,7 @@ def test_console_stops_following_during_a_shortage_and_resumes(
     ]
 
 
-def test_runner_is_watched_again_after_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runner_is_watched_again_after_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wakeups = Wakeups()
     with monkeypatch.context() as short:
         short.setattr(os, "pidfd_open", refuse(errno.EMFILE))
@@ -263,7 +265,7 @@ def test_runner_is_watched_again_after_a_shortage(tmp_path: Path, monkeypatch: p
     wakeups.close()
 
 
-def test_failed_start_of_the_helper_leaks_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_of_the_helper_leaks_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     real, left = fcntl.fcntl, 0
 
@@ -283,7 +285,7 @@ def test_failed_start_of_the_helper_leaks_no_descriptor(monkeypatch: pytest.Monk
         assert sorted(os.listdir("/proc/self/fd")) == before
 
 
-def test_probe_process_counts_as_running_while_proc_is_unreadable(
+def test_the_probe_process_counts_as_running_while_proc_is_unreadable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as short:
@@ -291,7 +293,7 @@ def test_probe_process_counts_as_running_while_proc_is_unreadable(
         assert probe_process._group_lives(os.getpgrp())
 
 
-def test_round_that_fails_because_of_a_shortage_is_retried_and_reported_once(
+def test_a_round_that_fails_because_of_a_shortage_is_retried_and_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     errors: list[BaseException] = [
@@ -318,7 +320,9 @@ def test_round_that_fails_because_of_a_shortage_is_retried_and_reported_once(
         assert caplog.text.count(messages) == 1
 
 
-def test_shortage_message_names_the_limit_that_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_message_about_a_shortage_names_the_limit_that_was_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     texts = {"/proc/self/cgroup": "8:pids:/box\n0::/\n", "/proc/loadavg": "0.1 0.1 0.1 1/90 7"}
     monkeypatch.setattr(shortages, "_read_text", lambda path: texts.get(path, ""))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -350,7 +354,7 @@ def test_shortage_message_names_the_limit_that_is_reached(monkeypatch: pytest.Mo
         (65536, 1048576, "sudo prlimit --pid {} --nofile=131072"),
     ],
 )
-def test_remedy_for_the_open_files_limit_depends_on_the_hard_limit(
+def test_the_remedy_for_the_limit_of_open_files_depends_on_the_hard_limit(
     soft: int, hard: int, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))

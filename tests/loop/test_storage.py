@@ -85,7 +85,7 @@ def test_every_write_error_has_a_message_and_a_remedy(
     assert describe_store_error(home, OSError("text")) == f"{issue} (text)"
 
 
-def test_checks_the_free_space_of_the_file_system_if_it_has_no_unnamed_files(
+def test_checks_free_space_on_a_file_system_without_support_for_unnamed_files(
     home: DataDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.open
@@ -102,7 +102,7 @@ def test_checks_the_free_space_of_the_file_system_if_it_has_no_unnamed_files(
     assert issue_texts(home) == [f"store {home.folder} is on a full disk: free some space there"]
 
 
-def test_reports_missing_permissions(unprivileged: Path) -> None:
+def test_reports_missing_permissions_for_files_and_folders(unprivileged: Path) -> None:
     home = DataDir.of(str(unprivileged / "s.json"))
     home.create()
     home.state_file.touch()
@@ -126,7 +126,7 @@ def test_reports_missing_permissions(unprivileged: Path) -> None:
     assert (first.subject, first.remedy, first.blocks_starts) == ("store", f"chmod u+rwx {home.runs}", True)
 
 
-def test_checks_the_folder_of_a_linked_state_files_target(unprivileged: Path) -> None:
+def test_checks_the_folder_that_contains_the_target_of_a_linked_state_file(unprivileged: Path) -> None:
     home = DataDir.of(str(unprivileged / "s.json"))
     home.create()
     target = unprivileged / "elsewhere" / "s.json"
@@ -191,7 +191,7 @@ def test_reports_a_log_folder_that_something_else_has_replaced(
 
 
 @pytest.mark.parametrize("plant", [plant for plant, _ in PLANTED_OBSTACLES])
-def test_does_not_use_a_file_planted_between_check_and_use(
+def test_does_not_use_a_file_that_was_planted_after_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None]
 ) -> None:
     theirs = tmp_path / "theirs"
@@ -258,7 +258,7 @@ class ManualClock(Clock):
         return Now(0.0, self.boot, "boot")
 
 
-def test_launch_prevented_by_a_full_disk_does_not_count_as_a_failure(
+def test_a_launch_prevented_by_a_full_disk_does_not_count_as_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(storage_monitor, "BACKOFF_S", 0.02)
@@ -291,7 +291,7 @@ def test_launch_prevented_by_a_full_disk_does_not_count_as_a_failure(
     assert caplog.text.count("spec.json: No space left on device: free some space there") == 1
 
 
-def test_launches_pause_after_storage_failures_that_the_checks_miss(
+def test_launches_pause_after_storage_failures_that_the_checks_do_not_detect(
     home: DataDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
@@ -319,7 +319,7 @@ def test_launches_pause_after_storage_failures_that_the_checks_miss(
     assert not watch.is_cause_of(None)
 
 
-def test_launch_failure_caused_by_the_job_itself_counts(tmp_path: Path) -> None:
+def test_a_launch_failure_caused_by_the_job_itself_counts_as_a_failure(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.loop.storage = StorageMonitor(
         rig.store.data_dir, LogFolder.from_option(str(tmp_path / "logs")), Clock()
@@ -328,7 +328,7 @@ def test_launch_failure_caused_by_the_job_itself_counts(tmp_path: Path) -> None:
     assert (row.outcome, row.launch_failures) == ("failed", 3)
 
 
-def test_failed_action_does_not_block_the_other_actions(
+def test_a_failed_action_does_not_block_the_other_actions_of_its_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path)
@@ -352,7 +352,9 @@ def test_failed_action_does_not_block_the_other_actions(
     assert [rig.tick_until_ended(job).outcome for job in jobs] == ["cancelled", "cancelled"]
 
 
-def test_logs_when_a_health_issue_begins_and_ends(home: DataDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_the_beginning_and_the_end_of_a_health_issue(
+    home: DataDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     messages: list[str] = []
     for level in ("error", "info"):
         monkeypatch.setattr(storage_monitor.log, level, lambda text, *values: messages.append(text % values))
@@ -429,7 +431,7 @@ def test_reports_an_unwritable_main_log_once_and_retries(
     assert capsys.readouterr().err == ""
 
 
-def test_main_log_is_private_whatever_the_umask(
+def test_the_main_log_is_private_regardless_of_the_umask(
     main_log: tuple[Path, list[str], Callable[[str], None]],
 ) -> None:
     path, _, write = main_log

@@ -98,7 +98,7 @@ def test_start_refuses_a_linked_main_log_even_with_trust_files(folder: Path) -> 
     assert precious.read_text() == "precious"
 
 
-def test_start_accepts_links_from_the_user_to_files_of_the_user(folder: Path) -> None:
+def test_start_accepts_links_that_belong_to_the_user_and_point_to_the_users_files(folder: Path) -> None:
     (folder / "elsewhere").mkdir()
     for name in FILES[:3]:
         (folder / name).rename(folder / "elsewhere" / name)
@@ -144,7 +144,7 @@ def test_does_not_read_a_jobs_file_that_became_world_writable(folder: Path, rig:
     assert "echo planted" in [row.text for row in open_jobs(rig.store, (JobState.QUEUED,))]
 
 
-def test_does_not_reread_a_config_that_became_world_writable(
+def test_does_not_reread_an_llm_config_that_became_world_writable(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = folder / "llm_config.json"
@@ -238,7 +238,7 @@ def test_does_not_write_the_state_file_through_a_link_of_another_user(
     assert not (tmp_path / "precious.json.bad").exists()
 
 
-def test_file_planted_at_the_temporary_path_does_not_become_the_state_file(
+def test_a_file_planted_at_the_temporary_path_does_not_become_the_state_file(
     tmp_path: Path, other_uid: int
 ) -> None:
     path = tmp_path / "s.json"

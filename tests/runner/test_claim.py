@@ -53,7 +53,7 @@ def test_three_launches_start_the_command_once(make: Make) -> None:
 
 
 @pytest.mark.parametrize("function", ["os.link", "os.fsync", "os.openpty"])
-def test_attempt_runs_once_after_a_runner_is_killed_before_its_claim(
+def test_an_attempt_runs_once_after_a_runner_is_killed_before_its_claim(
     make: Make, tmp_path: Path, function: str
 ) -> None:
     executor = killed_at(tmp_path, function)
@@ -65,7 +65,9 @@ def test_attempt_runs_once_after_a_runner_is_killed_before_its_claim(
     assert attempt.body() == "start\n"
 
 
-def test_attempt_never_runs_after_its_runner_is_killed_after_the_claim(make: Make, tmp_path: Path) -> None:
+def test_an_attempt_whose_runner_was_killed_after_the_claim_never_runs_again(
+    make: Make, tmp_path: Path
+) -> None:
     executor = killed_at(tmp_path, "os.posix_spawn")
     attempt = make("echo start").launch(executor)
     reap(executor, 0)
@@ -77,7 +79,7 @@ def test_attempt_never_runs_after_its_runner_is_killed_after_the_claim(make: Mak
     assert attempt.output() == ""
 
 
-def test_killed_runner_counts_as_dead_and_a_sweep_ends_its_processes(make: Make) -> None:
+def test_a_killed_runner_counts_as_dead_and_a_sweep_ends_its_processes(make: Make) -> None:
     attempt = make("echo up; (trap '' TERM; while :; do sleep 0.05; done)").launch()
     attempt.until_logged("up")
     assert kill_runner(attempt.folder, attempt.token) is True
@@ -88,7 +90,7 @@ def test_killed_runner_counts_as_dead_and_a_sweep_ends_its_processes(make: Make)
     assert kill_runner(attempt.folder, attempt.token) is False
 
 
-def test_runner_finishes_after_its_folder_is_removed(make: Make, tmp_path: Path) -> None:
+def test_a_runner_finishes_its_job_even_if_its_folder_is_removed(make: Make, tmp_path: Path) -> None:
     executor = DirectExecutor()
     attempt = make(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 1").launch(executor)
     attempt.until_logged("up")
@@ -99,7 +101,7 @@ def test_runner_finishes_after_its_folder_is_removed(make: Make, tmp_path: Path)
     assert not attempt.folder.exists()
 
 
-def test_runner_retries_writing_the_result_until_it_succeeds(make: Make, tmp_path: Path) -> None:
+def test_a_runner_tries_to_write_the_result_until_it_succeeds(make: Make, tmp_path: Path) -> None:
     patch = f"""
 real = os.rename
 def fails_while_full(*args, **more):
@@ -118,7 +120,7 @@ os.rename = fails_while_full
     assert attempt.result().exit_code == 3
 
 
-def test_runner_killed_before_it_writes_the_result_leaves_none(make: Make, tmp_path: Path) -> None:
+def test_a_runner_killed_before_it_writes_the_result_leaves_no_result(make: Make, tmp_path: Path) -> None:
     executor = killed_at(tmp_path, "os.rename")
     attempt = make("exit 0").launch(executor)
     reap(executor, 0)
@@ -127,7 +129,7 @@ def test_runner_killed_before_it_writes_the_result_leaves_none(make: Make, tmp_p
 
 
 @pytest.mark.parametrize("text", ["", '{"token": "', "[]"])
-def test_claim_truncated_by_a_power_failure_is_invalid(make: Make, text: str) -> None:
+def test_a_claim_truncated_by_a_power_failure_is_invalid(make: Make, text: str) -> None:
     attempt = make("echo start")
     attempt.prepare()
     (attempt.folder / "claim").write_text(text)
@@ -136,7 +138,7 @@ def test_claim_truncated_by_a_power_failure_is_invalid(make: Make, text: str) ->
     assert seen.damage == f"the file claim is incomplete ({len(text)} bytes)"
 
 
-def test_voided_claim_prevents_the_attempt_from_running(make: Make) -> None:
+def test_a_voided_claim_prevents_the_attempt_from_running(make: Make) -> None:
     attempt = make("echo start")
     assert void_claim(attempt.folder, attempt.token) is True
     assert void_claim(attempt.folder, attempt.token) is True, "the claim is already void"
@@ -156,14 +158,14 @@ def test_a_live_claim_cannot_be_voided(make: Make) -> None:
     attempt.result()
 
 
-def test_runner_rejects_a_spec_from_another_boot(make: Make) -> None:
+def test_a_runner_rejects_a_spec_from_another_boot(make: Make) -> None:
     executor = DirectExecutor()
     attempt = make("echo start", boot_id="00000000-0000-0000-0000-000000000000").launch(executor)
     reap(executor, 0)
     assert attempt.status().claim == "none"
 
 
-def test_prepare_completes_a_folder_that_lacks_files(make: Make) -> None:
+def test_prepare_adds_the_missing_files_of_an_attempt_folder(make: Make) -> None:
     attempt = make("exit 6")
     attempt.folder.mkdir(parents=True)
     executor = DirectExecutor()
@@ -175,7 +177,7 @@ def test_prepare_completes_a_folder_that_lacks_files(make: Make) -> None:
     assert attempt.result().exit_code == 6
 
 
-def test_ignores_incomplete_files_and_files_with_another_token(tmp_path: Path) -> None:
+def test_incomplete_claims_and_results_and_those_with_another_token_are_invalid(tmp_path: Path) -> None:
     (tmp_path / "claim").write_text("")
     (tmp_path / "result").write_text('{"token": "x"')
     seen = observe(tmp_path, "t")
@@ -188,7 +190,7 @@ def test_ignores_incomplete_files_and_files_with_another_token(tmp_path: Path) -
     assert observe(tmp_path / "none", "t").claim == "none"
 
 
-def test_runner_started_by_hand_carries_the_token(make: Make) -> None:
+def test_the_processes_of_a_runner_started_by_hand_have_its_token(make: Make) -> None:
     attempt = make("exec sleep 300")
     attempt.prepare()
     pid = ChildProcesses().start((sys.executable, "-I", "-S", START, str(attempt.folder)), {})
@@ -198,7 +200,7 @@ def test_runner_started_by_hand_carries_the_token(make: Make) -> None:
     attempt.result()
 
 
-def test_runner_that_fails_reports_the_reason(make: Make, tmp_path: Path) -> None:
+def test_a_runner_that_fails_reports_the_reason(make: Make, tmp_path: Path) -> None:
     patch = "def broken(fd): raise OSError(5, 'Input/output error')\nos.fsync = broken"
     executor = patched(tmp_path, patch)
     attempt = make("echo start").launch(executor)
@@ -206,7 +208,7 @@ def test_runner_that_fails_reports_the_reason(make: Make, tmp_path: Path) -> Non
     assert attempt.status().anomalies == ("the runner failed: OSError: [Errno 5] Input/output error",)
 
 
-def test_sweep_ends_only_processes_with_the_token(make: Make) -> None:
+def test_a_sweep_ends_only_processes_with_the_attempts_token(make: Make) -> None:
     one, two = make("exec sleep 300").launch(), make("exec sleep 300").launch()
     for attempt in (one, two):
         wait_for(lambda a=attempt: len(a.pids()) == 2, "runner and command")  # type: ignore[misc]
@@ -222,7 +224,7 @@ def test_sweep_ends_only_processes_with_the_token(make: Make) -> None:
     two.result()
 
 
-def test_copied_claim_is_not_dead_while_its_runner_is_alive(make: Make, tmp_path: Path) -> None:
+def test_a_copied_claim_does_not_count_as_dead_while_its_runner_is_alive(make: Make, tmp_path: Path) -> None:
     attempt = make("echo start; exec sleep 60").launch()
     attempt.until_logged("start")
     pid = attempt.until_live().pid
@@ -252,7 +254,7 @@ def test_copied_claim_is_not_dead_while_its_runner_is_alive(make: Make, tmp_path
         {"pid": 2**22 + 1},
     ],
 )
-def test_claim_counts_as_dead_if_no_process_matches_its_runner(
+def test_a_claim_counts_as_dead_if_no_process_matches_its_runner(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
     claim: dict[str, object] = {
@@ -264,7 +266,7 @@ def test_claim_counts_as_dead_if_no_process_matches_its_runner(
     assert observe(tmp_path, "t").claim == "dead"
 
 
-def test_runner_that_is_a_zombie_counts_as_dead(tmp_path: Path) -> None:
+def test_a_runner_that_is_a_zombie_counts_as_dead(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         signal.pause()

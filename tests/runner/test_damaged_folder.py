@@ -43,7 +43,7 @@ def overwrite(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [remove, replace_by_folder, overwrite])
-def test_recorded_runner_counts_as_alive_even_without_its_claim(
+def test_a_recorded_runner_counts_as_alive_even_without_its_claim(
     make: Make, tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     attempt = make(UNTIL.format(tmp_path / "go")).launch()
@@ -56,7 +56,7 @@ def test_recorded_runner_counts_as_alive_even_without_its_claim(
     assert attempt.result().exit_code == 3
 
 
-def test_recorded_runner_can_be_stopped_and_killed_without_its_claim(make: Make) -> None:
+def test_a_recorded_runner_can_be_stopped_and_killed_without_its_claim(make: Make) -> None:
     attempts = [make("trap '' TERM; echo up; while :; do sleep 0.05; done").launch() for _ in range(2)]
     for attempt in attempts:
         attempt.until_logged("up")
@@ -72,7 +72,7 @@ def test_recorded_runner_can_be_stopped_and_killed_without_its_claim(make: Make)
             assert status_of(attempt, known).damage == "the file claim was removed"
 
 
-def test_treats_a_recorded_runner_with_another_boot_id_or_start_time_as_dead(tmp_path: Path) -> None:
+def test_a_recorded_runner_with_another_boot_id_or_start_time_counts_as_dead(tmp_path: Path) -> None:
     (tmp_path / "claim").mkdir()
     for known in (RunnerIdentity(os.getpid(), 1, "another"), RunnerIdentity(1, 2**40, "another")):
         assert observe(tmp_path, "t", known).claim == "dead"
@@ -80,7 +80,7 @@ def test_treats_a_recorded_runner_with_another_boot_id_or_start_time_as_dead(tmp
     assert (gone.claim, gone.folder_exists) == ("none", False)
 
 
-def test_sigterm_means_a_cancel_if_there_is_a_stop_file(make: Make) -> None:
+def test_a_sigterm_to_the_runner_means_a_cancel_if_there_is_a_stop_file(make: Make) -> None:
     attempt = make("echo up; exec sleep 300").launch()
     attempt.until_logged("up")
     known = runner_of(attempt)
@@ -91,7 +91,7 @@ def test_sigterm_means_a_cancel_if_there_is_a_stop_file(make: Make) -> None:
 
 
 @pytest.mark.parametrize("stop", ["FIFO", "folder", "the token alone", "a number for a text"])
-def test_runner_ignores_an_unusable_stop_file(make: Make, stop: str) -> None:
+def test_a_runner_ignores_an_unusable_stop_file(make: Make, stop: str) -> None:
     attempt = make("echo up; exec sleep 300")
     attempt.prepare()
     path = attempt.folder / "stop"
@@ -111,7 +111,7 @@ def test_runner_ignores_an_unusable_stop_file(make: Make, stop: str) -> None:
     assert attempt.result().cause == "cancelled"
 
 
-def test_runner_moves_a_folder_named_result_aside(make: Make) -> None:
+def test_a_runner_moves_a_folder_named_result_out_of_the_way(make: Make) -> None:
     attempt = make("exit 4")
     attempt.prepare()
     (attempt.folder / "result" / "x").mkdir(parents=True)
@@ -120,14 +120,14 @@ def test_runner_moves_a_folder_named_result_aside(make: Make) -> None:
     assert (attempt.folder / "result.aside-2" / "x").is_dir()
 
 
-def test_timeout_too_long_for_poll_does_not_end_the_runner(make: Make) -> None:
+def test_a_time_limit_too_long_for_poll_does_not_end_the_runner(make: Make) -> None:
     attempt = make("echo up; exec sleep 300", timeout_s=1e10).launch()
     attempt.until_logged("up")
     attempt.stop(grace_s=1.0)
     assert attempt.result().cause == "cancelled"
 
 
-def test_reports_a_variable_with_a_null_byte_as_the_reason(make: Make) -> None:
+def test_an_environment_variable_with_a_null_byte_is_reported_as_the_launch_failure(make: Make) -> None:
     attempt = make("echo ran", env={"PATH": os.environ["PATH"], "A": "x\0y"})
     result = attempt.launch().result()
     assert (result.began, result.exit_code) == (False, None)

@@ -31,7 +31,7 @@ def test_the_result_contains_the_exit_code_or_the_signal(
     assert result.started_at <= result.ended_at
 
 
-def test_log_contains_the_exact_output_between_header_and_last_line(make: Make) -> None:
+def test_the_log_contains_the_exact_output_between_header_and_last_line(make: Make) -> None:
     script = r"printf 'a\tb\r\n\377\0c'; head -c 300000 /dev/zero | tr '\0' x; exit 3"
     attempt = make(script, header="# job 7\n").launch()
     attempt.result()
@@ -40,7 +40,7 @@ def test_log_contains_the_exact_output_between_header_and_last_line(make: Make) 
     assert tail.startswith(b"\n--- failed: exit code 3, after 0.")
 
 
-def test_launch_failure_reports_its_reason(make: Make) -> None:
+def test_a_result_after_a_launch_failure_contains_its_reason(make: Make) -> None:
     attempt = make("")
     attempt.command_sh = "printf '!script_missing no such thing: a, b' >&3; exit 1\n"
     result = attempt.launch().result()
@@ -48,13 +48,13 @@ def test_launch_failure_reports_its_reason(make: Make) -> None:
     assert "--- not_started: exit code 1" in attempt.output()
 
 
-def test_command_that_writes_no_begin_byte_has_not_begun(make: Make) -> None:
+def test_a_command_that_did_not_write_the_begin_byte_counts_as_not_begun(make: Make) -> None:
     attempt = make("")
     attempt.command_sh = "exit 0\n"
     assert not attempt.launch().result().began
 
 
-def test_missing_working_folder_is_reported(make: Make) -> None:
+def test_a_missing_working_folder_is_reported(make: Make) -> None:
     result = make("exit 0", cwd="/nowhere").launch().result()
     assert (result.began, result.exit_code, result.signal) == (False, None, None)
     assert result.message == "the command could not be started: /nowhere: No such file or directory"
@@ -71,7 +71,7 @@ def test_missing_working_folder_is_reported(make: Make) -> None:
         "(trap '' TERM HUP; exec setsid sleep 300 >/dev/null 2>&1) & sleep 0.2",
     ],
 )
-def test_runner_ends_the_processes_that_the_command_left(make: Make, leave: str) -> None:
+def test_a_runner_ends_the_processes_that_its_command_left_behind(make: Make, leave: str) -> None:
     attempt = make(f"{leave}\necho done; exit 0", term_grace_s=0.4).launch()
     result = attempt.result()
     assert (result.exit_code, result.survivors) == (0, ())
@@ -80,14 +80,14 @@ def test_runner_ends_the_processes_that_the_command_left(make: Make, leave: str)
     assert attempt.pids() in ((), (attempt.status().pid,))
 
 
-def test_output_of_processes_that_the_command_left_is_logged(make: Make) -> None:
+def test_the_output_of_processes_that_the_command_left_behind_is_logged(make: Make) -> None:
     script = "(trap 'echo saved; exit' TERM; echo up >&2; while :; do sleep 0.05; done) & sleep 0.3; exit 0"
     attempt = make(script).launch()
     attempt.result()
     assert attempt.body().splitlines()[-1] == "saved"
 
 
-def test_reports_processes_that_are_left_five_seconds_after_the_end(
+def test_reports_processes_that_survive_five_seconds_after_the_end_of_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[int] = []
@@ -108,12 +108,12 @@ def test_reports_processes_that_are_left_five_seconds_after_the_end(
     assert rest.survivors == [8, 9]
 
 
-def test_timeout_ends_the_command(make: Make) -> None:
+def test_a_time_limit_ends_the_command(make: Make) -> None:
     result = make("exec sleep 300", timeout_s=0.3).launch().result()
     assert (result.cause, result.signal) == ("timed_out", signal.SIGTERM)
 
 
-def test_command_runs_even_if_its_log_cannot_be_opened(make: Make, tmp_path: Path) -> None:
+def test_a_command_runs_even_if_its_log_cannot_be_opened(make: Make, tmp_path: Path) -> None:
     attempt = make("echo hello; exit 0")
     attempt.log.unlink()
     attempt.log.symlink_to(tmp_path / "victim")
@@ -124,7 +124,7 @@ def test_command_runs_even_if_its_log_cannot_be_opened(make: Make, tmp_path: Pat
     assert not (tmp_path / "victim").exists()
 
 
-def test_command_gets_its_umask_its_folder_and_default_signals(make: Make, tmp_path: Path) -> None:
+def test_a_command_gets_its_umask_and_folder_and_default_signal_handlers(make: Make, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     attempt = make("umask; pwd; grep SigIgn /proc/self/status; touch made", cwd=str(work), umask=0o027)
@@ -143,7 +143,7 @@ def test_command_gets_its_umask_its_folder_and_default_signals(make: Make, tmp_p
     assert attempt.folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_command_inherits_only_the_standard_descriptors(make: Make, tmp_path: Path) -> None:
+def test_a_command_inherits_only_the_standard_descriptors(make: Make, tmp_path: Path) -> None:
     secret = os.open(tmp_path / "secret", os.O_RDWR | os.O_CREAT)
     try:
         os.set_inheritable(secret, True)
@@ -163,7 +163,7 @@ def open_files(pid: int | None) -> list[str] | None:
         return None
 
 
-def test_runner_keeps_no_descriptor_of_its_starter(make: Make, tmp_path: Path) -> None:
+def test_a_runner_keeps_no_descriptors_of_the_process_that_started_it(make: Make, tmp_path: Path) -> None:
     secret = os.open(tmp_path / "secret", os.O_RDWR | os.O_CREAT)
     try:
         os.set_inheritable(secret, True)
@@ -185,7 +185,9 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def test_runner_does_not_spin_after_the_command_closes_its_output(make: Make, tmp_path: Path) -> None:
+def test_a_runner_uses_hardly_any_cpu_time_after_the_command_closes_its_output(
+    make: Make, tmp_path: Path
+) -> None:
     for terminal in (False, True):
         script = (
             f"echo first; exec </dev/null >&- 2>&-; until [ -e {tmp_path}/go ]; do sleep 0.05; done; exit 4"

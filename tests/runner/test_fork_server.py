@@ -63,7 +63,7 @@ def is_forked(attempt: PreparedAttempt, executor: ForkingExecutor) -> bool:
     return parent_of(pid) == helper_pid(executor)
 
 
-def test_helper_has_only_two_pipes_and_no_token(executor: ForkingExecutor) -> None:
+def test_the_helper_has_only_two_pipes_open_and_no_token(executor: ForkingExecutor) -> None:
     pid = helper_pid(executor)
     assert pid is not None
     files = files_of(pid)
@@ -74,7 +74,7 @@ def test_helper_has_only_two_pipes_and_no_token(executor: ForkingExecutor) -> No
     assert os.readlink(f"/proc/{pid}/cwd") == "/"
 
 
-def test_forked_runner_has_the_same_process_state_as_a_directly_started_one(
+def test_a_forked_runner_has_the_same_process_state_as_a_directly_started_one(
     make: Make, executor: ForkingExecutor, inheritable: Path
 ) -> None:
     script = "umask; grep -E 'Sig(Blk|Ign)' /proc/self/status; set -- /proc/$$/fd/*; echo $#; exec sleep 300"
@@ -99,7 +99,7 @@ def test_forked_runner_has_the_same_process_state_as_a_directly_started_one(
         assert attempt.result().cause == "cancelled"
 
 
-def test_each_forked_runner_carries_its_own_token(make: Make, executor: ForkingExecutor) -> None:
+def test_each_forked_runner_has_its_own_token(make: Make, executor: ForkingExecutor) -> None:
     attempts = [make("echo up; exec sleep 300").launch(executor) for _ in range(5)]
     for attempt in attempts:
         attempt.until_logged("up")
@@ -129,7 +129,7 @@ def test_runners_survive_the_death_of_the_helper_and_new_ones_start_without_it(
     assert before.result().exit_code == 5
 
 
-def test_replaces_a_dead_helper(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_executor_replaces_a_dead_helper(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "_START_EVERY_S", 0.0)
     executor = ForkingExecutor()
     old = wait_for(lambda: helper_pid(executor), "the helper")
@@ -145,7 +145,7 @@ def test_replaces_a_dead_helper(make: Make, monkeypatch: pytest.MonkeyPatch) -> 
     executor.close()
 
 
-def test_second_launch_of_an_attempt_bypasses_the_helper(make: Make, executor: ForkingExecutor) -> None:
+def test_the_second_launch_of_an_attempt_bypasses_the_helper(make: Make, executor: ForkingExecutor) -> None:
     helper = wait_for(lambda: helper_pid(executor), "the helper")
     hard = resource.prlimit(helper, resource.RLIMIT_NOFILE)[1]
     resource.prlimit(helper, resource.RLIMIT_NOFILE, (3, hard))
@@ -156,7 +156,7 @@ def test_second_launch_of_an_attempt_bypasses_the_helper(make: Make, executor: F
     assert attempt.result().exit_code == 3
 
 
-def test_unresponsive_helper_is_killed_and_bypassed(
+def test_an_unresponsive_helper_is_killed_and_bypassed(
     make: Make, executor: ForkingExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "_ANSWER_S", 0.1)
@@ -169,7 +169,7 @@ def test_unresponsive_helper_is_killed_and_bypassed(
     assert attempt.body() == "start\n"
 
 
-def test_helper_collects_its_runners_and_ends_with_the_scheduler(
+def test_the_helper_collects_its_ended_runners_and_ends_with_the_scheduler(
     make: Make, executor: ForkingExecutor
 ) -> None:
     pid = helper_pid(executor)
@@ -193,7 +193,7 @@ def test_helper_collects_its_runners_and_ends_with_the_scheduler(
     wait_for(lambda: process_scan.ticks_of(orphan) is None, "the helper's end")
 
 
-def test_runner_ends_an_early_orphan_without_a_token(
+def test_a_runner_ends_an_orphan_that_has_no_token(
     make: Make, executor: ForkingExecutor, tmp_path: Path
 ) -> None:
     executors: list[Executor] = [executor, DirectExecutor()]
@@ -208,7 +208,7 @@ def test_runner_ends_an_early_orphan_without_a_token(
         assert process_scan.ticks_of(int(orphan.read_text())) is None
 
 
-def test_does_not_start_a_second_helper_if_the_first_one_fails(
+def test_the_executor_does_not_start_a_second_helper_if_the_first_one_fails(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "_START_EVERY_S", 0.0)
@@ -231,7 +231,7 @@ def test_does_not_start_a_second_helper_if_the_first_one_fails(
     assert (tmp_path / "tried").read_text() == "x"
 
 
-def test_refused_fork_falls_back_to_a_direct_start(
+def test_a_runner_is_started_directly_if_the_helper_cannot_fork(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "_ANSWER_S", 60.0)
@@ -250,7 +250,9 @@ def test_refused_fork_falls_back_to_a_direct_start(
     executor.close()
 
 
-def test_launch_fails_with_the_errno_of_a_shortage_that_prevents_the_fork(make: Make, tmp_path: Path) -> None:
+def test_a_launch_fails_with_the_errno_of_the_shortage_that_prevents_the_fork(
+    make: Make, tmp_path: Path
+) -> None:
     start = tmp_path / "start.py"
     start.write_text(
         "import os, sys\n"
@@ -271,7 +273,7 @@ def test_launch_fails_with_the_errno_of_a_shortage_that_prevents_the_fork(make: 
     executor.close()
 
 
-def test_helper_has_neither_the_lock_nor_the_store_of_the_scheduler_open(tmp_path: Path) -> None:
+def test_the_helper_has_neither_the_lock_nor_the_store_of_the_scheduler_open(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out:
         scheduler = subprocess.Popen(
             scheduling(tmp_path),
@@ -298,7 +300,9 @@ def test_helper_has_neither_the_lock_nor_the_store_of_the_scheduler_open(tmp_pat
     wait_for(lambda: process_scan.ticks_of(pid) is None, "the helper's end")
 
 
-def test_token_of_another_length_bypasses_the_helper(make: Make, executor: ForkingExecutor) -> None:
+def test_an_attempt_with_a_token_of_unusual_length_is_launched_without_the_helper(
+    make: Make, executor: ForkingExecutor
+) -> None:
     attempt = make("exec sleep 300", token="f" * 31)
     attempt.token = "f" * 31
     attempt.launch(executor)

@@ -79,7 +79,7 @@ can_mount = pytest.mark.skipif(
 
 
 @can_mount
-def test_exit_code_survives_a_full_disk() -> None:
+def test_the_exit_code_of_a_job_is_kept_if_the_disk_is_full() -> None:
     code, cause, logged = on_small_disk("inside")
     assert (code, cause) == (9, None)
     assert isinstance(logged, int)
@@ -87,12 +87,12 @@ def test_exit_code_survives_a_full_disk() -> None:
 
 
 @can_mount
-def test_runner_waits_for_disk_space_for_its_claim() -> None:
+def test_a_runner_waits_until_there_is_disk_space_for_its_claim() -> None:
     assert on_small_disk("filled_before_the_claim") == [9, None, 1]
 
 
 @can_mount
-def test_command_records_itself_on_a_full_disk() -> None:
+def test_a_command_records_itself_even_on_a_full_disk() -> None:
     assert on_small_disk("filled_before_the_begin") == [True]
 
 

@@ -78,7 +78,7 @@ def without_runner(attempt: PreparedAttempt) -> None:
 
 @pytest.mark.parametrize("hidden", HIDDEN)
 @pytest.mark.usefixtures("scripts")
-def test_sweep_finds_and_ends_the_hidden_process_of_a_killed_runner(make: Make, hidden: str) -> None:
+def test_a_sweep_finds_and_ends_the_hidden_process_of_a_killed_runner(make: Make, hidden: str) -> None:
     attempt = make(HIDDEN[hidden]).launch()
     pid = up(attempt)
     without_runner(attempt)
@@ -87,7 +87,7 @@ def test_sweep_finds_and_ends_the_hidden_process_of_a_killed_runner(make: Make, 
     wait_for(lambda: process_scan.ticks_of(pid) is None, "its end")
 
 
-def test_sweep_finds_and_ends_a_hidden_process_in_screen(make: Make, sockets: Path) -> None:
+def test_a_sweep_finds_and_ends_a_hidden_process_in_screen(make: Make, sockets: Path) -> None:
     attempt = make(HIDDEN["env -i"], terminal=True, session="gpujob_0_x_7").launch(ScreenExecutor())
     pid = up(attempt)
     without_runner(attempt)
@@ -96,7 +96,7 @@ def test_sweep_finds_and_ends_a_hidden_process_in_screen(make: Make, sockets: Pa
     wait_for(lambda: process_scan.ticks_of(pid) is None, "its end")
 
 
-def test_finds_processes_of_the_session_after_the_command_and_the_runner_have_ended(make: Make) -> None:
+def test_finds_processes_of_the_commands_session_after_the_command_and_runner_ended(make: Make) -> None:
     attempt = make("env -i sh -c 'echo up $$; exec sleep 300' & wait").launch()
     pid = up(attempt)
     without_runner(attempt)
@@ -107,7 +107,7 @@ def test_finds_processes_of_the_session_after_the_command_and_the_runner_have_en
     assert attempt.pids() == (pid,)
 
 
-def test_sweep_spares_processes_of_another_attempt_in_the_same_session(make: Make) -> None:
+def test_a_sweep_spares_processes_of_another_attempt_in_the_same_session(make: Make) -> None:
     """The other attempt stands for a job whose scheduler was started by a job."""
     other = secrets.token_hex(16)
     attempt = make(
@@ -122,7 +122,7 @@ def test_sweep_spares_processes_of_another_attempt_in_the_same_session(make: Mak
         os.kill(left, signal.SIGKILL)
 
 
-def test_command_records_itself_before_it_begins(make: Make) -> None:
+def test_command_sh_records_its_process_before_the_command_begins(make: Make) -> None:
     attempt = make("echo $$ $(cat /proc/$$/stat); exec sleep 300").launch()
     wait_for(lambda: attempt.output().endswith("\n"), "the output of the command")
     pid, stat = attempt.output().split(maxsplit=1)
@@ -171,7 +171,7 @@ def test_rejects_a_recorded_command_that_is_not_a_file(tmp_path: Path) -> None:
     assert recorded_command(tmp_path / "gone", "t") is None
 
 
-def test_token_identifies_processes_even_if_no_command_is_recorded(make: Make) -> None:
+def test_processes_are_identified_by_token_even_if_no_command_is_recorded(make: Make) -> None:
     attempt = make("echo up $$; exec sleep 300").launch()
     pid = up(attempt)
     (attempt.folder / "command.pid").unlink()
@@ -182,7 +182,7 @@ def test_token_identifies_processes_even_if_no_command_is_recorded(make: Make) -
 @pytest.mark.parametrize("executor", ["direct", "screen"])
 @pytest.mark.parametrize("leaves", ["", "setsid"])
 @pytest.mark.usefixtures("scripts")
-def test_fork_chain_ends_with_its_job(
+def test_a_fork_chain_ends_when_its_job_ends(
     make: Make, request: pytest.FixtureRequest, executor: str, leaves: str
 ) -> None:
     one: Executor = DirectExecutor()
@@ -211,7 +211,7 @@ def until_over(attempt: PreparedAttempt) -> None:
 
 
 @pytest.mark.usefixtures("scripts")
-def test_sweep_ends_the_fork_chain_of_a_killed_runner(make: Make) -> None:
+def test_a_sweep_ends_the_fork_chain_of_a_killed_runner(make: Make) -> None:
     attempt = make(f"{sys.executable} -I -S chain.py; exec sleep 300").launch()
     up(attempt)
     without_runner(attempt)

@@ -59,7 +59,7 @@ def members(
         pytest.param([p(200, ended=True)], [], id="a zombie"),
     ],
 )  # fmt: skip
-def test_finds_the_members_of_an_attempt(processes: list[ProcessRow], found: list[int]) -> None:
+def test_finds_the_processes_that_belong_to_an_attempt(processes: list[ProcessRow], found: list[int]) -> None:
     assert members(*processes) == ({A: found} if found else {})
 
 
@@ -77,18 +77,20 @@ def test_finds_the_members_of_an_attempt(processes: list[ProcessRow], found: lis
         pytest.param([p(200, 100, 200, start=400), leader()], id="its parent began later"),
     ],
 )
-def test_excludes_foreign_processes(processes: list[ProcessRow]) -> None:
+def test_foreign_processes_do_not_belong_to_an_attempt(processes: list[ProcessRow]) -> None:
     assert 200 not in members(*processes).get(A, [])
     assert 100 not in members(*processes).get(A, []) or processes[-1].start == 500
 
 
 @pytest.mark.parametrize("autogroup", [None, "/autogroup-7"])
-def test_session_id_decides_if_the_system_has_no_autogroups(autogroup: str | None) -> None:
+def test_the_session_id_decides_to_which_attempt_a_process_belongs_without_autogroups(
+    autogroup: str | None,
+) -> None:
     assert members(p(200, autogroup=autogroup)) == {A: [200]}
     assert members(p(200), attempts={A: RecordedCommand(100, 500, None)}) == {A: [200]}
 
 
-def test_token_alone_decides_if_no_command_is_recorded() -> None:
+def test_the_token_alone_decides_to_which_attempt_a_process_belongs_if_no_command_is_recorded() -> None:
     assert members(leader(), p(200, 100), attempts={A: None}) == {}
     assert members(leader(token=A), p(200, 100, 200), attempts={A: None}) == {A: [100, 200]}
 
@@ -101,11 +103,11 @@ def test_a_process_with_its_own_token_belongs_to_the_attempt_of_that_token() -> 
     assert members(*nested, attempts=both) == {A: [100], B: [200, 300, 301]}
 
 
-def test_token_of_a_parent_takes_precedence_over_the_session() -> None:
+def test_the_token_of_a_parent_takes_precedence_over_the_session() -> None:
     assert members(leader(), p(200, 100, token=B), p(201, 200), p(202, 201)) == {A: [100]}
 
 
-def test_session_of_another_attempt_takes_precedence_over_the_parent() -> None:
+def test_the_session_of_another_attempt_takes_precedence_over_the_parent() -> None:
     both: dict[str, RecordedCommand | None] = {A: COMMAND, B: RecordedCommand(300, 600)}
     assert members(leader(), p(300, 100, 300), p(301, 300, 301), attempts=both) == {A: [100], B: [300, 301]}
 
@@ -117,14 +119,14 @@ def test_the_scanning_scheduler_and_its_helpers_belong_to_no_attempt() -> None:
     assert members(leader(), asker, helper, runner, command) == {A: [100, 300, 301]}
 
 
-def test_process_1_belongs_to_no_attempt() -> None:
+def test_process_1_never_belongs_to_an_attempt() -> None:
     assert members(p(1, 0, 100, start=600, token=A), p(200, 1, 200)) == {}
 
 
-def test_ignores_a_cycle_of_parent_processes() -> None:
+def test_processes_in_a_cycle_of_parents_do_not_belong_to_any_attempt() -> None:
     assert members(p(200, 201, 201), p(201, 200, 200)) == {}
 
 
-def test_finds_living_descendants() -> None:
+def test_finds_the_living_descendants_of_a_process() -> None:
     table = [*ALWAYS, p(200, 60), p(201, 200, ended=True), p(202, 200), p(203, 202, start=700), p(204)]
     assert living_descendants(60, table) == {200: 600, 202: 600, 203: 700}

@@ -35,7 +35,9 @@ def test_counts_oom_kills_since_the_counter_was_made(
     assert counter.kills() == kills
 
 
-def test_skips_a_file_without_a_kill_counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skips_a_cgroup_file_without_an_oom_kill_counter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = tmp_path / "memory.oom_control", tmp_path / "vmstat"
     monkeypatch.setattr(oom_counter, "_counter_paths", lambda: iter([str(first), str(second)]))
     first.write_text("oom_kill_disable 0\nunder_oom 0\n")
@@ -45,7 +47,7 @@ def test_skips_a_file_without_a_kill_counter(tmp_path: Path, monkeypatch: pytest
     assert counter.kills() == 2
 
 
-def test_number_of_kills_is_unknown_without_a_counter_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_oom_kills_is_unknown_without_a_counter_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oom_counter, "_counter_paths", lambda: iter(()))
     assert OomCounter().kills() is None
 
@@ -59,7 +61,7 @@ def test_number_of_kills_is_unknown_without_a_counter_file(monkeypatch: pytest.M
         ("nonsense\n", "/sys/fs/cgroup/memory.events"),
     ],
 )
-def test_prefers_the_counter_of_its_own_cgroup(
+def test_prefers_the_oom_counter_of_its_own_cgroup(
     monkeypatch: pytest.MonkeyPatch, cgroup: str, place: str
 ) -> None:
     monkeypatch.setattr(oom_counter, "read_proc", lambda pid, name: cgroup.encode())
@@ -68,7 +70,7 @@ def test_prefers_the_counter_of_its_own_cgroup(
     assert places[-1] == "/proc/vmstat"
 
 
-def test_result_contains_the_number_of_oom_kills(make: Make, tmp_path: Path) -> None:
+def test_the_result_contains_the_number_of_oom_kills(make: Make, tmp_path: Path) -> None:
     """The command itself increments a counter file, as the kernel would."""
     counter = tmp_path / "counter"
     counter.write_text("oom_kill 4\n")

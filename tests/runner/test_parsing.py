@@ -69,7 +69,9 @@ KINDS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_unusable_file_is_reported_and_counts_as_absent(tmp_path: Path, name: str, kind: str) -> None:
+def test_an_unusable_file_of_an_attempt_is_reported_and_counts_as_absent(
+    tmp_path: Path, name: str, kind: str
+) -> None:
     KINDS[kind](tmp_path / name)
     seen = observe(tmp_path, "t")
     assert (seen.stop, seen.result, seen.pid) == (None, None, None)
@@ -81,13 +83,13 @@ def test_unusable_file_is_reported_and_counts_as_absent(tmp_path: Path, name: st
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_reports_an_unreadable_file(tmp_path: Path) -> None:
+def test_reports_an_unreadable_file_of_an_attempt(tmp_path: Path) -> None:
     (tmp_path / "claim").write_text(json.dumps(CLAIM))
     (tmp_path / "claim").chmod(0)
     assert observe(tmp_path, "t").damage == "the file claim is not readable"
 
 
-def test_reads_complete_files(tmp_path: Path) -> None:
+def test_reads_complete_files_of_an_attempt(tmp_path: Path) -> None:
     for name, value in {"claim": CLAIM, "stop": STOP, "result": RESULT}.items():
         (tmp_path / name).write_text(f" {json.dumps(value)}  \n")
     seen = observe(tmp_path, "t")
@@ -99,7 +101,7 @@ def test_reads_complete_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", PARSERS)
-def test_rejects_missing_fields_and_invalid_values(file: str) -> None:
+def test_rejects_attempt_files_with_missing_fields_or_invalid_values(file: str) -> None:
     parse, good = PARSERS[file]
     assert not isinstance(parse(good, "t"), FileProblem)
     for field in good.keys() - {"lost_bytes"}:
@@ -138,13 +140,13 @@ def test_rejects_a_result_unless_it_has_either_an_exit_code_or_a_signal(change: 
     assert isinstance(parse_result({**RESULT, **change}, "t"), FileProblem)
 
 
-def test_message_is_converted_to_valid_utf_8() -> None:
+def test_a_message_in_a_result_is_converted_to_valid_utf_8() -> None:
     found = parse_result({**RESULT, "message": "x\ud800"}, "t")
     assert not isinstance(found, FileProblem)
     assert found.message == "x?"
 
 
-def test_attempt_with_an_unusable_spec_is_not_launched(tmp_path: Path) -> None:
+def test_an_attempt_with_an_unusable_spec_is_not_launched(tmp_path: Path) -> None:
     (tmp_path / "command.sh").touch()
     spec = tmp_path / "spec.json"
     assert not is_usable(tmp_path, "t")
@@ -162,7 +164,7 @@ def test_attempt_with_an_unusable_spec_is_not_launched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stop_request_replaces_any_file_in_its_place(tmp_path: Path, kind: str) -> None:
+def test_a_stop_request_replaces_whatever_has_its_file_name(tmp_path: Path, kind: str) -> None:
     KINDS[kind](tmp_path / "stop")
     request_stop(tmp_path, "t", StopRequest("cancelled", 2.0))
     seen: AttemptStatus = observe(tmp_path, "t")

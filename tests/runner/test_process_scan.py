@@ -29,13 +29,13 @@ def restless(tmp_path: Path) -> Iterator[tuple[str, int]]:
     process.wait()
 
 
-def test_finds_a_process_inside_exec(restless: tuple[str, int]) -> None:
+def test_a_scan_finds_a_process_during_exec(restless: tuple[str, int]) -> None:
     token, pid = restless
     seen = [set(process_scan.scan({token: None}).found.get(token, {})) for _ in range(150)]
     assert [found for found in seen if found != {pid}] == []
 
 
-def test_process_without_an_environment_has_no_token() -> None:
+def test_a_process_without_an_environment_has_no_token() -> None:
     process = subprocess.Popen(["sleep", "60"], env={})
     try:
         assert process_scan.scan({"x": None}).found == {}
@@ -46,13 +46,13 @@ def test_process_without_an_environment_has_no_token() -> None:
 
 @pytest.mark.parametrize("equals", ["=", "\0"])
 @pytest.mark.parametrize("text", ["{0}abc\0A=1\0", "A=1\0{0}abc\0", "X{0}no\0{0}abc\0B=2\0", "A=1\0{0}abc"])
-def test_finds_the_token_while_bash_parses_its_environment(text: str, equals: str) -> None:
+def test_finds_the_token_of_a_process_while_bash_parses_its_environment(text: str, equals: str) -> None:
     assert process_scan.token_in(text.format(TOKEN + equals).encode()) == b"abc"
     assert process_scan.token_in(text.format(f"{TOKEN}S=").encode()) == b""
 
 
 @pytest.mark.parametrize("env", [{"A": "1"}, {}])
-def test_finds_the_token_at_any_position_in_the_environment(env: dict[str, str]) -> None:
+def test_finds_the_token_at_any_position_in_the_environment_of_a_process(env: dict[str, str]) -> None:
     token = secrets.token_hex(16)
     process = subprocess.Popen(["sleep", "60"], env={**env, TOKEN: token})
     try:
@@ -63,7 +63,7 @@ def test_finds_the_token_at_any_position_in_the_environment(env: dict[str, str])
         process.wait()
 
 
-def test_descendants_do_not_include_zombies() -> None:
+def test_the_descendants_of_a_process_do_not_include_zombies() -> None:
     process = subprocess.Popen(["sh", "-c", "sleep 60 & sleep 60 & wait"])
     try:
         wait_for(lambda: len(process_scan.descendants(process.pid)) == 2, "two children")
@@ -152,7 +152,7 @@ def test_does_not_signal_a_reused_process_group() -> None:
         process.wait()
 
 
-def test_process_group_of_zombies_does_not_count_as_alive() -> None:
+def test_a_process_group_of_zombies_does_not_count_as_alive() -> None:
     """If process 1 collects no orphans, zombies remain and make every scan incomplete."""
     process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
     try:
@@ -170,7 +170,7 @@ def test_process_group_of_zombies_does_not_count_as_alive() -> None:
     assert not fork_chains.may_have_living_group(command)
 
 
-def test_process_group_with_a_new_zombie_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_group_with_a_new_zombie_counts_as_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = [{7: True}, {7: True, 8: True}]
     monkeypatch.setattr(fork_chains, "has_group", lambda command: True)
     monkeypatch.setattr(fork_chains, "_members", lambda group: ended.pop(0))

@@ -29,7 +29,7 @@ def failing(name, number, calls):
 NO_FORK = "Resource temporarily unavailable"
 
 
-def test_result_has_the_errno_if_a_shortage_prevents_the_start_of_the_command(
+def test_the_result_contains_the_errno_if_a_shortage_prevents_the_start_of_the_command(
     make: Make, tmp_path: Path
 ) -> None:
     executor = patched(tmp_path, FAILING + "failing('posix_spawn', 11, range(99))")
@@ -38,14 +38,14 @@ def test_result_has_the_errno_if_a_shortage_prevents_the_start_of_the_command(
     assert result.message == f"the command could not be started: bash: {NO_FORK}"
 
 
-def test_result_reports_a_shortage_of_descriptors_after_the_claim(make: Make, tmp_path: Path) -> None:
+def test_the_result_reports_a_shortage_of_descriptors_after_the_claim(make: Make, tmp_path: Path) -> None:
     # The third pipe is for the report of command.sh; the first two are for signals and output.
     executor = patched(tmp_path, FAILING + "failing('pipe', 24, [2])")
     result = make("exit 0").launch(executor).result()
     assert (result.began, result.shortage) == (False, errno.EMFILE)
 
 
-def test_shell_that_cannot_fork_reports_the_shortage(make: Make, tmp_path: Path) -> None:
+def test_a_shell_that_cannot_fork_reports_the_shortage(make: Make, tmp_path: Path) -> None:
     executor = patched(tmp_path, FAILING + "failing('posix_spawn', 11, range(1, 99))")
     attempt = make("")
     attempt.command_sh = "printf '!environment_missing no environment' >&3; exit 1"
@@ -54,7 +54,7 @@ def test_shell_that_cannot_fork_reports_the_shortage(make: Make, tmp_path: Path)
     assert result.message == f"no process could be started: {NO_FORK} (no environment)"
 
 
-def test_failure_without_a_shortage_does_not_report_a_shortage(make: Make) -> None:
+def test_a_failure_without_a_shortage_is_not_reported_as_a_shortage(make: Make) -> None:
     attempt = make("exit 1")
     began = attempt.launch().result()
     assert (began.began, began.shortage) == (True, None)
@@ -64,13 +64,17 @@ def test_failure_without_a_shortage_does_not_report_a_shortage(make: Make) -> No
     assert (failed.began, failed.shortage, failed.message) == (False, None, "no environment")
 
 
-def test_runner_waits_for_file_descriptors_before_its_claim(make: Make, tmp_path: Path) -> None:
+def test_a_runner_waits_until_it_has_file_descriptors_before_it_writes_its_claim(
+    make: Make, tmp_path: Path
+) -> None:
     executor = patched(tmp_path, FAILING + "failing('pipe', 24, [0, 2, 4])")
     result = make("exit 5").launch(executor).result()
     assert (result.exit_code, result.shortage) == (5, None)
 
 
-def test_failed_scan_for_leftovers_does_not_lose_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_scan_for_remaining_processes_does_not_lose_the_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(tokens: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -82,7 +86,7 @@ def test_failed_scan_for_leftovers_does_not_lose_the_result(monkeypatch: pytest.
     assert leftovers.survivors == []
 
 
-def test_failed_scan_raises_an_error_and_does_not_return_an_empty_result(
+def test_a_failed_process_scan_raises_an_error_instead_of_returning_no_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(pid: int, name: str) -> bytes:
@@ -98,7 +102,9 @@ def test_failed_scan_raises_an_error_and_does_not_return_an_empty_result(
             look()
 
 
-def test_start_error_tries_to_start_all_processes_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checking_for_a_start_error_starts_all_its_trial_processes_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spawned: list[int] = []
 
     def spawn(program: str, argv: list[str], env: dict[str, str], **more: object) -> int:

@@ -40,7 +40,9 @@ os.posix_spawn = noting
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_runner_imports_no_slow_module_before_the_spawn(make: Make, tmp_path: Path, terminal: bool) -> None:
+def test_the_runner_imports_no_slow_modules_before_it_spawns_the_command(
+    make: Make, tmp_path: Path, terminal: bool
+) -> None:
     attempt = make("exit 0", terminal=terminal).launch(patched(tmp_path, NOTES_MODULES))
     attempt.result()
     loaded = set((attempt.folder / "modules").read_text().split())
@@ -48,7 +50,9 @@ def test_runner_imports_no_slow_module_before_the_spawn(make: Make, tmp_path: Pa
     assert not {name.partition(".")[0] for name in loaded} & SLOW
 
 
-def test_runner_modules_are_compiled_once_and_then_loaded_from_the_cache(make: Make, tmp_path: Path) -> None:
+def test_the_runners_modules_are_compiled_once_and_then_loaded_from_the_cache(
+    make: Make, tmp_path: Path
+) -> None:
     source = Path(gpu_scheduler.runner.__file__).parent
     copy = tmp_path / "somewhere" / "runner"
     shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -61,7 +65,7 @@ def test_runner_modules_are_compiled_once_and_then_loaded_from_the_cache(make: M
     assert cached == {path: path.stat().st_mtime_ns for path in (copy / "__pycache__").iterdir()}
 
 
-def test_modules_beside_the_runner_do_not_shadow_standard_modules(make: Make, tmp_path: Path) -> None:
+def test_files_beside_the_runner_do_not_shadow_standard_modules(make: Make, tmp_path: Path) -> None:
     copy = tmp_path / "runner"
     shutil.copytree(Path(gpu_scheduler.runner.__file__).parent, copy)
     (tmp_path / "select.py").write_text("raise SystemExit('shadowed')")

@@ -48,7 +48,7 @@ def leads_a_group(pid: int) -> bool:
         return False  # the process was a short-lived child of the command and has ended
 
 
-def test_stop_before_the_claim_starts_nothing(make: Make) -> None:
+def test_a_stop_before_the_claim_prevents_the_start_of_the_command(make: Make) -> None:
     attempt = make("echo ran")
     attempt.prepare()
     assert attempt.stop() is False
@@ -61,7 +61,7 @@ def test_stop_before_the_claim_starts_nothing(make: Make) -> None:
     ("function", "when", "started"),
     [("os.unlink", "args[0].startswith('.claim')", False), ("os.posix_spawn", "True", True)],
 )
-def test_stop_right_after_the_claim_cancels_the_attempt(
+def test_a_stop_right_after_the_claim_cancels_the_attempt(
     make: Make, tmp_path: Path, function: str, when: str, started: bool
 ) -> None:
     attempt = make("exec sleep 300")
@@ -70,7 +70,7 @@ def test_stop_right_after_the_claim_cancels_the_attempt(
     assert (result.signal is not None) is started
 
 
-def test_stop_ends_a_running_command(make: Make) -> None:
+def test_a_stop_ends_a_running_command(make: Make) -> None:
     attempt = make("echo up; exec sleep 300").launch()
     attempt.until_logged("up")
     assert attempt.stop() is True
@@ -79,7 +79,7 @@ def test_stop_ends_a_running_command(make: Make) -> None:
     assert "--- cancelled: signal 15" in attempt.output()
 
 
-def test_command_that_ignores_sigterm_is_killed_after_the_grace_period(make: Make) -> None:
+def test_a_command_that_ignores_sigterm_is_killed_after_the_grace_period(make: Make) -> None:
     attempt = make(STUBBORN).launch()
     attempt.until_logged("up")
     start = time.monotonic()
@@ -88,14 +88,14 @@ def test_command_that_ignores_sigterm_is_killed_after_the_grace_period(make: Mak
     assert time.monotonic() - start >= 0.5
 
 
-def test_stop_ends_a_suspended_command(make: Make) -> None:
+def test_a_stop_ends_a_suspended_command(make: Make) -> None:
     attempt = make("echo up; kill -STOP $$; exit 1").launch()
     attempt.until_logged("up")
     attempt.stop()
     assert attempt.result().signal == signal.SIGTERM
 
 
-def test_later_request_shortens_the_grace_period(make: Make) -> None:
+def test_a_later_stop_request_shortens_the_grace_period(make: Make) -> None:
     attempt = make(STUBBORN).launch()
     attempt.until_logged("up")
     attempt.stop(grace_s=60)
@@ -103,7 +103,7 @@ def test_later_request_shortens_the_grace_period(make: Make) -> None:
     assert attempt.result(5).signal == signal.SIGKILL
 
 
-def test_command_continues_after_its_preemption_was_withdrawn(make: Make, tmp_path: Path) -> None:
+def test_a_command_continues_after_its_preemption_was_withdrawn(make: Make, tmp_path: Path) -> None:
     attempt = make(f"trap '' TERM; echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5").launch()
     attempt.until_logged("up")
     assert attempt.stop("preempted", 0.2, "withdraw") is True
@@ -116,7 +116,7 @@ def test_command_continues_after_its_preemption_was_withdrawn(make: Make, tmp_pa
     assert (result.cause, result.exit_code) == (None, 5)
 
 
-def test_preempted_command_can_save_its_state(make: Make) -> None:
+def test_a_preempted_command_can_save_its_state(make: Make) -> None:
     attempt = make(SAVING).launch()
     attempt.until_logged("up")
     attempt.stop("preempted", 5, "withdraw")
@@ -125,7 +125,7 @@ def test_preempted_command_can_save_its_state(make: Make) -> None:
     assert "saved" in attempt.output()
 
 
-def test_cancel_during_a_withdrawal_is_obeyed(make: Make, tmp_path: Path) -> None:
+def test_a_cancel_during_the_withdrawal_of_a_preemption_takes_effect(make: Make, tmp_path: Path) -> None:
     patch = WRITES_STOP.format(function="os.rename", when="args[0] == 'stop'").replace("5.0", "0.1")
     attempt = make(STUBBORN).launch(patched(tmp_path, patch))
     attempt.until_logged("up")
@@ -137,7 +137,7 @@ def test_cancel_during_a_withdrawal_is_obeyed(make: Make, tmp_path: Path) -> Non
     assert seen.stop.cause == "cancelled"
 
 
-def test_cancel_outranks_preemption_in_any_order(make: Make) -> None:
+def test_a_cancel_takes_precedence_over_a_preemption_regardless_of_their_order(make: Make) -> None:
     for causes in (("preempted", "cancelled"), ("cancelled", "preempted")):
         attempt = make(STUBBORN).launch()
         attempt.until_logged("up")
@@ -149,7 +149,7 @@ def test_cancel_outranks_preemption_in_any_order(make: Make) -> None:
         assert stop.cause == "cancelled"
 
 
-def test_stop_after_the_end_of_the_command_does_not_change_the_result(make: Make) -> None:
+def test_a_stop_after_the_end_of_the_command_does_not_change_the_result(make: Make) -> None:
     leave = "(trap '' TERM; exec setsid sleep 300 >/dev/null 2>&1) & sleep 0.2; echo up; exit 3"
     attempt = make(leave, term_grace_s=0.6).launch()
     attempt.until_logged("up")
@@ -165,7 +165,7 @@ def test_stop_after_the_end_of_the_command_does_not_change_the_result(make: Make
     ("script", "expected"),
     [("echo up; exec sleep 300", ("machine", None, 15)), (SAVING, (None, 0, None))],
 )
-def test_machine_shutdown_interrupts_the_command(
+def test_a_machine_shutdown_interrupts_the_command(
     make: Make, script: str, expected: tuple[str | None, int | None, int | None], runner_first: bool
 ) -> None:
     attempt = make(script).launch()
@@ -181,7 +181,7 @@ def test_machine_shutdown_interrupts_the_command(
     assert (result.cause, result.exit_code, result.signal) == expected
 
 
-def test_machine_shutdown_after_the_end_does_not_change_the_result(make: Make) -> None:
+def test_a_machine_shutdown_after_the_end_of_the_command_does_not_change_the_result(make: Make) -> None:
     leave = "(trap '' TERM; exec setsid sleep 300 >/dev/null 2>&1) & sleep 0.2; echo up; exit 3"
     attempt = make(leave, term_grace_s=1.2).launch()
     command, runner = command_of(attempt), attempt.status().pid
@@ -206,7 +206,7 @@ def test_a_machine_shutdown_interrupts_a_command_that_has_not_begun(make: Make) 
     assert (result.cause, result.began) == ("machine", False)
 
 
-def test_stop_request_with_another_token_is_ignored_and_reported(make: Make) -> None:
+def test_a_stop_request_with_another_token_is_ignored_and_reported(make: Make) -> None:
     attempt = make("echo up; until [ -e go ]; do sleep 0.02; done").launch()
     attempt.until_logged("up")
     request_stop(attempt.folder, "0" * 32, StopRequest("cancelled", 0))
@@ -218,7 +218,7 @@ def test_stop_request_with_another_token_is_ignored_and_reported(make: Make) -> 
     assert attempt.result().cause is None
 
 
-def test_stop_signals_no_process_without_a_valid_claim(tmp_path: Path) -> None:
+def test_a_stop_does_not_signal_any_process_without_a_valid_claim(tmp_path: Path) -> None:
     assert request_stop(tmp_path / "none", "t", StopRequest("cancelled", 1)) is False
     assert wake_runner(tmp_path, "t") is False
     claim = {"token": "t", "pid": os.getpid(), "start_ticks": 1, "boot_id": "b"}

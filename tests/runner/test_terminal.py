@@ -92,7 +92,7 @@ def screen(attempt: PreparedAttempt, *command: str) -> None:
     )
 
 
-def test_command_has_a_terminal_and_the_log_contains_its_exact_output(make: Make) -> None:
+def test_a_command_has_a_terminal_and_the_log_contains_its_exact_output(make: Make) -> None:
     attempt = make("tty -s && echo yes; stty size; printf 'a\\r\\nb\\n'; exit 3", terminal=True)
     window = Window(attempt, 33, 111)
     try:
@@ -103,13 +103,15 @@ def test_command_has_a_terminal_and_the_log_contains_its_exact_output(make: Make
         window.close()
 
 
-def test_terminal_without_a_window_has_24_rows_and_80_columns(make: Make) -> None:
+def test_a_terminal_without_a_window_has_24_rows_and_80_columns(make: Make) -> None:
     attempt = make("stty size; echo $TERM", terminal=True).launch()
     attempt.result()
     assert attempt.body() == "24 80\nscreen\n"
 
 
-def test_keys_size_changes_and_hangups_reach_the_command(make: Make, tmp_path: Path) -> None:
+def test_keys_and_size_changes_and_hangups_of_the_window_reach_the_command(
+    make: Make, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
     attempt = make(f"read line; echo got $line; {RESIZED.format(go=go)}; echo last; exit 8", terminal=True)
     window = Window(attempt, 24, 80)
@@ -129,7 +131,7 @@ def test_keys_size_changes_and_hangups_reach_the_command(make: Make, tmp_path: P
     assert attempt.body().endswith("last\n")
 
 
-def test_blocked_window_does_not_block_the_command(make: Make) -> None:
+def test_a_blocked_window_does_not_block_the_command(make: Make) -> None:
     attempt = make("head -c 3000000 /dev/zero | tr '\\0' y; exit 2", terminal=True)
     window = Window(attempt, 24, 80)
     try:
@@ -139,7 +141,7 @@ def test_blocked_window_does_not_block_the_command(make: Make) -> None:
         window.close()
 
 
-def test_runner_restores_the_mode_of_the_terminal(make: Make) -> None:
+def test_a_runner_restores_the_mode_of_the_terminal(make: Make) -> None:
     attempt = make("exit 0", terminal=True)
     window = Window(attempt, 24, 80)
     before = termios.tcgetattr(window.slave)[3]
@@ -163,7 +165,7 @@ def test_ctrl_c_ends_a_command_in_screen_and_ctrl_s_does_not_suspend_it(screened
     assert (result.cause, result.signal or result.exit_code) in ((None, signal.SIGINT), (None, 130))
 
 
-def test_exit_code_and_log_survive_a_killed_screen(screened: Make, tmp_path: Path) -> None:
+def test_the_exit_code_and_the_log_are_kept_if_screen_is_killed(screened: Make, tmp_path: Path) -> None:
     attempt = screened(f"echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; echo last; exit 6")
     attempt.until_logged("up")
     session = attempt.status().session
@@ -180,7 +182,7 @@ def test_exit_code_and_log_survive_a_killed_screen(screened: Make, tmp_path: Pat
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
-def test_screen_session_can_be_attached_resized_and_detached(screened: Make, tmp_path: Path) -> None:
+def test_a_screen_session_can_be_attached_and_resized_and_detached(screened: Make, tmp_path: Path) -> None:
     go = tmp_path / "go"
     attempt = screened(RESIZED.format(go=go) + "; exit 4")
     session = attempt.status().session

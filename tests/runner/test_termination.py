@@ -7,11 +7,11 @@ import pytest
 from gpu_scheduler.runner.termination import Termination, describe_outcome
 
 
-def test_no_signal_is_due_before_a_stop_is_requested() -> None:
+def test_a_termination_sends_no_signal_before_a_stop_is_requested() -> None:
     assert Termination().due(1e9) is None
 
 
-def test_first_request_sends_sigterm_and_later_sigkill_every_second() -> None:
+def test_a_stop_request_sends_sigterm_and_after_the_grace_period_sigkill_every_second() -> None:
     ending = Termination()
     assert ending.request("cancelled", 10, "kill", now=100) is True
     assert ending.request("cancelled", 10, "kill", now=101) is False
@@ -36,14 +36,14 @@ def test_first_request_sends_sigterm_and_later_sigkill_every_second() -> None:
         ("preempted", "something new", "something new"),
     ],
 )
-def test_stronger_cause_takes_precedence(first: str, second: str, cause: str) -> None:
+def test_the_stronger_cause_of_a_termination_takes_precedence(first: str, second: str, cause: str) -> None:
     ending = Termination()
     ending.request(first, 10, "kill", now=0)
     ending.request(second, 10, "kill", now=1)
     assert ending.cause == cause
 
 
-def test_later_request_can_only_shorten_the_grace_period() -> None:
+def test_a_later_request_can_only_shorten_the_grace_period() -> None:
     ending = Termination()
     ending.request("cancelled", 10, "kill", now=0)
     ending.request("cancelled", 60, "kill", now=1)
@@ -52,7 +52,7 @@ def test_later_request_can_only_shorten_the_grace_period() -> None:
     assert ending.deadline == 3
 
 
-def test_withdrawal_clears_the_cause() -> None:
+def test_withdrawing_a_preemption_clears_the_cause_of_the_termination() -> None:
     ending = Termination()
     ending.request("preempted", 10, "withdraw", now=0)
     assert ending.due(10) == "withdraw"
@@ -61,21 +61,21 @@ def test_withdrawal_clears_the_cause() -> None:
     assert ending.request("preempted", 5, "withdraw", now=100) is True
 
 
-def test_preemption_that_ends_in_a_kill_cannot_become_a_withdrawal() -> None:
+def test_a_preemption_that_ends_in_a_kill_cannot_become_one_that_may_be_withdrawn() -> None:
     ending = Termination()
     ending.request("preempted", 10, "kill", now=0)
     ending.request("preempted", 10, "withdraw", now=1)
     assert ending.due(10) == "kill"
 
 
-def test_cancel_turns_a_withdrawal_into_a_kill() -> None:
+def test_a_cancel_replaces_the_withdrawal_of_a_preemption_with_a_kill() -> None:
     ending = Termination()
     ending.request("preempted", 10, "withdraw", now=0)
     ending.request("cancelled", 10, "kill", now=5)
     assert ending.due(10) == "kill"
 
 
-def test_machine_shutdown_still_applies_after_a_withdrawal() -> None:
+def test_a_machine_shutdown_still_applies_after_a_preemption_was_withdrawn() -> None:
     ending = Termination()
     ending.request("preempted", 10, "withdraw", now=0)
     ending.request("machine", 10, "kill", now=5)
@@ -99,7 +99,7 @@ def test_machine_shutdown_still_applies_after_a_withdrawal() -> None:
         ((None, False, None, None), "not_started: nothing was started"),
     ],
 )
-def test_describes_the_outcome_of_a_command(
+def test_describes_how_a_command_ended(
     facts: tuple[str | None, bool, int | None, int | None], words: str
 ) -> None:
     assert describe_outcome(*facts) == words
