@@ -426,9 +426,8 @@ def test_a_preempted_runner_that_may_withdraw_is_not_killed_when_it_is_late() ->
 def test_a_sweep_sends_sigkill_only_after_the_grace_period() -> None:
     left = replace(OPEN, state=AttemptState.ENDED, survivors=(9,), swept_at=995.0, signalled_at=995.0)
     assert release_allocation(left, NOW, SETTINGS) == []  # The default grace period of 10 s is not over.
-    assert release_allocation(replace(left, cancel=CANCEL), NOW, SETTINGS) == [
-        act.Sweep(1, kill=True)
-    ]  # The cancel's own grace period of 3 s is over.
+    # The cancel's own grace period of 3 s is over.
+    assert release_allocation(replace(left, cancel=CANCEL), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
     assert release_allocation(replace(left, swept_at=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
 
 

@@ -149,9 +149,8 @@ def test_a_restarted_scheduler_reads_results_written_while_it_was_down(
     home = DataDir.of(str(world.folder / world.state))
     wait_for(lambda: len(list(home.runs.glob("*/*/result"))) == 2, "two results without a scheduler")
     before = world.jobs()
-    assert (
-        before[1]["state"] == "finished"
-    )  # The exit code comes from the attempt folder, because the store is not up to date.
+    # The state comes from the attempt folder, because the store is not up to date.
+    assert before[1]["state"] == "finished"
     world.start(*mode)
     jobs = world.wait_finished(1, 2, 5, 6, 7)
     assert [jobs[i]["exit_code"] for i in (1, 2)] == [0, 7]

@@ -20,9 +20,8 @@ def test_a_scheduler_keeps_running_with_a_linked_state_file_and_fifos_in_place_o
     world.start("--state-interval", "600", "--monitor-interval", "600")
     wait_for(real.exists, "state file")
     state = json.loads(real.read_text())
-    real.write_text(
-        json.dumps({**state, "paused_gpus": [2], "mine": "\ud800"})
-    )  # This edits the target of the link.
+    # This edits the target of the link.
+    real.write_text(json.dumps({**state, "paused_gpus": [2], "mine": "\ud800"}))
 
     def paused() -> bool:
         said = json.loads(real.read_text() or "{}")

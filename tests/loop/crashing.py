@@ -32,7 +32,7 @@ def main(step: str, nth: int, screen: bool, full: bool) -> int:
         simulate="2", jobs_file="", screen=screen, drain=True, log_dir="logs", state_file="state.json",
         launch_deadline_s=0.75, max_launches=12, grace_s=1.0,
     )  # fmt: skip
-    # Use a shorter timeout than usual to keep the tests fast.
+    # A shorter timeout than usual keeps the tests fast.
     reconcile_attempt.RUNNER_OVERTIME_S = 1.0
     return run(options, failpoint)
 

@@ -1,4 +1,4 @@
-"""A clock that a test sets by hand."""
+"""A clock whose time a test sets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpu_scheduler.core.model.now import Now
 
 
 class ManualClock(Clock):
-    """A clock whose attributes `boot` and `boot_id` the test sets."""
+    """A clock. The test sets its attributes `boot` and `boot_id`."""
 
     def __init__(self) -> None:
         self.boot_id = "boot"

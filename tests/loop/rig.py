@@ -1,4 +1,4 @@
-"""A scheduler with the real loop, store, launcher and runners, whose rounds the test itself runs."""
+"""A scheduler with a real loop, store, launcher and runners. The test itself runs its rounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS = Settings(launch_deadline_s=3.0, assign_retry_wait_s=0.05, grace_s=1.0
 
 
 class Rig:
-    """One scheduler in a folder. A second instance in the same folder stands for a restarted scheduler."""
+    """One scheduler in a folder. A second instance in the same folder represents a restarted scheduler."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Rig:
         return self.store.insert_job(replace(spec, **values), "test")  # type: ignore[arg-type]
 
     def tick(self) -> Facts:
-        """Runs rounds until nothing is left to do; returns the last facts."""
+        """Runs rounds until nothing is left to do, and returns the last facts."""
         while True:
             self.executor.reap()
             facts = self.loop.tick()

@@ -1,4 +1,4 @@
-"""Tests, with real processes, to which attempt a GPU process is attributed."""
+"""Tests, with real processes, which attempt each GPU process is attributed to."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gpu_sample(*pids: int, uuid: str = "SIM-0", graphics_only: bool = False) -> 
 
 
 def owner_of(owners: ProcessOwners, tokens: dict[str, int], *pids: int, uuid: str = "SIM-0") -> Ownership:
-    """Returns who owns these processes, according to a new sample of one GPU that lists them."""
+    """Returns which attempts own these processes, according to a new sample of one GPU that lists them."""
     owners.begin_sample(set(pids))
     return owners.ownership_of(gpu_sample(*pids, uuid=uuid), tokens)
 
@@ -69,7 +69,7 @@ def until_gone(pid: int) -> None:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes attempts. Ends their processes after the test, even those that hide their token."""
+    """Makes attempts whose processes are ended after the test, even if they hide their token."""
     made: list[PreparedAttempt] = []
 
     def one(script: str, **spec: object) -> PreparedAttempt:
@@ -186,7 +186,7 @@ def test_a_process_is_attributed_by_the_leader_of_its_session(lone: tuple[Prepar
 def test_a_process_is_attributed_by_the_session_of_the_recorded_command(
     lone: tuple[PreparedAttempt, int, int],
 ) -> None:
-    """Covers a scheduler that starts after the runner and the command have ended."""
+    """This covers a scheduler that starts after the runner and the command have ended."""
     attempt, pid, leader = lone
     assert leader == os.getsid(pid)
     kill_runner_of(attempt, pid)

@@ -1,4 +1,4 @@
-"""Tests, on a fake /proc, each rule by which a GPU process is attributed to an attempt."""
+"""Tests each rule by which a GPU process is attributed to an attempt, on a fake /proc."""
 
 from __future__ import annotations
 
@@ -334,7 +334,10 @@ def test_forgets_gpu_processes_that_have_ended(machine: FakeProc) -> None:
 def test_finds_the_nearest_ancestor_with_an_open_token_in_any_process_tree(
     tmp_path: Path, tree: list[tuple[int, str | None, int]]
 ) -> None:
-    """Compares with an oracle that finds ancestors in the list. Each process has its own session."""
+    """Compares the result with an oracle that searches the list for ancestors.
+
+    Each process has its own session.
+    """
     shutil.rmtree(tmp_path / "proc", ignore_errors=True)
     machine = FakeProc(tmp_path / "proc")
     parents = [parent if parent < at else None for at, (parent, _, _) in enumerate(tree)]

@@ -1,4 +1,4 @@
-"""Kills the scheduler at every failpoint and checks the traces that the jobs left."""
+"""Kills the scheduler at every failpoint, and checks the trace files of the jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXECUTORS = ["direct", "screen"]
 
 
 def performed(action: type[act.Action]) -> str:
-    """Returns the failpoint that is reached once an action of this type has been performed."""
+    """Returns the name of the failpoint that follows an action of this type."""
     return f"performed {action.__name__}"
 
 
@@ -42,7 +42,7 @@ class Place:
         self.codes: dict[int, int] = {}
 
     def add(self, code: int, seconds: float = 0.02) -> int:
-        """Inserts a job that writes its trace and exits with this code."""
+        """Inserts a job that writes to its trace file and exits with this code."""
         number = len(self.codes)
         command = f"sh {self.folder}/trace.sh {self.folder}/trace {number} {seconds} {code}"
         self.codes[number] = code
@@ -70,7 +70,7 @@ class Place:
             scheduler.kill()
 
     def recorded(self) -> dict[int, int | str | None]:
-        """Returns each job's exit code in the store, or else its outcome, or else its state."""
+        """Returns each job's recorded exit code or, without one, its outcome or, without that, its state."""
         rows = self.store.db.rows("SELECT * FROM job ORDER BY id")
         return {
             n: row["exit_code"] if row["exit_code"] is not None else row["outcome"] or row["state"]
@@ -84,14 +84,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     yield made
     for row in made.store.active_attempts():
         folder = made.store.data_dir.attempt_folder(row)
-        sweep(folder, row.token, term_s=0.0)  # ends the processes that a failed test left
+        sweep(folder, row.token, term_s=0.0)  # This ends the processes that a failed test left behind.
 
 
 @pytest.mark.parametrize(
     ("step", "nth"),
     [
         ("planned", 2),
-        ("recorded", 2),  # the first commit records only the load of foreign processes
+        ("recorded", 2),  # The first commit records only the load of foreign processes.
         ("folder made", 2),
         (performed(act.Start), 1),
         (performed(act.Transition), 1),
@@ -131,7 +131,8 @@ def test_a_cancel_is_completed_after_a_crash_at_its_second_signal(place: Place) 
         f"trap '' TERM; echo 0 start 1 1 >> {place.folder}/trace; while :; do sleep 0.05; done"
     )
     run_until_job_runs(place)
-    add_request(place.store, "cancel", str(job), grace_s=2)  # the second signal is sent one second later
+    # The second signal is sent one second after the first.
+    add_request(place.store, "cancel", str(job), grace_s=2)
     assert place.run(performed(act.WakeRunner)) == -signal.SIGKILL
     place.run()
     assert_ended_as_cancelled(place, job)
@@ -218,7 +219,10 @@ def test_a_full_disk_does_not_end_the_scheduler(place: Place, step: str, times: 
 
 
 def run_until_job_runs(place: Place) -> None:
-    """Runs a scheduler that dies once the job is running, and waits for the first line of the job's trace."""
+    """Runs a scheduler that dies once the job is running.
+
+    Then waits for the first line of the job's trace file.
+    """
     assert place.run(performed(act.Transition)) == -signal.SIGKILL
     wait_for((place.folder / "trace").exists, "the job's first line")
 

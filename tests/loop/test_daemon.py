@@ -1,4 +1,4 @@
-"""Unit tests of the daemon, which runs rounds and waits between them (tests/e2e has integration tests)."""
+"""Unit tests of the daemon, which runs rounds and waits between them. Integration tests are in tests/e2e."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_does_not_launch_a_command_again_after_it_began_even_if_its_claim_is_rem
     wait_for(lambda: (rig.folder / "starts").exists(), "the start of the job")
     remove_claim(folder, token)
     with rig.store.db.transaction() as db:
-        # Pretend that no scheduler has read the claim.
+        # The store looks as if no scheduler had read the claim.
         db.execute(
             "UPDATE attempt SET runner_pid = NULL, runner_start_ticks = NULL, launch_deadline_boot = 0"
         )

@@ -14,7 +14,7 @@ from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.views.wait_text import wait_text
 from tests.loop.rig import Rig
 
-#: The pid of a foreign process, which is the process that runs the tests.
+#: The pid of a foreign process. It is the process that runs the tests.
 THEM = os.getpid()
 WAIT = "echo $$ > pid.part; mv pid.part pid; sleep 60"
 
@@ -34,12 +34,12 @@ def sample(rig: Rig, card: float, processes: Sequence[GpuProcess] | None, used: 
 
 
 def loads(rig: Rig) -> list[float | None]:
-    """Returns the foreign loads that the store has for the first GPU."""
+    """Returns the recorded foreign loads of the first GPU."""
     return list(rig.store.gpus()[0].foreign_loads)
 
 
 def half_job_runs(rig: Rig) -> tuple[int, int]:
-    """Starts a job with half of the GPU; returns its id and the pid of its process on the GPU."""
+    """Starts a job with half of the GPU, and returns its id and the pid of its GPU process."""
     first = rig.add_job(WAIT, share=500)
     rig.runner_pid(first)
     rig.tick_until(lambda: (rig.folder / "pid").exists(), "the pid of the job")

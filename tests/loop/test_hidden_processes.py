@@ -1,4 +1,4 @@
-"""Tests that a GPU is released only after the job's last process has ended, even if this hides its token."""
+"""Tests that a GPU is released only after the job's last process has ended, even if it hides its token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.loop.rig import Rig
 from tests.runner.attempt import socket_folder
 from tests.waiting import wait_for
 
-#: A command that ends only some time after SIGTERM. Until then, its GPU must not be released.
+#: A command that ends some time after SIGTERM. Until it ends, its GPU must not be released.
 SLOW = "trap '' HUP; trap 'sleep 0.3; exit' TERM; echo $$ > part; mv part pid; while :; do sleep 0.02; done"
 
 

@@ -23,7 +23,7 @@ from tests.reasons import words
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedFile]:
     monkeypatch.chdir(tmp_path)
     yield WatchedFile(Rig(tmp_path))
-    (tmp_path / "go").touch()  # ends the waiting jobs even if the test failed
+    (tmp_path / "go").touch()  # This ends the waiting jobs even if the test failed.
 
 
 WAIT = "[gpus=2 hold] "
@@ -87,7 +87,7 @@ def test_after_a_restart_a_line_with_a_typo_neither_starts_nor_ends_its_job(desk
     held = "[gpus=2] while [ ! -e go ]; do sleep 0.02; done\n"
     desk.save(f"{held}[gpus=2] echo b >> ran\n")
     desk.rig.runner_pid(1)
-    for quiet_s in (1.0, 30.0):  # restart before the store records the typo, then after that
+    for quiet_s in (1.0, 30.0):  # Restart once before and once after the store records the typo.
         desk.save(f"{held}[gpus=two] echo b >> ran\n", quiet_s=quiet_s)
         desk.restart()
         desk.wait(60)
@@ -229,7 +229,7 @@ def test_changing_one_attribute_of_a_line_does_not_change_the_others(desk: Watch
 def test_the_remedy_in_the_reason_of_a_failed_job_works(
     desk: WatchedFile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Follows the remedy to the letter: puts the attribute before the line and calls `retry`."""
+    """Follows the remedy literally: puts the attribute before the line and then runs `retry`."""
     (desk.rig.folder / "s.py").write_text(
         "import sys\nopen('ran', 'a').write(sys.argv[-1] + '\\n')\n"
         "if sys.argv[-1] != '0': raise RuntimeError('CUDA error: invalid device ordinal')"

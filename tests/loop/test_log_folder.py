@@ -36,7 +36,7 @@ def test_makes_the_default_log_folder_private(tmp_path: Path) -> None:
     assert (logs.create(), default.stat().st_mode & 0o777) == (default, 0o700)
     default.chmod(0o755)
     assert LogFolder.from_option(str(default)).create() == default
-    assert default.stat().st_mode & 0o777 == 0o755  # a folder that --log-dir names keeps its mode
+    assert default.stat().st_mode & 0o777 == 0o755  # A folder that --log-dir names keeps its mode.
 
 
 def test_recreates_the_folder_named_by_log_dir_even_if_another_user_owned_it_before(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_recreates_the_folder_named_by_log_dir_even_if_another_user_owned_it_bef
     chosen.rmdir()
     assert logs.create() == chosen
     assert chosen.stat().st_uid == os.geteuid()
-    assert logs.create() == chosen  # still accepted after the scheduler has created it
+    assert logs.create() == chosen  # The folder is still accepted after the scheduler has created it.
     os.chown(chosen, 12346, 12346)
     with pytest.raises(PermissionError):
         logs.create()

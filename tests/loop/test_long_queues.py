@@ -1,4 +1,4 @@
-"""Tests that rounds, reads and edits need as many database steps with a long queue as with a short one."""
+"""Tests that rounds, reads and edits need no more database steps with a long queue than with a short one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gpu_scheduler.store.store import Store
 from tests.loop.rig import Rig
 from tests.loop.watched_file import WatchedFile
 
-#: Numbers of queued jobs. A round reads fewer than this for each resource spec.
+#: The sizes of the queue. A round reads fewer jobs than this for each resource spec.
 FEW, MANY = 800, 4000
 
 
 class Steps:
-    """Counts the work of the database, in statements and in tens of virtual machine steps."""
+    """Counts the database's work in statements and in tens of virtual machine steps."""
 
     def __init__(self, store: Store) -> None:
         self.connection = store.db.connection
@@ -100,7 +100,7 @@ def test_the_stored_job_counts_by_state_match_the_job_rows(tmp_path: Path) -> No
 
 
 def cost_of_reading(desk: WatchedFile, later: float = 0.0) -> tuple[int, int]:
-    """Returns how many statements one read of the jobs file needs, and how many rows it changes."""
+    """Returns how many statements one read of the jobs file needs and how many rows it changes."""
     before = desk.rig.store.db.connection.total_changes
     statements, _ = Steps(desk.rig.store).of(lambda: desk.read(later))
     return statements, desk.rig.store.db.connection.total_changes - before
@@ -134,13 +134,13 @@ def test_editing_a_line_writes_only_the_changed_lines_to_the_store(desk: Watched
     desk.lines[250] = desk.lines[250].replace("hold", "hold name=it")
     desk.save_lines()
     desk.read()
-    assert cost_of_reading(desk, 3)[1] == 3  # two changes of the line and one new request
+    assert cost_of_reading(desk, 3)[1] == 3  # Two changes to the line and one new request.
     desk.lines.insert(250, "[gpus=3 hold] python inserted.py\n")
     desk.save_lines()
     desk.read()
     statements, changes = cost_of_reading(desk, 3)
     assert statements < 40
-    assert changes <= 250 + 10  # one statement renumbers the lines that follow
+    assert changes <= 250 + 10  # One statement renumbers the lines that follow.
     rows = desk.rig.store.db.rows("SELECT number, raw FROM line ORDER BY position")
     assert [(row["number"], row["raw"]) for row in rows] == list(enumerate(desk.lines, 1))
 

@@ -135,7 +135,7 @@ def test_a_job_whose_runner_never_starts_fails_with_a_reason_that_says_so(tmp_pa
 
 
 class Refusing(DirectExecutor):
-    """An executor whose first `times` launches fail."""
+    """An executor that fails the first `times` launches."""
 
     def __init__(self, times: int) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ def test_a_cancel_takes_effect_even_if_the_scheduler_restarts_before_it_stops_th
     rig.runner_pid(job)
     wait_for(lambda: (rig.folder / "up").exists(), "the job")
     add_request(rig.store, "cancel", str(job), grace_s=1)
-    assert rig.loop.tick() is None  # the store has the cancel, but the file `stop` is not written yet
+    assert rig.loop.tick() is None  # The store contains the cancel, but the file `stop` is not written yet.
     assert not (rig.attempt_folder(job) / "stop").exists()
     again = Rig(rig.folder)
     assert again.tick_until_ended(job).outcome == "cancelled"

@@ -131,7 +131,7 @@ def test_reads_only_the_end_of_a_log(tmp_path: Path) -> None:
 
 
 def on_gpu_1(rig: Rig, pid: int) -> None:
-    """Takes a sample in which the process is on GPU 1 and on GPU 2, of which only GPU 1 is managed."""
+    """Takes a sample in which the process is on GPUs 1 and 2. Only GPU 1 is managed."""
     samples = tuple(
         GpuSample(f"U{i}", i, "card", 24576, 0, 0.0, (GpuProcess(pid, 9),) if i else ()) for i in range(3)
     )

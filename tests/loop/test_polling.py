@@ -1,4 +1,4 @@
-"""Tests of the times at which the GPUs are polled, and of which peaks of foreign processes still count."""
+"""Tests when the GPUs are polled, and which peaks of foreign processes still count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.loop.manual_clock import ManualClock
 
 
 class Counted(ProbeClient):
-    """A probe client that needs no process and answers at once."""
+    """A probe client that answers at once, without a probe process."""
 
     def __init__(self) -> None:
         super().__init__("nvml")
@@ -70,9 +70,10 @@ HELD = ((7, 50.0, 9000), (8, 60.0, 700), (9, 0.0, 300))
         ([], [], {}),
         # The process is alive, but not on the GPU now.
         ([], [(7, 50.0)], {(7, 50.0): 9000}),
-        # A listed process counts even if /proc hides it. If its start is unknown, only its pid must match.
+        # A listed process counts even if /proc hides it. If its start time is unknown, only its pid must
+        # match.
         ([7, 9], [], {(7, 50.0): 9000, (9, 0.0): 300}),
-        # Another process has the pid now.
+        # Another process has this pid now.
         ([8], [], {}),
     ],
 )

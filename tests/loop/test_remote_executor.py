@@ -1,4 +1,4 @@
-"""Tests that a round can follow an attempt that has neither a folder nor a process on this machine."""
+"""Tests that the loop can follow an attempt that has neither a folder nor a process on this machine."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def _again(harness: ReporterHarness, job: int, attempt: int) -> None:
 
 
 def _finished(harness: ReporterHarness, job: int, attempt: int) -> None:
-    """Another job, which never started, is cancelled."""
+    """Another job is cancelled before it starts."""
     harness.record(act.FinishJob(harness.job("echo other"), Outcome.CANCELLED, worded("why not")))
 
 
@@ -308,7 +308,7 @@ def test_logs_growing_memory_peaks_only_if_verbose(
     harness.record(use)
     harness.reporter.action_recorded(use)
     assert logged()[-1] == "job 2 gpu0 5000 MiB (peak so far; declared 6144 by share 0.25)"
-    # The next reporter does not log the same peak again.
+    # The next reporter does not log the same peak a second time.
     harness.restart(verbose=True).action_recorded(use)
     harness.restart().action_recorded(act.RecordUsage(job, attempt, 9.0, (("U0", 9000, 50.0),)))
     assert logged() == []
@@ -330,7 +330,7 @@ def test_the_journal_contains_every_event_once(harness: ReporterHarness) -> None
 
 
 def _behind(harness: ReporterHarness) -> None:
-    """The scheduler was killed after it appended the lines, but before it saved the position."""
+    """The scheduler was killed after it appended the lines but before it saved its position."""
     harness.store.db.set_meta("reported_events", "[3, 1]")
 
 

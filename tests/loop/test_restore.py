@@ -45,7 +45,10 @@ LONG = "echo $$ >> trace; while [ ! -e go ]; do sleep 0.02; done; echo end >> tr
 
 
 class Quick(DirectExecutor):
-    """Starts a real runner only for commands with `while`; otherwise writes the files of an ended attempt."""
+    """Starts a real runner only for commands that contain `while`.
+
+    For others, writes the files of an ended attempt.
+    """
 
     def launch(self, attempt: AttemptRef) -> None:
         folder = attempt.folder
@@ -77,7 +80,7 @@ class Quick(DirectExecutor):
 
 
 class RestoredStore:
-    """A folder with a scheduler whose store a test loses and opens again."""
+    """A folder with a scheduler. The test loses the store of this scheduler and opens it again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -102,8 +105,8 @@ class RestoredStore:
         backups.make_backup(self.rig.store.db.connection, self.data_dir)
 
     def close(self) -> None:
-        """Ends the scheduler as a kill would: closes its store, and its executor forgets its children."""
-        with contextlib.suppress(sqlite3.ProgrammingError):  # the store is already closed
+        """Simulates a kill of the scheduler: closes its store, and makes its executor forget its children."""
+        with contextlib.suppress(sqlite3.ProgrammingError):  # The store is already closed.
             for (attempt_id,) in self.rig.store.db.rows("SELECT id FROM attempt"):
                 attempt = self.rig.store.attempt(attempt_id)
                 assert attempt is not None
@@ -409,7 +412,7 @@ def test_lines_of_restored_attempts_do_not_run_again(
         "the ends of all jobs but the held one",
     )
     desk.lose()
-    monkeypatch.chdir("/")  # lines keep the folder in which they were first read
+    monkeypatch.chdir("/")  # Lines keep the working folder in which they were first read.
     desk.restore(jobs_file=str(desk.folder / "jobs.txt"))
     for again in range(2):
         lines_of(desk)(200 + 100 * again)
@@ -558,7 +561,7 @@ def test_attempt_folders_left_by_a_fresh_start_do_not_prevent_a_start(desk: Rest
     (desk.data_dir.runs / "a file").touch()
     desk.close()
     with contextlib.closing(desk.start()) as store:
-        assert state_counts(store) == {}  # the user asked to forget these jobs
+        assert state_counts(store) == {}  # The user has asked to forget these jobs.
     desk.rig = Rig(desk.folder, executor=Quick())
 
 

@@ -1,4 +1,4 @@
-"""Tests of how samples are stored if GPUs are lost, recover or change order, even across a restart."""
+"""Tests how samples are stored if GPUs are lost, recover or change their order, even across a restart."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FOUR = tuple(gpu_sample(i, f"GPU-{c}") for i, c in enumerate("abcd"))
 
 
 class FakeProbeClient(ProbeClient):
-    """A probe client that has no process and gives the answers that the test sets."""
+    """A probe client without a probe process. It gives the answers that the test sets."""
 
     def __init__(self) -> None:
         super().__init__("nvml")
@@ -63,7 +63,7 @@ class FakeProbeClient(ProbeClient):
 
 
 class SamplerBench:
-    """A store with a sampler. `restart` stands for a new scheduler on the same store."""
+    """A store with a sampler. `restart` simulates a new scheduler with the same store."""
 
     def __init__(self, store: Store, watch: GpuWatch | None = None) -> None:
         self.store = store
@@ -211,7 +211,7 @@ def test_start_continues_to_manage_a_lost_gpu(bench: SamplerBench) -> None:
     bench.restart()
     bench.begin(FOUR[:3], option="4")
     assert bench.faults() == [None, None, None, UNLISTED]
-    # If the option excludes the lost GPU, the store forgets it.
+    # If the option excludes the lost GPU, the GPU is removed from the store.
     bench.restart()
     bench.begin(FOUR[:3], option="0-2")
     bench.restart()
@@ -254,7 +254,10 @@ def test_start_fails_with_a_remedy_if_no_gpus_were_sampled_or_stored(bench: Samp
 
 
 class Sampled(Rig):
-    """A rig whose samples go through a sampler. lost: indices of the GPUs that do not respond."""
+    """A rig whose samples go through a sampler.
+
+    `lost` contains the indices of the GPUs that do not respond.
+    """
 
     bench: SamplerBench | None = None
     lost: tuple[int, ...] = ()

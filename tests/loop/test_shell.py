@@ -154,7 +154,7 @@ def test_the_output_of_a_job_without_screen_is_printed_with_its_job_id(
     console.close()
     out = capsys.readouterr().out
     theirs = "[job 1] one\n[job 1] \x1b[32mtwo\x1b[0m\n[job 1] --- failed: exit code 3"
-    assert theirs in out  # the job's own output is not escaped
+    assert theirs in out  # The job's own output is not escaped.
     assert out.index(theirs) < out.index("a line of ours"), "a job's output comes before later messages"
     assert "# job" not in out
     ours = "a line of ours, about \\x1b]0;evil\\x07\n  and more\n"
@@ -209,7 +209,7 @@ def test_watches_the_folder_and_the_runner_of_an_attempt_until_it_ends(tmp_path:
     assert wakeups.wait(60) == {"attempt"}
     runner.kill()
     assert wakeups.wait(60) == {"runner"}
-    assert wakeups.wait(0.05) == set()  # a runner's end wakes the scheduler only once
+    assert wakeups.wait(0.05) == set()  # The end of a runner wakes the scheduler only once.
     runner.wait()
     wakeups.watch_attempts({})
     (folder / "claim").write_text("x")

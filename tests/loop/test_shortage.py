@@ -60,7 +60,7 @@ def refuse(number: int) -> Callable[..., Any]:
 
 
 class Refusing(DirectExecutor):
-    """An executor that launches nothing unless `number` is None. tried: how often a launch was tried."""
+    """An executor that launches attempts only if `number` is None. `tried` counts the launches."""
 
     def __init__(self, number: int | None) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def test_an_unclaimed_attempt_stays_open_while_no_process_can_be_started(
 
     monkeypatch.setattr(storage_monitor, "start_error", start_error)
     job = rig.add_job("exit 7")
-    # Once processes can be started again, the attempt fails, because this executor launches nothing.
+    # Once processes can be started again, the attempt fails, because this executor never launches it.
     rig.tick_until(lambda: rig.job(job).launch_failures, "a failed launch")
     assert trials[:3] == [(3, 0, 1), (6, 0, 1), (9, 0, 1)]
 

@@ -38,7 +38,10 @@ def home(tmp_path: Path) -> DataDir:
 
 @pytest.fixture
 def unprivileged() -> Iterator[Path]:
-    """A folder of the user who runs the test; root becomes `nobody`, so that permissions apply."""
+    """A folder of the user who runs the test.
+
+    If this is root, the test becomes `nobody`, so that permissions apply.
+    """
     # Only root might have access to $TMPDIR.
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         was = os.geteuid()
@@ -62,7 +65,7 @@ def test_reports_no_issue_for_writable_folders(home: DataDir, tmp_path: Path) ->
     before = sorted(path.name for path in tmp_path.rglob("*"))
     assert issue_texts(home, logs) == []
     (tmp_path / "logs").rmdir()
-    assert issue_texts(home, logs) == []  # creating the next log will create the folder
+    assert issue_texts(home, logs) == []  # The folder will be created together with the next log.
     assert sorted(path.name for path in tmp_path.rglob("*")) == [n for n in before if n != "logs"]
 
 
@@ -196,7 +199,7 @@ def test_does_not_use_a_file_that_was_planted_after_the_check(
 ) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
-    theirs.chmod(0o755)  # independent of the umask
+    theirs.chmod(0o755)  # This sets the mode regardless of the umask.
     default = tmp_path / "logs"
     logs = LogFolder((default, tmp_path / "logs_ada"), os.geteuid())
     looked = LogFolder.usable_path
@@ -243,9 +246,8 @@ def test_reports_a_link_among_the_parents_of_the_log_folder(home: DataDir, tmp_p
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "a").symlink_to(tmp_path / "b")
     assert [t.problem for t in find_issues(home, logs)] == ["is reached through a link"]
-    assert LogFolder.from_option(str(tmp_path / "a" / "logs")).paths == (
-        tmp_path / "b" / "logs",
-    )  # a link is allowed when the scheduler starts
+    # A link is allowed when the scheduler starts.
+    assert LogFolder.from_option(str(tmp_path / "a" / "logs")).paths == (tmp_path / "b" / "logs",)
 
 
 class ManualClock(Clock):
@@ -287,7 +289,7 @@ def test_a_launch_prevented_by_a_full_disk_does_not_count_as_a_failure(
     row = rig.tick_until_ended(job)
     assert (row.exit_code, row.launch_failures, len(rig.store.attempts(job))) == (7, 0, 1)
     assert rig.tick_until_ended(other).exit_code == 0
-    assert len(list((tmp_path / "logs").iterdir())) == 2  # a failed launch leaves no log
+    assert len(list((tmp_path / "logs").iterdir())) == 2  # A failed launch does not leave a log.
     assert caplog.text.count("spec.json: No space left on device: free some space there") == 1
 
 
@@ -298,7 +300,7 @@ def test_launches_pause_after_storage_failures_that_the_checks_do_not_detect(
     watch = StorageMonitor(home, LogFolder((home.folder,), os.geteuid()), clock)
 
     def waits() -> list[float]:
-        """Returns how many seconds pass without launches after each of the next failures."""
+        """Returns how many seconds pass without launches after each of nine failures."""
         found = []
         for _ in range(9):
             assert watch.is_cause_of(OSError(errno.EDQUOT, "over quota", f"/logs/{clock.boot}.log"))

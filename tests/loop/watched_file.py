@@ -1,4 +1,4 @@
-"""A jobs file with a watcher that reads it and a scheduler that runs its jobs, for tests."""
+"""A jobs file for tests, with a watcher that reads it and a scheduler that runs its jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.loop.rig import Rig
 
 
 class WatchedFile:
-    """A jobs file with a watcher and a scheduler, whose rounds the test runs."""
+    """A jobs file with a watcher and a scheduler. The test runs the scheduler's rounds."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -41,7 +41,7 @@ class WatchedFile:
         os.replace(spare, self.path)
 
     def read(self, later: float = 0.0) -> None:
-        """Reads the file `later` seconds after the last read, until no batch of lines is left to load."""
+        """Reads the file `later` seconds after the last read, and then until every batch is loaded."""
         self.now += later
         self.watch.check(self.now)
         while self.watch.loading:
@@ -56,7 +56,7 @@ class WatchedFile:
             self.rig.tick()
 
     def states(self) -> dict[int, str]:
-        """Returns each job's outcome or, if it has none yet, its state, by id."""
+        """Returns, by job id, each job's outcome or, if it has none yet, its state."""
         rows = self.rig.store.db.rows("SELECT id, state, outcome FROM job ORDER BY id")
         return {row["id"]: row["outcome"] or row["state"] for row in rows}
 

@@ -1,4 +1,4 @@
-"""Makes attempts with real folders, runners and processes, for tests."""
+"""Makes attempts with real folders, runners and processes for tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ T = TypeVar("T")
 
 
 def wait_for(condition: Callable[[], T | bool | None], description: str, deadline_s: float = 60.0) -> T:
-    """Calls `condition` until its answer is true; returns it. Fails at the deadline with the last answer."""
+    """Calls `condition` until its result is true, and returns it.
+
+    Fails at the deadline and shows the last result.
+    """
     end = time.monotonic() + deadline_s
     while True:
         answer = condition()
@@ -60,7 +63,7 @@ def _any_process_with(variable: bytes) -> bool:
 
 
 class PreparedAttempt:
-    """An attempt. script: bash text, which command.sh runs after it has written the begin byte."""
+    """An attempt. Its command.sh writes the begin byte and then runs the bash text `script`."""
 
     def __init__(self, home: Path, script: str, name: str = "1-abc", **spec: object) -> None:
         self.token = secrets.token_hex(16)
@@ -101,7 +104,7 @@ class PreparedAttempt:
         return self
 
     def status(self) -> AttemptStatus:
-        """Returns the attempt status that is observed in the folder."""
+        """Returns the attempt status that the folder shows."""
         return observe(self.folder, self.token)
 
     def result(self, deadline_s: float = 60.0) -> AttemptResult:
@@ -125,7 +128,7 @@ class PreparedAttempt:
         return self.output().rpartition("--- ")[0]
 
     def stop(self, cause: str = "cancelled", grace_s: float = 5.0, follow: OnTimeout = "kill") -> bool:
-        """Asks the runner to end the command; returns whether the request reached a live runner."""
+        """Asks the runner to end the command. Returns whether the request reached a live runner."""
         return request_stop(self.folder, self.token, StopRequest(cause, grace_s, follow))
 
     def pids(self) -> tuple[int, ...]:
@@ -142,12 +145,12 @@ class PreparedAttempt:
 
 
 def patched(home: Path, patch: str) -> DirectExecutor:
-    """Returns an executor whose runners first run `patch`: Python code that may replace functions of `os`."""
+    """Returns an executor whose runners first run the Python code `patch` (it may replace `os` functions)."""
     start = home / f"start_{secrets.token_hex(4)}.py"
     start.write_text(f"import os, sys\n{patch}\n__file__ = {START!r}\nexec(open({START!r}).read())\n")
     return DirectExecutor(sys.executable, str(start))
 
 
 def killed_at(home: Path, function: str) -> DirectExecutor:
-    """Returns an executor whose runners kill themselves when they would call `function` ("os.unlink")."""
+    """Returns an executor whose runners kill themselves instead of calling `function` ("os.unlink")."""
     return patched(home, f"{function} = lambda *a, **k: os.kill(os.getpid(), 9)")

@@ -29,7 +29,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Makes a socket folder for Screen with the short path that it needs."""
+    """Makes a socket folder with a path that is short enough for Screen."""
     if shutil.which("screen") is None:
         pytest.skip("GNU Screen is not installed")
     with socket_folder() as folder:

@@ -1,4 +1,4 @@
-"""Tests that the command of an attempt starts at most once, whichever process is killed at whatever time."""
+"""Tests that an attempt's command starts at most once, no matter which process is killed and when."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.runner.conftest import Make
 
 
 def reap(executor: DirectExecutor, count: int) -> None:
-    """Collects ended runners of the executor until at most `count` are left."""
+    """Collects the executor's ended runners until at most `count` runners are left."""
 
     def few() -> bool:
         executor.reap()

@@ -1,4 +1,4 @@
-"""Tests of how commands end, and of the results that report their ends."""
+"""Tests how commands end and how the results report it."""
 
 from __future__ import annotations
 
@@ -151,7 +151,8 @@ def test_a_command_inherits_only_the_standard_descriptors(make: Make, tmp_path: 
         result = attempt.result()
     finally:
         os.close(secret)
-    assert attempt.body().split() == ["0", "1", "2", "255"]  # 255: bash has its script open, close-on-exec
+    # Descriptor 255 is the script, which bash opens with close-on-exec.
+    assert attempt.body().split() == ["0", "1", "2", "255"]
     assert result.exit_code == 1, "`read` fails, because stdin is /dev/null"
 
 

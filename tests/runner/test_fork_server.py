@@ -1,4 +1,4 @@
-"""Tests of forked runners (their tokens and descriptors) and of the helper process that forks them."""
+"""Tests of forked runners, their tokens and descriptors, and the helper process that forks them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.stress.harness import scheduler as scheduling
 
 @pytest.fixture
 def inheritable(tmp_path: Path) -> Iterator[Path]:
-    """Opens an inheritable file, which every started process would inherit unless it is closed."""
+    """Opens an inheritable file. Every started process would inherit it unless it is closed."""
     path = tmp_path / "inheritable"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     os.set_inheritable(fd, True)

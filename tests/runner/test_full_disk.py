@@ -21,7 +21,7 @@ SCRIPT = "dd if=/dev/zero of={home}/filler bs=4k 2>/dev/null; head -c 100000 /de
 
 
 def filled_before_the_claim(home: Path) -> None:
-    """Launches an attempt while its claim does not fit on the disk, frees space, and prints the result."""
+    """Launches an attempt whose claim does not fit on the disk, then frees space and prints the result."""
     attempt = PreparedAttempt(home, f"echo >> {home}/ran; exit 9")
     attempt.prepare()
     filler = os.open(home / "filler", os.O_WRONLY | os.O_CREAT)
@@ -46,7 +46,7 @@ def inside(home: Path) -> None:
 
 
 def filled_before_the_begin(home: Path) -> None:
-    """Runs an attempt whose command.sh fills the disk; prints whether the command could record itself."""
+    """Runs an attempt whose command.sh fills the disk. Prints whether the command could record itself."""
     attempt = PreparedAttempt(home, f"echo $$ >&2; until [ -e {home}/go ]; do sleep 0.02; done")
     attempt.command_sh = f"dd if=/dev/zero of={home}/filler bs=1k 2>/dev/null\n{attempt.command_sh}"
     attempt.launch()
@@ -59,7 +59,7 @@ def filled_before_the_begin(home: Path) -> None:
 
 
 def on_small_disk(what: str) -> list[object]:
-    """Runs this module in a folder on a file system of 512 KiB; returns the values that it prints."""
+    """Runs this module in a folder on a file system of 512 KiB. Returns the values that it prints."""
     with tempfile.TemporaryDirectory() as home:
         mount = (
             f"mount -t tmpfs -o size=512k tmpfs {home} && exec {sys.executable} -m {__name__} {home} {what}"

@@ -1,4 +1,4 @@
-"""Tests that processes without a visible token are found through the recorded command."""
+"""Tests that processes without a visible token are found with the help of the recorded command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpu_scheduler.runner import process_scan
 from tests.runner.attempt import PreparedAttempt, wait_for
 from tests.runner.conftest import Make
 
-#: Program that overwrites its environment with null bytes, as setting a title does, and prints its pid.
+#: A program that overwrites its environment with null bytes, as setting a title does, and prints its pid.
 TITLE = """\
 import os, signal
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -33,7 +33,7 @@ with open("/proc/self/mem", "wb", 0) as memory:
 print("up", os.getpid(), flush=True)
 signal.pause()
 """
-#: Program that starts a fork chain: each process forks the next one and ends before a second scan.
+#: A program that starts a fork chain. Each process forks the next one and ends before a second scan.
 CHAIN = """\
 import os, signal, sys, time
 end = time.monotonic() + 60
@@ -108,7 +108,7 @@ def test_finds_processes_of_the_commands_session_after_the_command_and_runner_en
 
 
 def test_a_sweep_spares_processes_of_another_attempt_in_the_same_session(make: Make) -> None:
-    """The other attempt stands for a job whose scheduler was started by a job."""
+    """The other attempt represents a job of a scheduler that was itself started by a job."""
     other = secrets.token_hex(16)
     attempt = make(
         f"GPU_SCHEDULER_TOKEN={other} sh -c 'env -i sleep 300 & echo up $$; wait' & exec sleep 300"

@@ -1,4 +1,4 @@
-"""Tests the rule that decides which processes belong to an attempt, with tables of processes as input."""
+"""Tests the rule that decides which processes belong to an attempt. The input is a table of processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def leader(start: int = 500, *, ended: bool = False, token: str | None = None) -
     return p(100, parent=90, start=start, ended=ended, token=token)
 
 
-#: What every table contains: process 1, the scanning scheduler, and a shell of the user.
+#: The processes in every table: process 1, the scanning scheduler, and a shell of the user.
 ALWAYS = (p(1, 0, 1, start=1), p(ASKER, 1, ASKER, start=300), p(60, 1, 60, start=300))
 
 

@@ -1,4 +1,4 @@
-"""Tests that reading an attempt's files always returns a value, whatever is in place of the files."""
+"""Tests that reading an attempt's files always returns a value, no matter what the files contain or are."""
 
 from __future__ import annotations
 

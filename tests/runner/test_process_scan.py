@@ -19,7 +19,10 @@ from tests.runner.attempt import wait_for
 
 @pytest.fixture
 def restless(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """Starts a process that has a token and is almost always inside exec. Yields the token and the pid."""
+    """Starts a process that has a token and spends almost all its time in exec.
+
+    Yields the token and the pid.
+    """
     token = secrets.token_hex(16)
     script = tmp_path / "again.sh"
     script.write_text('exec bash "$0"\n')
@@ -93,7 +96,7 @@ def test_does_not_signal_a_process_with_another_start_time() -> None:
 
 
 def test_a_new_zombie_makes_a_scan_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A zombie, which remains if process 1 collects no children, may have forked before it ended."""
+    """A zombie may have forked before it ended. Zombies remain if process 1 does not collect its children."""
     process = subprocess.Popen(["sleep", "60"], env={})
 
     def ends_then() -> list[int]:
@@ -153,7 +156,7 @@ def test_does_not_signal_a_reused_process_group() -> None:
 
 
 def test_a_process_group_of_zombies_does_not_count_as_alive() -> None:
-    """If process 1 collects no orphans, zombies remain and make every scan incomplete."""
+    """If process 1 does not collect orphans, zombies remain and make every scan incomplete."""
     process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
     try:
         ticks = process_scan.ticks_of(process.pid)

@@ -1,4 +1,4 @@
-"""Tests that a runner that lacks processes or files waits before its claim, and reports the lack after it."""
+"""Tests that a runner waits for missing processes or files before its claim, and reports them after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gpu_scheduler.runner.leftovers import Leftovers
 from tests.runner.attempt import patched
 from tests.runner.conftest import Make
 
-#: Code for `patched`. `failing` makes a function of `os` fail at the calls with these numbers, from 0 on.
+#: Code for `patched`. `failing` makes a function of `os` fail at the calls with these numbers, counted from
+#: 0.
 FAILING = """
 def failing(name, number, calls):
     real, made = getattr(os, name), []
@@ -39,7 +40,7 @@ def test_the_result_contains_the_errno_if_a_shortage_prevents_the_start_of_the_c
 
 
 def test_the_result_reports_a_shortage_of_descriptors_after_the_claim(make: Make, tmp_path: Path) -> None:
-    # The third pipe is for the report of command.sh; the first two are for signals and output.
+    # The third pipe is for the report of command.sh. The first two are for signals and output.
     executor = patched(tmp_path, FAILING + "failing('pipe', 24, [2])")
     result = make("exit 0").launch(executor).result()
     assert (result.began, result.shortage) == (False, errno.EMFILE)

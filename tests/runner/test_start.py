@@ -1,4 +1,4 @@
-"""Tests that a runner starts fast: it imports no slow modules first, and its code is compiled only once."""
+"""Tests that a runner starts fast: without slow imports, and with code that is compiled only once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpu_scheduler.executors.direct import DirectExecutor
 from tests.runner.attempt import patched
 from tests.runner.conftest import Make
 
-#: Modules whose import alone takes longer than everything that the runner does before the spawn.
+#: Modules whose import takes longer than everything that the runner does before it spawns the command.
 SLOW = {
     *(
         "collections",

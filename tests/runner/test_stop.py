@@ -1,4 +1,4 @@
-"""Tests of stop requests before the claim, after it, during the run and after the end, and of shutdowns."""
+"""Tests of machine shutdowns, and of stop requests at every stage of an attempt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.runner.conftest import Make
 STUBBORN = "trap '' TERM; echo up; while :; do sleep 0.05; done"
 SAVING = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.05; done"
 
-#: A patch for a function, which writes `stop` before it calls the real function.
+#: A patch that makes a function write the file `stop` before the real function is called.
 WRITES_STOP = """
 real = {function}
 def first(*args, **more):
@@ -45,7 +45,7 @@ def leads_a_group(pid: int) -> bool:
     try:
         return os.getpgid(pid) == pid
     except ProcessLookupError:
-        return False  # the process was a short-lived child of the command and has ended
+        return False  # The process was a short-lived child of the command and has ended.
 
 
 def test_a_stop_before_the_claim_prevents_the_start_of_the_command(make: Make) -> None:

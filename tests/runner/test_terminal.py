@@ -46,7 +46,7 @@ class Window:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("hhhh", rows, columns, 0, 0))
 
     def type(self, keys: bytes) -> None:
-        """Types these keys in the window."""
+        """Types these keys into the window."""
         os.write(self.master, keys)
 
     def read(self) -> bytes:
@@ -59,7 +59,7 @@ class Window:
         return self.shown
 
     def close(self) -> None:
-        """Closes the window, which hangs up, and collects the runner."""
+        """Closes the window, which sends a hangup, and collects the runner."""
         for fd in (self.master, self.slave):
             os.close(fd)
         os.waitpid(self.pid, 0)
@@ -67,7 +67,7 @@ class Window:
 
 @pytest.fixture
 def screened(make: Make, sockets: Path) -> Iterator[Make]:
-    """Makes attempts, launches them in real Screen sessions, and waits for their claims."""
+    """Makes attempts, launches them in real Screen sessions and waits for their claims."""
     executor = ScreenExecutor()
     made: list[PreparedAttempt] = []
 

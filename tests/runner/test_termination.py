@@ -1,4 +1,4 @@
-"""Tests of the causes of a termination, their precedence and their grace periods."""
+"""Tests of the causes of a termination, and of their precedence and grace periods."""
 
 from __future__ import annotations
 
