@@ -1,4 +1,4 @@
-"""Reads the time on which decisions are based. No other module reads it for a decision."""
+"""Reads the time for scheduling decisions. No other module reads a clock for a decision."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from gpu_scheduler.core.model.now import Now
 
 
 class Clock:
-    """Reads the system clocks. Boot time also passes while the machine is suspended, and never jumps."""
+    """Reads the wall clock and the seconds since boot.
+
+    The seconds since boot never jump, and they include the time during which the machine was suspended.
+    """
 
     def __init__(self) -> None:
         self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
     def now(self) -> Now:
-        """Returns the current wall time, boot time and boot id."""
+        """Returns the current wall time, the seconds since boot and the boot id."""
         return Now(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), self.boot_id)

@@ -26,13 +26,13 @@ LLM_CONFIG = "llm_config.json"
 class StartOptions(Settings):
     """The options of one `start`, with intervals in seconds and memory in MiB.
 
-    Settings explains the options that decisions depend on. poll_s: time between two GPU samples. learn: learn
-    undeclared needs from finished jobs. fresh: delete the history first. restore: rebuild a lost store from
-    its newest backup and the attempt folders. as_copy: continue with a copied store. keep_history: continue
-    after a change between simulated and real GPUs. verbose: log a job's memory when it reaches a new peak.
-    ignore_old_sessions: start even if jobs of the older scheduler are running. trust_files: use files even if
-    other users own them or everyone may write to them. llm_config: None means the default file, which may be
-    absent; a named file must exist. jobs_file: "" means no jobs file.
+    Settings describes the options that affect scheduling decisions. poll_s: time between two GPU samples.
+    learn: learn undeclared needs from finished jobs. fresh: delete the history first. restore: rebuild a lost
+    store from its newest backup and the attempt folders. as_copy: continue with a copied store. keep_history:
+    continue after a change between simulated and real GPUs. verbose: log a job's memory when it reaches a new
+    peak. ignore_old_sessions: start even if jobs of the older scheduler are running. trust_files: use files
+    even if other users own them or everyone may write to them. llm_config: None means the default file, which
+    may be absent; a named file must exist. jobs_file: "" means no jobs file.
     """
 
     state_file: str = STATE_FILE

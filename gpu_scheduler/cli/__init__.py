@@ -1,4 +1,4 @@
-"""The command line. Parsing is separate from running, and a command's module is imported only to run it."""
+"""Runs the command line. A command's module is imported only after the arguments have been parsed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_BROKEN_PIPE
     except standard_streams.OutputError as error:
         standard_streams.discard_output()
-        return _report_error(SchedulerError(f"the standard output cannot be written: {error.strerror}"))
+        return _report_error(SchedulerError(f"cannot write to standard output: {error.strerror}"))
     except FileNotFoundError:
         if _working_folder_exists():
             raise
@@ -66,7 +66,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _escape_unencodable() -> None:
-    """Makes characters that the terminal's encoding lacks print as escapes instead of raising an error."""
+    """Prints characters that the terminal's encoding lacks as escapes instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

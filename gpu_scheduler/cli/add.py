@@ -31,8 +31,8 @@ def _new_line(options: Namespace) -> NewLine:
     if options.script == "-":
         where = "jobs.txt" if options.output_file == "-" else options.output_file
         raise UsageError(
-            "`add` does not read lines from the standard input, so nothing was added; append the line to the"
-            f" jobs file yourself: … >> {where}"
+            "`add` does not read lines from standard input, so nothing was added; append the line to the jobs"
+            f" file yourself, as in `… >> {where}`"
         )
     attributes = {
         name.removeprefix(_ATTRIBUTE_PREFIX): value

@@ -77,8 +77,8 @@ def _start_gpus(group: argparse._ArgumentGroup) -> None:
            help="Fraction of a GPU's memory (above 0, at most 1). Once foreign processes use that much, the"
            " GPU accepts only jobs that declare vram= (default: %(default)g)")  # fmt: skip
     _value(group, "--load-threshold", metavar="X", type=values.number(0, 1),
-           help="Load of a GPU as a fraction (above 0, at most 1). Once foreign processes cause that much,"
-           " the GPU accepts no new jobs (default: %(default)g)")  # fmt: skip
+           help="Load of a GPU as a fraction (above 0, at most 1). Once foreign processes cause that much"
+           " load, the GPU accepts no new jobs (default: %(default)g)")  # fmt: skip
     _value(group, "--idle-threshold", "idle_threshold_mib", metavar="MIB", type=values.mib,
            help="Maximum memory in MiB that foreign processes, which belong to no job, may use on a GPU that"
            " counts as idle")  # fmt: skip
@@ -90,8 +90,8 @@ def _start_gpus(group: argparse._ArgumentGroup) -> None:
 
 def _start_memory(group: argparse._ArgumentGroup) -> None:
     _value(group, "--margin", "margin_mib", metavar="MIB", type=values.mib,
-           help="Memory in MiB, or with a unit as in 1G, to keep free on each GPU whose jobs declare"
-           " vram=")  # fmt: skip
+           help="Memory to keep free on each GPU whose jobs declare vram=, in MiB or with a unit, as in"
+           " 1G")  # fmt: skip
     _value(group, "--spike-buffer", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
            help="Fraction to add to each measured memory peak, because the next sample may be"
            " higher")  # fmt: skip
@@ -183,8 +183,8 @@ def _probe(parser: _ArgumentContainer) -> None:
            " GPUtil)")  # fmt: skip
     simulated = parser.add_mutually_exclusive_group().add_argument
     simulated("--simulate", metavar="N",
-              help="Simulate GPUs: 4 means four GPUs of 24 GiB, 4:80G four of 80 GiB, and 2:24G,2:80G two of"
-              " each size")  # fmt: skip
+              help="Simulate GPUs: 4 means four GPUs with 24 GiB each, 4:80G means four with 80 GiB each, and"
+              " 2:24G,2:80G means two of each size")  # fmt: skip
     simulated("--sim", metavar="N", dest="simulate", help="Same as --simulate")
 
 
@@ -249,7 +249,8 @@ def status(parser: argparse.ArgumentParser) -> None:
     _shared(way, "--json")
     way.add_argument("--watch", metavar="SECONDS", nargs="?", const=2.0,
                      type=values.number(0, 3600, minimum=0.1),
-                     help="Refresh the display every SECONDS (default: 2) until Ctrl-C")  # fmt: skip
+                     help="Refresh the display at this interval (default: 2 seconds) until"
+                     " Ctrl-C")  # fmt: skip
     _flag(parser, "--all", "List every queued and finished job on its own line")
     _flag(parser, "--failed", "Show only the jobs that failed")
     _flag(parser, "-v --verbose", "Also show paths, sessions, logs and memory")
@@ -269,7 +270,7 @@ def screens(parser: argparse.ArgumentParser) -> None:
 def one_job(parser: argparse.ArgumentParser) -> None:
     """Declares the argument for one job."""
     parser.add_argument("job", metavar="JOB", type=values.single_job,
-                        help="Number of the job, as shown by `status`, or its name")  # fmt: skip
+                        help="Job number, as shown by `status`, or job name")  # fmt: skip
 
 
 def show(parser: argparse.ArgumentParser) -> None:
@@ -310,8 +311,8 @@ def logs(parser: argparse.ArgumentParser) -> None:
                         help="Number of the attempt to print, counted from 1 (default: the latest"
                         " attempt)")  # fmt: skip
     _flag(parser, "--raw",
-          "Print every byte as the job wrote it. Without --raw, only text, colours and progress bars are"
-          " printed and, in a pipe, only the last frame of each bar")  # fmt: skip
+          "Print every byte as the job wrote it. Without --raw, `logs` prints only text, colours and"
+          " progress bars; in a pipe, it prints only the last frame of each bar")  # fmt: skip
 
 
 def events(parser: argparse.ArgumentParser) -> None:

@@ -54,7 +54,7 @@ def completion_script(shell: str) -> str:
 def _add_clone_program(shell: str, text: str) -> str:
     if shell == "fish":
         return f"{text}complete -c {_CLONE_PROGRAM} --wraps {PROGRAM}\n"
-    # Each matched line binds the completion function to the program's name, which is its last word.
+    # Each matched line binds the completion function to the program's name, the last word of the line.
     bound = r"^(complete -o .*|#compdef|  compdef .*) " + PROGRAM + "$"
     return re.sub(bound, rf"\1 {PROGRAM} {_CLONE_PROGRAM}", text, flags=re.MULTILINE)
 

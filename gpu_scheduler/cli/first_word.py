@@ -22,8 +22,8 @@ _SYNONYMS = {
 def jobs_file_index(words: Sequence[str], commands: Collection[str]) -> int | None:
     """Returns the index of the jobs file if one is given in place of a command, otherwise None.
 
-    Raises ValueError if the first word is neither a command nor a file, and for an option before the command
-    that belongs after it.
+    Raises ValueError if the first word is neither a command nor a file, or if an option that belongs after
+    the command comes before it.
     """
     rest = iter(enumerate(words))
     for index, word in rest:
@@ -44,7 +44,7 @@ def jobs_file_index(words: Sequence[str], commands: Collection[str]) -> int | No
 def _suggested_command(command: str, behind: Sequence[str]) -> str:
     """Returns the command to suggest to a user who typed the command of another program.
 
-    behind: the words after it; the suggestion keeps names of jobs and drops options of the other program.
+    behind: the words after it. The suggestion keeps job names and drops the other program's options.
     """
     if not command.endswith(_JOBS_PLACEHOLDER):
         return command

@@ -33,7 +33,7 @@ def attach(options: Namespace) -> int:
 def _print_detach_keys(outer: str) -> None:
     """Prints the keys that detach each of two nested Screen sessions, and waits for Enter.
 
-    It waits because the job's session then fills the terminal.
+    It waits so that the user can read the text before the job's session covers it.
     """
     print(f"This terminal is already in a Screen session: {safe_text(outer)}")
     print("With Screen's default keys, Ctrl-A a d detaches the job's session and Ctrl-A d detaches yours.")
@@ -42,7 +42,7 @@ def _print_detach_keys(outer: str) -> None:
 
 
 def logs(options: Namespace) -> int:
-    """Prints the log of an attempt, by default that of the job's latest attempt.
+    """Prints the log of an attempt (by default, the job's latest attempt).
 
     With --follow, it continues until the job, or the attempt given by --attempt, has ended.
     """
@@ -76,7 +76,7 @@ def _open_printer(log: JobLog, log_filter: LogFilter | None) -> LogPrinter:
 
 def _follow(log: JobLog, printer: LogPrinter) -> None:
     while True:
-        # Ask for the progress before reading the log, so that all output from before the end is printed.
+        # Ask for the progress before reading the log, so that all output before the end is printed.
         progress = log.advance()
         printer.print_new()
         if progress is LogProgress.ENDED:

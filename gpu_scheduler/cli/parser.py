@@ -23,8 +23,8 @@ from gpu_scheduler.errors import UsageError
 class Command(NamedTuple):
     """A command of the command line.
 
-    module: the module of `cli` whose function with the command's name runs it; declare: declares the
-    command's arguments.
+    module: the module of `cli` that runs the command, in a function with the command's name; declare: the
+    function that declares the command's arguments.
     """
 
     module: str
@@ -80,7 +80,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "resume": Command("request_commands", arguments.gpus, "resume 0 2",
             "Let paused GPUs accept new jobs again"),
     },
-    "check and configure": {
+    "maintain": {
         "doctor": Command("report_commands", arguments.doctor, "doctor",
             "Check this machine for problems without changing anything"),
         "calibrate": Command("report_commands", arguments.calibrate, "calibrate --write",
@@ -179,7 +179,7 @@ def _start_with_jobs_file(jobs_file: str, words: Sequence[str]) -> argparse.Name
     parser = build_parser(words)
     options = _parse_known(parser, words, jobs_file)
     if options.jobs_file is not None:
-        parser.error(f"got two jobs files, {jobs_file} and --jobs-file {options.jobs_file}; leave one out")
+        parser.error(f"got two jobs files ({jobs_file} and --jobs-file {options.jobs_file}); leave one out")
     options.jobs_file = jobs_file
     options.drain = not options.watch
     return options
@@ -278,8 +278,8 @@ def _join_args_option(argv: Sequence[str]) -> list[str]:
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """Returns the parser for the whole command line.
 
-    words: the command line; to save time, arguments are declared only for the commands in it. None: arguments
-    are declared for all commands.
+    words: the command line; to save time, arguments are declared only for the commands in it. If it is
+    None, arguments are declared for all commands.
     """
     parser = _Parser(
         prog=PROGRAM,

@@ -1,4 +1,4 @@
-"""What all commands share: the program's name, the scheduler's location, error messages, the terminal."""
+"""Provides what all commands share: the program's name, the location, messages and the terminal's size."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _script_name() -> str:
 
 
 def location_of(options: Namespace) -> Location:
-    """Returns the location that --state-file and --data-dir give."""
+    """Returns the location that --state-file and --data-dir specify."""
     from gpu_scheduler.app.location import Location
 
     return Location(options.state_file, options.data_dir)
@@ -52,13 +52,13 @@ def location_of(options: Namespace) -> Location:
 def no_store_message(location: Location) -> str:
     """Returns the message that read-only commands print before the first start."""
     return (
-        f"nothing has run here yet: there is no store in {location.resolve().folder}\n"
-        "`start` creates the store; --state-file selects another one"
+        f"nothing has run here yet; there is no store in {location.resolve().folder}\n"
+        "run `start` to create a store, or name the state file of an existing store with --state-file"
     )
 
 
 def stdout_screen() -> Viewport:
-    """Returns the size and colours of the terminal on stdout; no limits or colours without a terminal."""
+    """Returns the size of the terminal on stdout, and whether to use colours; without one, no limits."""
     from gpu_scheduler.views.layout import Viewport
 
     if not sys.stdout.isatty():

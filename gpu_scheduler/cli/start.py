@@ -21,7 +21,7 @@ _LOGIND_TIMEOUT_S = 1.0
 
 
 def start(options: Namespace) -> int:
-    """Runs the scheduler, with --daemon in the background. Returns the exit code of the command."""
+    """Runs the scheduler (in the background with --daemon). Returns the exit code of the command."""
     chosen = StartOptions.from_values(vars(options))
     _validate(chosen)
     if options.fresh:
@@ -44,7 +44,7 @@ def _run_scheduler(chosen: StartOptions, on_up: Callable[[], None]) -> int:
 
     def is_up() -> None:
         on_up()
-        # In a separate thread, because logind may take a second to answer and jobs should not wait for that.
+        # Use a separate thread, because logind may take a second to answer and jobs should not wait for it.
         threading.Thread(target=_log_logout_warning, name="logind", daemon=True).start()
 
     try:

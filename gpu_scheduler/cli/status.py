@@ -30,7 +30,7 @@ def status(options: Namespace) -> int:
         from gpu_scheduler.cli.watch import watch
 
         return watch(options)
-    gc.disable()  # a list of 100,000 jobs would be searched again and again for cycles, of which it has none
+    gc.disable()  # the collector would search 100,000 jobs for cycles again and again, and there are none
     try:
         if options.json:
             _print_json(options)

@@ -83,7 +83,7 @@ def single_job(text: str) -> int | str:
     """Reads a reference to one job: a number or a name."""
     read = job_ref(text)
     if isinstance(read, range):
-        raise ArgumentTypeError(f"{text!r} is a range of jobs; give a single one, such as {read[0]}")
+        raise ArgumentTypeError(f"{text!r} is a range of jobs; give a single job, such as {read[0]}")
     return read
 
 

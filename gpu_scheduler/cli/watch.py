@@ -23,7 +23,7 @@ from gpu_scheduler.views.text_width import wrap_text
 #: Control sequences that switch to the alternate screen and hide the cursor, and that undo both.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _CURSOR_HOME, _CLEAR_TO_LINE_END, _CLEAR_TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
-#: Signals that end this process and, by default, do not restore the terminal.
+#: Signals that, by default, end this process without restoring the terminal.
 _TERMINATING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 

@@ -1,4 +1,4 @@
-"""Checks the syntax of commands with `bash -n`, which runs nothing, and describes the shell of the jobs.
+"""Checks the syntax of commands with `bash -n`, which runs nothing, and describes the shell that runs jobs.
 
 One bash process checks many commands at once: for 20,000 lines this takes 0.5 s, whereas one process for each
 command would take 50 s. A command that spans several lines is reported as one mistake.
@@ -55,7 +55,7 @@ _NOT_CHECKED = Refusal(
 
 
 def find_refusals(commands: Sequence[str]) -> dict[str, Refusal]:
-    """Returns the reason for each command that bash rejects; empty if bash is not installed.
+    """Returns the refusal of each command that bash rejects, by command; empty if bash is not installed.
 
     Raises OSError if memory, processes or open files run out.
     """
@@ -84,8 +84,8 @@ def find_refusals(commands: Sequence[str]) -> dict[str, Refusal]:
     return found
 
 
-#: Encloses each command of a batch in brackets. bash rejects a command that closes a bracket it did not open,
-#: and it rejects a command that leaves something open when it reaches the closing brackets. A command that
+#: Encloses each command of a batch in brackets. bash then rejects a command that closes a bracket it did not
+#: open, and a command that leaves something open, because the closing brackets do not match. A command that
 #: closes exactly these brackets and opens them again would pass, so `_can_be_batched` excludes it.
 _ENCLOSED = "{{ ( {{ ( {command}\n) }} ) }}\n"
 #: Matches a `[[ ]]` test with a missing operand. `bash -n` reports neither this error nor any error after it.
@@ -181,7 +181,7 @@ def find_continuations(
 
 
 def _command_end(texts: Sequence[str], start: int) -> int:
-    """Returns the index after the last line of the command at `start`, or start + 1 if no line ends it."""
+    """Returns the index after the last line of the command at `start`, or start + 1 if none completes it."""
     behind = start
     while behind + 1 < len(texts) and _ends_in_backslash(texts[behind]):
         behind += 1

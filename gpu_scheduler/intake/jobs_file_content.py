@@ -18,7 +18,7 @@ from gpu_scheduler.system.shortages import reraise_shortage
 #: Maximum size of a jobs file, in bytes and in lines. Each line takes about 2 KiB of memory.
 MAX_BYTES = 64 * 1024 * 1024
 MAX_LINES = 250_000
-#: A file can change twice within this many nanoseconds without a change to its timestamps, which are coarse.
+#: Timestamps are coarse: two changes within this many nanoseconds may leave a file with the same timestamps.
 _RACY_WINDOW_NS = 2_000_000_000
 
 
@@ -57,7 +57,7 @@ class JobsFile:
 
 
 def read_standard_input(fd: int) -> bytes | FileProblem:
-    """Reads standard input, such as a file or a pipe, to its end in place of a jobs file."""
+    """Reads standard input, such as a pipe, to its end in place of a jobs file."""
     try:
         found = safe_file.read_descriptor(fd, MAX_BYTES)
     except OSError as error:
@@ -73,7 +73,7 @@ def _check_content(content: bytes) -> bytes | FileProblem:
         return FileProblem(ProblemKind.WRONG_CONTENT, "is binary: it contains NUL bytes")
     lines = content.count(b"\n")
     if lines > MAX_LINES:
-        problem = f"has {lines:,} lines; a jobs file has at most {MAX_LINES:,}"
+        problem = f"has {lines:,} lines; a jobs file may have at most {MAX_LINES:,}"
         return FileProblem(ProblemKind.WRONG_CONTENT, problem)
     return content
 
@@ -81,9 +81,9 @@ def _check_content(content: bytes) -> bytes | FileProblem:
 def is_open_for_writing(path: Path) -> bool:
     """Returns whether a process has the file open for writing.
 
-    If one has, the kernel refuses a read lease. Otherwise the lease is granted and released at once. Returns
-    False where leases are unavailable (on another user's file or on a network file system). Raises OSError
-    if memory, processes or open files run out.
+    If one has, the kernel refuses a read lease. Otherwise, it grants the lease, which is released at once.
+    Returns False where leases are unavailable (on another user's file or on a network file system). Raises
+    OSError if memory, processes or open files run out.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)

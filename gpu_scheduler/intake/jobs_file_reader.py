@@ -32,7 +32,7 @@ class Poll:
     malformed  the malformed lines of the current reading.
     problem    why the file cannot be read; None if it can be read.
     missing    whether the problem is that the file does not exist.
-    has_more   whether further lines can be read at once.
+    has_more   whether further lines can be read immediately.
     """
 
     accepted: AcceptedLines | None
@@ -87,7 +87,9 @@ class JobsFileReader:
         if previous is not self._text.lines:
             if not _are_identical(previous, self._text.lines):
                 return self._poll_whole(content, previous, jobs, now_s)
-            self._text = replace(self._text, lines=previous)  # drops the specs of new jobs, which now exist
+            self._text = replace(
+                self._text, lines=previous
+            )  # drops the specs of new jobs, which the store has
         if content == self._text.content:
             return Poll(None, {}, None, self._text.malformed)
         if self._text.can_be_extended and content.startswith(self._text.content):
@@ -125,7 +127,7 @@ class JobsFileReader:
         if len(counted) == len(lines):
             self._text = text
         elif counted:
-            # The last line has no line ending yet, so it does not count.
+            # The last line has no line ending yet, so it does not count yet.
             self._text = self._parser.parse(content[: content.rfind(b"\n") + 1], before=before)
         more = len(text.content) < len(content)
         mistakes = (*before.malformed, *_malformed(counted))

@@ -106,7 +106,8 @@ class JobsFileWatcher:
                 break
             jobs = accepted_lines.JobFacts(self._store, self._reading)
         self._report(poll)
-        # An editor may move the file away for a moment. That corrects no line, so the line's job still waits.
+        # An editor may move the file away for a moment. Jobs with malformed lines keep waiting then, because
+        # that does not correct the lines.
         self.waits = poll.waits if poll.problem is None else _lasting_waits(self.waits, now)
         dues = [wait.due_at for wait in self.waits.values() if wait.due_at is not None]
         self.recheck_at = poll.recheck_at if poll.problem is None else min(dues, default=None)
@@ -115,7 +116,7 @@ class JobsFileWatcher:
             self._log_remainder()
 
     def _postpone(self, error: OSError, now: float) -> None:
-        """Postpones the check of the lines after a shortage, because a shortage makes no line malformed."""
+        """Postpones the check of the lines after a shortage, which does not make a line malformed."""
         number = shortage_of(error)
         if number is None:
             raise error
@@ -172,7 +173,7 @@ class JobsFileWatcher:
     def _log_remainder(self) -> None:
         if self._logged > MAX_LOGGED:
             more = self._logged - MAX_LOGGED
-            text = "%s: did not log %d more of these messages; `status --all` lists every job"
+            text = "%s: %d more of these messages were not logged; `status --all` lists every job"
             log.info(text, self.path.name, more)
         self._logged = 0
 

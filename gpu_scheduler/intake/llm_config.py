@@ -111,7 +111,7 @@ class LlmConfigText:
 
     @property
     def models(self) -> Mapping[str, Any]:
-        """The entries for the models, as they are in the file."""
+        """The models' entries, exactly as in the file."""
         models: Mapping[str, Any] = strict_json.parse(self.text or "{}").get("models", {})
         return models
 
@@ -170,7 +170,7 @@ def _validate(shown: str, found: Content | FileProblem) -> tuple[Content, LlmCon
     """Returns the content of a file and the configuration in it. Raises UsageError if it is unusable."""
     if isinstance(found, FileProblem):
         raise UsageError(
-            f"{shown} {found.description}; {found.remedy or 'name a JSON file that you may read'}"
+            f"{shown} {found.description}; {found.remedy or 'name a JSON file that you can read'}"
         )
     try:
         return found, parse_llm_config(strict_json.decode(found.data))

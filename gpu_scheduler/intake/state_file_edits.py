@@ -21,12 +21,12 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import Content, ProblemKind
 
-#: Number of seconds within which an edit with the same base as the last edit counts as made on top of it.
+#: An edit within this many seconds of the last edit, and with the same base, counts as made on top of it.
 SAME_EDIT_S = 5.0
 
 
 def requested_pauses(store: Store) -> dict[str, bool]:
-    """Returns whether each GPU will be paused once every open request has been carried out, by UUID."""
+    """Returns whether each GPU, by UUID, will be paused once every open request has been carried out."""
     paused = store.recorded_pauses()
     for request in open_requests(store):
         if request.verb in ("pause", "resume") and request.target in paused:
@@ -37,7 +37,7 @@ def requested_pauses(store: Store) -> dict[str, bool]:
 def request_pauses(
     store: Store, uuids: Iterable[str], paused: bool, by: str, *, scheduler_is_up: bool
 ) -> list[int]:
-    """Applies the state file, then requests to pause or resume these GPUs. Returns the request ids."""
+    """Applies edits to the state file, then requests pauses or resumes. Returns the request ids."""
     with store.db.transaction():
         found = safe_file.read(store.data_dir.state_file, trust=store.recorded_options().trust_files)
         if isinstance(found, Content):
@@ -51,10 +51,10 @@ def request_pauses(
 
 
 def edit_pauses_in_file(path: Path, gpus: Collection[int], paused: bool) -> None:
-    """Pauses or resumes these GPUs in the state file while there is no store; the first start reads the file.
+    """Pauses or resumes these GPUs in the state file, which the first start reads.
 
-    Keeps concurrent edits. Raises OSError if the file cannot be read or written, and ValueError if it is not
-    a state file.
+    For use before a store exists. Keeps concurrent edits. Raises OSError if the file cannot be read or
+    written, and ValueError if it is not a state file.
     """
     state_file.read(path)  # also raises OSError if the path is a link that belongs to another user
     path = state_file.link_target(path)
@@ -123,7 +123,7 @@ def imports_old_state_file(home: DataDir) -> bool:
 
 
 def _rebased_on_last_edit(store: Store, state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the state in the file, with the last edit as its base if this edit was made on top of that one.
+    """Returns the state in the file, with the last edit as its base if this edit was made on top of it.
 
     If a second edit follows before the scheduler has rewritten the file, both edits have the same base. If
     the second edit undoes part of the first one, that part equals the base again and would not count as an
@@ -150,7 +150,7 @@ def _pause_keys(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resume_all(store: Store) -> None:
-    """Resumes every GPU if the state file was removed while no scheduler ran, once for each removal."""
+    """Resumes every GPU if the state file was removed while no scheduler was running, once per removal."""
     if store.db.meta("statefile_written") != "1":
         return
     with store.db.transaction():

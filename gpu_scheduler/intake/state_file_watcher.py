@@ -1,4 +1,4 @@
-"""Watches the state file: applies edits to it, and keeps it up to date without losing an edit."""
+"""Watches the state file, applies users' edits, and keeps the file up to date without losing an edit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StateFileWatcher:
         self.due_at: float | None = None
 
     def start(self, now: float) -> None:
-        """Examines a version that was replaced before it was examined, and then the file or its removal."""
+        """Examines a version that was replaced unexamined, if any, and then the file or its removal."""
         try:
             self._drop_edited_keys()
             self._apply_displaced()
@@ -87,7 +87,7 @@ class StateFileWatcher:
     def write(self, now: float, *, at_once: bool = False) -> None:
         """Rewrites the file if its content should change. Never overwrites an edit.
 
-        Writes at most once a second. at_once: write without waiting, as for the last write.
+        Writes at most once a second. at_once: write immediately, for use in the last write.
         """
         self.due_at = self._broken_since[1] + BROKEN_DELAY_S if self._broken_since else None
         if self._broken_since is not None:
@@ -105,7 +105,7 @@ class StateFileWatcher:
             self._apply_displaced()
             there = state_file.read(self._path, trust=self._trust) or b""
             if there:
-                self._apply_and_log_edits(there)  # the new version must include the edits that it replaces
+                self._apply_and_log_edits(there)  # the new version must include these edits
             content = self._render(there, self._displaced_keys())
             if content != there:
                 self._exchange(content, there)
@@ -139,7 +139,7 @@ class StateFileWatcher:
         """Replaces the file, whose content is `there`, with `content`.
 
         If someone edited the file in the meantime, applies the pauses in the edit and writes once more to add
-        its other keys to the file.
+        the edit's other keys to the file.
         """
         while content != there:
             state_file.exchange(self._path, content)
@@ -195,7 +195,7 @@ class StateFileWatcher:
             self._store.db.set_meta("statefile_left", text)
 
     def _drop_edited_keys(self) -> None:
-        """Drops the displaced keys that the file contains if it has been edited since the last write."""
+        """Forgets saved keys of replaced versions if a newer edit has put the same keys into the file."""
         keys = self._displaced_keys()
         if not keys:
             return

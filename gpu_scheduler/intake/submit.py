@@ -41,7 +41,7 @@ class FrontEnd:
 
 
 def parse_job_line(line: str, cwd: str, known_gpus: frozenset[int] | None) -> tuple[JobSpec, tuple[str, ...]]:
-    """Returns the job specification of a jobs file's line, and notes about the line.
+    """Returns the job specification that a line of a jobs file describes, and notes about the line.
 
     cwd: the absolute path of the working folder; known_gpus: the indices of the existing GPUs, or None to
     accept any index. Raises ValueError if the line is malformed.
@@ -90,5 +90,5 @@ def _requeue(store: Store, job_id: int, spec: JobSpec, front_end: FrontEnd) -> N
 
 
 def request_attribute(store: Store, job_id: int, name: str, value: object, front_end: FrontEnd) -> None:
-    """Requests a change to an attribute of a job, made by the front end that submitted the job."""
+    """Requests a change to an attribute of a job on behalf of the front end that submitted the job."""
     add_request(store, "set", str(job_id), front_end.name, name=name, value=value, line=True)

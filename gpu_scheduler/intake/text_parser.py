@@ -1,7 +1,7 @@
 """Parses the text of a jobs file into lines.
 
-A line that was read before is not parsed again: an unchanged line in a changed file costs only a look-up. If
-a file has only grown, only the appended lines are processed.
+A line that was read before is not parsed again, so an unchanged line in a changed file costs only a look-up.
+If a file has only grown, only the appended lines are processed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class TextParser:
     def _parse_lines(
         self, raws: Sequence[str], lines_before: int, known: Mapping[str, Line]
     ) -> tuple[Line, ...]:
-        """Parses the lines after the first `lines_before` of a file, without blank lines and comments."""
+        """Parses the lines after the first `lines_before` of a file. Omits blank lines and comments."""
         alone: list[LineResult | Line] = [known.get(raw) for raw in raws]
         new = [index for index, line in enumerate(alone) if line is None]
         for index, result in zip(new, self._parse_alone([raws[index] for index in new]), strict=True):

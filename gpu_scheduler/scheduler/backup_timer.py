@@ -20,7 +20,7 @@ RETRY_S = 3_600.0
 
 
 class BackupTimer:
-    """Makes backups when they are due. again_at: the boot time in seconds at which the next one is due."""
+    """Makes backups when they are due. again_at: when the next one is due, in seconds since boot."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store

@@ -279,7 +279,7 @@ class Daemon:
         self._signal = number
 
     def _next_deadline(self, facts: Facts) -> float:
-        """Returns the boot time of the next deadline, as far as known after the last round."""
+        """Returns the next deadline known after the last round, in seconds since boot."""
         times = [
             self._sampler.due_at,
             *self._inputs.due_times(),

@@ -1,4 +1,4 @@
-"""Stores the last reading of each jobs file line by line, with its working directory and any problem."""
+"""Stores the last reading of each jobs file line by line, its working directory and any problem with it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpu_scheduler.store.store import Store
 
 #: The distance between the positions of adjacent lines.
 _POSITION_STEP = 1 << 20
-#: A position after all lines.
+#: A position greater than that of any line.
 _MAX_POSITION = 1 << 62
 _COLUMNS = "number, raw, text, kind, identity, attributes, problem, accepted_form, is_typo, job_id"
 
 
 def working_folder(store: Store, path: str, cwd: str) -> str:
-    """Returns the recorded working directory of the file's lines; records `cwd` if there is none."""
+    """Returns the working directory recorded for the file's lines. Records `cwd` first if there is none."""
     with store.db.transaction() as db:
         db.execute("INSERT OR IGNORE INTO jobs_file (path, cwd) VALUES (?, ?)", (path, cwd))
         found: str = db.execute("SELECT cwd FROM jobs_file WHERE path = ?", (path,)).fetchone()["cwd"]
@@ -27,7 +27,7 @@ def working_folder(store: Store, path: str, cwd: str) -> str:
 
 
 def load(store: Store, path: str) -> Reading:
-    """Returns the last reading of a file."""
+    """Returns the last reading of a jobs file."""
     rows = store.db.connection.execute(
         f"SELECT {_COLUMNS} FROM line WHERE path = ? ORDER BY position", (path,)
     )
@@ -83,7 +83,7 @@ def _is_same_row(new: Line, old: Line, down: int) -> bool:
 
 
 def _position_of_line(db: sqlite3.Connection, path: str, index: int, count: int) -> int:
-    """Returns the position of the line with this index among `count` lines, read from the nearer end."""
+    """Returns the position of the line with this index among `count` lines, searching from the nearer end."""
     order, skipped = ("DESC", count - 1 - index) if index > count // 2 else ("ASC", index)
     sql = f"SELECT position FROM line WHERE path = ? ORDER BY position {order} LIMIT 1 OFFSET ?"
     found: int = db.execute(sql, (path, skipped)).fetchone()[0]
@@ -97,7 +97,7 @@ def set_problem(store: Store, path: str, problem: str | None) -> None:
 
 
 def line_waits(store: Store, path: str) -> dict[int, WaitReason]:
-    """Returns the last recorded reasons for which jobs of a file wait for their lines, by job id."""
+    """Returns the last recorded reason why each waiting job of a file waits for its line, by job id."""
     sql = "SELECT id, line_wait FROM job WHERE source_missing AND line_wait IS NOT NULL AND source = ?"
     rows = store.db.rows(sql, f"file:{path}")
     return {row["id"]: WaitReason.from_json(row["line_wait"]) for row in rows}
@@ -123,9 +123,9 @@ class JobFacts(Mapping[int, JobFact]):
 
 
 def queue_positions(store: Store, job_ids: tuple[int, ...]) -> dict[int, int]:
-    """Returns the queue positions of the queued jobs among these jobs, by job id."""
+    """Returns the queue position of each of these jobs that is queued, by job id."""
     wanted = set(job_ids)
     rows = store.db.rows(
         "SELECT id, position FROM job WHERE state = 'queued' AND state <> 'finished'"
-    )  # lets SQLite use the index job_open
+    )  # the redundant condition lets SQLite use the index job_open
     return {row["id"]: row["position"] for row in rows if row["id"] in wanted}

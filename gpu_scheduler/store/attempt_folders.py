@@ -1,8 +1,8 @@
 """Lists the attempt folders in `runs/` and reads the origin of each attempt from its folder.
 
-The origin is the part of spec.json from which a lost store can be restored. An attempt is in the store before
-its folder is created. A folder whose attempt is missing from the store therefore belongs to a lost store or
-to a forgotten job.
+The origin is the part of spec.json from which a lost store can be restored. An attempt is recorded in the
+store before its folder is created. A folder whose attempt is missing from the store therefore belongs to a
+lost store or to a forgotten job.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from gpu_scheduler.system.safe_file import read_json_bytes
 
 #: The key of the origin in spec.json. The runner does not read it.
 ORIGIN_KEY = "origin"
-#: Files of which at least one exists if the attempt may have been launched.
+#: If an attempt may have been launched, its folder contains at least one of these files.
 _LAUNCH_FILES = ("spec.json", "claim", "command.pid", "result")
 _JOB_FOLDER, _ATTEMPT_FOLDER = re.compile(JOB_FOLDER_NAME), re.compile(ATTEMPT_FOLDER_NAME)
-#: The fields in the origin: those of the attempt, of each of its allocations, and of its job.
+#: The fields recorded in the origin for the attempt, for each of its allocations, and for its job.
 _ATTEMPT_FIELDS = ("executor", "learned", "assumed", "created_at")
 _ALLOCATION_FIELDS = ("gpu", "share", "vram", "whole", "budget_mib", "baseline_mib")
 _JOB_FIELDS = ("source", "priority", "min_vram_mib", "oom_retries_used", "fail_retries_used")
@@ -35,7 +35,7 @@ _JOB_FIELDS = ("source", "priority", "min_vram_mib", "oom_retries_used", "fail_r
 
 @dataclass(frozen=True)
 class AttemptFolder:
-    """A folder below `runs/` whose name is that of an attempt folder.
+    """A folder below `runs/` that is named like an attempt folder.
 
     number: the attempt number; token_prefix: the first 8 characters of the token.
     """
@@ -50,9 +50,9 @@ class AttemptFolder:
 class Origin:
     """The origin of an attempt, as recorded in its spec.json.
 
-    data_dir: the data directory in which the attempt was created. job: columns of the job's row.
-    source_cwd: the working directory of the lines in the job's jobs file; None if the job is not from a file.
-    spec: None if the folder has no usable spec.json.
+    data_dir: the data directory in which the attempt was created. job: values from the job's row, by column.
+    source_cwd: the working directory of the lines in the job's jobs file; None if the job did not come from a
+    file. spec: None if the folder has no usable spec.json.
     """
 
     token: str
@@ -122,7 +122,7 @@ def unknown_to_store(folders: Collection[AttemptFolder], db: sqlite3.Connection)
 
 
 def may_have_launched(folder: AttemptFolder) -> bool:
-    """Returns whether the folder has a file that shows that its attempt may have been launched."""
+    """Returns whether a file in the folder shows that the attempt may have been launched."""
     return any(os.path.lexists(folder.path / name) for name in _LAUNCH_FILES)
 
 

@@ -34,7 +34,7 @@ def has_job(db: sqlite3.Connection, job_id: int) -> bool:
 def insert_job(
     store: Store, db: sqlite3.Connection, folder: AttemptFolder, origin: Origin, created_at: float
 ) -> None:
-    """Inserts the job of an attempt as a queued job whose queue position is its id.
+    """Inserts the job of an attempt as a queued job whose queue position equals its id.
 
     If the origin has no spec, the job runs the attempt's command.sh. created_at: the time at which the job
     was created, in wall seconds.
@@ -71,7 +71,7 @@ def insert_attempt(
         started_at=started_at,
     )  # fmt: skip
     insert_allocations(db, attempt_id, origin.allocations)
-    # The folder does not show the states in between, so the state changes are not checked here.
+    # The folder does not show the intermediate states, so the state changes are not checked here.
     db.execute(
         "UPDATE job SET state = ?, outcome = NULL, exit_code = NULL, signal = NULL, reason = NULL,"
         " held_by = NULL, finished_at = NULL, cancel_cause = NULL, cancel_grace_s = NULL WHERE id = ?",
@@ -82,7 +82,7 @@ def insert_attempt(
 
 
 def bind_lines(db: sqlite3.Connection, jobs: Iterable[tuple[int, Origin]]) -> None:
-    """Appends a line to the last reading of the jobs file for each of these jobs that came from a file.
+    """For each of these jobs that came from a jobs file, appends a line to that file's last reading.
 
     The scheduler then recognises the line in the file as that job's line and does not count it as new.
     """

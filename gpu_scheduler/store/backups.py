@@ -27,7 +27,7 @@ _TEMPORARY = ".scheduler.db.new"
 
 @dataclass(frozen=True)
 class HighestIds:
-    """The highest ids that a store has assigned to a job and to an attempt; they never decrease."""
+    """The highest job id and attempt id that a store has assigned. They never decrease."""
 
     jobs: int = 0
     attempts: int = 0
@@ -39,7 +39,7 @@ class HighestIds:
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup. number: a serial number, which grows even if the clock is set back."""
+    """A backup. number: a serial number, which increases even if the clock is set back."""
 
     path: Path
     number: int
@@ -66,7 +66,7 @@ def list_backups(data_dir: DataDir) -> list[Backup]:
 
 
 def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
-    """Makes a backup and removes all but the three newest ones.
+    """Makes a backup and removes all but the three newest backups.
 
     Raises OSError or sqlite3.Error if the backup cannot be written, DamagedDatabaseError if the store is
     damaged, and SchedulerError if a backup is newer than the store. After an error, the existing backups are
@@ -78,7 +78,7 @@ def make_backup(db: sqlite3.Connection, data_dir: DataDir) -> Backup:
         existing = list_backups(data_dir)
         if existing and not extent.covers(known := highest_ids_of_backup(existing[0])):
             raise SchedulerError(
-                f"the backup {existing[0].path} is newer than the store (its last job is job {known.jobs}),"
+                f"the backup {existing[0].path}, whose last job is job {known.jobs}, is newer than the store,"
                 " so it is kept; `start --restore` continues from it"
             )
         made = _publish(
@@ -126,7 +126,7 @@ def restore_backup(backup: Backup, target: Path) -> None:
 
 @contextmanager
 def _temporary_copy(db: sqlite3.Connection, folder: Path) -> Iterator[Path]:
-    """Yields a copy of a database in this folder. Removes the copy after the block unless it was renamed."""
+    """Yields a copy of a database in this folder. Removes the copy afterwards unless the block renamed it."""
     temporary = folder / _TEMPORARY
     temporary.unlink(missing_ok=True)  # left by a scheduler that was killed
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

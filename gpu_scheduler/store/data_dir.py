@@ -42,7 +42,7 @@ class DataDir:
 
     @classmethod
     def of(cls, state_file: str, data_dir: str | None = None) -> DataDir:
-        """Returns the data directory: `data_dir` if it is given, or else `X.d` beside the state file X.json.
+        """Returns the data directory: `data_dir` if given, otherwise `X.d` beside the state file `X.json`.
 
         If `X.d` would be on a network file system, returns a directory on a disk of this host instead.
         """
@@ -65,7 +65,7 @@ class DataDir:
         if (beside / "scheduler.db").exists() and not (folder / "scheduler.db").exists():
             problem = (
                 f"the store in {beside} is on {kind}, where a database is not safe; move that folder to"
-                f" {folder}, or name it with --data-dir to continue there at your own risk"
+                f" {folder} or, at your own risk, keep using it with --data-dir"
             )
         elif is_shared(kind_of(folder)):
             problem = (
@@ -127,11 +127,11 @@ class DataDir:
         return self.runs / f"{attempt.job_id}/{attempt.number}-{attempt.token[:8]}"
 
     def check_access(self) -> None:
-        """Raises SchedulerError if the data directory is another user's, is a link or cannot be entered."""
+        """Raises SchedulerError if the folder belongs to another user, is a link or cannot be entered."""
         permissions.check_access(self.folder, (self.state_file, self.main_log))
 
     def other_host(self) -> Host | None:
-        """Returns the host that owns the store if it is another host, or None."""
+        """Returns the host that owns the store; None if it is this host or no host is recorded."""
         owner = read_host(self.host_file)
         return None if owner is None or owner.is_same_machine(this_host()) else owner
 
@@ -154,7 +154,7 @@ class DataDir:
         except OSError as error:
             raise SchedulerError(
                 f"cannot read {self.host_file} ({error.strerror}), which names the host that schedules here;"
-                " check its permissions"
+                " check the permissions of the file"
             ) from None
 
     def take_ownership(self, *, take_over: bool = False) -> None:
@@ -171,7 +171,7 @@ class DataDir:
             write_host(self.host_file, mine)
 
     def drop_ownership(self) -> None:
-        """Removes the host file beside the state file, because no store was created."""
+        """Removes the host file beside the state file. For use if no store was created."""
         if self.is_fallback and self.other_host() is None:
             self.host_file.unlink(missing_ok=True)
 
@@ -184,14 +184,14 @@ class DataDir:
         except ValueError:
             raise SchedulerError(
                 f"{self.host_file} does not name the host that schedules on {self.state_file}; if no host"
-                " does, use `start --take-over`"
+                " schedules on it, use `start --take-over`"
             ) from None
         if not owner.is_same_machine(this_host()):
             raise SchedulerError(self.refusal(owner))
         return owner
 
     def create(self) -> list[permissions.ExposedPath]:
-        """Creates the folders, which only this user can access.
+        """Creates the folders so that only this user can access them.
 
         Returns the paths to which other users could write until now. Raises SchedulerError if a folder cannot
         be created or something in it belongs to another user.
@@ -223,7 +223,7 @@ class DataDir:
             with open(self.doorbell, "ab"):
                 pass
         except OSError:
-            pass  # the scheduler also checks at intervals
+            pass  # the scheduler also checks the store at intervals
 
 
 def _stem(path: Path) -> str:

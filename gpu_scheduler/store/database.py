@@ -27,7 +27,7 @@ def no_store_error(path: Path) -> StoreNotFoundError:
 def _checkpoint_pages(folder: Path) -> int:
     """Returns the number of pages after which the write-ahead log is checkpointed.
 
-    SQLite's default of 1000 pages alone can fill a small disk.
+    With SQLite's default of 1000 pages, the log alone could fill a small disk.
     """
     disk = os.statvfs(folder)
     return max(32, min(1000, disk.f_bavail * disk.f_frsize // 8 // 4096))
@@ -36,8 +36,8 @@ def _checkpoint_pages(folder: Path) -> int:
 def is_damage(error: BaseException) -> bool:
     """Returns whether an error means that the database file is damaged.
 
-    SQLite raises a subclass of DatabaseError if the file cannot be opened, read or written at the moment, or
-    if a constraint is violated.
+    Only DatabaseError itself means damage. SQLite raises one of its subclasses if the file cannot be opened,
+    read or written at the moment, or if a constraint is violated.
     """
     return type(error) is sqlite3.DatabaseError
 
@@ -53,8 +53,8 @@ def damaged_error(path: Path, error: BaseException) -> DamagedStoreError:
 class Database:
     """One connection to the database.
 
-    Every write is BEGIN IMMEDIATE … COMMIT with a full fsync (WAL, synchronous=FULL), except writes that a
-    power cut may undo.
+    Every write is BEGIN IMMEDIATE … COMMIT with a full fsync (WAL, synchronous=FULL), except a write
+    that a power cut may undo.
 
     create: create a missing database, and accept an earlier schema, which `upgraded` then upgrades. Without
     `create`, raises StoreNotFoundError if there is no database, and SchemaError if the schema is an earlier
@@ -73,7 +73,7 @@ class Database:
                 self.connection.close()
                 raise
         except sqlite3.OperationalError:
-            raise  # the file cannot be opened or written at the moment, which does not mean damage
+            raise  # the file cannot be opened or written at the moment, which is no sign of damage
         except sqlite3.DatabaseError as error:
             raise damaged_error(path, error) from None
         finally:
@@ -154,7 +154,7 @@ class Database:
 
     @contextmanager
     def upgraded(self) -> Iterator[None]:
-        """Upgrades the schema to this version's before the block, and undoes the upgrade if the block fails.
+        """Upgrades the schema to the newest version before the block, and undoes this if the block fails.
 
         Only the scheduler that holds the locks may call this method.
         """

@@ -65,7 +65,7 @@ def is_event(store: Store, event_id: int, time: float, kind: str, job_id: int) -
 
 
 def finish_event_before(store: Store, event: Event) -> int | None:
-    """Returns the id of the earlier event that finished the job, or None if it was not finished then."""
+    """Returns the id of the event that finished the job before this event, or None if it was unfinished."""
     row = store.db.row(
         "SELECT id, kind FROM event WHERE job_id = ? AND id < ? AND kind IN"
         " ('held', 'queued', 'starting', 'running', 'stopping', 'finished') ORDER BY id DESC LIMIT 1",

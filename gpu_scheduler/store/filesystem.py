@@ -32,7 +32,7 @@ class Mount:
 
 
 def parse_mountinfo(lines: Iterable[bytes]) -> tuple[Mount, ...]:
-    """Returns the mounts in the order in which they were made. Ignores lines that describe no mount."""
+    """Returns the mounts in the order in which they were made. Ignores lines that do not describe a mount."""
     mounts = []
     for line in lines:
         before, _, behind = line.partition(b" - ")
@@ -46,9 +46,10 @@ def parse_mountinfo(lines: Iterable[bytes]) -> tuple[Mount, ...]:
 def kind_at(path: str, device: str, mounts: Sequence[Mount]) -> str | None:
     """Returns the file system type of an existing path that contains no links.
 
-    device: the path's device as "major:minor". It determines the mount, because bind mounts do not hide it.
-    If no mount has this device (a btrfs subvolume), the longest mount point above the path counts. If several
-    mounts have that mount point, the last one counts, because it hides the others.
+    device: the path's device as "major:minor". The mount with this device counts, because the mount point can
+    be misleading after a bind mount. If no mount has this device (as on a btrfs subvolume), the longest mount
+    point above the path counts. If several mounts have that mount point, the last one counts, because it
+    hides the others.
     """
     above = [mount for mount in mounts if mount.point == "/" or f"{path}/".startswith(f"{mount.point}/")]
     same = [mount for mount in mounts if mount.device == device]
@@ -74,14 +75,14 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
     except OSError:
         return None
     number = f"{os.major(device)}:{os.minor(device)}"
-    # On container hosts, mountinfo has thousands of lines. Usually parsing one of them is enough.
+    # On container hosts, mountinfo has thousands of lines, and parsing one of them is usually enough.
     likely = parse_mountinfo([line for line in lines if f" {number} ".encode() in line])
     known = any(mount.device == number for mount in likely)
     return kind_at(at, number, likely if known else parse_mountinfo(lines))
 
 
 def is_shared(kind: str | None) -> bool:
-    """Returns whether a store is unsafe on this type, because it is FUSE or a network file system."""
+    """Returns whether this type is a network file system or non-local FUSE, where a store is unsafe."""
     if kind is None or kind in _LOCAL_FUSE_KINDS:
         return False
     return kind in _SHARED_KINDS or kind == "fuse" or kind.startswith("fuse.")

@@ -46,7 +46,7 @@ def compare_folders(
     at_recorded_path: the folder that is now at the recorded path; None if nothing is there.
 
     The inode alone is not conclusive: a restore changes it, and the same number can occur on two file
-    systems. Therefore, what is now at the recorded path counts too.
+    systems. Therefore, the folder that is now at the recorded path counts too.
     """
     if recorded is None or current.path == recorded.path:
         return "same"
@@ -61,7 +61,7 @@ def compare_folders(
         return "same" if current.inode == recorded.inode else "moved"
     if current.inode != recorded.inode:
         return "copied"
-    # The folder was renamed and a copy put at its old path, unless the inodes are equal by chance.
+    # The folder was renamed and a copy was put at its old path, unless the inodes are equal by chance.
     return (
         "same"
         if isinstance(at_recorded_path, ObservedFolder) and at_recorded_path.inode != recorded.inode

@@ -1,7 +1,7 @@
 """Forgets all jobs of a store.
 
-GPUs and their pauses, the measured usage of attempts and the working directories of jobs files are kept, and
-no job id is used again.
+It keeps the GPUs and their pauses, the measured usage of attempts, and the working directories of jobs files.
+Job ids are never reused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpu_scheduler.store.store import Store
 
 log = logging.getLogger(__name__)
 
-#: Files in the data directory that are derived from the store and name forgotten jobs.
+#: Files in the data directory that are derived from the store and mention forgotten jobs.
 _DERIVED_FILES = ("journal.jsonl", "journal.jsonl.1")
 #: The tables to empty, in the order that foreign keys require.
 _TABLES = ("line", "pending_group", "event", "misplaced_process", "allocation", "attempt", "job", "job_count")
@@ -30,10 +30,9 @@ _TABLES = ("line", "pending_group", "event", "misplaced_process", "allocation", 
 
 @contextmanager
 def forgetting_jobs(store: Store) -> Iterator[int]:
-    """Removes all jobs from the store during the block. Yields the number of removed jobs.
+    """Removes all jobs from the store before the block. Yields the number of removed jobs.
 
-    If the block succeeds, the removal is committed and the attempt folders are deleted; otherwise nothing
-    changes.
+    If the block succeeds, commits the removal and deletes the attempt folders. If it fails, changes nothing.
     """
     with store.db.transaction() as db:
         jobs = _delete_jobs(db)

@@ -1,4 +1,4 @@
-"""Builds records from database rows. Only this module lists the columns that their queries return."""
+"""Builds records from database rows. Only this module lists the columns that such rows have."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def attempt_records(rows: Sequence[sqlite3.Row]) -> list[AttemptRecord]:
 
 
 def active_attempt_record(row: sqlite3.Row) -> ActiveAttemptRecord:
-    """Builds the record of an active attempt from a row that has ATTEMPT_COLUMNS and columns of its job."""
+    """Builds the record of an active attempt from a row with ATTEMPT_COLUMNS and some columns of its job."""
     return _records(ActiveAttemptRecord, [row], {**_ATTEMPT_FIELDS, "source_missing": bool})[0]
 
 
@@ -73,8 +73,8 @@ def _records(
 ) -> list[_Record]:
     """Builds records from rows whose columns are the fields of the record.
 
-    converters: by field, the function that converts each value that is not NULL. Does not call the
-    constructor, which would take several times as long.
+    converters: the functions that convert values other than NULL, by field. The constructor is bypassed,
+    because calling it would take several times as long.
     """
     names = rows[0].keys() if rows else []
     found = []
@@ -118,8 +118,8 @@ def _fault(text: str) -> GpuFault:
     return GpuFault.from_json(text)
 
 
-#: The functions that convert database values into the values of a record, by field. Other values stay as they
-#: are.
+#: The functions that convert database values into the values of a record, by field. The values of other
+#: fields are not converted.
 _JOB_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "state": {state.value: state for state in JobState}.__getitem__,
     "outcome": Outcome,

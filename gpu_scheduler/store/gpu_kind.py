@@ -1,6 +1,6 @@
-"""Reads whether a store was made with simulated or real GPUs, and rejects the other kind or switches to it.
+"""Determines whether a store was used with simulated or real GPUs, and refuses or makes a switch of kind.
 
-The managed GPUs in the store show the kind, so this works with stores of all versions.
+The managed GPUs in the store reveal the kind, so this works with stores of all versions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.store.read_only import query_read_only
 from gpu_scheduler.store.store import Store
 
-#: Key in `meta` for the id of the newest measurement when the store switched from real to simulated GPUs.
+#: Key in `meta` for the id of the last measurement before the store switched from real to simulated GPUs.
 _NEWEST_REAL_MEASUREMENT = "measured_on_real_gpus"
 
 
@@ -37,8 +37,8 @@ class RecordedGpus:
         made, asked = ("simulated", "real") if self.simulated else ("real", "simulated")
         jobs = "1 job" if self.jobs == 1 else f"{self.jobs} jobs"
         return (
-            f"the store in {folder} has {jobs} from {made} GPUs, but this start uses {asked} GPUs:"
-            " lines that have run already would not run again",
+            f"the store in {folder} has {jobs} recorded with {made} GPUs, but this start would use {asked}"
+            " GPUs; lines that have already run would not run again",
             "--state-file OTHER.json creates a separate store, --fresh forgets these jobs,"
             " and --keep-history keeps them",
         )
@@ -57,10 +57,10 @@ def recorded_gpus(database: Path) -> RecordedGpus | None:
 
 
 def change_gpu_kind(store: Store, uuids: Iterable[str], now: Now) -> None:
-    """Marks the managed GPUs with these UUIDs, all of the kind that is no longer used, as unmanaged.
+    """Marks these managed GPUs, which are all of the kind that is no longer used, as unmanaged.
 
-    If they are simulated, everything that would affect real GPUs is removed: pauses, needs raised after OOM,
-    and measurements. Real GPUs keep their pauses until they are managed again. Only the scheduler that holds
+    If they are simulated, also removes everything that would affect real GPUs: pauses, needs raised after an
+    OOM, and measurements. Real GPUs keep their pauses while they are unmanaged. Only the scheduler that holds
     the locks may call this function.
     """
     leaving = list(uuids)

@@ -1,4 +1,4 @@
-"""Reads and writes the file that names the host that owns a store.
+"""Reads and writes the file that records which host owns a store.
 
 Only that host can check the store's locks and processes, so only that host may write to the store. Readers
 never see an incomplete file. If two hosts create the file at the same moment, exactly one of them succeeds.
@@ -59,7 +59,7 @@ def _machine_digest() -> str | None:
 
 
 def parse_host_file(path: Path) -> Host:
-    """Returns the host that a file names. Raises OSError, and ValueError if the file names no host."""
+    """Returns the host that a file names. Raises OSError, and ValueError if the file does not name a host."""
     value = strict_json.parse(strict_json.decode(read_json_bytes(path, trust=True)))
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("the file does not name a host")
@@ -78,14 +78,14 @@ def read_host(path: Path) -> Host | None:
 
 
 def write_host(path: Path, host: Host) -> None:
-    """Replaces the file, atomically, with one that names this host. Raises OSError."""
+    """Atomically replaces the file with one that names this host. Raises OSError."""
     from gpu_scheduler.system.atomic_file import replace_file  # needed only by `start`
 
     replace_file(path, _file_text(host), synced=True)
 
 
 def claim_host(path: Path, host: Host) -> None:
-    """Creates the file for this host unless it exists. Read it to see which host won. Raises OSError."""
+    """Creates the file for this host unless it exists. The file then names the first host. Raises OSError."""
     from gpu_scheduler.system.atomic_file import create_file
 
     # The name is random, because the same pid may occur on several hosts that share the folder.

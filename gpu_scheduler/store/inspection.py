@@ -33,7 +33,8 @@ class StoreCondition:
     """The condition of a store.
 
     damage              why the database counts as damaged; empty if it does not.
-    owner               the data directory recorded in an intact database, if its id differs from the id here.
+    owner               the data directory recorded in an intact database, if its id differs from the id in
+                        this one.
     folders             the attempt folders that were read.
     unknown_folders     the folders of attempts that the database should contain but does not.
     backups             the backups, newest first; their content has not been checked.
@@ -65,7 +66,7 @@ def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition
 
     thorough: also read the folders of jobs that are finished in the store, and raise OSError for folders that
     cannot be read. Skipping the folders of finished jobs hides a lost attempt only if someone put back an
-    older database and that database lacks nothing but a retry of a finished job.
+    older database that lacks nothing except a retry of a finished job.
 
     Raises OSError, and sqlite3.OperationalError if the database cannot be opened at the moment.
     """
@@ -87,7 +88,7 @@ def inspect_store(data_dir: DataDir, *, thorough: bool = True) -> StoreCondition
             if is_development_schema(db):
                 folders = tuple(list_attempt_folders(data_dir))
                 return StoreCondition("development", "", owner, extent, folders, (), found, backed_up)
-            # If the database is another store's, only the ids of its jobs match those of the folders here.
+            # If the database belongs to another store, its job ids match the folders here only by chance.
             skip = frozenset[int]() if thorough or owner is not None else _finished_job_ids(db)
             folders = tuple(list_attempt_folders(data_dir, skip, skip_unreadable=not thorough))
             missing = tuple(unknown_to_store(folders, db))
@@ -137,7 +138,7 @@ def is_missing_or_empty(database: Path) -> bool:
 
 
 def is_store_lost(data_dir: DataDir) -> bool:
-    """Returns whether the store is missing although there was one. Readers make no other check."""
+    """Returns whether the store is missing although one existed. Readers make only this check."""
     if not is_missing_or_empty(data_dir.database):
         return False
     try:

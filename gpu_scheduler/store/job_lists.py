@@ -40,7 +40,7 @@ def finished_jobs(store: Store, limit: int | None = None, *, only_failed: bool =
 
 
 def jobs_named(store: Store, name: str) -> list[JobRecord]:
-    """Returns the jobs with this name: unfinished jobs by id, then finished jobs, most recent end first."""
+    """Returns the jobs with this name: unfinished jobs by id, then finished jobs, newest end first."""
     return _jobs(
         store,
         "job WHERE name = ?"
@@ -72,13 +72,16 @@ def jobs_ahead_of(store: Store, job: JobRecord, limit: int) -> tuple[int, list[i
 
 
 def find_job_fact(store: Store, job_id: int) -> JobFact | None:
-    """Returns the facts that requests and the jobs file need about a job, or None if there is no such job."""
+    """Returns the facts about a job for requests and jobs files, or None if the job does not exist."""
     row = store.db.row("SELECT id, state, outcome, held_by FROM job WHERE id = ?", job_id)
     return None if row is None else _job_fact(*row)
 
 
 def newest_job_facts(store: Store, identities: Iterable[str]) -> dict[str, JobFact]:
-    """Returns the newest job with each of these identities, from any source, by identity."""
+    """Returns the facts about the newest job with each of these identities, by identity.
+
+    Jobs from every source count.
+    """
     rows = store.db.rows(
         "SELECT identity, job.id, state, outcome, held_by FROM json_each(?) AS wanted JOIN job"
         " ON job.id = (SELECT max(id) FROM job WHERE identity = wanted.value)",
@@ -98,7 +101,7 @@ def job_count(store: Store) -> int:
 
 
 def state_counts(store: Store) -> dict[str, int]:
-    """Returns the number of jobs in each state, without states that no job has."""
+    """Returns the number of jobs in each state, omitting states without jobs."""
     rows = store.db.rows("SELECT state, jobs FROM job_count WHERE jobs > 0")
     return {row["state"]: row["jobs"] for row in rows}
 

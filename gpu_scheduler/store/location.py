@@ -1,7 +1,7 @@
 """Recognises a store that was moved or copied, before the scheduler signals a process that the store names.
 
-The store records a random id, which is also in a file in its data directory, and the real path and the inode
-of that directory.
+The store records a random id, and the real path and the inode of its data directory. A file in that directory
+contains the same id.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def location_verdict(store: Store) -> FolderRelation:
 
 
 def original_of_copy(store: Store) -> str | None:
-    """Returns the folder of the original if this store is a copy and the original still exists, or None."""
+    """Returns the original's folder if this store is a copy whose original still exists, otherwise None."""
     known = recorded_location(store)
     return known.path if known is not None and location_verdict(store) == "copied" else None
 
@@ -62,8 +62,8 @@ def refuse_hard_link(store: Store) -> None:
     original = os.path.join(known.path, store.data_dir.database.name) if known is not None else ""
     if is_same_file(store.data_dir.database, original):
         raise SchedulerError(
-            f"{store.data_dir.database} and {original} are the same file (a hard link): a write to one"
-            " would change the other\n"
+            f"{store.data_dir.database} and {original} are the same file (a hard link), so a write to"
+            " one would change the other\n"
             "remove this copy and make one without links, with `cp -r`"
         )
 
@@ -98,7 +98,7 @@ def adopt_folder(store: Store, *, new_id: bool = False) -> None:
 
 
 def assume_folder(store: Store, path: str) -> None:
-    """Records the folder at this path, with the id found here, in the caller's transaction.
+    """Records this path as the store's folder, with the current folder's id, in the caller's transaction.
 
     Use this for a store that was restored from attempt folders, which contain only the path.
     """
@@ -107,7 +107,7 @@ def assume_folder(store: Store, path: str) -> None:
 
 
 def owner_elsewhere(db: sqlite3.Connection, data_dir: DataDir) -> str | None:
-    """Returns the folder that a database records if its id differs from the one in this folder, or None."""
+    """Returns the folder recorded in a database if its id differs from this folder's id, otherwise None."""
     here = _read_id(data_dir.folder / _ID_FILE)
     row = db.execute("SELECT value FROM meta WHERE key = ?", (_META_KEY,)).fetchone()
     known = None if row is None else RecordedFolder(**json.loads(row[0]))
@@ -143,8 +143,8 @@ def _copy_refusal(store: Store, original: str) -> str:
     return (
         f"{store.data_dir.folder} is a copy of {original}, which still exists; the original's jobs must not"
         " be ended or run again from here\n"
-        "`start --as-copy` continues here: it holds the jobs that had started and not ended, and signals no"
-        " process; `start --fresh` forgets all jobs of this copy"
+        "`start --as-copy` continues with the copy, holds the jobs that had started but not ended, and"
+        " signals no process; `start --fresh` forgets all jobs in the copy"
     )
 
 

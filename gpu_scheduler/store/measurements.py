@@ -67,7 +67,7 @@ def record_measurement(db: sqlite3.Connection, attempt: AttemptRecord, job: JobR
 
 
 class LearnedNeedsReader:
-    """Reads the needs learned for the workload classes, and reads them again after each new measurement."""
+    """Reads the needs learned for the workload classes, and rereads them after each new measurement."""
 
     def __init__(self, store: Store, spike_buffer: float) -> None:
         self._store = store

@@ -28,7 +28,7 @@ class Ownership:
             except SchedulerError as error:
                 self._loss = str(error)
             except OSError:
-                pass  # a failed check proves nothing, and writing the state file reports the error
+                pass  # a failed check proves nothing, and the next write of the state file reports the error
         return self._loss
 
     def mark_lost(self, reason: str) -> None:
@@ -45,7 +45,7 @@ class Ownership:
         if not self._lock.locks_folder(self._data_dir.folder):
             return f"{self._data_dir.folder} was removed or replaced"
         if not self._lock.restore_lock_file():
-            return f"another scheduler holds {self._data_dir.lock}, which was removed or replaced"
+            return f"another scheduler has locked {self._data_dir.lock}, which was removed or replaced"
         try:
             same = os.path.samestat(os.stat(self._data_dir.database), self._database)
         except OSError:

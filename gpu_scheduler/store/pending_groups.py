@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 
 
 def wait_reasons(store: Store) -> Mapping[str, WaitReason]:
-    """Returns why the jobs of each pending group wait, where that is known, by spec key."""
+    """Returns the recorded wait reason of each pending group, by spec key."""
     rows = store.db.rows("SELECT spec_key, reason FROM pending_group")
     return {row["spec_key"]: WaitReason.from_json(row["reason"]) for row in rows}
 
 
 def wait_reason_by_spec(store: Store) -> dict[str, WaitReason | None]:
-    """Returns the wait reason, or None, of each pending group with a job that does not wait for its line.
+    """Returns the wait reason of each pending group, by spec key; None if no reason is recorded.
 
-    The keys are spec keys. The query is a skip scan, so its cost does not grow with the queue.
+    Omits the groups in which every job waits for its line. The query is a skip scan, so its cost does not
+    grow with the queue.
     """
     rows = store.db.rows(
         "WITH RECURSIVE queued (spec_key) AS (SELECT min(spec_key) FROM job WHERE state = 'queued'"
@@ -36,7 +37,7 @@ def wait_reason_by_spec(store: Store) -> dict[str, WaitReason | None]:
 
 
 def startable_jobs(store: Store, spec_key: str, boot: float, boot_id: str, limit: int) -> list[QueuedJob]:
-    """Returns the first `limit` jobs of a pending group that wait only for GPUs, in queue order."""
+    """Returns the first `limit` jobs in a pending group that are waiting only for GPUs, in queue order."""
     from gpu_scheduler.core.scheduling.facts import QueuedJob
 
     rows = store.db.rows(
@@ -52,7 +53,7 @@ def startable_jobs(store: Store, spec_key: str, boot: float, boot_id: str, limit
 
 
 def next_retry(store: Store, now: Now) -> float | None:
-    """Returns the next boot time after now at which a failed launch may be retried, or None."""
+    """Returns when the next failed launch may be retried, in seconds since boot, or None."""
     row = store.db.row(
         "SELECT min(not_before_boot) AS at FROM job WHERE state = 'queued' AND boot_id = ?"
         " AND not_before_boot > ?",

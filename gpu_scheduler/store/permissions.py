@@ -23,7 +23,7 @@ _OTHERS_BITS = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True)
 class ExposedPath:
-    """A folder or file to which others could write until now. mode: its previous permissions."""
+    """A folder or file to which other users could write until now. mode: its previous permissions."""
 
     path: Path
     mode: int
@@ -36,7 +36,7 @@ class ExposedPath:
 
 
 def allowed_owners(folder: Path) -> frozenset[int]:
-    """Returns the users who may own the folder: this user or, for root, `safe_file.trusted_owners`."""
+    """Returns the uids that may own the folder: this user's or, for root, `safe_file.trusted_owners`."""
     me = os.geteuid()
     try:
         return safe_file.trusted_owners(folder) if me == 0 else frozenset((me,))
@@ -45,7 +45,7 @@ def allowed_owners(folder: Path) -> frozenset[int]:
 
 
 def is_ours(folder: Path) -> bool:
-    """Returns whether the path is a folder, and not a link, that belongs to this user."""
+    """Returns whether the path is a folder that belongs to this user, and not a link."""
     try:
         return check_folder_status(os.lstat(folder), allowed_owners(folder)) is None
     except OSError:
@@ -55,8 +55,8 @@ def is_ours(folder: Path) -> bool:
 def check_access(folder: Path, files: tuple[Path, ...]) -> None:
     """Checks that a data directory belongs to this user, is not a link and can be entered.
 
-    Accepts a missing directory. files: the store's files outside the directory, for the remedy. Raises
-    SchedulerError with a message that names the owner and the remedy.
+    Accepts a missing directory. files: the store's files outside the directory, which the remedy names.
+    Raises SchedulerError with a message that names the owner and the remedy.
     """
     try:
         status = os.lstat(folder)
@@ -74,7 +74,7 @@ def check_access(folder: Path, files: tuple[Path, ...]) -> None:
             # If the user only removed the link, every line of the jobs file would count as new.
             there, here = shlex.quote(str(target)), shlex.quote(str(folder))
             remedy = (
-                f"use the store to which it leads: add --data-dir {there} to every command, or run"
+                f"to use the store at the link's target, add --data-dir {there} to every command, or run"
                 f" `rm {here} && mv {there} {here}` once"
             )
         raise SchedulerError(
@@ -83,7 +83,7 @@ def check_access(folder: Path, files: tuple[Path, ...]) -> None:
     owner = status.st_uid
     if owner != 0:
         raise SchedulerError(
-            f"{folder} is the store of another user, {_user_name(owner)}; name your own state file"
+            f"{folder} belongs to another user ({_user_name(owner)}); name your own state file"
             " with --state-file"
         )
     paths = shlex.join(map(str, (folder, *files)))
@@ -121,7 +121,7 @@ def close_to_others(fd: int, folder: Path) -> list[ExposedPath]:
         if os.fstat(fd).st_mode & _OTHERS_BITS:
             raise SchedulerError(
                 f"{folder} is open to other users and cannot be made private, because its file system"
-                " stores no permissions; name a folder on another file system with --data-dir"
+                " does not store permissions; name a folder on another file system with --data-dir"
             )
     return [*found, *_check_entries(fd, folder, allowed_owners(folder) | {0}, deep=bool(found))]
 

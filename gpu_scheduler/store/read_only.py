@@ -1,4 +1,4 @@
-"""Reads a database without opening it as a store: nothing is created, changed or upgraded."""
+"""Reads a database without opening it as a store, so nothing is created, changed or upgraded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def query_read_only(path: Path, sql: str) -> list[sqlite3.Row] | None:
 
     Returns None if there is no database or it cannot be read at the moment.
     """
-    if not os.path.exists(path) or not permissions.is_ours(path.parent):  # or access is denied
+    if not os.path.exists(path) or not permissions.is_ours(path.parent):  # also if access is denied
         return None
     try:
         with closing(sqlite3.connect(path, isolation_level=None, timeout=10.0)) as db:
@@ -49,7 +49,7 @@ def has_meta(path: Path, key: str) -> bool:
 
 
 def check_integrity(path: Path, timeout_s: float) -> tuple[int, str | None]:
-    """Returns the schema version of a database, and the damage that was found within the time, or None.
+    """Returns a database's schema version and the damage found within the time limit (None if none).
 
     Raises sqlite3.Error if the database cannot be read.
     """

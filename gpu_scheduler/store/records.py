@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class JobRecord(NamedTuple):
-    """A job. It is a named tuple, which is fast to create, because a list may contain 100,000 jobs.
+    """A job. Named tuples are fast to create, which matters because a list may contain 100,000 jobs.
 
     source: "file:PATH" or the front end that added it; text: its line or command as written; spec_json: its
-    JobSpec as JSON; spec_key: the key of its resource spec, which all jobs that wait for the same thing
-    share; priority, position: the queue order, with the lowest first.
+    JobSpec as JSON; spec_key: the key of its resource spec; jobs with the same key wait for the same thing;
+    priority, position: the queue order, lowest first.
 
-    held_by: "user", "line", or the outcome because of which it is held. cancel_cause: the cause of a pending
+    held_by: "user", "line", or the outcome that caused the hold. cancel_cause: the cause of a pending
     cancellation. not_before_boot: the earliest time of the next start. line_wait: why its line in the jobs
     file keeps it from starting. min_vram_mib: the memory that it needs, raised after an attempt ran out of
     memory.
@@ -91,13 +91,13 @@ class AttemptRecord:
     """An attempt of a job.
 
     number: 1, 2, … within its job; learned: whether its vram was learned; assumed: whether its share and vram
-    are defaults, because none were declared. misplaced: the GPU and the pid of a process outside its
-    allocation, one for each such GPU. measured_boot: the time of the newest sample in its allocations.
+    are defaults, because none were declared. misplaced: for each GPU outside its allocation that it uses,
+    the GPU and the pid of one process there. measured_boot: the time of the newest sample in its allocations.
 
-    launch_count: the number of launches that count; launch_deadline_boot: the time at which it is launched
-    again unless a runner has claimed it; executor: the name of the executor that launches it; runner: the
-    process that its claim names; outcome: None while the attempt is open; window_closed: whether the closing
-    of its Screen window was reported.
+    launch_count: the number of launches that count towards the limit; launch_deadline_boot: the time at which
+    it is launched again unless a runner has claimed it; executor: the name of the executor that launches it;
+    runner: the process that its claim names; outcome: None while the attempt is open; window_closed: whether
+    the closing of its Screen window was reported.
     """
 
     id: int
@@ -239,10 +239,10 @@ class ActiveAttemptRecord(AttemptRecord):
 class GpuRecord:
     """A GPU with the values of its newest sample.
 
-    processes: None if they are not listed. loads: the last load samples in percent, newest last;
-    foreign_loads: the last loads that foreign processes caused; foreign_load_boot: the time of the newest
-    sample in foreign_loads. foreign_peaks: the pid, the start in wall seconds and the highest observed memory
-    in MiB of each foreign process.
+    processes: None if they are not available. loads: the last load samples in percent, newest last;
+    foreign_loads: the last loads in percent that foreign processes caused; foreign_load_boot: the time of the
+    newest sample in foreign_loads. foreign_peaks: the pid, the start in wall seconds and the highest observed
+    memory in MiB of each foreign process.
     """
 
     uuid: str

@@ -1,7 +1,7 @@
 """Updates the paths in a store after its project folder was moved or copied.
 
-Otherwise, every line of a jobs file would count as new, and queued jobs would run in a folder that no longer
-exists.
+Without this, every line of a jobs file would count as new, and queued jobs would run in a folder that no
+longer exists.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Relocation:
         self._new_paths: dict[str, str] = {}
 
     def new_path(self, path: str) -> str:
-        """Returns the current path of a file or folder, which is a new one only if it was moved or copied."""
+        """Returns the current path of a file or folder, which differs if it was moved or copied."""
         if path not in self._new_paths:
             self._new_paths[path] = self._find_new_path(path)
         return self._new_paths[path]
@@ -85,7 +85,7 @@ def relocate(store: Store, to: Relocation) -> None:
             path, cwd = to.new_path(row["path"]), to.new_path(row["cwd"])
             db.execute("INSERT OR REPLACE INTO jobs_file VALUES (?, ?, ?)", (path, cwd, row["problem"]))
             if path != row["path"]:
-                # Drop an older reading of the same file, from when it was at this path before.
+                # Delete any reading from an earlier time at which the file was at this path.
                 db.execute("DELETE FROM line WHERE path = ?", (path,))
                 db.execute("UPDATE line SET path = ? WHERE path = ?", (path, row["path"]))
                 db.execute("DELETE FROM jobs_file WHERE path = ?", (row["path"],))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_request(store: Store, verb: str, target: str = "", by: str = "cli", **args: object) -> int:
-    """Adds a request to the loop. Returns the request id, with which `request_answer` finds the answer."""
+    """Adds a request for the loop. Returns the request's id, which `request_answer` accepts."""
     with store.db.transaction() as db:
         return insert(
             db, "request", verb=verb, target=target, args=json.dumps(args), by=by, made_at=time.time()
@@ -43,7 +43,7 @@ def open_requests(store: Store) -> list[Request]:
 
 
 def withdraw_request(store: Store, request_id: int) -> bool:
-    """Withdraws a request. Returns False if it has been answered already."""
+    """Withdraws a request. Returns False if it has already been answered."""
     from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 
     with store.db.transaction() as db:

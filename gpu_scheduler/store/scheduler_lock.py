@@ -2,9 +2,9 @@
 
 The lock that counts is on the data directory, because nobody can remove it without removing the directory.
 The scheduler also locks the file `lock` in the directory, so that readers can find the holder without taking
-a lock. If the file is missing, they find the holder of the directory in /proc/locks. Other programs, such as
-a backup, may lock the directory too. A holder is a scheduler if it also has the file `lock` open, even if
-that file was removed.
+a lock. If the file is missing, they find the holder of the directory's lock in /proc/locks. Other programs,
+such as a backup, may lock the directory too. A holder is a scheduler if it also has the file `lock` open,
+even if that file was removed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ _UNSUPPORTED_ERRNOS = (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS
 
 
 class InstanceLock:
-    """The scheduler's locks, held until `release` or its death. Programs that it starts do not inherit them.
+    """The locks of a scheduler, held until it calls `release` or dies. Child programs do not inherit them.
 
-    path: the lock file in the data directory. Opening and closing it elsewhere in this process would drop its
-    lock. Raises OSError if the files cannot be opened, or if the folder is a link or belongs to another user.
+    path: the lock file in the data directory. Opening and closing it elsewhere in this process would release
+    the lock. Raises OSError if the files cannot be opened, or if the folder is a link or belongs to another
+    user.
     """
 
     def __init__(self, path: Path) -> None:
@@ -115,7 +116,7 @@ def scheduler_pid(path: Path) -> int | None:
 
     Takes no lock. Returns 0 if the scheduler is in another pid namespace, such as a container, and None if no
     scheduler is running. The scheduler itself must not call this function, because closing the file here
-    would drop its lock.
+    would release its lock.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -137,7 +138,7 @@ def _try_lock(fd: int) -> bool:
 
 
 def lock_holder(fd: int) -> int | None:
-    """Returns the pid of the process that locks an open file, or None if the file is not locked.
+    """Returns the pid of the process that has locked an open file, or None if the file is not locked.
 
     Returns 0 if that process is in another pid namespace.
     """
@@ -164,7 +165,7 @@ def locking_pids(folder: Path) -> list[int]:
     device = status.st_dev
     name = b"%02x:%02x:%d" % (os.major(device), os.minor(device), status.st_ino)
     found = [pid for pid, locked in lockers if locked == name]
-    # For some file systems (overlay, btrfs), /proc/locks has other device numbers. Then compare open files.
+    # For some file systems (overlay, btrfs), /proc/locks shows other device numbers, so compare open files.
     return found or [pid for pid, _ in lockers if _has_flock(pid, status)]
 
 

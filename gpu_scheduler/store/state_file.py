@@ -35,7 +35,7 @@ def digest(content: bytes) -> str:
 
 
 def parse(content: bytes) -> dict[str, Any]:
-    """Returns the object in the file with its paused GPUs as integers. Raises ValueError with the problem."""
+    """Returns the object in the file, with paused GPUs as integers. Raises ValueError with the problem."""
     raw = strict_json.parse(strict_json.decode(content))
     if not isinstance(raw, dict):
         raise ValueError("it is not a JSON object")
@@ -50,7 +50,7 @@ def parse(content: bytes) -> dict[str, Any]:
 
 
 def _number(value: object) -> int | None:
-    """Returns a GPU number. Accepts the forms that scripts write: 2, 2.0 and "2"."""
+    """Returns the GPU number, or None if the value is not one. Scripts write 2, 2.0 or "2"."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value):
@@ -64,9 +64,9 @@ def is_from_older_scheduler(state: Mapping[str, Any]) -> bool:
 
 
 def pause_edits(state: Mapping[str, Any], recorded: Collection[int]) -> dict[int, bool]:
-    """Returns whether each GPU whose pause was edited should be paused, by index.
+    """Returns the GPUs whose pause was edited, by index: True if the GPU should be paused, False if not.
 
-    recorded: the GPUs that are paused in the store, which are the base if the file contains none.
+    recorded: the GPUs that are paused in the store, which are the base if the file has none.
     """
     if "paused_gpus" not in state:
         return {}
@@ -90,7 +90,8 @@ def render(
 def with_pauses(old: Mapping[str, Any], gpus: Collection[int], paused: bool) -> bytes:
     """Returns the file's content with these GPUs paused or resumed, for use before a store exists.
 
-    The base in it is empty, so the first start treats every paused GPU as an edit. Everything else is kept.
+    The base in the content is empty, so the first start treats every paused GPU as an edit. Everything else
+    is kept.
     """
     now = set(old.get("paused_gpus", []))
     new = {**old, "paused_gpus": sorted(now | set(gpus) if paused else now - set(gpus))}
@@ -119,14 +120,14 @@ def read(path: Path, *, trust: bool = False) -> bytes | None:
 
 
 def link_target(path: Path) -> Path:
-    """Returns the target of a link, or the path itself, so that the target and not the link is replaced."""
+    """Returns the path or, if it is a link, its target, so that a replacement does not affect the link."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def set_aside(lying: Path, path: Path) -> Path:
-    """Moves an unusable version of the file to the first unused name of `.bad`, `.bad.1` … `.bad.4`.
+    """Renames an unusable version of the file, adding the first unused of `.bad`, `.bad.1` … `.bad.4`.
 
-    If all names are in use, overwrites the last one. Returns the new path. Raises OSError.
+    If all names are in use, overwrites the last of these files. Returns the new path. Raises OSError.
     """
     path = link_target(path)
     places = [path.with_name(f"{path.name}.bad{number}") for number in ("", ".1", ".2", ".3", ".4")]
@@ -194,7 +195,7 @@ def forget_displaced(path: Path) -> None:
 
 
 def _compare_and_rename(spare: Path, path: Path) -> bytes:
-    """Replaces the file where the file system cannot exchange two names (NFS, CIFS, FUSE)."""
+    """Replaces the file on a file system that cannot exchange two names (NFS, CIFS, FUSE)."""
     fresh = path.with_name(f".{path.name}.fresh")
     os.rename(spare, fresh)
     while True:

@@ -1,7 +1,7 @@
-"""Opens the store, inserts jobs, and reads jobs, attempts, GPUs and jobs files by their keys.
+"""Opens the store, inserts jobs, and reads jobs, attempts and GPUs.
 
-`job_lists` lists jobs, `requests` adds and reads requests, `pending_groups` reads wait reasons. Only the loop
-changes jobs and attempts (`StoreWriter`).
+`job_lists` lists jobs, `requests` adds and reads requests, and `pending_groups` reads wait reasons. Only the
+loop changes jobs and attempts (`StoreWriter`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Record = TypeVar("_Record")
 
 
 class RecordCache(Generic[_Record]):
-    """Builds records from rows, and reuses the record that it built last time for an unchanged row.
+    """Builds records from rows, and reuses the previous record for an unchanged row.
 
     A round reads the same few rows several times, and building a record costs more than reading its row.
     """
@@ -55,8 +55,8 @@ class RecordCache(Generic[_Record]):
 class Store:
     """The store of one state file. Raises SchedulerError if another host owns it.
 
-    The methods that return records import their classes, because `pause` needs no records and creating the
-    classes takes longer than everything else that it does.
+    Methods that return records import the record classes themselves, because `pause` needs no records and
+    creating the classes would take longer than the rest of the command.
     """
 
     def __init__(self, data_dir: DataDir, *, create: bool = False) -> None:
@@ -89,9 +89,10 @@ class Store:
         return self._learning
 
     def record_options(self, options: StartOptions) -> None:
-        """Records the options of this scheduler, with absolute paths of the files that readers open.
+        """Records the options of this scheduler.
 
-        If `learn` changed, the spec keys of the waiting jobs are updated.
+        The paths of files that readers open must be absolute. If `learn` changed, the spec keys of the
+        waiting jobs are updated.
         """
         from gpu_scheduler.core.model.job_spec import JobSpec
 
@@ -191,7 +192,7 @@ class Store:
         return self._active_attempts.records(rows, active_attempt_record)
 
     def gpus(self) -> list[GpuRecord]:
-        """Returns the managed GPUs, by index."""
+        """Returns the managed GPUs, sorted by index."""
         from gpu_scheduler.store.from_rows import GPU_COLUMNS, gpu_record
 
         rows = self.db.rows(f"SELECT {GPU_COLUMNS} FROM gpu WHERE managed ORDER BY idx")
@@ -202,7 +203,7 @@ class Store:
         return dict(map(tuple, self.db.rows("SELECT idx, uuid FROM gpu WHERE managed ORDER BY idx")))
 
     def recorded_pauses(self) -> dict[str, bool]:
-        """Returns whether each managed GPU is paused, by UUID, in index order."""
+        """Returns whether each managed GPU, by UUID, is paused. The GPUs are in index order."""
         rows = self.db.rows("SELECT uuid, paused FROM gpu WHERE managed ORDER BY idx")
         return {uuid: bool(paused) for uuid, paused in rows}
 
@@ -229,7 +230,7 @@ class Store:
         return {row["uuid"]: row["idx"] for row in self.db.rows("SELECT uuid, idx FROM gpu")}
 
     def was_gpu_shared(self, attempt: AttemptRecord, since: float, until: float) -> bool:
-        """Returns whether another job's attempt held one of these GPUs between two times (wall seconds)."""
+        """Returns whether another job's attempt held one of its GPUs between two times (wall seconds)."""
         row = self.db.row(
             "SELECT 1 FROM attempt WHERE job_id <> ? AND created_at < ? AND coalesce(ended_at, 9e99) > ?"
             " AND EXISTS (SELECT 1 FROM allocation WHERE attempt_id = attempt.id"
@@ -258,6 +259,6 @@ def _refuse_lost_store(data_dir: DataDir) -> None:
     if is_store_lost(data_dir):
         raise SchedulerError(
             f"the store in {data_dir.folder} was lost: {data_dir.database.name} is missing or empty;"
-            " `start` reports what is left of it, and `start --restore` rebuilds it from that"
+            " `start` reports what is left of it, and `start --restore` rebuilds the store from that"
         )
     raise no_store_error(data_dir.database)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WriteContext:
-    """An open transaction. now: the time of the round; executor: the name of new attempts' executor."""
+    """An open transaction. now: the time of the round; executor: the executor of new attempts."""
 
     store: Store
     db: sqlite3.Connection

@@ -42,7 +42,7 @@ def record_samples(
 
 
 def record_probe_failure(db: sqlite3.Connection, cause: str) -> None:
-    """Records that the GPUs cannot be read. Their values become unknown, but a lost GPU stays lost."""
+    """Records that the GPUs cannot be read. Memory use and load become unknown, but a lost GPU stays lost."""
     db.execute(
         "UPDATE gpu SET used_mib = NULL, load_percent = NULL,"
         " fault = CASE WHEN fault IS NULL OR json_extract(fault, '$.kind') = ? THEN ? ELSE fault END"

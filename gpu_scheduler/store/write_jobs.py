@@ -27,7 +27,7 @@ def change_job_state(
     event_reason: StateReason | None = None,
     **values: Any,
 ) -> None:
-    """Changes the state of a job and adds the event. Raises IllegalTransitionError.
+    """Changes the state of a job and adds the corresponding event. Raises IllegalTransitionError.
 
     before: the state until now, or None to read it from the store; event_reason: the reason to record in the
     event if `reason` is None; values: the new values of other columns of the job.
@@ -100,7 +100,7 @@ def set_queue_positions(context: WriteContext, action: act.SetQueuePositions) ->
 
 
 def set_wait_reason(context: WriteContext, action: act.SetWaitReason) -> None:
-    """Sets why the jobs of a pending group wait. If it is infeasible, adds an event for its first jobs."""
+    """Records why a pending group waits. If the group is infeasible, adds an event for its first jobs."""
     db = context.db
     db.execute(
         "INSERT OR REPLACE INTO pending_group (spec_key, reason) VALUES (?, ?)",

@@ -42,7 +42,7 @@ _ATTEMPT_EVENTS = {
     act.RecordWindowClosed: EventKind.WINDOW_CLOSED,
 }
 
-#: The function that records each other action that changes the store.
+#: The function that records each of the other actions that change the store.
 _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = {
     act.Start: write_attempts.start,
     act.Relaunch: write_attempts.relaunch,
@@ -108,7 +108,7 @@ class StoreWriter:
             )
 
     def record_shortage(self, attempt_id: int) -> None:
-        """Records that a shortage prevented a launch. It does not count, and the next launch is due now."""
+        """Records that a shortage prevented a launch. It does not count, and another is due now."""
         with self._store.db.transaction(synced=False) as db:
             db.execute(
                 "UPDATE attempt SET launch_count = max(launch_count - 1, 0), launch_deadline_boot = 0"

@@ -303,7 +303,7 @@ def test_command_arguments_survive_a_round_trip(words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["-"], "so nothing was added; append the line to the jobs file yourself: … >> jobs.txt"),
+        (["-"], "so nothing was added; append the line to the jobs file yourself, as in `… >> jobs.txt`"),
         (["train.py", "--gpus", "0", "1", "2"], "write --gpus 0,1,2\n"),
         (["--gpus", "0", "1", "train.py"], "write --gpus 0,1\n"),
         (

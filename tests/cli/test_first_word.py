@@ -120,7 +120,7 @@ def test_usage_errors_suggest_a_correction(words: str, parts: list[str]) -> None
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_suggests_our_command_for_the_command_of_another_program(words: str, meant: str) -> None:
+def test_suggests_the_equivalent_of_a_command_of_another_program(words: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(shlex.split(words))
     text = str(caught.value)
@@ -291,7 +291,7 @@ def test_fresh_asks_for_confirmation_on_a_terminal(
     assert state_counts(desk.store) == {"queued": 2}
 
 
-def test_the_fresh_question_uses_the_singular_and_the_full_path_of_another_folder(
+def test_the_confirmation_prompt_uses_the_singular_and_the_full_path_of_another_folder(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     desk.job()

@@ -168,7 +168,7 @@ def test_lint_uses_the_gpus_and_the_folder_recorded_in_the_store(desk: Desk) -> 
     assert "the GPUs are 0,1" in out
 
 
-def test_lint_reads_the_standard_input(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lint_reads_standard_input(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     for content, expected, part in (
         (b"echo hi", 0, "-:1: command; needs 1 idle GPU"),
         (b"\xff\n", 1, "byte 0xff is not UTF-8"),

@@ -133,8 +133,8 @@ def test_read_only_commands_report_that_no_scheduler_has_run_yet(desk: Desk, wor
     code, out, err = desk.run(*words.split(), "--state-file", "other.json")
     assert (code, err) == (0, "")
     assert out == (
-        f"nothing has run here yet: there is no store in {desk.path}/other.d\n"
-        "`start` creates the store; --state-file selects another one\n"
+        f"nothing has run here yet; there is no store in {desk.path}/other.d\n"
+        "run `start` to create a store, or name the state file of an existing store with --state-file\n"
     )
     assert not list(desk.path.iterdir())
 

@@ -128,7 +128,7 @@ def test_start_accepts_a_count_or_a_list_of_gpus(text: str) -> None:
         (["cancel", "x y"], ["JOB", "'x y'", "a range of numbers (5-9)", "a job name"]),
         (["cancel", "3,4"], ["JOB", "'3,4'", "separate several jobs with spaces"]),
         (["cancel", "9-5"], ["JOB", "'9-5'", "a range such as 5-9"]),
-        (["logs", "5-9"], ["JOB", "'5-9' is a range of jobs; give a single one, such as 5"]),
+        (["logs", "5-9"], ["JOB", "'5-9' is a range of jobs; give a single job, such as 5"]),
         (["cancel", "0"], ["JOB", "'0'"]),
         (["hold"], ["JOB"]),
         (["attach", "\u0661"], ["JOB", "a job name"]),

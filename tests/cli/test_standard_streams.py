@@ -13,7 +13,7 @@ import pytest
 from tests.stress.harness import environment
 
 ROOT = Path(__file__).parents[2]
-FULL = "the standard output cannot be written: No space left on device\n"
+FULL = "cannot write to standard output: No space left on device\n"
 
 
 def shell(folder: Path | str, command: str, **more: str) -> subprocess.CompletedProcess[bytes]:

@@ -92,7 +92,7 @@ def test_stop_ends_a_scheduler_that_is_starting(desk: Desk) -> None:
     assert desk.requests() == []
 
 
-def test_stop_waits_for_a_first_scheduler_without_a_database(
+def test_stop_waits_for_a_first_scheduler_that_has_no_database_yet(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aside = desk.data_dir.database.with_name("aside")

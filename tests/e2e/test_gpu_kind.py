@@ -33,7 +33,7 @@ def test_start_refuses_a_store_of_the_other_kind_of_gpus_and_leaves_it_unchanged
     refused = start(world, *REAL, "--log-dir", "other_logs", "--jobs-file", "none.txt")
     assert refused.returncode == 2
     why, ways = refused.stderr.splitlines()
-    assert "2 jobs from simulated GPUs, but this start uses real GPUs" in why
+    assert "2 jobs recorded with simulated GPUs, but this start would use real GPUs" in why
     assert [way in ways for way in ("--fresh", "--state-file", "--keep-history")] == [True] * 3
     assert files(world) == before
     assert not (world.folder / "other_logs").exists()
@@ -43,7 +43,7 @@ def test_start_refuses_a_store_of_the_other_kind_of_gpus_and_leaves_it_unchanged
     assert (world.folder / "told").read_text() == "ran\nran\n"
     back = start(world, "--simulate", "1:80G")
     assert back.returncode == 2
-    assert "2 jobs from real GPUs, but this start uses simulated GPUs" in back.stderr
+    assert "2 jobs recorded with real GPUs, but this start would use simulated GPUs" in back.stderr
 
 
 def test_jobs_queued_on_simulated_gpus_can_start_on_real_gpus_with_keep_history(world: World) -> None:

@@ -33,7 +33,7 @@ def test_every_command_refuses_a_store_planted_by_another_user(
         data_dir.folder.rename(world.folder / "his")
         data_dir.folder.symlink_to("his")
         os.chown(data_dir.folder, other_uid, other_uid, follow_symlinks=False)
-    why = "is a link" if linked else f"is the store of another user, {other_uid};"
+    why = "is a link" if linked else f"belongs to another user ({other_uid});"
     for words in (
         (*START, ""),
         (*START, "", "--fresh", "--yes", "--trust-files"),

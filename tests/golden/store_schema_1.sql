@@ -108,7 +108,7 @@ CREATE TABLE job (
     exit_code           INTEGER,
     signal              INTEGER,
     reason              TEXT,                       -- StateReason as JSON
-    held_by             TEXT,                       -- 'user', 'line', or the outcome because of which it is held
+    held_by             TEXT,                       -- 'user', 'line', or the outcome that caused the hold
     cancel_cause        TEXT,                       -- cause of a pending cancellation
     cancel_grace_s      REAL,
     launch_failures     INTEGER NOT NULL DEFAULT 0,

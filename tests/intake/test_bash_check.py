@@ -45,11 +45,11 @@ def test_rejects_a_command_that_closes_the_brackets_around_it() -> None:
 
 
 @pytest.mark.parametrize("quiet", ["[[ ]]", "[[ ! ]]", "[[ a && ]]", "[[ a || ]]"])
-def test_mistake_is_found_beside_a_mistake_that_the_check_misses(quiet: str) -> None:
+def test_finds_a_mistake_near_a_mistake_that_the_check_misses(quiet: str) -> None:
     assert set(find_refusals([quiet, "do"])) == {"do"}
 
 
-def test_tells_unfinished_commands_from_invalid_ones() -> None:
+def test_distinguishes_unfinished_commands_from_invalid_commands() -> None:
     assert find_refusals(["for i in 1; do"])["for i in 1; do"].unfinished
     assert not find_refusals(["done"])["done"].unfinished
     assert not find_refusals(["echo it's"])["echo it's"].unfinished

@@ -115,8 +115,8 @@ def test_invalid_utf8_is_reported_with_line_column_and_byte(tmp_path: Path) -> N
         ("python a.py\n".encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
         (b"python a.py\n\0\npython b.py\n", "is binary: it contains NUL bytes"),
         (random.Random(18).randbytes(20_000_000), "is binary: it contains NUL bytes"),
-        (b"\n" * 60 * 1024**2, "has 62,914,560 lines; a jobs file has at most 250,000"),
-        (b"a\n" * 250_001, "has 250,001 lines; a jobs file has at most 250,000"),
+        (b"\n" * 60 * 1024**2, "has 62,914,560 lines; a jobs file may have at most 250,000"),
+        (b"a\n" * 250_001, "has 250,001 lines; a jobs file may have at most 250,000"),
         (b"\n" + b"x" * 64 * 1024**2, "is larger than 64 MiB"),
     ],
     ids=["UTF-16", "one NUL", "random bytes", "newlines", "too many jobs", "too large"],
@@ -174,7 +174,7 @@ def test_follows_a_jobs_file_that_appears_and_disappears(tmp_path: Path) -> None
     assert w.poll(0.2).accepted is not None
 
 
-def test_removal_delay_restarts_when_the_file_returns(tmp_path: Path) -> None:
+def test_removal_delay_restarts_when_the_file_reappears(tmp_path: Path) -> None:
     w = watch(tmp_path, "a\nb\n")
     w.path.write_text("a\n")
     w.poll()

@@ -232,7 +232,7 @@ def test_appended_lines_may_continue_an_unfinished_command_above(
     assert {line.number for line in later[-1].malformed} == mistakes
 
 
-def test_poll_returns_its_result_again_until_it_is_recorded(tmp_path: Path) -> None:
+def test_poll_repeats_its_result_until_the_result_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("a\n")
     reader = JobsFileReader(path, "/w", "/home/u", GPUS)

@@ -60,7 +60,7 @@ def test_a_store_with_fewer_jobs_does_not_replace_a_backup(store: Store) -> None
     make(store)
     store.db.connection.execute("DELETE FROM job")
     store.db.connection.execute("DELETE FROM sqlite_sequence")
-    refusal = r"scheduler-1.db is newer than the store \(its last job is job 3\)"
+    refusal = r"scheduler-1.db, whose last job is job 3, is newer than the store"
     with pytest.raises(SchedulerError, match=refusal):
         make(store)
     assert names(store) == ["scheduler-1.db"]

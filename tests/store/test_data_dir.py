@@ -130,7 +130,7 @@ def test_compares_hosts_by_machine_id_then_by_name(one: Host, other: Host, same:
         '{"name": "a", "data_dir": 3}',
     ],
 )
-def test_an_invalid_host_file_names_no_host(tmp_path: Path, text: str) -> None:
+def test_an_invalid_host_file_does_not_name_a_host(tmp_path: Path, text: str) -> None:
     (tmp_path / "host").write_text(text)
     assert read_host(tmp_path / "host") is None
 
@@ -314,7 +314,7 @@ def test_the_host_file_does_not_contain_the_machine_id(
                 "x.json ",
             ],
         ),
-        (99999, ["x.d is the store of another user, 99999;", "--state-file"]),
+        (99999, ["x.d belongs to another user (99999);", "--state-file"]),
         (1234, ["x.d cannot be entered; run `chmod u+rwx "]),
     ],
 )

@@ -86,7 +86,7 @@ def test_only_jobs_for_the_other_kind_of_gpu_conflict(
     assert found.conflicts_with(simulated) is other
 
 
-def test_a_missing_or_broken_database_records_no_gpus(tmp_path: Path) -> None:
+def test_finds_no_recorded_gpus_in_a_missing_or_broken_database(tmp_path: Path) -> None:
     assert recorded_gpus(tmp_path / "none.db") is None
     (tmp_path / "broken.db").write_bytes(b"no database, but long enough to be read" * 40)
     assert recorded_gpus(tmp_path / "broken.db") is None

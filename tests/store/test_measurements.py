@@ -127,7 +127,7 @@ def test_records_each_gpu_on_which_a_job_exceeds_its_declared_memory(store: Stor
         ({"share": 1000, "whole": True, "assumed": True}, {}),
     ],
 )
-def test_keeps_the_declared_memory_on_each_gpu_over_a_restart(
+def test_keeps_the_declared_memory_on_each_gpu_across_a_restart(
     store: Store, values: dict[str, Any], budgets: dict[str, int]
 ) -> None:
     job = add(store)
@@ -139,7 +139,7 @@ def test_keeps_the_declared_memory_on_each_gpu_over_a_restart(
     assert last(store, job)["declared"] == (values.get("vram") if budgets else None)
 
 
-def test_a_share_of_a_gpu_of_unknown_size_declares_no_memory(store: Store) -> None:
+def test_a_share_of_a_gpu_of_unknown_size_does_not_declare_memory(store: Store) -> None:
     with store.db.transaction() as db:
         db.execute("UPDATE gpu SET total_mib = NULL WHERE uuid = 'U1'")
     job = add(store)
@@ -187,7 +187,7 @@ def test_memory_set_by_the_user_overrides_memory_raised_after_an_oom(store: Stor
     assert ResourceSpec.from_key(row.spec_key).vram == 6000
 
 
-def test_reports_only_the_first_of_many_infeasible_jobs(store: Store) -> None:
+def test_reports_only_the_first_few_of_many_infeasible_jobs(store: Store) -> None:
     jobs = [add(store, vram=99999) for _ in range(7)]
     row = store.job(jobs[0])
     assert row is not None

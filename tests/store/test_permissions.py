@@ -78,8 +78,8 @@ def test_refuses_the_data_directory_of_another_user(
     tmp_path.chmod(0o1777)
     os.chown(data_dir.folder, other_uid, other_uid)
     data_dir.folder.chmod(0o777)
-    assert f"s.d is the store of another user, {other_uid};" in refusal(data_dir)
-    with pytest.raises(SchedulerError, match="the store of another user"):
+    assert f"s.d belongs to another user ({other_uid});" in refusal(data_dir)
+    with pytest.raises(SchedulerError, match="belongs to another user"):
         Store(data_dir)
     with pytest.raises(PermissionError, match="belongs to another user"):
         InstanceLock(data_dir.lock)
@@ -95,7 +95,7 @@ def test_root_accepts_a_data_directory_owned_by_the_owner_of_its_folder(
     tmp_path.chmod(0o755)
     Store(data_dir, create=True).close()
     tmp_path.chmod(0o777)
-    assert "the store of another user" in refusal(data_dir)
+    assert "belongs to another user" in refusal(data_dir)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,8 @@ def test_refuses_a_file_system_that_ignores_permissions(
     data_dir.folder.chmod(0o777)
     monkeypatch.setattr(os, "fchmod", lambda fd, mode: None)
     with pytest.raises(
-        SchedulerError, match="stores no permissions; name a folder on another file system with --data-dir"
+        SchedulerError,
+        match="does not store permissions; name a folder on another file system with --data-dir",
     ):
         data_dir.create()
 

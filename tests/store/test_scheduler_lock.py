@@ -43,7 +43,7 @@ def held(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("other", [None, "not the lock"])
-def test_removing_the_lock_file_admits_no_second_scheduler(tmp_path: Path, other: str | None) -> None:
+def test_removing_the_lock_file_does_not_allow_a_second_scheduler(tmp_path: Path, other: str | None) -> None:
     path = tmp_path / "lock"
     with held(path) as child:
         path.unlink()
@@ -85,7 +85,7 @@ def test_waits_for_a_lock_that_a_child_of_a_dead_scheduler_still_has(tmp_path: P
     child.stdout.close()
 
 
-def test_finding_the_holder_of_the_lock_acquires_no_lock(tmp_path: Path) -> None:
+def test_finding_the_holder_of_the_lock_does_not_acquire_a_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with held(path) as child:
         path.unlink()

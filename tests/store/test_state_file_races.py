@@ -47,7 +47,7 @@ def test_accepts_a_reverting_edit_that_began_before_the_first_edit_was_applied(m
     assert machine.pauses() == ([2], [2])
 
 
-def test_saving_an_old_copy_later_reverts_no_pause(machine: Machine) -> None:
+def test_saving_an_old_copy_later_does_not_revert_a_pause(machine: Machine) -> None:
     old = json.loads(machine.path.read_text())
     machine.edit(1)
     machine.round()

@@ -7,7 +7,10 @@ from gpu_scheduler.core.scheduling.facts import Facts
 
 
 def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
-    """Returns the boot time of the next deadline (a timeout, a retry or a repeated signal), if any."""
+    """Returns the next deadline in seconds since boot, or None if there is none.
+
+    A deadline is a timeout, a retry or a repeated signal.
+    """
     times: list[float] = [] if next_retry is None else [next_retry]
     now, settings = facts.now.boot, facts.settings
     if facts.storage_issue is not None:
