@@ -64,7 +64,7 @@ def test_no_result_contains_a_secret(desk: Desk, location: Location, tmp_path: P
     assert IN_COMMAND in path.read_text()
 
 
-def test_a_masked_job_keeps_its_other_values() -> None:
+def test_masking_the_secrets_of_a_job_leaves_its_other_values_unchanged() -> None:
     spec = JobSpec("csv", COMMAND, "/", script="/t.py", arguments=("--api-key", IN_ARGUMENTS, "--n", "3"))
     job = job_record(text=COMMAND, spec_json=spec.to_json(), reason=StateReason(ReasonKind.PREEMPTED))
     shown = without_secrets(job)

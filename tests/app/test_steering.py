@@ -50,7 +50,7 @@ def test_a_running_scheduler_answers_requests(desk: Desk, location: Location) ->
         assert [one.kind for one in gpu_requests.pause(location, None)] == [AnswerKind.CARRIED_OUT] * 2
 
 
-def test_refused_requests_are_listed_first(desk: Desk, location: Location) -> None:
+def test_answers_to_requests_list_refusals_first(desk: Desk, location: Location) -> None:
     queued, finished = desk.job(), desk.job("echo done")
     desk.record(act.FinishJob(finished, Outcome.COMPLETED, None))
     assert kinds(job_requests.hold(location, [queued, finished, 99])) == [

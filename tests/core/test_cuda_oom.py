@@ -110,7 +110,7 @@ def test_recognizes_the_message_of_a_program_that_caught_an_oom_error(line: str)
 
 
 @pytest.mark.parametrize("line", CAUGHT)
-def test_a_programs_own_message_counts_only_among_the_last_lines(line: str) -> None:
+def test_an_oom_message_in_a_programs_own_words_counts_only_among_the_last_lines_of_a_log(line: str) -> None:
     assert cuda_oom(f"{line}\n" + "epoch\n" * 5) == line
     of_library = any(pattern.search(line) for pattern in ROWS)
     assert cuda_oom(f"{line}\n" + "epoch\n" * 6) == (line if of_library else None)

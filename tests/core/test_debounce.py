@@ -40,7 +40,7 @@ def test_accepts_appended_lines_at_once_even_while_the_file_is_open_for_writing(
     assert w.states() == {1: "queued", 2: "queued"}
 
 
-def test_a_last_line_without_a_newline_waits_five_seconds() -> None:
+def test_a_last_line_without_a_newline_is_accepted_after_five_seconds() -> None:
     w = world("a\nb")
     w.wait(4.9)
     assert w.states() == {1: "queued"}
@@ -59,7 +59,7 @@ def test_a_known_line_that_lost_its_newline_is_not_missing() -> None:
     assert w.queue() == ["n", "a", "b"]
 
 
-def test_a_last_line_without_a_newline_waits_until_the_writer_closes_the_file() -> None:
+def test_a_last_line_without_a_newline_is_not_accepted_while_the_file_is_open_for_writing() -> None:
     w = world("")
     w.open_for_writing = True
     w.save("python train.py --lr 0.0", wait=30)
@@ -68,7 +68,7 @@ def test_a_last_line_without_a_newline_waits_until_the_writer_closes_the_file() 
     assert w.queue() == ["python train.py --lr 0.01"]
 
 
-def test_an_inserted_line_waits_two_seconds() -> None:
+def test_an_inserted_line_is_accepted_after_two_seconds() -> None:
     w = world("a\nb\n")
     w.save("a\nn\nb\n", wait=1.9)
     assert w.states() == {1: "queued", 2: "queued"}

@@ -201,7 +201,7 @@ def test_saving_the_file_does_not_undo_holds_and_cancels_requested_on_the_comman
     assert w.states() == {1: "held", 2: "cancelled", 3: "queued"}
 
 
-def test_equal_commands_each_keep_the_attributes_of_their_line() -> None:
+def test_each_of_several_equal_commands_keeps_the_attributes_of_its_line() -> None:
     w = world("[priority=1] a\n[priority=2] a\n")
     w.save("[priority=2] a\n[priority=3] a\n", wait=2)
     assert {i: job.spec.priority for i, job in w.jobs.items()} == {1: 2, 2: 3}

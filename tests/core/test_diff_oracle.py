@@ -222,7 +222,7 @@ TEXTS = st.lists(st.sampled_from("abcdefgh"), max_size=8, unique=True)
 
 @settings(deadline=None, max_examples=300)
 @given(TEXTS, st.lists(st.tuples(TEXTS, st.floats(0.01, 9.5), st.integers(0, 30)), max_size=6), TEXTS)
-def test_a_burst_of_saves_loses_no_job(
+def test_no_job_is_lost_in_a_burst_of_saves(
     first: list[str], between: list[tuple[list[str], float, int]], last: list[str]
 ) -> None:
     """A line in both the first and the last text keeps its job, whatever the file contains in between.
@@ -251,7 +251,9 @@ FEW_TEXTS = st.lists(st.sampled_from(["a", "b", "[priority=1] a", "0,x.py", "5,x
 
 @settings(deadline=None, max_examples=300)
 @given(FEW_TEXTS, FEW_TEXTS, st.lists(st.sampled_from(["start", "finish"]), max_size=4))
-def test_each_equal_line_has_its_own_job(first: list[str], second: list[str], fates: list[str]) -> None:
+def test_each_of_several_equal_lines_has_its_own_job(
+    first: list[str], second: list[str], fates: list[str]
+) -> None:
     world = JobsFileWorld()
     world.save("".join(f"{text}\n" for text in first), wait=30)
     for i, fate in enumerate(fates, 1):

@@ -139,7 +139,7 @@ E1122 07:00:01.000 41 torch/distributed/elastic/multiprocessing/api.py:833] fail
 """
 
 
-def test_reports_two_processes_on_one_gpu() -> None:
+def test_explains_an_error_caused_by_two_processes_on_one_gpu() -> None:
     text = explain(result(1), FailureContext(NCCL))
     assert text == (
         "exit code 1: torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1970,"

@@ -65,7 +65,7 @@ def test_formats_durations(seconds: float, shown: str) -> None:
         (1000.0 - 3 * 3600, "3 h ago"), (1000.0 - 9 * 86400, "9 d ago"),
     ],
 )  # fmt: skip
-def test_formats_ages(at: float | None, shown: str) -> None:
+def test_formats_the_age_of_a_value(at: float | None, shown: str) -> None:
     assert format_age(at, 1000.0) == shown
 
 
@@ -81,7 +81,7 @@ def test_formats_ages(at: float | None, shown: str) -> None:
         ("cancelled", None, 15, "cancelled"),
     ],
 )
-def test_formats_outcomes(outcome: str, exit_code: int | None, signal: int | None, shown: str) -> None:
+def test_formats_job_outcomes(outcome: str, exit_code: int | None, signal: int | None, shown: str) -> None:
     assert outcome_text(outcome, exit_code, signal) == shown
 
 

@@ -32,7 +32,7 @@ Values = tuple[int | None, int | None, float | None]
         ((100, 5, float("nan")), (100, 5, None)),
     ],
 )
-def test_impossible_values_become_unknown(raw: Values, expected: Values) -> None:
+def test_impossible_values_in_a_gpu_sample_become_unknown(raw: Values, expected: Values) -> None:
     found = without_impossible_values(GpuSample("GPU-a", 0, "GPU", *raw))
     assert (found.total_mib, found.used_mib, found.load_percent) == expected
 

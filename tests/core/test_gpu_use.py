@@ -104,7 +104,7 @@ def test_a_foreign_process_counts_at_its_buffered_peak_until_it_exits() -> None:
     assert available(gpu(0)).committed_mib == 0
 
 
-def test_a_reused_pid_starts_a_new_peak() -> None:
+def test_a_foreign_process_with_a_reused_pid_starts_a_new_peak() -> None:
     again = gpu(0, None, (GpuProcess(7, 100),), process_starts={7: 5.0})
     assert foreign_peaks(again, ()) == {(7, 5.0): 100}
     assert foreign_peaks(replace(again, foreign_peaks={(7, 3.0): 8000}), ()) == {
@@ -240,7 +240,7 @@ def test_unattributed_memory_may_belong_to_a_job_whose_process_is_not_listed_yet
     assert available(gpu(0, 2000), stuck).committed_mib == 10_000 + 2000
 
 
-def test_a_display_reserves_its_memory_but_does_not_block_a_whole_gpu_job() -> None:
+def test_a_display_process_reserves_its_memory_but_does_not_block_a_job_with_a_whole_gpu() -> None:
     desktop = loaded_gpu(97.0, 60, (GpuProcess(7, 60, graphics_only=True, load_percent=97.0),))
     found = available(desktop)
     assert (found.foreign_mib, found.foreign_pid, found.committed_mib) == (0, None, 66)
@@ -359,7 +359,7 @@ def test_does_not_start_two_jobs_that_together_exceed_the_free_memory() -> None:
     )
 
 
-def test_an_allocation_counts_before_its_process_is_listed() -> None:
+def test_an_allocation_counts_before_the_driver_lists_its_process() -> None:
     started = running(1, vram=14_336, measured_at=None, launch_deadline=2000.0)
     [wait] = plan(facts(gpu(0), attempts=(started,), pending_groups=(group(ResourceSpec(vram=14_336), 2),)))
     assert isinstance(wait, act.SetWaitReason)
@@ -414,7 +414,7 @@ def test_the_setting_exclusive_makes_every_job_exclusive() -> None:
     assert (start.job_id, start.whole, start.vram) == (1, True, 5000)
 
 
-def test_the_reason_names_memory_reserved_for_foreign_peaks() -> None:
+def test_the_wait_reason_names_memory_reserved_for_foreign_peaks() -> None:
     less = gpu(0, None, (GpuProcess(7, 500),), owners={7: None}, foreign_peaks={(7, 0.0): 18_000})
     reason = str(start_or_reason(less, ResourceSpec(vram=10_240)))
     assert reason.endswith("(GPU 0: room for 4.2 GiB, running foreign processes have used up to 17.6 GiB)")

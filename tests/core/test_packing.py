@@ -134,7 +134,7 @@ class WatchedMachine(Machine):
 
 @settings(deadline=None, max_examples=200)
 @given(scenes(BY_MEMORY | BY_BOTH, 100, STEADY))
-def test_jobs_within_their_declarations_never_exceed_a_gpu(scene: Scene) -> None:
+def test_jobs_that_stay_within_their_declarations_never_exceed_the_memory_of_a_gpu(scene: Scene) -> None:
     machine = WatchedMachine(replace(scene, sampled=(True, *scene.sampled[1:])))
     machine.play()
     assert machine.starts + len(machine.queued) == len(scene.jobs)

@@ -251,7 +251,9 @@ def test_placement_by_memory_ignores_shares() -> None:
         (available(0, allocated_share=500, committed_mib=15_000), None),
     ],
 )
-def test_a_job_with_a_share_and_memory_must_fit_by_both(view: GpuAvailability, words: str | None) -> None:
+def test_a_job_that_declares_a_share_and_memory_gets_a_gpu_where_both_fit(
+    view: GpuAvailability, words: str | None
+) -> None:
     assert obstacle_words(view, Need(1, 500, vram=9000), LIMITS) == words
 
 
@@ -295,7 +297,7 @@ ALONE, EXCLUSIVE = Need(1, 1000, alone=True), Need(1, 1, exclusive=True)
 @pytest.mark.parametrize("load", [None, 0.0, 79.9, 80.0, 100.0])
 @pytest.mark.parametrize("mib", [0, 5, 200, 201, 19_660, 19_661, 23_000])
 @pytest.mark.parametrize("need", [SHARE, MEMORY, BOTH, ALONE, EXCLUSIVE], ids=str)
-def test_whether_foreign_use_blocks_a_job_depends_on_its_need(
+def test_whether_foreign_use_of_a_gpu_blocks_a_job_depends_on_the_jobs_need(
     need: Need, mib: int, load: float | None
 ) -> None:
     view = available(

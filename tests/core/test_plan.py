@@ -63,7 +63,7 @@ def test_jobs_behind_a_job_that_is_not_loaded_yet_wait_for_the_next_round() -> N
     assert [job.job_id for job, _ in order(lines)] == [1, 2, 3]
 
 
-def test_starts_jobs_behind_a_blocked_group() -> None:
+def test_starts_jobs_queued_behind_a_blocked_group_of_jobs() -> None:
     lines = (group(TWO, (1, 0), (2, 0), more=True), group(WHOLE, (3, 5)))
     assert starts(plan(round_of(2, *lines, attempts=(whole("U0"),)))) == {3: ("U1",)}
 
@@ -81,7 +81,7 @@ def test_memory_release_does_not_wait_for_an_unmanaged_gpu() -> None:
     assert plan(round_of(1, attempts=(ended,))) == [act.RecordMemoryReleased(9)]
 
 
-def test_places_nothing_before_the_first_complete_sample() -> None:
+def test_places_no_jobs_before_the_first_complete_gpu_sample() -> None:
     assert plan(round_of(2, group(HALF, (1, 0)), all_sampled=False)) == []
 
 
@@ -178,7 +178,7 @@ def test_every_request_is_answered_whether_carried_out_or_refused(
         assert not actions[-1].answer.is_refusal
 
 
-def test_a_second_request_for_a_job_waits_for_the_first() -> None:
+def test_a_second_request_for_a_job_waits_for_the_next_round() -> None:
     actions = answered(("hold", "7"), ("release", "7"), ("pause", "U0"), jobs=QUEUED)
     assert [type(a).__name__ for a in actions] == ["HoldJob", "AnswerRequest", "SetPaused", "AnswerRequest"]
 
@@ -226,7 +226,7 @@ def test_a_drain_ends_once_every_waiting_job_needs_action_from_the_user() -> Non
     assert not is_drained(replace(idle, all_sampled=False), [ResourceSpec(gpus=3)], False)
 
 
-def test_places_nothing_in_a_round_that_finishes_an_attempt() -> None:
+def test_places_no_jobs_in_a_round_that_finishes_an_attempt() -> None:
     starting = whole("U0", state=AttemptState.STARTING)
     actions = plan(round_of(2, group(HALF, (1, 0)), attempts=(starting,)))
     assert actions == [act.Transition(90, 9, JobState.RUNNING)]

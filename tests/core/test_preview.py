@@ -83,7 +83,7 @@ def test_does_not_guess_a_script_in_commands_of_other_programs(line: str) -> Non
     assert previewed(line).warnings == ()
 
 
-def test_warns_of_a_missing_conda_environment() -> None:
+def test_warns_about_a_line_with_a_missing_conda_environment() -> None:
     def warnings(conda: str, envs: Collection[str] | None) -> tuple[str, ...]:
         read = parse_line(f"[conda={conda}] true", "/w", "/home/u")
         assert isinstance(read, ParsedJob)
@@ -98,7 +98,7 @@ def test_warns_of_a_missing_conda_environment() -> None:
     )
 
 
-def test_warns_of_a_conda_environment_without_conda() -> None:
+def test_warns_about_a_line_with_a_conda_environment_if_conda_is_missing() -> None:
     assert "no conda was found" in line_note_text(previewed("0,/s/a.py,env", conda_sh=None).warnings[0])
 
 
@@ -112,7 +112,9 @@ def test_warns_of_a_conda_environment_without_conda() -> None:
         ("[gpus=8] true", None, False),
     ],
 )
-def test_warns_of_more_gpus_than_exist(line: str, known: Collection[int] | None, warned: bool) -> None:
+def test_warns_about_a_line_that_needs_more_gpus_than_exist(
+    line: str, known: Collection[int] | None, warned: bool
+) -> None:
     assert (
         any("would wait" in line_note_text(warning) for warning in previewed(line, known).warnings) is warned
     )
@@ -149,7 +151,7 @@ def test_the_preview_of_a_line_includes_notes_about_surprising_defaults(line: st
         ("[share=1] true", False),
     ],
 )
-def test_warns_of_more_memory_than_the_gpus_have(line: str, warned: bool) -> None:
+def test_warns_about_a_line_that_needs_more_memory_than_the_gpus_have(line: str, warned: bool) -> None:
     read = parse_line(line, "/w", "/home/u")
     assert isinstance(read, ParsedJob)
     totals, limits = {0: 1000, 1: 500}, Limits(margin_mib=100)

@@ -82,7 +82,7 @@ def test_holds_back_a_plain_line_until_it_is_complete() -> None:
     assert plain.feed(b"done\n", 61.0) == b"loading ... done\n"
 
 
-def test_updates_nested_bars_once_a_second() -> None:
+def test_updates_nested_progress_bars_once_a_second() -> None:
     bars = FrameFilter(update_interval_s=1.0)
     shown = b""
     for at in range(500):

@@ -25,7 +25,7 @@ def test_split_words_agrees_with_shlex(text: str) -> None:
     assert split_words(text) == expected
 
 
-def test_split_words_expands_no_variables_globs_or_substitutions() -> None:
+def test_split_words_does_not_expand_variables_globs_or_substitutions() -> None:
     assert split_words("$HOME ~/x *.py `ls` $(ls)") == ("$HOME", "~/x", "*.py", "`ls`", "$(ls)")
 
 

@@ -406,7 +406,7 @@ def test_releases_an_allocation_only_when_no_process_of_the_attempt_is_left() ->
         (991.0, None, True),
     ],
 )
-def test_a_released_gpu_waits_until_its_memory_is_free(
+def test_a_released_gpu_is_not_used_until_its_memory_is_free(
     sampled_at: float | None, mib: int | None, cool: bool
 ) -> None:
     attempt = replace(OPEN, state=AttemptState.RELEASED, released_at=990.0, baseline_mib={"U0": 100})

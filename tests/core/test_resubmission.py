@@ -28,7 +28,7 @@ NEW, REQUEUED, KEPT = Resubmission
         ),
     ],
 )
-def test_an_unsuccessful_csv_job_runs_again_but_a_command_becomes_a_new_job(
+def test_resubmitting_an_unsuccessful_csv_job_reruns_it_but_a_command_becomes_a_new_job(
     kind: Kind, state: JobState | None, outcome: Outcome | None, cancel: bool, effect: Resubmission
 ) -> None:
     newest = None if state is None else JobFact(1, state, outcome)

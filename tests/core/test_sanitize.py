@@ -56,7 +56,7 @@ _PARTS = st.lists(
 
 @given(_PARTS, st.lists(st.integers(min_value=1, max_value=5), min_size=1))
 @example(b"\x1b[31m\xe2\x96\x93\x1b]0;x\x1b\\", [1])
-def test_the_filtered_output_does_not_depend_on_the_size_of_the_pieces(
+def test_the_filtered_output_does_not_depend_on_the_size_of_the_input_pieces(
     written: bytes, sizes: list[int]
 ) -> None:
     sanitizer, shown, at, turn = Sanitizer(), b"", 0, 0

@@ -18,7 +18,7 @@ from gpu_scheduler.core.model.states import (
 )
 
 
-def test_every_state_has_transitions() -> None:
+def test_every_job_state_has_transitions() -> None:
     assert set(TRANSITIONS) == set(JobState)
     assert all(TRANSITIONS[state] for state in JobState)
 

@@ -70,7 +70,7 @@ def test_measures_only_running_attempts(attempt: Attempt, noted: bool) -> None:
     assert any(isinstance(note, RecordUsage) for note in notes) == noted
 
 
-def test_measures_memory_and_load_per_gpu() -> None:
+def test_measures_the_memory_and_load_of_an_attempt_on_each_gpu() -> None:
     other = gpu(1, None, (GpuProcess(7, 40),), owners={7: 9})
     other = replace(other, sample=replace(only_sample(other), load_percent=55.0))
     both = replace(NEW, gpus=("U1", "U0", "gone"))
@@ -237,7 +237,7 @@ def test_records_the_foreign_load_of_a_sample_once(
     assert notes == ([] if after is None else [RecordForeignLoad("U0", after, 999.0)])
 
 
-def test_records_overuse_before_placing_jobs() -> None:
+def test_records_memory_overuse_before_placing_jobs() -> None:
     """The first job exceeds its declaration. The next job would fit by the declarations alone, but waits."""
     over = gpu(0, None, (GpuProcess(7, 16_000),), owners={7: 9})
     first = running(vram=10_000, measured_at=None)

@@ -77,7 +77,7 @@ HELD = ((7, 50.0, 9000), (8, 60.0, 700), (9, 0.0, 300))
         ([8], [], {}),
     ],
 )
-def test_the_peak_of_a_foreign_process_counts_while_it_lives(
+def test_the_peak_of_a_foreign_process_counts_while_the_process_is_alive(
     listed: list[int],
     alive: list[tuple[int, float]],
     kept: dict[tuple[int, float], int],

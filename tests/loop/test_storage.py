@@ -241,7 +241,9 @@ def test_falls_back_to_a_log_folder_named_after_the_user(
     assert [issue.blocks_starts for issue in find_issues(home, logs)] == [True, True]
 
 
-def test_reports_a_link_among_the_parents_of_the_log_folder(home: DataDir, tmp_path: Path) -> None:
+def test_reports_a_symbolic_link_among_the_parent_folders_of_the_log_folder(
+    home: DataDir, tmp_path: Path
+) -> None:
     logs = LogFolder.from_option(str(tmp_path / "a" / "logs"))
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "a").symlink_to(tmp_path / "b")

@@ -180,7 +180,7 @@ def test_a_process_group_with_a_new_zombie_counts_as_alive(monkeypatch: pytest.M
     assert fork_chains.may_have_living_group(RecordedCommand(7, 70))
 
 
-def test_sends_no_signal_if_proc_shows_another_pid_namespace(
+def test_sends_no_signals_if_proc_shows_another_pid_namespace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with subprocess.Popen(["sleep", "100"]) as process:
