@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Collection, Sequence
 
-#: Options accepted before the command: options with a value, and flags without one.
+#: The options that are accepted before the command: those that need a value, and those that do not.
 _OPTIONS_WITH_VALUE = ("--state-file", "--data-dir")
 _FLAGS = ("-h", "--help", "--version")
 _JOBS_PLACEHOLDER, _JOB_SET_OPTIONS = "JOB…", ("--all", "--failed")

@@ -29,7 +29,7 @@ class LogFilter:
         self._sanitizer = Sanitizer()
 
     def feed(self, data: bytes) -> bytes:
-        """Returns the text to print for the next bytes. Empty bytes mean that no output came for a while."""
+        """Returns the text to print for the next bytes. Empty `data` means that there was no new output."""
         if self._frames is None and CURSOR_UP.search(data):
             self._frames = FrameFilter(self._bar_interval_s)
         if self._frames is not None:
@@ -100,7 +100,7 @@ class LogPrinter:
             data = self._file.read(at - start)
             found = len(data)
             while (found := data.rfind(b"\n", 0, found)) >= 0:
-                # A newline at the end of the file ends its last line and does not start another.
+                # A newline at the end of the file ends the last line and does not start another one.
                 lines -= start + found + 1 < end
                 if lines == 0:
                     return start + found + 1

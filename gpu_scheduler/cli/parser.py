@@ -121,7 +121,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Returns the parsed options; the option `command` is the name of the command.
+    """Returns the parsed options. The option `command` is the name of the command.
 
     Raises UsageError for a bad argument; the message shows the option, its value and the accepted values.
     Raises SystemExit(0) after printing the text for --help or --version.

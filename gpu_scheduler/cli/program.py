@@ -58,7 +58,10 @@ def no_store_message(location: Location) -> str:
 
 
 def stdout_screen() -> Viewport:
-    """Returns the size of the terminal on stdout, and whether to use colours; without one, no limits."""
+    """Returns the size of the terminal on stdout and whether to use colours.
+
+    Without a terminal, the size is unlimited and there are no colours.
+    """
     from gpu_scheduler.views.layout import Viewport
 
     if not sys.stdout.isatty():

@@ -100,6 +100,6 @@ def doctor(options: Namespace) -> int:
 
 
 def _print_progress(text: str) -> None:
-    """Prints what is being checked if the output is a terminal. The next finding overwrites the text."""
+    """On a terminal, prints what is being checked. The next finding overwrites this text."""
     if sys.stderr.isatty() and sys.stdout.isatty():
         print(f"{text} …", end="\r", file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from gpu_scheduler.views.answers import answer_text
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_refs import JobRef
 
-#: Maximum number of jobs with the same answer that get a line each; if there are more, they share one line.
+#: Up to this many jobs with the same answer get a line each. If there are more, they share one line.
 MAX_LINES = 20
 
 

@@ -56,7 +56,7 @@ def _is_stdout(stream: TextIO) -> bool:
 
 
 def flush_or_discard() -> None:
-    """Writes the buffered output, but discards it if that fails. For output that is not essential."""
+    """Writes the buffered output, or discards it if that fails. For output that is not essential."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_refs import JobRef
 
-#: The same pattern as in core.jobsfile.attributes, which takes too long to import here.
+#: The same pattern as in core.jobsfile.attributes, a module that takes too long to import here.
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _INTEGER = re.compile(r"-?[0-9]{1,9}", re.ASCII)
 
 
 def number(greater_than: float, maximum: float, *, minimum: float | None = None) -> Callable[[str], float]:
-    """Returns a reader that accepts numbers above `greater_than` (or from `minimum`) up to `maximum`."""
+    """Returns a reader for numbers above `greater_than` (or at least `minimum`) and at most `maximum`."""
     accepted = f"greater than {greater_than:g} and at most" if minimum is None else f"from {minimum:g} to"
 
     def read(text: str) -> float:
@@ -45,7 +45,7 @@ def integer(minimum: int, maximum: int) -> Callable[[str], int]:
 
 
 def mib(text: str) -> int:
-    """Reads an amount of memory, written as in attributes (512, 1G, 1.5GiB), or 0. Returns MiB."""
+    """Reads 0 or an amount of memory written as in attributes (512, 1G, 1.5GiB). Returns MiB."""
     from gpu_scheduler.core.model.units import parse_mib
 
     if text.strip() == "0":

@@ -20,7 +20,7 @@ from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
 from gpu_scheduler.views.status_text import to_text
 from gpu_scheduler.views.text_width import wrap_text
 
-#: Control sequences that switch to the alternate screen and hide the cursor, and that undo both.
+#: The control sequences that switch to the alternate screen and hide the cursor, and those that undo this.
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _CURSOR_HOME, _CLEAR_TO_LINE_END, _CLEAR_TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
 #: Signals that, by default, end this process without restoring the terminal.

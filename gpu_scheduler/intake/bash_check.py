@@ -181,7 +181,10 @@ def find_continuations(
 
 
 def _command_end(texts: Sequence[str], start: int) -> int:
-    """Returns the index after the last line of the command at `start`, or start + 1 if none completes it."""
+    """Returns the index after the last line of the command that begins at `start`.
+
+    Returns start + 1 if no line completes the command.
+    """
     behind = start
     while behind + 1 < len(texts) and _ends_in_backslash(texts[behind]):
         behind += 1

@@ -18,7 +18,7 @@ from gpu_scheduler.system.shortages import reraise_shortage
 #: Maximum size of a jobs file, in bytes and in lines. Each line takes about 2 KiB of memory.
 MAX_BYTES = 64 * 1024 * 1024
 MAX_LINES = 250_000
-#: Timestamps are coarse: two changes within this many nanoseconds may leave a file with the same timestamps.
+#: Two changes to a file within this many nanoseconds may produce the same timestamps, which are coarse.
 _RACY_WINDOW_NS = 2_000_000_000
 
 

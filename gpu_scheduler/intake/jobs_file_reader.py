@@ -87,9 +87,8 @@ class JobsFileReader:
         if previous is not self._text.lines:
             if not _are_identical(previous, self._text.lines):
                 return self._poll_whole(content, previous, jobs, now_s)
-            self._text = replace(
-                self._text, lines=previous
-            )  # drops the specs of new jobs, which the store has
+            # Drop the specs of the new jobs, because these jobs are now in the store.
+            self._text = replace(self._text, lines=previous)
         if content == self._text.content:
             return Poll(None, {}, None, self._text.malformed)
         if self._text.can_be_extended and content.startswith(self._text.content):

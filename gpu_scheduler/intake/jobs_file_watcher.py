@@ -106,8 +106,8 @@ class JobsFileWatcher:
                 break
             jobs = accepted_lines.JobFacts(self._store, self._reading)
         self._report(poll)
-        # An editor may move the file away for a moment. Jobs with malformed lines keep waiting then, because
-        # that does not correct the lines.
+        # An editor may move the file away for a moment. This does not correct a malformed line, so the line's
+        # job keeps waiting.
         self.waits = poll.waits if poll.problem is None else _lasting_waits(self.waits, now)
         dues = [wait.due_at for wait in self.waits.values() if wait.due_at is not None]
         self.recheck_at = poll.recheck_at if poll.problem is None else min(dues, default=None)

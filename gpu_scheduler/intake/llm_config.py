@@ -76,7 +76,7 @@ class LlmConfigFile:
         if problem.kind is not ProblemKind.MISSING:
             log.error("%s %s; the last valid version remains in use", self.path, problem)
         elif is_first:
-            log.info("there is no %s: a job that declares no needs gets 1 GPU", self.path.name)
+            log.info("there is no %s, so a job that declares no needs gets 1 GPU", self.path.name)
         else:
             log.warning("%s was removed; the last valid version remains in use", self.path)
 

@@ -21,7 +21,8 @@ from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import Content, ProblemKind
 
-#: An edit within this many seconds of the last edit, and with the same base, counts as made on top of it.
+#: An edit with the same base as the last edit counts as made on top of it if it comes within this many
+#: seconds.
 SAME_EDIT_S = 5.0
 
 

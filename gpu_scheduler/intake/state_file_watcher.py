@@ -46,7 +46,7 @@ class StateFileWatcher:
         self.due_at: float | None = None
 
     def start(self, now: float) -> None:
-        """Examines a version that was replaced unexamined, if any, and then the file or its removal."""
+        """Examines any version that was replaced before its examination, then the file or its removal."""
         try:
             self._drop_edited_keys()
             self._apply_displaced()
@@ -87,7 +87,7 @@ class StateFileWatcher:
     def write(self, now: float, *, at_once: bool = False) -> None:
         """Rewrites the file if its content should change. Never overwrites an edit.
 
-        Writes at most once a second. at_once: write immediately, for use in the last write.
+        Writes at most once a second. at_once: write immediately, because this is the last write.
         """
         self.due_at = self._broken_since[1] + BROKEN_DELAY_S if self._broken_since else None
         if self._broken_since is not None:

@@ -62,7 +62,7 @@ class TextParser:
 
     def __init__(self, cwd: str, home: str, known_gpus: frozenset[int] | None) -> None:
         self._cwd, self._home, self._known_gpus = cwd, home, known_gpus
-        #: The results of parsing malformed lines one by one, kept so that bash checks these lines only once.
+        #: The results of parsing malformed lines alone, kept so that bash checks these lines only once.
         self._parsed_alone: dict[str, LineResult] = {}
 
     def parse(

@@ -1,4 +1,7 @@
-"""Stores the last reading of each jobs file line by line, its working directory and any problem with it."""
+"""Stores the last reading of each jobs file, line by line.
+
+It also stores the working directory of each file's lines, and why the file cannot be read, if it cannot.
+"""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def damaged_error(path: Path, error: BaseException) -> DamagedStoreError:
 class Database:
     """One connection to the database.
 
-    Every write is BEGIN IMMEDIATE … COMMIT with a full fsync (WAL, synchronous=FULL), except a write
-    that a power cut may undo.
+    Every write is a BEGIN IMMEDIATE … COMMIT transaction with a full fsync (WAL, synchronous=FULL), except
+    for writes that a power cut may undo.
 
     create: create a missing database, and accept an earlier schema, which `upgraded` then upgrades. Without
     `create`, raises StoreNotFoundError if there is no database, and SchemaError if the schema is an earlier

@@ -18,7 +18,7 @@ _EVENT_QUERY = (
     " FROM event LEFT JOIN job ON job.id = event.job_id"
 )
 _JOB_STATES = frozenset(state.value for state in JobState)
-#: Matches the routine events that `notable_events` omits: a new job is queued, or a launched job is running.
+#: Matches routine events, which `notable_events` omits: a new job is queued, or a launched job is running.
 _ROUTINE = "event.kind = 'running' OR (event.kind = 'queued' AND event.reason IS NULL)"
 
 

@@ -1,4 +1,4 @@
-"""Determines whether a store was used with simulated or real GPUs, and refuses or makes a switch of kind.
+"""Determines whether a store was used with simulated or real GPUs, and handles a change of kind.
 
 The managed GPUs in the store reveal the kind, so this works with stores of all versions.
 """

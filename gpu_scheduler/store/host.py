@@ -24,7 +24,7 @@ class Host:
     """A host.
 
     name: its host name; machine: a digest of its machine-id, or None if it has no machine-id; data_dir: the
-    data directory on that host, or None if the file that names the host is in that directory.
+    data directory on that host, or None if the host file is in that directory.
     """
 
     name: str
@@ -85,7 +85,10 @@ def write_host(path: Path, host: Host) -> None:
 
 
 def claim_host(path: Path, host: Host) -> None:
-    """Creates the file for this host unless it exists. The file then names the first host. Raises OSError."""
+    """Creates the file for this host unless it exists. Raises OSError.
+
+    Read the file afterwards to find out which host it names.
+    """
     from gpu_scheduler.system.atomic_file import create_file
 
     # The name is random, because the same pid may occur on several hosts that share the folder.

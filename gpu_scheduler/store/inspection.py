@@ -33,8 +33,8 @@ class StoreCondition:
     """The condition of a store.
 
     damage              why the database counts as damaged; empty if it does not.
-    owner               the data directory recorded in an intact database, if its id differs from the id in
-                        this one.
+    owner               the data directory recorded in an intact database, if that directory's id differs
+                        from the id in this one.
     folders             the attempt folders that were read.
     unknown_folders     the folders of attempts that the database should contain but does not.
     backups             the backups, newest first; their content has not been checked.

@@ -1,4 +1,4 @@
-"""Keeps the measured usage of finished attempts by workload class, i.e. program and model."""
+"""Keeps the measured usage of finished attempts for each workload class, which is a program and a model."""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ class AttemptRecord:
     """An attempt of a job.
 
     number: 1, 2, … within its job; learned: whether its vram was learned; assumed: whether its share and vram
-    are defaults, because none were declared. misplaced: for each GPU outside its allocation that it uses,
-    the GPU and the pid of one process there. measured_boot: the time of the newest sample in its allocations.
+    are defaults, because none were declared. misplaced: the GPUs that it uses outside its allocation,
+    each with the pid of one process there. measured_boot: the time of the newest sample in its allocations.
 
     launch_count: the number of launches that count towards the limit; launch_deadline_boot: the time at which
     it is launched again unless a runner has claimed it; executor: the name of the executor that launches it;

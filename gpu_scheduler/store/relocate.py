@@ -25,7 +25,7 @@ class Relocation:
         self._new_paths: dict[str, str] = {}
 
     def new_path(self, path: str) -> str:
-        """Returns the current path of a file or folder, which differs if it was moved or copied."""
+        """Returns the current path of a file or folder, which is different if it was moved or copied."""
         if path not in self._new_paths:
             self._new_paths[path] = self._find_new_path(path)
         return self._new_paths[path]

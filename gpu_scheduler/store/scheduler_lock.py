@@ -20,7 +20,7 @@ from gpu_scheduler.store import permissions
 
 #: struct flock of 64-bit Linux: short type, short whence, off_t start, off_t len, pid_t pid.
 _FLOCK = struct.Struct("hhqqi4x")
-#: Seconds to wait for the lock of a folder whose holder has died. A child that the holder had just forked
+#: Seconds to wait for the lock on a folder after its holder has died. A child that the holder had just forked
 #: keeps the lock until it executes its program.
 _DEAD_HOLDER_WAIT_S = 2.0
 _RETRY_S = 0.01

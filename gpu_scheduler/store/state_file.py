@@ -50,7 +50,7 @@ def parse(content: bytes) -> dict[str, Any]:
 
 
 def _number(value: object) -> int | None:
-    """Returns the GPU number, or None if the value is not one. Scripts write 2, 2.0 or "2"."""
+    """Returns the GPU number, or None if the value is not one. Accepts 2, 2.0 and "2"."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,6}\s*", value):

@@ -230,7 +230,7 @@ class Store:
         return {row["uuid"]: row["idx"] for row in self.db.rows("SELECT uuid, idx FROM gpu")}
 
     def was_gpu_shared(self, attempt: AttemptRecord, since: float, until: float) -> bool:
-        """Returns whether another job's attempt held one of its GPUs between two times (wall seconds)."""
+        """Returns whether another job's attempt held one of this attempt's GPUs from `since` to `until`."""
         row = self.db.row(
             "SELECT 1 FROM attempt WHERE job_id <> ? AND created_at < ? AND coalesce(ended_at, 9e99) > ?"
             " AND EXISTS (SELECT 1 FROM allocation WHERE attempt_id = attempt.id"

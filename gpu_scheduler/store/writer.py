@@ -108,7 +108,7 @@ class StoreWriter:
             )
 
     def record_shortage(self, attempt_id: int) -> None:
-        """Records that a shortage prevented a launch. It does not count, and another is due now."""
+        """Records that a shortage prevented a launch, which then does not count. The next one is due now."""
         with self._store.db.transaction(synced=False) as db:
             db.execute(
                 "UPDATE attempt SET launch_count = max(launch_count - 1, 0), launch_deadline_boot = 0"
