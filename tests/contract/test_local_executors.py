@@ -84,7 +84,9 @@ def test_launch_returns_while_the_command_runs(executor: Executor, make: Make) -
     assert attempt.result().cause == "cancelled"
 
 
-def test_three_launches_start_the_command_once(executor: Executor, make: Make) -> None:
+def test_launching_an_attempt_three_times_starts_its_command_only_once(
+    executor: Executor, make: Make
+) -> None:
     attempt = make("echo start; exit 0")
     attempt.prepare()
     for _ in range(3):

@@ -140,7 +140,7 @@ class Machine:
         raise AssertionError(f"rounds never settle: {actions}")
 
     def usage(self, one: Running, index: int) -> int | None:
-        """Returns the MiB that a job uses on a GPU: None before its process starts and after it ends."""
+        """Returns the MiB that a job uses on a GPU, or None before its process starts and after it ends."""
         age = self.tick - one.since
         if f"U{index}" not in one.attempt.gpus or not one.attempt.state.is_open or age < 1:
             return None

@@ -174,7 +174,9 @@ def test_variables_set_by_the_line_or_the_scheduler_override_those_of_the_enviro
     assert "/mine" in found["PATH"].split(":")
 
 
-def test_reports_which_environments_hook_ended_the_shell(conda: Installation, tmp_path: Path) -> None:
+def test_reports_the_environment_and_the_hook_that_ended_the_shell(
+    conda: Installation, tmp_path: Path
+) -> None:
     bad = plant_hook(conda.prefix_of("other"), "activate", "it's bad.sh", "leave() { exit 5; }\nleave")
     report = conda.job(env_job(conda="other"), conda.plain)[3]
     assert (

@@ -130,7 +130,7 @@ def test_rejects_contradictory_attributes(values: dict[str, Any], message: str) 
         {"share": 1500, "gpus": None, "vram": None},
     ],
 )
-def test_accepts_compatible_attributes(values: dict[str, Any]) -> None:
+def test_accepts_attributes_that_can_be_combined(values: dict[str, Any]) -> None:
     check_conflicts(values)
 
 

@@ -116,13 +116,13 @@ def test_a_malformed_line_delays_the_cancellation_of_the_job_whose_line_it_repla
 @pytest.mark.parametrize(
     ("before", "after", "waiting", "cancelled"),
     [
-        # The text after the attribute block identifies the original of a malformed line, wherever the new
-        # line is …
+        # The line that a malformed line replaces (its original) is the missing line with the same text
+        # after the attribute block, regardless of its position.
         ("a\nb\nc\n", "[vram=20H] c\na\n", {3}, {2}),
         ("a\n[vram=2G] b # x\nc\n", "a\nc\n[vram=2G b\n[vram=2H] b  # y\n", {2}, set()),
         ("a\n[gpus=2] b\nc\n", "[gpus=two] b\n", {2}, {1, 3}),
         ("0,a.py\n0,b.py\n", "[vrm=2] 0,b.py\n", {2}, {1}),
-        # … otherwise the nearest missing line is the original.
+        # If no missing line has the same text, the original is the nearest missing line.
         ("a\nb\nc\nd\n", "a\nhigh,b.py,x\n", {2}, {3, 4}),
         ("a\nb\nc\nd\n", "a\nn\nhigh,c.py,x\nd\n", {3}, {2}),
         ("a\nb\nc\nd\n", "n\na\nhigh,x,x\nc\n", {2}, {4}),

@@ -365,7 +365,7 @@ def test_an_allocation_counts_before_the_driver_lists_its_process() -> None:
     assert isinstance(wait, act.SetWaitReason)
 
 
-def test_a_start_counts_for_later_jobs_of_the_same_round() -> None:
+def test_a_start_reduces_what_later_jobs_of_the_same_round_can_get() -> None:
     world = facts(
         gpu(0),
         pending_groups=(

@@ -297,7 +297,7 @@ def test_parses_all_attributes() -> None:
     )  # fmt: skip
 
 
-def test_text_after_an_empty_block_is_taken_literally() -> None:
+def test_text_after_an_empty_attribute_block_is_taken_literally() -> None:
     assert spec("[] [ -f x ] && train.py").command == "[ -f x ] && train.py"
     assert spec("[] 0,a.py").kind == "csv"
 

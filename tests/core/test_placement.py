@@ -275,7 +275,7 @@ def test_no_job_is_placed_beside_an_exclusive_job(need: Need) -> None:
     assert obstacle(held, need, LIMITS) is not None
 
 
-def test_foreign_processes_block_an_alone_job_but_not_an_exclusive_job() -> None:
+def test_foreign_processes_block_a_job_that_must_run_alone_but_not_an_exclusive_job() -> None:
     beside = available(0, committed_mib=5500, foreign_mib=5000, foreign_pid=8)
     assert obstacle(beside, Need(1, vram=9000, exclusive=True), LIMITS) is None
     assert obstacle(beside, Need(1, 1000, exclusive=True), LIMITS) is None
@@ -482,7 +482,7 @@ def test_the_reason_of_an_infeasible_need_groups_gpus_of_the_same_size() -> None
     )
 
 
-def test_declared_memory_alone_ignores_allocated_shares() -> None:
+def test_a_job_with_only_declared_memory_ignores_allocated_shares() -> None:
     """Shares do not count for a job with declared memory, not even if their sum exceeds a whole GPU."""
     assert (
         obstacle(

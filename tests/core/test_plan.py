@@ -116,7 +116,7 @@ def test_a_gpu_accepts_no_jobs_until_its_ended_attempt_has_released_it() -> None
     assert starts(actions) == {1: ("U0",)}
 
 
-def test_foreign_memory_counts_processes_without_an_attempt() -> None:
+def test_foreign_memory_is_the_memory_of_processes_without_an_attempt() -> None:
     listed = (GpuProcess(1, 5000), GpuProcess(2, 3000), GpuProcess(3, 400, graphics_only=True))
     ours = gpu(0, 8500, listed, owners={1: 9, 2: None, 3: None})
     assert foreign_memory(ours, (whole("U0"),), LIMITS) == 3000

@@ -229,7 +229,7 @@ def test_records_foreign_peaks_only_when_they_change() -> None:
         ((40.0, 40.0, 40.0), 998.0, None),
     ],
 )
-def test_records_the_foreign_load_of_a_sample_once(
+def test_records_the_foreign_load_of_a_sample_only_once(
     noted: tuple[float | None, ...], at: float | None, after: tuple[float | None, ...] | None
 ) -> None:
     one = gpu(0, None, (GpuProcess(8, 30, load_percent=40.0),), foreign_peaks={(8, 0.0): 30})

@@ -1,6 +1,6 @@
-"""A database that was removed while no scheduler ran.
+"""Tests a database that was removed while no scheduler ran.
 
-`start` refuses until it is told to restore the store. Then every line runs exactly once.
+`start` refuses to run until it is told to restore the store. After that, every line runs exactly once.
 """
 
 from __future__ import annotations

@@ -169,15 +169,14 @@ def test_a_restarted_scheduler_reads_results_written_while_it_was_down(
     assert world.wait_finished(4)[4]["outcome"] == "completed"
 
 
-def test_a_shutdown_interrupts_jobs_in_either_signal_order(world: World) -> None:
+def test_a_machine_shutdown_interrupts_jobs_regardless_of_the_order_of_its_signals(world: World) -> None:
     world.start()
     world.append(*(f"[share=0.5] echo $PPID $$ >> pids{n}; exec sleep 60" for n in (1, 2)))
     for n, order in ((1, (0, 1)), (2, (1, 0))):
         pids = [int(pid) for pid in world.wait_for_lines(f"pids{n}")[0].split()]
         os.kill(pids[order[0]], signal.SIGTERM)
-        with contextlib.suppress(
-            ProcessLookupError
-        ):  # The runner forwards the signal and may be faster than the test.
+        # The runner forwards the signal and may be faster than the test.
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pids[order[1]], signal.SIGTERM)
     world.wait_until(lambda jobs: all(jobs.get(i, {}).get("state") == "held" for i in (1, 2)), "both held")
     jobs = world.jobs()

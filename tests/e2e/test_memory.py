@@ -134,7 +134,7 @@ def test_reports_a_job_that_exceeds_its_declaration_and_allocates_its_peak(world
     # By the declarations, job 2 would fit: 8 + 12 GiB and a margin of 0.5 GiB are less than 24 GiB.
     world.append("[vram=12G] echo fits")
     world.wait_until(lambda jobs: "room for" in (jobs.get(2, {}).get("reason") or ""), "job 2 waits")
-    # The room on the GPU is 24576 - 1.1 x 14000 - 512 MiB.
+    # The memory left for other jobs is 24576 - 1.1 x 14000 - 512 MiB.
     assert world.jobs()[2]["reason"] == "needs 12.0 GiB of a GPU, 0 free (GPU 0: room for 8.5 GiB)"
     world.run_ok("cancel", "1", "--grace", "0")
     assert world.wait_finished()[2]["outcome"] == "completed"
@@ -193,7 +193,7 @@ def test_a_time_limit_is_enforced_while_no_scheduler_runs(world: World) -> None:
     assert world.process.wait(60) == 124
 
 
-def test_memory_and_load_of_foreign_processes_limit_placement(world: World) -> None:
+def test_the_memory_and_load_of_foreign_processes_limit_placement(world: World) -> None:
     world.start("--simulate", "1", "--poll", "0.2")
     with somebody(world, 60, 0):
         seen_on(world, 0, 60)

@@ -1,4 +1,4 @@
-"""The journal, the status board and `events` of a real scheduler that is killed and then restarted."""
+"""Tests the journal, the status board and `events` of a real scheduler that is killed and then restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `screens` command with sessions that are attached, closed or killed.
+"""Tests the `screens` command with sessions that are attached, closed or killed.
 
 Covers sockets in another folder, and a machine without Screen.
 """

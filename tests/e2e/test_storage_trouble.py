@@ -1,6 +1,6 @@
-"""Full disks, and folders that vanish or are replaced.
+"""Tests full disks, and folders that vanish or are replaced.
 
-The scheduler continues, reports the problem and recovers.
+The scheduler must keep running, report the problem and recover.
 """
 
 from __future__ import annotations

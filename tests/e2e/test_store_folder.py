@@ -1,4 +1,4 @@
-"""A data directory that is copied, moved, opened by another path or loses its lock, with real schedulers."""
+"""Tests, with real schedulers, a data directory that is copied, moved, opened by another path or unlocked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The output of `start` on a real terminal, in a pipe and in the main log."""
+"""Tests the output of `start` on a real terminal, in a pipe and in the main log."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_uses_a_result_that_was_written_between_the_observation_and_the_process_
 def test_does_not_scan_twice_for_the_processes_of_a_job_with_a_result(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runner has already waited for all processes; a second scan would only delay the next job."""
+    """The runner has already waited for all processes. A second scan would only delay the next job."""
     asked: list[tuple[str, ...]] = []
 
     def scan(attempts: Mapping[str, Path], sure: Collection[str]) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,7 @@ import pytest
 from gpu_scheduler.attempts.log_folder import LogFolder, create_log
 
 
-def test_logs_created_at_the_same_moment_are_separate_files(tmp_path: Path) -> None:
+def test_job_logs_created_at_the_same_moment_are_separate_files(tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, 3, 4, 5, 6)
     logs = [create_log(tmp_path, 7, when) for _ in range(3)]
     assert len(set(logs)) == 3

@@ -189,7 +189,7 @@ def test_an_oom_retry_requests_at_most_the_memory_of_its_gpu_even_while_gpus_are
     assert len(rig.store.attempts(job)) == 2
 
 
-def test_fail_retries_of_a_job_override_those_of_the_scheduler(rig: Rig) -> None:
+def test_the_fail_retries_of_a_job_override_those_of_the_scheduler(rig: Rig) -> None:
     again, never = rig.add_job("exit 3", fail_retries=1), rig.add_job("exit 3", fail_retries=0)
     rig.loop.settings = replace(rig.loop.settings, fail_retries=9)
     rig.tick_until(lambda: rig.job(again).fail_retries_used == 1, "the end of the first attempt")

@@ -92,7 +92,7 @@ def test_a_launch_that_fails_because_of_a_shortage_does_not_count_as_failed(
     executor = Refusing(number)
     rig = rig_with(tmp_path, executor)
     job, other = rig.add_job("exit 7", share=1000), rig.add_job("exit 0", share=1000)
-    # This is more than the permitted number of launches and attempts.
+    # If these launches counted as failed, the limits on launches and attempts would be exceeded.
     rig.tick_until(lambda: executor.tried > 5, "six launches")
     [reason] = wait_reasons(rig.store).values()
     assert reason.cause == describe_shortage(number)

@@ -36,7 +36,7 @@ def reap(executor: DirectExecutor, count: int) -> None:
     wait_for(few, f"at most {count} runners")
 
 
-def test_three_launches_start_the_command_once(make: Make) -> None:
+def test_launching_an_attempt_three_times_starts_its_command_only_once(make: Make) -> None:
     executor = DirectExecutor()
     for _ in range(4):
         attempt = make("echo start >&2; exit 0")

@@ -1,4 +1,4 @@
-"""Tests, on a file system of 512 KiB, that a full disk costs log output but never the exit code."""
+"""Tests, on a file system of 512 KiB, that a full disk may lose log output but never the exit code."""
 
 from __future__ import annotations
 

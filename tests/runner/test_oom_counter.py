@@ -24,7 +24,7 @@ from tests.runner.conftest import Make
         ("nothing here\n", "oom_kill 1\n", None),
     ],
 )
-def test_counts_oom_kills_since_the_counter_was_made(
+def test_counts_oom_kills_since_the_counter_was_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, kills: int | None
 ) -> None:
     file = tmp_path / "memory.events"
