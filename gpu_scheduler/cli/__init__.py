@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        standard_streams.discard_output()  # the reader of our output has gone
+        standard_streams.discard_output()  # the program that reads the output has ended
         return EXIT_BROKEN_PIPE
     except standard_streams.OutputError as error:
         standard_streams.discard_output()

@@ -18,7 +18,7 @@ def add(options: Namespace) -> int:
     location, new = location_of(options), _new_line(options)
     if options.output_file == "-":
         added = app.compose(location, new)
-        print(added.line)  # secrets are not hidden, so that the user can use the line
+        print(added.line)  # secrets are shown, so that the user can use the line as it is printed
     else:
         added = app.add(location, new, options.output_file)
         print(added.line)

@@ -36,7 +36,7 @@ def _print_new(reader: EventReader, format_event: Callable[[Event], str]) -> Non
 
 
 def _wait_for_next_poll() -> None:
-    """Waits until the next poll. Raises BrokenPipeError if the reader of the output has gone."""
+    """Waits until the next poll. Raises BrokenPipeError if nobody reads the output any more."""
     try:
         fd = sys.stdout.fileno()
     except io.UnsupportedOperation:

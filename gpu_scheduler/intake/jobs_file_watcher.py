@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 #: Maximum number of messages logged for one change to the file.
 MAX_LOGGED = 100
-#: Number of appended lines to turn into jobs at a time. The scheduler does its other work between batches.
+#: Number of appended lines to turn into jobs in one batch. Between batches, the scheduler does other work.
 BATCH_LINES = 5_000
 #: Seconds after which lines that could not be checked are checked again.
 SHORTAGE_RETRY_S = 1.0

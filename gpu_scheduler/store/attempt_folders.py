@@ -75,8 +75,8 @@ def list_attempt_folders(
 ) -> list[AttemptFolder]:
     """Returns the attempt folders, sorted by job and attempt number.
 
-    skip_jobs: the ids of jobs whose folders are left out, because listing the folders of very many jobs takes
-    seconds if they must be read from disk. skip_unreadable: leave out folders that cannot be read instead of
+    skip_jobs: the ids of jobs whose folders are skipped, because listing the folders of very many jobs takes
+    seconds if they must be read from disk. skip_unreadable: skip folders that cannot be read instead of
     raising OSError. If `runs` itself cannot be read, OSError is always raised.
     """
     found = []

@@ -141,7 +141,7 @@ class DataDir:
         return (
             f"the store of {self.state_file} belongs to host {owner.name} (data directory {there}); this is"
             f" host {this_host().name}\n"
-            f"run the command on {owner.name}; if that host is gone or was renamed to this one,"
+            f"run the command on {owner.name}; if that host is gone or is now called {this_host().name},"
             " use `start --take-over`"
         )
 

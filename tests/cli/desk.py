@@ -1,4 +1,4 @@
-"""Provides a store in a temporary folder. Runs commands on it, and a scheduler that answers requests."""
+"""Provides a store in a temporary folder, and runs commands and a scheduler on it."""
 
 from __future__ import annotations
 

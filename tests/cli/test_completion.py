@@ -37,7 +37,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 def completed(folder: Path, *words: str) -> list[str]:
-    """Returns the completions that bash offers for the last of these words."""
+    """Returns the completions that bash offers for the last word."""
     (folder / "script").write_text(completion_script("bash"))
     (folder / "ask.sh").write_text(ASK)
     done = subprocess.run(

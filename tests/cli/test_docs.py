@@ -1,4 +1,4 @@
-"""The generated pages are up to date, and the links of handwritten pages work."""
+"""The generated pages are up to date, and the links on handwritten pages work."""
 
 from __future__ import annotations
 

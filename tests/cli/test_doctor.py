@@ -1,4 +1,4 @@
-"""The `doctor` command; its checks are tested in tests/health."""
+"""The `doctor` command. The tests in tests/health test its checks."""
 
 from __future__ import annotations
 

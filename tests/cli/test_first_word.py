@@ -161,7 +161,7 @@ def test_every_name_of_the_program_accepts_a_jobs_file(here: Path) -> None:
 
 
 def started_scheduler(world: World, *words: str) -> Process:
-    """Starts `gpu-scheduler jobs.txt …` and waits until it is running. Closing `world` ends it."""
+    """Starts `gpu-scheduler jobs.txt …` and waits until it is running. Closing `world` ends the program."""
     with open(world.output_file, "wb") as out:
         words = ("jobs.txt", *SIMULATED, *words)
         process = Process("gpu_scheduler", words, world.folder, world.env, out.fileno(), out.fileno())

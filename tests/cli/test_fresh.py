@@ -1,4 +1,4 @@
-"""Forgetting the history with --fresh: what is removed, what is kept, atomicity, and refusals."""
+"""Forgetting the history with --fresh: removed and kept data, atomicity, and refusals."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ BAR = b"start\n\r  0%|    | 0/2\r 50%|##  | 1/2\r100%|####| 2/2\nend without a n
 
 
 def on_terminal(*argv: object) -> bytes:
-    """Returns the output of a command on a terminal that passes it on unchanged."""
+    """Returns the output of a command on a terminal that does not change the output."""
     ours, theirs = pty.openpty()
     mode = termios.tcgetattr(theirs)
     mode[1] &= ~termios.OPOST

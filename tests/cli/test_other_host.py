@@ -1,4 +1,4 @@
-"""Commands refuse the store of another host. The error names that host and the remedy."""
+"""Commands refuse a store that belongs to another host. The error names that host and the remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ELSEWHERE = Host("gpu-other", "0" * 32)
 
 @pytest.fixture
 def there(desk: Desk) -> Desk:
-    """Provides a store of another host with job 1, which waits, and job 2, which is recorded as running."""
+    """Provides another host's store with job 1, which waits, and job 2, which is recorded as running."""
     desk.job("echo waits")
     row = desk.attempt(desk.job("sleep 100"))
     desk.record(act.Transition(2, row.id, JobState.RUNNING))

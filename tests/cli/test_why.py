@@ -261,7 +261,7 @@ def test_why_explains_a_failed_job(desk: Desk) -> None:
 
 
 def test_why_shows_only_events_of_its_own_store(desk: Desk) -> None:
-    """The main log may contain lines about a job with the same id that belongs to another scheduler."""
+    """The main log may contain lines about another scheduler's job with the same id."""
     job = desk.job("echo a")
     desk.data_dir.main_log.write_text(f"[other.json] job {job} starts on gpu [0] — echo other\n")
     [told] = [one["message"] for one in why_json(desk, job)["checks"] if one["check"] == "events"]

@@ -1,4 +1,4 @@
-"""SQL and database rows stay inside the store. All other code gets records."""
+"""SQL and database rows stay inside the store. All other code receives records."""
 
 from __future__ import annotations
 

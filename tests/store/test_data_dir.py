@@ -150,7 +150,7 @@ def test_a_start_makes_this_host_the_owner(tmp_path: Path) -> None:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> DataDir:
-    """Provides a store of another host with one job and a write-ahead log without a checkpoint."""
+    """Provides another host's store, with one job and a write-ahead log that was not checkpointed."""
     data_dir = DataDir.of(str(tmp_path / "s.json"))
     store = Store(data_dir, create=True)
     store.insert_job(JobSpec("command", "echo hello", "/", command="echo hello"), "cli")

@@ -43,7 +43,7 @@ MOUNTS = parse_mountinfo(MOUNTINFO.splitlines())
         ("/", "8:2", "ext4", False),
         ("/tmp/x", "0:27", "tmpfs", False),
         ("/net/data/proj", "0:61", "nfs4", True),
-        ("/net/data/proj", "0:77", "nfs4", True),  # a volume that the server has mounted below
+        ("/net/data/proj", "0:77", "nfs4", True),  # a volume that the server has mounted below this path
         ("/nethome/u", "0:98", "tmpfs", False),
         ("/net/data/local", "8:2", "ext4", False),  # a bind mount of a local folder
         ("/mnt/my disk\\x/y", "0:97", "cifs", True),

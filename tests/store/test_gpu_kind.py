@@ -1,4 +1,4 @@
-"""The kind of GPUs of a store (simulated or real), and the data that it keeps when the kind changes."""
+"""The GPU kind of a store (simulated or real), and the data that the store keeps when the kind changes."""
 
 from __future__ import annotations
 

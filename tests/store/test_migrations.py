@@ -1,4 +1,4 @@
-"""A store with an earlier schema opens with all its data. A store of a development version is refused."""
+"""A store with an earlier schema opens with all its data. A development version's store is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kept_store(folder: Path) -> DataDir:
 
 @pytest.fixture
 def next_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Adds a migration to those of this version. Yields its number."""
+    """Adds a migration to those of this version. Yields the migration's number."""
     number = database.newest_schema_version() + 1
     folder = tmp_path / "migrations"
     shutil.copytree(MIGRATIONS, folder)

@@ -1,4 +1,4 @@
-"""Reading files that others wrote never blocks and never reads more than the limit."""
+"""Reading files of other users never blocks and never reads more than the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pauses by commands, by edits of the state file, and by both.
+"""Pauses made by commands, by edits to the state file, and by both.
 
 The later pause takes precedence and none is lost.
 """
@@ -215,7 +215,7 @@ def test_compares_and_renames_if_the_file_system_cannot_exchange_names(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Libc:
-        """Answers RENAME_EXCHANGE as NFS, CIFS and FUSE do: with an error."""
+        """Answers RENAME_EXCHANGE with an error, as NFS, CIFS and FUSE do."""
 
         @staticmethod
         def renameat2(*args: object) -> int:

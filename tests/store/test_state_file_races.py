@@ -1,4 +1,4 @@
-"""Edits of the state file shortly after another edit or after the scheduler has written the file."""
+"""Edits to the state file shortly after another edit or after the scheduler has written the file."""
 
 from __future__ import annotations
 
