@@ -91,7 +91,7 @@ def test_command_sh_matches_the_golden_file(name: str, command: AttemptCommand) 
     path = GOLDEN / f"command_{name}.sh"
     if os.environ.get("WRITE_GOLDEN"):
         path.write_text(command.command_sh)
-    assert command.command_sh == path.read_text(), "WRITE_GOLDEN=1 rewrites it"
+    assert command.command_sh == path.read_text(), "set WRITE_GOLDEN=1 to rewrite the golden file"
 
 
 @pytest.mark.parametrize("options", ["set -e", "set -u", "set -eu -o pipefail", "set -C; set -f; IFS=0123"])

@@ -143,7 +143,7 @@ def test_a_new_malformed_line_protects_the_job_of_only_one_missing_line(
     w.wait(0.2)
     assert {job for job in jobs if w.states()[job] == "cancelled"} == cancelled
     assert w.waiting_for_lines == waiting
-    assert w.next_check is None, "a drain has nothing to wait for"
+    assert w.next_check is None, "a drain does not wait for anything more"
     again = restart(w)
     again.wait(60)
     assert (again.waiting_for_lines, again.states()) == (w.waiting_for_lines, w.states())

@@ -278,4 +278,4 @@ def test_each_of_several_equal_lines_has_its_own_job(
         old = [i for i in before if world.jobs[i].spec.command == name]
         new = [i for i, job in world.jobs.items() if job.spec.command == name]
         count = sum(text.removeprefix("[priority=1] ") == name for text in second)
-        assert len(new) == max(len(old), count), "no more new jobs than more lines, and no fewer"
+        assert len(new) == max(len(old), count), "each additional line creates exactly one job"

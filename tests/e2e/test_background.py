@@ -152,7 +152,7 @@ def test_ctrl_c_during_startup_also_ends_the_daemon(daemons: World) -> None:
         cwd=daemons.folder, env=daemons.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )  # fmt: skip
-    wait_for((daemons.folder / "asked").exists, "the hanging question")
+    wait_for((daemons.folder / "asked").exists, "a driver query that hangs")
     (scheduler,) = children_of(caller.pid)
     caller.send_signal(signal.SIGINT)
     assert caller.communicate(timeout=60)[0] == b""

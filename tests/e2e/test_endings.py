@@ -78,7 +78,7 @@ def test_a_drain_ends_when_a_line_becomes_malformed_while_its_job_runs(world: Wo
     gone = r"line removed from jobs.txt; the job is cancelled in \d+ s unless the line is restored"
     world.wait_until(
         lambda jobs: jobs[2]["reason"] == typo and re.fullmatch(gone, jobs[3]["reason"] or ""),
-        "the typo and the line that is gone seen",
+        "the scheduler notices the typo and the removed line",
     )
     (world.folder / "go").touch()
     assert world.process is not None

@@ -50,14 +50,14 @@ def test_a_hanging_driver_delays_only_the_placement_of_jobs(world: World) -> Non
 
     wait_for(lambda: fault().startswith(_UNREADABLE), "the GPU is reported as unreadable")
     world.append("exit 0", "exit 1")
-    world.wait_until(lambda jobs: len(jobs) == 3, "the lines are read all the same")
+    world.wait_until(lambda jobs: len(jobs) == 3, "the lines are read although the driver hangs")
     (world.folder / "go").write_text("\n")
     assert world.wait_finished(1)[1]["exit_code"] == 5
     world.run_ok("cancel", "3")
     jobs = world.wait_finished(3)
     assert (jobs[3]["outcome"], jobs[2]["state"]) == ("cancelled", "queued")
     assert jobs[2]["reason"].startswith(_UNREADABLE)
-    wait_for(lambda: start_ticks(first) is None, "the end of the query that was given up")
+    wait_for(lambda: start_ticks(first) is None, "the end of the abandoned query")
     assert (driver / "hang").exists()
 
     (driver / "hang").unlink()

@@ -120,7 +120,7 @@ def test_pauses_by_command_and_by_state_file_take_effect_without_overwriting_eac
     world.end_scheduler()
     assert "effect" in world.run_ok("pause", "2")
     world.start()
-    wait_for(lambda: [g["state"] for g in world.status()["gpus"]].count("paused") == 3, "three paused")
+    wait_for(lambda: [g["state"] for g in world.status()["gpus"]].count("paused") == 3, "three paused GPUs")
     wait_for(lambda: json.loads(state.read_text())["paused_gpus"] == [1, 2, 3], "state file")
     world.run_ok("resume", "all")
     wait_for(lambda: json.loads(state.read_text())["paused_gpus"] == [], "state file")
@@ -239,7 +239,7 @@ def test_a_scheduler_ends_if_its_data_directory_is_removed(world: World) -> None
         subprocess.run(["rm", "-rf", folder], check=False, stderr=subprocess.DEVNULL)
         return not folder.exists()
 
-    wait_for(is_removed, "the end of the folder")
+    wait_for(is_removed, "the removal of the data directory")
     assert world.process is not None
     assert world.process.wait(60) == 1
     assert "removed or replaced" in world.output()
@@ -251,7 +251,7 @@ def test_a_scheduler_starts_no_job_after_another_host_takes_over(world: World) -
     world.append("[share=0.5] while [ ! -e go ]; do sleep 0.05; done; echo ran >> ran")
     world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
     home.host_file.unlink()
-    wait_for(home.host_file.exists, "the scheduler's own name, once more")
+    wait_for(home.host_file.exists, "the scheduler to write its own host name again")
     wait_for(lambda: '"running": 1' in home.state_file.read_text(), "the state file with job 1")
     write_host(home.host_file, Host("gpu-other", "0" * 32))
     home.state_file.write_text("{}")  # This stands for a file written by the other host.

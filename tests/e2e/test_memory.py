@@ -57,7 +57,9 @@ def somebody(world: World, vram: int, load: int, gpu: int = 0) -> Iterator[subpr
         env=world.env | {"GPU_SCHEDULER_SIM": str(folder)}, stdout=subprocess.DEVNULL,
     ) as process:  # fmt: skip
         try:
-            wait_for(lambda: list(Path(folder).glob(f"{process.pid}-*.json")), "its use of the GPU")
+            wait_for(
+                lambda: list(Path(folder).glob(f"{process.pid}-*.json")), "the GPU use of the foreign process"
+            )
             yield process
         finally:
             process.kill()

@@ -76,7 +76,7 @@ def alive(world: World) -> int:
 
 def goes_on(world: World) -> None:
     before = alive(world)
-    wait_for(lambda: alive(world) > before + 3, "the job going on")
+    wait_for(lambda: alive(world) > before + 3, "more output of the job")
 
 
 def test_a_jobs_screen_session_supports_attach_resize_detach_and_ctrl_c(world: World, terminal: Tmux) -> None:

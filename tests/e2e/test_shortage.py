@@ -75,7 +75,7 @@ def _group(name: str) -> tuple[Path, Path]:
         if (group / "pids.max").exists():
             return group, Path(base)
         group.rmdir()
-    pytest.skip("root is bound by no limit of processes, and may make no control group here")
+    pytest.skip("process limits do not apply to root, and root cannot create a control group here")
 
 
 def _removed(group: Path) -> bool:
@@ -96,7 +96,7 @@ def test_a_scheduler_at_its_process_and_file_limits_keeps_running_and_does_not_f
     pid = world.process.pid
     with limited([pid], resource.RLIMIT_NOFILE, 3) as allow:
         world.append("[share=1] echo 2")
-        wait_for(lambda: "limit on open files reached" in world.output(), "what is said")
+        wait_for(lambda: "limit on open files reached" in world.output(), "a message about open files")
         allow()
         world.wait_finished(2)
     with without_processes(pid) as allow:
@@ -110,7 +110,9 @@ def test_a_scheduler_at_its_process_and_file_limits_keeps_running_and_does_not_f
     assert {(job["outcome"], job["attempts"]) for job in jobs.values()} == {("completed", 1)}
     with limited([pid], resource.RLIMIT_NOFILE, 3):
         world.append("[share=1] echo 9")
-        wait_for(lambda: world.output().count("limit on open files reached") > 1, "what is said")
+        wait_for(
+            lambda: world.output().count("limit on open files reached") > 1, "a message about open files"
+        )
         assert world.end_scheduler() == 0
     said = world.output()
     assert said.count("process limit reached") == 1

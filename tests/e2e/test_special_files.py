@@ -27,16 +27,17 @@ def test_a_scheduler_keeps_running_with_a_linked_state_file_and_fifos_in_place_o
         said = json.loads(real.read_text() or "{}")
         return bool(said.get("_scheduler") == {"paused_gpus": [2]} and said["mine"] == "\ud800")
 
-    wait_for(paused, "the edit taken in, and the file written through the link")
+    wait_for(paused, "the edit to be applied and the file to be written through the link")
     assert link.is_symlink()
     link.unlink()
     for path in (link, config):
         os.mkfifo(path)
-    wait_for(lambda: f"{config} is not a regular file" in world.output(), "what is said of llm_config.json")
+    wait_for(lambda: f"{config} is not a regular file" in world.output(), "a message about llm_config.json")
     world.append("echo ran > ran")
     world.wait_finished(1)
     wait_for(
-        lambda: f"{link} cannot be read or written (is not a regular file)" in world.output(), "the same"
+        lambda: f"{link} cannot be read or written (is not a regular file)" in world.output(),
+        "a message about the state file",
     )
     assert f"state file {link} is not a regular file: remove it" in world.run_ok("status")
     assert world.end_scheduler() == 0

@@ -69,7 +69,7 @@ def test_a_scheduler_survives_a_full_disk_under_the_logs(
         disk.fill()
         world.append("[share=1] echo second")
         why = f"log folder {disk.path}/logs is on a full disk: free some space there"
-        world.wait_until(lambda jobs: 2 in jobs and jobs[2]["reason"] == why, "job 2 says why it waits")
+        world.wait_until(lambda jobs: 2 in jobs and jobs[2]["reason"] == why, "the wait reason of job 2")
         assert reported_issues(world) == [("log folder", "is on a full disk", True)]
         assert f"Problem: {why}; no new jobs start until this is resolved" in world.run_ok("status")
         (tmp_path / "go").touch()
@@ -94,13 +94,13 @@ def test_a_scheduler_survives_a_full_disk_under_the_store(
         disk.fill()
         world.append("[share=1] echo ran >> ran")
         why = f"store {disk.path}/state.d is on a full disk: free some space there"
-        wait_for(lambda: why in world.output(), "the scheduler says it")
+        wait_for(lambda: why in world.output(), "the scheduler's message about the full disk")
 
         def is_full() -> bool:
             disk.fill()  # also fills the space that the scheduler has freed
             return reported_issues(world) == [("store", "is on a full disk", True)]
 
-        wait_for(is_full, "status says it")
+        wait_for(is_full, "the health issue in status")
         refused = world.cli("hold", "1")
         assert (refused.returncode, refused.stderr) == (
             1, f"gpu-scheduler: {why} (database or disk is full)\n",
@@ -115,7 +115,7 @@ def test_a_scheduler_survives_a_full_disk_under_the_store(
         assert (tmp_path / "ran").read_text() == "ran\n"
         assert jobs[2]["attempts"] == 1
         assert "Traceback" not in world.output()
-        wait_for(is_full, "it is full again")
+        wait_for(is_full, "the disk is full again")
         assert world.end_scheduler() == 0
         disk.fill()
         assert why in world.cli("start", "--simulate", "1").stderr
@@ -179,7 +179,10 @@ def test_jobs_run_while_the_state_file_cannot_be_written(
 
         wait_for(lambda: seen() == ([3], ["state file is on a full disk"]), "GPU 3 paused", every_s=0.1)
         disk.free()
-        wait_for(lambda: json.loads(file.read_text())["_scheduler"]["paused_gpus"] == [3], "it is written")
+        wait_for(
+            lambda: json.loads(file.read_text())["_scheduler"]["paused_gpus"] == [3],
+            "the state file is written",
+        )
         assert seen() == ([3], [])
         assert world.output().count(f"{file} cannot be read or written") <= 1
         assert world.end_scheduler() == 0
@@ -200,7 +203,7 @@ def test_recreates_a_removed_log_folder_but_does_not_touch_something_put_in_its_
     logs.symlink_to(victim)
     world.append("[share=1] echo three")
     why = f"log folder {logs} is a link: remove it, or name a folder that you own with --log-dir"
-    world.wait_until(lambda jobs: 3 in jobs and jobs[3]["reason"] == why, "job 3 says why it waits")
+    world.wait_until(lambda jobs: 3 in jobs and jobs[3]["reason"] == why, "the wait reason of job 3")
     assert reported_issues(world) == [("log folder", "is a link", True)]
     logs.unlink()
     jobs = world.wait_finished(3, timeout_s=RECOVERY_S)
@@ -219,7 +222,7 @@ def test_reports_a_lost_main_log_on_the_terminal(world: World, tmp_path: Path) -
     log.rmdir()
     world.append("[share=1] echo three")
     world.wait_finished(3)
-    wait_for(lambda: log.exists() and "job 3 finished [OK]" in log.read_text(), "the main log goes on")
+    wait_for(lambda: log.exists() and "job 3 finished [OK]" in log.read_text(), "new lines in the main log")
     said = world.output()
     assert said.count(f"the main log {log} cannot be written: Is a directory") == 1
     assert "Traceback" not in said

@@ -33,10 +33,12 @@ def original(tmp_path: Path) -> Iterator[World]:
     world.append(JOB.format(tmp_path))
     world.start()
     world.wait_until(lambda jobs: 1 in jobs and jobs[1]["state"] == "running", "job 1 runs")
-    wait_for(lambda: trace(tmp_path), "its first word")
+    wait_for(lambda: trace(tmp_path), "the first line of the job's trace")
     with closing(Store(DataDir.of(str(tmp_path / "a" / world.state)))) as store:
         # `status` may report a job as running before the store does.
-        wait_for(lambda: store.db.row("SELECT 1 FROM job WHERE state = 'running'"), "that on the record")
+        wait_for(
+            lambda: store.db.row("SELECT 1 FROM job WHERE state = 'running'"), "the running job in the store"
+        )
     yield world
     (tmp_path / "go").touch()
     world.close()
@@ -157,7 +159,7 @@ def test_a_scheduler_starts_no_job_after_its_folder_or_database_was_replaced(
     original.end_scheduler()
     done = original.cli("cancel", "1", "--grace", "0")
     assert (done.returncode, done.stdout.split(":")[1]) == (1, " not ended")
-    assert len(trace(tmp_path)) == 1, "no signal came"
+    assert len(trace(tmp_path)) == 1, "the job received no signal"
 
 
 def test_a_job_keeps_running_if_its_data_directory_is_renamed(

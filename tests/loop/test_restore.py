@@ -421,7 +421,7 @@ def test_lines_of_restored_attempts_do_not_run_again(
     assert len(desk.rig.store.db.rows("SELECT 1 FROM attempt")) == 4
     assert open_requests(desk.rig.store) == []
     assert state_counts(desk.rig.store) == {"finished": 4, "held": 1}, (
-        "the line that had never begun is there anew"
+        "the line whose job never began has a new job"
     )
     outcomes = [row["outcome"] for row in desk.rig.store.db.rows("SELECT outcome FROM job ORDER BY id")]
     assert outcomes == ["completed", "completed", "failed", "completed", None]

@@ -200,7 +200,7 @@ def test_a_runner_uses_hardly_any_cpu_time_after_the_command_closes_its_output(
         before = cpu_ticks(runner)
         until = time.monotonic() + 0.5
         wait_for(lambda end=until: time.monotonic() > end, "half a second")  # type: ignore[misc]
-        assert cpu_ticks(runner) - before < 10, "the runner spins"
+        assert cpu_ticks(runner) - before < 10, "the runner uses CPU time instead of waiting"
         (tmp_path / "go").touch()
         assert attempt.result().exit_code == 4
         assert attempt.body() == "first\n"

@@ -113,7 +113,7 @@ def test_a_new_zombie_makes_a_scan_incomplete(monkeypatch: pytest.MonkeyPatch) -
             patch.setattr(process_scan, "newest_first", ends_then)
             assert process_scan.scan({"x": None}).missed
             patch.setattr(process_scan, "newest_first", lambda: [process.pid])
-            assert not process_scan.scan({"x": None}).missed, "it knows it now"
+            assert not process_scan.scan({"x": None}).missed, "the scan now knows the ended process"
     finally:
         process.kill()
         process.wait()
