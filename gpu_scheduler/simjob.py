@@ -80,18 +80,32 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: python -m gpu_scheduler.simjob --vram 8000 --ramp 2 --hold 5",
     )
     parser.add_argument(
-        "--vram", type=int, default=1000, metavar="MIB", help="memory to use on each GPU (1000)"
+        "--vram",
+        type=int,
+        default=1000,
+        metavar="MIB",
+        help="MiB of memory to use on each GPU (default: 1000)",
     )
     parser.add_argument(
-        "--ramp", type=float, default=0.0, metavar="S", help="seconds in which to allocate the memory (0)"
+        "--ramp",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="seconds over which to allocate the memory (default: 0)",
     )
     parser.add_argument(
-        "--hold", type=float, default=1.0, metavar="S", help="seconds for which to keep the memory (1)"
+        "--hold",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="seconds for which to keep the memory (default: 1)",
     )
-    parser.add_argument("--load", type=float, default=90.0, metavar="PERCENT", help="simulated load (90)")
+    parser.add_argument(
+        "--load", type=float, default=90.0, metavar="PERCENT", help="simulated load in percent (default: 90)"
+    )
     parser.add_argument("--oom", action="store_true", help="run out of GPU memory after the ramp")
     parser.add_argument("--gpus", metavar="LIST", help="GPUs to use instead of CUDA_VISIBLE_DEVICES")
-    parser.add_argument("--exit", type=int, default=0, metavar="CODE", help="exit code (0)")
+    parser.add_argument("--exit", type=int, default=0, metavar="CODE", help="exit code (default: 0)")
     return parser
 
 

@@ -34,7 +34,7 @@ class AttemptRef:
 
 
 class Executor(Protocol):
-    """Launches, observes and stops single attempts. All methods but `launch` may be repeated without harm.
+    """Launches, observes and stops single attempts. Every method except `launch` can safely be repeated.
 
     name: never changes, because the store records it with each attempt that the executor launches. is_local:
     whether the attempts run on this machine, where a scan of /proc finds their processes by the token.
@@ -73,7 +73,7 @@ class Executor(Protocol):
         """
 
     def kill(self, attempt: AttemptRef) -> None:
-        """Ends an attempt that did not end within its grace period, without giving it time for a result."""
+        """Ends an attempt whose grace period is over, without giving it time to write a result."""
 
     def reap(self) -> None:
         """Collects the executor's ended child processes without blocking. `launch` also does this."""
@@ -104,7 +104,7 @@ class Executors:
             return AttemptStatus(claim="unknown", anomalies=(str(error),))
 
     def is_local(self, attempt: AttemptRef) -> bool:
-        """Returns whether the processes of an attempt are on this machine."""
+        """Returns whether an attempt's processes run on this machine."""
         return attempt.executor in self._by_name and self.of(attempt).is_local
 
     def reap(self) -> None:

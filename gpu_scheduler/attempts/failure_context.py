@@ -1,4 +1,4 @@
-"""Collects the context of a failed command: the end of its log, and the GPU ids it was given."""
+"""Collects the context of a failed command: the end of its log, and the GPU ids that it was given."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from gpu_scheduler.runner.spec import STOP_FIELDS, invalid_field, is_optional_te
 
 @dataclass(frozen=True)
 class ClaimFile:
-    """The contents of the file `claim`. void: no runner ran the attempt, and none ever will."""
+    """The contents of the file `claim`. void: whether no runner has run the attempt and none ever will."""
 
     void: bool
     runner: RunnerIdentity | None = None

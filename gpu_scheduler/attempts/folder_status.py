@@ -4,7 +4,7 @@ A runner is alive if it holds the lock on the claim. Readers ask the kernel whic
 never take it themselves. A runner is dead if the lock is free and the process that made the claim is gone. A
 free lock alone proves nothing, because the claim in a copied folder has no lock. An unusable file is reported
 and treated as absent. If the claim is unusable, the runner recorded in the store is checked instead. If the
-store has none either, the runner remains unknown.
+store does not record a runner, the runner is unknown.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def observe(folder: Path, token: str, recorded_runner: RunnerIdentity | None = N
         return status
     if recorded_command(folder, token) is None:
         return replace(status, folder_complete=is_prepared(folder))
-    # A runner claims the attempt before it starts the command. So the claim was made after the first read, or
-    # somebody removed it.
+    # A runner claims the attempt before it starts the command. The claim was therefore made after the first
+    # read, or somebody removed it.
     return replace(_read_status(folder, token, recorded_runner), command_began=True)
 
 
@@ -52,8 +52,8 @@ def _read_status(folder: Path, token: str, recorded_runner: RunnerIdentity | Non
     stop = reader.read("stop", parse_stop)
     withdrawn = reader.read("withdrawn", parse_stop)
     if stop is None and withdrawn is not None and withdrawn.on_timeout == "kill":
-        # A cancel replaced the request that the runner was withdrawing. The runner renamed it with the
-        # request, but still obeys it.
+        # A cancel replaced the request that the runner was withdrawing. The runner therefore renamed the
+        # cancel instead, but still obeys it.
         stop = withdrawn
     runner = (
         claim.runner if isinstance(claim, ClaimFile) else recorded_runner if state == "unclaimed" else None
@@ -108,7 +108,7 @@ class FolderReader:
     def read_claim(self) -> tuple[ClaimFile | FileProblem | None, int | None]:
         """Returns the claim or its problem, and the pid of the process that holds the lock on the claim.
 
-        Either one is None if it does not exist. Raises OSError.
+        Each of the two is None if it does not exist. Raises OSError.
         """
         fd = open_file(str(self._folder / "claim"))
         if not isinstance(fd, int):

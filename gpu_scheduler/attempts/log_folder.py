@@ -1,4 +1,4 @@
-"""Manages the folder of job logs, which must be our own and not reached through a link.
+"""Manages the folder of job logs, which must belong to us and must not be reached through a link.
 
 Each attempt gets a new file in it.
 """
@@ -114,7 +114,7 @@ def create_log(folder: Path, job_id: int, started_at: datetime) -> Path:
 
 def user_name() -> str:
     """Returns the name of the user that we run as; the uid if the user has no name."""
-    import getpass  # imported here, because it would slow down the start of front ends
+    import getpass  # imported here, because a global import would slow down the start of front ends
 
     try:
         return getpass.getuser()

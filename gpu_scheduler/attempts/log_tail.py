@@ -9,8 +9,8 @@ from gpu_scheduler.runner.folder import SHORTAGE
 
 #: Number of bytes to read from the end of a log in order to find its last error.
 TAIL_BYTES = 64 * 1024
-#: If the first line is cut, it is dropped, unless it is longer than this. Then this many bytes of it are
-#: kept.
+#: A cut first line is dropped, unless it is longer than this many bytes. If it is longer, its last bytes up
+#: to this number are kept.
 _LONG_LINE_BYTES = 4 * 1024
 
 

@@ -45,7 +45,7 @@ def is_usable(folder: Path, token: str) -> bool:
 def _one_line_per_key(value: Mapping[str, object]) -> str:
     """Returns a JSON object as text with one line per key.
 
-    The `indent` of json.dumps would do this too, but in Python and thus ten times as slowly.
+    The `indent` of json.dumps would do this too, but it is implemented in Python and ten times slower.
     """
     return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(one)}" for key, one in value.items()) + "\n}\n"
 
@@ -72,7 +72,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def replace(folder: Path, name: str, data: bytes) -> None:
-    """Writes a file of mode 0600 atomically; first renames any folder of that name. Raises OSError."""
+    """Writes a file of mode 0600 atomically; first renames any folder with that name. Raises OSError."""
     try:
         replace_file(folder / name, data)
     except IsADirectoryError:

@@ -1,4 +1,4 @@
-"""Sends requests to the runner of an attempt by writing to the attempt folder and by signals."""
+"""Sends requests to the runner of an attempt by writing to the attempt folder and sending signals."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from gpu_scheduler.runner.membership import RecordedCommand
 
 _RESCAN_S = 0.05
 #: Maximum number of scans if each finds nothing but may have missed a process. Scans always miss a fork
-#: chain; other programs fork only occasionally, so that a few scans are enough.
+#: chain; other programs fork only occasionally, so a few scans are enough.
 _MAX_SCANS = 10
 
 
@@ -46,7 +46,7 @@ def processes_of(
 
     attempts: the folder of each attempt, by token. unsupervised: the tokens of attempts whose processes had
     no supervisor. If none of their processes is found, the scan is repeated until it has certainly missed
-    none, or a limited number of times.
+    none, up to a maximum number of scans.
     """
     commands = {token: recorded_command(folder, token) for token, folder in attempts.items()}
     return {token: tuple(sorted(found)) for token, found in _scan(commands, unsupervised).items()}

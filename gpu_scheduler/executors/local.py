@@ -12,7 +12,7 @@ from gpu_scheduler.runner.folder import START
 
 
 class LocalExecutor:
-    """An executor on this machine, with every method but `launch`.
+    """The base class of executors on this machine. It provides every method except `launch`.
 
     interpreter: the path of a Python interpreter. start: the script that it runs to become a runner.
     """

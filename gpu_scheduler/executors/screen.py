@@ -20,9 +20,10 @@ from gpu_scheduler.system.run_program import run_program
 
 INSTALL_REMEDY = "install it (sudo apt-get install screen), or start without --screen"
 _SCREENDIR_REMEDY = "set SCREENDIR to a folder that you own, with mode 700"
-#: Maximum length of a Unix socket's path, less "/", a pid of 7 digits, "." and a session name of 40 bytes.
+#: Maximum length of a Unix socket's path, minus "/", a pid of 7 digits, "." and a session name of 40 bytes.
 _MAX_SOCKET_FOLDER_BYTES = 107 - 49
-#: Used instead of the user's .screenrc, which could keep ended windows, write logs or open more windows.
+#: Screen's settings. They replace the user's .screenrc, which could keep ended windows, write logs or open
+#: more windows.
 _SCREENRC = """\
 startup_message off
 defflow off

@@ -19,7 +19,7 @@ def minimal_environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 class ChildProcesses:
-    """Starts child processes, and collects those that have ended without waiting for the rest."""
+    """Starts child processes, and collects ended ones without blocking."""
 
     def __init__(self) -> None:
         self._pids: set[int] = set()
@@ -30,7 +30,7 @@ class ChildProcesses:
         return len(self._pids)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], pipes: tuple[int, int] | None = None) -> int:
-        """Starts a process and returns its pid. Raises OSError, also if the program cannot be executed.
+        """Starts a process and returns its pid. Raises OSError, including if the program cannot be executed.
 
         pipes: the descriptors that become its standard input and output; /dev/null if None.
         """

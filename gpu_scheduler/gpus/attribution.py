@@ -82,8 +82,8 @@ class ProcessOwners:
         self._known: dict[int, _KnownProcess] = {}
         #: Number of consecutive samples in which a pid was listed but had no process.
         self._missed: dict[int, int] = {}
-        #: For each session, the start time of a member of each attempt, by token. For each cgroup, the start
-        #: time of the first process of each attempt, by token.
+        #: For each session, the start time of one process of each attempt, by token. For each cgroup, the
+        #: start time of the first process of each attempt, by token.
         self._sessions: dict[int, dict[str, int]] = {}
         self._cgroups: dict[str, dict[str, int]] = {}
         #: Foreign processes for which all of /proc has already been searched. It is searched again only for
@@ -92,7 +92,8 @@ class ProcessOwners:
         self._carriers: list[tuple[Process, str]] | None = None
         self._inner_pids: dict[int, list[tuple[Process, str]]] | None = None
         self._command_of: Callable[[str], RecordedCommand | None] = lambda token: None
-        #: The recorded commands by token; None if the command was not yet recorded at this sample.
+        #: The recorded commands by token; None if a command had not been recorded when this sample was
+        #: examined.
         self._commands: dict[str, RecordedCommand | None] = {}
 
     def begin_sample(self, pids: Collection[int]) -> None:

@@ -192,8 +192,8 @@ def _stored_gpus(store: Store) -> list[GpuSample]:
 def _still_managed(known: Sequence[GpuSample], samples: Sequence[GpuSample]) -> list[GpuSample]:
     """Returns the stored GPUs that remain managed after `start`.
 
-    A real GPU that the driver does not list is kept, because it is lost and may come back. A simulated GPU is
-    kept only if `--simulate` still includes it.
+    A real GPU that the driver does not list is kept, because it has been lost and may come back. A simulated
+    GPU is kept only if `--simulate` still includes it.
     """
     sampled = {gpu.uuid for gpu in samples}
     real = any(_is_real(gpu.uuid) for gpu in samples)

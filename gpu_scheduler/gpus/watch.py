@@ -41,7 +41,7 @@ class GpuWatch:
     ) -> tuple[Gpu, ...]:
         """Returns the GPUs, sorted by index.
 
-        known: the index of each GPU, and whether it is paused, by UUID. tokens: the open attempts by token.
+        known: each GPU's index and whether the GPU is paused, by UUID. tokens: the open attempts by token.
         command_of: returns the recorded command of the attempt with a given token.
         """
         samples = {gpu.uuid: gpu for gpu in self.snapshot.gpus} if self.snapshot else {}
@@ -69,7 +69,7 @@ class GpuWatch:
 
 
 def with_stored_values(gpu: Gpu, record: GpuRecord) -> Gpu:
-    """Returns the GPU with the values that are in the store but not in a sample."""
+    """Returns a copy of the GPU with the values that only the store contains."""
     return replace(
         gpu,
         total_mib=record.total_mib,

@@ -1,6 +1,6 @@
 """Starts the command of an attempt, signals its process group, and collects the command and its orphans.
 
-The caller decides when to signal, and what the exit code or signal means.
+The caller decides when to send a signal, and interprets the exit code or signal of the command.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash")
 _PR_SET_CHILD_SUBREAPER = 36
-#: The failure code for each errno that is reported if the command cannot be spawned.
+#: The failure code for each errno with which spawning the command can fail.
 SPAWN_FAILURES = {
     errno.ENOENT: "file_missing",
     errno.ENOTDIR: "file_missing",
@@ -181,7 +181,7 @@ class Child:
     def signal_group(self, number: int) -> None:
         """Signals the command's process group, unless the command has been collected.
 
-        Until then, the kernel cannot reuse the id of the group.
+        Before it is collected, the kernel cannot reuse the group's id.
         """
         if self.running:
             try:
@@ -193,7 +193,7 @@ class Child:
 
     @property
     def may_have_left_processes(self) -> bool:
-        """False if it is certain that the ended command left no process running."""
+        """Whether the ended command may have left processes running; False if it certainly has not."""
         return self._pid != 0 and not (self._is_subreaper and not has_children())
 
 

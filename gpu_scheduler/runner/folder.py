@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 START = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 #: The environment variable that marks every process of an attempt.
 TOKEN = "GPU_SCHEDULER_TOKEN"
-#: The errors for a shortage of processes, memory or open files.
+#: The errno values that report a shortage of processes, memory or open files.
 SHORTAGE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 #: The name and size of the file in which the command of an attempt records itself.
 COMMAND_FILE = "command.pid"
@@ -35,7 +35,7 @@ def open_folder(path: str) -> int:
 
 
 def exists(folder: int, name: str) -> bool:
-    """Returns whether the folder has a file of this name."""
+    """Returns whether the folder has a file with this name."""
     try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -134,7 +134,7 @@ def load(folder: int, name: str) -> dict[str, Any] | FileProblem | None:
 
 
 def move_aside(path: str, folder: int | None = None) -> None:
-    """Renames a folder that has the name of a file to be written. Raises OSError."""
+    """Renames a folder that is in the place where a file is to be written. Raises OSError."""
     for number in range(1, 1000):
         try:
             os.rename(path, f"{path}.aside-{number}", src_dir_fd=folder, dst_dir_fd=folder)
@@ -145,7 +145,7 @@ def move_aside(path: str, folder: int | None = None) -> None:
 
 
 def close_inherited(keep: tuple[int, ...] = (0, 1, 2)) -> None:
-    """Closes all descriptors except `keep`, so that a job inherits none that the parent had open."""
+    """Closes all descriptors except `keep`, so that a job inherits none of the parent's open files."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in keep:
             try:
@@ -155,7 +155,7 @@ def close_inherited(keep: tuple[int, ...] = (0, 1, 2)) -> None:
 
 
 def boot_id() -> str:
-    """Returns the kernel's id of the current boot."""
+    """Returns the kernel's id for the current boot."""
     fd = os.open("/proc/sys/kernel/random/boot_id", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, 64).decode("ascii").strip()
@@ -196,7 +196,7 @@ def try_read_proc(pid: int | str, name: str) -> bytes:
 def fields_of(pid: int | str) -> list[bytes] | None:
     """Returns the fields of /proc/PID/stat as `stat_fields` does; None if the process is gone.
 
-    Returns the fields of a zombie too. Raises OSError for a shortage of open files or memory.
+    Also returns the fields of a zombie. Raises OSError for a shortage of open files or memory.
     """
     return stat_fields(try_read_proc(pid, "stat")) or None
 

@@ -1,4 +1,4 @@
-"""Signals fork chains: processes each of which forks the next one and ends before a scan of /proc reads it.
+"""Signals fork chains, in which each process forks the next and ends before a scan of /proc can read it.
 
 Such a process can be found among the newest pids, or signalled through its process group, which the whole
 chain shares.
@@ -37,11 +37,11 @@ def has_group(command: RecordedCommand) -> bool:
 
 
 def may_have_living_group(command: RecordedCommand) -> bool:
-    """Returns whether a living process may be in the process group of the command.
+    """Returns whether the command's process group may contain a living process.
 
-    A group exists as long as it has an ended process that nobody has collected. That can be forever, in a
-    container whose first process never collects any. If all members have ended and are still the same after a
-    short while, no member is alive, because a fork chain would have added ended processes.
+    A group exists as long as it contains an ended process that nobody has collected. In a container whose
+    first process never collects any, that can be forever. If all members have ended and are still the same
+    after a short while, no member is alive, because a fork chain would have added ended processes.
     """
     if not has_group(command):
         return False
@@ -53,7 +53,7 @@ def may_have_living_group(command: RecordedCommand) -> bool:
 
 
 def _members(group: int) -> dict[int, bool]:
-    """Returns for each process in a group whether it has ended; False if it disappears while it is read."""
+    """Returns whether each process in a group, by pid, has ended; False if it disappears while being read."""
     members = {}
     for pid in newest_first():
         try:
@@ -114,7 +114,7 @@ def _is_in_group(pid: int, command: RecordedCommand) -> bool:
 
 
 def _youngest() -> Iterator[int]:
-    """Returns the pids that were assigned most recently, even if their processes no longer exist."""
+    """Yields the pids that were assigned most recently, even if their processes no longer exist."""
     fd = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
     try:
         last = int(os.read(fd, 256).split()[-1])

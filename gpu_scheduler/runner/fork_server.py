@@ -100,7 +100,7 @@ class ProcessTitle:
         self._write({self._token: token.encode("ascii")})
 
     def set_title(self, command: list[str]) -> None:
-        """Sets the command line that /proc shows for this process, cut to the available room."""
+        """Sets the command line that /proc shows for this process, cut to the available space."""
         shown = os.fsencode(" ".join(command))[: self._size - 2] + b"\0"
         # If the last byte of the arguments is not null, the kernel shows them as one string that ends at the
         # first null byte.

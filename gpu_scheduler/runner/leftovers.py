@@ -1,8 +1,8 @@
 """Ends the processes that a command left behind: sends SIGTERM and, after a grace period, SIGKILL.
 
 Gives up after 5 s. This process adopts the command's orphans, so it has a child as long as any of them is
-left. Because scans miss fork chains, stops only after two scans in a row have found neither a process nor a
-child.
+left. Scans miss fork chains, so this takes two scans in a row that find neither a process nor a child as
+proof that none is left.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Leftovers:
             self.survivors = sorted(alive) or [pid for pid in (self._last_pid,) if pid is not None]
             return None
         self._scans_without_pids = self._scans_without_pids + 1 if children and not _any_lives(alive) else 0
-        # Two scans, because one could run after the last process has ended but before it is collected.
+        # Require two scans, because one could run after the last process has ended but before it is
+        # collected.
         if self._scans_without_pids > 1 or now >= self._kill_at:
             self._signal_short_lived(pending_signals.KILL if now >= self._kill_at else pending_signals.TERM)
         for process in alive.items():

@@ -1,8 +1,8 @@
-"""Decides which processes belong to an attempt, by one rule that is applied to a table of processes. Pure.
+"""Decides which processes belong to an attempt, by applying one rule to a table of processes. Pure.
 
-A process belongs to the first attempt that one of these identifies, in this order:
+A process belongs to the attempt that the first applicable one of these identifies:
 
-1. the token of the process, or of its nearest ancestor in the same session that has one
+1. the token of the process or, without one, the token of its nearest ancestor in the same session
 2. the recorded command that leads or led the session, or the attempt to which its living leader belongs
 3. the attempt to which the parent of the session belongs, by the same rule
 
@@ -63,8 +63,8 @@ class ProcessRow:
 class Membership:
     """The rule, applied to a given set of attempts.
 
-    process: looks up the row of a pid; returns None if there is no such process. attempts: the command of
-    each attempt by token, None if it was not recorded. asker: the pid of the process that asks.
+    process: returns the row for a pid, or None if there is no such process. attempts: the command of each
+    attempt by token, None if it was not recorded. asker: the pid of the process that asks.
     """
 
     def __init__(

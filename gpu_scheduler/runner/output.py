@@ -1,4 +1,4 @@
-"""Copies the command's output to the log and the runner's terminal, and the terminal's keys to the command.
+"""Copies the command's output to the log and the runner's terminal, and keystrokes to the command.
 
 The log receives every byte for which the disk has space; lost bytes are counted. The terminal receives only
 the bytes that it accepts without blocking. Nothing here blocks the command.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CHUNK = 1 << 16
-#: Longest wait in one call of poll, in seconds. The call takes milliseconds as a C int.
+#: Longest wait in one call of poll, in seconds. The call takes its timeout in milliseconds as a C int.
 _MAX_POLL_S = 1e6
 #: Maximum number of bytes buffered for the terminal. Further output appears only in the log.
 _MIRROR_BUFFER = 256 * 1024
@@ -28,7 +28,7 @@ _LOWEST_FD = 10
 
 
 def move_fd_up(fd: int) -> int:
-    """Moves an open file to a descriptor number that is too high for the command's redirections."""
+    """Moves an open file to a descriptor number above those that the command's redirections may use."""
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD)
     os.close(fd)
     return moved
@@ -52,7 +52,7 @@ class Poller:
             self._poll.unregister(fd)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Waits for at most `timeout_s` seconds and calls the handlers; returns whether any was due."""
+        """Waits for at most `timeout_s` seconds, calls the handlers, and returns whether any was due."""
         wait = None if timeout_s is None else max(0, -int(-min(timeout_s, _MAX_POLL_S) * 1000 // 1))
         ready = self._poll.poll(wait)
         for fd, events in ready:
@@ -246,7 +246,7 @@ class Output:
         """Closes the runner's copy of the command's end, so that the end of the output can be recognised.
 
         Call this after the command has ended. If the copy were closed earlier and the command closed its own
-        output, polling would return at once again and again.
+        output, every poll would return at once.
         """
         if self.command_fd >= 0:
             os.close(self.command_fd)

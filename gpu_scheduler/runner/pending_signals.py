@@ -1,4 +1,4 @@
-"""Handles the signals that the runner receives: blocks them at first, later ignores or queues them.
+"""Handles the signals that the runner receives: blocks them at first, and later ignores or queues them.
 
 A queued signal interrupts the poll in progress and is processed after it.
 """
@@ -65,7 +65,7 @@ class PendingSignals:
             pass
 
     def take(self, number: int) -> bool:
-        """Returns whether this signal has arrived since the last call for it."""
+        """Returns whether this signal has arrived since the last call for the same signal."""
         if number in self._pending:
             self._pending.discard(number)
             return True

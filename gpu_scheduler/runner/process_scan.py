@@ -1,10 +1,9 @@
 """Finds the processes of attempts in /proc and signals processes.
 
 `membership` decides which processes belong to an attempt; this module reads the process table for it. A
-signal is sent through a pidfd, and only if the start time of the process is the expected one after the pidfd
-has been opened. A reused pid is therefore never signalled. The caller decides which processes to signal, and
-when. If a scan runs out of open files or memory, it raises OSError, because processes may be left that it did
-not read.
+signal is sent through a pidfd, and only if the process has the expected start time once the pidfd is open. A
+reused pid is therefore never signalled. The caller decides which processes to signal, and when. If a scan
+runs out of open files or memory, it raises OSError, because it may not have read every process.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 else:
     import _signal
 
-#: What precedes the token in an environment. While bash is starting, a null byte replaces the "=" of each
-#: variable.
+#: The text that precedes the token in an environment. While bash is starting, a null byte replaces the "=" of
+#: each variable.
 _MARKS = tuple(b"\0" + TOKEN.encode() + end for end in (b"=", b"\0"))
 _KERNEL_THREAD = 0x00200000
 #: The process flag that the kernel sets before an exiting process closes its files and thus releases its
@@ -44,7 +43,7 @@ _EXITING = 0x00000004
 #: every _EXEC_RETRY_S seconds, for at most _EXEC_S seconds.
 _EXEC_S = 0.05
 _EXEC_RETRY_S = 0.0005
-#: Processes (pid, start) whose environment stayed empty for that long. Later scans do not wait for it.
+#: Processes (pid, start) whose environment stayed empty for that long. Later scans do not wait for them.
 _without_environment: set[tuple[int, int]] = set()
 _MAX_WITHOUT_ENVIRONMENT = 4096
 #: Zombies (pid, start) that the last scan found. Some zombies are never collected.
@@ -79,7 +78,7 @@ def descendants(root: int) -> dict[int, int]:
 
 
 def read_recorded_command(folder: int, token: str) -> RecordedCommand | None:
-    """Returns the command that an attempt recorded in its folder; None if no record is valid now.
+    """Returns the command that an attempt recorded in its folder; None if there is no valid record.
 
     The runner writes the first line of the record. The command then adds /proc/PID/stat and
     /proc/PID/autogroup. The record is valid until the machine, or the container in which it was written, is
@@ -125,7 +124,7 @@ def scan(attempts: Mapping[str, RecordedCommand | None]) -> Scan:
     """Scans /proc for the processes of these attempts.
 
     attempts: the command of each attempt by token, None if it was not recorded. Reads only the environments
-    of the user's own processes, or of all processes for root. Reads no more if no process carries one of the
+    of the user's own processes, or of all processes for root. Stops early if no process carries one of the
     tokens or is in the session of one of the commands, because no process can then belong to an attempt.
     """
     me, uid = os.getpid(), os.geteuid()

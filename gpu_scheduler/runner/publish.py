@@ -53,8 +53,8 @@ def reserve_command(folder: int, token: str, boot: str) -> int | None:
     """Opens the file in which the command records its pid, start time and session; returns None on failure.
 
     Writes the first line, after which the command continues. The line identifies the boot and the pid
-    namespace, because a pid belongs to another process after a container is restarted. Also reserves the
-    space for the command's record, so that a full disk cannot truncate it.
+    namespace, because the same pid can belong to another process after a container is restarted. Also
+    reserves the space for the command's record, so that a full disk cannot truncate it.
     """
     try:
         header = f"{token} {boot} {init_ticks()}\n".encode("ascii")

@@ -11,7 +11,7 @@ _PROGRAMS = ("/bin/true", "/usr/bin/true")
 
 
 def start_error(count: int) -> int | None:
-    """Tests whether `count` processes can be started; returns None if they can, or the errno of the shortage.
+    """Tests whether `count` processes can be started; returns None if they can, otherwise the errno.
 
     Each process counts towards the limit until it is collected, even if it has ended. The processes are
     therefore started first and collected afterwards.

@@ -1,8 +1,8 @@
 """The start script of runners and of the fork server, run by `python -I -S`.
 
 With an attempt folder as its argument, the process becomes the runner of the attempt; with `--forks`, it
-becomes the fork server. Appends the package's folder to the end of the module path, so that it hides no other
-module.
+becomes the fork server. The script appends the package's folder to the end of the module path, so that it
+does not hide other modules.
 """
 
 import sys

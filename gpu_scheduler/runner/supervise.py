@@ -30,9 +30,8 @@ pending_signals.block()
 #: When a machine shuts down, the command and the runner receive SIGTERM one after the other, at most this
 #: many seconds apart.
 _MACHINE_GAP_S = 0.3
-#: During a shortage of processes, memory or open files, a runner tries to claim its attempt for this long,
-#: and waits this long between two tries (seconds). The loop launches the attempt again after about the same
-#: time.
+#: Seconds for which a runner tries to claim its attempt during a shortage of processes, memory or open files,
+#: and seconds between two tries. The loop launches the attempt again after about the same time.
 _CLAIM_RETRY_S, _CLAIM_RETRY_EVERY_S = 10.0, 0.1
 #: Number of processes that a command needs in order to start and to activate its environment.
 _PROCESSES_NEEDED = 2

@@ -1,4 +1,4 @@
-"""Checks at `start` whether the store is in its own folder, and refuses a copy or makes it a separate store.
+"""Checks at `start` whether the store is in its own folder; refuses a copy, or makes it a separate store.
 
 A store whose folder was moved is accepted. The processes of a copy's original are never signalled.
 """

@@ -250,7 +250,7 @@ class Daemon:
         return None
 
     def _wait(self, due_at: float) -> None:
-        """Waits until an event or the deadline. Checks for events once even if the deadline has passed."""
+        """Waits for an event or the deadline. Checks for events once even if the deadline has passed."""
         while True:
             left = max(0.0, due_at - self._clock.now().boot)
             self._wake_keys = self._wakeups.wait(left)

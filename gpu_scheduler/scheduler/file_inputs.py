@@ -14,7 +14,7 @@ from gpu_scheduler.views.wait_text import wait_text
 
 
 class FileInputs:
-    """The input files of one scheduler. Passes their changes on to the loop. Times are in boot seconds.
+    """The input files of one scheduler. Passes their changes on to the loop. Times are in seconds since boot.
 
     Each file is read after an event for it, and at intervals in case an event was missed. The argument
     `woken` of the methods contains the keys of the events: "config", "jobs" or "state". known_gpus: the
@@ -85,7 +85,7 @@ class FileInputs:
         return woken == {"state"} and self._state.is_unchanged()
 
     def due_times(self) -> list[float | None]:
-        """Returns the next times at which a file is due; None for a file that is not due."""
+        """Returns when each file is next due, in seconds since boot; None for a file that is not due."""
         recheck_at = self._jobs.recheck_at if self._jobs is not None else None
         return [self._state_due_at, self._files_due_at, self._state.due_at, recheck_at]
 

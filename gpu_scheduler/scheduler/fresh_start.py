@@ -1,4 +1,4 @@
-"""Forgets all jobs for `start --fresh`, unless a job's process is still alive or may still begin."""
+"""Forgets all jobs for `start --fresh`, unless a job still has a living process or may still begin."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def jobs_forgotten(store: Store, *, copied: bool = False) -> Iterator[None]:
     if not copied:
         refuse_active(store, void_claims=True)
     with forgetting_jobs(store) as jobs:
-        # Even if the store was lost, no id that a folder or a backup contains may be used again.
+        # Even if the store was lost, the ids in folders and backups must not be reused.
         attempt_import.raise_id_sequences(store.db.connection, highest_known_ids(store.data_dir))
         yield
     log.info("forgot %d job%s", jobs, "s" * (jobs != 1))
@@ -109,7 +109,7 @@ def unknown_attempts(folders: Iterable[AttemptFolder]) -> list[AttemptRef]:
 def _active_jobs_of(
     attempts: Collection[AttemptRef], ended: Collection[str] = (), *, void_claims: bool = False
 ) -> dict[int, bool]:
-    """Does what _active_jobs does for these attempts. ended: tokens of attempts that ended in the store."""
+    """Like `_active_jobs`, but for these attempts. ended: tokens of attempts that ended in the store."""
     folders = {one.token: one.folder for one in attempts}
     alive = processes_of(folders, unsupervised=folders) if folders else {}
     over = {one.token: one.token in ended or _is_command_over(one, void_claims) for one in attempts}

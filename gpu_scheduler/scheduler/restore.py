@@ -1,7 +1,7 @@
 """Opens the store for `start`; refuses a lost store, or restores it from a backup and the attempt folders.
 
-Running attempts become open attempts of the restored store, and their ends are recorded as usual. No process
-is signalled, no file is deleted, and no attempt that has a folder is launched again.
+Running attempts become open attempts of the restored store, and their ends are recorded as usual. A restore
+signals no process, deletes no file, and never relaunches an attempt that has a folder.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ class _AttemptImport:
             self._writer.record(supersede(attempt, self._now, self._settings), self._now)
 
     def _import_turn(self, turn: int) -> None:
-        """Adds, for each job, its attempt with this index, if it has one."""
+        """Adds each job's attempt with this index, if the job has one."""
         db = self._store.db.connection
         tokens = {}
         for found in self._jobs.values():
@@ -316,7 +316,7 @@ class _AttemptImport:
                 self._writer.record(decide(attempt, self._now, self._settings), self._now)
 
     def _assume_location(self, new: Iterable[tuple[AttemptFolder, Origin]]) -> None:
-        """Records the store's previous location as the attempt folders give it, unless the store has one.
+        """Records the store's previous location from the attempt folders, unless the store already has one.
 
         The data directory may have been moved or copied since then.
         """

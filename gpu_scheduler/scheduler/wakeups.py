@@ -1,4 +1,4 @@
-"""Waits for everything that wakes the scheduler: file changes, ends of runners, the probe and signals.
+"""Waits for everything that wakes the scheduler: file changes, ended runners, probe answers and signals.
 
 Watches the folder of each file, because editors replace files. Other files in the folder do not wake the
 scheduler.
@@ -20,8 +20,8 @@ from inotify_simple import INotify, flags
 log = logging.getLogger(__name__)
 
 _MASK = flags.CLOSE_WRITE | flags.MOVED_TO | flags.MOVED_FROM | flags.CREATE | flags.DELETE | flags.ATTRIB
-#: The files in an attempt folder whose creation wakes the scheduler. `stop` is not one, because the scheduler
-#: writes it.
+#: The files in an attempt folder whose creation wakes the scheduler. `stop` is not among them, because the
+#: scheduler writes it.
 WATCHED_NAMES = ("claim", "result", "withdrawn")
 
 

@@ -155,7 +155,7 @@ class Proc:
 
 @lru_cache
 def _boot_time(root: str) -> float:
-    """Returns the time of the boot in wall-clock seconds.
+    """Returns when the machine booted, in wall-clock seconds.
 
     Reads it only once, so that the start times of processes stay the same when the clock is set.
     """

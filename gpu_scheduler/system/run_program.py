@@ -69,7 +69,7 @@ def run_program(
 
 
 def _read_output(process: subprocess.Popen[bytes], fd: int, deadline: float) -> tuple[bytes, bool]:
-    """Reads output until the process ends or the deadline; returns the output and whether the process ended.
+    """Reads output until the process ends or time is up; returns the output and whether the process ended.
 
     Does not wait for the end of the output, because children of the process may keep the pipe open.
     """
