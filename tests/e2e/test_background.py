@@ -144,7 +144,9 @@ def test_startup_errors_of_the_daemon_reach_the_caller_with_their_exit_code(
 
 def test_ctrl_c_during_startup_also_ends_the_daemon(daemons: World) -> None:
     program = daemons.folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\ntouch {daemons.folder}/asked; exec sleep 5\n")
+    program.write_text(
+        f"#!/bin/sh\ncd {daemons.folder}; touch asked; while [ ! -e over ]; do sleep 0.1; done\n"
+    )
     program.chmod(0o755)
     daemons.env["PATH"] = f"{daemons.folder}:{daemons.env['PATH']}"
     caller = subprocess.Popen(
@@ -155,7 +157,9 @@ def test_ctrl_c_during_startup_also_ends_the_daemon(daemons: World) -> None:
     wait_for((daemons.folder / "asked").exists, "a driver query that hangs")
     (scheduler,) = children_of(caller.pid)
     caller.send_signal(signal.SIGINT)
-    assert caller.communicate(timeout=60)[0] == b""
+    output = caller.communicate(timeout=60)[0]
+    (daemons.folder / "over").touch()
+    assert output == b""
     assert caller.returncode == 130
     assert not exists(scheduler)
 
