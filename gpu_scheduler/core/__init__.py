@@ -1,1 +1,1 @@
-"""The decisions, as pure functions of values. This code uses no files, clocks, processes, GPUs or SQL."""
+"""Makes the decisions of the scheduler with pure functions, which use no files, clocks, processes or SQL."""

@@ -35,7 +35,7 @@ def test_repeated_commands_are_separate_jobs_but_repeated_csv_lines_are_one_job(
     w = world("a\na\n0,a.py\n0,a.py\n")
     assert w.states() == {1: "queued", 2: "queued", 3: "queued"}
     assert [line.job_id for line in w.reading] == [1, 2, 3, None]
-    assert "line 4: duplicate of line 3; both lines are one job" in w.messages
+    assert "line 4: duplicate of line 3; both lines belong to one job" in w.messages
 
 
 def test_repeating_a_command_creates_and_reports_a_new_job() -> None:
@@ -258,8 +258,9 @@ def test_attribute_changes_to_a_finished_jobs_line_apply_to_its_next_run() -> No
         AttributeChanged(3, "allowed", (0, 2)),
     ]
     assert w.messages == [
-        "line 1: cuda-ids=visible, share=1 for job 1, which is finished; `retry 1` runs it with this change",
-        "line 2: allowed=0-3, priority=5 for job 2, which is finished; `retry 2` runs it with this change",
+        "line 1: cuda-ids=visible, share=1 for job 1, which is finished;"
+        " `retry 1` runs it with these changes",
+        "line 2: allowed=0-3, priority=5 for job 2, which is finished; `retry 2` runs it with these changes",
         "line 3: allowed=0,2 for job 3, which is finished; `retry 3` runs it with this change",
     ]
     assert w.states() == {1: "failed", 2: "failed", 3: "completed"}

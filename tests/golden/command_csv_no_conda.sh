@@ -1,7 +1,7 @@
 # Job 7, attempt 1. The runner executes this file. To run it by hand: bash command.sh
 fail() { printf '%s\n' "$2" >&2; { printf '!%s %s' "$1" "$2" >&3; } 2>/dev/null; builtin exit 1; }
 cd -- /work || fail cwd_unreachable 'working folder /work cannot be entered'
-fail conda_missing 'conda environment ml: no conda was found; pass its profile.d/conda.sh with --conda-sh'
+fail conda_missing 'conda environment ml: conda was not found; pass its profile.d/conda.sh with --conda-sh'
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
 export CUDA_VISIBLE_DEVICES=0,2
 [ -e /data/t.py ] || fail script_missing 'script /data/t.py does not exist'

@@ -1,6 +1,6 @@
 """Generates the shell text that deactivates the scheduler's environment and activates the job's own.
 
-The text is a part of `command.sh`, which defines `fail`. Only conda can undo its own activation, so the text
+The text is part of `command.sh`, which defines `fail`. Only conda can undo its own activation, so the text
 calls `conda deactivate`. Hooks therefore run in the same order as in an interactive shell.
 """
 
@@ -121,7 +121,7 @@ def activation_text(environment: JobEnvironment) -> str:
     if environment.conda is None:
         return ""
     if environment.conda_sh is None:
-        reason = f"{environment.label}: no conda was found; pass its profile.d/conda.sh with --conda-sh"
+        reason = f"{environment.label}: conda was not found; pass its profile.d/conda.sh with --conda-sh"
         return f"fail conda_missing {shlex.quote(reason)}\n"
     return _deactivation_text(environment.conda_sh) + _ACTIVATE_CONDA.format(
         source=_source_text(environment.conda_sh),

@@ -1,9 +1,10 @@
 """Builds the command of an attempt: its environment variables, and the shell text of its `command.sh`.
 
 The shell text activates the job's environment, checks the job's own command and executes it. Text from users
-appears in it only as single-quoted words. The shell text writes a report to descriptor 3: "." right before it
-executes the job's own command, or "!", a FailureKind and the reason if it cannot. Before the ".", it writes
-the /proc entries of its process to descriptor 4; the same process then becomes the job's own command.
+appears in it only as single-quoted words. The shell text reports to descriptor 3. It writes "." right before
+it executes the job's own command; if it cannot execute the command, it writes "!", a FailureKind and the
+reason. Before the ".", it writes the /proc entries of its process to descriptor 4, because the same process
+then becomes the job's own command.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def build_command(
     shown, last = _job_command(spec, ids, environment)
     unreachable = shlex.quote(f"working folder {spec.cwd} cannot be entered")
     # The line's variables are exported after activation, so that they override those of the environment. PATH
-    # is exported before it, because activation extends PATH.
+    # is exported before activation, which extends it.
     exports = [
         f"export {name}={shlex.quote(own[name])}\n" for name in sorted(own) if _SHELL_NAME.fullmatch(name)
     ]
@@ -149,7 +150,7 @@ def _job_command(spec: JobSpec, ids: str, environment: JobEnvironment) -> tuple[
 
 
 def _csv_command(spec: JobSpec, script: str, ids: str, environment: JobEnvironment) -> tuple[str, str]:
-    """Does what `_job_command` does, for a CSV line.
+    """Returns the same as `_job_command`, but for a CSV line.
 
     torchrun gets no `--cuda`, because LOCAL_RANK selects the GPU of each process.
     """

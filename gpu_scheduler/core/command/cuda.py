@@ -1,6 +1,6 @@
 """Rewrites `--cuda IDS` in a job's command, or adds it if the job requests that.
 
-In shell text, only whole words are changed, never a part of a quoted text.
+In shell text, only whole words are changed, never part of a quoted text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def format_ids(gpus: Sequence[int], ids: CudaIds) -> str:
 
 
 def rewrite_arguments(arguments: Sequence[str], ids: str, mode: CudaMode) -> tuple[str, ...]:
-    """Returns a script's arguments with `--cuda IDS`. A flag `--cuda` without a value stays as it is."""
+    """Returns a script's arguments with `--cuda IDS`. A `--cuda` flag without a value is unchanged."""
     if mode == "off":
         return tuple(arguments)
     changed = list(arguments)

@@ -31,9 +31,9 @@ def inherited_environment(
 ) -> dict[str, str]:
     """Returns the part of the scheduler's environment that a job inherits.
 
-    replaces_active: the job has its own conda or virtual environment, so the active one is removed, also from
-    PATH. conda_available: command.sh deactivates the active environment with conda, so the variables that
-    conda needs for this are kept.
+    replaces_active: whether the job has its own conda or virtual environment. If so, the variables of the
+    active environment are left out, and its folder is removed from PATH. conda_available: whether command.sh
+    can deactivate the active environment with conda. If so, the variables that conda needs for this are kept.
     """
     env = {name: value for name, value in base.items() if not _DENIED.fullmatch(name)}
     if not replaces_active:
@@ -52,7 +52,7 @@ def inherited_environment(
 
 
 def find_conda_sh(env: Mapping[str, str], exists: Callable[[str], bool]) -> str | None:
-    """Finds the `conda.sh` of the conda that these variables point to, or of one in a usual folder.
+    """Finds the `conda.sh` of the conda installation that the variables indicate, or one in a usual folder.
 
     Tries CONDA_EXE, CONDA_PREFIX, `conda` on PATH and the usual folders, in this order. Returns None if none
     of them leads to a `conda.sh`.

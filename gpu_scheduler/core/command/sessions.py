@@ -19,8 +19,8 @@ def session_name(gpus: Sequence[int], mode: str, job_id: int) -> str:
     """Returns `gpujob_<gpu_ids>_<mode>_<job_id>`: letters, digits and `_ - , .`, at most 40 characters.
 
     The mode is truncated to fit, but the GPU ids never are. If the ids of many GPUs are too long, they are
-    written as ranges ("0-7"); if these are too long as well, as the first id and the number of GPUs
-    ("0.x16").
+    written as ranges ("0-7"); if the ranges are too long as well, only the first id and the number of GPUs
+    are written ("0.x16").
     """
     word = re.sub(r"[^A-Za-z0-9_.,-]", "-", mode) or "job"
     room = MAX_LENGTH - len(f"gpujob___{job_id}")
@@ -37,8 +37,8 @@ _FOLDER = re.compile(r"(?:[Ss]ockets? (?:found )?in) (/.*?)\.?\s*$")
 class SessionList:
     """The sessions in the output of `screen -ls`, without those that Screen itself marks as dead.
 
-    folder: the socket folder; None if the output does not name it. attached: whether a terminal is attached
-    to each session, by the session's `pid.name`.
+    folder: the socket folder; None if the output does not name it. attached: for each session, by its
+    `pid.name`, whether a terminal is attached to it.
     """
 
     folder: str | None = None

@@ -50,7 +50,7 @@ def failure_kinds(exit_code: int | None, signal: int | None, error: str) -> list
         kinds.append(FailureKind.NOT_EXECUTABLE)
     elif signal == SIGBUS:
         kinds.append(FailureKind.SHARED_MEMORY)
-    # If a signal has killed its program, a shell exits with 128 plus the signal's number.
+    # A shell whose program was killed by a signal exits with 128 plus the signal's number.
     number = signal if signal is not None else (exit_code or 0) - 128
     return [*kinds, _SIGNALS[number]] if number in _SIGNALS else kinds
 

@@ -1,15 +1,16 @@
 """Decides from the end of a log whether a failed program ended because GPU memory was exhausted.
 
-A job that ran out of GPU memory is retried with more memory. So it is not enough that a line reports
-exhausted memory (that is, matches one of the SIGNATURES): that error must have ended the program. No other
-error may follow it, except one that only reports the first error (from a launcher, from another rank, or
-raised while the first error was handled), and the program must not have continued. Exhausted host memory
-never counts. A program that catches the error may print its own message and exit with an error; such a
-message counts only among the last lines.
+A job that ran out of GPU memory is retried with more memory. A line that reports exhausted memory (because it
+matches one of the SIGNATURES) is therefore not enough. That error must also have ended the program: the
+program must not have continued after it, and no other error may follow, except one that results from it (an
+error of a launcher or of another rank, or one that was raised while the first error was being handled).
+Exhausted host memory never counts. A program that catches the error may print its own message and exit with
+an error; such a message counts only among the last lines.
 
 One similar message does not count: vLLM's "max seq len ... larger than the maximum number of tokens that can
-be stored in KV cache". In that case no allocation has failed. The requested length does not fit into the
-share of the GPU that vLLM takes in any case, so the job would fail again with any amount of allocated memory.
+be stored in KV cache". In that case no allocation has failed. The requested length does not fit into the part
+of the GPU that vLLM always takes, so the job would fail again however much memory the scheduler allocated to
+it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from gpu_scheduler.core.failure.log_patterns import (
 from gpu_scheduler.core.failure.oom_signatures import has_keyword, is_printed_oom, is_signature
 from gpu_scheduler.core.failure.tracebacks import root_cause, with_continuation
 
-#: Maximum number of ordinary output lines after an out-of-memory error; after more lines, the program must
-#: have continued.
+#: Maximum number of ordinary output lines after an out-of-memory error; if more lines follow, the program
+#: must have continued.
 _MAX_LINES_AFTER = 40
 #: The same limit for lines that a library also logs when its caller can do without the memory, and for the
 #: program's own messages.
@@ -45,7 +46,7 @@ _SELF_KILL = "Received sigquit from a child process"
 
 
 def cuda_oom(end: LogEnd) -> str | None:
-    """Returns the line that reports the GPU memory error which ended the program; None if there is none."""
+    """Returns the line that reports the GPU memory error that ended the program; None if there is none."""
     if not has_keyword(_COLOUR.sub("", end.tail)):
         return None
     lines = end.lines
@@ -73,7 +74,8 @@ def _is_oom(end: LogEnd, index: int) -> bool:
 def _is_other_error(end: LogEnd, index: int, *, is_last: bool) -> bool:
     """Returns whether the line shows a recovery, or a different cause of the end than the lines above.
 
-    is_last: this error ended the program, so the line counts whatever the error's class is called.
+    is_last: whether this error ended the program. If so, the line counts whatever the error's class is
+    called.
     """
     text = end.lines[index].text
     if RECOVERED.search(text) and MENTIONS_MEMORY.search(text):

@@ -25,7 +25,7 @@ class LogEnd:
 
     @cached_property
     def tracebacks(self) -> dict[int, Traceback]:
-        """The tracebacks, by the index of the line with each traceback's error."""
+        """The tracebacks, by the index of the line that names the error."""
         return {one.index: one for one in find_tracebacks(self.lines)}
 
     @cached_property
@@ -36,7 +36,7 @@ class LogEnd:
     def error(self, max_lines_after: int | None = None) -> str | None:
         """Returns the line that names the error that ended the program; None if there is none.
 
-        max_lines_after: a traceback followed by more lines than this did not end the program.
+        max_lines_after: if more lines than this follow a traceback, it did not end the program.
         """
         final = self.final_traceback
         if final is None or (max_lines_after is not None and len(self.lines) - final.index > max_lines_after):

@@ -10,7 +10,7 @@ HOST_MEMORY = re.compile(
     r"\bbytes on host\b|\bpinned (?:system )?memory\b|host_mem|_nchwc"
     r"|\bcaller indicates that this is not a failure\b"
 )
-#: Words before a signature which show that the line only gives advice about a possible error.
+#: Words before a signature that show that the line only gives advice about a possible error.
 ADVICE = re.compile(r"(?i)\b(?:if|when|in case) (?:you|there)\b")
 #: Lines that a library also logs when its caller can do without the memory.
 LOGGED = re.compile(r"\b[IWE]\d* (?:tensorflow|external)/|^[IW]\d{4} |\bWARN(?:ING)?\b|Warning: ")
@@ -28,7 +28,7 @@ KILLING_ERROR = re.compile(
     r"\s+what\(\):  .*|\S+: error: .*|panic: .*|Killed|.*: line \d+: +\d+ Killed\b.*|.*[Oo]om[-_]kill.*"
     r"|.*\bOut of memory: Kill.*"
 )
-#: Errors which only report that another process or an inner engine has failed.
+#: Errors that only report that another process or an inner engine has failed.
 REPORTS_ANOTHER = re.compile(
     r"ChildFailedError|BrokenProcessPool|TerminatedWorkerError|TrainingFailedError|TuneError|SignalException"
     r"|ShardCannotStart|ActorDiedError|\bEngine (?:core|process)\b|\bEngineCore\b|\bWorkerProc\b"
@@ -69,8 +69,8 @@ CLAUSE_END = re.compile(
     r"(?:\s*$|[.!]+(?:[\s\"')*]|$)|\s*[;)*\"]|,\s|\s+\(|\s+[^\w\s|]+\s|:\s+(?![\d.]+\b)\S+\s+\S"
     r"|\s+(?:encountered|occurred|detected|raised|caught|during|while|at|in|on|for|with)\b)"
 )
-#: Words before the name of an error which show that the line only mentions it: in a setting, in a list item,
-#: in advice, or about another run.
+#: Words before the name of an error that show that the line only mentions the error, as in a setting, a list
+#: item, advice or a remark about another run.
 MENTION = re.compile(
     r"(?i)(?:^\s*-\s+|^\W*(?:if|when|in case|note|hint|tip|to avoid)\b.*|[=(\[{,/`]\s*(?:<class )?['\"]?"
     r"|\b(?:previous|earlier|prior|last (?:run|try|attempt|time)|of a run|expected|known|simulat\w+)\b.*"
@@ -78,13 +78,13 @@ MENTION = re.compile(
     r"|tips?|see|faq|examples?|patterns?|match\w*|expect\w*|avoid\w*|prevent\w*|recover\w*|common|possible"
     r"|oom_\w+)\W*|\w_oom\W*)$"
 )
-#: Words which show that the program handled the error and continued, or that it counts such errors.
+#: Words that show that the program handled the error and continued, or that it counts such errors.
 HANDLED = re.compile(
     r"(?i)\b(?:handl(?:ed|ers?|ing)|recover(?:ed|ing|y)|ignor(?:ed|ing)|continuing|resum(?:ed|ing)|survived"
     r"|counte?r?|events?|policy|hook|callback|enabled|disabled|supported)\b|\w=(?:True|False|None)\b"
 )
-#: The last lines of other programs: the shell, argparse and similar parsers, a Python that cannot open its
-#: script, and C++ programs that abort.
+#: Errors that are not Python exceptions: those of the shell, of argparse and similar parsers, of a Python
+#: interpreter that cannot open its script, and of C++ programs that abort.
 NON_PYTHON_ERROR = re.compile(
     r".*: (?:command not found|No such file or directory|Permission denied|Is a directory|cannot execute.*)"
     r"|.*: Exec format error|\S+: error: .*|.*can't open file .*|\s+what\(\):  .*|.*Fatal Python error: .*"

@@ -1,4 +1,4 @@
-"""Messages by which libraries report exhausted GPU memory, as users of the frameworks quote them."""
+"""Messages with which libraries report exhausted GPU memory, as quoted by users of these libraries."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ KEYWORDS = (
     *("no executable batch size", "pool size exceeded"),
 )
 
-#: Number of characters on each side of a report that are searched for its context.
+#: Number of characters on each side of a report that are searched for context.
 _CONTEXT_CHARS = 200
 
 

@@ -1,4 +1,4 @@
-"""Finds the Python tracebacks in a log, even in chains, in exception groups and from several ranks."""
+"""Finds the Python tracebacks in a log, including chains, exception groups and output of several ranks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ def find_tracebacks(lines: Sequence[LogLine]) -> list[Traceback]:
 
 
 def final_traceback(tracebacks: Sequence[Traceback], lines: Sequence[LogLine]) -> Traceback | None:
-    """Returns the traceback that ended the program: the last one that does not only report another error."""
+    """Returns the traceback that ended the program.
+
+    It is the last one that does not merely report another error.
+    """
     serious = [one for one in tracebacks if not one.is_harmless] or list(tracebacks)
     if not serious or not _LAUNCHER_ERROR.fullmatch(serious[-1].text):
         return serious[-1] if serious else None
@@ -90,7 +93,7 @@ def final_traceback(tracebacks: Sequence[Traceback], lines: Sequence[LogLine]) -
 
 
 def root_cause(lines: Sequence[LogLine]) -> dict[str, str]:
-    """Returns the fields of torchrun's summary of the first process that failed; empty if there is none."""
+    """Returns the fields of torchrun's summary of the first process that failed; empty if it is missing."""
     index = next((i for i in range(len(lines) - 1, -1, -1) if _ROOT_CAUSE in lines[i].text), None)
     if index is None:
         return {}
@@ -99,7 +102,7 @@ def root_cause(lines: Sequence[LogLine]) -> dict[str, str]:
 
 
 def with_continuation(lines: Sequence[LogLine], index: int) -> str:
-    """Returns an error's line, joined with the next line of text if the message begins only there."""
+    """Returns an error's line. If the message begins only on the next line of text, that line is appended."""
     text = lines[index].text.strip()
     if not text.endswith(":"):
         return text
@@ -120,7 +123,7 @@ def _error_index(lines: Sequence[LogLine], header: int, header_line: LogLine) ->
         if line.rank != header_line.rank:
             continue  # a line of another process
         if line.depth >= 0 > header_line.depth:
-            continue  # its margin is a vertical bar in source text
+            continue  # what looks like a margin is a vertical bar in source code
         if line.depth != header_line.depth or _HEADER.search(line.text):
             return None
         text = line.text.lstrip(" ")
@@ -145,7 +148,7 @@ def _first_group_error(lines: Sequence[LogLine], index: int, depth: int) -> str:
 
 
 def _line_above(lines: Sequence[LogLine], header: int) -> str:
-    """Returns the nearest nonblank line among the last three of the same process above a header, or ""."""
+    """Returns the nearest nonblank line above a header, among three lines of the same process, or ""."""
     above = (lines[index] for index in range(header - 1, -1, -1))
     own = (line.text.strip() for line in above if line.rank == lines[header].rank)
     return next(filter(None, islice(own, _MAX_LINES_ABOVE)), "")

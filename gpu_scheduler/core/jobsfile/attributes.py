@@ -82,8 +82,8 @@ _BLOCK_PIECE = re.compile(
 class AttributeBlock:
     """A parsed block.
 
-    values: the attributes by the field names of JobSpec, with paths as written; rest: the text after the
-    block.
+    values: the attributes, by the names of the JobSpec fields, with paths as written in the file; rest: the
+    text after the block.
     """
 
     values: dict[str, Any]
@@ -194,7 +194,7 @@ def _parse_item(text: str, key: str, value: str | None, known_gpus: frozenset[in
 
 
 def parse_priority(text: str) -> int:
-    """Parses a priority, which is a whole number; lower ones come first. Raises ValueError."""
+    """Parses a priority, which is a whole number. Lower numbers come first. Raises ValueError."""
     if not _INTEGER.fullmatch(text):
         commas = "; fields are separated by commas" if re.match(r"\s*-?[0-9]+\s*[;\t|]", text) else ""
         raise ValueError(f"priority {text!r} is not a whole number such as 0 or 200{commas}")
@@ -266,7 +266,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def format_attribute(name: str, value: Any) -> str:
-    """Formats a field of JobSpec as a block shows it, such as "share=0.5" or "hold"; "no share" if unset."""
+    """Formats a field of JobSpec as in a block, such as "share=0.5" or "hold"; "no share" if not set."""
     key = _FIELD_TO_KEY.get(name, name.replace("_", "-"))
     if value is None or value is False:
         return f"no {key}"

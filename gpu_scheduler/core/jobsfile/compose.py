@@ -62,8 +62,9 @@ def format_script_line(
 
 
 def format_command_line(items: Sequence[str], words: Sequence[str]) -> str:
-    """Returns the line that runs a command. words: its words; a single word is shell text and kept as it is.
+    """Returns the line that runs a command.
 
+    words: the words of the command; a single word is shell text and is kept unchanged.
     Raises ValueError for values that a line cannot contain.
     """
     text = words[0].strip() if len(words) == 1 else shlex.join(words)

@@ -35,7 +35,7 @@ _LAST_NUMBER = re.compile(r"(?<![\w.])[0-9]{1,9}$")
 
 
 class UnquotedCommas(ValueError):
-    """The error for unquoted arguments that seem to contain commas. lines: the possible lines with quotes."""
+    """Raised if unquoted arguments seem to contain commas. lines: the quoted lines that may be meant."""
 
     def __init__(self, reason: str, *lines: str) -> None:
         super().__init__(reason)
@@ -152,7 +152,7 @@ def _torchrun_processes(execution_type: str) -> int | None:
 
 
 def _ambiguity_note(fields: _Fields) -> str | None:
-    """Returns how the line was parsed if the number at the end of its arguments could be meant as a GPU."""
+    """Returns a note on how the line was parsed if the last number in its arguments may be meant as a GPU."""
     if fields.arguments_quoted or not fields.arguments[-1:].isdigit():
         return None
     if fields.gpu_list:
@@ -167,7 +167,7 @@ def _check_unquoted_commas(fields: _Fields) -> None:
     try:
         gpus = parse_gpu_items(fields.gpu_list)
     except ValueError:
-        return  # the caller rejects the list itself later, with another message
+        return  # the caller rejects the list later, with a different message
     number = _LAST_NUMBER.search(fields.arguments)
     ascending = all(a < b for a, b in itertools.pairwise(gpus))
     if ascending and not (number and gpus[0] == int(number[0]) + 1):

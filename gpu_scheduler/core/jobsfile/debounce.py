@@ -47,10 +47,10 @@ class CurrentLines:
 class AcceptDecision:
     """The result of `decide_accepted`.
 
-    accepted: the lines that count now; None if nothing changes. waits: the reasons why jobs must not
-    start, by job: the job's line is missing, is malformed or has changed attributes that do not count yet.
-    recheck_at: the monotonic time, in seconds, at which a change may begin to count even if the file stays
-    the same; None for never. none_missing: whether the file still contains every line of the last reading.
+    accepted: the lines that count now; None if nothing changes. waits: for each job that must not start, the
+    reason: its line is missing or malformed, or has changed attributes that do not count yet. recheck_at: the
+    monotonic time, in seconds, at which a change may begin to count even if the file stays the same; None for
+    never. none_missing: whether the file still contains every line of the last reading.
     """
 
     accepted: AcceptedLines | None
@@ -98,7 +98,7 @@ def decide_accepted(
 def _drop_unfinished(
     previous: Reading, lines: tuple[Line, ...], current: CurrentLines, now: float
 ) -> tuple[tuple[Line, ...], float | None]:
-    """Returns the lines without a new last line that has no line ending yet, and when that line is due."""
+    """Returns the lines, except a new last line without a line ending, and when that last line will count."""
     if not lines or lines[-1].has_newline:
         return lines, None
     last = lines[-1].key
@@ -207,7 +207,7 @@ def _waits_for_lost_lines(
 def _waits_for_changes(
     previous: Reading, accepted: AcceptedLines, jobs: Mapping[int, JobFact], due: float
 ) -> dict[int, WaitReason]:
-    """Returns wait reasons for lines with changed attributes, by job. Jobs with an open attempt have none.
+    """Returns wait reasons for changed attributes, by job. Jobs with an open attempt are left out.
 
     Finished jobs are included, because a `retry` may queue them before the change counts.
     """

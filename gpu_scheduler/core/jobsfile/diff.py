@@ -20,7 +20,7 @@ from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
 
 @dataclass(frozen=True)
 class NewJob:
-    """Inserts a job for line `index` of the reading. duplicate_of: label of the newest job with its text."""
+    """Inserts a job for line `index` of the reading. duplicate_of: the newest job with the same text."""
 
     index: int
     number: int
@@ -58,7 +58,7 @@ class LineRemoved:
 
 @dataclass(frozen=True)
 class AttributeChanged:
-    """Changes an attribute of a waiting or finished job. value: None if the line does not give it."""
+    """Changes an attribute of a waiting or finished job. value: None if the line does not set it."""
 
     job_id: int
     name: str
@@ -88,7 +88,7 @@ class AcceptedLines:
     unchanged: Reading = ()
 
     def new_identities(self) -> frozenset[str]:
-        """Returns the identities for which `ReadingDiff` needs the newest job."""
+        """Returns the identities of the new lines, for which `ReadingDiff` needs the newest jobs."""
         new = (line for line, old in zip(self.lines, self.pairs, strict=True) if old is None)
         return frozenset(line.identity for line in new if line.identity is not None)
 
@@ -105,7 +105,7 @@ def job_order(reading: Iterable[Line]) -> tuple[int, ...]:
 
 
 def redistribute_positions(order: Sequence[int], positions: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
-    """Reassigns the queue positions of a file's queued jobs to these jobs in the order of their lines.
+    """Reassigns the queue positions of a file's queued jobs, so that they follow the order of the lines.
 
     positions: the queue positions of the file's queued jobs only. Returns (job, new position) for each job
     that moves.
@@ -171,7 +171,7 @@ class ReadingDiff:
             elif old is None:
                 number = lines[first[line.identity]].number
                 self.messages.append(
-                    f"line {line.number}: duplicate of line {number}; both lines are one job"
+                    f"line {line.number}: duplicate of line {number}; both lines belong to one job"
                 )
 
     def _diff_removed(self) -> None:
@@ -253,9 +253,10 @@ class ReadingDiff:
         self.actions += [AttributeChanged(job.job_id, *change) for change in changed]
         if changed and job.state is JobState.FINISHED:
             changes = ", ".join(format_attribute(name, value) for name, value in changed)
+            these = "this change" if len(changed) == 1 else "these changes"
             self.messages.append(
                 f"line {line.number}: {changes} for job {job.job_id}, which is finished; `retry {job.job_id}`"
-                " runs it with this change"
+                f" runs it with {these}"
             )
 
 

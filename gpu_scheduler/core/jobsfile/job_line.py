@@ -1,4 +1,4 @@
-"""Parses one line of a jobs file, independently of other lines: into a job, a malformed line, or nothing.
+"""Parses one line of a jobs file, independently of other lines, into a job, a malformed line or nothing.
 
 The parser does not run a shell (`needs_bash_check` marks the lines that bash should check) or access files.
 """
@@ -22,7 +22,10 @@ MAX_LINE_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class ParsedJob:
-    """A parsed job. notes: remarks to log about the line; needs_bash_check: `bash -n` may reject the line."""
+    """A parsed job.
+
+    notes: remarks to log about the line; needs_bash_check: whether `bash -n` may find an error in the line.
+    """
 
     spec: JobSpec
     notes: tuple[str, ...] = ()
@@ -31,7 +34,10 @@ class ParsedJob:
 
 @dataclass(frozen=True)
 class Malformed:
-    """A malformed line, with the reason and the accepted form. unfinished: it may go on in the next lines."""
+    """A malformed line, with the reason and the accepted form.
+
+    unfinished: whether the line may continue on the next line.
+    """
 
     reason: str
     accepted_form: str
@@ -54,8 +60,8 @@ def parse_line(
     """Parses a line; returns None for a blank line, a comment or the header.
 
     cwd: the absolute working folder for the lines of the file; home: the folder that `~` stands for;
-    known_gpus: the indices of the existing GPUs, None to accept any. The text may contain a BOM and a line
-    ending.
+    known_gpus: the indices of the existing GPUs; None to accept any index. The text may contain a BOM and a
+    line ending.
     """
     text = text.removeprefix("\ufeff").removesuffix("\n").removesuffix("\r").strip(BLANK)
     if not text or text.startswith("#"):

@@ -53,7 +53,7 @@ def match_lines(old: Sequence[Line], new: Sequence[Line], jobs: Mapping[int, Job
 
 
 def _widen_stretch(old: Sequence[Line], new: Sequence[Line], head: int, tail: int) -> tuple[int, int]:
-    """Shortens head and tail by the lines next to the changed part that are equal to a line in this part.
+    """Shortens head and tail by the lines next to the changed part that are equal to a line in that part.
 
     This is necessary because the position of a change does not show which of several equal lines was removed.
     Returns the new lengths of head and tail.
@@ -131,7 +131,10 @@ def find_typos(old: Sequence[Line], new: Sequence[Line], pairs: LinePairs) -> di
 
 
 def _expected_indices(pairs: LinePairs) -> list[int]:
-    """Returns each line's index in the last reading; a new line has the index after the line before it."""
+    """Returns each line's index in the last reading.
+
+    A new line gets the index that follows the one of the line before it.
+    """
     places: list[int] = []
     for at in pairs:
         places.append(at if at is not None else (places[-1] if places else -1) + 1)
@@ -146,7 +149,7 @@ def _take_nearest(ascending: list[int], index: int) -> int:
 
 
 def _without_block(raw: str) -> str:
-    """Returns a line without its attribute block, even a malformed one, and without its comment."""
+    """Returns a line without its comment and its attribute block, even if the block is malformed."""
     text = raw.strip("\ufeff\r\n" + BLANK)
     if text.startswith("["):
         end = find_block_end(text)

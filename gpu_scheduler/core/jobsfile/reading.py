@@ -13,7 +13,10 @@ from gpu_scheduler.core.model.job_spec import JobSpec, Kind
 
 
 def given_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns only the attributes that a line sets, so that one added by a later version is not a change."""
+    """Returns only the attributes that a line sets.
+
+    An attribute that a later version adds therefore does not count as a change.
+    """
     given = {name: value for name, value in attributes.items() if value is not None and value is not False}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 

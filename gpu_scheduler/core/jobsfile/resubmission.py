@@ -10,7 +10,10 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 
 
 class Resubmission(Enum):
-    """The effect of submitting a job again. KEPT: the existing job stays as it is, and nothing is queued."""
+    """The effect of submitting a job again.
+
+    KEPT means that the existing job is left unchanged and nothing is queued.
+    """
 
     NEW = "new"
     REQUEUED = "requeued"

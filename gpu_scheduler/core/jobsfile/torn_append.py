@@ -1,7 +1,8 @@
 """Detects a torn append: a second line that was appended to a last line without a line ending.
 
 Such a last line has grown since it was read: either somebody has edited it, or a program has appended another
-line to it. Only the text can show which, so the answer is wrong if one case looks like the other.
+line to it. Only the text can show which of the two happened, so the answer is wrong if one case looks like
+the other.
 """
 
 from __future__ import annotations

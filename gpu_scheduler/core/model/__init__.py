@@ -1,4 +1,4 @@
 """Values that all packages share: states, job specifications, GPU samples, attempt statuses.
 
-Of the other packages, this one imports only `core.text`.
+This package imports no other package except `core.text`.
 """

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from gpu_scheduler.core.model.state_reason import FailureKind
 
-#: "unlocked": the runner is alive but does not hold the lock of this claim, as in a copy of the folder.
+#: "unlocked": the runner is alive but does not hold the lock of this claim, as happens in a copied folder.
 #: "unclaimed": the claim is missing or unusable, but the runner that the store names is alive.
 #: "invalid": the claim is unusable, and the store names no runner.
 #: "unknown": the folder could not be read this time, so nothing is known about the claim.
@@ -43,8 +43,8 @@ class AttemptResult:
     cause: None if the command ended by itself; otherwise "cancelled", "preempted", "timed_out" or "machine".
     exit_code, signal: exactly one of the two is set if the command was spawned. oom_kills: the number of
     processes that the kernel killed during the attempt because memory ran out; None if unknown. shortage: the
-    errno, if the command could not start because processes, memory or open files ran out. failure: the kind
-    of failure that command.sh or the runner reported together with `message`.
+    errno if the command could not start because processes, memory or open files ran out. failure: the kind of
+    failure that command.sh or the runner reported together with `message`.
     """
 
     cause: str | None
@@ -80,9 +80,9 @@ class AttemptStatus:
     """The status of an attempt at one moment.
 
     anomalies: unexpected contents of its folder, as phrases. window_open: whether the Screen window of a live
-    runner still exists, for display only; None if it has no window or this is unknown. runner: the process
-    that holds the claim. damage: the damage to the files that record the end, such as "the file claim was
-    removed".
+    runner still exists, for display only; None if it has no window, or if this is unknown. runner: the
+    process that holds the claim. damage: the damage to the files that record the end, such as "the file claim
+    was removed".
 
     For an attempt without a claim, folder_complete means that its folder contains everything that a runner
     needs, and command_began means that its command has registered itself in the folder.

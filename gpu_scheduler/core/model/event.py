@@ -63,8 +63,8 @@ class AttemptDetails(EventDetails):
 class AttemptStarted(AttemptDetails):
     """An attempt was given GPUs.
 
-    vram: memory on each GPU; exclusive: no other job shares the GPUs; learned: vram was measured on similar
-    jobs; assumed: share and vram are defaults, not declarations.
+    vram: memory on each GPU; exclusive: whether no other job may share the GPUs; learned: whether vram was
+    measured on similar jobs; assumed: whether share and vram are defaults rather than declarations.
     """
 
     gpus: Sequence[int]
@@ -103,7 +103,7 @@ class AttemptEnded(AttemptDetails):
 
 @dataclass(frozen=True)
 class JobEnded(EventDetails):
-    """A job finished without an attempt."""
+    """A waiting job finished, so the event belongs to no attempt."""
 
     outcome: str
 
@@ -185,7 +185,7 @@ class Event:
 
     @cached_property
     def details(self) -> EventDetails | None:
-        """The details; None if there are none, or if another version stored them in a form unknown here."""
+        """The details; None if there are none, or if another version stored them in an unknown form."""
         of_end = AttemptEnded if "attempt" in self.data else JobEnded
         type_ = of_end if "outcome" in self.data else self._TYPES.get(self.kind)
         if type_ is None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 UNKNOWN_UUID_PREFIX = "unknown-"
 #: Prefix of the identity of a simulated GPU; the GPU's index follows it.
 SIMULATED_UUID_PREFIX = "SIM-"
-#: Upper bound of plausible GPU memory, in MiB: 1 PiB.
+#: Upper bound of plausible GPU memory: 1 PiB, in MiB.
 MAX_MIB = 1 << 30
 #: Number of samples over which loads are averaged.
 LOAD_SAMPLES = 3
@@ -25,7 +25,7 @@ def is_simulated(uuid: str) -> bool:
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that a probe listed on a GPU. load_percent: the process's part of the GPU's load."""
+    """A process that a probe listed on a GPU. load_percent: the load that it causes."""
 
     pid: int
     used_mib: int | None

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-#: The largest accepted index, so that a range such as 0-999999999 is never expanded.
+#: The largest accepted index. The limit keeps a range such as 0-999999999 from being expanded.
 MAX_INDEX = 1023
 
 ACCEPTED_SYNTAX = "a list such as 0,2 or 0-3 or 0-3,5, or all"

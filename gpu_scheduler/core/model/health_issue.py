@@ -23,8 +23,8 @@ class HealthSubject(str, Enum):
 class HealthIssue:
     """A problem with one location.
 
-    problem: a predicate, such as "is on a full disk"; blocks_starts: whether no job can start while the
-    problem lasts. Running jobs continue in any case.
+    problem: a predicate, such as "is on a full disk"; blocks_starts: whether the problem keeps all jobs from
+    starting. Running jobs continue in any case.
     """
 
     subject: HealthSubject

@@ -40,9 +40,9 @@ class JobSpec:
     share      the requested part of a GPU, in thousandths; None means not given.
     gpus       the requested number of GPUs; None means not given.
     vram       the requested memory on each GPU, in MiB; None means not given.
-    exclusive  whether the job shares its GPUs with no other job of this scheduler.
+    exclusive  whether no other job of this scheduler may use the GPUs of this job.
     *_retries  the number of retries; None means not given.
-    timeout_s  the seconds after which the job is ended.
+    timeout_s  the time, in seconds, after which the job is ended.
     torchrun   CSV lines only: the number of processes that torchrun starts, one per GPU; None means python.
     """
 
@@ -113,8 +113,8 @@ class JobSpec:
     def program(self) -> str:
         """The program that the job runs, without arguments.
 
-        For a CSV line, this is the script. For a command, it is the module of `python -m`, otherwise the
-        first word that names a script, otherwise the first word.
+        For a CSV line, this is the script. For a command, it is the first of these that the command contains:
+        the module of `python -m`, the first word that names a script, the first word.
         """
         if self.script is not None:
             return self.script
@@ -125,7 +125,10 @@ class JobSpec:
 
     @property
     def mode(self) -> str:
-        """The word in the session name: the value of `--mode`, otherwise the script's or program's name."""
+        """The word in the session name.
+
+        This is the value of `--mode` or, without that option, the name of the script or program.
+        """
         given = self.option("mode")
         if given:
             return given

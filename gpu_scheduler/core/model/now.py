@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Now:
     """The current time, read from two clocks.
 
-    wall: seconds since 1970, for display; boot: CLOCK_BOOTTIME seconds, for every deadline; boot_id:
-    identifies the boot since which `boot` counts.
+    wall: seconds since 1970, for display; boot: seconds since boot (CLOCK_BOOTTIME), for every deadline;
+    boot_id: the id of that boot.
     """
 
     wall: float

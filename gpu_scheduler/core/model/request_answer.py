@@ -43,7 +43,7 @@ REFUSALS = frozenset({
 
 @dataclass(frozen=True)
 class RequestAnswer(StoredValue):
-    """An answer with the data of its code.
+    """An answer: its code, and the data that belongs to this code.
 
     state, accepted              WRONG_STATE: the job's state, and the states in which the request is possible
     verb                         WRONG_STATE, ENDED_UNRECORDED: the verb of the request

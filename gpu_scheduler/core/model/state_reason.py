@@ -110,7 +110,7 @@ class NextStep(StoredValue):
 
     @property
     def is_retry(self) -> bool:
-        """True if the job is queued again although its command began."""
+        """True if the job is queued again after its command began and failed."""
         return self.kind in (NextKind.OOM_RETRY, NextKind.RETRY)
 
 
@@ -124,7 +124,7 @@ class StateReason(StoredValue):
     memory ran out. gpu_ids: the GPU ids that `--cuda` passed and the command misread. gpu_used_twice: whether
     NCCL found two processes of the command on one GPU. launches: how often a runner was started without
     success. subject: the data directory or file that the reason is about. survivors: pids of processes that
-    still run. next_steps: what follows.
+    are still running. next_steps: what follows.
     """
 
     kind: ReasonKind

@@ -14,7 +14,8 @@ T = TypeVar("T", bound="StoredValue")
 class StoredValue:
     """Base of frozen dataclasses that are stored as JSON. Fields with their default values are not stored."""
 
-    #: The functions that build fields from JSON, by field. Other fields have the same value in JSON.
+    #: The functions that build fields from JSON, by the name of the field. Other fields have the same value
+    #: in JSON.
     _BUILD: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
 
     @classmethod
@@ -28,7 +29,7 @@ class StoredValue:
 
     @classmethod
     def from_json(cls: type[T], text: str) -> T:
-        """Returns the value that `to_json` wrote; the result of `unknown` if the text cannot be read."""
+        """Returns the value that `to_json` wrote, or the result of `unknown` if the text cannot be read."""
         value: T = _READ(cls, text)
         return value
 

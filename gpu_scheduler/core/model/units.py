@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
-#: The most memory that can be requested on one GPU, in MiB: 1 PiB.
+#: The most memory that can be requested on one GPU: 1 PiB, in MiB.
 MAX_MIB = 1 << 30
-#: The longest time limit, in seconds: a year.
+#: The longest time limit: one year, in seconds.
 MAX_S = 366 * 86400
 
 _MEMORY = re.compile(r"([0-9]{1,10}(?:\.[0-9]{1,6})?)(?:([MG])(?:i?B)?)?", re.IGNORECASE)
@@ -42,7 +42,10 @@ def format_mib(mib: int) -> str:
 
 
 def round_mib(mib: int) -> int:
-    """Rounds MiB to the precision of `format_memory`, so that a stored value changes only with its text."""
+    """Rounds MiB to the precision of `format_memory`.
+
+    A stored value then changes only if its text changes too.
+    """
     if mib < 1024:
         return mib
     tenths, rest = divmod(10 * mib, 1024)

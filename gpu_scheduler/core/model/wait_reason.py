@@ -42,8 +42,8 @@ class WaitKind(str, Enum):
     UNKNOWN = "unknown"
 
 
-# The next two functions import their classes only when they are called, so that commands stay fast if they
-# show no such reason.
+# The next two functions import their classes only when they are called, so that commands that show no such
+# reason stay fast.
 def _need(values: dict[str, Any]) -> Need:
     from gpu_scheduler.core.model.need import Need
 
@@ -65,7 +65,7 @@ class WaitReason(StoredValue):
     need           the need of each job, for the kinds that concern GPUs
     gpus           NO_FREE_GPU: number of GPUs that would accept the job now; TOO_FEW_GPUS: number of managed
                    GPUs that the job may use
-    obstacles      NO_FREE_GPU: why the other GPUs would not accept it, except those that our own jobs fill
+    obstacles      NO_FREE_GPU: why the other GPUs would not accept the job, except those full of our own jobs
     managed        TOO_FEW_GPUS: number of managed GPUs
     allowed        TOO_FEW_GPUS, GPUS_TOO_SMALL: number of GPUs that the line allows; None if any
     size_mib       GPUS_TOO_SMALL: memory of the Nth largest GPU that the job may use, where N is the number
@@ -74,7 +74,7 @@ class WaitReason(StoredValue):
     margin_mib     GPUS_TOO_SMALL: memory on each GPU that is never allocated to jobs
     line_number    LINE_MALFORMED, LINE_CHANGED: number of the line
     launches       RELAUNCHED: number of launches of an attempt that no runner has claimed yet
-    due_at         the time, in boot seconds, at which a job whose line was removed is cancelled, a
+    due_at         the time, in seconds since boot, at which a job whose line was removed is cancelled, a
                    changed line takes effect or a delayed job starts; None if unknown
     """
 

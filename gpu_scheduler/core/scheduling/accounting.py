@@ -21,8 +21,8 @@ class Allocation:
     """The allocation of an attempt on one GPU.
 
     share: the declared thousandths; 0 if none were declared. vram: the declared MiB; None if none were
-    declared. whole: none of our other jobs may run on the GPU. peak_mib: the highest observed use; None if it
-    is unknown or has not been observed yet.
+    declared. whole: whether our other jobs must stay off the GPU. peak_mib: the highest observed use; None if
+    it is unknown or has not been observed yet.
     """
 
     share: int = 0

@@ -24,7 +24,7 @@ class Action:
 
 @dataclass(frozen=True)
 class AttemptAction(Action):
-    """A decision about an attempt. Some of these actions have no further values."""
+    """A decision about an attempt. Some of these actions have no other fields."""
 
     attempt_id: int
 
@@ -33,10 +33,10 @@ class AttemptAction(Action):
 class Start(Action):
     """Opens an attempt of a queued job on these GPUs and launches it.
 
-    share: thousandths of each GPU; 0 if none were declared. vram: MiB on each GPU. whole: none of our other
-    jobs may use the GPUs. learned: vram was not declared but learned from the workload class. assumed: share
-    and vram are defaults, not declarations. baseline_mib: for each GPU, its UUID and its unattributed memory
-    in MiB.
+    share: thousandths of each GPU; 0 if none were declared. vram: MiB on each GPU. whole: whether our other
+    jobs must stay off the GPUs. learned: whether vram was learned from the workload class instead of
+    declared. assumed: whether share and vram are defaults rather than declarations. baseline_mib: for each
+    GPU, its UUID and its unattributed memory in MiB.
     """
 
     job_id: int
@@ -55,9 +55,10 @@ class Relaunch(AttemptAction):
 
 @dataclass(frozen=True)
 class VoidClaim(AttemptAction):
-    """Links a `void` claim, so that the attempt can never run. The next round observes who won the claim.
+    """Links a `void` claim, so that the attempt can never run.
 
-    gives_up: whether the scheduler gives up because no launch was claimed.
+    The next round observes whether a runner claimed the attempt first. gives_up: whether the scheduler gives
+    up because no launch was claimed.
     """
 
     gives_up: bool = False
@@ -93,7 +94,7 @@ class KillRunner(AttemptAction):
 
 @dataclass(frozen=True)
 class RecordRunner(AttemptAction):
-    """Records the runner process that the claim names. start_ticks: its start time since boot."""
+    """Records the runner process that the claim names. start_ticks: its start time in ticks since boot."""
 
     pid: int
     start_ticks: int
@@ -105,7 +106,7 @@ class RecordRunnerDeath(AttemptAction):
 
 @dataclass(frozen=True)
 class RecordMisplacedProcess(AttemptAction):
-    """Records a process on a GPU (UUID) that is not allocated to its attempt, once per attempt and GPU."""
+    """Records, once per attempt and GPU (UUID), a process on a GPU that is not allocated to its attempt."""
 
     uuid: str
     pid: int
@@ -119,8 +120,9 @@ class RecordWindowClosed(AttemptAction):
 class RecordUsage(Action):
     """Records the resource use of a running attempt in one sample.
 
-    sampled_at: when the sample was taken, in boot seconds. usage: for each of its GPUs, the UUID, the memory
-    of its processes in MiB and the load of the GPU in percent; None if unknown.
+    sampled_at: when the sample was taken, in seconds since boot. usage: for each GPU of the attempt, its
+    UUID, the memory of the attempt's processes in MiB and the load of the GPU in percent; unknown values are
+    None.
     """
 
     job_id: int
@@ -131,7 +133,7 @@ class RecordUsage(Action):
 
 @dataclass(frozen=True)
 class RecordOveruse(AttemptAction):
-    """Records that an attempt uses more memory on a GPU (UUID) than it declared, once per attempt and GPU.
+    """Records, once per attempt and GPU (UUID), that an attempt uses more memory on a GPU than it declared.
 
     share: the declared share in thousandths, which amounts to declared_mib; None if vram was declared.
     """
@@ -147,7 +149,7 @@ class RecordForeignLoad(Action):
     """Records the load of foreign processes on a GPU (UUID) in the last samples.
 
     loads: percent in each sample, the newest last; None if unknown. sampled_at: the time of the newest
-    sample, in boot seconds.
+    sample, in seconds since boot.
     """
 
     uuid: str
@@ -177,9 +179,9 @@ class Sweep(AttemptAction):
 class FinishAttempt(Action):
     """Records the end of an attempt and moves its job to `state`.
 
-    not_before: boot seconds before which a requeued job must not start. launch_failures, oom_retries_used,
-    fail_retries_used: the new counts. min_vram_mib: memory that the job needs from now on; None if unchanged.
-    shortage: errno of the shortage that prevented the command from starting.
+    not_before: the earliest time, in seconds since boot, at which a requeued job may start. launch_failures,
+    oom_retries_used, fail_retries_used: the new counts. min_vram_mib: memory that the job needs from now on;
+    None if unchanged. shortage: errno of the shortage that prevented the command from starting.
     """
 
     job_id: int
@@ -211,7 +213,7 @@ class RecordMemoryReleased(AttemptAction):
 
 @dataclass(frozen=True)
 class FinishJob(Action):
-    """Ends a waiting job without an attempt."""
+    """Finishes a waiting job, which has no open attempt."""
 
     job_id: int
     outcome: Outcome
@@ -255,7 +257,7 @@ class SetAttribute(Action):
 
 @dataclass(frozen=True)
 class SetQueuePositions(Action):
-    """Sets the queue positions of waiting jobs: (job id, position)."""
+    """Sets the queue positions of waiting jobs. positions: pairs (job id, position)."""
 
     positions: tuple[tuple[int, int], ...]
 

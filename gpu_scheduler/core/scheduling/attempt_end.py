@@ -94,7 +94,7 @@ def end_attempt(
     survivors: tuple[int, ...] = (),
     result: AttemptResult | None = None,
 ) -> FinishAttempt:
-    """Returns the end of an attempt with this outcome. survivors: pids of processes that still run."""
+    """Returns the end of an attempt with this outcome. survivors: pids of remaining processes."""
     end = FinishAttempt(
         attempt.job_id,
         attempt.attempt_id,
@@ -133,7 +133,8 @@ def _with_next_state(
         return end, None
     queued = replace(end, state=JobState.QUEUED, job_outcome=None)
     if end.shortage and not attempt.source_missing:
-        # A shortage is not a failure of the job: it is not counted, and retries continue until it is over.
+        # A shortage is not the job's fault, so the launch is not counted, and retries continue until it is
+        # over.
         wait = settings.assign_retry_wait_s
         step = NextStep(NextKind.LAUNCH_RETRY_UNCOUNTED, wait_s=wait)
         return replace(queued, launch_failures=attempt.launch_failures, not_before=now.boot + wait), step

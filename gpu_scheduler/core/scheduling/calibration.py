@@ -142,7 +142,7 @@ def suggested_entries(
 ) -> dict[str, dict[str, Any]]:
     """Returns the suggested entry of each model whose entry should change.
 
-    has_enough_runs: whether to return the models with enough evidence, or the others.
+    has_enough_runs: True to return the models with enough evidence, False to return the other models.
     """
     found = [one for one in advice if one.has_enough_runs is has_enough_runs]
     return {

@@ -1,4 +1,4 @@
-"""Determines when the next round must take place if no event triggers one before."""
+"""Determines when the next round must take place if no event triggers one earlier."""
 
 from __future__ import annotations
 

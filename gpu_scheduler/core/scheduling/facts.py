@@ -40,17 +40,18 @@ class PendingGroup:
 class Attempt:
     """An attempt that holds GPUs or awaits their memory release, as described by the store and by its folder.
 
-    Times are boot seconds of `boot_id`. cancel: a pending cancel or preempt, which lasts until the end of the
-    attempt is recorded. survivors: the pids of its processes; None if they were not scanned. baseline_mib:
-    unattributed memory on each GPU when the attempt started. failure_context: the context of a failed
-    command. misplaced_gpus: GPUs outside its allocation on which one of its processes was observed and
-    reported. window_closed_recorded: whether the store has recorded that its Screen window was closed.
+    Times are in seconds since the boot that `boot_id` identifies. cancel: a pending cancel or preempt, which
+    lasts until the end of the attempt is recorded. survivors: the pids of its remaining processes; None if no
+    scan looked for them. baseline_mib: unattributed memory on each GPU when the attempt started.
+    failure_context: the context of a failed command. misplaced_gpus: GPUs outside its allocation on which one
+    of its processes was observed and reported. window_closed_recorded: whether the store has recorded that
+    its Screen window was closed.
 
-    share, vram: the thousandths (0 if none) and the MiB that were declared for each of its GPUs. whole: none
-    of our other jobs may run on these GPUs. budgets: the MiB declared or learned for each GPU, by UUID; None
-    if unknown; empty if nothing was declared. peaks: the highest memory use of its processes on each GPU in
-    MiB, by UUID. measured_at: the time of the newest sample in the peaks. overused_gpus: GPUs on which
-    overuse was reported. resources: the current resource spec of its job. oom_retries_used,
+    share, vram: the thousandths (0 if none) and the MiB that were declared for each of its GPUs. whole:
+    whether our other jobs must stay off these GPUs. budgets: the MiB declared or learned for each GPU, by
+    UUID; None if unknown; empty if nothing was declared. peaks: the highest memory use of its processes on
+    each GPU in MiB, by UUID. measured_at: the time of the newest sample in the peaks. overused_gpus: GPUs on
+    which overuse was reported. resources: the current resource spec of its job. oom_retries_used,
     fail_retries_used: retries that its job has used.
     """
 

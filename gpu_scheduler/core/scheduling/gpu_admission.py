@@ -49,7 +49,7 @@ class GpuAvailability:
 
 
 def counts_as_idle(foreign_mib: int, limits: Limits) -> bool:
-    """Returns whether a GPU with this foreign use counts as idle, since drivers and displays use a little."""
+    """Returns whether a GPU with this foreign use counts as idle. Drivers and displays use some memory."""
     return foreign_mib <= limits.idle_threshold_mib
 
 

@@ -1,8 +1,8 @@
-"""Tracks GPUs that are lost or recover, from one sample to the next (docs/design.md, Placement).
+"""Tracks lost and recovering GPUs from one sample to the next (docs/design.md, Placement).
 
-A faulty GPU gets no new jobs until several samples in a row were good. The number of good samples is part of
-the fault in the store, so that it survives a restart. If a sample fails as a whole, no GPU counts as lost or
-recovered because of it.
+A faulty GPU gets no new jobs until several samples in a row have been good. The number of good samples is
+part of the fault in the store, so that it survives a restart. If a sample fails as a whole, no GPU counts as
+lost or recovered because of it.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def _next_fault(before: GpuFault | None, now: GpuFault | None) -> GpuFault | Non
 
 
 def _with_known_uuids(samples: Sequence[GpuSample], known: dict[str, GpuSample]) -> list[GpuSample]:
-    """Returns the samples, with each one that lacks a UUID identified as a known GPU that is missing.
+    """Returns the samples, and identifies each GPU without a UUID as one of the missing known GPUs.
 
-    That is the missing GPU with the same index or, if there is none, any other missing GPU.
+    This is the missing GPU with the same index or, if there is none, any other missing GPU.
     """
     missing = {uuid: gpu for uuid, gpu in known.items() if uuid not in {sample.uuid for sample in samples}}
     found = []

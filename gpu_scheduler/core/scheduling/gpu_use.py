@@ -1,4 +1,4 @@
-"""Determines the use of a GPU: allocations, memory and load of foreign processes, and a pause or a fault.
+"""Determines how a GPU is used: its allocations, foreign memory and load, and any pause or fault.
 
 The rules are in docs/design.md, Accounting. `gpu_admission` decides whether a GPU counts as idle.
 """
@@ -53,7 +53,10 @@ def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
 def _committed_memory(
     gpu: Gpu, holders: Sequence[Attempt], attempts: Sequence[Attempt], limits: Limits
 ) -> int | None:
-    """Returns the committed memory in MiB: allocations plus buffered foreign use, at least the actual use."""
+    """Returns the committed memory in MiB; None if unknown.
+
+    This is the sum of the allocations and the buffered foreign use, but at least the actual use.
+    """
     foreign = _foreign_commitment(gpu, attempts, limits)
     if foreign is None:
         return None
@@ -84,7 +87,7 @@ def listed_processes(gpu: Gpu) -> tuple[GpuProcess, ...] | None:
 
 
 def foreign_peaks(gpu: Gpu, attempts: Sequence[Attempt]) -> dict[tuple[int, float], int]:
-    """Returns the peak memory use, in MiB, of each living foreign process by (pid, start)."""
+    """Returns the peak memory use in MiB of each living foreign process, by (pid, start time)."""
     here = _attempt_ids_on(gpu, attempts)
     peaks = dict(gpu.foreign_peaks)
     for process in listed_processes(gpu) or ():
@@ -111,7 +114,7 @@ def foreign_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int
 
     If the probe lists the processes with their memory, this is the sum for the foreign processes, plus any
     unattributed memory beyond the amount that a driver may use. Otherwise it is the larger of two values: the
-    baseline from the start of our jobs, and the memory in use beyond the sum of our allocations.
+    baseline that was measured when our jobs started, and the memory in use beyond the sum of our allocations.
     """
     sample = gpu.sample
     if sample is None:

@@ -29,8 +29,8 @@ class ResourceSpec:
     """The GPU resources that a line requests. None means not stated.
 
     share: thousandths. allowed: GPU indices. vram: MiB on each GPU. workload_class: see `workload_class_of`;
-    set only if needs are learned and the line states none. min_vram_mib: the least memory that the job needs
-    on each GPU since it ran out of memory, whatever else determines its need.
+    set only if needs are learned and the line states none. min_vram_mib: the minimum memory
+    on each GPU for a job that has run out of memory, whatever else determines its need.
     """
 
     share: int | None = None
@@ -45,7 +45,7 @@ class ResourceSpec:
 
     @classmethod
     def of(cls, spec: JobSpec, min_vram_mib: int | None = None, *, learn_needs: bool = False) -> ResourceSpec:
-        """Returns a job's resource spec. torchrun determines the number of whole GPUs, whatever the model."""
+        """Returns a job's resource spec. With torchrun, the line sets the GPU count, whatever the model."""
         share, gpus, llm = spec.share, spec.gpus, spec.llm
         command, family = spec.kind == "command", None
         if spec.torchrun is not None:
@@ -72,7 +72,7 @@ class ResourceSpec:
 
 
 def workload_class_of(spec: JobSpec) -> str:
-    """Returns a job's workload class, from its program and `--llm`. Its jobs should need the same memory."""
+    """Returns the workload class, from program and `--llm`. Jobs of one class should need the same memory."""
     return workload_class_key(spec.program, spec.llm)
 
 
@@ -162,7 +162,7 @@ def resolve(
     need = _stated_need(resources, config, learned_mib)
     if resources.min_vram_mib is None:
         return need
-    # The job had its GPUs to itself, but now its memory need is known.
+    # If the job had its GPUs to itself, it no longer needs this, because its memory need is now known.
     share = 0 if need.alone else need.share
     vram = max(resources.min_vram_mib, need.vram or 0)
     return Need(need.count, share, vram=vram, exclusive=resources.exclusive)

@@ -1,4 +1,4 @@
-"""Orders waiting jobs by priority and queue position. All uses of the queue share this order."""
+"""Orders waiting jobs by priority and queue position. Everything that reads the queue uses this order."""
 
 from __future__ import annotations
 

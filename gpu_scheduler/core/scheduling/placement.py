@@ -52,7 +52,7 @@ def place(
 
 
 def could_fit(need: Need, total_mib: int | None, limits: Limits) -> bool:
-    """Returns whether an empty GPU of this size could run the job. An unknown size (None) is enough."""
+    """Returns whether an empty GPU of this size could run the job. An unknown size (None) is large enough."""
     return need.vram is None or total_mib is None or need.vram + limits.margin_mib <= total_mib
 
 

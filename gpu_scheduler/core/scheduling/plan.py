@@ -87,7 +87,7 @@ def _memory_samples(attempt: Attempt, facts: Facts) -> list[tuple[float | None, 
     samples: list[tuple[float | None, int | None]] = []
     for uuid in attempt.gpus:
         gpu = gpus.get(uuid)
-        # An unmanaged GPU is not sampled and gets no jobs, so its memory need not be awaited.
+        # An unmanaged GPU is not sampled and gets no jobs, so the round does not wait for its memory.
         samples.append(
             (gpu.sampled_at, unattributed_memory(gpu, facts.attempts, facts.settings))
             if gpu

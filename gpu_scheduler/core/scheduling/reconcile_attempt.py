@@ -1,4 +1,4 @@
-"""Reconciles one open attempt with its folder, by the rules of docs/design.md, Reconciling.
+"""Reconciles one open attempt with its folder, according to the rules in docs/design.md, Reconciling.
 
 A pending cancel counts as a `stop` in every rule. The actions depend only on the attempt, the time, the
 settings and the GPUs.
@@ -124,7 +124,7 @@ def reconcile(
             # The problem that blocks starts also explains why no runner has claimed the attempt.
             tried = attempt.launch_count >= settings.max_launches
             return [ResetLaunchCount(attempt.attempt_id)] if tried else []
-        # If a full disk left the folder incomplete, the launch does not count as failed either.
+        # A launch with an incomplete folder, for example because the disk was full, does not count as failed.
         if not attempt.status.folder_complete or attempt.launch_count < settings.max_launches:
             return [Relaunch(attempt.attempt_id)]
     return _void_claim(attempt, now, gives_up=attempt.launch_error is None)
@@ -192,8 +192,7 @@ def _reconcile_unknown_runner(attempt: Attempt, now: Now, settings: Settings) ->
 
 
 def _void_claim(attempt: Attempt, now: Now, *, gives_up: bool = False) -> list[Action]:
-    # Tried again only at intervals, so that a claim that cannot be voided does not block the rest of the
-    # round.
+    # Retried only at intervals, so that a claim that cannot be voided does not block the rest of the round.
     return [VoidClaim(attempt.attempt_id, gives_up)] if may_signal(attempt, now) else []
 
 

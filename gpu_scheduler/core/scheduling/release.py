@@ -1,4 +1,7 @@
-"""Releases the GPUs of an ended attempt in two steps: its processes end, then its memory becomes free."""
+"""Releases the GPUs of an ended attempt in two steps.
+
+First, its processes must end. Then, its memory must become free.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from gpu_scheduler.core.scheduling.sweep_timing import sweep
 
 
 def release_allocation(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
-    """Releases the allocation of an ended attempt. If processes are left, it ends them first."""
+    """Releases the allocation of an ended attempt. Any remaining processes are ended first."""
     if attempt.survivors is None:
         return []
     if not attempt.survivors:

@@ -1,4 +1,4 @@
-"""Answers each request from a front end once: with actions, or with the reason why it was refused."""
+"""Answers each request from a front end once, with actions or with the reason for refusing it."""
 
 from __future__ import annotations
 

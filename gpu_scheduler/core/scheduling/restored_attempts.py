@@ -1,4 +1,4 @@
-"""Decides about attempts in a store that was restored from their folders or copied from another store.
+"""Decides what happens to attempts in a store that was restored from their folders or copied.
 
 A restored attempt ends, its job is held, or it stays open. Nothing is launched again, because a folder does
 not record everything that a retry depends on, such as the number of retries used. In a copied store, the open
@@ -28,8 +28,8 @@ from gpu_scheduler.core.scheduling.settings import Settings
 def restore(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     """Returns the actions for the newest attempt of a job in a restored store.
 
-    If there is no FinishAttempt among them, the attempt stays open, because it runs or has processes left. It
-    is then reconciled like every open attempt.
+    If there is no FinishAttempt among them, the attempt stays open, because it is running or has remaining
+    processes. It is then reconciled like every open attempt.
     """
     status = attempt.status
     if status.result is None and status.claim == "void":
@@ -88,5 +88,5 @@ def _finish_attempt(
 
 
 def _with_release(ended: FinishAttempt) -> list[Action]:
-    """Returns the end of an attempt without processes, whose GPUs need not await memory release."""
+    """Returns the end of an attempt without processes, and the release of its GPUs and their memory."""
     return [ended, ReleaseAllocation(ended.attempt_id), RecordMemoryReleased(ended.attempt_id)]

@@ -1,8 +1,8 @@
 """Decides whether a job whose command failed runs again, with more memory if it ran out of GPU memory.
 
 OOM retries are only for jobs that ran out of GPU memory, so that they do not hide other failures
-(docs/design.md, Reconciling). Such a job then needs 1.25 times the memory that was observed or declared,
-limited by the largest GPUs.
+(docs/design.md, Reconciling). Such a job then needs 1.25 times the memory that was observed or declared, but
+at most the memory of the largest GPUs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GpuInventory:
 def decide_retry(
     attempt: Attempt, failure: FailureKind | None, settings: Settings, inventory: GpuInventory
 ) -> tuple[NextStep, ...]:
-    """Returns the next steps of a job whose command began and failed. A retry is always the last one."""
+    """Returns the next steps of a job whose command began and failed. A retry is always the last step."""
     context = attempt.failure_context
     if context is None or attempt.source_missing or attempt.cancel is not None:
         return ()
@@ -67,7 +67,7 @@ def _oom_step(attempt: Attempt, allowed: int, settings: Settings, inventory: Gpu
 
 
 def _had_maximum(attempt: Attempt, inventory: GpuInventory) -> bool:
-    """Returns whether the job already had all available memory, by its declaration or on GPUs of its own."""
+    """Returns whether the job already had all available memory, by declaring it or by having whole GPUs."""
     if inventory.available_mib is None:
         return False
     if attempt.vram is not None:

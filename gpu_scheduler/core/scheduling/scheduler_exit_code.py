@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
-#: The exit code for a job that timed out, which is also that of the command `timeout`.
+#: The exit code for a job that timed out. The command `timeout` uses the same code.
 TIMED_OUT = 124
 #: The exit code for an unfinished job that is held or infeasible.
 LEFT = 3

@@ -13,9 +13,9 @@ class Limits:
     """The thresholds that decide whether a GPU accepts one more job.
 
     mem_threshold, load_threshold: fraction of a GPU's memory or load at or above which foreign use keeps jobs
-    off the GPU. margin_mib: memory that is kept free on each GPU beside the declarations. idle_threshold_mib:
-    foreign memory up to which a GPU counts as idle, because drivers and displays use a little. spike_buffer:
-    fraction that is added to observed peaks.
+    off the GPU. margin_mib: memory that is kept free on each GPU in addition to the declared memory.
+    idle_threshold_mib: foreign memory up to which a GPU counts as idle, because drivers and displays use a
+    little. spike_buffer: fraction that is added to observed peaks.
     """
 
     mem_threshold: float = 0.8

@@ -1,4 +1,4 @@
-"""Records what a new sample shows: use and overuse by attempts, and the peaks and load of foreign use.
+"""Records the contents of a new sample: use and overuse by attempts, and foreign peaks and load.
 
 Each action depends only on the newest sample and the store, so that nothing is reported twice and a restart
 loses nothing.

@@ -23,7 +23,7 @@ class FrameFilter:
     """A filter that passes output on line by line, with only the last frame of each line.
 
     update_interval_s: minimum number of seconds between two updates. An update passes on the newest frame of
-    an unfinished line as a separate line. None: there are no updates.
+    an unfinished line as a separate line. None means that there are no updates.
     """
 
     def __init__(self, update_interval_s: float | None = None) -> None:

@@ -18,7 +18,7 @@ _IN_DOUBLE = re.compile(r'\\(["\\])')
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """Splits a text into words by the POSIX quoting rules, as Python's `shlex.split` does. Expands nothing.
+    """Splits a text into words according to the POSIX quoting rules, like `shlex.split`. Expands nothing.
 
     Raises ValueError for an unclosed quote, with its column (from 1), and for a backslash at the end.
     """

@@ -119,7 +119,7 @@ def masked_values(value: Any) -> Any:
 
 
 def hide_secrets(env: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Returns the variables and hides every value that is secret because of its name or its own form."""
+    """Returns the variables, with each value hidden that is secret because of its name or its own form."""
     return {name: HIDDEN if _is_secret(name, value) else value for name, value in env}
 
 
