@@ -94,7 +94,7 @@ def _script_line(new: NewLine, given: str, known_gpus: frozenset[int] | None) ->
 def _command_line(new: NewLine, recorded: RecordedSetting, path: str | None) -> str:
     """Returns the line for a command that runs in the current folder.
 
-    The line names that folder if the lines of the jobs file run in another folder, or probably will.
+    The line names that folder if the lines of the jobs file run in another folder, or are likely to.
     """
     here = os.getcwd()
     likely = here if path is None else os.path.dirname(path)
@@ -184,7 +184,7 @@ def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
 
 
 def _duplicate_notes(location: Location, spec: JobSpec) -> list[Note]:
-    """Returns a note if a job with the line's identity exists already; nothing without a readable store."""
+    """Returns a note if a job with the line's identity already exists; none if the store is unreadable."""
     if spec.kind != "csv":
         return []  # adding a command always creates a new job
     try:

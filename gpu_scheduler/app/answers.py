@@ -15,7 +15,7 @@ class AnswerKind(str, Enum):
     """The progress of a request.
 
     carried_out      the scheduler carried out the request, or found nothing to do
-    refused          the scheduler refused the request, or it was refused before it was recorded
+    refused          the scheduler refused the request, or the command refused it before recording it
     recorded         the request is recorded, but no scheduler is running
     unanswered       the request is recorded, but the scheduler has not answered yet
     stopped          the command itself ended the job, because no scheduler is running

@@ -1,4 +1,4 @@
-"""Compares the memory use of finished jobs with their declarations; suggests entries for llm_config.json."""
+"""Compares finished jobs' memory use with their declarations, and suggests entries for llm_config.json."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def current_llm_config(options: StartOptions) -> LlmConfig:
 
 
 def learned_needs(store: Store) -> Mapping[str, int]:
-    """Returns the learned MiB of each workload class; nothing unless the scheduler runs with --learn."""
+    """Returns the learned MiB of each workload class; empty unless the scheduler runs with --learn."""
     return LearnedNeedsReader(store, store.recorded_options().spike_buffer).needs() if store.learning else {}
 
 

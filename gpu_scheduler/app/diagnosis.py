@@ -65,7 +65,7 @@ class PlacementFacts:
 
 @dataclass(frozen=True)
 class LineFacts:
-    """The line of a job.
+    """The facts about a job's line.
 
     location: where the line is, None if it was removed; nearby: the malformed lines around it; malformed:
     the number of malformed lines in the file.

@@ -1,4 +1,4 @@
-"""Pauses and resumes GPUs: through the store or, before the first start, through the state file."""
+"""Pauses and resumes GPUs through the store or, before the first start, through the state file."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _request_in_store(
 
 
 def _selected_gpus(store: Store, gpus: Collection[int] | None) -> dict[int, str]:
-    """Returns the UUIDs of these GPUs by index, in order; for None, of every managed GPU."""
+    """Returns the UUIDs of these GPUs, or of all managed GPUs if `gpus` is None, by index."""
     managed = store.managed_gpus()
     if not managed:
         raise SchedulerError(

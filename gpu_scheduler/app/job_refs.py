@@ -25,7 +25,7 @@ def resolve_job(store: Store, ref: JobRef) -> int:
     """Returns the id of the job.
 
     Raises SchedulerError for a range without jobs, and for a name that no job has or that several open jobs
-    share. A number is not looked up.
+    share. A number is returned without a lookup.
     """
     if isinstance(ref, str):
         return _job_named(store, ref)

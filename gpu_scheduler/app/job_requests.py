@@ -113,12 +113,12 @@ def _record_requests(
 def _early_refusal(
     store: Store, verb: str, job_id: int, pending: Iterable[str], is_up: bool
 ) -> RequestAnswer | None:
-    """Returns the reason to refuse a request without recording it; None if there is no such reason."""
+    """Returns the answer to a request that is refused without being recorded; None for any other request."""
     job = store.job(job_id)
     if job is None:
         return RequestAnswer(AnswerCode.NO_SUCH_JOB)
     if is_up:
-        return None  # the scheduler decides, by the job's state when it reads the request
+        return None  # the scheduler decides, based on the job's state when it reads the request
     ended = _unrecorded_end(store, job)
     if ended is not None:
         code = AnswerCode.ALREADY_FINISHED if verb == "cancel" else AnswerCode.ENDED_UNRECORDED
@@ -146,7 +146,7 @@ def _unrecorded_end(store: Store, job: JobRecord) -> JobRecord | None:
 
 
 def _open_jobs(store: Store) -> list[int]:
-    """Returns the open jobs that have not ended, oldest first."""
+    """Returns the jobs that are open in the store and have not ended since then, oldest first."""
     open_states = [state for state in JobState if state is not JobState.FINISHED]
     jobs = sorted(open_jobs(store, open_states), key=lambda job: job.id)
     return [job.id for job in jobs if _unrecorded_end(store, job) is None]

@@ -202,7 +202,7 @@ def _ended_attempt(attempt: AttemptRecord, action: FinishAttempt) -> AttemptReco
 def runs_as_recorded(attempt: Attempt) -> bool:
     """Returns whether an attempt simply continues, so that `reconcile` changes no state.
 
-    Most commands can then avoid importing the rules, which takes longer than the rest of `status`.
+    If so, a command need not import the rules, which would take longer than the rest of `status`.
     """
     status = attempt.status
     stops = status.stop is not None or attempt.cancel is not None

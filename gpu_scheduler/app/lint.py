@@ -116,7 +116,7 @@ def _previews(parser: TextParser, lines: Sequence[Line], context: PreviewContext
 
 
 def _duplicate_lines(lines: Sequence[Line]) -> Mapping[int, int]:
-    """Returns, for the number of each line that adds no job, the number of the line with the same job."""
+    """Returns the number of the first line with the same job, by the number of each duplicate line."""
     actions = ReadingDiff((), AcceptedLines(tuple(lines), (None,) * len(lines)), {}, {}).actions
     jobs = {action.index for action in actions if isinstance(action, NewJob)}
     first = {lines[index].identity: lines[index].number for index in sorted(jobs, reverse=True)}

@@ -41,7 +41,7 @@ class LogProgress(Enum):
     between_attempts    the scheduler will start another attempt
     ended               no more output follows
     queued_again        the job waits for another attempt, but no scheduler is running
-    left_open           the attempt is over, but no scheduler is running that could record its end
+    left_open           the attempt is over, but no scheduler is running to record its end
     """
 
     RUNNING = "running"

@@ -11,7 +11,8 @@ from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.records import AttemptRecord, GpuRecord
 from gpu_scheduler.store.store import Store
 
-#: Another job on the GPU counts if it ended at most this many seconds earlier: the cause may be the same.
+#: Another job on the GPU also counts if it ended at most this many seconds earlier, because both jobs may
+#: have failed for the same reason.
 _RECENT_S = 10.0
 
 
@@ -45,7 +46,7 @@ def oom_case(store: Store, attempt: AttemptRecord, spec: JobSpec, ended_at: floa
 
 
 def _is_at_limit(attempt: AttemptRecord, allowed: Sequence[GpuRecord], limits: Limits) -> bool:
-    """Returns whether the attempt declared as much memory as that number of GPUs can provide."""
+    """Returns whether the attempt declared as much memory per GPU as that many allowed GPUs can provide."""
     sizes = sorted((gpu.total_mib for gpu in allowed if gpu.total_mib), reverse=True)
     count = len(attempt.gpus)
     if attempt.vram is None or len(sizes) < count:

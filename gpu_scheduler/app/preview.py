@@ -19,7 +19,7 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.placement import could_fit
 from gpu_scheduler.core.scheduling.settings import Limits
 
-#: Stands in a command for the indices of the GPUs that the job will get.
+#: The placeholder in a command for the indices of the GPUs that the job will get.
 GPU_IDS_PLACEHOLDER = "IDS"
 
 _PYTHON = re.compile(r"(?:\S*/)?python[0-9.]*")
@@ -131,7 +131,7 @@ def _script_as_written(spec: JobSpec) -> str:
 
 
 def _missing_script(spec: JobSpec, path_exists: Callable[[str], bool]) -> str | None:
-    """Returns the path of the script in a plain `python SCRIPT …` command if it is missing, otherwise None.
+    """Returns the path of the missing script in a plain `python SCRIPT …` command; None if it exists.
 
     Other commands are not checked.
     """

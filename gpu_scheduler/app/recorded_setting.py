@@ -14,7 +14,7 @@ from gpu_scheduler.store.jobs_files import find_jobs_file
 
 @dataclass(frozen=True)
 class RecordedSetting:
-    """The GPUs and the scheduler of a store; the default values mean a missing or unreadable store.
+    """The GPUs and the scheduler of a store. Without a readable store, all values are the defaults.
 
     known_gpus: the indices of the GPUs, None if unknown; cwd: the folder in which the lines of the jobs file
     run, None if unknown; totals_mib: the memory of each GPU whose size is known, by index; options: the

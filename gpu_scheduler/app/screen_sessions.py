@@ -41,7 +41,7 @@ def list_sessions(folder: str | None) -> SessionList | str:
     if program is None:
         return "GNU Screen is not installed; install it (sudo apt-get install screen)"
     result = run_program([program, "-ls"], screen_environment(folder))
-    # The exit code is useless: some versions return 1 if there are sessions, others 0 if there are none.
+    # The exit code is useless: some versions return 1 even if there are sessions, and others always return 0.
     return parse_session_list(result.output) if result.exit_code is not None else result.problem
 
 

@@ -30,9 +30,9 @@ _TAIL_BYTES = 4096
 class StatusQuery:
     """The jobs that a status report lists.
 
-    max_queued: how many queued jobs, and how many held jobs, None means all; max_finished: how many finished
-    jobs, newest first, None means all; only_failed: only failed jobs; last_lines: also read the last output
-    line of each running job from its log.
+    max_queued: the maximum number of queued jobs, and of held jobs (None means all); max_finished: the
+    maximum number of finished jobs, newest first (None means all); only_failed: whether to list only failed
+    jobs; last_lines: whether to read the last output line of each running job from its log.
     """
 
     max_queued: int | None = None

@@ -79,7 +79,7 @@ def wake_and_wait(
 
 
 def requested_verbs(store: Store) -> dict[int, list[str]]:
-    """Returns the verbs of each job's open requests, oldest first. The verb `set` becomes `priority=5`."""
+    """Returns the verbs of each job's open requests, oldest first. `set` appears as `priority=5`."""
     verbs: dict[int, list[str]] = {}
     for request in open_requests(store):
         if request.target.isascii() and request.target.isdigit():

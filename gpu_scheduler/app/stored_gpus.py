@@ -1,4 +1,4 @@
-"""Builds the managed GPUs as placement evaluates them, from the stored samples and with the same code."""
+"""Builds the managed GPUs as placement evaluates them: from the stored samples, with the same code."""
 
 from __future__ import annotations
 

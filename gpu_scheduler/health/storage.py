@@ -104,7 +104,8 @@ def _folder_issue(
 def _file_issues(data_dir: DataDir, *, disk_reported: bool, trust: bool) -> Iterator[HealthIssue]:
     """Yields the issues of the state file and the main log, which do not stop new starts.
 
-    disk_reported: another issue reports their disk already, so only other causes are yielded.
+    disk_reported: whether another issue already reports their disk; if so, only issues with other causes are
+    yielded.
     """
     path = state_file.link_target(data_dir.state_file)
     error = _write_error(path.parent)

@@ -110,7 +110,7 @@ class _LaunchBackoff:
         self._wait_s = 0.0
 
     def record_failure(self, cause: str, now: float) -> bool:
-        """Records a failure and extends the pause; returns whether its cause is new or was not recent."""
+        """Records a failure and extends the pause; returns whether its cause should be reported."""
         goes_on = now < self.until + MAX_BACKOFF_S
         new = cause != self.cause or not goes_on
         self._wait_s = min(2 * self._wait_s, MAX_BACKOFF_S) if goes_on else BACKOFF_S

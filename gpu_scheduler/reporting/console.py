@@ -22,7 +22,7 @@ from gpu_scheduler.system.shortages import describe_shortage
 _MAX_QUEUED_LINES = 10_000
 #: Maximum number of consecutive reads of an ended attempt's log. Later reads print the rest.
 _MAX_FINAL_READS = 16
-#: Errors of a stdout file that cannot grow at present. The current line is lost, but later lines are tried.
+#: Errors of a stdout file that cannot grow at present. The current line is lost; later lines may be written.
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

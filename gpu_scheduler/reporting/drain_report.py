@@ -32,7 +32,7 @@ class DrainReport:
         self._finished: set[int] = set()
 
     def add(self, action: Action) -> None:
-        """Remembers the job that an action of a round finishes."""
+        """Remembers the job if an action of a round ends an attempt or finishes a job."""
         if isinstance(action, (FinishAttempt, FinishJob)):
             self._finished.add(action.job_id)
 

@@ -17,7 +17,7 @@ _READ_BYTES = 1 << 20
 _MAX_LINE_BYTES = 4096
 #: Maximum number of bytes of a job's output that may wait to be printed. Beyond it, only the end is read.
 _MAX_BACKLOG_BYTES = 8 << 20
-#: Maximum number of header lines, which begin with "# " and are not output of the job.
+#: Maximum number of header lines, which begin with "# " and are not part of the job's output.
 _HEADER_LINES = 4
 _RESET_COLOUR = "\x1b[0m"
 
@@ -35,7 +35,7 @@ class JobOutputReader:
         self._at = 0
         self._frames = FrameFilter(update_interval_s=1.0)
         self._header_left = _HEADER_LINES
-        self._is_mid_line = False  # the last line was truncated and continues
+        self._is_mid_line = False  # the last printed line was truncated, and its rest follows in the log
         self._include_runner_line = include_runner_line
         self._pending: list[str] = []
         self.has_ended = False

@@ -58,7 +58,7 @@ class MainLog(RotatingFileHandler):
             return
         self._failed = True
         self._lost += 1
-        self._close_stream()  # otherwise the data left in its buffer would make every later write fail
+        self._close_stream()  # otherwise the data left in the buffer would make every later write fail
         problem = str(error.strerror or error)
         if problem != self._problem:
             self._problem = problem

@@ -114,7 +114,7 @@ class EventReporter:
     def update(self, facts: Facts | None) -> None:
         """Updates the log, the journal and the status board after a round.
 
-        facts: the facts of the round; None, after a signal, leaves the status board unchanged.
+        facts: the facts of the round; None after a signal, which leaves the status board unchanged.
         """
         now = self._clock.now().boot
         try:
@@ -184,7 +184,7 @@ class EventReporter:
 
 
 def _declaration_text(attempt: AttemptRecord | None, uuid: str) -> str:
-    """Returns what an attempt declared for a GPU, as text that follows its memory use there."""
+    """Returns what an attempt declared for a GPU, as text to append to its memory use on that GPU."""
     if attempt is None or uuid not in attempt.budgets:
         return ""
     mib = attempt.budgets[uuid]
@@ -220,7 +220,7 @@ class _RunCounter:
         self._dispatched = len(self._active)
 
     def dispatch_counts(self, new: Sequence[Event]) -> list[tuple[int, int]]:
-        """Returns, for each new event, the number of jobs dispatched up to that event and of all jobs."""
+        """Returns, for each new event, the number of jobs dispatched so far and the total number of jobs."""
         before, dispatched = self._finished_before, self._dispatched
         steps = []
         for event in new:
@@ -232,7 +232,7 @@ class _RunCounter:
         return [(step, total) for step in steps]
 
     def _rejoins(self, event: Event) -> bool:
-        """Returns whether this event queues a job again that had finished before this run began."""
+        """Returns whether this event puts a job that had finished before this run back into the queue."""
         if event.kind != EventKind.QUEUED or event.is_new_job:
             return False
         finished = events.finish_event_before(self._store, event)

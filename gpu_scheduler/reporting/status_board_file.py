@@ -21,7 +21,7 @@ from gpu_scheduler.views import status_board as board
 
 #: Minimum number of seconds between two writes.
 MIN_INTERVAL_S = 0.5
-#: Minimum number of seconds before a write in which only the times have changed.
+#: Minimum number of seconds between two writes if only the times have changed.
 TIMES_INTERVAL_S = 4.0
 
 

@@ -167,8 +167,8 @@ def _files_to_check(options: StartOptions, data_dir: DataDir) -> Iterator[tuple[
 def _shared_file_warnings(shared: list[str], *, trust: bool) -> Iterator[str]:
     if shared:
         group, verb = ("its group", "is") if len(shared) == 1 else ("their groups", "are")
-        who = "other users" if trust else group
-        yield f"{', '.join(shared)} {verb} writable by {who}, who can therefore run commands as you"
+        who = "other users, so they" if trust else f"{group}, so other users"
+        yield f"{', '.join(shared)} {verb} writable by {who} can run commands as you"
 
 
 def _folder_warnings(folder: Path) -> Iterator[str]:

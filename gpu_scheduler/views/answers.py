@@ -37,7 +37,7 @@ _REPLY_TEXTS = {
     AnswerCode.QUEUED: "queued again",
     AnswerCode.GPU_NOT_MANAGED: "this GPU is no longer managed",
     AnswerCode.SCHEDULER_ENDED: "the scheduler had already ended",
-    AnswerCode.UNKNOWN: "this version cannot interpret the answer, because the scheduler is another version",
+    AnswerCode.UNKNOWN: "this version cannot interpret the answer, because the scheduler's version differs",
 }
 #: The commands whose name differs from the verb of their request, by verb.
 _COMMAND_NAMES = {"set": "priority"}

@@ -52,7 +52,7 @@ _TEXTS: Mapping[str, tuple[int, str]] = {
 }
 #: The texts of the causes, other than commands, that pause or resume a GPU.
 _PAUSE_CAUSES = {
-    "state_file_edited": "by an edit of the state file",
+    "state_file_edited": "by an edit to the state file",
     "state_file_removed": "because the state file was removed",
 }
 
@@ -149,7 +149,7 @@ def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None)
 
 
 def _fixed_message(event: Event, details: EventDetails | None) -> EventMessage | None:
-    """Returns a message with the text in `_TEXTS`; None without a text or without all of its values."""
+    """Returns the message with the text in `_TEXTS`; None if the text or one of its values is missing."""
     if event.kind not in _TEXTS:
         return None
     level, text = _TEXTS[event.kind]

@@ -151,7 +151,7 @@ def render_line(line: StyledLine, viewport: Viewport) -> str:
 
 
 def _flexible_width(at: int, sizes: Sequence[int], width: int) -> int:
-    """Returns the width of a flexible column: at least half of the width that it and the last one share."""
+    """Returns the width of a flexible column: at least half of what it shares with the last column."""
     room = width - sum(sizes[:at]) - 2 * at - 2
     return max(4, room // 2, room - sizes[-1])
 

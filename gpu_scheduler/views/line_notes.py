@@ -8,19 +8,19 @@ from gpu_scheduler.views.need_text import need_text
 
 _TEXTS = {
     NoteKind.MODEL_UNKNOWN: "model {model} is not in llm_config.json, so the default requirement applies",
-    NoteKind.SCRIPT_RELATIVE: "script {script} is a relative path, which starts in {cwd}",
+    NoteKind.SCRIPT_RELATIVE: "script {script} is a relative path, which is looked up in {cwd}",
     NoteKind.CWD_MISSING: "the working folder {cwd} does not exist",
     NoteKind.CONDA_MISSING: (
-        "conda environment {name} cannot be used, because no conda was found; pass conda.sh with --conda-sh"
+        "conda environment {name} cannot be used, because conda was not found; pass conda.sh with --conda-sh"
     ),
     NoteKind.CONDA_ENVIRONMENT_MISSING: (
         "conda environment {name} does not exist; environments: {environments}"
     ),
-    NoteKind.VENV_MISSING: "virtual environment {path} does not exist (no bin/activate in it)",
+    NoteKind.VENV_MISSING: "virtual environment {path} does not exist (it has no bin/activate)",
     NoteKind.SCRIPT_MISSING: "script {script} does not exist",
     NoteKind.JOB_EXISTS: "this line adds no new job: the identical job {job} is {state}",
     NoteKind.JOB_COMPLETED: (
-        "this line will not run: the identical job {job} completed; `retry {job}` runs it again"
+        "this line will not run: the identical job {job} has completed; `retry {job}` runs it again"
     ),
     NoteKind.NOT_WATCHED: "the scheduler ({scheduler_pid}) does not watch {path}; it watches {watched}",
 }

@@ -37,7 +37,7 @@ def to_text(linted: LintView) -> str:
 def _line_text(path: str, line: Preview) -> str:
     spec = line.spec
     if line.duplicate_of is not None:
-        duplicate = f"duplicate of line {line.duplicate_of}; both lines are the same job"
+        duplicate = f"duplicate of line {line.duplicate_of}; both lines belong to one job"
         return f"{safe_text(path)}:{line.number}: {duplicate}"
     where = "any" if spec.allowed is None else format_gpu_list(spec.allowed)
     facts = [_kind_name(line), f"needs {need_text(line.need)}", f"GPUs {where}", f"priority {line.priority}"]

@@ -1,4 +1,4 @@
-"""Explains whether a job would start now, by the result of placement and by the values of each GPU."""
+"""Explains whether a job would start now, based on the result of placement and on the values of each GPU."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _REMEDIES = {
     FailureKind.DISK_FULL: "free some space on the disk to which the job writes",
     FailureKind.SHARED_MEMORY: "/dev/shm is full or too small: use fewer workers, or enlarge /dev/shm",
     FailureKind.FILE_MISSING: (
-        "relative paths start in the job's working folder: use absolute paths, or set [cwd=DIR]"
+        "relative paths are looked up in the job's working folder: use absolute paths, or set [cwd=DIR]"
     ),
     FailureKind.PERMISSION: "check the owner and permissions of the path in the message",
     FailureKind.GPU_DRIVER: "check the driver with `doctor`",

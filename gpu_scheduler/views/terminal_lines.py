@@ -83,7 +83,7 @@ def format_message(level: int, text: str, at: float, terminal: Terminal) -> str:
 
 
 def _subject(event: Event, message: EventMessage, room: int) -> str:
-    """Returns the job with its title, which is truncated to fit `room` columns unless it gets too short."""
+    """Returns the job and its title, truncated to fit `room` columns unless too little would remain."""
     room -= len(f"{message.subject} : ")
     title = title_of(event.name, event.command, event.spec)
     title = truncate_middle(title, room if room >= _MIN_TITLE else _SHORT_TITLE)

@@ -1,6 +1,7 @@
 """Builds the title of a job in a list.
 
-The title is the job's name; without a name, its script and arguments; without a script, its command.
+The title is the job's name. A job without a name is shown by its script and arguments, or by its command if
+it has no script.
 """
 
 from __future__ import annotations

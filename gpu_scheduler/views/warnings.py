@@ -1,4 +1,4 @@
-"""Formats the warnings about an attempt that uses more memory than declared, or other GPUs."""
+"""Formats the warnings about an attempt that uses more memory than declared, or a GPU that is not its own."""
 
 from __future__ import annotations
 

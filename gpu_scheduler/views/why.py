@@ -25,7 +25,7 @@ from gpu_scheduler.views.need_text import current_need_text
 from gpu_scheduler.views.reason_text import outcome_text, reason_text
 from gpu_scheduler.views.remedies import failure_remedy, oom_remedy
 from gpu_scheduler.views.text_width import wrap_words
-from gpu_scheduler.views.wait_text import job_reason_text
+from gpu_scheduler.views.wait_text import held_text, job_reason_text
 from gpu_scheduler.views.warnings import job_warnings
 
 #: The checks that show how a job ended.
@@ -93,6 +93,8 @@ def findings(diagnosis: Diagnosis) -> Iterator[Finding]:
 def _headline(diagnosis: Diagnosis) -> str:
     job = diagnosis.job.record
     state = outcome_text(job.outcome, job.exit_code, job.signal) if job.outcome else f"is {job.state}"
+    if job.state is JobState.HELD:
+        return f"job {job.id} is {held_text(diagnosis.job)}"
     more = job_reason_text(diagnosis.job)
     if diagnosis.job.wait is None and job.reason is not None:
         more = reason_text(job.reason, without_exit=True)

@@ -125,7 +125,7 @@ def test_add_reports_an_identical_job_that_is_queued_or_completed(desk: Desk, sc
     desk.record(act.FinishJob(job_id, Outcome.COMPLETED, None))
     code, _, err = desk.run("add", "train.py", "--args", "--llm x")
     assert code == 0
-    assert f"the identical job {job_id} completed; `retry {job_id}` runs it again" in err
+    assert f"the identical job {job_id} has completed; `retry {job_id}` runs it again" in err
     assert desk.run("add", "train.py", "--args", "--llm y")[2] == ""
     assert desk.run("add", "train.py", "--args", "--llm x", "--conda", "e")[2] == ""
 

@@ -43,11 +43,11 @@ def test_lint_shows_each_line_and_exits_with_1_if_a_line_is_malformed(desk: Desk
 jobs.txt:2: csv; needs 0.5 of a GPU; GPUs any; priority 0
     python -u {desk.path}/a.py --llm small --cuda IDS
     in {desk.path}
-    note: script a.py is a relative path, which starts in {desk.path}
+    note: script a.py is a relative path, which is looked up in {desk.path}
 jobs.txt:5: command; needs 0.5 of a GPU; GPUs any; priority 200; name half; env SEED
     echo 'two words'
     in {desk.path}
-jobs.txt:6: duplicate of line 2; both lines are the same job
+jobs.txt:6: duplicate of line 2; both lines belong to one job
 jobs.txt:7: malformed: bash rejects the command"""
         in out
     )

@@ -243,7 +243,7 @@ def test_reports_an_oom_error_that_the_program_caught() -> None:
         (FailureKind.SCRIPT_MISSING, "correct the line (this creates a new job)"),
         (FailureKind.CONDA_MISSING, "correct the line (this creates a new job)"),
         (FailureKind.ENVIRONMENT_MISSING, "correct the line (this creates a new job)"),
-        (FailureKind.FILE_MISSING, "relative paths start in the job's working folder"),
+        (FailureKind.FILE_MISSING, "relative paths are looked up in the job's working folder"),
         (FailureKind.PERMISSION, "check the owner"),
         (FailureKind.ENVIRONMENT_BROKEN, ""),
         (FailureKind.PYTHON_MISSING, ""),

@@ -99,7 +99,7 @@ def test_warns_about_a_line_with_a_missing_conda_environment() -> None:
 
 
 def test_warns_about_a_line_with_a_conda_environment_if_conda_is_missing() -> None:
-    assert "no conda was found" in line_note_text(previewed("0,/s/a.py,env", conda_sh=None).warnings[0])
+    assert "conda was not found" in line_note_text(previewed("0,/s/a.py,env", conda_sh=None).warnings[0])
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_start_refuses_a_world_writable_file_without_trust_files(folder: Path, n
     message = refused()
     assert f"{name}: is writable by everyone; `chmod o-w` it, or `start --trust-files`" in message
     assert checked(trust=True) == [
-        f"{folder / name} is writable by other users, who can therefore run commands as you"
+        f"{folder / name} is writable by other users, so they can run commands as you"
     ]
 
 
@@ -82,7 +82,7 @@ def test_start_reports_all_group_writable_files_in_one_warning(folder: Path) -> 
     for name in ("jobs.txt", "s.json"):
         (folder / name).chmod(0o664)
     both = f"{folder / 'jobs.txt'}, {folder / 's.json'}"
-    assert checked() == [f"{both} are writable by their groups, who can therefore run commands as you"]
+    assert checked() == [f"{both} are writable by their groups, so other users can run commands as you"]
 
 
 def test_start_refuses_a_linked_main_log_even_with_trust_files(folder: Path) -> None:

@@ -151,7 +151,7 @@ def test_an_edit_and_a_repeated_command_cause_one_event_each(machine: Machine) -
         request_pauses(machine.store, ["U2"], False, "cli", scheduler_is_up=True)
         machine.round()
     messages = [message_of(event).full_text for event in events_after(machine.store, 0, 10)]
-    assert messages == ["GPU 2 paused by an edit of the state file", "GPU 2 resumed"]
+    assert messages == ["GPU 2 paused by an edit to the state file", "GPU 2 resumed"]
 
 
 def test_reports_once_the_gpus_resumed_by_removing_the_file(

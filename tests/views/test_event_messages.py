@@ -226,7 +226,7 @@ def test_the_end_message_of_an_attempt_shows_the_outcome_the_reason_and_the_log(
         (Event(9, 0.0, "resumed", data={"gpus": [2]}), (INFO, "GPU 2 resumed")),
         (
             Event(9, 0.0, "paused", data={"gpus": [2], "cause": "state_file_edited"}),
-            (INFO, "GPU 2 paused by an edit of the state file"),
+            (INFO, "GPU 2 paused by an edit to the state file"),
         ),
         (
             Event(9, 0.0, "restored", 3, data={"attempt": 2}),

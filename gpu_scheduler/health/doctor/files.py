@@ -72,7 +72,7 @@ def store_findings(data_dir: DataDir) -> Iterator[Finding]:
     kind = kind_of(data_dir.folder)
     if is_shared(kind):
         message = f"{data_dir.folder} is on {kind}, which several hosts may share"
-        yield bad(Check.FILE_SYSTEM, message, "choose a folder on a local disk with --data-dir")
+        yield bad(Check.FILE_SYSTEM, message, "use --data-dir to choose a folder on a local disk")
     else:
         yield ok(Check.FILE_SYSTEM, f"{data_dir.folder} is on {kind or 'an unknown file system'}")
     try:
@@ -81,7 +81,7 @@ def store_findings(data_dir: DataDir) -> Iterator[Finding]:
             check_entries(data_dir.folder)
     except SchedulerError as error:
         message, _, remedy = str(error).partition("\n")
-        yield bad(Check.DATABASE, message, remedy or "choose a state file that you own with --state-file")
+        yield bad(Check.DATABASE, message, remedy or "use --state-file to choose a state file that you own")
         return
     owner = data_dir.other_host()
     if owner is not None:  # the other host would not notice the locks of a reader on this host
@@ -150,7 +150,7 @@ def _integrity(path: Path) -> Finding:
 
 
 def gpu_kind(data_dir: DataDir, simulated: bool) -> Iterator[Finding]:
-    """Yields a finding if `start` is refused because the store has jobs of the other kind of GPUs.
+    """Yields a finding if `start` would refuse to run because the store has jobs from the other kind of GPU.
 
     simulated: whether `start` would simulate the GPUs.
     """
@@ -174,7 +174,7 @@ def state_file(data_dir: DataDir, *, trust: bool = False) -> Finding:
     except ValueError as error:
         remedy = "correct it; otherwise the scheduler renames it to .bad and writes a new one"
         return warn(Check.STATE_FILE, f"{path}: {error}", remedy)
-    return _check_permissions(Check.STATE_FILE, path, "JSON", trust=trust)
+    return _check_permissions(Check.STATE_FILE, path, "valid JSON", trust=trust)
 
 
 def jobs_file(path: str, *, trust: bool = False) -> Finding:
@@ -218,7 +218,7 @@ def scheduler(data_dir: DataDir) -> Finding:
 
 
 def _check_permissions(check: Check, path: Path, message: str, *, trust: bool) -> Finding:
-    """Returns the finding about a usable file, which is ok unless other users could change or replace it."""
+    """Returns the finding about a usable file: ok unless other users could change or replace the file."""
     allowed = safe_file.trusted_owners(path)
     for place in (path, path.parent):
         status = place.stat()

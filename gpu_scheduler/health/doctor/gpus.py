@@ -47,7 +47,7 @@ def probe(kind: ProbeKind, simulate: str | None, visible: str | None) -> Iterato
 
 def _gpu(gpu: GpuSample) -> Finding:
     if gpu.fault is not None:
-        remedy = "check the GPU with `nvidia-smi`, and look into the kernel log"
+        remedy = "check the GPU with `nvidia-smi`, and look at the kernel log"
         return bad(Check.GPU, f"{gpu.name}: {gpu.fault}", remedy, gpu.index)
     unknown = [
         name for name, value in (("memory", gpu.used_mib), ("load", gpu.load_percent)) if value is None

@@ -63,7 +63,7 @@ def script(spec: JobSpec) -> Finding:
         return bad(
             Check.SCRIPT,
             f"{path} does not exist",
-            f"correct the line; a relative path starts in {spec.cwd}",
+            f"correct the line; relative paths are looked up in {spec.cwd}",
         )
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
         return bad(Check.SCRIPT, f"{path} is a folder without __main__.py", "name a script on the line")

@@ -42,7 +42,7 @@ class LogindSettings:
 
 
 def read_settings(user: str, timeout_s: float = 5.0, booted: Path = SYSTEMD_RUNTIME) -> LogindSettings | None:
-    """Returns logind's settings, from its service or otherwise from its files; None if neither exists."""
+    """Returns logind's settings from its service or, failing that, from its files; None if neither exists."""
     if not booted.exists():
         return None
     names = ("KillUserProcesses", "RemoveIPC", "KillExcludeUsers", "KillOnlyUsers")
@@ -113,7 +113,7 @@ def _scope() -> str | None:
 
 
 def check(settings: LogindSettings | None, user: str, uid: int) -> Iterator[Finding]:
-    """Yields what a logout of this user does to a scheduler started here and to its jobs."""
+    """Yields findings about what this user's logout does to a scheduler started here, and to its jobs."""
     if settings is None:
         yield ok(Check.LOGIND, "not found: processes continue when their user logs out")
         return

@@ -23,7 +23,7 @@ _VULNERABLE_VERSIONS = ((4, 5, 0), (5, 0, 0))
 def screen(problem: Callable[[], str | None] = screen_problem) -> Iterator[Finding]:
     """Yields findings about Screen's version and whether Screen can create sessions.
 
-    problem: returns why Screen cannot create sessions, by the test that `start` uses.
+    problem: tests Screen as `start` does, and returns why Screen cannot create sessions, or None.
     """
     program = shutil.which("screen")
     if program is None:
@@ -68,7 +68,7 @@ def _version(program: str) -> Finding:
 
 
 def sockets(folder: str | None) -> Finding:
-    """Returns whether Screen's socket folder can be used. folder: None if unknown; then Screen checks it."""
+    """Returns the finding about Screen's socket folder. folder: None means the default folder."""
     if folder is None:
         return ok(Check.SCREEN_SOCKETS, "in the default folder")
     try:
