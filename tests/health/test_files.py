@@ -60,7 +60,7 @@ def test_warns_if_a_store_of_simulated_gpus_is_used_with_real_ones(home: DataDir
         db.execute("INSERT INTO gpu (uuid, idx, name) VALUES ('SIM-0', 0, 'Simulated 24 GiB')")
     assert list(files.gpu_kind(home, True)) == []
     [finding] = files.gpu_kind(home, False)
-    assert (finding.grade, "1 job from simulated GPUs" in finding.message) == ("warn", True)
+    assert (finding.grade, "1 job recorded with simulated GPUs" in finding.message) == ("warn", True)
     assert "--keep-history" in finding.remedy
 
 
