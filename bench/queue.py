@@ -51,7 +51,9 @@ def main() -> None:
     """Measures a queue of every size and prints the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.queue", description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000], metavar="LINES")
-    parser.add_argument("--specs", type=int, default=2, help="number of different resource specs (default 2)")
+    parser.add_argument(
+        "--specs", type=int, default=2, help="number of different resource specs (default: 2)"
+    )
     parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[1])
     options = parser.parse_args()
     print(f"queue of N lines, {options.specs} resource specs, medians")

@@ -67,7 +67,7 @@ def test_nvml_lists_processes_and_gputil_reports_them_as_unknown(machine: FakeMa
         assert [g.processes for g in gpus] == [(), (GpuProcess(ME, 3000, load_percent=40.0),)]
 
 
-def test_each_sample_reads_the_values_anew(machine: FakeMachine) -> None:
+def test_each_sample_reads_the_values_again(machine: FakeMachine) -> None:
     machine.plant(FakeGpu())
     probe = machine.probe()
     before = probe.sample()
@@ -84,7 +84,7 @@ def test_gpus_are_numbered_in_pci_order_and_keep_their_uuids(real: FakeMachine, 
     ]
 
 
-def test_an_unknown_load_is_not_a_fault(real: FakeMachine, where: str) -> None:
+def test_unknown_load_is_not_a_fault(real: FakeMachine, where: str) -> None:
     real.plant(FakeGpu(load=None))
     (gpu,) = sample(real, where)
     assert (gpu.load_percent, gpu.fault, gpu.total_mib) == (None, None, 24576)

@@ -21,7 +21,7 @@ def world(text: str) -> JobsFileWorld:
     return made
 
 
-def test_a_restart_reports_no_changes_if_the_file_is_unchanged() -> None:
+def test_restart_reports_no_changes_if_the_file_is_unchanged() -> None:
     w = world("a\n0,a.py\nbad,a.py,x\n")
     w.actions.clear()
     w.reading = tuple(w.reading)

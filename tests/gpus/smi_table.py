@@ -51,7 +51,7 @@ CASES = (
     Case("good", f"{A}\n{B}\n{C}\n", (A_OBSERVED, B_OBSERVED, C_OBSERVED)),
     Case("out of order", f"{C}\n{A}\n{B}\n", (A_OBSERVED, B_OBSERVED, C_OBSERVED)),
     Case("one more column", f"{A}, P8\n{B}, P2\n", (A_OBSERVED, B_OBSERVED)),
-    Case("a line of a later program between", f"{A}\n+++ something new +++\n{B}\n", (A_OBSERVED, B_OBSERVED)),
+    Case("an unknown line between two GPUs", f"{A}\n+++ something new +++\n{B}\n", (A_OBSERVED, B_OBSERVED)),
     Case(
         "a warning on stderr", f"{A}\n", (A_OBSERVED,), err="WARNING: infoROM is corrupted at gpu 0000:3B\n"
     ),
@@ -105,7 +105,7 @@ CASES = (
         (A_OBSERVED, C_OBSERVED),
     ),
     Case(
-        "thousands, or three decimals?",
+        "numbers with commas",
         f"{_row(0, 'GPU-u', '12, 81,559, 3, 81,556')}\n{B}\n",
         ((0, "GPU-u", None, 3, 12.0, "query failed: 81,559"), B_OBSERVED),
     ),
@@ -119,7 +119,7 @@ CASES = (
         ),
     ),
     Case(
-        "MIG devices listed between",
+        "MIG devices listed between GPUs",
         f"{_row(0, 'GPU-m', '[N/A], 81920, 36537, 45383', 'Enabled')}\n"
         "  MIG 1g.10gb     Device  0: (UUID: MIG-feb88891-0321-5fef-9c87-d4af3b54259e)\n"
         "  MIG 1g.10gb     Device  1: (UUID: MIG-a25704ba-3a06-5299-a795-fd7cf4d13973)\n"
@@ -127,7 +127,7 @@ CASES = (
         ((0, "GPU-m", 81920, 36537, None, "in MIG mode"), B_OBSERVED),
     ),
     Case(
-        "lost, with its line",
+        "a lost GPU that still has a line",
         f"{A}\n1, GPU-b{', [GPU is lost]' * 10}\n{C}\n",
         (A_OBSERVED, (1, "GPU-b", None, None, None, "lost"), C_OBSERVED),
         code=15,
@@ -190,7 +190,7 @@ CASES = (
         remedy="driver",
         code=6,
     ),
-    Case("a line cut off", f"{IDLE}\n1, GPU-b, 9", (IDLE_OBSERVED, (1, "GPU-b", None, None, 9.0, None))),
+    Case("a truncated line", f"{IDLE}\n1, GPU-b, 9", (IDLE_OBSERVED, (1, "GPU-b", None, None, 9.0, None))),
     Case("the same GPU twice", f"{A}\n{A}\n{B}\n", (A_OBSERVED, B_OBSERVED)),
     Case("no devices, after a warning", "WARNING: something\nNo devices were found\n", (), code=6),
     Case("no devices", "No devices were found\n", (), code=6),

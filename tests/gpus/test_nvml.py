@@ -64,7 +64,7 @@ def test_graphics_only_processes_are_marked(machine: FakeMachine) -> None:
     )
 
 
-def test_adds_up_several_entries_of_one_process(machine: FakeMachine) -> None:
+def test_adds_up_several_entries_for_one_process(machine: FakeMachine) -> None:
     machine.plant(FakeGpu(compute=((10, 400), (10, 100), (11, 5), (11, None))))
     (gpu,) = machine.probe().sample()
     assert [(one.pid, one.used_mib) for one in gpu.processes or ()] == [(10, 500), (11, None)]

@@ -50,7 +50,7 @@ def test_parses_any_valid_simulate_option(parts: list[tuple[int, int]]) -> None:
     assert parse_simulate(text) == tuple(size * 1024 for count, size in parts for _ in range(count))
 
 
-def test_processes_have_loads_unless_a_file_withholds_them(tmp_path: Path) -> None:
+def test_process_loads_are_reported_unless_a_file_withholds_them(tmp_path: Path) -> None:
     plant(tmp_path, os.getpid(), {"0": 5, "1": 5}, 70)
     plant(tmp_path, os.getppid(), {"0": 5}, 20)
     loads = {os.getpid(): 70.0, os.getppid(): 20.0}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Returns once `condition()` returns a true value; fails at the deadline, showing the last value."""
+    """Returns once `condition()` returns a true value; fails at the deadline and shows the last value."""
     end = time.monotonic() + timeout_s
     while not (last := condition()):
         assert time.monotonic() < end, f"still {last!r} after {timeout_s:g} s: {condition}"

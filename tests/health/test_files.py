@@ -1,4 +1,4 @@
-"""Tests of the checks of the scheduler's files and folders, in every state."""
+"""Tests of the health checks of the scheduler's files and folders in every state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpu_scheduler.store.store import Store
 
 @pytest.fixture
 def home(tmp_path: Path) -> DataDir:
-    """Returns the data directory of a state file that would be in a private folder."""
+    """Returns the data directory for a state file in a private folder. Neither of them exists yet."""
     tmp_path.chmod(0o700)
     return DataDir.of(str(tmp_path / "s.json"))
 
@@ -52,7 +52,7 @@ def test_checks_the_integrity_of_the_store(home: DataDir) -> None:
     assert "intact" in found["database"].message
 
 
-def test_warns_if_a_store_of_simulated_gpus_is_used_with_real_ones(home: DataDir) -> None:
+def test_warns_if_a_store_with_simulated_gpus_is_used_with_real_gpus(home: DataDir) -> None:
     assert list(files.gpu_kind(home, True)) == []
     store = Store(home, create=True)
     store.insert_job(JobSpec("command", "true", "/", command="true"), "test")
@@ -96,7 +96,7 @@ def test_reports_a_log_folder_that_is_a_link(home: DataDir, tmp_path: Path) -> N
     assert "--log-dir" in found.remedy
 
 
-def test_warns_of_little_free_space(home: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warns_about_low_disk_space(home: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for free, grade in ((files._LOW_SPACE_BYTES, "ok"), (files._LOW_SPACE_BYTES - 1, "warn")):
         left = SimpleNamespace(total=1 << 40, used=0, free=free)
         monkeypatch.setattr("shutil.disk_usage", lambda path, left=left: left)
@@ -105,7 +105,7 @@ def test_warns_of_little_free_space(home: DataDir, tmp_path: Path, monkeypatch: 
     assert found["store"].remedy == "free some space there"
 
 
-def test_warns_of_a_folder_that_other_users_can_write_to(home: DataDir, tmp_path: Path) -> None:
+def test_warns_about_a_folder_that_other_users_can_write_to(home: DataDir, tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     folder.mkdir()
     folder.chmod(0o777)

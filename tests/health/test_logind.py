@@ -1,4 +1,4 @@
-"""Tests of the findings about a logout, with settings from logind's answers and from its files."""
+"""Tests of the findings about logging out, with settings from logind's answers and configuration files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_warns_about_processes_that_a_logout_ends(
     assert all(bool(one.remedy) is (one.grade != "ok") for one in findings)
 
 
-def test_no_warning_for_a_system_user_whose_shared_memory_logind_keeps() -> None:
+def test_does_not_warn_a_system_user_whose_shared_memory_logind_keeps() -> None:
     findings = list(check(LogindSettings(False, True, False), "svc", 999))
     assert [finding.grade for finding in findings] == ["ok", "ok"]
 

@@ -1,4 +1,4 @@
-"""Tests of the checks of limits, clock, programs and GPUs, with good and bad values."""
+"""Tests of the health checks of limits, the clock, programs and GPUs, with good and bad values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of finding live sessions of the older scheduler, and of what `doctor` says about them."""
+"""Tests of finding live sessions of the older scheduler, and of the findings that `doctor` reports."""
 
 from __future__ import annotations
 

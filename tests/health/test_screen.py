@@ -1,4 +1,4 @@
-"""Tests of the checks of Screen, with several versions, permissions and socket folders."""
+"""Tests of the health checks of Screen with several versions, permissions and socket folders."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_finds_programs_on_path_and_files_in_the_working_folder(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("env", [{"PATH": "/bin", "BASH_ENV": "/etc/profile.d/modules.sh"}, {}])
-def test_returns_no_shell_if_its_programs_cannot_be_known(env: dict[str, str]) -> None:
+def test_returns_no_shell_if_its_programs_cannot_be_determined(env: dict[str, str]) -> None:
     assert job_shell(env) is None
 
 

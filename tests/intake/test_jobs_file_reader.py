@@ -229,7 +229,7 @@ def test_reads_the_same_lines_whichever_way_the_file_is_saved(tmp_path: Path, st
     assert w.texts() == ["a", "c", "d"]
 
 
-def test_an_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_does_not_read_an_unchanged_file_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "jobs.txt"
     path.write_text("a\n")
     os.utime(path, (1, 1))
@@ -350,7 +350,7 @@ def test_known_line_stays_valid_when_its_gpu_is_gone(tmp_path: Path) -> None:
     assert "there is no GPU 3" in (line.problem or "")
 
 
-def test_a_restart_reports_no_changes_if_the_file_is_unchanged(tmp_path: Path) -> None:
+def test_restart_reports_no_changes_if_the_file_is_unchanged(tmp_path: Path) -> None:
     w = watch(tmp_path, "a\nbad,b.py,c\n0,a.py\n")
     again = ReaderDriver(w.path)
     again.reading, again.jobs = w.reading, dict(w.jobs)

@@ -7,10 +7,10 @@ scheduler, and the faults of a scenario.
     python -m tests.protocol big                  two large scenarios
     python -m tests.protocol limits chain         the limits whose name contains `chain`, with traces
 
-`state` has the fields; `loop`, `runner`, `people` and `faults` have the steps; `invariants` has the
+`state` has the fields; `loop`, `runner`, `users`, `sweep` and `faults` have the steps; `invariants` has the
 conditions that must hold; `rules` has a switch for each rule; `scenarios` lists the searches. The scheduler's
-own code, `core.scheduling.reconcile_attempt`, decides how an attempt is handled (`decisions`). The model
-adds its environment: files, locks, processes, signals and scans.
+own code, `core.scheduling.reconcile_attempt`, decides how an attempt is handled (`decisions`). The model adds
+its environment: files, locks, processes, signals and scans.
 
 To change the protocol, change the model first: the steps; the rule, with a switch; a control that fails
 without the rule; a new fault, with a scenario. Run all of it. Then change the code. Remove fields and steps

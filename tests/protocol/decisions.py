@@ -89,7 +89,7 @@ class ObservedAttempt(NamedTuple):
 def reconcile_answers(view: ObservedAttempt) -> tuple[tuple[act.Action, ...], ...]:
     """Returns every answer of `reconcile` for an open attempt.
 
-    The answers cover deadlines that have passed or not, and starts that are blocked or not.
+    The answers cover passed and pending deadlines, and blocked and unblocked starts.
     """
     answers: dict[tuple[act.Action, ...], None] = {}
     for over, late, held in product((False, True), repeat=3):

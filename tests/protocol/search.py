@@ -60,7 +60,7 @@ class _Search:
         self._edges = 0
 
     def run(self) -> SearchResult:
-        """Checks the invariants of every state, then on the resulting graph that progress is possible."""
+        """Checks the invariants in every state, and then in the resulting graph that progress is possible."""
         states, rules, wanted = self._states, self._rules, self._wanted
         number_of = {states[0]: 0}
         at = 0

@@ -218,7 +218,7 @@ def finds_foreign_process(state: bytes | bytearray, a: int, rules: Rules) -> boo
 def canonical(state: bytearray, rules: Rules) -> bytes:
     """Returns the state that represents all states that are equivalent to this one.
 
-    Clears fields that nothing reads any more, and takes steps that affect no other process immediately.
+    Clears fields that nothing reads any more, and immediately takes steps that affect no other process.
     """
     for a in ATTEMPTS:
         if not state[a + STORED_OUTCOME] and not state[a + RUNNER1]:

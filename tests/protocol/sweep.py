@@ -62,7 +62,7 @@ def _other_process_ends(steps: Steps, a: int, kill: bool) -> _Ends:
 
 
 def _runners_end(steps: Steps, a: int, kill: bool) -> dict[int, int]:
-    """Returns how the sweep changes the runners, because these carry the token as well."""
+    """Returns how the sweep changes the runners, which carry the token as well."""
     state = steps.state
     ends = {}
     for runner in st.RUNNERS:

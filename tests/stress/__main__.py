@@ -21,7 +21,7 @@ from tests.stress.parts import PARTS, Part
 
 
 def jobs_of(words: list[str], size: str, seed: int) -> list[PartRun]:
-    """Returns the runs that the words select. words: promises or parts of names; none: every part runs."""
+    """Returns the runs that the words select. words: promises or parts of names; if empty, all parts run."""
     jobs = []
     for index, part in enumerate(PARTS):
         if words and not any(_is_meant(part, word) for word in words):

@@ -45,7 +45,7 @@ def races(order: Order) -> Findings:
         if len(winners) != 1:
             found.fault("run twice" if winners else "lost", f"race {number} was won by {winners}")
         elif json.loads((order.folder / str(number) / "claim").read_bytes())["pid"] != winners[0]:
-            found.fault("run twice", f"race {number}: the claim names another process than its winner")
+            found.fault("run twice", f"race {number}: the claim names a process other than the winner")
         if len(list((order.folder / str(number)).iterdir())) != 1:
             found.fault("left behind", f"race {number}: {os.listdir(order.folder / str(number))}")
     firsts = Counter(winners[0] for winners in won if winners)
@@ -58,7 +58,7 @@ def races(order: Order) -> Findings:
 
 
 def runners(order: Order) -> Findings:
-    """Launches each of 300 attempts three times at once, so that runners race. One command must start."""
+    """Launches each of 300 attempts three times at once, so that runners race. Only one may start the command."""
     found, rounds = Findings(), order.scaled(300)
     executor = patched(order.folder, _OPEN_CLAIM) if order.is_control else DirectExecutor()
     for number in range(rounds):

@@ -27,7 +27,7 @@ class ControlScheduler:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def run(self, drain: bool) -> None:
-        """Runs every line of the jobs file. drain: returns once all lines are done."""
+        """Runs every line of the jobs file. drain: return once all lines are done."""
         print("ready", flush=True)
         while True:
             lines = self._jobs_file.read_text().splitlines()

@@ -1,7 +1,8 @@
 """P2 and P3: folders with running jobs are copied or moved, and schedulers are started in the new place.
 
-A scheduler in a copy must not signal or repeat a job of the original, whichever options start it. A scheduler
-in a moved folder must continue with the folder's jobs. The jobs write their traces outside both folders.
+A scheduler in a copy must not signal or repeat a job of the original, whichever options it is started with. A
+scheduler in a moved folder must continue with the folder's jobs. The jobs write their traces outside both
+folders.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def before(out: Path, is_control: bool) -> None:
 
 
 def _append(path: Path, line: str) -> None:
-    """Appends a line and syncs the file. The line's job is acknowledged once the store has it."""
+    """Appends a line and syncs the file. The line's job is acknowledged once it is in the store."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(fd, line.encode())
     os.fsync(fd)

@@ -166,7 +166,7 @@ class _Rounds:
         judge(self._stage.trace, self.codes, outcomes, killed=False).report_to(found)
         lived, full = judging.spans_in_trace(self._stage.trace)
         for text in judging.overcommitments([*lived.values(), *others], _GPU_MIB):
-            found.fault("double allocations", f"by the traces of the jobs: {text}")
+            found.fault("double allocations", f"according to the jobs' traces: {text}")
         for text in self._watcher.overfull.values():
             found.fault("GPUs over-full", text)
         for number in full:
@@ -184,7 +184,7 @@ class _Rounds:
             store.close()
         spans = [span for spans in held.values() for span in spans]
         for text in judging.overcommitments([*spans, *self._foreign.all], _GPU_MIB):
-            self._found.fault("double allocations", f"by the store: {text}")
+            self._found.fault("double allocations", f"according to the store: {text}")
         for text in self._watcher.double_allocations.values():
             self._found.fault("double allocations", f"observed: {text}")
         for text in judging.released_early(lived, held):
@@ -203,7 +203,8 @@ class _ForeignProcesses:
     def start_one(self, peak_mib: int, observed_by: Store | None = None) -> None:
         """Starts a foreign process on a GPU without one, if there is such a GPU.
 
-        observed_by: the process counts, and drops, once its peak is in this store; None: at once.
+        observed_by: the store that must contain the process's peak before the process counts and lowers its
+        use; with None, it does both at once.
         """
         free = [gpu for gpu in range(_GPUS) if gpu not in self._live]
         if not free:

@@ -37,7 +37,7 @@ s*) kill -"${4#s}" $$; sleep 5 ;;
 *) exit "$4" ;;
 esac
 """
-#: The ways in which this part ends jobs from outside. In any other way, a job ends by itself.
+#: The ways in which this part ends jobs from outside. With any other ending, a job ends by itself.
 _ENDED_FROM_OUTSIDE = ("cancel", "SIGTERM", "SIGTERM to the group", "random signal")
 
 
@@ -67,7 +67,7 @@ def direct(order: Order) -> Findings:
 
 
 def lying_screen(order: Order) -> Findings:
-    """Runs 1,000 jobs and kills 330 runners, with a fake Screen that reports falsehoods."""
+    """Runs 1,000 jobs and kills 330 runners, with a fake Screen that reports false information."""
     real = shutil.which("screen")
     assert real is not None
     (order.folder / "bin").mkdir()
@@ -231,7 +231,7 @@ class _Disturber:
         self._record_death(pid, folder)
 
     def _record_death(self, pid: int, folder: str) -> None:
-        """Records at which point a runner was killed, according to the files in the attempt folder."""
+        """Records the point at which a runner was killed, according to the files in the attempt folder."""
         self.figures["runners killed"] = int(self.figures["runners killed"]) + 1
         if self._order.is_control:
             return

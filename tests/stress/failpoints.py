@@ -39,7 +39,7 @@ def failpoints(order: Order) -> Findings:
 
 
 def _die(folder: Path, step: str, nth: int, executor: str, found: Findings) -> None:
-    """Kills the scheduler when it reaches the step the nth time, drains the queue, and judges the results."""
+    """Kills the scheduler when it reaches the step for the nth time, drains the queue, and judges results."""
     folder.mkdir()
     (folder / "trace.sh").write_text(JOB)
     stage = Stage(folder, command=[sys.executable, "-m", "tests.loop.crashing"])

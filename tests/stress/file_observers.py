@@ -15,7 +15,7 @@ from tests.core.jobs_file_world import JobsFileWorld
 class JobsFileObserver(JobsFileWorld):
     """Reads the file as the scheduler does.
 
-    started: how often a job was started, by its text; problem: why the whole file cannot be read, if so.
+    started: how often each job was started, by text; problem: why the whole file cannot be read, or None.
     """
 
     def __init__(self, path: Path) -> None:

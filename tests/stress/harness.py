@@ -56,7 +56,7 @@ class Stage:
         self.home = DataDir.of(str(folder / "gpu_scheduler_state.json"))
         self.env = dict(env or environment())
         self._command = list(command or scheduler(folder, gpus=gpus))
-        #: A command that runs the scheduler, such as `setpriv`.
+        #: A wrapper command, such as `setpriv`, that runs the scheduler.
         self.prefix: list[str] = []
 
     def start(self, *options: str, ready: bool = True) -> subprocess.Popen[bytes]:
@@ -116,7 +116,7 @@ class Stage:
         return found
 
     def run_cli(self, *words: str) -> tuple[int, str]:
-        """Runs a command in this process, to save starting an interpreter. Returns (exit code, output)."""
+        """Runs a command in this process, to avoid starting an interpreter. Returns (exit code, output)."""
         output = io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             code = main([*words, "--state-file", str(self.home.state_file)])

@@ -1,8 +1,8 @@
-"""P6: processes of jobs hide from the scheduler while runners and schedulers are killed and jobs cancelled.
+"""P6: jobs' processes hide from the scheduler while runners and schedulers are killed and jobs are cancelled.
 
 Each process hides its environment, leaves its session or leaves its parents, but never does all three. It
 holds a lock for its GPU as long as it lives, so that the next job on that GPU detects whether it is alone. In
-the end, no job may have left a process, and no foreign process may have been signalled.
+the end, no job may have left a process behind, and no foreign process may have been signalled.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WAYS = {
     "its own session, forked twice": "(setsid sh {script} {arguments} &); sleep {longer}; exit {code}",
 }
 _CODES = (0, 0, 3, 42)
-#: Seconds that processes have to end after every attempt was reconciled.
+#: Seconds within which processes must end after every attempt has been reconciled.
 _EXIT_GRACE_S = 10.0
 
 
@@ -156,7 +156,7 @@ def _runners(stage: Stage) -> list[tuple[int, int]]:
 
 
 def _nothing_left(stage: Stage, found: Findings) -> None:
-    """Checks that no process with a script or the trace of this folder in its command line is left."""
+    """Checks that no process is left whose command line contains a script or the trace of this folder."""
     marks = [str(stage.folder / "hidden.sh").encode(), str(stage.trace).encode()]
 
     def left() -> list[int]:

@@ -168,8 +168,8 @@ def _judge(
 ) -> None:
     """Compares the trace with the recorded outcomes, and checks the exit code of the drain.
 
-    least: the largest exit code among the jobs from the file, which is the least exit code of the drain.
-    Other jobs count towards that exit code only if they ended during the drain.
+    least: the largest exit code among the jobs from the file, which is the lowest possible exit code of the
+    drain. Other jobs count towards that exit code only if they ended during the drain.
     """
     if variant == "control":
         state = json.loads((stage.folder / "control.json").read_text())
@@ -177,6 +177,6 @@ def _judge(
     else:
         outcomes = outcomes_of(stage.status())
         if not least <= code <= max(codes.values()):
-            text = f"the drain exits {code}, which is not from {least} to {max(codes.values())}"
+            text = f"the drain exited with {code}, not with a code from {least} to {max(codes.values())}"
             found.fault("wrong codes", text)
     judge(stage.trace, codes, outcomes, killed=False).report_to(found)

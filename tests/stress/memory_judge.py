@@ -96,7 +96,7 @@ def spans_in_store(store: Store) -> dict[int, list[Span]]:
 
 
 def count_waits(lived: dict[int, Span], sent_at: dict[int, float]) -> int:
-    """Counts the jobs that were appended while another job ran, and started on the same GPU after its end."""
+    """Counts the jobs that were appended while another job ran, and started on its GPU after it had ended."""
     return sum(
         any(other.gpu == span.gpu and sent_at[number] < other.end <= span.begin for other in lived.values())
         for number, span in lived.items()
@@ -150,7 +150,7 @@ class Watcher(threading.Thread):
             raise self.error
 
     def run(self) -> None:
-        """Samples until `stop` is called. Keeps an error, which `stop` raises."""
+        """Samples until `stop` is called. Keeps any error, so that `stop` can raise it."""
         store = Store(self._home) if self._home is not None else None
         try:
             while not self._over.wait(_INTERVAL_S):

@@ -1,7 +1,7 @@
 """P7: lines of a jobs file are corrupted in 20,000 ways (single bytes, quotes, encodings).
 
 Every other line must keep its job. The corrupted line must run as written, or be reported with its number and
-a remedy. Nothing may run that is not in the file. Once the line is repaired, everything must be as before.
+a remedy. Only commands in the file may run. Once the line is repaired, everything must be as before.
 """
 
 from __future__ import annotations
@@ -229,22 +229,22 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _wrong(spec: JobSpec, corrupted: bytes) -> str | None:
-    """Returns how the job differs from its line, without use of the parser; None if it does not differ."""
+    """Returns how the job differs from its line, without using the parser; None if it does not differ."""
     if not _is_utf8(corrupted):
-        return "it is not UTF-8"
+        return "the line is not UTF-8"
     text = corrupted.decode()
     if "\0" in text:
-        return "it has a NUL"
+        return "the line contains a null byte"
     if spec.command is not None:
         if spec.command not in text:
-            return f"{spec.command!r} does not stand there"
+            return f"the command {spec.command!r} is not in the line"
         return None if is_complete(spec.command) else "bash rejects it"
     plain = text.replace('""', '"')
     if spec.script is None or os.path.basename(spec.script) not in plain:
-        return f"{spec.script!r} does not stand there"
+        return f"the script {spec.script!r} is not in the line"
     missing = [word for word in spec.arguments if word not in plain and shlex.quote(word) not in plain]
     if missing and not any(mark in text for mark in "\\'\""):
-        return f"{missing} do not stand there"
+        return f"the arguments {missing} are not in the line"
     return None
 
 

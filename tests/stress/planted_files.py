@@ -106,7 +106,7 @@ class _OtherUser:
 
     @property
     def attacks(self) -> tuple[Callable[[], None], ...]:
-        """All attacks on the scheduler or, for the negative control, the attacks that it can fail."""
+        """All attacks on the scheduler or, for the negative control, those that can succeed against it."""
         mine = (self.store, self.jobs_file)
         others = (
             self.linked_store, self.linked_jobs_file, self.writable_jobs_file, self.log, self.state_file,

@@ -1,8 +1,8 @@
 """P1: the power is cut while jobs are submitted and run. Every acknowledged change must survive.
 
 The data directory is on a disk image that is mounted in separate namespaces. The test stops all processes in
-these namespaces, copies the image as it is, kills everything, and mounts the copy in the same place with
-another boot id. What was not flushed to the disk is lost, as after a power cut (except for torn writes).
+these namespaces, copies the image, kills everything, and mounts the copy in the same place with another boot
+id. What was not flushed to the disk is lost, as after a power cut (except for torn writes).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _live_and_cut(folder: Path, kind: str, seconds: float, is_control: bool) -> 
         wait_for(has_acks, "a first job", timeout_s=60)
         pause(seconds)
         _stop_all(life.pid)
-        # From now on nobody is sent an acknowledgement. The kernel may still flush more to the disk.
+        # From now on, no user receives an acknowledgement. The kernel may still flush more to the disk.
         subprocess.run(["cp", "--sparse=always", folder / "image", folder / "copy"], check=True)
     finally:
         for pid in _pids_inside(life.pid):
@@ -129,7 +129,7 @@ def _live_and_cut(folder: Path, kind: str, seconds: float, is_control: bool) -> 
 
 
 def _pids_inside(unshare: int) -> list[int]:
-    """Returns the processes in the pid namespace that `unshare` made, as pids of this process's namespace."""
+    """Returns the pids, in our own namespace, of the processes in the pid namespace that `unshare` made."""
     try:
         [init] = Path(f"/proc/{unshare}/task/{unshare}/children").read_text().split()
         space = os.readlink(f"/proc/{init}/ns/pid")

@@ -52,7 +52,7 @@ def race(parent: Path, rounds: int, racers: int, claim: Claim) -> list[list[int]
 def _racer(parent: Path, rounds: int, claim: Claim, shared: mmap.mmap, me: int) -> int:
     """Forks one racer and returns its pid.
 
-    All racers try each folder together, and hold a claim that they won for one round.
+    All racers try each folder together. The winner of a claim holds it for one round.
     """
     pid = os.fork()
     if pid:

@@ -1,6 +1,6 @@
 """P8: a running scheduler's limits on processes, open files and memory are lowered and raised again.
 
-No job may fail because of this. Every job must run once to its own end, and the scheduler must stay up. If
+No job may fail because of this. Every job must run once and end by itself, and the scheduler must stay up. If
 root runs this test, the scheduler gets another uid, because the process limit does not apply to root. The
 jobs start no processes of their own.
 """
@@ -91,7 +91,7 @@ def _uid(dice: random.Random, *mode: str) -> int:
 
 
 def _stage(order: Order, uid: int, *mode: str) -> Stage:
-    """Makes a folder that this user owns. Its scheduler may read the program's files as root may."""
+    """Makes a folder that this user owns. The scheduler in it can read the program's files, as root can."""
     folder = order.folder / "limited"
     stage = stage_in(folder, order, *mode)
     (folder / "job.sh").write_text(_JOB)

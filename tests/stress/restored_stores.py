@@ -1,7 +1,7 @@
 """P1 and P2: databases are lost, emptied or damaged while jobs run, and then restored.
 
-A plain start must refuse, or continue as before. A start with `--restore` must not run a line twice or signal
-a process. Every line is in the jobs file, so in the end each job must have run once.
+A plain start must be refused, or continue as before. A start with `--restore` must not run a line twice or
+signal a process. Every line is in the jobs file, so in the end each job must have run once.
 """
 
 from __future__ import annotations

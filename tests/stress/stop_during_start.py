@@ -24,7 +24,7 @@ _END_S = 0.5
 
 
 def stops(order: Order) -> Findings:
-    """Stops each of 300 schedulers at once, up to 0.5 s later, or up to 0.2 s after it got its lock."""
+    """Stops each of 300 schedulers immediately, up to 0.5 s later, or up to 0.2 s after it got its lock."""
     found, dice, starts = Findings(), order.rng("stops"), order.scaled(300)
     found.figures = {"starts": starts, "stopped before the lock": 0, "stopped before the scheduler was up": 0}
     for first in range(0, starts, _STARTS_PER_RECORD):

@@ -1,4 +1,4 @@
-"""Submits jobs in the ways in which users do, and records each acknowledgement.
+"""Submits jobs in every way that users can, and records each acknowledgement.
 
 Usage: python -m tests.stress.submit ACKS, in the folder of the scheduler. Each line of standard input is a
 JSON object {"n": number, "way": "file"|"add"|"insert", "line": what to run, "args": the arguments for `add`}.

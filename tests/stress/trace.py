@@ -30,7 +30,7 @@ exit "$4"
 
 @dataclass
 class TraceVerdict:
-    """The faults that a comparison has found: job numbers by kind of fault; wrong: descriptions."""
+    """The faults that a comparison found, as job numbers by kind. wrong: descriptions of wrong exit codes."""
 
     lost: list[int] = field(default_factory=list)
     twice: list[int] = field(default_factory=list)
