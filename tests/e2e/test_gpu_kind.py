@@ -1,4 +1,4 @@
-"""Tests `start` on real GPUs (a fake nvidia-smi) if the store is from simulated GPUs, and the reverse."""
+"""Tests `start` with real GPUs (a fake nvidia-smi) on a store with simulated GPUs, and the reverse."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def races(order: Order) -> Findings:
 
 
 def runners(order: Order) -> Findings:
-    """Launches each of 300 attempts three times at once. Only one of the racing runners may start it."""
+    """Launches each of 300 attempts three times at once. Only one of the runners may start the command."""
     found, rounds = Findings(), order.scaled(300)
     executor = patched(order.folder, _OPEN_CLAIM) if order.is_control else DirectExecutor()
     for number in range(rounds):
