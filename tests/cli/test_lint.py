@@ -81,7 +81,7 @@ def test_lint_warns_about_likely_mistakes(desk: Desk) -> None:
     (desk.path / "jobs.txt").write_text("\n".join(lines) + "\n")
     code, out, err = desk.run("lint")
     assert (code, err) == (0, "")
-    assert "    warning: `pyhton` is not a program on PATH: bash will report `command not found`\n" in out
+    assert "    warning: `pyhton` is not a program on PATH, so bash will report `command not found`\n" in out
     assert "; write [conda=a] echo x\n" in out
     assert "torchrun starts 4 processes, but the line requests 1 GPU; write [gpus=4]\n" in out
     assert "warning: --device cuda:1: the job sees one GPU, always as cuda:0" in out

@@ -16,7 +16,7 @@ PROGRAMS = (
     " nvidia-smi"
 )
 FILES = ("train.py", "Makefile")
-NOT_ON_PATH = "`{}` is not a program on PATH: bash will report `command not found`"
+NOT_ON_PATH = "`{}` is not a program on PATH, so bash will report `command not found`"
 CONDA_ACTIVATE = "`conda activate` fails in a job, because its shell is not set up for it; write"
 ASKS_FOR_ONE = "the line requests 1 GPU; write"
 NUMERIC_NAME = "name={0}: commands such as `cancel {0}` treat it as a job id; add a letter"

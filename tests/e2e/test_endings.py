@@ -47,7 +47,7 @@ def test_a_drain_reports_its_exit_code_and_unfinished_jobs(world: World, line: s
     left = {
         "[gpus=9] true": "unfinished: job 2 waits: infeasible: needs 9 idle GPUs, but only 4 are managed",
         "[hold] true": "unfinished: job 2 is held by its line",
-        "bad &": "unfinished: line 2 of jobs.txt is malformed: it ends in `&`: ",
+        "bad &": "unfinished: line 2 of jobs.txt is malformed: it ends in `&`, so ",
     }
     assert left.get(line, "drained: ") in world.output()
 

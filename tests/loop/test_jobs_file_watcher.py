@@ -336,7 +336,7 @@ def test_warns_once_about_lines_that_will_not_work_as_intended(
         desk.save("# a comment\npyhton t.py\necho --device cuda:1 --llm big\necho --device cuda:1\n")
         desk.wait(30)
     assert caplog.messages == [
-        "jobs.txt, line 2: `pyhton` is not a program on PATH: bash will report `command not found`",
+        "jobs.txt, line 2: `pyhton` is not a program on PATH, so bash will report `command not found`",
         "jobs.txt, line 4: --device cuda:1: the job sees one GPU, always as cuda:0; write"
         " cuda:0, and [allowed=1] for GPU 1",
     ]

@@ -48,8 +48,8 @@ fi
 
 #: Names that a shell can export. Variables with other names reach the job only through its environment.
 _SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Reports the start, then closes the descriptors. Starts no process, and works even if an activation script
-#: has run `set -e`.
+#: Shell text that reports the start and then closes the descriptors. It starts no process, and works even if
+#: an activation script has run `set -e`.
 REPORT_START = """\
 record() {
     local own
@@ -132,7 +132,7 @@ def _environment_label(environment: JobEnvironment, base_env: Mapping[str, str])
     active = JobEnvironment(base_env.get("CONDA_DEFAULT_ENV"), base_env.get("VIRTUAL_ENV"), None)
     if environment.bin_folder is not None or active.bin_folder is None:
         return environment.heading
-    return f"{environment.heading}, so the job uses the scheduler's: {active.heading}"
+    return f"{environment.heading}, so the job uses the scheduler's ({active.heading})"
 
 
 def _job_command(spec: JobSpec, ids: str, environment: JobEnvironment) -> tuple[str, str]:

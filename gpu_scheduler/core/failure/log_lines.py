@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gpu_scheduler.core.text.escapes import ESCAPE
 
-#: Prefixes by which torch, torchrun, accelerate, MPI and Ray mark the lines of each process, and the prefix
+#: Prefixes with which torch, torchrun, accelerate, MPI and Ray mark the lines of each process, and the prefix
 #: of vLLM's log lines, which may follow them.
 _PREFIX = re.compile(
     r"(?:\[(?:rank|default)(\d+)\]: ?|rank(\d+): ?|\[\d+,(\d+)\]<std(?:err|out)>: ?|stderr: "

@@ -21,7 +21,7 @@ _CHAINED_HEADERS = ("The above exception was", "During handling of the above")
 _HEADER = re.compile(r"(?:Exception Group |Original )?Traceback \(most recent call last\):")
 _NAME = r"[^\W\d][\w.]*(?:\.<locals>[\w.]*)*"
 _ERROR = re.compile(rf"{_NAME}(?::(?: .*)?)?")
-#: Errors by which a launcher only reports that another process failed.
+#: Errors with which a launcher only reports that another process failed.
 _LAUNCHER_ERROR = re.compile(r"(?:.*\.)?(?:ChildFailedError|CalledProcessError)\b.*")
 _ROOT_CAUSE = "Root Cause (first observed failure)"
 _SUMMARY_FIELD = re.compile(r"\s+(rank|exitcode|traceback)\s*: (.*)")

@@ -109,7 +109,9 @@ def parse_csv(text: str, known_gpus: frozenset[int] | None) -> CsvLine:
     priority, script, conda = fields.leading[:3]
     number = parse_priority(priority) if priority else None
     if not script:
-        raise ValueError("there is no script: the second field is empty; fields are separated by commas")
+        raise ValueError(
+            "there is no script, because the second field is empty; fields are separated by commas"
+        )
     torchrun = None if fields.execution_type is None else _torchrun_processes(fields.execution_type)
     if not fields.arguments_quoted and not fields.gpu_list_quoted and "," in fields.gpu_list:
         _check_unquoted_commas(fields)
@@ -280,7 +282,7 @@ def _find_comment(text: str, is_arguments: bool) -> int | None:
 
 
 def quote_field(field: str) -> str:
-    """Returns the field as it is written in a line, with quotes if necessary."""
+    """Returns the field as written in a CSV line, with quotes if necessary."""
     special = (
         re.search(r"[,\"'#\\]", field)
         or field != field.strip()

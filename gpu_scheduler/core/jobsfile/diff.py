@@ -198,7 +198,7 @@ class ReadingDiff:
         self.actions.append(NewJob(index, line.number, _job_label(same) if same is not None else None))
 
     def _diff_csv(self, index: int, line: Line, new: Line | None, is_new: bool) -> None:
-        """Handles the first line with an identity. new: the last new line with the same identity, if any."""
+        """Handles the first line with a given identity. new: the last new line with that identity, if any."""
         assert line.identity is not None
         before = self._previous_lines.get(line.identity)
         job_id = self._previous_jobs.get(line.identity)

@@ -1,4 +1,4 @@
-"""Warns about well-formed lines whose job will certainly fail or not run as expected.
+"""Warns about well-formed lines whose jobs will certainly fail or will not run as expected.
 
 The checks only parse the line, and give no warning when they cannot be sure. The caller determines which
 programs are on the PATH of a job's shell.
@@ -81,7 +81,7 @@ def _check_first_word(spec: JobSpec, text: str, shell: JobShell) -> Iterator[str
     name = _first_program(text)
     known = name is None or name in BUILTINS or name in RESERVED or name in shell.functions
     if name is not None and not known and not shell.can_find(name, spec.cwd):
-        yield f"`{name}` is not a program on PATH: bash will report `command not found`"
+        yield f"`{name}` is not a program on PATH, so bash will report `command not found`"
 
 
 def _first_program(text: str) -> str | None:

@@ -34,15 +34,15 @@ _SETS_CUDA = re.compile(r"(?:^|[\s;&|({\"'])CUDA_VISIBLE_DEVICES=")
 def check_finished(text: str) -> None:
     """Raises ValueError for a command that ends in an unquoted `&` or a backslash."""
     if text.endswith("\\") and _ends_in_odd_backslashes(text):
-        raise ValueError("it ends in a backslash: a command cannot continue on the next line")
+        raise ValueError("it ends in a backslash, but a command cannot continue on the next line")
     if (
         re.search(r"(?<!&)&$", text)
         and mask_quoted(text) is not None
         and not _ends_in_odd_backslashes(text[:-1])
     ):
         raise ValueError(
-            "it ends in `&`: the job would complete at once and its processes would be ended; remove the `&`,"
-            " because the scheduler runs every line in the background"
+            "it ends in `&`, so the job would complete at once and its processes would be ended; remove the"
+            " `&`, because the scheduler runs every line in the background"
         )
 
 

@@ -77,7 +77,7 @@ class AttemptStarted(AttemptDetails):
 
 @dataclass(frozen=True)
 class AttemptEnded(AttemptDetails):
-    """An attempt ended, and its job finished, was queued again or is held.
+    """An attempt ended, and its job finished, was queued again or was held.
 
     seconds: the run time; None if the command never ran. peaks: the peak memory use on each of `gpus`.
     budgets: the declared memory on each of `gpus`; None if nothing was declared. declared: the declared

@@ -121,10 +121,10 @@ class StateReason(StoredValue):
     failure: the cause of a failed command or launch; None if unknown. exit_code, signal: how the command
     ended. error: the line of the command's log that names the error. message: a report from command.sh, the
     runner or the executor. oom_kill: whether the kernel killed the "command" or a "child" of it because host
-    memory ran out. gpu_ids: the GPU ids that `--cuda` passed and the command misread. gpu_used_twice: whether
-    NCCL found two processes of the command on one GPU. launches: how often a runner was started without
-    success. subject: the data directory or file that the reason is about. survivors: pids of processes that
-    are still running. next_steps: what follows.
+    memory ran out. gpu_ids: the GPU ids that the command received through `--cuda` and misread.
+    gpu_used_twice: whether NCCL found two processes of the command on one GPU. launches: how many times a
+    runner was started without success. subject: the data directory or file that the reason is about.
+    survivors: pids of processes that are still running. next_steps: what follows.
     """
 
     kind: ReasonKind

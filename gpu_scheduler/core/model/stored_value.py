@@ -12,7 +12,7 @@ T = TypeVar("T", bound="StoredValue")
 
 
 class StoredValue:
-    """Base of frozen dataclasses that are stored as JSON. Fields with their default values are not stored."""
+    """Base class of frozen dataclasses that are stored as JSON, without the fields with default values."""
 
     #: The functions that build fields from JSON, by the name of the field. Other fields have the same value
     #: in JSON.

@@ -116,7 +116,7 @@ def _suggested_mib(
         room = sorted(rules.totals_mib, reverse=True)[gpus - 1] - rules.margin_mib
         if measured.max_mib > room:
             return None, NoSuggestion.NEEDS_WHOLE_GPU
-        wanted = min(wanted, room)  # a larger need would fit on no GPU
+        wanted = min(wanted, room)  # a larger need would not fit on any GPU
     if declared is not None:
         if abs(p95 - declared) <= rules.tolerance * declared:
             return None, NoSuggestion.WITHIN_TOLERANCE

@@ -32,6 +32,6 @@ def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
 
 
 def _retry_delay(since: float | None, now: float) -> float:
-    """Returns a delay that grows to 1 s. It is short at first, for processes that are about to end."""
+    """Returns a delay that grows to 1 s. It is short at first, because processes may be about to end."""
     age = 0.0 if since is None else now - since
     return min(1.0, max(0.005, age / 2))

@@ -129,10 +129,10 @@ class Gpu:
 class Facts:
     """The input of one round.
 
-    all_sampled: whether every managed GPU has been sampled. probe_error: why the GPUs cannot be read.
-    storage_issue: the problem with our own storage that blocks new starts. unmanaged_gpus: GPUs in the sample
-    that this scheduler does not manage. learned_mib: the MiB that a job of each workload class needs, if
-    needs are learned.
+    all_sampled: whether every managed GPU has been sampled. probe_error: why the GPUs cannot be read; None if
+    they can. storage_issue: the problem with our own storage that blocks new starts; None if there is none.
+    unmanaged_gpus: GPUs in the sample that this scheduler does not manage. learned_mib: the MiB that a job of
+    each workload class needs, if needs are learned.
     """
 
     now: Now

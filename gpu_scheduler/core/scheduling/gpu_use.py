@@ -93,7 +93,7 @@ def foreign_peaks(gpu: Gpu, attempts: Sequence[Attempt]) -> dict[tuple[int, floa
     for process in listed_processes(gpu) or ():
         key = (process.pid, gpu.process_starts.get(process.pid, 0.0))
         if gpu.owners.get(process.pid) in here:
-            peaks.pop(key, None)  # it counted as foreign before its owner was known
+            peaks.pop(key, None)  # the process counted as foreign before its owner was known
         else:
             peaks[key] = max(peaks.get(key, 0), process.used_mib or 0)
     return peaks

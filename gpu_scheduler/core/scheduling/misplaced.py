@@ -11,7 +11,10 @@ from gpu_scheduler.core.scheduling.facts import Facts
 
 
 def misplaced_processes(facts: Facts) -> list[RecordMisplacedProcess]:
-    """Returns misplaced processes of open attempts: per attempt and GPU, the one with the most memory."""
+    """Returns the misplaced processes of open attempts.
+
+    For each attempt and GPU, only the process that uses the most memory is returned.
+    """
     running = {attempt.attempt_id: attempt for attempt in facts.attempts if attempt.state.is_open}
     found: dict[tuple[int, str], RecordMisplacedProcess] = {}
     for gpu in (*facts.gpus, *facts.unmanaged_gpus) if running else ():

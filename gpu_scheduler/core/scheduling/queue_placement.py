@@ -80,7 +80,7 @@ def allowed_gpus(resources: ResourceSpec, facts: Facts) -> list[Gpu]:
 
 
 def _general_wait_reason(facts: Facts) -> WaitReason | None:
-    """Returns the reason why no job at all can start; None if jobs can start."""
+    """Returns the reason why no job can start, whatever it needs; None if jobs can start."""
     if facts.storage_issue is not None:
         return WaitReason(WaitKind.STORAGE, facts.storage_issue)
     return None if facts.probe_error is None else WaitReason(WaitKind.GPUS_UNREADABLE, facts.probe_error)

@@ -1,9 +1,9 @@
 """Decides what happens to attempts in a store that was restored from their folders or copied.
 
-A restored attempt ends, its job is held, or it stays open. Nothing is launched again, because a folder does
-not record everything that a retry depends on, such as the number of retries used. In a copied store, the open
-attempts and their processes belong to the original store, so the copy neither ends them nor launches them
-again.
+A restored attempt ends, or its job is held, or the attempt stays open. Nothing is launched again, because a
+folder does not record everything that a retry depends on, such as the number of retries used. In a copied
+store, the open attempts and their processes belong to the original store, so the copy neither ends them nor
+launches them again.
 """
 
 from __future__ import annotations

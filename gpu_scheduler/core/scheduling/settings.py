@@ -31,10 +31,10 @@ class Settings(Limits):
 
     exclusive: whether each GPU runs at most one of our jobs; tolerance: the fraction by which memory use may
     exceed the declaration before it is reported; *_retries: defaults for jobs whose lines set none;
-    max_launches: how often an attempt is launched before it counts as not started; grace_s: the time between
-    SIGTERM and SIGKILL; memory_release_s: the longest wait until the memory of a released GPU is free;
-    survivor_wait_s: the time that the processes of a dead runner have to exit. No command-line option sets
-    launch_deadline_s or the fields after it.
+    max_launches: how many times an attempt is launched before it counts as not started; grace_s: the time
+    between SIGTERM and SIGKILL; memory_release_s: the longest wait until the memory of a released GPU is
+    free; survivor_wait_s: the time that the processes of a dead runner have to exit. No command-line option
+    sets launch_deadline_s or the fields after it.
     """
 
     exclusive: bool = False

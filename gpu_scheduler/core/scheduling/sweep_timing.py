@@ -33,6 +33,6 @@ def sweep(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
 
 
 def may_signal(attempt: Attempt, now: Now) -> bool:
-    """Returns whether the last signal to the attempt was long enough ago."""
+    """Returns whether enough time has passed since the last signal to the attempt."""
     # A time in the future was recorded before the machine restarted.
     return attempt.signalled_at is None or not 0 <= now.boot - attempt.signalled_at < SIGNAL_INTERVAL_S

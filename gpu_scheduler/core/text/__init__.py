@@ -1,4 +1,4 @@
 """Text processing: quoting, strict JSON, secrets and terminal escapes.
 
-Imports no other package of this project.
+This package imports no other package of this project.
 """
