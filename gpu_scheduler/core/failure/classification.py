@@ -11,7 +11,7 @@ from gpu_scheduler.core.model.state_reason import FailureKind
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _PRECEDENCE = tuple(FailureKind)
 
-#: For each kind, the error messages of Python, the shell, argparse and CUDA that indicate it.
+#: For each kind, a pattern for the error messages of Python, the shell, argparse and CUDA that indicate it.
 _ERRORS = tuple(
     (kind, re.compile(pattern, re.IGNORECASE))
     for kind, pattern in (

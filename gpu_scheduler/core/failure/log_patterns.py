@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-#: A line that contains one of these is about host memory, or is not a failure, even if a signature matches
-#: it.
+#: A line that contains one of these texts is about host memory or does not report a failure, even if a
+#: signature matches it.
 HOST_MEMORY = re.compile(
     r"\bbytes on host\b|\bpinned (?:system )?memory\b|host_mem|_nchwc"
     r"|\bcaller indicates that this is not a failure\b"

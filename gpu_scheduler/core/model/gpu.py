@@ -25,7 +25,7 @@ def is_simulated(uuid: str) -> bool:
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that a probe listed on a GPU. load_percent: the load that it causes."""
+    """A process that a probe listed on a GPU. load_percent: the load that it causes in percent."""
 
     pid: int
     used_mib: int | None

@@ -12,7 +12,7 @@ T = TypeVar("T", bound="StoredValue")
 
 
 class StoredValue:
-    """Base class of frozen dataclasses that are stored as JSON, without the fields with default values."""
+    """Base class of frozen dataclasses that are stored as JSON, without fields that have default values."""
 
     #: The functions that build fields from JSON, by the name of the field. Other fields have the same value
     #: in JSON.

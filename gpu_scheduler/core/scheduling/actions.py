@@ -106,7 +106,7 @@ class RecordRunnerDeath(AttemptAction):
 
 @dataclass(frozen=True)
 class RecordMisplacedProcess(AttemptAction):
-    """Records, once per attempt and GPU (UUID), a process on a GPU that is not allocated to its attempt."""
+    """Records, once per attempt and GPU, a process on a GPU that is not allocated to its attempt."""
 
     uuid: str
     pid: int
@@ -133,7 +133,7 @@ class RecordUsage(Action):
 
 @dataclass(frozen=True)
 class RecordOveruse(AttemptAction):
-    """Records, once per attempt and GPU (UUID), that an attempt uses more memory on a GPU than it declared.
+    """Records, once per attempt and GPU, that an attempt uses more memory on a GPU than it declared.
 
     share: the declared share in thousandths, which amounts to declared_mib; None if vram was declared.
     """
@@ -146,7 +146,7 @@ class RecordOveruse(AttemptAction):
 
 @dataclass(frozen=True)
 class RecordForeignLoad(Action):
-    """Records the load of foreign processes on a GPU (UUID) in the last samples.
+    """Records the load of foreign processes on one GPU in the last samples.
 
     loads: percent in each sample, the newest last; None if unknown. sampled_at: the time of the newest
     sample, in seconds since boot.
@@ -159,7 +159,7 @@ class RecordForeignLoad(Action):
 
 @dataclass(frozen=True)
 class RecordForeignPeaks(Action):
-    """Records the peak memory use of each living foreign process on a GPU (UUID).
+    """Records the peak memory use of each living foreign process on one GPU.
 
     peaks: (pid, start time, MiB) for each process.
     """

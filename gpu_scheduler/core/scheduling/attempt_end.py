@@ -133,8 +133,8 @@ def _with_next_state(
         return end, None
     queued = replace(end, state=JobState.QUEUED, job_outcome=None)
     if end.shortage and not attempt.source_missing:
-        # A shortage is not the job's fault, so the launch is not counted, and retries continue until it is
-        # over.
+        # A shortage is not the job's fault. The launch is not counted, and retries continue until the
+        # shortage is over.
         wait = settings.assign_retry_wait_s
         step = NextStep(NextKind.LAUNCH_RETRY_UNCOUNTED, wait_s=wait)
         return replace(queued, launch_failures=attempt.launch_failures, not_before=now.boot + wait), step

@@ -164,7 +164,7 @@ def display_memory(gpu: Gpu, limits: Limits) -> int:
 
 
 def unattributed_memory(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
-    """Returns the unattributed memory of a GPU in MiB, which no listed process uses; None if unknown.
+    """Returns the memory, in MiB, that is in use on a GPU but by no listed process; None if unknown.
 
     It includes memory that a dead process has not released yet. Without a process list, the foreign memory is
     returned instead.

@@ -162,7 +162,7 @@ def resolve(
     need = _stated_need(resources, config, learned_mib)
     if resources.min_vram_mib is None:
         return need
-    # If the job had its GPUs to itself, it no longer needs this, because its memory need is now known.
+    # A job that had its GPUs to itself no longer needs this, because its memory need is now known.
     share = 0 if need.alone else need.share
     vram = max(resources.min_vram_mib, need.vram or 0)
     return Need(need.count, share, vram=vram, exclusive=resources.exclusive)

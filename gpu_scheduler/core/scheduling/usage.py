@@ -1,4 +1,4 @@
-"""Records the contents of a new sample: use and overuse by attempts, and foreign peaks and load.
+"""Records what a new sample contains: use and overuse by attempts, and peaks and load of foreign processes.
 
 Each action depends only on the newest sample and the store, so that nothing is reported twice and a restart
 loses nothing.
