@@ -45,7 +45,7 @@ MAX_LOG_LINES = 10
 _MAX_EVENTS = 3
 #: Maximum number of jobs ahead in the queue that are listed.
 _MAX_JOBS_NAMED = 5
-#: A malformed line at most this many lines away from a job's line counts as near.
+#: A malformed line at most this many lines away from a job's line counts as nearby.
 _NEARBY_LINES = 3
 
 

@@ -81,7 +81,7 @@ def _read(store: Store, job_id: int) -> JobDetail:
         context = context_of(store, open_now, is_up=is_up)
         view = job_view(job, attempts[-1] if attempts else None, context)
         if view.attempt is not None:
-            attempts[-1] = view.attempt  # shows an end that the store does not have yet
+            attempts[-1] = view.attempt  # includes an end that is not in the store yet
         tolerance = store.recorded_options().tolerance
         return without_secrets(
             JobDetail(

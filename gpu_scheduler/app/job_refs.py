@@ -73,7 +73,7 @@ def _job_named(store: Store, name: str) -> int:
         )
     open_ones = [job for job in jobs if job.state is not JobState.FINISHED]
     if len(open_ones) > 1:
-        # If no scheduler is running, some of them may have ended without a record in the store.
+        # If no scheduler is running, some of these jobs may have ended without a record in the store.
         open_ones = [job for job in open_ones if not _has_ended(store, job)]
     if len(open_ones) > 1:
         listed = ", ".join(f"job {job.id} ({job.state})" for job in open_ones[:_MAX_LISTED])

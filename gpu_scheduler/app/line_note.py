@@ -45,5 +45,5 @@ class UnmetNeed:
     margin_mib: int
 
 
-#: A plain text is a message of the line parser.
+#: A plain string is a message from the line parser.
 LineNote = Note | UnmetNeed | str

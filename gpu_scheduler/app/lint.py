@@ -1,4 +1,4 @@
-"""Previews the effect of each line of a jobs file without queuing a job. Parses as the scheduler does."""
+"""Previews the effect of each line of a jobs file without queuing a job. Parses it as the scheduler does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hides the secrets in the results of use cases. All text that front ends get passes through this module.
+"""Hides the secrets in the results of use cases. All text for front ends passes through this module.
 
 The store, `command.sh` and the job's environment keep the secrets.
 """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
     from gpu_scheduler.store.records import AttemptRecord, GpuRecord, JobRecord
 
-    #: A warning about an attempt; a plain text describes unexpected contents of its folder.
+    #: A warning about an attempt; a plain string describes unexpected contents of its folder.
     AttemptWarning = Overuse | MisplacedProcess | str
 
 #: States of a GPU, in order of precedence.
@@ -49,7 +49,7 @@ class JobView(NamedTuple):
     due_in_s: the seconds until `wait.due_at`, None if unknown. infeasible: whether the job is queued and
     could not fit even on empty GPUs. gpus: the indices of the attempt's GPUs. peaks: its peak MiB by index.
     memory_used: its current MiB by GPU index, which only the scheduler can fill in. warnings: the warnings
-    about the attempt; a plain text describes an anomaly of its folder. last_line: the last output line of a
+    about the attempt; a plain string describes an anomaly in its folder. last_line: the last output line of a
     running job, None if there is no output or the caller did not ask for it.
     """
 
@@ -97,7 +97,7 @@ class StatusReport:
     """The contents of `status` at `now` (wall seconds).
 
     pid: the scheduler's pid, None if no scheduler is running; counts: the number of all jobs in each recorded
-    state, shown or not; unsuccessful_counts: the number of all finished jobs with each outcome other than
+    state, shown or not; unsuccessful_counts: the number of all finished jobs with each outcome except
     completed; is_failed_only: whether the report covers only failed jobs.
     """
 

@@ -130,7 +130,7 @@ def _origin(detail: JobDetail) -> str:
 
 def _retry_lines(job: JobRecord) -> Iterator[str]:
     for after, used, allowed in (
-        ("out of memory", job.oom_retries_used, job.spec.oom_retries),
+        ("running out of memory", job.oom_retries_used, job.spec.oom_retries),
         ("other failures", job.fail_retries_used, job.spec.fail_retries),
     ):
         if used or allowed is not None:

@@ -46,7 +46,7 @@ def _line_text(path: str, line: Preview) -> str:
     facts += [f"venv {spec.venv}"] if spec.venv else []
     facts += [f"env {' '.join(name for name, _ in spec.env)}"] if spec.env else []
     facts += [f"at most {format_duration(spec.timeout_s)}"] if spec.timeout_s is not None else []
-    retries = [("out of memory", spec.oom_retries), ("a failure", spec.fail_retries)]
+    retries = [("running out of memory", spec.oom_retries), ("a failure", spec.fail_retries)]
     facts += [f"{n} retr{'y' if n == 1 else 'ies'} after {what}" for what, n in retries if n is not None]
     facts += ["held until `release`"] if spec.hold else []
     facts += ["cancelled by its line"] if spec.cancel else []

@@ -13,7 +13,7 @@ _MAX_PIDS = 8
 _SIGNAL_MEANINGS = {
     "SIGSEGV": "invalid memory access",
     "SIGABRT": "it aborted itself",
-    "SIGBUS": "bad memory access, often a full /dev/shm",
+    "SIGBUS": "bad memory access, often because /dev/shm is full",
     "SIGILL": "illegal instruction: built for another processor",
     "SIGFPE": "arithmetic error",
     "SIGPIPE": "it wrote to a closed pipe",

@@ -109,7 +109,7 @@ def test_lint_shows_memory_time_limit_and_retries(desk: Desk) -> None:
     assert code == 0
     assert (
         "jobs.txt:1: command; needs 9.0 GiB of a GPU, alone; GPUs any; priority 200; at most 2 h;"
-        " 3 retries after out of memory; 1 retry after a failure\n"
+        " 3 retries after running out of memory; 1 retry after a failure\n"
     ) in out
     first, second = json.loads(desk.run("lint", "--json")[1])["lines"]
     assert (first["timeout_s"], first["oom_retries"], first["fail_retries"]) == (7200.0, 3, 1)

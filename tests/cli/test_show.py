@@ -114,7 +114,7 @@ def test_show_prints_declared_memory_measured_memory_and_the_retry(desk: Desk) -
     ]  # fmt: skip
     out = desk.run("show", job)[1]
     for row in (
-        "Retries       1 of 3 after out of memory\n",
+        "Retries       1 of 3 after running out of memory\n",
         "Time limit    2 h\n",
         "  Declared    4096 MiB per GPU\n",
         "  Peak        GPU 0: 4900 MiB, GPU 1: 4096 MiB; under-declared (+20%)\n",
