@@ -88,7 +88,7 @@ class ProcessTitle:
         mark = f"{TOKEN}={NO_TOKEN}\0".encode("ascii")
         at = read_proc("self", "environ").find(mark)
         if at < 0 or self._size < TITLE_BYTES:
-            raise OSError("the environment or the arguments have no room for a runner's own")
+            raise OSError("the environment or the arguments are too short to be replaced by a runner's")
         self._token = environment + at + len(TOKEN) + 1
         self.set_token("0" * len(NO_TOKEN))
         if mark in read_proc("self", "environ"):

@@ -34,7 +34,7 @@ def broken_invariant(state: bytes, rules: Rules) -> str | None:
         if _is_excused(state, a, rules):
             continue
         if record > st.OPEN and st.command_lives(state, a) and state[a + st.SWEPT] < 2:
-            return f"I2 the attempt is recorded as {st.OUTCOMES[record]}, its command lives"
+            return f"I2 the attempt is recorded as {st.OUTCOMES[record]} while its command lives"
         if state[a + st.RELEASED] and (
             st.FORKED <= command <= st.DYING or _counts_as_left(state[a + st.OTHER_PROCESS], rules)
         ):

@@ -169,7 +169,7 @@ def _observe(steps: Steps, a: int, result: int = st.NONE) -> ObservedAttempt:
 
 
 def _finds(state: bytes, a: int, rules: Rules, *, chains: bool = True) -> bool:
-    """Returns whether a scan finds a process of the attempt. chains: the scan catches chains of forks."""
+    """Returns whether a scan finds a process of the attempt. chains: the scan catches fork chains."""
     left = st.finds_other_process(state, a, rules) and (
         chains or state[a + st.OTHER_PROCESS] not in (st.FORK_CHAIN, st.LOOSE_CHAIN)
     )
@@ -247,7 +247,9 @@ def _release(steps: Steps, number: int) -> None:
         state, a, rules, chains=False
     )
     if not found or missed:
-        steps.add(STEP, f"LOOP finds no process of attempt {number}, releases its GPUs", {a + st.RELEASED: 1})
+        steps.add(
+            STEP, f"LOOP finds no process of attempt {number} and releases its GPUs", {a + st.RELEASED: 1}
+        )
     if not found or not rules.release_sweep:
         return
     for actions in release_answers(True, state[a + st.SWEPT]):

@@ -52,18 +52,18 @@ class _Runner:
         state, rules, a = self._steps.state, self._steps.rules, self._a
         if pc == st.CHECK_CLAIM:
             if state[a + st.CLAIM] and rules.claims:
-                self._add("finds a claim, exits", {self._at: st.RUNNER_GONE})
+                self._add("finds a claim and exits", {self._at: st.RUNNER_GONE})
             else:
                 self._add("finds no claim", {self._at: st.LINK_CLAIM if rules.claims else st.SPAWNING})
         elif pc == st.LINK_CLAIM:
             if state[a + st.CLAIM]:
-                self._add("loses the claim, exits", {self._at: st.RUNNER_GONE})
+                self._add("loses the claim and exits", {self._at: st.RUNNER_GONE})
             else:
                 self._add("takes the claim", {self._at: st.FIRST_STOP_CHECK, a + st.CLAIM: self._which})
         elif pc == st.FIRST_STOP_CHECK:
             if self._stop:
                 told, _ = decisions.request_end(0, _STOP_CAUSES[self._stop])
-                self._add("finds stop, starts nothing", {self._at: st.PUBLISH, a + st.TERMINATION: told})
+                self._add("finds `stop` and starts nothing", {self._at: st.PUBLISH, a + st.TERMINATION: told})
             else:
                 self._add("finds no stop", {self._at: st.SPAWNING})
         elif pc == st.SPAWNING:
@@ -125,11 +125,14 @@ class _Runner:
     def _grace_over(self, due: str | None) -> None:
         state, a = self._steps.state, self._a
         if due == "withdraw":
-            self._add("the grace is over: withdraws", {self._at: st.WITHDRAW})
+            self._add("withdraws after the grace period", {self._at: st.WITHDRAW})
         elif due == "kill" and st.command_lives(state, a):
             killed = {a + st.ACTUAL_END: st.BY_KILL}
-            self._add("the grace is over: SIGKILL", {a + st.COMMAND: st.ZOMBIE, **killed})
-            self._add("the grace is over: SIGKILL, it is not gone yet", {a + st.COMMAND: st.DYING, **killed})
+            self._add("sends SIGKILL after the grace period", {a + st.COMMAND: st.ZOMBIE, **killed})
+            self._add(
+                "sends SIGKILL after the grace period, but the command is not gone yet",
+                {a + st.COMMAND: st.DYING, **killed},
+            )
 
     def _withdraw(self) -> None:
         a, told = self._a, decisions.take_back(self._steps.state[self._a + st.TERMINATION])
@@ -138,14 +141,14 @@ class _Runner:
             # The cancel remains in the file `withdrawn`, where observers find it.
             told, first = decisions.request_end(told, st.CANCELLED)
             after[a + st.TERMINATION] = told
-            label = f"{self._name} renames stop, reads a cancel"
+            label = f"{self._name} renames `stop` and reads a cancel"
             if first:
                 terminate(self._steps, STEP, label, a, after)
             else:
                 self._steps.add(STEP, label, after)
         else:
             self._add(
-                "renames stop, continues",
+                "renames `stop` and continues",
                 {**after, a + st.STOP: 0 if self._stop else after.get(a + st.STOP, 0)},
             )
 
@@ -161,34 +164,33 @@ class _Runner:
             if signals & st.TERM or (signals and not rules.own_stop_signal and not self._stop):
                 told, _ = decisions.request_end(state[a + st.TERMINATION], st.INTERRUPTED)
                 self._add(
-                    "receives a late SIGTERM of the machine", {self._at: st.PUBLISH, a + st.TERMINATION: told}
+                    "receives a late SIGTERM from the machine",
+                    {self._at: st.PUBLISH, a + st.TERMINATION: told},
                 )
             else:
-                self._add("has waited 0.3 s for the machine", {self._at: st.PUBLISH})
+                self._add("has waited 0.3 s for SIGTERM from the machine", {self._at: st.PUBLISH})
         elif pc == st.PUBLISH:
             self._publish(cause, truth)
         else:
-            self._add("syncs the folder, exits", {self._at: st.RUNNER_GONE, a + st.SYNCED: 1})
+            self._add("syncs the folder and exits", {self._at: st.RUNNER_GONE, a + st.SYNCED: 1})
 
     def _end_other_processes(self, then: int) -> None:
         state, rules, a = self._steps.state, self._steps.rules, self._a
         left, on = state[a + st.OTHER_PROCESS], {self._at: then}
-        if left in (
-            st.NOBODY,
-            st.ORPHAN,
-        ):  # an orphan is not a child, and without children the runner does not scan again
+        # An orphan is not a child, and without children the runner does not scan again.
+        if left in (st.NOBODY, st.ORPHAN):
             self._add("has no children left", on)
         elif left == st.FORK_CHAIN:
-            self._add("ends what is left", {**on, a + st.OTHER_PROCESS: st.NOBODY})
-            self._add("gives up on a chain of forks", {**on, a + st.OTHER_PROCESS: st.LOOSE_CHAIN})
+            self._add("ends the remaining processes", {**on, a + st.OTHER_PROCESS: st.NOBODY})
+            self._add("gives up on a fork chain", {**on, a + st.OTHER_PROCESS: st.LOOSE_CHAIN})
             if not rules.no_children:
-                self._add("does not find a chain of forks", on)
+                self._add("does not find a fork chain", on)
         elif left in (st.PLAIN, st.IN_SESSION, st.OWN_SESSION):
             stuck = st.STUCK if left == st.PLAIN else left
-            self._add("ends what is left", {**on, a + st.OTHER_PROCESS: st.NOBODY})
-            self._add("cannot end what is left", {**on, a + st.OTHER_PROCESS: stuck})
+            self._add("ends the remaining processes", {**on, a + st.OTHER_PROCESS: st.NOBODY})
+            self._add("cannot end the remaining processes", {**on, a + st.OTHER_PROCESS: stuck})
         else:
-            self._add("cannot end what is left", on)
+            self._add("cannot end the remaining processes", on)
 
     def _publish(self, cause: int, truth: int) -> None:
         a = self._a
@@ -197,7 +199,7 @@ class _Runner:
         by_itself = {st.EXIT_0: st.COMPLETED, st.NOT_BEGUN: st.NOT_STARTED}.get(truth, st.FAILED)
         result = cause or by_itself
         if self._steps.state[a + st.LINK] in (st.REPLACED, st.REMOVED):
-            self._add("publishes its result elsewhere, exits", {self._at: st.RUNNER_GONE})
+            self._add("publishes its result elsewhere and exits", {self._at: st.RUNNER_GONE})
         else:
             self._add(f"publishes its result: {OUTCOMES[result]}", {self._at: st.EXIT, a + st.RESULT: result})
 
@@ -219,11 +221,10 @@ def _command(steps: Steps, a: int, name: str) -> None:
         ended = {a + st.COMMAND: end, a + st.ACTUAL_END: st.EXIT_0}
         steps.add(OWN, f"{name} exits 0", ended)
         steps.add(OWN, f"{name} exits 7", {**ended, a + st.ACTUAL_END: st.EXIT_7})
-        if (
-            not state[a + st.OTHER_PROCESS] and state[a + st.STORED_OUTCOME] <= st.OPEN
-        ):  # otherwise a scan could not find the process
-            steps.add(OWN, f"{name} exits 0, leaves a child", {**ended, a + st.OTHER_PROCESS: st.PLAIN})
-            steps.add(OWN, f"{name} exits 0, leaves an orphan", {**ended, a + st.OTHER_PROCESS: st.ORPHAN})
+        # In any other state, a scan could not find the process.
+        if not state[a + st.OTHER_PROCESS] and state[a + st.STORED_OUTCOME] <= st.OPEN:
+            steps.add(OWN, f"{name} exits 0 and leaves a child", {**ended, a + st.OTHER_PROCESS: st.PLAIN})
+            steps.add(OWN, f"{name} exits 0 and leaves an orphan", {**ended, a + st.OTHER_PROCESS: st.ORPHAN})
             _behave_badly(steps, a, name)
         if state[st.HIDE] and not state[a + st.HIDDEN]:
             hides = {st.HIDE: state[st.HIDE] - 1, a + st.HIDDEN: 1}
@@ -231,7 +232,7 @@ def _command(steps: Steps, a: int, name: str) -> None:
 
 
 def _behave_badly(steps: Steps, a: int, name: str) -> None:
-    """Adds steps in which a running command starts a child that hides, or a chain of forks."""
+    """Adds steps in which a running command starts a child that hides, or a fork chain."""
     state = steps.state
     if state[st.HIDE]:
         fewer = {st.HIDE: state[st.HIDE] - 1}
@@ -244,7 +245,7 @@ def _behave_badly(steps: Steps, a: int, name: str) -> None:
         steps.add(FAULT, f"{name} starts a child that hides its environment and leaves the session", away)
     if state[st.CHAIN]:
         chain = {st.CHAIN: 0, a + st.OTHER_PROCESS: st.FORK_CHAIN}
-        steps.add(FAULT, f"{name} starts a chain of forks, each gone before a scan finds it", chain)
+        steps.add(FAULT, f"{name} starts a fork chain, whose processes end before a scan finds them", chain)
 
 
 def _other_process(steps: Steps, a: int, number: int) -> None:

@@ -39,7 +39,7 @@ SCENARIOS = (
     Scenario("preempt (withdraw), crash, cancel", {"crash": 1, "preempt": 1, "cancel": 1}),
     Scenario("hidden processes, kill, crash, retry", {"hide": 1, "kill": 1, "crash": 1, "retry": 1}),
     Scenario("two hidden processes, kill, cancel", {"hide": 2, "kill": 1, "cancel": 1}),
-    Scenario("chain of forks, kill, cancel", {"chain": 1, "kill": 1, "cancel": 1}),
+    Scenario("fork chain, kill, cancel", {"chain": 1, "kill": 1, "cancel": 1}),
     Scenario("lock lost, kill, crash, cancel", {"unlock": 1, "kill": 1, "crash": 1, "cancel": 1}),
     Scenario("folder replaced, kill, cancel", {"replace": 1, "kill": 1, "cancel": 1}),
     Scenario("folder replaced, kill, crash, retry", {"replace": 1, "kill": 1, "crash": 1, "retry": 1}),
@@ -56,10 +56,10 @@ SCENARIOS = (
 
 BIG = (
     Scenario(
-        "all of the first but reboot and preempt",
+        "crash, kill, machine ends, cancel, retry",
         {"crash": 1, "kill": 1, "machine": 1, "cancel": 1, "retry": 1},
     ),
-    Scenario("all of the first but retry and kill", {"crash": 1, "reboot": 1, "machine": 1, "cancel": 1}),
+    Scenario("machine ends, reboot, crash, cancel", {"crash": 1, "reboot": 1, "machine": 1, "cancel": 1}),
 )
 
 CONTROLS = (

@@ -12,7 +12,7 @@ _Ends = tuple[tuple[str, dict[int, int]], ...]
 
 
 def sweep(steps: Steps, who: str, a: int, changes: dict[int, int], *, kill: bool) -> None:
-    """Adds one sweep with SIGTERM or SIGKILL, from which a chain of forks may escape."""
+    """Adds one sweep with SIGTERM or SIGKILL, from which a fork chain may escape."""
     state, rules = steps.state, steps.rules
     broken = None
     if st.finds_foreign_process(state, a, rules):
@@ -47,7 +47,7 @@ def _command_ends(steps: Steps, a: int, kill: bool) -> _Ends:
     gone = {a + st.COMMAND: end_of_command(state, a), a + st.ACTUAL_END: st.BY_KILL}
     if kill:
         dying = {a + st.COMMAND: st.DYING, a + st.ACTUAL_END: st.BY_KILL}
-        return (("the command is gone", gone), ("the command dies, it is not gone yet", dying))
+        return (("the command is gone", gone), ("the command dies but is not gone yet", dying))
     return (("the command dies", gone), ("the command ignores it", {}))
 
 
@@ -55,10 +55,10 @@ def _other_process_ends(steps: Steps, a: int, kill: bool) -> _Ends:
     state, left = steps.state, steps.state[a + st.OTHER_PROCESS]
     if left == st.STUCK or not st.finds_other_process(state, a, steps.rules):
         return (("", {}),)
-    dies = ("what is left dies", {a + st.OTHER_PROCESS: st.NOBODY})
+    dies = ("the remaining process dies", {a + st.OTHER_PROCESS: st.NOBODY})
     if left in (st.FORK_CHAIN, st.LOOSE_CHAIN):
-        return (dies, ("a chain of forks escapes", {}))
-    return (dies,) if kill else (dies, ("what is left ignores it", {}))
+        return (dies, ("a fork chain escapes", {}))
+    return (dies,) if kill else (dies, ("the remaining process ignores it", {}))
 
 
 def _runners_end(steps: Steps, a: int, kill: bool) -> dict[int, int]:

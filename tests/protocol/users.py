@@ -40,7 +40,7 @@ def _cancel(steps: Steps) -> None:
         if state[st.LOOP] == st.DOWN:
             steps.add(STEP, "CLI: no scheduler is up", {st.CLI: st.CLI_OBSERVES})
         else:
-            steps.add(STEP, "CLI: the scheduler is up and will do it", {st.CLI: st.CLI_DONE})
+            steps.add(STEP, "CLI: the scheduler is up and will carry out the cancel", {st.CLI: st.CLI_DONE})
     elif cli == st.CLI_OBSERVES:
         if state[st.JOB] in st.ACTIVE and state[a + st.CLAIM] != st.VOID:
             saw = state[st.NEWEST] * 4 + st.reachable_runner(state, a, rules)
@@ -50,7 +50,7 @@ def _cancel(steps: Steps) -> None:
     elif cli == st.CLI_STOPS:
         written = {a + st.STOP: st.STOP_CANCEL} if state[a + st.FOLDER] else {}
         then = st.CLI_OBSERVES_AGAIN if rules.cli_rechecks_claim else st.CLI_SIGNALS
-        steps.add(STEP, "CLI writes stop", {st.CLI: then, **written})
+        steps.add(STEP, "CLI writes `stop`", {st.CLI: then, **written})
     elif cli == st.CLI_OBSERVES_AGAIN:
         saw = seen * 4 + st.reachable_runner(state, a, rules)
         steps.add(STEP, "CLI reads the claim", {st.CLI: st.CLI_SIGNALS, st.CLI_OBSERVED: saw})
@@ -70,6 +70,6 @@ def _wait(steps: Steps, a: int) -> None:
     if state[a + st.RESULT] or claim in (st.CLAIM_NONE, st.CLAIM_VOID, st.CLAIM_UNLOCKED):
         steps.add(STEP, "CLI has nothing more to do", done)
     elif claim == st.CLAIM_DEAD and not rules.cli_sweeps:
-        steps.add(STEP, "CLI leaves what is left to the next scheduler", done)
+        steps.add(STEP, "CLI leaves the remaining processes to the next scheduler", done)
     elif claim == st.CLAIM_DEAD:
         sweep(steps, "CLI", a, done, kill=True)
