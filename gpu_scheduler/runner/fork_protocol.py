@@ -4,7 +4,8 @@ from __future__ import annotations
 
 #: The answers of the fork server, one byte each. An errno follows REFUSED.
 READY, FORKED, REFUSED = b"!", b"+", b"-"
-#: The fork server is started with two placeholders: this token in its environment, and this many bytes for a
-#: command line in its arguments. The kernel shows at most one page (4096 bytes) of a replaced command line.
+#: The two placeholders with which the fork server is started: the token in its environment, and the number of
+#: bytes for a command line in its arguments. The kernel shows at most one page (4096 bytes) of a replaced
+#: command line.
 NO_TOKEN = "-" * 32
 TITLE_BYTES = 4096

@@ -6,7 +6,7 @@ followed by the errno as a byte. The server exits at the end of its input; its r
 
 For a forked process, /proc shows the environment and arguments of its parent, and `setenv` does not change
 that. The fork server is therefore started with placeholders for a token and a path. A new runner first
-overwrites them with its own token and path, so that a sweep finds it like any other runner.
+overwrites them with its own token and path, so that a sweep can find it like any other runner.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_later_queries_reuse_the_process_and_the_descriptor(tmp_path: Path) -> N
         assert (probe.pid, probe.fileno()) == (pid, fd)
 
 
-def test_hanging_query_is_killed_and_a_later_one_works(hanging: FakeMachine) -> None:
+def test_hanging_query_is_killed_and_a_later_query_works(hanging: FakeMachine) -> None:
     with ProbeClient("gputil", deadline_s=5.0) as probe:
         fd = probe.fileno()
         probe.query(now=100.0)

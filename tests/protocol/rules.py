@@ -45,7 +45,7 @@ class Rules:
     copy_refused: bool = True  #: a copy leaves open attempts alone; off: it reconciles them as its own
     # Limits: faults that no rule prevents. If an excuse is off, the model shows how the fault happens.
     excuse_lost: bool = True  #: a process that hid its environment, left the session and lost its parents
-    excuse_chain: bool = True  #: a fork chain without a runner, whose processes end before a scan
+    excuse_chain: bool = True  #: a fork chain without a live runner, which no scan finds
     excuse_unrecorded_command: bool = True  #: the runner died, and the command's record was removed
     excuse_early: bool = True  #: a claim or folder is removed before the loop has read the claim
 

@@ -198,7 +198,7 @@ class _Users:
             store.close()
 
     def wait_for_round(self) -> None:
-        """Waits until a new scheduler has read the file. Before that, a missing file would count as an edit."""
+        """Waits until a new scheduler has read the file. Before that, removing the file counts as an edit."""
         store = self._stage.store()
         try:
             request = add_request(store, "release", "0", "stress")
