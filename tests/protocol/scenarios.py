@@ -9,7 +9,7 @@ from tests.protocol.rules import ALL, Rules
 
 
 class Scenario(NamedTuple):
-    """The number of times that each fault and user action may happen. The search tries them in every order."""
+    """How many times each fault and user action may happen. The search tries them in every order."""
 
     name: str
     faults: dict[str, int]

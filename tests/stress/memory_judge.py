@@ -96,7 +96,7 @@ def spans_in_store(store: Store) -> dict[int, list[Span]]:
 
 
 def count_waits(lived: dict[int, Span], sent_at: dict[int, float]) -> int:
-    """Counts the jobs appended while another job ran that started on that job's GPU after it had ended."""
+    """Counts the jobs that were appended while another job ran and then waited for that job's GPU."""
     return sum(
         any(other.gpu == span.gpu and sent_at[number] < other.end <= span.begin for other in lived.values())
         for number, span in lived.items()
