@@ -1,8 +1,8 @@
 """Ends the processes that a command left behind: sends SIGTERM and, after a grace period, SIGKILL.
 
-Gives up after 5 s. This process adopts the command's orphans, so it has a child as long as any of them is
-left. Scans miss fork chains, so this takes two scans in a row that find neither a process nor a child as
-proof that none is left.
+Gives up after 5 s. This process adopts the command's orphans, so as long as any of them is left, it has a
+child. A scan can miss a fork chain, so only two scans in a row that find neither a process nor a child prove
+that none is left.
 """
 
 from __future__ import annotations

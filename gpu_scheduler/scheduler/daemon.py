@@ -302,8 +302,8 @@ class Daemon:
     def _is_drained(self, facts: Facts) -> bool:
         if self._inputs.has_pending_lines:
             return False
-        asks = [ResourceSpec.from_key(key) for key in wait_reason_by_spec(self._store)]
-        return is_drained(facts, asks, next_retry(self._store, facts.now) is not None)
+        specs = [ResourceSpec.from_key(key) for key in wait_reason_by_spec(self._store)]
+        return is_drained(facts, specs, next_retry(self._store, facts.now) is not None)
 
     def _shut_down(self) -> int:
         log.info("scheduler ends (%s)", signal.Signals(self._signal).name if self._signal else "requested")

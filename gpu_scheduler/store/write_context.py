@@ -34,7 +34,7 @@ class WriteContext:
         return {uuid: (index, total_mib) for uuid, index, total_mib in rows}
 
     def gpu_indices(self, gpus: Iterable[str]) -> list[int]:
-        """Returns the indices of these GPUs, with -1 for each unknown GPU."""
+        """Returns the indices of the given GPUs, with -1 for each unknown GPU."""
         return [self._gpus[gpu][0] if gpu in self._gpus else -1 for gpu in gpus]
 
     def gpu_total_mib(self, gpu: str) -> int | None:

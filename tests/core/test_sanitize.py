@@ -16,7 +16,7 @@ from gpu_scheduler.core.text.sanitize import Sanitizer, sanitized
     [b"", b"plain\n", "grün ▓ 日本\n".encode(), b" 10%|#\r 20%|##\b\b  \tx\n", b"\x1b[1;31mred\x1b[0m\x1b[m",
      b"\x1b[38:5:196mx\x1b[38;2;1;2;3my", b"\r\x1b[K\x1b[0K\x1b[2Kdone", b"latin \xe9\xff one"],
 )  # fmt: skip
-def test_keeps_text_and_its_colours_and_progress_bars(passed: bytes) -> None:
+def test_keeps_text_with_colours_or_progress_bars(passed: bytes) -> None:
     assert sanitized(passed) == passed
 
 
@@ -41,7 +41,9 @@ def test_keeps_text_and_its_colours_and_progress_bars(passed: bytes) -> None:
         (b"a\x1b[31\xc3\xbcb", "aüb".encode()),
     ],
 )  # fmt: skip
-def test_drops_all_control_sequences_except_colours_and_progress_bars(written: bytes, shown: bytes) -> None:
+def test_drops_control_sequences_except_those_of_colours_and_progress_bars(
+    written: bytes, shown: bytes
+) -> None:
     assert sanitized(written) == shown
 
 

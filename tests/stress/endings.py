@@ -117,7 +117,7 @@ def _fact(dice: random.Random) -> JobFacts:
 
 
 def _line(order: Order, stage: Stage, number: int, fact: JobFacts, dice: random.Random) -> str:
-    # Jobs that the negative control has lost must end by themselves.
+    # The negative control has lost track of some jobs; wait until these end by themselves.
     longest = 3 if order.is_control else 60
     seconds = longest if fact.way in _ENDED_FROM_OUTSIDE else dice.uniform(0, 0.2)
     line = f"sh {order.folder}/end.sh {stage.trace} {number} {seconds:.3f} {fact.end}"

@@ -24,7 +24,7 @@ class Order:
     is_control: bool = False
 
     def scaled(self, full: int, least: int = 1) -> int:
-        """Returns the number `full` scaled to the size of this run, but at least `least`."""
+        """Scales the number `full` to the size of this run; `least` is the smallest result."""
         return max(least, round(full * self.factor))
 
     def rng(self, salt: str = "") -> random.Random:

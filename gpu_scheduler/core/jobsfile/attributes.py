@@ -37,7 +37,7 @@ ATTRIBUTE_HELP: dict[str, tuple[str | None, str]] = {
     ),
     "fail-retries": ("N", "Number of times to retry the job after any failure"),
     "timeout": ("TIME", "End the job after this time, such as 90s, 15m, 2h or 1d"),
-    "name": ("NAME", "Name of the job, which `status` shows and commands accept"),
+    "name": ("NAME", "Name for the job; `status` shows it, and commands accept it"),
     "priority": ("N", "Priority of the job; jobs with lower numbers start first"),
     "conda": ("ENV", "Conda environment"),
     "venv": ("DIR", "Virtual environment to use instead of a conda environment"),

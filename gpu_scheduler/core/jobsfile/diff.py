@@ -223,7 +223,7 @@ class ReadingDiff:
         self.actions.append(BindLine(index, job.job_id))
         if job.state is JobState.FINISHED:
             self.messages.append(
-                f"line {new.number}: {job.outcome} as job {job.job_id}; `retry {job.job_id}` runs it again"
+                f"line {new.number}: {_state_of(job)} as job {job.job_id}; `retry {job.job_id}` runs it again"
             )
         elif is_new:
             self.messages.append(f"line {line.number}: already submitted as {_job_label(job)}")
@@ -261,4 +261,9 @@ class ReadingDiff:
 
 
 def _job_label(job: JobFact) -> str:
-    return f"job {job.job_id} ({job.outcome if job.state is JobState.FINISHED else job.state})"
+    return f"job {job.job_id} ({_state_of(job)})"
+
+
+def _state_of(job: JobFact) -> str:
+    """Returns the outcome of a finished job, such as "timed out", or the state of any other job."""
+    return str(job.outcome if job.state is JobState.FINISHED else job.state).replace("_", " ")

@@ -152,8 +152,8 @@ def _check_process_count(words: Sequence[str], gpus: int) -> Iterator[str]:
         return
     count = _option_value(options, _PROCESS_COUNT_OPTIONS[launcher])
     if count is not None and count > gpus:
-        asks = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
-        yield f"{launcher} starts {count} processes, but the line requests {asks}; write [gpus={count}]"
+        requested = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+        yield f"{launcher} starts {count} processes, but the line requests {requested}; write [gpus={count}]"
 
 
 def _find_launcher(words: Sequence[str]) -> tuple[str | None, Sequence[str]]:

@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class HealthSubject(str, Enum):
-    """A location that can have a health issue; the value is its name in texts and in JSON."""
+    """The folder or file that a health issue is about; the value is its name in messages and in JSON."""
 
     LOG_FOLDER = "log folder"
     STORE = "store"

@@ -20,7 +20,7 @@ def is_drained(facts: Facts, specs: Iterable[ResourceSpec], has_pending_retries:
     specs = list(specs)
     if has_pending_retries or facts.requests or facts.attempts or (specs and not facts.all_sampled):
         return False
-    return all(_needs_user(ask, facts) for ask in specs)
+    return all(_needs_user(spec, facts) for spec in specs)
 
 
 def _needs_user(resources: ResourceSpec, facts: Facts) -> bool:

@@ -137,8 +137,8 @@ def _with_values(nvml: Any, handle: Any, gpu: GpuSample) -> GpuSample:
 
 
 def _in_mig_mode(nvml: Any, handle: Any) -> bool:
-    ask = getattr(nvml, "nvmlDeviceGetMigMode", None)
-    modes = None if ask is None else _optional(nvml, ask, handle)
+    query = getattr(nvml, "nvmlDeviceGetMigMode", None)
+    modes = None if query is None else _optional(nvml, query, handle)
     return modes is not None and bool(modes[0])  # the mode now; modes[1] applies after the next reset
 
 
@@ -170,11 +170,11 @@ def _optional(nvml: Any, call: Callable[..., Any], *args: Any) -> Any:
 
 def _process_loads(nvml: Any, handle: Any) -> dict[int, float] | None:
     """Returns the load in percent, by pid, of each process that loads the GPU; None if it is unknown."""
-    ask = getattr(nvml, "nvmlDeviceGetProcessUtilization", None)
-    if ask is None:
+    query = getattr(nvml, "nvmlDeviceGetProcessUtilization", None)
+    if query is None:
         return None
     try:
-        measured = ask(handle, time.time_ns() // 1000 - LOAD_WINDOW_US)
+        measured = query(handle, time.time_ns() // 1000 - LOAD_WINDOW_US)
     except nvml.NVMLError as error:
         # If no process is active, there are no measurements.
         return {} if error.value == nvml.NVML_ERROR_NOT_FOUND else None
