@@ -53,8 +53,8 @@ _NEARBY_LINES = 3
 class PlacementFacts:
     """The GPUs as placement evaluates them now.
 
-    holders: the ids of the scheduler's jobs on each GPU, by UUID; sampled_at: wall seconds of the newest
-    sample, None if there is no sample.
+    holders: the ids of the scheduler's jobs on each GPU, by UUID; sampled_at: the time of the
+    newest sample in seconds since 1970, None if there is no sample.
     """
 
     gpus: Sequence[GpuAvailability]
@@ -96,7 +96,7 @@ class WaitingFacts:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The facts that explain the state of a job at `now` (wall seconds).
+    """The facts that explain the state of a job at `now` (seconds since 1970).
 
     scheduler_pid: None if no scheduler is running; waiting: set only for a job that waits; oom: set only for
     a job that ran out of GPU memory; attempt_folder: the folder of the newest attempt; events: the job's last

@@ -32,7 +32,7 @@ class OomCase:
 
 
 def oom_case(store: Store, attempt: AttemptRecord, spec: JobSpec, ended_at: float) -> OomCase:
-    """Returns the facts about the attempt that ran out of memory; ended_at is in wall seconds."""
+    """Returns the facts about the attempt that ran out of memory; ended_at is in seconds since 1970."""
     limits, managed = store.recorded_options(), store.gpus()
     allowed = [gpu for gpu in managed if spec.allowed is None or gpu.index in spec.allowed]
     own_mib = max((gpu.total_mib or 0 for gpu in managed if gpu.uuid in attempt.gpus), default=0)

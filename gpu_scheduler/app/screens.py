@@ -31,8 +31,8 @@ SessionState = Literal["attached", "detached", "starting", "unlisted", "closed",
 class SessionView:
     """The Screen session of a running job.
 
-    started_at: wall seconds at which its attempt started; screen_dir: the SCREENDIR that is needed to attach
-    to the session, None if it is the caller's own.
+    started_at: when its attempt started, in seconds since 1970; screen_dir: the SCREENDIR that is needed to
+    attach to the session, None if it is the caller's own.
     """
 
     job: int

@@ -67,7 +67,7 @@ class JobView(NamedTuple):
 
     @property
     def started_at(self) -> float | None:
-        """Wall seconds at which the newest attempt started; None if it has not started."""
+        """When the newest attempt started, in seconds since 1970; None if it has not started."""
         return None if self.attempt is None else self.attempt.started_at
 
     @property
@@ -94,7 +94,7 @@ class JobView(NamedTuple):
 
 @dataclass(frozen=True)
 class StatusReport:
-    """The contents of `status` at `now` (wall seconds).
+    """The contents of `status` at `now` (seconds since 1970).
 
     pid: the scheduler's pid, None if no scheduler is running; counts: the number of all jobs in each recorded
     state, shown or not; unsuccessful_counts: the number of all finished jobs with each outcome except

@@ -26,14 +26,17 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class OldSession:
-    """A live session. name: Screen's `PID.NAME`; gpus: the GPUs in that name; started_at: wall seconds."""
+    """A live session.
+
+    name: Screen's `PID.NAME`; gpus: the GPUs in that name; started_at: seconds since 1970.
+    """
 
     name: str
     gpus: str
     started_at: float
 
     def describe(self, now: float) -> str:
-        """Describes the session: its name, GPUs, age, and the command that opens it. now: wall seconds."""
+        """Describes the session: name, GPUs, age, and the command to open it. now: seconds since 1970."""
         age = format_duration(now - self.started_at)
         gpus = f"GPU{'s' if ',' in self.gpus else ''} {self.gpus}"
         return f"{self.name}, {gpus}, started {age} ago (`screen -r {self.name}` opens it)"

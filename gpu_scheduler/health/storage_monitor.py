@@ -102,7 +102,10 @@ class StorageMonitor:
 
 
 class _LaunchBackoff:
-    """A growing pause after launches that failed for a reason that no check finds. until: boot seconds."""
+    """A growing pause after launches that failed for a reason that no check finds.
+
+    until: when the pause ends, in seconds since boot.
+    """
 
     def __init__(self) -> None:
         self.cause = ""

@@ -94,7 +94,7 @@ class EventReporter:
 
     @property
     def next_write_at(self) -> float | None:
-        """The boot seconds at which the next write is due; None if no write is pending."""
+        """When the next write is due, in seconds since boot; None if no write is pending."""
         if self._journal.has_more:
             return self._clock.now().boot
         times = [part.retry_at for part in self._outputs.values()] + [self._board.next_write_at]
@@ -197,7 +197,8 @@ def _declaration_text(attempt: AttemptRecord | None, uuid: str) -> str:
 class _Output:
     """The state of an output.
 
-    problem: why the last write failed, None if it succeeded; retry_at: the boot seconds of the next retry.
+    problem: why the last write failed, None if it succeeded; retry_at: when the next retry is
+    due, in seconds since boot.
     """
 
     problem: str | None = None

@@ -29,8 +29,8 @@ class StatusBoardFile:
     """The file with the status board of a store.
 
     folder: returns the file's folder and creates it if it is missing; may raise OSError. limits: the
-    scheduler's limits. next_write_at: the boot seconds at which a postponed write is due, None if there is
-    no postponed write.
+    scheduler's limits. next_write_at: when a postponed write is due, in seconds since boot; None if no write
+    is postponed.
     """
 
     name = "status.txt"

@@ -93,7 +93,7 @@ def to_json(event: Event) -> str:
 
 
 def iso_time(at: float) -> str:
-    """Formats wall seconds as ISO 8601 with milliseconds and the offset from UTC."""
+    """Formats seconds since 1970 as ISO 8601 with milliseconds and the offset from UTC."""
     return datetime.fromtimestamp(at).astimezone().isoformat(timespec="milliseconds")
 
 

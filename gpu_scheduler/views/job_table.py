@@ -34,7 +34,7 @@ COLUMNS = (
 #: Maximum number of titles in a group of jobs that are compared to find a common beginning.
 _MAX_COMPARED = 100
 
-#: Builds the row of a job; the second argument is the time of the report, in wall seconds.
+#: Builds the row of a job; the second argument is the time of the report, in seconds since 1970.
 RowBuilder = Callable[[JobView, float], TableRow]
 
 

@@ -58,7 +58,7 @@ class Terminal:
 
 
 def format_event(event: Event, message: EventMessage, at: float, terminal: Terminal) -> str:
-    """Formats the lines of an event. at: wall seconds."""
+    """Formats the lines of an event. at: seconds since 1970."""
     mark, colour = _mark(event, message.level)
     text = safe_text(message.text)
     subject = _subject(event, message, terminal.text_width - display_width(text)) if message.subject else ""

@@ -138,9 +138,10 @@ def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
     if job.session:
         follow = f"`attach {job.record.id}` opens its session, {follow}"
     yield ok(Check.RUNS, f"on {gpus}{since}; {follow}")
-    memory = memory_text(job.peaks, job.vram_declared)
-    if memory:
-        yield ok(Check.MEMORY, f"peak so far {memory}")
+    if job.peaks:
+        yield ok(Check.MEMORY, f"peak so far {memory_text(job.peaks, job.vram_declared)}")
+    elif job.vram_declared is not None:
+        yield ok(Check.MEMORY, f"not measured yet; declared {job.vram_declared} MiB per GPU")
 
 
 def _end(diagnosis: Diagnosis) -> Iterator[Finding]:

@@ -67,9 +67,9 @@ class Desk:
         spec = {"kind": "command", "text": text, "cwd": str(self.path), "command": text, **values}
         return self.store.insert_job(JobSpec(**spec), "cli")
 
-    def attempt(self, job_id: int, gpu: str = "SIM-0") -> AttemptRecord:
+    def attempt(self, job_id: int, gpu: str = "SIM-0", vram: int | None = None) -> AttemptRecord:
         """Opens an attempt for a queued job and returns it. Does not create the attempt folder."""
-        opened = self.record(act.Start(job_id, (gpu,), 500))
+        opened = self.record(act.Start(job_id, (gpu,), 500, vram=vram))
         row = self.store.attempt(opened[job_id])
         assert row is not None
         self.folders[row.token] = self.folder(row)
@@ -79,13 +79,13 @@ class Desk:
         """Returns the folder of an attempt."""
         return self.data_dir.attempt_folder(row)
 
-    def run_job(self, script: str) -> int:
+    def run_job(self, script: str, vram: int | None = None) -> int:
         """Runs a bash script as a job with a real runner.
 
         Returns the job's id when the runner has claimed it.
         """
         job_id = self.job(script)
-        row = self.attempt(job_id)
+        row = self.attempt(job_id, vram=vram)
         log = self.path / f"job_{job_id}.log"
         log.touch(mode=0o600)
         prepare(

@@ -164,6 +164,13 @@ def test_why_reports_a_need_that_exceeds_the_memory_of_every_gpu(desk: Desk) -> 
     assert remedy.startswith("on the job's line, request less memory (vram=), or fewer")
 
 
+def test_why_shows_the_declaration_of_a_running_job_before_its_first_measurement(desk: Desk) -> None:
+    job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done", vram=1000)
+    assert checks(desk, job)["memory"][:2] == ("ok", "not measured yet; declared 1000 MiB per GPU")
+    (desk.path / "go").touch()
+    desk.wait_until_processes_end()
+
+
 def test_why_shows_the_memory_of_a_running_job(desk: Desk) -> None:
     job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
     assert "memory" not in checks(desk, job)

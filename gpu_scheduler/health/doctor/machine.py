@@ -13,7 +13,7 @@ from gpu_scheduler.core.model.finding import Check, Finding, ok, warn
 _MIN_WATCHES = 1024
 #: The number of ptys that should be free.
 _MIN_FREE_PTYS = 64
-#: 2024-01-01 in wall seconds. A clock that shows an earlier time was never set.
+#: 2024-01-01 in seconds since 1970. A clock that shows an earlier time was never set.
 _EARLIEST_VALID_S = 1_704_067_200.0
 #: A file's modification time may be later than the clock by at most this many seconds.
 _MAX_AHEAD_S = 60.0
@@ -46,7 +46,7 @@ def ptys(limits: Path = Path("/proc/sys/kernel/pty")) -> Finding:
 
 
 def clock(now: float, files: Iterable[Path]) -> Finding:
-    """Returns the finding about the clock. now: wall seconds; files: some files written before now."""
+    """Returns the finding about the clock. now: seconds since 1970; files: some files written before now."""
     shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now))
     if now < _EARLIEST_VALID_S:
         return warn(

@@ -87,7 +87,7 @@ def sockets(folder: str | None) -> Finding:
 def older_sessions(data_dir: DataDir, now: float) -> Finding:
     """Returns the finding about live sessions of the older scheduler; bad if `start` would be refused.
 
-    now: wall seconds.
+    now: seconds since 1970.
     """
     found = old_sessions()
     if not found:
