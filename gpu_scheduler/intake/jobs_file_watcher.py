@@ -173,7 +173,7 @@ class JobsFileWatcher:
     def _log_remainder(self) -> None:
         if self._logged > MAX_LOGGED:
             more = self._logged - MAX_LOGGED
-            text = "%s: %d more of these messages were not logged; `status --all` lists every job"
+            text = "%s: did not log %d more of these messages; `status --all` lists every job"
             log.info(text, self.path.name, more)
         self._logged = 0
 

@@ -47,7 +47,7 @@ def _foreign_memory_text(found: GpuObstacle) -> str:
     if found.foreign_pid is not None:
         return f"foreign process {found.foreign_pid} uses {memory}"
     return (
-        f"an unidentified process uses {memory}"
+        f"{memory} in use by unknown processes or the driver"
         if found.processes_listed
         else f"foreign processes use {memory}"
     )
@@ -69,7 +69,7 @@ _OBSTACLE_REMEDIES = {
     ObstacleKind.PAUSED: "`resume {gpu}` makes it available again",
     ObstacleKind.NOT_SAMPLED: _CHECK,
     ObstacleKind.FAULT: _CHECK,
-    ObstacleKind.QUARANTINED: "end every such process (kill -9)",
+    ObstacleKind.QUARANTINED: "end what is left (kill -9)",
     ObstacleKind.RELEASING: _SOON,
     ObstacleKind.AWAITING_MEMORY: _SOON,
     ObstacleKind.MEMORY_UNKNOWN: "check the GPU's memory with `nvidia-smi -q -i {gpu}`",

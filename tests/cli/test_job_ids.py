@@ -49,7 +49,9 @@ def test_finds_jobs_by_number_range_and_name(desk: Desk, refs: list[JobRef], ids
     assert desk.job(name="bert") == 4
     finish_job(desk, "bert", 400.0)  # the name refers to the open job
     if ids is None:
-        with pytest.raises(SchedulerError, match=f"there is no job named {refs[0]} in "):
+        with pytest.raises(
+            SchedulerError, match=f"there is no job named {refs[0]} in .*; `status --all` lists"
+        ):
             resolve_jobs(desk.store, refs)
     else:
         assert resolve_jobs(desk.store, refs) == ids

@@ -97,7 +97,9 @@ def test_the_known_attributes_include_retries_as_a_synonym() -> None:
     ],
 )
 def test_rejects_commas_between_attributes_and_suggests_spaces(block: str, suggestion: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"separated by blanks; write {suggestion}")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"attributes must be separated by blanks; write {suggestion}")
+    ):
         parse_block(f"{block} python t.py", None)
 
 

@@ -220,7 +220,7 @@ def test_unattributed_memory_is_reserved_and_counts_as_foreign_above_the_driver_
     assert (available(driver).committed_mib, available(driver).foreign_mib) == (512, 0)
     assert isinstance(start_or_reason(driver, ALONE), act.Start)
     assert str(start_or_reason(gpu(0, 22_118), ALONE)).endswith(
-        "(GPU 0: an unidentified process uses 21.1 GiB)"
+        "(GPU 0: 21.1 GiB in use by unknown processes or the driver)"
     )
     assert isinstance(start_or_reason(gpu(0, 713), ALONE), str)
     assert isinstance(start_or_reason(gpu(0, 712), ALONE), act.Start)

@@ -208,7 +208,9 @@ def test_the_lowest_index_decides_between_equal_gpus() -> None:
 
 def test_the_wait_reason_reports_foreign_memory_without_a_process_id() -> None:
     held = available(0, foreign_mib=24_000, foreign_pid=None)
-    assert "an unidentified process uses 23.4 GiB" in wait_words(place(Need(1, 500), None, [held], LIMITS))
+    assert "23.4 GiB in use by unknown processes or the driver" in wait_words(
+        place(Need(1, 500), None, [held], LIMITS)
+    )
 
 
 def test_the_wait_reason_lists_four_unavailable_gpus_and_counts_the_rest() -> None:

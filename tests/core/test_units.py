@@ -48,7 +48,9 @@ def test_rejects_invalid_memory(text: str) -> None:
 
 
 def test_a_memory_error_shows_the_accepted_form() -> None:
-    with pytest.raises(ValueError, match=r"write a number of MiB such as 18000, or 18G or 17\.5GiB"):
+    with pytest.raises(
+        ValueError, match=r"'18T' is not valid; write a number of MiB such as 18000, or 18G or 17\.5GiB"
+    ):
         parse_mib("18T")
     with pytest.raises(ValueError, match="'0' is not between 1 MiB and 1048576 GiB"):
         parse_mib("0")

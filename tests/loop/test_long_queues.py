@@ -181,7 +181,7 @@ def test_a_long_jobs_file_is_read_in_batches_and_its_jobs_start_in_order(
             assert rig.tick().attempts == ()
     assert portions == [50, 100, 120]
     assert len([record for record in caplog.records if "line" in record.getMessage()]) == 5
-    assert "115 more of these messages were not logged" in caplog.text
+    assert "did not log 115 more of these messages" in caplog.text
     rig.loop.tick()
     [attempt] = rig.store.active_attempts()
     assert attempt.job_id == 120
