@@ -22,6 +22,10 @@ log = logging.getLogger(__name__)
 
 #: Seconds for which an invalid file must stay unchanged before it is set aside.
 BROKEN_DELAY_S = 2.0
+#: Seconds for which the file must be missing or empty before it is written anew. Some editors move the old
+#: file away or empty it before they write the new one. A file written in between would lack the keys of
+#: others, and an edit based on it would remove them.
+MISSING_DELAY_S = 2.0
 #: Minimum time between two writes, in seconds.
 WRITE_INTERVAL_S = 1.0
 
@@ -40,6 +44,8 @@ class StateFileWatcher:
         self._path: Path = store.data_dir.state_file
         self._last_version: tuple[int, ...] | None = None
         self._broken_since: tuple[str, float] | None = None
+        self._has_existed = False
+        self._missing_since: float | None = None
         self._written_at = float("-inf")
         self._last_summary: object = None
         self._problem: str | None = None
@@ -104,6 +110,8 @@ class StateFileWatcher:
                 return
             self._apply_displaced()
             there = state_file.read(self._path, trust=self._trust) or b""
+            if not at_once and self._is_being_replaced(there, now):
+                return
             if there:
                 self._apply_and_log_edits(there)  # the new version must include these edits
             content = self._render(there, self._displaced_keys())
@@ -117,6 +125,22 @@ class StateFileWatcher:
             self._report_error(error)
             self.due_at = now + WRITE_INTERVAL_S
         self._written_at = now
+
+    def _is_being_replaced(self, there: bytes, now: float) -> bool:
+        """Returns whether an editor may be about to write the file, which is missing or empty; sets `due_at`.
+
+        there: the content of the file; empty if it is missing.
+        """
+        if there or not self._has_existed:
+            self._has_existed, self._missing_since = True, None
+            return False
+        if self._missing_since is None:
+            self._missing_since = now
+        until = self._missing_since + MISSING_DELAY_S
+        if now >= until:
+            return False
+        self.due_at = until
+        return True
 
     def is_unchanged(self) -> bool:
         """Returns whether the file is still the version that was last examined or written."""
@@ -234,4 +258,5 @@ class StateFileWatcher:
             return
         aside = state_file.set_aside(state_file.link_target(self._path), self._path)
         self._broken_since = self._last_version = None
+        self._has_existed = False  # moved away by this method, so it can be written at once
         log.error("%s was set aside as %s and rewritten from the store: %s", self._path, aside.name, why)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.intake.state_file_edits import request_pauses
 from gpu_scheduler.store import state_file
 from tests.store.test_state_file import Machine
 
@@ -56,6 +57,30 @@ def test_saving_an_old_copy_later_does_not_revert_a_pause(machine: Machine) -> N
     machine.path.write_text(json.dumps({**old, "paused_gpus": [2]}))
     machine.round()
     assert machine.pauses() == ([1, 2], [1, 2])
+
+
+@pytest.mark.parametrize("is_emptied", [False, True], ids=["moved away", "emptied"])
+def test_does_not_write_while_an_editor_replaces_the_file(machine: Machine, is_emptied: bool) -> None:
+    machine.edit(0, mine="kept")
+    machine.round()
+    content = machine.path.read_bytes()
+    machine.path.rename(machine.path.with_name("s.json~"))
+    if is_emptied:
+        machine.path.touch()
+    request_pauses(machine.store, ["U1"], True, "cli", scheduler_is_up=True)
+    for _ in range(2):
+        run_round(machine)
+        assert (machine.path.read_bytes() if machine.path.exists() else b"") == b""
+    machine.path.write_bytes(content)
+    machine.round()
+    assert machine.pauses() == ([0, 1], [0, 1])
+    assert json.loads(machine.path.read_text())["mine"] == "kept"
+
+
+def test_the_last_write_creates_a_missing_file_at_once(machine: Machine) -> None:
+    machine.path.unlink()
+    machine.watch.write(machine.now, at_once=True)
+    assert machine.pauses() == ([], [])
 
 
 def test_keeps_unknown_keys_of_an_edit_made_while_the_file_is_replaced(
