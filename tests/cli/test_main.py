@@ -1,4 +1,4 @@
-"""What all commands have in common: exit codes, stderr, and imports."""
+"""Properties that all commands share: exit codes, stderr, and imports."""
 
 from __future__ import annotations
 

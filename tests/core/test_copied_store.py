@@ -1,4 +1,4 @@
-"""What a copied store does with the attempts that were open in the original store."""
+"""A copied store leaves the attempts alone that were open in the original store."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _ENDED_FROM_OUTSIDE = ("cancel", "SIGTERM", "SIGTERM to the group", "random sign
 
 @dataclass
 class JobFacts:
-    """What is known about a job without the store.
+    """The facts about a job that are known without the store.
 
     runner_died: the runner died after it had claimed the attempt, and left no result.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Need:
-    """What a job needs on each of `count` distinct GPUs: `share` thousandths, `vram` MiB, or both.
+    """The need of a job on each of `count` distinct GPUs: `share` thousandths, `vram` MiB, or both.
 
     A share of 0 or a vram of None means that it was not declared. exclusive: no other job of this scheduler
     may use the GPUs; alone: foreign processes may not use them either. learned: vram is the observed use of
