@@ -138,6 +138,7 @@ class StateFileWatcher:
             self._missing_since = now
         until = self._missing_since + MISSING_DELAY_S
         if now >= until:
+            self._missing_since = None
             return False
         self.due_at = until
         return True

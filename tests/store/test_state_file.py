@@ -318,6 +318,11 @@ def test_rewrites_the_state_file_if_it_is_removed_while_the_scheduler_runs(machi
     assert not machine.path.exists(), "an editor may be about to write it"
     machine.round()
     assert machine.pauses() == ([0], [0])
+    machine.path.unlink()
+    machine.round()
+    assert not machine.path.exists(), "the delay begins anew"
+    machine.round()
+    assert machine.pauses() == ([0], [0])
 
 
 def test_does_not_write_an_unchanged_state(machine: Machine) -> None:
