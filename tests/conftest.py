@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tests.isolation import isolate, logging_restored
+from tests.isolation import isolate, logging_restored, own_lock_folder
 
 isolate()
 
@@ -13,6 +13,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,15 @@ def _close_stores() -> Iterator[None]:
     for store in opened:
         with suppress(sqlite3.ProgrammingError):  # another thread opened and closed the store
             store.close()
+
+
+_test_numbers = count()
+
+
+@pytest.fixture(autouse=True)
+def _own_lock_folder() -> Iterator[None]:
+    with own_lock_folder(next(_test_numbers)):
+        yield
 
 
 @pytest.fixture(autouse=True)

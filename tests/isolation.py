@@ -13,12 +13,14 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from gpu_scheduler.core.command.environment import find_conda_sh
 
+#: The variable that names the folder with the lock files of the GPUs.
+LOCK_DIR = "GPU_SCHEDULER_LOCK_DIR"
 #: Path of a conda in /opt or /usr/local, which every scheduler finds even in tests; None if there is none.
 SYSTEM_CONDA = find_conda_sh({}, os.path.exists)
 #: Reason for skipping a test on a machine with such a conda.
@@ -38,13 +40,29 @@ _KEPT_PREFIXES = ("COVERAGE", "HYPOTHESIS_", "PYTEST")
 def isolate() -> None:
     """Gives this process and its children the environment and umask that tests use."""
     base = Path(tempfile.mkdtemp(prefix="gs-tests-"))
+    # GPU claims are refused in /tmp.
+    locks = Path(tempfile.mkdtemp(prefix="gs-tests-", dir="/var/tmp"))
     owner = os.getpid()
-    atexit.register(lambda: shutil.rmtree(base, ignore_errors=True) if os.getpid() == owner else None)
-    env = isolated(os.environ, base)
+    atexit.register(lambda: _remove([base, locks]) if os.getpid() == owner else None)
+    env = {**isolated(os.environ, base), LOCK_DIR: str(locks)}
     os.environ.clear()
     os.environ.update(env)
     os.umask(0o022)
     tempfile.tempdir = None  # forget the caller's TMPDIR, which tempfile has cached
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def own_lock_folder(number: int) -> Iterator[None]:
+    """Gives the programs that one test starts their own lock folder. number: the number of the test."""
+    before = os.environ[LOCK_DIR]
+    os.environ[LOCK_DIR] = os.path.join(before, str(number))
+    yield
+    os.environ[LOCK_DIR] = before
 
 
 def isolated(caller: Mapping[str, str], base: Path) -> dict[str, str]:

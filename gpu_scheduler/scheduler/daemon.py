@@ -39,11 +39,11 @@ from gpu_scheduler.scheduler.file_inputs import FileInputs
 from gpu_scheduler.scheduler.loop import Loop
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.database import damaged_error, is_damage
-from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.ownership_loss import Ownership
 from gpu_scheduler.store.pending_groups import next_retry, wait_reason_by_spec
 from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.system.filesystem import is_shared, kind_of
 from gpu_scheduler.system.shortages import describe_shortage, shortage_of
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import permissions
-from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.host import Host, claim_host, parse_host_file, read_host, this_host, write_host
+from gpu_scheduler.system.filesystem import is_shared, kind_of
+from gpu_scheduler.system.users import user_state_dir
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.scheduling.facts import Attempt
@@ -60,7 +61,7 @@ class DataDir:
         # All spellings of a path must have the same digest.
         name = os.path.join(os.path.realpath(state_file.parent), state_file.name)
         digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
-        folder = _user_state_dir() / "gpu_scheduler" / digest
+        folder = user_state_dir() / "gpu_scheduler" / digest
         problem = None
         if (beside / "scheduler.db").exists() and not (folder / "scheduler.db").exists():
             problem = (
@@ -228,9 +229,3 @@ class DataDir:
 
 def _stem(path: Path) -> str:
     return path.name[: -len(".json")] if path.name.endswith(".json") else path.name
-
-
-def _user_state_dir() -> Path:
-    """Returns `$XDG_STATE_HOME` if it is an absolute path, or `~/.local/state`."""
-    named = os.environ.get("XDG_STATE_HOME", "")
-    return Path(named) if os.path.isabs(named) else Path(os.path.expanduser("~"), ".local", "state")

@@ -17,6 +17,7 @@ from pathlib import Path
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind, check_folder_status, writable_by_others
+from gpu_scheduler.system.users import name_of_user
 
 _OTHERS_BITS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -83,7 +84,7 @@ def check_access(folder: Path, files: tuple[Path, ...]) -> None:
     owner = status.st_uid
     if owner != 0:
         raise SchedulerError(
-            f"{folder} belongs to another user ({_user_name(owner)}); name your own state file"
+            f"{folder} belongs to another user ({name_of_user(owner)}); name your own state file"
             " with --state-file"
         )
     paths = shlex.join(map(str, (folder, *files)))
@@ -177,12 +178,3 @@ def _check_entry(path: Path, status: os.stat_result, allowed: frozenset[int]) ->
             f"{path} {problem.description}, which is not allowed in a data directory; remove it, or name"
             " another folder with --data-dir"
         )
-
-
-def _user_name(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -12,14 +12,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import struct
 import time
 from pathlib import Path
 
+from gpu_scheduler.runner.record_lock import conflicting_lock, try_lock
 from gpu_scheduler.store import permissions
 
-#: struct flock of 64-bit Linux: short type, short whence, off_t start, off_t len, pid_t pid.
-_FLOCK = struct.Struct("hhqqi4x")
 #: Seconds to wait for the lock on a folder after its holder has died. A child that the holder had just forked
 #: keeps the lock until it executes its program.
 _DEAD_HOLDER_WAIT_S = 2.0
@@ -47,7 +45,7 @@ class InstanceLock:
 
     def acquire(self) -> bool:
         """Tries to take the locks. Returns whether this process has them now."""
-        return self._lock_folder() and self.locks_folder(self._path.parent) and _try_lock(self._file)
+        return self._lock_folder() and self.locks_folder(self._path.parent) and try_lock(self._file)
 
     def _lock_folder(self) -> bool:
         """Tries to lock the folder. Also returns True if the file system does not support such a lock."""
@@ -86,7 +84,7 @@ class InstanceLock:
             fresh = self._open_lock_file()
         except OSError:
             return True  # the file cannot be created at the moment, but the folder is locked
-        if not _try_lock(fresh):
+        if not try_lock(fresh):
             os.close(fresh)
             return False
         os.close(self._file)
@@ -129,23 +127,13 @@ def scheduler_pid(path: Path) -> int | None:
     return pid if pid is not None else _folder_lock_holder(path.parent)
 
 
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
 def lock_holder(fd: int) -> int | None:
     """Returns the pid of the process that has locked an open file, or None if the file is not locked.
 
     Returns 0 if that process is in another pid namespace.
     """
-    # F_GETLK only queries, so asking about a write lock needs no write access.
-    answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-    kind, _, _, _, pid = _FLOCK.unpack(answer)
-    return pid if kind != fcntl.F_UNLCK else None
+    lock = conflicting_lock(fd)
+    return None if lock is None else lock.pid
 
 
 def locking_pids(folder: Path) -> list[int]:

@@ -39,7 +39,8 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "core.scheduling": ("core.model", "core.text", "core.failure", "core.jobsfile"),
     "runner": (),
     "system": ("runner.folder", "runner.process_scan"),
-    "store": (*CORE, *TOP, "system", "runner.folder"),
+    "claims": ("core.model", "errors", "system", "runner.folder", "runner.gpu_lock", "runner.record_lock"),
+    "store": (*CORE, *TOP, "system", "runner.folder", "runner.record_lock"),
     "gpus.probes": ("core.model", "errors", "config", "runner.folder"),
     "gpus": (*CORE, *TOP, "system", "runner.membership", "gpus.probes", "store"),
     "attempts": (*CORE, *TOP, "system", "runner", *STORE, "store.writer", "store.attempt_folders"),
@@ -55,12 +56,15 @@ MAY: Mapping[str, tuple[str, ...]] = {
     ),
     "health.doctor": (
         "core.model", "core.text", "core.command", "errors", "config", "system", "health",
-        "store.attempt_folders", "store.backups", "store.data_dir", "store.filesystem", "store.gpu_kind",
+        "store.attempt_folders", "store.backups", "store.data_dir", "store.gpu_kind",
         "store.host", "store.inspection", "store.scheduler_lock", "store.permissions", "store.read_only",
-        "store.state_file", "gpus.probes", "gpus.selection", "attempts.log_folder", "executors.screen",
-        "intake",
+        "store.state_file", "claims", "gpus.probes", "gpus.selection", "attempts.log_folder",
+        "executors.screen", "intake",
     ),
-    "app": (*CORE, *TOP, "system", "runner", *STORE, "attempts", "gpus", "gpus.probes", "intake", "health"),
+    "app": (
+        *CORE, *TOP, "system", "runner", *STORE, "attempts", "claims", "gpus", "gpus.probes", "intake",
+        "health",
+    ),
     # Views import the types of the records that results contain, but views do not read the store.
     "views": ("core.model", "core.text", "core.scheduling", "app", "store.records", "store.jobs_files"),
     "reporting": (
@@ -69,8 +73,8 @@ MAY: Mapping[str, tuple[str, ...]] = {
         "health.storage", "attempts.log_folder", "app", "views",
     ),
     "scheduler": (
-        *CORE, *TOP, "system", "runner", "store", "attempts", "gpus", "gpus.probes", "executors", "intake",
-        "health", "reporting", "views.wait_text",
+        *CORE, *TOP, "system", "runner", "store", "attempts", "claims", "gpus", "gpus.probes", "executors",
+        "intake", "health", "reporting", "views.wait_text",
     ),
     # The command line only parses arguments and formats results; every use case is in app.
     "cli": ("app", "views", "core.model", "core.text", "core.jobsfile.attributes", *TOP, "system.shortages"),

@@ -23,7 +23,6 @@ from gpu_scheduler.intake.llm_config import LlmConfigFile
 from gpu_scheduler.store import state_file as statefile
 from gpu_scheduler.store.backups import list_backups
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.filesystem import is_shared, kind_of
 from gpu_scheduler.store.gpu_kind import recorded_gpus
 from gpu_scheduler.store.host import this_host
 from gpu_scheduler.store.inspection import is_missing_or_empty, is_store_lost, unknown_attempt_folders
@@ -31,6 +30,7 @@ from gpu_scheduler.store.permissions import check_entries
 from gpu_scheduler.store.read_only import check_integrity
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system import safe_file
+from gpu_scheduler.system.filesystem import is_shared, kind_of
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
 
 #: `doctor` warns if fewer bytes than this are free on a disk.

@@ -1,0 +1,1 @@
+"""Claims on GPUs, which keep programs of this machine from using the same GPU memory."""

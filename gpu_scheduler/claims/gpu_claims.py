@@ -1,0 +1,77 @@
+"""Reads which processes claim the memory of GPUs.
+
+Nothing here takes a lock. A process that holds claims itself must not call these functions, because the
+kernel would release its claims when it closes a lock file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
+from gpu_scheduler.runner.folder import START
+from gpu_scheduler.runner.gpu_lock import open_to_read, read_locks
+from gpu_scheduler.runner.record_lock import Lock
+from gpu_scheduler.system.procfs import Proc
+from gpu_scheduler.system.users import name_of_user
+
+#: The end of the path of the script that makes an interpreter a runner, in any installation.
+_RUNNER_SCRIPT = os.path.join("gpu_scheduler", "runner", os.path.basename(START))
+#: Number of words of a command line in which this script is looked for.
+_MAX_WORDS = 6
+
+
+def can_be_claimed(uuid: str) -> bool:
+    """Returns whether a GPU with this UUID can have claims. A GPU whose UUID was never read cannot."""
+    return bool(uuid) and "/" not in uuid and not uuid.startswith(UNKNOWN_UUID_PREFIX)
+
+
+def read_gpu_locks(folder: Path, uuid: str) -> tuple[Lock, ...]:
+    """Returns the locks on a GPU, sorted by their start; none if the lock file does not exist.
+
+    Raises OSError if the lock file cannot be read.
+    """
+    if not can_be_claimed(uuid):
+        return ()
+    fd = open_to_read(str(folder), uuid)
+    if fd is None:
+        return ()
+    try:
+        return tuple(read_locks(fd))
+    finally:
+        os.close(fd)
+
+
+def claims_of(
+    locks: Iterable[Lock], total_mib: int | None, without: Collection[int] = ()
+) -> tuple[GpuClaim, ...]:
+    """Returns one claim for each process that holds locks, in the order of the locks.
+
+    total_mib: the memory of the GPU; None if unknown. without: the pids of processes to leave out, such as
+    our own runners.
+    """
+    amounts: dict[int, int | None] = {}
+    for lock in locks:
+        if lock.pid and lock.pid in without:
+            continue
+        before = amounts.get(lock.pid, 0)
+        end = lock.end if lock.end is not None else total_mib
+        covers_all = lock.end is None and lock.start == 0
+        if covers_all or before is None or end is None:
+            amounts[lock.pid] = None
+        else:
+            amounts[lock.pid] = before + max(0, min(end, total_mib or end) - lock.start)
+    return tuple(_claim(pid, mib) for pid, mib in amounts.items())
+
+
+def _claim(pid: int, mib: int | None) -> GpuClaim:
+    if not pid:
+        return GpuClaim(mib, 0)
+    proc = Proc()
+    uid = proc.user_id(pid)
+    command = proc.command_line(pid)
+    is_runner = any(word.endswith(_RUNNER_SCRIPT) for word in command[:_MAX_WORDS])
+    return GpuClaim(mib, pid, "" if uid is None else name_of_user(uid), is_runner)

@@ -1,0 +1,165 @@
+"""Finds the folder with the lock files of the GPUs, and checks that claims in it are safe.
+
+All programs that share the GPUs of a machine must use the same folder. It must be on a local disk, because a
+network file system may not share locks, and must not be in a folder that the system empties.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.system.filesystem import is_shared, kind_of
+from gpu_scheduler.system.users import name_of_user, user_state_dir
+
+#: The environment variable that names the folder.
+VARIABLE = "GPU_SCHEDULER_LOCK_DIR"
+#: The folder that an administrator can make for all users of a machine.
+SYSTEM_FOLDER = Path("/var/lib/gpu_scheduler/locks")
+#: Folders that the system empties, at the latest when it boots or the user logs out.
+_EMPTIED = ("/tmp", "/dev/shm", "/run")
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(frozen=True)
+class FolderProblem:
+    """The reason why a folder cannot hold lock files, as a predicate such as "is on nfs4", and the remedy."""
+
+    text: str
+    remedy: str
+
+
+class LockFolderError(UsageError):
+    """The lock folder cannot be used."""
+
+    def __init__(self, folder: Path, problem: FolderProblem) -> None:
+        super().__init__(f"the lock folder {folder} {problem.text}\n{problem.remedy}")
+        self.folder = folder
+        self.problem = problem
+
+
+def find_lock_folder(env: Mapping[str, str] = os.environ, system_folder: Path = SYSTEM_FOLDER) -> Path:
+    """Returns the path of the lock folder, which need not exist yet.
+
+    It is `$GPU_SCHEDULER_LOCK_DIR`, else the system folder if it exists, else a folder in the user's state
+    directory if that is suitable, else one in /var/tmp. Raises UsageError if the variable is a relative path.
+    """
+    named = env.get(VARIABLE)
+    if named:
+        if not os.path.isabs(named):
+            raise UsageError(f"{VARIABLE}={named} is a relative path; give an absolute path")
+        return Path(named)
+    if os.path.lexists(system_folder):
+        return system_folder
+    own = user_state_dir(env) / "gpu_scheduler" / "locks"
+    if location_problem(own) is None:
+        return own
+    return Path("/var/tmp", f"gpu_scheduler-{os.geteuid()}", "locks")
+
+
+def location_problem(folder: Path) -> FolderProblem | None:
+    """Returns why no folder at this path can hold lock files; None if one can. The folder need not exist."""
+    real = os.path.realpath(folder)
+    remedy = f"set {VARIABLE} to a folder on a local disk, such as one in /var/tmp"
+    emptied = next((one for one in _EMPTIED if f"{real}/".startswith(f"{one}/")), None)
+    if emptied is not None:
+        return FolderProblem(f"is in {emptied}, which the system empties", remedy)
+    kind = kind_of(real)
+    if is_shared(kind):
+        return FolderProblem(f"is on {kind}, which several hosts may share", remedy)
+    return None
+
+
+def folder_problem(folder: Path) -> FolderProblem | None:
+    """Returns why an existing folder cannot hold lock files; None if it can. Raises OSError."""
+    problem = location_problem(folder)
+    if problem is not None:
+        return problem
+    status = os.lstat(folder)
+    quoted = shlex.quote(str(folder))
+    if stat.S_ISLNK(status.st_mode):
+        return FolderProblem("is a symbolic link", f"set {VARIABLE} to the folder itself")
+    if not stat.S_ISDIR(status.st_mode):
+        return FolderProblem("is not a folder", f"remove it, or set {VARIABLE} to another folder")
+    is_sticky = bool(status.st_mode & stat.S_ISVTX)
+    if status.st_uid not in (0, os.geteuid()) and not is_sticky:
+        owner = name_of_user(status.st_uid)
+        return FolderProblem(
+            f"belongs to {owner} and does not have the sticky bit, so {owner} alone decides who uses it",
+            f"ask {owner} to run `chmod 1777 {quoted}`, or set {VARIABLE} to another folder",
+        )
+    if status.st_mode & _OTHERS_WRITE and not is_sticky:
+        return FolderProblem(
+            "does not have the sticky bit, so every user can remove the lock files",
+            f"run `chmod +t {quoted}` as its owner",
+        )
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        return FolderProblem(
+            "is not writable for this user",
+            f"run `chmod 1777 {quoted}` as its owner, or set {VARIABLE} to another folder",
+        )
+    return None
+
+
+def prepare_lock_folder(folder: Path) -> None:
+    """Makes the folder if it does not exist, for this user alone, and checks it.
+
+    Raises LockFolderError if it cannot be used.
+    """
+    try:
+        problem = location_problem(folder)
+        if problem is None:
+            _make(folder)
+            problem = folder_problem(folder)
+    except OSError as error:
+        problem = FolderProblem(
+            f"cannot be used: {error.strerror}", f"set {VARIABLE} to a folder that you can write to"
+        )
+    if problem is not None:
+        raise LockFolderError(folder, problem)
+
+
+def _make(folder: Path) -> None:
+    """Makes the folder and its missing parents with mode 0700. Raises OSError."""
+    if os.path.lexists(folder):
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+
+
+def simulated_folder(folder: Path, simulation: str) -> Path:
+    """Returns the folder, in the lock folder, for the simulated GPUs of one scheduler.
+
+    simulation: the folder in which simulated jobs write their usage.
+    """
+    digest = hashlib.sha256(os.path.realpath(simulation).encode("utf-8", "surrogateescape"))
+    return folder / f"sim-{digest.hexdigest()[:16]}"
+
+
+def prepare_simulated_folder(folder: Path, simulation: str) -> Path:
+    """Makes and checks the folder for simulated GPUs in a prepared lock folder, and returns its path.
+
+    Users who share the lock folder share this folder too. Raises LockFolderError if it cannot be used.
+    """
+    inner = simulated_folder(folder, simulation)
+    try:
+        mode = stat.S_IMODE(os.stat(folder).st_mode)
+        try:
+            os.mkdir(inner, 0o700)
+            os.chmod(inner, mode)
+        except FileExistsError:
+            pass
+    except OSError as error:
+        problem = FolderProblem(f"cannot be made: {error.strerror}", f"check the permissions of {folder}")
+        raise LockFolderError(inner, problem) from None
+    prepare_lock_folder(inner)
+    return inner

@@ -1,0 +1,285 @@
+"""Claims GPU memory with POSIX record locks, so that several programs can share the GPUs of a machine.
+
+Each GPU has an empty lock file. Byte N of the file stands for MiB N of the GPU's memory. A process that
+claims memory locks as many bytes, not necessarily contiguous; a process that claims the whole GPU locks all
+of them, to infinity. The kernel prevents overlaps, keeps the locks when the process executes another program,
+and releases them when the process ends.
+
+The kernel also releases all locks of a process on a file when the process closes any descriptor of that file.
+A process that holds a claim must therefore never open the lock file again.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+
+from .record_lock import Lock, conflicting_lock, try_lock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Claims use descriptors from this number on, because shell scripts use low numbers.
+_FIRST_FD = 200
+#: Maximum number of locks that are read from one file. A file with more locks counts as locked entirely.
+MAX_LOCKS = 256
+#: Number of times that a claim is tried again if another process takes the same bytes at the same moment, and
+#: the seconds after the first collision, which become more each time.
+_MAX_COLLISIONS, _COLLISION_WAIT_S = 20, 0.0005
+#: Number of times that a lock file is opened again if somebody replaces it at the same moment.
+_MAX_REPLACEMENTS = 10
+_REPLACED = "another program replaces it again and again"
+#: A lock file's modification time is renewed after a day, so that programs such as systemd-tmpfiles do not
+#: delete it as unused.
+_TOUCH_AFTER_S = 86400.0
+
+
+class Wanted:
+    """The memory to claim on one GPU.
+
+    name: the name of the GPU's lock file. mib: the memory in MiB; None means the whole GPU. total_mib: the
+    memory of the GPU; None if unknown, in which case `mib` must be None.
+    """
+
+    __slots__ = ("mib", "name", "total_mib")
+
+    def __init__(self, name: str, mib: int | None, total_mib: int | None) -> None:
+        self.name, self.mib, self.total_mib = name, mib, total_mib
+
+
+class Refusal:
+    """The claim of another process that prevents a claim. name: the name of the GPU's lock file.
+
+    pid: one process that holds a claim on the GPU; 0 if it is unknown.
+    """
+
+    __slots__ = ("name", "pid")
+
+    def __init__(self, name: str, pid: int) -> None:
+        self.name, self.pid = name, pid
+
+
+class LockFileError(OSError):
+    """A lock file that cannot be used. filename: its path; strerror: the problem and the remedy."""
+
+
+def claim_gpus(folder: str, wanted: Sequence[Wanted], *, inheritable: bool = False) -> list[int] | Refusal:
+    """Claims memory on all these GPUs or on none, in the order of their names.
+
+    Returns the descriptors that hold the locks. inheritable: keep the descriptors, and thus the claims, when
+    this process executes another program. Raises OSError if a lock file cannot be used.
+    """
+    held: list[int] = []
+    try:
+        for one in sorted(wanted, key=lambda one: one.name):
+            answer = _claim(folder, one, inheritable)
+            if isinstance(answer, Refusal):
+                release(held)
+                return answer
+            held.append(answer)
+    except BaseException:
+        release(held)
+        raise
+    return held
+
+
+def release(descriptors: Sequence[int]) -> None:
+    """Releases the claims that these descriptors hold."""
+    for fd in descriptors:
+        os.close(fd)
+
+
+def _claim(folder: str, wanted: Wanted, inheritable: bool) -> int | Refusal:
+    for _ in range(_MAX_REPLACEMENTS):
+        fd = _move_up(_open_or_create(folder, wanted.name), inheritable)
+        try:
+            pid = _lock_whole(fd) if wanted.mib is None else _lock_amount(fd, wanted.mib, wanted.total_mib)
+            is_current = pid is not None or _is_current(fd, folder, wanted.name)
+        except BaseException:
+            os.close(fd)
+            raise
+        if pid is not None:
+            os.close(fd)
+            return Refusal(wanted.name, pid)
+        if is_current:
+            return fd
+        os.close(fd)
+    raise LockFileError(errno.EAGAIN, _REPLACED, f"{folder}/{wanted.name}")
+
+
+def _lock_whole(fd: int) -> int | None:
+    """Locks the whole file; returns None, or the pid of a process that holds a lock on it."""
+    if try_lock(fd):
+        return None
+    locks = read_locks(fd)
+    return locks[0].pid if locks else 0
+
+
+def _lock_amount(fd: int, mib: int, total_mib: int | None) -> int | None:
+    """Locks `mib` free bytes; returns None, or the pid of a process that holds a lock.
+
+    Locks of several processes can collide. A process that gets some of its bytes keeps them and looks for
+    more. It gives up only if too few bytes are free, so processes that fit side by side never fail.
+    """
+    if total_mib is None or mib > total_mib:
+        return 0
+    mine: list[tuple[int, int]] = []
+    for collisions in range(_MAX_COLLISIONS):
+        locks = read_locks(fd)
+        missing = mib - sum(end - start for start, end in mine)
+        gaps = free_ranges(locks, total_mib, mine)
+        if sum(end - start for start, end in gaps) < missing:
+            fcntl.lockf(fd, fcntl.LOCK_UN)
+            return max(locks, key=_size).pid if locks else 0
+        for start, end in gaps:
+            end = min(end, start + missing)
+            if end > start and try_lock(fd, start, end):
+                mine.append((start, end))
+                missing -= end - start
+        if not missing:
+            return None
+        # Different waits keep two processes from colliding again and again.
+        time.sleep(_COLLISION_WAIT_S * (1 + collisions) * (1 + os.getpid() % 5))
+    fcntl.lockf(fd, fcntl.LOCK_UN)
+    return 0
+
+
+def _size(lock: Lock) -> float:
+    return float("inf") if lock.end is None else lock.end - lock.start
+
+
+def read_locks(fd: int) -> list[Lock]:
+    """Returns the locks that other processes hold on an open file, sorted by their start.
+
+    Takes no lock. If there are more than MAX_LOCKS, returns one lock on the whole file, of one of the
+    processes.
+    """
+    found: list[Lock] = []
+    unread: list[tuple[int, int | None]] = [(0, None)]
+    while unread:
+        start, end = unread.pop()
+        lock = conflicting_lock(fd, start, end)
+        if lock is None:
+            continue
+        if len(found) == MAX_LOCKS:
+            return [Lock(0, None, lock.pid)]
+        found.append(lock)
+        # The kernel reports any one of the locks, so there may be more on both sides of it.
+        if lock.start > start:
+            unread.append((start, lock.start))
+        if lock.end is not None and (end is None or lock.end < end):
+            unread.append((lock.end, end))
+    return sorted(found, key=lambda lock: lock.start)
+
+
+def free_ranges(
+    locks: Sequence[Lock], total_mib: int, mine: Sequence[tuple[int, int]] = ()
+) -> list[tuple[int, int]]:
+    """Returns the ranges (start, end) of the first `total_mib` bytes that nobody has locked."""
+    taken = sorted([*((lock.start, total_mib if lock.end is None else lock.end) for lock in locks), *mine])
+    gaps = []
+    at = 0
+    for start, end in taken:
+        if start > at:
+            gaps.append((at, min(start, total_mib)))
+        at = max(at, end)
+        if at >= total_mib:
+            return gaps
+    return [*gaps, (at, total_mib)]
+
+
+def open_to_read(folder: str, name: str) -> int | None:
+    """Opens a lock file to read its locks; returns None if it does not exist.
+
+    A process that holds a claim on this GPU must not call this function. Raises OSError.
+    """
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(f"{folder}/{name}", os.O_RDWR | flags)
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        fd = os.open(f"{folder}/{name}", os.O_RDONLY | flags)
+    except OSError as error:
+        raise _unusable(error, folder, name) from None
+    try:
+        _check_and_touch(fd, folder, name)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _open_or_create(folder: str, name: str) -> int:
+    path = f"{folder}/{name}"
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    for _ in range(_MAX_REPLACEMENTS):
+        # Tried first without O_CREAT, because in a folder with the sticky bit the kernel may refuse O_CREAT
+        # for a file of another user (the setting fs.protected_regular).
+        try:
+            fd = os.open(path, flags)
+        except FileNotFoundError:
+            try:
+                fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            except FileExistsError:
+                continue
+            os.fchmod(fd, 0o666)  # whatever the umask
+        except OSError as error:
+            raise _unusable(error, folder, name) from None
+        try:
+            _check_and_touch(fd, folder, name)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+    raise LockFileError(errno.EAGAIN, _REPLACED, path)
+
+
+def _check_and_touch(fd: int, folder: str, name: str) -> None:
+    """Raises LockFileError unless the file is a regular file with one name."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        problem = "has several hard links" if stat.S_ISREG(status.st_mode) else "is not a regular file"
+        raise LockFileError(errno.EINVAL, f"{problem}; remove it", f"{folder}/{name}")
+    if time.time() - status.st_mtime > _TOUCH_AFTER_S:
+        try:
+            os.utime(fd)
+        except OSError:
+            pass  # another user's file that we may not write to
+
+
+def _unusable(error: OSError, folder: str, name: str) -> OSError:
+    if error.errno == errno.ELOOP:
+        return LockFileError(errno.ELOOP, "is a symbolic link; remove it", f"{folder}/{name}")
+    if error.errno in (errno.EISDIR, errno.ENXIO):
+        return LockFileError(errno.EINVAL, "is not a regular file; remove it", f"{folder}/{name}")
+    if error.errno == errno.EACCES:
+        text = "is not writable for this user; its owner must run chmod 666 on it"
+        return LockFileError(errno.EACCES, text, f"{folder}/{name}")
+    return error
+
+
+def _is_current(fd: int, folder: str, name: str) -> bool:
+    """Returns whether the open file is still the one at its path, so that every program uses this file."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(f"{folder}/{name}", follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _move_up(fd: int, inheritable: bool) -> int:
+    """Returns a copy of the descriptor with a high number, and closes the original before it has locks."""
+    command = fcntl.F_DUPFD if inheritable else fcntl.F_DUPFD_CLOEXEC
+    try:
+        try:
+            return fcntl.fcntl(fd, command, _FIRST_FD)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EMFILE):
+                raise
+            return fcntl.fcntl(fd, command, 3)  # the limit of open files is low
+    finally:
+        os.close(fd)
