@@ -1,13 +1,14 @@
 """Reads which processes claim the memory of GPUs.
 
-Nothing here takes a lock. A process that holds claims itself must not call these functions, because the
-kernel would release its claims when it closes a lock file.
+Nothing here takes a lock. A process that has just claimed GPUs must not call these functions, because the kernel
+would release its claims when it closes a lock file. A process that `run` has executed may call them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX
@@ -36,13 +37,34 @@ def read_gpu_locks(folder: Path, uuid: str) -> tuple[Lock, ...]:
     """
     if not can_be_claimed(uuid):
         return ()
-    fd = open_to_read(str(folder), uuid)
+    inherited = inherited_descriptors(str(folder)).get(uuid)
+    fd = open_to_read(str(folder), uuid) if inherited is None else inherited
     if fd is None:
         return ()
     try:
         return tuple(read_locks(fd))
     finally:
-        os.close(fd)
+        if inherited is None:
+            os.close(fd)
+
+
+@lru_cache
+def inherited_descriptors(folder: str) -> Mapping[str, int]:
+    """Returns the descriptors of lock files that were open when this process executed this program, by name.
+
+    `run` leaves them open. This process holds claims through them, and must neither close them nor open and
+    close the same files. Call this function before the process claims GPUs itself.
+    """
+    real = os.path.realpath(folder)
+    found: dict[str, int] = {}
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            parent, name = os.path.split(os.readlink(f"/proc/self/fd/{number}"))
+        except OSError:
+            continue  # this descriptor was open only while the folder was listed
+        if parent == real:
+            found[name] = int(number)
+    return found
 
 
 def claims_of(
