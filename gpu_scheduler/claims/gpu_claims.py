@@ -1,7 +1,7 @@
 """Reads which processes claim the memory of GPUs.
 
-Nothing here takes a lock. A process that has just claimed GPUs must not call these functions, because the kernel
-would release its claims when it closes a lock file. A process that `run` has executed may call them.
+Nothing here takes a lock. A process that has just claimed GPUs must not call these functions, because the
+kernel would release its claims when it closes a lock file. A process that `run` has executed may call them.
 """
 
 from __future__ import annotations
