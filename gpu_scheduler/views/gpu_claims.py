@@ -1,0 +1,36 @@
+"""Formats the claims of programs on the memory of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
+from gpu_scheduler.core.text.formatting import safe_text
+
+#: Maximum number of claims on one GPU that are listed.
+_MAX_LISTED = 3
+
+
+def claim_text(claim: GpuClaim) -> str:
+    """Formats a claim as a phrase, such as "claimed by run, pid 4711, user ann".
+
+    For a part of the GPU, the phrase begins with its size, as in "8000 MiB claimed by run, pid 4711, user ann".
+    """
+    amount = "" if claim.mib is None else f"{claim.mib} MiB "
+    return f"{amount}claimed by {holder_text(claim)}"
+
+
+def holder_text(claim: GpuClaim) -> str:
+    """Formats the process that holds a claim, such as "a scheduler's job, pid 99, user bob"."""
+    if not claim.pid:
+        return "a process in another container"
+    program = "a scheduler's job" if claim.by_scheduler else "run"
+    user = f", user {safe_text(claim.user)}" if claim.user else ""
+    return f"{program}, pid {claim.pid}{user}"
+
+
+def claims_text(claims: Sequence[GpuClaim]) -> str:
+    """Formats the claims on one GPU as a phrase that lists the first few of them."""
+    listed = [claim_text(claim) for claim in claims[:_MAX_LISTED]]
+    more = len(claims) - len(listed)
+    return "; ".join([*listed, *([f"and {more} more"] if more else [])])
