@@ -14,7 +14,7 @@ _MAX_LISTED = 3
 def claim_text(claim: GpuClaim) -> str:
     """Formats a claim as a phrase, such as "claimed by run, pid 4711, user ann".
 
-    For a part of the GPU, the phrase begins with its size, as in "8000 MiB claimed by run, pid 4711, user ann".
+    For a part of the GPU, the phrase begins with its size, as in "8000 MiB claimed by run, pid 4711".
     """
     amount = "" if claim.mib is None else f"{claim.mib} MiB "
     return f"{amount}claimed by {holder_text(claim)}"
