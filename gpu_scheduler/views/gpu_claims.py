@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.text.formatting import safe_text
@@ -34,3 +35,13 @@ def claims_text(claims: Sequence[GpuClaim]) -> str:
     listed = [claim_text(claim) for claim in claims[:_MAX_LISTED]]
     more = len(claims) - len(listed)
     return "; ".join([*listed, *([f"and {more} more"] if more else [])])
+
+
+def claim_object(claim: GpuClaim) -> dict[str, Any]:
+    """Returns a claim as an element of "claims" in JSON. An unknown value is None."""
+    return {
+        "pid": claim.pid or None,
+        "user": claim.user or None,
+        "mib": claim.mib,
+        "by_scheduler": claim.by_scheduler,
+    }

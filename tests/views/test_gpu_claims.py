@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
-from gpu_scheduler.views.gpu_claims import claim_text, claims_text
+from gpu_scheduler.views.gpu_claims import claim_object, claim_text, claims_text
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,9 @@ def test_only_the_first_claims_of_a_gpu_are_listed() -> None:
         "100 MiB claimed by run, pid 1, user ann; 200 MiB claimed by run, pid 2, user ann;"
         " 300 MiB claimed by run, pid 3, user ann; and 2 more"
     )
+
+
+def test_an_unknown_process_or_user_is_null_in_json() -> None:
+    known, unknown = GpuClaim(512, 7, "ann", by_scheduler=True), GpuClaim(None, 0)
+    assert claim_object(known) == {"pid": 7, "user": "ann", "mib": 512, "by_scheduler": True}
+    assert claim_object(unknown) == {"pid": None, "user": None, "mib": None, "by_scheduler": False}
