@@ -41,7 +41,7 @@ def parse_stop(value: dict[str, Any], token: str) -> StopRequest | FileProblem:
 
 def parse_result(value: dict[str, Any], token: str) -> AttemptResult | FileProblem:
     """Parses the contents of the file `result`."""
-    problem = _problem({"oom_kills": None, "shortage": None, "failure": None, **value}, token, _RESULT)
+    problem = _problem({**_OLDER_RESULT, **value}, token, _RESULT)
     if problem is not None:
         return problem
     ends = (value["exit_code"] is not None) + (value["signal"] is not None)
@@ -61,6 +61,8 @@ def parse_result(value: dict[str, Any], token: str) -> AttemptResult | FileProbl
         oom_kills=value.get("oom_kills"),
         shortage=value.get("shortage"),
         failure=_FAILURES.get(value.get("failure")),
+        claimed_gpu=value.get("claimed_gpu"),
+        claimed_by=value.get("claimed_by"),
     )
 
 
@@ -103,4 +105,8 @@ _RESULT = {
     "oom_kills": _or_null(_within(0, 2**63 - 1)),
     "shortage": _or_null(_within(1, 4095)),
     "failure": is_optional_text,
+    "claimed_gpu": is_optional_text,
+    "claimed_by": _or_null(_is_pid),
 }
+#: The fields that a runner of an earlier version does not write.
+_OLDER_RESULT = dict.fromkeys(("oom_kills", "shortage", "failure", "claimed_gpu", "claimed_by"))

@@ -45,7 +45,10 @@ def observe_attempt(
         where = store.data_dir.attempt_folder(record)
         status = AttemptStatus(claim="unknown", anomalies=(f"{where}: {error.strerror}",))
     context = None
-    if status.result is not None and is_failure(status.result):
+    result = status.result
+    if result is not None and result.claimed_gpu is not None:
+        context = FailureContext(claimed_gpu=store.gpu_indices().get(result.claimed_gpu))
+    elif result is not None and is_failure(result):
         # Imported only after a failure, because the log of any other attempt is not read.
         from gpu_scheduler.attempts.failure_context import failure_context_of
 

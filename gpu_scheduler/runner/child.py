@@ -47,7 +47,7 @@ class Child:
         self._pid = 0
         self._startup_report = b""
         self._report_fd = -1
-        self._spawn_errno = 0
+        self._failure: str | None = None
         self._is_subreaper = _become_subreaper()
         self.running = False
         self.exit_code: int | None = None
@@ -74,11 +74,16 @@ class Child:
         """The code of the reason why the command did not begin; None if none was reported."""
         if self._startup_report.startswith(b"!"):
             return self._startup_report[1:].partition(b" ")[0].decode("ascii", "replace")
-        return SPAWN_FAILURES.get(self._spawn_errno)
+        return self._failure
 
-    def set_problem(self, problem: str) -> None:
-        """Sets the reason why the command did not begin."""
-        self._startup_report, self._spawn_errno, self.problem = b"", 0, problem
+    def fail(self, problem: str, failure: str | None = None, number: int | None = None) -> None:
+        """Records why the command did not begin. failure: the code of the reason; number: the errno, if any.
+
+        If the errno reports a shortage, that is the reason, and the code is ignored.
+        """
+        self.shortage = number if number in SHORTAGE else None
+        self._failure = None if self.shortage else failure
+        self._startup_report, self.problem = b"", problem
 
     def spawn(self, output_fd: int, terminal: str | None, record_fd: int | None) -> None:
         """Starts the command. After a failure, `message` gives the reason.
@@ -96,12 +101,11 @@ class Child:
             self.started_at = time.time()
         except OSError as error:
             self.ended = self.spawned
-            self.shortage = error.errno if error.errno in SHORTAGE else None
-            self._spawn_errno = error.errno or 0
-            self.problem = f"the command could not be started: {error.filename or 'bash'}: {error.strerror}"
+            problem = f"the command could not be started: {error.filename or 'bash'}: {error.strerror}"
+            self.fail(problem, SPAWN_FAILURES.get(error.errno or 0), error.errno)
         except ValueError as error:  # a path or a variable contains a null byte
             self.ended = self.spawned
-            self.problem = f"the command could not be started: {error}"
+            self.fail(f"the command could not be started: {error}")
         finally:
             if record_fd is not None:
                 os.close(record_fd)

@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 _FIRST_FD = 200
 #: Maximum number of locks that are read from one file. A file with more locks counts as locked entirely.
 MAX_LOCKS = 256
-#: Number of times that a claim is tried again if another process takes the same bytes at the same moment, and
-#: the seconds after the first collision, which become more each time.
-_MAX_COLLISIONS, _COLLISION_WAIT_S = 20, 0.0005
+#: Seconds for which a claim is tried again if other processes take the same bytes at the same moment.
+_COLLISIONS_S = 0.5
+#: Seconds to wait after the first collision, and number of collisions until the wait becomes no longer.
+_COLLISION_WAIT_S, _MAX_COLLISION_WAITS = 0.0005, 10
 #: Number of times that a lock file is opened again if somebody replaces it at the same moment.
 _MAX_REPLACEMENTS = 10
-_REPLACED = "another program replaces it again and again"
+_REPLACED = "is replaced again and again by another program; end that program"
 #: A lock file's modification time is renewed after a day, so that programs such as systemd-tmpfiles do not
 #: delete it as unused.
 _TOUCH_AFTER_S = 86400.0
@@ -74,9 +75,10 @@ def claim_gpus(folder: str, wanted: Sequence[Wanted], *, inheritable: bool = Fal
     this process executes another program. Raises OSError if a lock file cannot be used.
     """
     held: list[int] = []
+    end_s = time.monotonic() + _COLLISIONS_S
     try:
         for one in sorted(wanted, key=lambda one: one.name):
-            answer = _claim(folder, one, inheritable)
+            answer = _claim(folder, one, inheritable, end_s)
             if isinstance(answer, Refusal):
                 release(held)
                 return answer
@@ -93,14 +95,19 @@ def release(descriptors: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _claim(folder: str, wanted: Wanted, inheritable: bool) -> int | Refusal:
+def _claim(folder: str, wanted: Wanted, inheritable: bool, end_s: float) -> int | Refusal:
     for _ in range(_MAX_REPLACEMENTS):
         fd = _move_up(_open_or_create(folder, wanted.name), inheritable)
         try:
-            pid = _lock_whole(fd) if wanted.mib is None else _lock_amount(fd, wanted.mib, wanted.total_mib)
+            pid = (
+                _lock_whole(fd)
+                if wanted.mib is None
+                else _lock_amount(fd, wanted.mib, wanted.total_mib, end_s)
+            )
             is_current = pid is not None or _is_current(fd, folder, wanted.name)
-        except BaseException:
+        except OSError as error:
             os.close(fd)
+            error.filename = f"{folder}/{wanted.name}"
             raise
         if pid is not None:
             os.close(fd)
@@ -108,7 +115,7 @@ def _claim(folder: str, wanted: Wanted, inheritable: bool) -> int | Refusal:
         if is_current:
             return fd
         os.close(fd)
-    raise LockFileError(errno.EAGAIN, _REPLACED, f"{folder}/{wanted.name}")
+    raise LockFileError(errno.ESTALE, _REPLACED, f"{folder}/{wanted.name}")
 
 
 def _lock_whole(fd: int) -> int | None:
@@ -119,16 +126,18 @@ def _lock_whole(fd: int) -> int | None:
     return locks[0].pid if locks else 0
 
 
-def _lock_amount(fd: int, mib: int, total_mib: int | None) -> int | None:
+def _lock_amount(fd: int, mib: int, total_mib: int | None, end_s: float) -> int | None:
     """Locks `mib` free bytes; returns None, or the pid of a process that holds a lock.
 
     Locks of several processes can collide. A process that gets some of its bytes keeps them and looks for
-    more. It gives up only if too few bytes are free, so processes that fit side by side never fail.
+    more. It gives up only if too few bytes are free, so processes that fit side by side do not fail, unless
+    they collide until `end_s`, a time of the monotonic clock.
     """
     if total_mib is None or mib > total_mib:
         return 0
     mine: list[tuple[int, int]] = []
-    for collisions in range(_MAX_COLLISIONS):
+    collisions = 0
+    while True:
         locks = read_locks(fd)
         missing = mib - sum(end - start for start, end in mine)
         gaps = free_ranges(locks, total_mib, mine)
@@ -142,10 +151,12 @@ def _lock_amount(fd: int, mib: int, total_mib: int | None) -> int | None:
                 missing -= end - start
         if not missing:
             return None
+        if time.monotonic() >= end_s:
+            fcntl.lockf(fd, fcntl.LOCK_UN)
+            return 0
         # Different waits keep two processes from colliding again and again.
-        time.sleep(_COLLISION_WAIT_S * (1 + collisions) * (1 + os.getpid() % 5))
-    fcntl.lockf(fd, fcntl.LOCK_UN)
-    return 0
+        collisions = min(collisions + 1, _MAX_COLLISION_WAITS)
+        time.sleep(_COLLISION_WAIT_S * collisions * (1 + os.getpid() % 5))
 
 
 def _size(lock: Lock) -> float:
@@ -223,11 +234,14 @@ def _open_or_create(folder: str, name: str) -> int:
         try:
             fd = os.open(path, flags)
         except FileNotFoundError:
+            # The file must be usable for other users from its first moment.
+            umask = os.umask(0)
             try:
                 fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
             except FileExistsError:
                 continue
-            os.fchmod(fd, 0o666)  # whatever the umask
+            finally:
+                os.umask(umask)
         except OSError as error:
             raise _unusable(error, folder, name) from None
         try:
@@ -236,7 +250,7 @@ def _open_or_create(folder: str, name: str) -> int:
             os.close(fd)
             raise
         return fd
-    raise LockFileError(errno.EAGAIN, _REPLACED, path)
+    raise LockFileError(errno.ESTALE, _REPLACED, path)
 
 
 def _check_and_touch(fd: int, folder: str, name: str) -> None:

@@ -39,10 +39,40 @@ def is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MAX_S
 
 
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_gpu_claim(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    name, mib, total_mib = value.get("name"), value.get("mib"), value.get("total_mib")
+    return (
+        isinstance(name, str)
+        and not {"/", "\0"} & set(name)
+        and (mib is None or (_is_count(mib) and total_mib is not None))
+        and (total_mib is None or _is_count(total_mib))
+    )
+
+
+def _are_gpu_claims(value: Any) -> bool:
+    """Returns whether a value is a folder with claims on different GPUs."""
+    if not isinstance(value, dict) or not isinstance(value.get("gpus"), list):
+        return False
+    gpus = value["gpus"]
+    # Two claims of one process on one GPU would release each other.
+    return (
+        isinstance(value.get("folder"), str)
+        and "\0" not in value["folder"]
+        and all(map(_is_gpu_claim, gpus))
+        and len({one["name"] for one in gpus}) == len(gpus)
+    )
+
+
 #: The fields of `stop` and `withdrawn`, each with its check. An unknown cause counts as a cancel.
 STOP_FIELDS = {"cause": is_text, "grace_s": is_seconds, "follow": lambda value: value in ("kill", "withdraw")}
 #: The fields of `spec.json`, each with its check.
-SPEC_FIELDS = {
+_SPEC_FIELDS = {
     "token": lambda value: isinstance(value, str) and value.isascii(),
     "boot_id": is_text,
     "cwd": is_text,
@@ -54,7 +84,14 @@ SPEC_FIELDS = {
     "header": is_text,
     "timeout_s": lambda value: value is None or is_seconds(value),
     "term_grace_s": is_seconds,
+    "gpu_claims": lambda value: value is None or _are_gpu_claims(value),
 }
+
+
+def invalid_spec(spec: dict[str, Any]) -> FileProblem | None:
+    """Returns a problem for the first invalid field of a spec; None if all are valid."""
+    # The spec of an earlier version has no `gpu_claims`.
+    return invalid_field({"gpu_claims": None, **spec}, _SPEC_FIELDS)
 
 
 def read_spec(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -66,7 +103,7 @@ def read_spec(path: str | os.PathLike[str]) -> dict[str, Any]:
         os.close(folder)
     if spec is None:
         raise FileNotFoundError(f"spec.json is missing in {os.fspath(path)}")
-    problem = spec if isinstance(spec, FileProblem) else invalid_field(spec, SPEC_FIELDS)
+    problem = spec if isinstance(spec, FileProblem) else invalid_spec(spec)
     if problem is not None or isinstance(spec, FileProblem):
         raise OSError(errno.EINVAL, f"spec.json {problem and problem.text}", os.fspath(path))
     return spec

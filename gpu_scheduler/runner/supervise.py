@@ -13,10 +13,11 @@ import time
 
 from . import folder as files
 from . import pending_signals, publish
+from .attempt_gpus import AttemptGpus
 from .child import Child
 from .oom_counter import OomCounter
 from .output import LogWriter, Output, Poller
-from .spec import SPEC_FIELDS, STOP_FIELDS, invalid_field
+from .spec import STOP_FIELDS, invalid_field, invalid_spec
 from .termination import Termination, describe_outcome
 
 TYPE_CHECKING = False
@@ -73,7 +74,7 @@ def _claim(path: str) -> AttemptSupervisor | int:
     if files.exists(folder, "claim"):
         return 0
     spec = files.load(folder, "spec.json")
-    if not isinstance(spec, dict) or invalid_field(spec, SPEC_FIELDS):
+    if not isinstance(spec, dict) or invalid_spec(spec):
         return 1
     if spec["boot_id"] != files.boot_id():
         return 1
@@ -107,6 +108,7 @@ class AttemptSupervisor:
         self._log = LogWriter(spec["log"])
         self._output = Output(self._poller, self._log, spec["terminal"])
         self._child = Child(path, spec, self._poller)
+        self._gpus = AttemptGpus(spec)
         self._result = publish.ResultWriter(folder)
         self._oom = OomCounter()
         self._cause: str | None = None
@@ -137,13 +139,15 @@ class AttemptSupervisor:
         stop = self._read_stop("stop")
         if stop is not None:
             self._cause = stop["cause"]
-        else:
+        elif self._gpus.claim(self._child):
             self._signals.listen()
             record = publish.reserve_command(self._folder, self._spec["token"], self._spec["boot_id"])
             self._child.spawn(self._output.command_fd, self._output.terminal_name, record)
             self._log.write(self._spec["header"].encode("utf-8", "surrogateescape"))
             self._supervise()
             self._wind_down()
+        # Released first, because after the result the loop takes the claims for those of another program.
+        self._gpus.release()
         self._publish()
 
     def _supervise(self) -> None:
@@ -270,16 +274,17 @@ class AttemptSupervisor:
         A shell that cannot fork does not report the errno. This method then starts processes to find out.
         """
         child = self._child
-        if child.began or self._cause is not None or child.shortage is not None:
+        not_tried = self._cause is not None or not child.spawned
+        if child.began or not_tried or child.shortage is not None:
             return child.shortage
         try:
             from .shortage import start_error
         except (ImportError, OSError):
             return None
-        child.shortage = start_error(_PROCESSES_NEEDED)
-        if child.shortage is not None:
+        number = start_error(_PROCESSES_NEEDED)
+        if number is not None:
             detail = f" ({child.message})" if child.message else ""
-            child.set_problem(f"no process could be started: {os.strerror(child.shortage)}{detail}")
+            child.fail(f"no process could be started: {os.strerror(number)}{detail}", number=number)
         return child.shortage
 
     def _publish(self) -> None:
@@ -310,6 +315,8 @@ class AttemptSupervisor:
                 "shortage": shortage,
                 "message": message,
                 "failure": child.failure,
+                "claimed_gpu": self._gpus.claimed_gpu,
+                "claimed_by": self._gpus.claimed_by,
             }
         )
         if self._output.mirror is not None:

@@ -97,6 +97,10 @@ def _cause(reason: StateReason) -> str:
         return f"its command could not be started ({_exit_text(reason)})" if message is None else message
     if kind is ReasonKind.RUNNER_NEVER_STARTED:
         return f"its runner did not start in {reason.launches} launches"
+    if kind is ReasonKind.GPU_CLAIMED:
+        gpu = "one of its GPUs" if reason.gpu is None else f"GPU {reason.gpu}"
+        program = "another program" if reason.pid is None else f"pid {reason.pid}"
+        return f"{gpu} was claimed by {program} first"
     if kind is ReasonKind.RUNNER_DIED:
         return "its runner was killed" if message is None else f"its runner died, and {message}"
     if kind is ReasonKind.IN_ORIGINAL_STORE:

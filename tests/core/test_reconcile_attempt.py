@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, RunnerIdentity, StopRequest
+from gpu_scheduler.core.model.attempt_status import (
+    AttemptResult,
+    AttemptStatus,
+    FailureContext,
+    RunnerIdentity,
+    StopRequest,
+)
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
@@ -358,6 +364,40 @@ def test_a_shortage_does_not_requeue_a_cancelled_job_or_a_job_without_its_line()
     failing = replace(OPEN, status=status(result=SHORT), survivors=(77,))
     assert finished(replace(failing, cancel=CANCEL)).job_outcome is Outcome.CANCELLED
     assert finished(replace(failing, source_missing=True)).job_outcome is Outcome.FAILED
+
+
+LOST_CLAIM = replace(RESULT, began=False, exit_code=None, message="…", claimed_gpu="U0", claimed_by=4711)
+
+
+@pytest.mark.parametrize("failures", [0, 4])
+@pytest.mark.parametrize(
+    ("index", "pid", "cause"),
+    [
+        (1, 4711, "GPU 1 was claimed by pid 4711 first"),
+        (1, None, "GPU 1 was claimed by another program first"),
+        (None, 4711, "one of its GPUs was claimed by pid 4711 first"),
+    ],
+)
+def test_a_gpu_that_another_program_claimed_first_does_not_count_as_a_failed_launch(
+    failures: int, index: int | None, pid: int | None, cause: str
+) -> None:
+    lost = replace(LOST_CLAIM, claimed_by=pid)
+    context = FailureContext(claimed_gpu=index)
+    failing = replace(
+        OPEN, status=status(result=lost), survivors=(77,), launch_failures=failures, failure_context=context
+    )
+    end = finished(failing)
+    assert (end.outcome, end.state, end.job_outcome) == (Outcome.NOT_STARTED, JobState.QUEUED, None)
+    assert (end.launch_failures, end.shortage, end.not_before) == (failures, None, 1001.0)
+    assert words(end.reason) == f"{cause}; next try in 1 s, not counted as a failure"
+
+
+def test_a_lost_claim_does_not_requeue_a_cancelled_job_or_a_job_without_its_line() -> None:
+    failing = replace(OPEN, status=status(result=LOST_CLAIM), survivors=(77,))
+    assert finished(replace(failing, cancel=CANCEL)).job_outcome is Outcome.CANCELLED
+    abandoned = finished(replace(failing, source_missing=True))
+    assert abandoned.job_outcome is Outcome.FAILED
+    assert words(abandoned.reason) == "could not be started: one of its GPUs was claimed by pid 4711 first"
 
 
 def test_the_wait_after_each_failed_launch_grows_until_the_job_fails() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.command import activation, build
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
+from gpu_scheduler.runner.attempt_gpus import CLAIM_FAILURE
 from gpu_scheduler.runner.child import SPAWN_FAILURES
 from gpu_scheduler.views.reason_text import reason_text
 
@@ -21,8 +22,8 @@ PIDS = st.lists(st.integers(0, 9999), max_size=12).map(tuple)
 REASONS = st.builds(
     StateReason, st.sampled_from(ReasonKind), st.none() | st.sampled_from(FailureKind),
     NUMBERS, NUMBERS, st.none() | st.text(), st.none() | st.text(),
-    st.sampled_from([None, "command", "child"]), PIDS, st.booleans(), NUMBERS, st.none() | st.text(), PIDS,
-    st.lists(STEPS, max_size=3).map(tuple),
+    st.sampled_from([None, "command", "child"]), PIDS, st.booleans(), NUMBERS, NUMBERS, NUMBERS,
+    st.none() | st.text(), PIDS, st.lists(STEPS, max_size=3).map(tuple),
 )  # fmt: skip
 
 
@@ -108,4 +109,4 @@ def test_every_failure_code_of_command_sh_and_the_runner_is_a_failure_kind() -> 
     )
     codes = set(re.findall(r"fail (\w+) ", texts))
     assert {"python_missing", "environment_missing", "environment_broken"} <= codes
-    assert {*codes, *SPAWN_FAILURES.values()} <= {kind.value for kind in FailureKind}
+    assert {*codes, *SPAWN_FAILURES.values(), CLAIM_FAILURE} <= {kind.value for kind in FailureKind}

@@ -16,7 +16,7 @@ from gpu_scheduler.attempts.prepare import is_usable
 from gpu_scheduler.attempts.runner_control import request_stop, wake_runner
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.runner.folder import FileProblem
-from gpu_scheduler.runner.spec import SPEC_FIELDS, invalid_field, read_spec
+from gpu_scheduler.runner.spec import invalid_spec, read_spec
 
 CLAIM = {"token": "t", "pid": 5, "start_ticks": 6, "boot_id": "b", "session": None, "log": "/x.log"}
 STOP = {"token": "t", "cause": "cancelled", "grace_s": 1.5, "follow": "kill"}
@@ -134,6 +134,8 @@ def test_rejects_a_claim_that_does_not_identify_a_process(change: dict[str, obje
         {"survivors": None},
         {"ended_at": "now"},
         {"ended_at": None},
+        {"claimed_gpu": 1},
+        {"claimed_by": 0},
     ],
 )
 def test_rejects_a_result_unless_it_has_either_an_exit_code_or_a_signal(change: dict[str, object]) -> None:
@@ -154,13 +156,50 @@ def test_an_attempt_with_an_unusable_spec_is_not_launched(tmp_path: Path) -> Non
     assert is_usable(tmp_path, "t")
     assert not is_usable(tmp_path, "u")
     for field in SPEC:
-        assert invalid_field({name: SPEC[name] for name in SPEC.keys() - {field}}, SPEC_FIELDS) is not None
+        assert invalid_spec({name: SPEC[name] for name in SPEC.keys() - {field}}) is not None
     for kind in KINDS.values():
         spec.unlink() if not spec.is_dir() else spec.rename(tmp_path / os.urandom(8).hex())
         kind(spec)
         assert not is_usable(tmp_path, "t")
         with pytest.raises(OSError, match=r"spec\.json"):
             read_spec(tmp_path)
+
+
+GPU_CLAIM = {"name": "GPU-a", "mib": 5, "total_mib": 10}
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        None,
+        {"folder": "/x", "gpus": []},
+        {"folder": "/x", "gpus": [GPU_CLAIM, {"name": "GPU-b", "mib": None, "total_mib": None}]},
+    ],
+)
+def test_accepts_the_claims_of_an_attempt(claims: object) -> None:
+    assert invalid_spec({**SPEC, "gpu_claims": claims}) is None
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        [],
+        {"gpus": []},
+        {"folder": "/x"},
+        {"folder": "/\0", "gpus": []},
+        {"folder": "/x", "gpus": [GPU_CLAIM, {**GPU_CLAIM, "mib": None}]},
+        *(
+            {"folder": "/x", "gpus": [{**GPU_CLAIM, **change}]}
+            for change in (
+                {"name": None}, {"name": "../a"}, {"name": "a\0"}, {"mib": -1}, {"mib": True}, {"mib": 1.0},
+                {"total_mib": None}, {"total_mib": "10"},
+            )
+        ),
+        {"folder": "/x", "gpus": ["GPU-a"]},
+    ],
+)  # fmt: skip
+def test_rejects_claims_that_do_not_name_memory_on_different_gpus(claims: object) -> None:
+    assert invalid_spec({**SPEC, "gpu_claims": claims}) is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)

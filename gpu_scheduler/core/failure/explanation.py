@@ -73,8 +73,11 @@ def explain_failure(result: AttemptResult, context: FailureContext | None = None
     )
 
 
-def explain_launch_failure(result: AttemptResult) -> StateReason:
+def explain_launch_failure(result: AttemptResult, context: FailureContext | None = None) -> StateReason:
     """Returns why a command did not begin. The exit code in the result is then that of command.sh."""
+    if result.claimed_gpu is not None:
+        index = context.claimed_gpu if context is not None else None
+        return StateReason(ReasonKind.GPU_CLAIMED, gpu=index, pid=result.claimed_by)
     from gpu_scheduler.core.failure.classification import failure_kinds, most_specific
 
     kind = result.failure

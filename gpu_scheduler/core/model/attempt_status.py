@@ -44,7 +44,9 @@ class AttemptResult:
     exit_code, signal: exactly one of the two is set if the command was spawned. oom_kills: the number of
     processes that the kernel killed during the attempt because memory ran out; None if unknown. shortage: the
     errno if the command could not start because processes, memory or open files ran out. failure: the kind of
-    failure that command.sh or the runner reported together with `message`.
+    failure that command.sh or the runner reported together with `message`. claimed_gpu, claimed_by: the UUID
+    of the GPU that another program claimed first, so that the command could not start, and one pid of that
+    program; None if unknown.
     """
 
     cause: str | None
@@ -58,21 +60,25 @@ class AttemptResult:
     oom_kills: int | None = None
     shortage: int | None = None
     failure: FailureKind | None = None
+    claimed_gpu: str | None = None
+    claimed_by: int | None = None
 
 
 @dataclass(frozen=True)
 class FailureContext:
-    """The context of a failed command, from which its failure is explained.
+    """The context of a failed command or launch, from which the failure is explained.
 
     log_tail: the end of its log. cuda_ids: the GPU ids that `--cuda` passed to the command, if they differ
     from the numbers (0, 1 …) of its visible GPUs; otherwise empty. oom_retries, fail_retries: the numbers of
-    retries that the job's line sets; None if it sets none.
+    retries that the job's line sets; None if it sets none. claimed_gpu: the index of the GPU that another
+    program claimed first; None if none did, or if its index is unknown.
     """
 
     log_tail: str = ""
     cuda_ids: tuple[int, ...] = ()
     oom_retries: int | None = None
     fail_retries: int | None = None
+    claimed_gpu: int | None = None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ class ReasonKind(str, Enum):
     COMMAND_FAILED = "command_failed"
     LAUNCH_FAILED = "launch_failed"
     RUNNER_NEVER_STARTED = "runner_never_started"
+    #: Another program claimed a GPU of the attempt before its runner did.
+    GPU_CLAIMED = "gpu_claimed"
     #: The attempt was stopped or completed, and its runner reported a problem.
     RUNNER_REPORT = "runner_report"
     PREEMPTED = "preempted"
@@ -67,7 +69,8 @@ class FailureKind(str, Enum):
     CRASHED = "crashed"
     KILLED = "killed"
     TERMINATED = "terminated"
-    # Codes that command.sh reports when a launch fails.
+    # Codes that command.sh or the runner reports when a launch fails.
+    GPU_CLAIM = "gpu_claim"
     SCRIPT_MISSING = "script_missing"
     CONDA_MISSING = "conda_missing"
     ENVIRONMENT_MISSING = "environment_missing"
@@ -123,7 +126,8 @@ class StateReason(StoredValue):
     runner or the executor. oom_kill: whether the kernel killed the "command" or a "child" of it because host
     memory ran out. gpu_ids: the GPU ids that the command received through `--cuda` and misread.
     gpu_used_twice: whether NCCL found two processes of the command on one GPU. launches: how many times a
-    runner was started without success. subject: the data directory or file that the reason is about.
+    runner was started without success. gpu, pid: the index of the GPU that another program claimed first, and
+    one pid of that program; None if unknown. subject: the data directory or file that the reason is about.
     survivors: pids of processes that are still running. next_steps: what follows.
     """
 
@@ -137,6 +141,8 @@ class StateReason(StoredValue):
     gpu_ids: tuple[int, ...] = ()
     gpu_used_twice: bool = False
     launches: int | None = None
+    gpu: int | None = None
+    pid: int | None = None
     subject: str | None = None
     survivors: tuple[int, ...] = ()
     next_steps: tuple[NextStep, ...] = ()

@@ -16,6 +16,8 @@ from gpu_scheduler.core.scheduling.settings import Settings
 
 #: Longest wait after a failed launch, in seconds.
 MAX_RETRY_WAIT_S = 60.0
+#: Wait after another program claimed a GPU first, in seconds.
+CLAIMED_RETRY_WAIT_S = 1.0
 
 _OUTCOME_OF_CAUSE = {
     "cancelled": Outcome.CANCELLED,
@@ -59,7 +61,7 @@ def end_with_result(
         outcome = Outcome.COMPLETED if result.exit_code == 0 else Outcome.FAILED
     reason = StateReason(ReasonKind.RUNNER_REPORT, message=result.message) if result.message else None
     if outcome is Outcome.NOT_STARTED:
-        reason = explain_launch_failure(result)
+        reason = explain_launch_failure(result, attempt.failure_context)
     elif outcome is Outcome.FAILED:
         reason = explain_failure(result, attempt.failure_context)
         steps = decide_retry(attempt, reason.failure, settings, inventory)
@@ -111,7 +113,7 @@ def end_attempt(
         ended_at=result.ended_at if result else None,
         shortage=result.shortage if result else None,
     )
-    end, step = _with_next_state(end, attempt, now, settings)
+    end, step = _with_next_state(end, attempt, now, settings, _uncounted_wait_s(end, reason, settings))
     if reason is None and end.state is JobState.HELD:
         reason = StateReason(ReasonKind(outcome.value))
     if reason is not None and step is not None:
@@ -119,8 +121,18 @@ def end_attempt(
     return replace(end, reason=reason)
 
 
+def _uncounted_wait_s(end: FinishAttempt, reason: StateReason | None, settings: Settings) -> float | None:
+    """Returns the wait after a failed launch that does not count, in seconds; None if the launch counts.
+
+    A shortage and a claim of another program are not the job's fault.
+    """
+    if reason is not None and reason.kind is ReasonKind.GPU_CLAIMED:
+        return CLAIMED_RETRY_WAIT_S
+    return settings.assign_retry_wait_s if end.shortage else None
+
+
 def _with_next_state(
-    end: FinishAttempt, attempt: Attempt, now: Now, settings: Settings
+    end: FinishAttempt, attempt: Attempt, now: Now, settings: Settings, uncounted_wait_s: float | None
 ) -> tuple[FinishAttempt, NextStep | None]:
     """Returns the end with the next state of the job, and the next step to add to its reason, if any."""
     cancelled = attempt.cancel is not None and attempt.cancel.cause == "cancelled"
@@ -132,12 +144,10 @@ def _with_next_state(
     if end.outcome is not Outcome.NOT_STARTED:
         return end, None
     queued = replace(end, state=JobState.QUEUED, job_outcome=None)
-    if end.shortage and not attempt.source_missing:
-        # A shortage is not the job's fault. The launch is not counted, and retries continue until the
-        # shortage is over.
-        wait = settings.assign_retry_wait_s
-        step = NextStep(NextKind.LAUNCH_RETRY_UNCOUNTED, wait_s=wait)
-        return replace(queued, launch_failures=attempt.launch_failures, not_before=now.boot + wait), step
+    if uncounted_wait_s is not None and not attempt.source_missing:
+        step = NextStep(NextKind.LAUNCH_RETRY_UNCOUNTED, wait_s=uncounted_wait_s)
+        not_before = now.boot + uncounted_wait_s
+        return replace(queued, launch_failures=attempt.launch_failures, not_before=not_before), step
     failures = attempt.launch_failures + 1
     if failures < settings.max_assign_attempts and not attempt.source_missing:
         wait = min(settings.assign_retry_wait_s * 2 ** (failures - 1), MAX_RETRY_WAIT_S)
