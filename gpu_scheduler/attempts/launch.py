@@ -9,6 +9,8 @@ from gpu_scheduler.attempts.executor import Executor, Executors, LaunchError
 from gpu_scheduler.attempts.log_folder import LogFolder, create_log
 from gpu_scheduler.attempts.observe import attempt_ref
 from gpu_scheduler.attempts.prepare import is_usable, prepare
+from gpu_scheduler.attempts.requested_claims import requested_claims
+from gpu_scheduler.claims.lock_folder import VARIABLE, ClaimFolder, LockFolderError
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command.build import build_command
 from gpu_scheduler.core.command.sessions import session_name
@@ -24,7 +26,7 @@ class Launcher:
     """Completes the folder of an attempt and starts a runner for it.
 
     options: the options of `start`, with the path of the `conda_sh` in use. environment: the variables that
-    jobs inherit. umask: the umask of the jobs.
+    jobs inherit. umask: the umask of the jobs. claim_folder: the folder in which their runners claim GPUs.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Launcher:
         environment: Mapping[str, str],
         umask: int,
         logs: LogFolder,
+        claim_folder: ClaimFolder,
         failpoint: Callable[[str], None] = lambda step: None,
     ) -> None:
         self.check_owner: Callable[[], None] = lambda: None
@@ -47,7 +50,10 @@ class Launcher:
         self._options = options
         self._environment = environment
         self._umask = umask
-        self._extra = {"GPU_SCHEDULER_SIM": str(store.data_dir.simulation)} if options.simulated else {}
+        self._claim_folder = claim_folder
+        self._extra = {VARIABLE: str(claim_folder.shared)}
+        if options.simulated:
+            self._extra["GPU_SCHEDULER_SIM"] = str(store.data_dir.simulation)
 
     def launch(self, attempt_id: int) -> None:
         """Starts a runner. Raises LaunchError with the reason, and any error that `check_owner` raises.
@@ -67,6 +73,9 @@ class Launcher:
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             raise LaunchError(f"job {job.id} cannot be launched: {where}{error.strerror or error}") from error
+        except LockFolderError as error:
+            problem = f"the lock folder {error.folder} {error.problem.text}; {error.problem.remedy}"
+            raise LaunchError(f"job {job.id} cannot be launched: {problem}") from error
 
     def _prepare(self, attempt: AttemptRecord, job: JobRecord, executor: Executor) -> None:
         when = datetime.now()
@@ -109,6 +118,7 @@ class Launcher:
                 "terminal": executor.has_terminal,
                 "session": session, "log": log, "header": header, "timeout_s": spec.timeout_s,
                 "term_grace_s": options.grace_s,
+                "gpu_claims": requested_claims(self._store, attempt, self._claim_folder),
                 attempt_folders.ORIGIN_KEY:
                     attempt_folders.origin_object(attempt, job, self._store.data_dir, source_cwd),
             },

@@ -163,3 +163,28 @@ def prepare_simulated_folder(folder: Path, simulation: str) -> Path:
         raise LockFolderError(inner, problem) from None
     prepare_lock_folder(inner)
     return inner
+
+
+@dataclass(frozen=True)
+class ClaimFolder:
+    """The folder that contains the lock files of one scheduler's GPUs.
+
+    shared: the lock folder. path: the folder with the lock files, which is in the lock folder if the GPUs are
+    simulated. simulation: the folder in which simulated jobs write their usage; None if the GPUs are real.
+    """
+
+    shared: Path
+    path: Path
+    simulation: str | None = None
+
+    @classmethod
+    def of(cls, shared: Path, simulation: str | None) -> ClaimFolder:
+        """Returns the folder for real or simulated GPUs in a lock folder. Neither folder need exist yet."""
+        path = shared if simulation is None else simulated_folder(shared, simulation)
+        return cls(shared, path, simulation)
+
+    def prepare(self) -> None:
+        """Makes and checks the lock folder and the folder in it. Raises LockFolderError."""
+        prepare_lock_folder(self.shared)
+        if self.simulation is not None:
+            prepare_simulated_folder(self.shared, self.simulation)

@@ -6,7 +6,7 @@ either is that process or descends from it. Such a program uses these GPUs witho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from gpu_scheduler.claims.gpu_claims import inherited_descriptors
@@ -17,13 +17,13 @@ from gpu_scheduler.system.procfs import Proc
 _LOCK_LINE = b"lock:"
 
 
-def own_claims(folder: Path, locks: Mapping[str, Iterable[Lock]]) -> frozenset[str]:
+def own_claims(folder: Path, locks: Mapping[str, Collection[Lock]]) -> frozenset[str]:
     """Returns the GPUs, by UUID, on which this process or an ancestor holds a claim.
 
     folder: the folder of the lock files; locks: the locks of other processes on each GPU. Call this function
     before the process claims GPUs itself.
     """
-    ancestors = ancestor_pids()
+    ancestors = ancestor_pids() if any(locks.values()) else frozenset()
     inherited = {name for name, fd in inherited_descriptors(str(folder)).items() if _holds_lock(fd)}
     return frozenset(
         uuid

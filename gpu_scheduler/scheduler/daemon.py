@@ -14,6 +14,7 @@ from typing import NamedTuple
 from gpu_scheduler.attempts.executor import Executors
 from gpu_scheduler.attempts.launch import Launcher
 from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.claims.lock_folder import ClaimFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command.environment import find_conda_sh
@@ -89,6 +90,7 @@ class Daemon:
         console: Console,
         failpoint: Callable[[str], None],
         executors: Executors,
+        claim_folder: ClaimFolder,
     ) -> None:
         self._options = options
         self._clock = Clock()
@@ -117,8 +119,9 @@ class Daemon:
         resolved = _with_absolute_paths(options, self._config.path)
         store.record_options(resolved)
         self._launcher = Launcher(
-            store, self._loop.recorder, executors, resolved, dict(os.environ), umask, logs, failpoint
-        )
+            store, self._loop.recorder, executors, resolved, dict(os.environ), umask, logs, claim_folder,
+            failpoint,
+        )  # fmt: skip
         self._launcher.check_owner = ownership.check
         self._outcomes = DrainReport(store, resolved.jobs_file, self._clock)
         self._console = console

@@ -29,6 +29,7 @@ from gpu_scheduler.scheduler.start_checks import (
     check_paths,
     check_proc,
     check_store,
+    prepare_claim_folder,
 )
 from gpu_scheduler.store import location
 from gpu_scheduler.store.data_dir import DataDir
@@ -59,6 +60,7 @@ def run(
     umask = os.umask(0o077)
     home = DataDir.of(options.state_file, options.data_dir)
     warnings = _check_start(options, home)
+    claim_folder = prepare_claim_folder(options, home)
     is_new = not home.folder.exists()
     home.check_owner(take_over=options.take_over)
     warnings += map(str, home.create())
@@ -78,7 +80,9 @@ def run(
                 executors = _make_executors(options.screen)
                 # If the start fails, nothing is deleted, and the schema stays as an older version wrote it.
                 with store.db.upgraded(), in_own_folder(store, options):
-                    daemon = Daemon(options, store, ownership, umask, console, failpoint, executors)
+                    daemon = Daemon(
+                        options, store, ownership, umask, console, failpoint, executors, claim_folder
+                    )
             at_end.callback(daemon.close)
 
             def is_up() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.claims.lock_folder import ClaimFolder, find_lock_folder
 from gpu_scheduler.config import LLM_CONFIG, StartOptions
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
@@ -48,6 +49,14 @@ def check_paths(options: StartOptions) -> None:
     except OSError as error:
         named = error.filename if options.log_dir is None else f"--log-dir {options.log_dir}"
         raise UsageError(f"{named}: {error.strerror}; name a folder that you own with --log-dir") from None
+
+
+def prepare_claim_folder(options: StartOptions, data_dir: DataDir) -> ClaimFolder:
+    """Makes the folder in which the runners claim GPUs. Raises UsageError if it cannot be used."""
+    simulation = str(data_dir.simulation) if options.simulated else None
+    folder = ClaimFolder.of(find_lock_folder(), simulation)
+    folder.prepare()
+    return folder
 
 
 def check_store(options: StartOptions, data_dir: DataDir) -> None:

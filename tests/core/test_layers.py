@@ -43,7 +43,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     "store": (*CORE, *TOP, "system", "runner.folder", "runner.record_lock"),
     "gpus.probes": ("core.model", "errors", "config", "runner.folder"),
     "gpus": (*CORE, *TOP, "system", "runner.membership", "gpus.probes", "store"),
-    "attempts": (*CORE, *TOP, "system", "runner", *STORE, "store.writer", "store.attempt_folders"),
+    "attempts": (*CORE, *TOP, "system", "runner", "claims", *STORE, "store.writer", "store.attempt_folders"),
     "executors": (
         "core.command", "runner.folder", "runner.spec", "runner.fork_protocol", "attempts.executor",
         "attempts.folder_status", "attempts.prepare", "attempts.runner_control", "core.model",

@@ -10,6 +10,7 @@ from pathlib import Path
 from gpu_scheduler.attempts.executor import Executor, Executors
 from gpu_scheduler.attempts.launch import Launcher
 from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.claims.lock_folder import ClaimFolder, find_lock_folder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
@@ -48,9 +49,12 @@ class Rig:
         options = StartOptions(conda_sh=conda_sh, grace_s=settings.grace_s)
         environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
         logs = LogFolder.from_option(str(folder / "logs"))
+        self.claim_folder = ClaimFolder.of(find_lock_folder(), None)
         executors = Executors(self.executor)
         recorder = StoreWriter(self.store, settings)
-        self.launcher = Launcher(self.store, recorder, executors, options, environment, 0o022, logs)
+        self.launcher = Launcher(
+            self.store, recorder, executors, options, environment, 0o022, logs, self.claim_folder
+        )
         self.loop = Loop(self.store, self.watch, self.launcher.launch, executors, settings, self.clock)
         self.take_sample()
         assert self.watch.snapshot is not None
