@@ -9,6 +9,7 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.isolation import LOCK_DIR
 from tests.runner.attempt import socket_folder
 from tests.signals import default_signals
 from tests.stress.part import Findings, Order
@@ -57,9 +58,12 @@ def run_part(job: PartRun) -> PartResult:
         with (
             default_signals(),
             tempfile.TemporaryDirectory(prefix="stress-") as folder,
+            # GPU claims are refused in /tmp.
+            tempfile.TemporaryDirectory(prefix="stress-", dir="/var/tmp") as locks,
             socket_folder() as sockets,
         ):
             os.environ["SCREENDIR"] = str(sockets)
+            os.environ[LOCK_DIR] = locks
             found = part.run(Order(job.seed, job.factor, Path(folder), job.is_control))
     except Exception:  # noqa: BLE001 - a part that breaks must not hide the others
         found = Findings()
