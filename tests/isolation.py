@@ -42,6 +42,7 @@ def isolate() -> None:
     base = Path(tempfile.mkdtemp(prefix="gs-tests-"))
     # GPU claims are refused in /tmp.
     locks = Path(tempfile.mkdtemp(prefix="gs-tests-", dir="/var/tmp"))
+    locks.chmod(0o711)  # some tests have processes of other users
     owner = os.getpid()
     atexit.register(lambda: _remove([base, locks]) if os.getpid() == owner else None)
     env = {**isolated(os.environ, base), LOCK_DIR: str(locks)}

@@ -7,7 +7,7 @@ kernel would release its claims when it closes a lock file. A process that `run`
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,10 +19,10 @@ from gpu_scheduler.runner.record_lock import Lock
 from gpu_scheduler.system.procfs import Proc
 from gpu_scheduler.system.users import name_of_user
 
-#: The end of the path of the script that makes an interpreter a runner, in any installation.
-_RUNNER_SCRIPT = os.path.join("gpu_scheduler", "runner", os.path.basename(START))
-#: Number of words of a command line in which this script is looked for.
-_MAX_WORDS = 6
+#: The options of the interpreter of a runner, and the end of the path of the script that it runs, in any
+#: installation.
+_RUNNER_OPTIONS = " -I -S "
+_RUNNER_SCRIPT = os.path.join(os.sep, "gpu_scheduler", "runner", os.path.basename(START))
 
 
 def can_be_claimed(uuid: str) -> bool:
@@ -94,6 +94,11 @@ def _claim(pid: int, mib: int | None) -> GpuClaim:
         return GpuClaim(mib, 0)
     proc = Proc()
     uid = proc.user_id(pid)
-    command = proc.command_line(pid)
-    is_runner = any(word.endswith(_RUNNER_SCRIPT) for word in command[:_MAX_WORDS])
-    return GpuClaim(mib, pid, "" if uid is None else name_of_user(uid), is_runner)
+    return GpuClaim(mib, pid, "" if uid is None else name_of_user(uid), _is_runner(proc.command_line(pid)))
+
+
+def _is_runner(command: Sequence[str]) -> bool:
+    """Returns whether this is the command line of a runner: "python -I -S …/start.py FOLDER"."""
+    # A runner that the fork server made has its command line in one word.
+    arguments = " ".join(command).partition(_RUNNER_OPTIONS)[2]
+    return f"{_RUNNER_SCRIPT} " in arguments

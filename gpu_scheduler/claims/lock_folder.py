@@ -11,6 +11,7 @@ import os
 import shlex
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +59,8 @@ def find_lock_folder(env: Mapping[str, str] = os.environ, system_folder: Path = 
     if os.path.lexists(system_folder):
         return system_folder
     own = user_state_dir(env) / "gpu_scheduler" / "locks"
-    if location_problem(own) is None:
+    # The path is relative if this user has no home folder.
+    if own.is_absolute() and location_problem(own) is None:
         return own
     return Path("/var/tmp", f"gpu_scheduler-{os.geteuid()}", "locks")
 
@@ -67,7 +69,7 @@ def location_problem(folder: Path) -> FolderProblem | None:
     """Returns why no folder at this path can hold lock files; None if one can. The folder need not exist."""
     real = os.path.realpath(folder)
     remedy = f"set {VARIABLE} to a folder on a local disk, such as one in /var/tmp"
-    emptied = next((one for one in _EMPTIED if f"{real}/".startswith(f"{one}/")), None)
+    emptied = next((one for one in _EMPTIED if f"{real}/".startswith(f"{os.path.realpath(one)}/")), None)
     if emptied is not None:
         return FolderProblem(f"is in {emptied}, which the system empties", remedy)
     kind = kind_of(real)
@@ -78,9 +80,35 @@ def location_problem(folder: Path) -> FolderProblem | None:
 
 def folder_problem(folder: Path) -> FolderProblem | None:
     """Returns why an existing folder cannot hold lock files; None if it can. Raises OSError."""
-    problem = location_problem(folder)
-    if problem is not None:
-        return problem
+    return location_problem(folder) or _parent_problem(folder) or _own_problem(folder)
+
+
+def _parent_problem(folder: Path) -> FolderProblem | None:
+    """Returns why other users could replace the folder, which need not exist; None if they cannot."""
+    parent = folder.parent
+    status, link = os.stat(parent), os.lstat(parent)
+    trusted = {0, os.geteuid()}
+    if os.path.lexists(folder):
+        trusted.add(os.lstat(folder).st_uid)
+    elsewhere = f"set {VARIABLE} to another folder"
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in trusted:
+        return FolderProblem(f"is behind a link that belongs to {name_of_user(link.st_uid)}", elsewhere)
+    if status.st_mode & stat.S_ISVTX:
+        return None
+    if status.st_uid not in trusted:
+        owner = name_of_user(status.st_uid)
+        ask = f"ask {owner} to run `install -d -m 1777 {shlex.quote(str(folder))}`"
+        return FolderProblem(f"is in a folder of {owner}, who can replace it", f"{ask}, or {elsewhere}")
+    if status.st_mode & stat.S_IWOTH:
+        mend = f"run `chmod +t {shlex.quote(str(parent))}` as the owner of that folder"
+        return FolderProblem(
+            "is in a folder without the sticky bit, so every user can replace it", f"{mend}, or {elsewhere}"
+        )
+    return None
+
+
+def _own_problem(folder: Path) -> FolderProblem | None:
+    """Returns the problem with the type, the owner or the permissions of the folder; None if all is well."""
     status = os.lstat(folder)
     quoted = shlex.quote(str(folder))
     if stat.S_ISLNK(status.st_mode):
@@ -91,12 +119,12 @@ def folder_problem(folder: Path) -> FolderProblem | None:
     if status.st_uid not in (0, os.geteuid()) and not is_sticky:
         owner = name_of_user(status.st_uid)
         return FolderProblem(
-            f"belongs to {owner} and does not have the sticky bit, so {owner} alone decides who uses it",
+            f"belongs to {owner} and does not have the sticky bit, which a folder for several users needs",
             f"ask {owner} to run `chmod 1777 {quoted}`, or set {VARIABLE} to another folder",
         )
     if status.st_mode & _OTHERS_WRITE and not is_sticky:
         return FolderProblem(
-            "does not have the sticky bit, so every user can remove the lock files",
+            "does not have the sticky bit, so other users can remove the lock files",
             f"run `chmod +t {quoted}` as its owner",
         )
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
@@ -115,11 +143,15 @@ def prepare_lock_folder(folder: Path) -> None:
     try:
         problem = location_problem(folder)
         if problem is None:
+            _make(folder.parent)
+            problem = _parent_problem(folder)
+        if problem is None:
             _make(folder)
-            problem = folder_problem(folder)
+            problem = _own_problem(folder)
     except OSError as error:
+        where = "" if error.filename in (None, str(folder)) else f"{error.filename}: "
         problem = FolderProblem(
-            f"cannot be used: {error.strerror}", f"set {VARIABLE} to a folder that you can write to"
+            f"cannot be used: {where}{error.strerror}", f"set {VARIABLE} to a folder that you can write to"
         )
     if problem is not None:
         raise LockFolderError(folder, problem)
@@ -129,11 +161,9 @@ def _make(folder: Path) -> None:
     """Makes the folder and its missing parents with mode 0700. Raises OSError."""
     if os.path.lexists(folder):
         return
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        pass
+    _make(folder.parent)
+    with suppress(FileExistsError):  # another process was faster
+        os.mkdir(folder, 0o700)
 
 
 def simulated_folder(folder: Path, simulation: str) -> Path:
@@ -151,16 +181,16 @@ def prepare_simulated_folder(folder: Path, simulation: str) -> Path:
     Users who share the lock folder share this folder too. Raises LockFolderError if it cannot be used.
     """
     inner = simulated_folder(folder, simulation)
+    # The folder gets its mode when it is made, because another user may check it immediately afterwards.
+    umask = os.umask(0)
     try:
-        mode = stat.S_IMODE(os.stat(folder).st_mode)
-        try:
-            os.mkdir(inner, 0o700)
-            os.chmod(inner, mode)
-        except FileExistsError:
-            pass
+        with suppress(FileExistsError):
+            os.mkdir(inner, stat.S_IMODE(os.stat(folder).st_mode))
     except OSError as error:
         problem = FolderProblem(f"cannot be made: {error.strerror}", f"check the permissions of {folder}")
         raise LockFolderError(inner, problem) from None
+    finally:
+        os.umask(umask)
     prepare_lock_folder(inner)
     return inner
 

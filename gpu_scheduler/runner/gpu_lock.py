@@ -210,11 +210,12 @@ def open_to_read(folder: str, name: str) -> int | None:
     """
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fd = os.open(f"{folder}/{name}", os.O_RDWR | flags)
+        try:
+            fd = os.open(f"{folder}/{name}", os.O_RDWR | flags)
+        except PermissionError:
+            fd = os.open(f"{folder}/{name}", os.O_RDONLY | flags)
     except FileNotFoundError:
         return None
-    except PermissionError:
-        fd = os.open(f"{folder}/{name}", os.O_RDONLY | flags)
     except OSError as error:
         raise _unusable(error, folder, name) from None
     try:

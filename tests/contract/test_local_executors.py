@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts.executor import AttemptRef, Executor, LaunchError
+from gpu_scheduler.claims.gpu_claims import claims_of
 from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.executors.screen import ScreenExecutor, screen_problem
+from gpu_scheduler.runner.record_lock import Lock
 from tests.runner.attempt import PreparedAttempt, socket_folder, wait_for
 from tests.runner.fork_helper import helper_pid
 
@@ -82,6 +84,16 @@ def test_launch_returns_while_the_command_runs(executor: Executor, make: Make) -
     attempt.until_live()
     attempt.stop()
     assert attempt.result().cause == "cancelled"
+
+
+def test_the_claim_of_a_runner_is_recognised_as_that_of_a_scheduler(executor: Executor, make: Make) -> None:
+    attempt = make("exec sleep 300").launch(executor)
+    runner = attempt.until_live().runner
+    assert runner is not None
+    [claim] = claims_of([Lock(0, None, runner.pid)], 100)
+    assert claim.by_scheduler
+    attempt.stop()
+    attempt.result()
 
 
 def test_launching_an_attempt_three_times_starts_its_command_only_once(
