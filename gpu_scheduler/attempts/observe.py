@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from gpu_scheduler.attempts.executor import LOCAL_EXECUTORS, AttemptRef
 from gpu_scheduler.attempts.folder_status import observe
@@ -54,6 +54,17 @@ def observe_attempt(
 
         context = failure_context_of(store, record, status)
     return attempt_from_record(record, status, context)
+
+
+def runner_pids(attempts: Iterable[Attempt]) -> frozenset[int]:
+    """Returns the pids of the runners of these attempts, except those whose end is recorded."""
+    pids = {
+        # The store knows the runner of an attempt whose folder cannot be read now.
+        attempt.status.pid or (attempt.runner.pid if attempt.runner is not None else None)
+        for attempt in attempts
+        if attempt.state.is_open
+    }
+    return frozenset(pid for pid in pids if pid is not None)
 
 
 def attempts_without_processes(store: Store) -> frozenset[int]:

@@ -32,10 +32,13 @@ def own_claims(folder: Path, locks: Mapping[str, Collection[Lock]]) -> frozenset
     )
 
 
-def ancestor_pids() -> frozenset[int]:
-    """Returns the pids of the processes from which this process descends, and its own pid."""
+def ancestor_pids(pid: int | None = None) -> frozenset[int]:
+    """Returns the pids of the processes from which a process descends, and its own pid.
+
+    pid: the process; None for this process.
+    """
     proc = Proc()
-    own = proc.own_process
+    own = proc.own_process if pid is None else proc.process(pid)
     return frozenset() if own is None else frozenset(one.pid for one in proc.ancestry(own))
 
 

@@ -78,6 +78,11 @@ def _with_absolute_paths(options: StartOptions, llm_config: Path) -> StartOption
     )
 
 
+def _claiming_pids(facts: Facts) -> frozenset[int]:
+    """Returns the processes of other programs that claim GPUs, except those whose pid is unknown."""
+    return frozenset(claim.pid for gpu in facts.gpus for claim in gpu.claims if claim.pid)
+
+
 class Daemon:
     """One scheduler process: assembles its parts, runs its rounds, and waits between them."""
 
@@ -107,6 +112,7 @@ class Daemon:
         )
         self._loop = Loop(self._store, self._watch, self._launch, executors, options, self._clock, failpoint)
         self._loop.check_owner = ownership.check
+        self._loop.lock_folder = claim_folder.path
         logs = LogFolder.from_option(options.log_dir)
         self._storage = self._loop.storage = StorageMonitor(
             home, logs, self._clock, trust=options.trust_files
@@ -246,7 +252,8 @@ class Daemon:
             return self._shut_down()
         if self._options.drain and self._is_drained(facts):
             return self._outcomes.report()
-        if self._wakeups.watch_attempts(self._watched_folders(facts)):
+        has_new_attempt = self._wakeups.watch_attempts(self._watched_folders(facts))
+        if self._wakeups.watch_claims(_claiming_pids(facts)) or has_new_attempt:
             return None
         self._backups.back_up_if_due()
         self._wait(self._next_deadline(facts))

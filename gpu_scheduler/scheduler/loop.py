@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from gpu_scheduler.attempts.executor import AttemptRef, Executor, Executors, LaunchError
 from gpu_scheduler.attempts.observe import attempt_ref
@@ -60,6 +61,7 @@ class Loop:
         self.on_action: Callable[[act.Action], None] = lambda action: None
         self.storage: StorageMonitor | None = None
         self.check_owner: Callable[[], None] = lambda: None
+        self.lock_folder: Path | None = None
         self.placing = True
         self.stop_requested = False
         self.sample_wanted = False
@@ -83,6 +85,7 @@ class Loop:
         facts = read_facts(
             self.store, self.watch, self._executors, self.config, self.settings, now, issue,
             placing=self.placing, learned=self._learned if self.store.learning else None,
+            lock_folder=self.lock_folder,
         )  # fmt: skip
         # If this scheduler no longer owns the folder, it must not record what it observed there.
         self.check_owner()

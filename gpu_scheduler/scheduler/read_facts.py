@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from gpu_scheduler.attempts.executor import AttemptRef, Executors
-from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt
+from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt, runner_pids
 from gpu_scheduler.attempts.sweep import processes_of, recorded_command
+from gpu_scheduler.claims.foreign_claims import LockReading, read_locks_of
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import JobFact
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -39,11 +41,18 @@ def read_facts(
     *,
     placing: bool = True,
     learned: LearnedNeedsReader | None = None,
+    lock_folder: Path | None = None,
 ) -> Facts:
     """Returns all facts on which the decisions of one round are based.
 
     placing: whether jobs may be started. learned: the reader of learned needs; None if needs are not learned.
+    lock_folder: the folder with the lock files of the GPUs; None if there is none.
     """
+    managed = store.gpus()
+    # Read before the attempts, so that every lock of a runner belongs to one of these attempts.
+    locks = LockReading({}, {})
+    if lock_folder is not None:
+        locks = read_locks_of(lock_folder, [gpu.uuid for gpu in managed])
     records = store.active_attempts()
     refs = {record.token: attempt_ref(store, record) for record in records}
     attempts = _attempts(store, executors, records, refs, now)
@@ -52,7 +61,7 @@ def read_facts(
     def command_of(token: str) -> RecordedCommand | None:
         return recorded_command(refs[token].folder, token)
 
-    managed = store.gpus()
+    runners = runner_pids(attempts)
     paused = {gpu.uuid: (gpu.index, gpu.paused) for gpu in managed}
     recorded = {gpu.uuid: gpu for gpu in managed}
     sampled = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
@@ -63,7 +72,8 @@ def read_facts(
         settings=settings,
         config=config,
         gpus=tuple(
-            with_stored_values(gpu, recorded[gpu.uuid]) for gpu in watch.gpus(paused, tokens, command_of)
+            _with_claims(with_stored_values(gpu, recorded[gpu.uuid]), locks, runners)
+            for gpu in watch.gpus(paused, tokens, command_of)
         ),
         unmanaged_gpus=watch.gpus(unmanaged, tokens, command_of),
         all_sampled=watch.snapshot is not None,
@@ -75,6 +85,13 @@ def read_facts(
         jobs=_target_jobs(store, {request.target for request in requests}),
         learned_mib=learned.needs() if learned is not None else {},
     )
+
+
+def _with_claims(gpu: Gpu, locks: LockReading, runners: Collection[int]) -> Gpu:
+    total = gpu.sample.total_mib if gpu.sample else None
+    claims = locks.foreign_claims(gpu.uuid, total, runners)
+    problem = locks.problems.get(gpu.uuid)
+    return replace(gpu, claims=claims, claims_problem=problem) if claims or problem else gpu
 
 
 def _attempts(

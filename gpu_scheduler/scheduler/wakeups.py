@@ -1,4 +1,4 @@
-"""Waits for everything that wakes the scheduler: file changes, ended runners, probe answers and signals.
+"""Waits for all that wakes the scheduler: file changes, ended processes, probe answers and signals.
 
 Watches the folder of each file, because editors replace files. Other files in the folder do not wake the
 scheduler.
@@ -11,7 +11,7 @@ import logging
 import os
 import selectors
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,16 @@ class Wakeups:
         self._selector.register(self._signals, selectors.EVENT_READ, "signal")
         self._names: dict[int, dict[str, str]] = {}
         self._attempt_watches: dict[Path, int] = {}
-        self._pidfds: dict[int, int] = {}
+        self._runners = _ProcessWatch(self._selector, "runner")
+        self._claims = _ProcessWatch(self._selector, "claim")
         signal.set_wakeup_fd(self._signal_in, warn_on_full_buffer=False)
 
     def close(self) -> None:
         """Closes all watches and descriptors."""
         signal.set_wakeup_fd(-1)
-        for fd in (*self._pidfds.values(), self._signals, self._signal_in):
+        self._runners.close()
+        self._claims.close()
+        for fd in (self._signals, self._signal_in):
             os.close(fd)
         if self._inotify is not None:
             self._inotify.close()
@@ -69,13 +72,6 @@ class Wakeups:
     def watch_fd(self, fd: int, key: str) -> None:
         """Watches a descriptor for input. Call this only once per descriptor."""
         self._selector.register(fd, selectors.EVENT_READ, key)
-
-    def unwatch_fd(self, fd: int) -> None:
-        """Stops watching a descriptor."""
-        try:
-            self._selector.unregister(fd)
-        except (KeyError, ValueError):
-            pass
 
     def watch_attempts(self, folders: Mapping[Path, int | None]) -> bool:
         """Watches exactly these attempt folders and the pids of their runners.
@@ -94,7 +90,14 @@ class Wakeups:
                 self._attempt_watches[folder] = wd
                 self._names[wd] = dict.fromkeys(WATCHED_NAMES, "attempt")
                 new = True
-        return self._watch_pids({pid for pid in folders.values() if pid}) or new
+        return self._runners.watch({pid for pid in folders.values() if pid}) or new
+
+    def watch_claims(self, pids: Collection[int]) -> bool:
+        """Watches exactly these processes, which claim GPUs; their end has the key "claim".
+
+        Returns True if any of them is new. The caller must then read the claims again.
+        """
+        return self._claims.watch(pids)
 
     def wait(self, timeout_s: float | None) -> set[str]:
         """Waits for events and returns their keys. timeout_s: the maximum time to wait; None for no limit."""
@@ -107,7 +110,7 @@ class Wakeups:
                 os.read(self._signals, 4096)
                 keys.add("signal")
             else:
-                if key.data == "runner":
+                if key.data in (self._runners.key, self._claims.key):
                     self._selector.unregister(key.fd)
                 keys.add(key.data)
         return keys
@@ -119,26 +122,6 @@ class Wakeups:
         if names is None:
             return set()
         return {names[event.name]} if event.name in names else set()
-
-    def _watch_pids(self, pids: set[int]) -> bool:
-        for pid in [p for p in self._pidfds if p not in pids]:
-            fd = self._pidfds.pop(pid)
-            self.unwatch_fd(fd)
-            os.close(fd)
-        new = False
-        for pid in pids - self._pidfds.keys():
-            try:
-                fd = os.pidfd_open(pid)
-            except OSError:
-                continue  # the runner has ended or no descriptor is free; its folder also shows its end
-            try:
-                self._selector.register(fd, selectors.EVENT_READ, "runner")
-            except OSError:
-                os.close(fd)
-                continue  # out of memory; the attempt folder also shows the runner's end
-            self._pidfds[pid] = fd
-            new = True
-        return new
 
     def _remove_watch(self, wd: int) -> None:
         self._names.pop(wd, None)
@@ -170,3 +153,48 @@ class Wakeups:
                 limit,
             )
             self._warned = True
+
+
+class _ProcessWatch:
+    """Watches processes for their end, through pidfds that are registered under one key."""
+
+    def __init__(self, selector: selectors.BaseSelector, key: str) -> None:
+        self.key = key
+        self._selector = selector
+        self._pidfds: dict[int, int] = {}
+        #: The processes that could not be watched at the last attempt.
+        self._unwatched: set[int] = set()
+
+    def watch(self, pids: Collection[int]) -> bool:
+        """Watches exactly these processes; returns whether any of them is new or is watched again."""
+        for pid in [p for p in self._pidfds if p not in pids]:
+            self._drop(pid)
+        missing = [pid for pid in pids if pid not in self._pidfds]
+        known, self._unwatched = self._unwatched, {pid for pid in missing if not self._add(pid)}
+        return any(pid not in known or pid not in self._unwatched for pid in missing)
+
+    def close(self) -> None:
+        """Ends the watch."""
+        for pid in list(self._pidfds):
+            self._drop(pid)
+
+    def _add(self, pid: int) -> bool:
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            return False  # the process has ended or no descriptor is free; the scheduler also polls
+        try:
+            self._selector.register(fd, selectors.EVENT_READ, self.key)
+        except OSError:
+            os.close(fd)
+            return False  # out of memory
+        self._pidfds[pid] = fd
+        return True
+
+    def _drop(self, pid: int) -> None:
+        fd = self._pidfds.pop(pid)
+        try:
+            self._selector.unregister(fd)
+        except (KeyError, ValueError):
+            pass  # the process has ended
+        os.close(fd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.core.text.formatting import format_memory
+from gpu_scheduler.views.gpu_claims import claims_text
 
 
 def obstacle_text(found: GpuObstacle) -> str:
@@ -22,6 +23,10 @@ def obstacle_text(found: GpuObstacle) -> str:
         return f"{_foreign_load_source(found)} {found.foreign_load} %"
     if found.kind in (ObstacleKind.FOREIGN_MEMORY, ObstacleKind.FOREIGN_PROCESS):
         return _foreign_memory_text(found)
+    if found.kind is ObstacleKind.CLAIMED:
+        return claims_text(found.claims)
+    if found.kind is ObstacleKind.CLAIMS_UNKNOWN:
+        return f"claims unknown, because {found.detail}"
     return _OBSTACLE_TEXTS[found.kind]
 
 
@@ -76,5 +81,7 @@ _OBSTACLE_REMEDIES = {
     ObstacleKind.FOREIGN_MEMORY: f"{_WAIT}declare the job's memory, as in [vram=8G]; or start the scheduler"
     " with a higher --mem-threshold",
     ObstacleKind.FOREIGN_LOAD: f"{_WAIT}start the scheduler with a higher --load-threshold",
+    ObstacleKind.CLAIMED: "wait for the program that claims the GPU to end, or end it",
+    ObstacleKind.CLAIMS_UNKNOWN: "`doctor` checks the lock folder",
     ObstacleKind.FOREIGN_PROCESS: f"{_WAIT}request only part of a GPU, such as [vram=8G] or [share=0.5]",
 }

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, foreign_use, obstacle
+from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability, foreign_use, obstacle, obstacle_kind
 from gpu_scheduler.core.scheduling.placement import place
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.views.gpu_obstacle_text import obstacle_text
@@ -83,12 +84,55 @@ def test_prefers_the_gpu_with_the_best_fit_then_the_least_load_then_the_lowest_i
         ),
         (available(0, foreign_mib=None), Need(1, 500), "memory unknown"),
         (available(0, occupied=True), Need(1, 999, alone=True), "needs 1 idle GPU, 0 free"),
+        (
+            available(0, claims=(GpuClaim(None, 8, "ann"),), claimable_mib=0),
+            Need(1, 500),
+            "GPU 0: claimed by run, pid 8, user ann",
+        ),
+        (
+            available(0, claims=(GpuClaim(9000, 8, "ann", by_scheduler=True),), claimable_mib=15_576),
+            Need(1, 1000),
+            "GPU 0: 9000 MiB claimed by a scheduler's job, pid 8, user ann",
+        ),
+        (
+            available(0, claims_problem="/locks/U0 is a symbolic link; remove it"),
+            Need(1, 500),
+            "GPU 0: claims unknown, because /locks/U0 is a symbolic link; remove it",
+        ),
     ],
 )
 def test_the_wait_reason_names_why_each_gpu_cannot_be_used(
     view: GpuAvailability, need: Need, words: str
 ) -> None:
     assert words in wait_words(place(need, None, [view], LIMITS))
+
+
+@pytest.mark.parametrize(
+    ("need", "values", "kind"),
+    [
+        (Need(1, vram=8000), {}, None),
+        (Need(1, vram=8001), {}, ObstacleKind.CLAIMED),
+        (Need(1, 325), {}, None),
+        (Need(1, 326), {}, ObstacleKind.CLAIMED),
+        (Need(1, 1000), {}, ObstacleKind.CLAIMED),
+        (Need(1, 1000, alone=True), {}, ObstacleKind.CLAIMED),
+        (Need(1, vram=100, exclusive=True), {}, ObstacleKind.CLAIMED),
+        # The obstacles of the scheduler's own jobs are named first, and memory last.
+        (Need(1, 1000), {"unavailable": PAUSED}, ObstacleKind.PAUSED),
+        (Need(1, 1000), {"allocated_share": 500}, ObstacleKind.BUSY),
+        (Need(1, 600), {"allocated_share": 500}, ObstacleKind.SHARE),
+        (Need(1, 1000, alone=True), {"occupied": True}, ObstacleKind.BUSY),
+        (Need(1, vram=9000), {"foreign_mib": 20_000}, ObstacleKind.CLAIMED),
+        # Room for the claim does not suffice if the memory is in use.
+        (Need(1, vram=8000), {"committed_mib": 20_000}, ObstacleKind.MEMORY),
+        (Need(1, vram=8000), {"claims_problem": "unreadable"}, ObstacleKind.CLAIMS_UNKNOWN),
+    ],
+)
+def test_a_job_needs_as_much_unclaimed_memory_as_it_claims(
+    need: Need, values: dict[str, object], kind: ObstacleKind | None
+) -> None:
+    view = available(0, claims=(GpuClaim(16_576, 8),), claimable_mib=8000, **values)
+    assert obstacle_kind(view, need, LIMITS) is kind
 
 
 def test_the_load_of_our_own_jobs_does_not_block_placement() -> None:

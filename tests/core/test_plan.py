@@ -8,6 +8,7 @@ import pytest
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.gpu_fault import LOST
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.request import JobFact, Request
@@ -24,7 +25,7 @@ from gpu_scheduler.core.scheduling.plan import plan
 from gpu_scheduler.core.scheduling.queue_placement import need_of
 from gpu_scheduler.core.scheduling.settings import Limits, Settings
 from gpu_scheduler.views.wait_text import wait_text
-from tests.core.gpu_world import gpu, group, round_of, running
+from tests.core.gpu_world import facts, gpu, group, round_of, running
 
 LIMITS = Limits()
 HALF, WHOLE, TWO = ResourceSpec(share=500), ResourceSpec(share=1000), ResourceSpec(gpus=2, share=1000)
@@ -66,6 +67,17 @@ def test_jobs_behind_a_job_that_is_not_loaded_yet_wait_for_the_next_round() -> N
 def test_starts_jobs_queued_behind_a_blocked_group_of_jobs() -> None:
     lines = (group(TWO, (1, 0), (2, 0), more=True), group(WHOLE, (3, 5)))
     assert starts(plan(round_of(2, *lines, attempts=(whole("U0"),)))) == {3: ("U1",)}
+
+
+@pytest.mark.parametrize(
+    ("attempts", "started"), [((), {1}), ((running(9, share=50),), {1}), ((running(9, share=80),), set())]
+)
+def test_the_jobs_of_one_round_share_the_memory_that_other_programs_leave(
+    attempts: tuple[Attempt, ...], started: set[int]
+) -> None:
+    claimed = gpu(0, claims=(GpuClaim(16_576, 8),))  # leaves 8000 MiB
+    two = group(ResourceSpec(share=250), 1, 2)  # each claims 6144 MiB
+    assert starts(plan(facts(claimed, attempts=attempts, pending_groups=(two,)))).keys() == started
 
 
 def test_every_job_waits_while_the_gpus_cannot_be_read() -> None:

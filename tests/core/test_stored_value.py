@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.need import Need
@@ -34,6 +35,7 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
                 obstacles=(
                     GpuObstacle(0, ObstacleKind.FAULT, fault=GpuFault(FaultKind.LOST)),
                     GpuObstacle(1, ObstacleKind.QUARANTINED, 7, (8, 9)),
+                    GpuObstacle(2, ObstacleKind.CLAIMED, claims=(GpuClaim(None, 8), GpuClaim(5, 9, "ann"))),
                 ),
             ),
             {
@@ -42,6 +44,11 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
                 "obstacles": [
                     {"gpu": 0, "kind": "fault", "fault": {"kind": "lost"}},
                     {"gpu": 1, "kind": "quarantined", "job_id": 7, "pids": [8, 9]},
+                    {
+                        "gpu": 2,
+                        "kind": "claimed",
+                        "claims": [{"mib": None, "pid": 8}, {"mib": 5, "pid": 9, "user": "ann"}],
+                    },
                 ],
             },
         ),

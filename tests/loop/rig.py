@@ -56,6 +56,7 @@ class Rig:
             self.store, recorder, executors, options, environment, 0o022, logs, self.claim_folder
         )
         self.loop = Loop(self.store, self.watch, self.launcher.launch, executors, settings, self.clock)
+        self.loop.lock_folder = self.claim_folder.path
         self.take_sample()
         assert self.watch.snapshot is not None
         recorder.record_gpus(

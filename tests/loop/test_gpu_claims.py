@@ -4,12 +4,55 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.claims.gpu_claims import read_gpu_locks
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
+from gpu_scheduler.core.model.state_reason import ReasonKind
 from gpu_scheduler.runner.spec import read_spec
+from gpu_scheduler.scheduler.wakeups import Wakeups
+from gpu_scheduler.store.pending_groups import wait_reasons
+from gpu_scheduler.system.users import name_of_user
+from gpu_scheduler.views.wait_text import wait_text
 from tests.loop.rig import Rig
+
+CLAIM = """
+import sys
+from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus
+folder, uuid, mib = sys.argv[1:]
+print(isinstance(claim_gpus(folder, [Wanted(uuid, int(mib) or None, 24576)]), list), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(folder: Path, uuid: str, mib: int = 0) -> Iterator[subprocess.Popen[str]]:
+    """Runs a process that claims so many MiB of a GPU (0 means the whole GPU)."""
+    command = [sys.executable, "-c", CLAIM, str(folder), uuid, str(mib)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        yield process
+        process.kill()
+
+
+def user() -> str:
+    return name_of_user(os.getuid())
+
+
+def reason_of(rig: Rig) -> str:
+    [reason] = wait_reasons(rig.store).values()
+    return wait_text(reason)
+
+
+def wait_reason(obstacle: str, need: str = "1 idle GPU") -> str:
+    return f"needs {need}, 0 free (GPU 0: {obstacle})"
 
 
 def requested(rig: Rig, job_id: int) -> object:
@@ -62,10 +105,86 @@ def test_a_lock_folder_that_disappears_is_made_again(tmp_path: Path) -> None:
     assert rig.claim_folder.path.is_dir()
 
 
-def test_a_job_does_not_start_without_a_usable_lock_folder(tmp_path: Path) -> None:
+def test_a_job_does_not_start_without_a_usable_lock_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rig = Rig(tmp_path, gpus=1)
-    rig.claim_folder.shared.touch()
+    rig.claim_folder.shared.symlink_to(tmp_path / "none")
     job = rig.add_job("true")
     ended = rig.tick_until_ended(job)
-    assert ended.outcome == "failed"
-    assert "is not a folder" in str(ended.reason)
+    assert ended.reason is not None
+    assert ended.reason.kind is ReasonKind.LAUNCH_FAILED
+    assert "is in /tmp, which the system empties; set GPU_SCHEDULER_LOCK_DIR to" in caplog.text
+
+
+def test_a_job_waits_while_another_program_claims_the_gpu(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, gpus=1)
+    rig.claim_folder.prepare()
+    with holder(rig.claim_folder.path, "U0") as process:
+        job = rig.add_job("true")
+        facts = rig.tick()
+        assert facts.gpus[0].claims == (GpuClaim(None, process.pid, name_of_user(os.getuid())),)
+        assert reason_of(rig) == wait_reason(f"claimed by run, pid {process.pid}, user {user()}")
+        process.kill()
+        process.wait()
+    assert rig.tick_until_ended(job).exit_code == 0
+
+
+def test_a_job_uses_the_memory_that_other_programs_leave(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, gpus=1)
+    rig.claim_folder.prepare()
+    with holder(rig.claim_folder.path, "U0", 16_000) as process:
+        small = rig.add_job("true", vram=8000)
+        assert rig.tick_until_ended(small).exit_code == 0
+        rig.add_job("true", share=500)
+        rig.tick()
+        text = f"16000 MiB claimed by run, pid {process.pid}, user {user()}"
+        assert reason_of(rig) == wait_reason(text, "0.5 of a GPU")
+
+
+def test_the_claims_of_our_own_jobs_are_no_foreign_claims_even_after_a_restart(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, gpus=1)
+    first = rig.add_job("until [ -e go ]; do sleep 0.01; done", share=500)
+    pid = rig.runner_pid(first)
+    assert [lock.pid for lock in read_gpu_locks(rig.claim_folder.path, "U0")] == [pid]
+    restarted = Rig(tmp_path, gpus=1)
+    assert rig.tick().gpus[0].claims == restarted.tick().gpus[0].claims == ()
+    second = restarted.add_job("true", share=500)
+    restarted.tick_until(lambda: restarted.job(second).state == "finished")
+    (tmp_path / "go").touch()
+    restarted.tick_until_ended(first)
+
+
+def test_a_job_waits_while_a_lock_file_cannot_be_read(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, gpus=1)
+    rig.claim_folder.prepare()
+    file = rig.claim_folder.path / "U0"
+    file.symlink_to("other")
+    job = rig.add_job("true")
+    rig.tick()
+    assert reason_of(rig) == wait_reason(f"claims unknown, because {file} is a symbolic link; remove it")
+    file.unlink()
+    assert rig.tick_until_ended(job).exit_code == 0
+
+
+def test_the_end_of_a_claim_wakes_the_scheduler(tmp_path: Path) -> None:
+    wakeups = Wakeups()
+    with holder(tmp_path, "U0") as process:
+        assert wakeups.watch_claims({process.pid})
+        assert not wakeups.watch_claims({process.pid})
+        assert wakeups.wait(0.05) == set()
+        process.kill()
+        assert wakeups.wait(60) == {"claim"}
+        assert read_gpu_locks(tmp_path, "U0") == ()
+        assert wakeups.wait(0.05) == set()
+        wakeups.watch_claims(())
+    wakeups.close()
+
+
+def test_the_claims_are_read_again_once_if_a_claiming_process_cannot_be_watched(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    wakeups = Wakeups()
+    assert wakeups.watch_claims({ended.pid})
+    assert not wakeups.watch_claims({ended.pid})
+    wakeups.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gpu_scheduler.core.model.stored_value import StoredValue
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.gpu_claim import GpuClaim
     from gpu_scheduler.core.model.gpu_fault import GpuFault
 
 
@@ -28,12 +30,20 @@ class ObstacleKind(str, Enum):
     FOREIGN_MEMORY = "foreign memory"
     FOREIGN_LOAD = "foreign load"
     FOREIGN_PROCESS = "foreign process"
+    CLAIMED = "claimed"
+    CLAIMS_UNKNOWN = "claims unknown"
 
 
 def _fault(values: dict[str, Any]) -> GpuFault:
     from gpu_scheduler.core.model.gpu_fault import GpuFault
 
     return GpuFault.from_values(values)
+
+
+def _claims(listed: Iterable[dict[str, Any]]) -> tuple[GpuClaim, ...]:
+    from gpu_scheduler.core.model.gpu_claim import GpuClaim
+
+    return tuple(GpuClaim.from_values(values) for values in listed)
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,8 @@ class GpuObstacle(StoredValue):
     processes_listed     if there is no foreign_pid: whether the driver lists the processes
     foreign_load         FOREIGN_LOAD: load that foreign processes cause, in percent
     foreign_peak_mib     MEMORY: highest memory use of the foreign processes, if above their current use
+    claims               CLAIMED: the claims of other programs on the GPU
+    detail               CLAIMS_UNKNOWN: why the claims cannot be read
     """
 
     gpu: int
@@ -61,5 +73,7 @@ class GpuObstacle(StoredValue):
     processes_listed: bool | None = None
     foreign_load: int | None = None
     foreign_peak_mib: int | None = None
+    claims: tuple[GpuClaim, ...] = ()
+    detail: str | None = None
 
-    _BUILD: ClassVar = {"kind": ObstacleKind, "pids": tuple, "fault": _fault}
+    _BUILD: ClassVar = {"kind": ObstacleKind, "pids": tuple, "fault": _fault, "claims": _claims}

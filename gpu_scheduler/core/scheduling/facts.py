@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, RunnerIdentity, StopRequest
 from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.states import AttemptState
@@ -107,7 +108,8 @@ class Gpu:
     that only the totals count. foreign_peaks: the highest observed memory use of each living foreign process
     in MiB, by (pid, start time). total_mib: the memory size in the store, even if the GPU cannot be read now.
     foreign_loads: the load of foreign processes in each of the last samples in percent, the newest last; None
-    if unknown. foreign_load_at: the time of the newest of these samples.
+    if unknown. foreign_load_at: the time of the newest of these samples. claims: the claims of other
+    programs. claims_problem: why the claims cannot be read; None if they can.
     """
 
     uuid: str
@@ -123,6 +125,8 @@ class Gpu:
     total_mib: int | None = None
     foreign_loads: tuple[float | None, ...] = ()
     foreign_load_at: float | None = None
+    claims: tuple[GpuClaim, ...] = ()
+    claims_problem: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Decides whether one GPU accepts one more job, by the share and memory left and by foreign use.
+"""Decides whether one GPU accepts one more job, by the share and memory left, by claims and by foreign use.
 
 The rationale is in docs/design.md, Placement.
 """
@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.units import WHOLE, round_mib
+from gpu_scheduler.core.scheduling.accounting import Allocation
+from gpu_scheduler.core.scheduling.claim_size import claim_size
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.gpu_claim import GpuClaim
     from gpu_scheduler.core.model.need import Need
     from gpu_scheduler.core.scheduling.settings import Limits
 
@@ -31,6 +34,9 @@ class GpuAvailability:
     mean_foreign_load    the part of the mean load that foreign processes cause; None if unknown
     unavailable          why the GPU accepts no new job at all, or None
     foreign_peak_mib     peak memory use of the foreign processes, if above their current use; otherwise 0
+    claims               the claims of other programs
+    claimable_mib        MiB that neither they nor our attempts claim; None if there are no such claims
+    claims_problem       why these claims cannot be read, or None
     """
 
     uuid: str
@@ -46,6 +52,9 @@ class GpuAvailability:
     foreign_peak_mib: int = 0
     mean_foreign_load: float | None = 0.0
     processes_listed: bool = True
+    claims: tuple[GpuClaim, ...] = ()
+    claimable_mib: int | None = None
+    claims_problem: str | None = None
 
 
 def counts_as_idle(foreign_mib: int, limits: Limits) -> bool:
@@ -86,6 +95,10 @@ def obstacle_kind(gpu: GpuAvailability, need: Need, limits: Limits) -> ObstacleK
         # The remaining share is of interest only to a job that requests part of a GPU.
         is_full = gpu.allocated_share >= WHOLE or need.share == WHOLE
         return ObstacleKind.BUSY if is_full else ObstacleKind.SHARE
+    if gpu.claims_problem is not None:
+        return ObstacleKind.CLAIMS_UNKNOWN
+    if not _leaves_claim(gpu, need):
+        return ObstacleKind.CLAIMED
     if gpu.foreign_mib is None:
         return ObstacleKind.MEMORY_UNKNOWN
     use = foreign_use(gpu, need, limits)
@@ -95,6 +108,14 @@ def obstacle_kind(gpu: GpuAvailability, need: Need, limits: Limits) -> ObstacleK
     if headroom is None:
         return ObstacleKind.MEMORY_UNKNOWN
     return None if need.vram <= headroom else ObstacleKind.MEMORY
+
+
+def _leaves_claim(gpu: GpuAvailability, need: Need) -> bool:
+    """Returns whether the claim of a job with this need fits beside the claims of other programs."""
+    if gpu.claimable_mib is None:
+        return True
+    size = claim_size(Allocation(need.share, need.vram, need.whole), gpu.total_mib)
+    return size is not None and size <= gpu.claimable_mib
 
 
 def _headroom(gpu: GpuAvailability, limits: Limits) -> int | None:
@@ -113,6 +134,10 @@ def describe_obstacle(gpu: GpuAvailability, kind: ObstacleKind, limits: Limits) 
         return GpuObstacle(index, kind, free=WHOLE - gpu.allocated_share)
     if kind in (ObstacleKind.BUSY, ObstacleKind.MEMORY_UNKNOWN):
         return GpuObstacle(index, kind)
+    if kind is ObstacleKind.CLAIMED:
+        return GpuObstacle(index, kind, claims=gpu.claims)
+    if kind is ObstacleKind.CLAIMS_UNKNOWN:
+        return GpuObstacle(index, kind, detail=gpu.claims_problem)
     if kind is ObstacleKind.FOREIGN_LOAD:
         return GpuObstacle(index, kind, foreign_pid=pid, foreign_load=round(gpu.mean_foreign_load or 0))
     listed = gpu.processes_listed if pid is None else None

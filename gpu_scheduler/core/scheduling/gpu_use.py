@@ -16,6 +16,7 @@ from gpu_scheduler.core.scheduling.accounting import (
     allocated_share,
     with_spike_buffer,
 )
+from gpu_scheduler.core.scheduling.claim_size import claim_size, unclaimed_mib
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.settings import Limits
@@ -47,7 +48,18 @@ def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
         mean_load=gpu.mean_load,
         mean_foreign_load=_mean(gpu.foreign_loads),
         unavailable=_unavailable(gpu, here),
+        claims=gpu.claims,
+        claimable_mib=_claimable_memory(gpu, holders, total),
+        claims_problem=gpu.claims_problem,
     )
+
+
+def _claimable_memory(gpu: Gpu, holders: Sequence[Attempt], total_mib: int | None) -> int | None:
+    """Returns the MiB that neither other programs nor our attempts claim; None if only ours claim any."""
+    if not gpu.claims:
+        return None
+    ours = [claim_size(attempt.allocation(gpu.uuid), total_mib) for attempt in holders]
+    return unclaimed_mib([*ours, *(claim.mib for claim in gpu.claims)], total_mib)
 
 
 def _committed_memory(

@@ -9,6 +9,7 @@ from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.actions import Action, RecordBypassed, SetWaitReason, Start
+from gpu_scheduler.core.scheduling.claim_size import claim_size
 from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.gpu_use import availability, unattributed_memory
@@ -111,7 +112,10 @@ def _with_allocation(gpu: GpuAvailability, need: Need, limits: Limits) -> GpuAva
     if memory is not None and gpu.total_mib is not None:
         memory += allocated_mib(allocation, gpu.total_mib, limits.spike_buffer)
     share = gpu.allocated_share + allocated_share(allocation, gpu.total_mib, limits.spike_buffer)
-    return replace(gpu, allocated_share=share, committed_mib=memory, occupied=True)
+    claimable = gpu.claimable_mib
+    if claimable is not None:
+        claimable -= claim_size(allocation, gpu.total_mib) or 0
+    return replace(gpu, allocated_share=share, committed_mib=memory, occupied=True, claimable_mib=claimable)
 
 
 def _wait_reasons(groups: tuple[PendingGroup, ...], reasons: Mapping[int, WaitReason]) -> list[Action]:
