@@ -129,6 +129,8 @@ def _lock_whole(fd: int) -> int | None:
 def _lock_amount(fd: int, mib: int, total_mib: int | None, end_s: float) -> int | None:
     """Locks `mib` free bytes; returns None, or the pid of a process that holds a lock.
 
+    If it returns a pid, some of the bytes may be locked until the file is closed.
+
     Locks of several processes can collide. A process that gets some of its bytes keeps them and looks for
     more. It gives up only if too few bytes are free, so processes that fit side by side do not fail, unless
     they collide until `end_s`, a time of the monotonic clock.
@@ -142,7 +144,6 @@ def _lock_amount(fd: int, mib: int, total_mib: int | None, end_s: float) -> int 
         missing = mib - sum(end - start for start, end in mine)
         gaps = free_ranges(locks, total_mib, mine)
         if sum(end - start for start, end in gaps) < missing:
-            fcntl.lockf(fd, fcntl.LOCK_UN)
             return max(locks, key=_size).pid if locks else 0
         for start, end in gaps:
             end = min(end, start + missing)
@@ -152,7 +153,6 @@ def _lock_amount(fd: int, mib: int, total_mib: int | None, end_s: float) -> int 
         if not missing:
             return None
         if time.monotonic() >= end_s:
-            fcntl.lockf(fd, fcntl.LOCK_UN)
             return 0
         # Different waits keep two processes from colliding again and again.
         collisions = min(collisions + 1, _MAX_COLLISION_WAITS)

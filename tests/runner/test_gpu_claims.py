@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.executors.direct import DirectExecutor
-from gpu_scheduler.runner.gpu_lock import open_to_read, read_locks
+from gpu_scheduler.executors.forking import ForkingExecutor
 from gpu_scheduler.runner.record_lock import Lock
 from tests.isolation import LOCK_DIR
 from tests.runner.attempt import PreparedAttempt, patched, wait_for
 from tests.runner.conftest import Make
+from tests.runner.fork_helper import helper_pid
+from tests.runner.lock_process import LockProcess, lock_processes, locks_on
 from tests.runner.test_shortage import FAILING
 
 TOTAL_MIB = 1000
-Hold = Callable[..., "subprocess.Popen[str]"]
-
-#: A process that claims the whole of each GPU in its arguments, and holds the claims until it is killed.
-HOLDER = """
-import os, sys
-from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus
-held = claim_gpus(sys.argv[1], [Wanted(name, None, None) for name in sys.argv[2:]])
-print("held" if isinstance(held, list) else "refused", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -42,21 +32,10 @@ def locks() -> Path:
 
 
 @pytest.fixture
-def hold(locks: Path) -> Iterator[Hold]:
-    """Returns a function that starts a process which claims whole GPUs."""
-    started: list[subprocess.Popen[str]] = []
-
-    def one(*names: str) -> subprocess.Popen[str]:
-        words = [sys.executable, "-c", HOLDER, str(locks), *names]
-        started.append(subprocess.Popen(words, stdin=-1, stdout=-1, text=True))
-        assert started[-1].stdout is not None
-        assert started[-1].stdout.readline() == "held\n"
-        return started[-1]
-
-    yield one
-    for process in started:
-        process.kill()
-        process.communicate()
+def other(locks: Path) -> Iterator[LockProcess]:
+    """Starts another process that can claim GPUs."""
+    with lock_processes(locks, 1) as (process,):
+        yield process
 
 
 def claims(
@@ -69,16 +48,6 @@ def claims(
     }
 
 
-def locks_on(locks: Path, name: str) -> list[Lock]:
-    fd = open_to_read(str(locks), name)
-    if fd is None:
-        return []
-    try:
-        return read_locks(fd)
-    finally:
-        os.close(fd)
-
-
 def holders(locks: Path, name: str) -> list[int]:
     return [lock.pid for lock in locks_on(locks, name)]
 
@@ -88,11 +57,23 @@ def mib_of(lock: Lock) -> int:
     return lock.end - lock.start
 
 
+@pytest.fixture
+def forking() -> Iterator[ForkingExecutor]:
+    """Makes an executor whose helper is ready."""
+    made = ForkingExecutor()
+    wait_for(lambda: helper_pid(made), "the helper")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("forks", [False, True])
 @pytest.mark.parametrize("terminal", [False, True])
-def test_the_runner_holds_its_claims_while_the_command_runs(make: Make, locks: Path, terminal: bool) -> None:
+def test_the_runner_holds_its_claims_while_the_command_runs(
+    make: Make, locks: Path, forking: ForkingExecutor, terminal: bool, forks: bool
+) -> None:
     attempt = make("echo ready; read _ < go", terminal=terminal, gpu_claims=claims(locks, "GPU-a", "GPU-b"))
     os.mkfifo(attempt.folder.parents[2] / "go")
-    attempt.launch()
+    attempt.launch(forking if forks else DirectExecutor())
     attempt.until_logged("ready")
     runner = attempt.status().pid
     for name in ("GPU-a", "GPU-b"):
@@ -104,23 +85,24 @@ def test_the_runner_holds_its_claims_while_the_command_runs(make: Make, locks: P
 
 
 def test_the_claims_are_gone_when_the_result_appears(make: Make, locks: Path, tmp_path: Path) -> None:
-    # The runner itself notes at the rename of its result whether another process could claim the GPU.
-    note = tmp_path / "note"
-    check = (
+    # The runner waits immediately before it renames its result.
+    os.mkfifo(tmp_path / "go")
+    patch = (
         "real = os.rename\n"
         "def rename(old, new, **more):\n"
         "    if new == 'result':\n"
-        f"        os.system({sys.executable!r} + ' ' + {str(tmp_path / 'check.py')!r} + ' > {note}')\n"
+        f"        open({str(tmp_path / 'ready')!r}, 'w').close()\n"
+        f"        open({str(tmp_path / 'go')!r}).close()\n"
         "    return real(old, new, **more)\n"
         "os.rename = rename\n"
     )
-    (tmp_path / "check.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
-        f"sys.argv[1:] = {[str(locks), 'GPU-a']!r}\n{HOLDER}"
-    )
-    attempt = make("exit 0", gpu_claims=claims(locks, "GPU-a"))
-    attempt.launch(patched(tmp_path, check)).result()
-    assert note.read_text() == "held\n"
+    attempt = make("exit 0", gpu_claims=claims(locks, "GPU-a")).launch(patched(tmp_path, patch))
+    wait_for((tmp_path / "ready").exists, "the end of the command")
+    assert attempt.status().claim == "live"
+    assert (locks / "GPU-a").exists()
+    assert holders(locks, "GPU-a") == []
+    (tmp_path / "go").write_text("")
+    assert attempt.result().exit_code == 0
 
 
 def test_the_processes_of_the_command_hold_no_claim(make: Make, locks: Path) -> None:
@@ -137,9 +119,9 @@ def test_the_processes_of_the_command_hold_no_claim(make: Make, locks: Path) -> 
 
 
 def test_the_command_does_not_run_if_another_program_has_claimed_a_gpu(
-    make: Make, hold: Hold, locks: Path, tmp_path: Path
+    make: Make, other: LockProcess, locks: Path, tmp_path: Path
 ) -> None:
-    other = hold("GPU-b")
+    assert other.claim(("GPU-b", None, None)) == "held"
     attempt = make(f"touch {tmp_path}/ran", gpu_claims=claims(locks, "GPU-a", "GPU-b")).launch()
     result = attempt.result()
     assert (result.began, result.exit_code, result.signal, result.cause) == (False, None, None, None)
@@ -151,8 +133,22 @@ def test_the_command_does_not_run_if_another_program_has_claimed_a_gpu(
     assert holders(locks, "GPU-b") == [other.pid]
 
 
-def test_a_stop_before_the_command_claims_no_gpu(make: Make, hold: Hold, locks: Path) -> None:
-    hold("GPU-a")
+def test_the_claims_last_until_the_leftover_processes_have_ended(make: Make, locks: Path) -> None:
+    leftover = "trap 'echo asked; read _ < go; exit' TERM; echo up; while :; do sleep 0.05; done"
+    attempt = make(f"({leftover}) & until grep -q up $LOG; do sleep 0.05; done; exit 3")
+    attempt.spec["gpu_claims"] = claims(locks, "GPU-a")
+    attempt.command_sh = attempt.command_sh.replace("$LOG", str(attempt.log))
+    os.mkfifo(attempt.folder.parents[2] / "go")
+    attempt.launch()
+    attempt.until_logged("asked")
+    assert holders(locks, "GPU-a") == [attempt.status().pid]
+    (attempt.folder.parents[2] / "go").write_text("\n")
+    assert (attempt.result().exit_code, attempt.result().survivors) == (3, ())
+    assert holders(locks, "GPU-a") == []
+
+
+def test_a_stop_before_the_command_claims_no_gpu(make: Make, other: LockProcess, locks: Path) -> None:
+    assert other.claim(("GPU-a", None, None)) == "held"
     attempt = make("exit 0", gpu_claims=claims(locks, "GPU-a"))
     attempt.prepare()
     attempt.stop()
@@ -161,7 +157,9 @@ def test_a_stop_before_the_command_claims_no_gpu(make: Make, hold: Hold, locks: 
     assert (result.cause, result.claimed_gpu) == ("cancelled", None)
 
 
-def test_fifty_simultaneous_starts_fit_on_the_gpu_that_they_fill(make: Make, locks: Path) -> None:
+def test_fifty_simultaneous_starts_fit_on_the_gpu_that_they_fill(
+    make: Make, locks: Path, forking: ForkingExecutor
+) -> None:
     go = locks.parent / f"{locks.name}-go"
     script = f"while [ ! -e {go} ]; do sleep 0.05; done"
     made = [
@@ -170,10 +168,9 @@ def test_fifty_simultaneous_starts_fit_on_the_gpu_that_they_fill(make: Make, loc
     ]
     for attempt in made:
         attempt.prepare()
-    executor = DirectExecutor()
     try:
         for attempt in made:
-            executor.launch(attempt.ref)
+            forking.launch(attempt.ref)
         wait_for(lambda: all(one.status().is_over or began(one) for one in made), "50 started commands")
         held = locks_on(locks, "GPU-a")
         assert {lock.pid for lock in held} == {one.status().pid for one in made}
@@ -190,39 +187,23 @@ def began(attempt: PreparedAttempt) -> bool:
     ).read_bytes()
 
 
-def test_a_killed_runner_frees_its_gpu_at_once(make: Make, hold: Hold, locks: Path) -> None:
+def test_a_killed_runner_frees_its_gpu_at_once(make: Make, other: LockProcess, locks: Path) -> None:
     attempt = make("echo ready; sleep 600", gpu_claims=claims(locks, "GPU-a")).launch()
     attempt.until_logged("ready")
     runner = attempt.status().pid
     assert runner is not None
     os.kill(runner, signal.SIGKILL)
     wait_for(lambda: attempt.status().claim == "dead", "the end of the runner")
-    hold("GPU-a")
+    assert other.claim(("GPU-a", None, None)) == "held"
     assert attempt.pids()  # the command outlives its runner until a sweep ends it
 
 
-def plant_hard_link(path: Path) -> None:
-    path.touch()
-    os.link(path, f"{path}-2")
-
-
-@pytest.mark.parametrize(
-    ("plant", "problem"),
-    [
-        (lambda path: path.symlink_to("/etc/passwd"), "is a symbolic link; remove it"),
-        (lambda path: path.mkdir(), "is not a regular file; remove it"),
-        (os.mkfifo, "is not a regular file; remove it"),
-        (plant_hard_link, "has several hard links; remove it"),
-    ],
-)
-def test_an_unusable_lock_file_is_a_failed_launch(
-    make: Make, locks: Path, plant: Callable[[Path], object], problem: str
-) -> None:
-    plant(locks / "GPU-a")
+def test_an_unusable_lock_file_is_a_failed_launch(make: Make, locks: Path) -> None:
+    (locks / "GPU-a").symlink_to("/etc/passwd")
     attempt = make("exit 0", gpu_claims=claims(locks, "GPU-a")).launch()
     result = attempt.result()
     assert (result.began, result.failure, result.shortage) == (False, FailureKind.GPU_CLAIM, None)
-    assert result.message == f"the lock file {locks}/GPU-a {problem}"
+    assert result.message == f"the lock file {locks}/GPU-a is a symbolic link; remove it"
     assert result.message in attempt.output()
 
 
@@ -251,9 +232,9 @@ def test_a_shortage_of_descriptors_during_the_claim_is_reported_as_a_shortage(
 
 
 def test_a_lost_claim_is_reported_as_such_even_if_no_process_can_be_started(
-    make: Make, hold: Hold, locks: Path, tmp_path: Path
+    make: Make, other: LockProcess, locks: Path, tmp_path: Path
 ) -> None:
-    other = hold("GPU-a")
+    assert other.claim(("GPU-a", None, None)) == "held"
     executor = patched(tmp_path, FAILING + "failing('posix_spawn', 11, range(99))")
     result = make("exit 0", gpu_claims=claims(locks, "GPU-a")).launch(executor).result()
     assert (result.claimed_by, result.shortage) == (other.pid, None)
