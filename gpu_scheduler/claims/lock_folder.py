@@ -79,8 +79,17 @@ def location_problem(folder: Path) -> FolderProblem | None:
 
 
 def folder_problem(folder: Path) -> FolderProblem | None:
-    """Returns why an existing folder cannot hold lock files; None if it can. Raises OSError."""
-    return location_problem(folder) or _parent_problem(folder) or _own_problem(folder)
+    """Returns why a folder cannot hold lock files, or cannot be made; None if all is well. Raises OSError."""
+    problem = location_problem(folder)
+    if problem is not None:
+        return problem
+    if os.path.lexists(folder):
+        return _parent_problem(folder) or _own_problem(folder)
+    above = next(parent for parent in folder.parents if os.path.lexists(parent))
+    if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+        text = f"cannot be made, because {above} is not writable for this user"
+        return FolderProblem(text, f"set {VARIABLE} to a folder that you can write to")
+    return _parent_problem(folder) if above == folder.parent else None
 
 
 def _parent_problem(folder: Path) -> FolderProblem | None:

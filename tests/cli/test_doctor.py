@@ -53,7 +53,7 @@ def test_doctor_runs_every_check_without_a_store_and_creates_nothing(desk: Desk)
     expected = {
         "Python", "packages", "user", "Screen", "conda", "GPU 0", "GPU 1", "log folder", "store",
         "file system", "database", "state file", "jobs file", "llm_config", "scheduler", "logind", "inotify",
-        "ptys", "clock",
+        "ptys", "clock", "lock folder", "GPU claims",
     }  # fmt: skip
     assert expected <= set(names)
     assert len(names) == len(set(names))

@@ -11,7 +11,7 @@ from gpu_scheduler.attempts.log_folder import LogFolder, user_name
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.model.finding import Finding
-from gpu_scheduler.health.doctor import files, gpus, logind, machine, software
+from gpu_scheduler.health.doctor import files, gpus, locks, logind, machine, software
 from gpu_scheduler.health.doctor.screen import older_sessions, screen
 from gpu_scheduler.store.data_dir import DataDir
 
@@ -35,6 +35,7 @@ def run_checks(
         yield gpus.driver()
     on_wait(f"reading the GPUs (at most {gpus.PROBE_TIMEOUT_S:g} s)")
     yield from gpus.probe(options.gpu_probe, options.simulate, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    yield from locks.check(str(home.simulation) if options.simulated else None)
     yield from files.folders(home, _log_folder(options.log_dir), trust=options.trust_files)
     yield from files.store_findings(home)
     yield from files.gpu_kind(home, options.simulated)
