@@ -22,10 +22,11 @@ def requested_claims(store: Store, attempt: AttemptRecord, folder: ClaimFolder) 
     names = [uuid for uuid in attempt.gpus if can_be_claimed(uuid)]
     inherited = own_claims(folder.path, {uuid: read_gpu_locks(folder.path, uuid) for uuid in names})
     totals = {gpu.uuid: gpu.total_mib for gpu in store.gpus()}
-    others = [one for one in store.active_attempts() if one.id != attempt.id and one.state.holds_gpus]
+    # Of two attempts that start in the same round, only the later one gives way.
+    earlier = [one for one in store.active_attempts() if one.id < attempt.id and one.state.holds_gpus]
     gpus = []
     for uuid in names:
-        beside = [one.allocation_on(uuid) for one in others if uuid in one.gpus]
+        beside = [one.allocation_on(uuid) for one in earlier if uuid in one.gpus]
         total = totals.get(uuid)
         mib = capped_claim(attempt.allocation_on(uuid), beside, total)
         if uuid not in inherited and mib != 0:

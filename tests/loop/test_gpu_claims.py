@@ -75,7 +75,7 @@ def test_the_spec_of_an_attempt_names_the_claim_of_its_need(
     }
 
 
-def test_a_claim_is_at_most_what_the_claims_of_other_attempts_leave(tmp_path: Path) -> None:
+def test_a_claim_is_at_most_what_the_claims_of_earlier_attempts_leave(tmp_path: Path) -> None:
     rig = Rig(tmp_path, gpus=1)
     first = rig.add_job("until [ -e go ]; do sleep 0.01; done", share=100, vram=20_000)
     rig.runner_pid(first)
@@ -87,6 +87,14 @@ def test_a_claim_is_at_most_what_the_claims_of_other_attempts_leave(tmp_path: Pa
     }
     (tmp_path / "go").touch()
     rig.tick_until_ended(first)
+
+
+def test_of_two_attempts_that_start_in_one_round_the_earlier_claims_what_it_declares(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, gpus=1)
+    first, second = rig.add_job("true", share=100, vram=20_000), rig.add_job("true", share=500)
+    rig.tick_until(lambda: all(rig.job(job).state == "finished" for job in (first, second)))
+    claims = [read_spec(rig.attempt_folder(job))["gpu_claims"]["gpus"] for job in (first, second)]
+    assert [gpu["mib"] for [gpu] in claims] == [20_000, 4576]
 
 
 def test_a_job_knows_the_lock_folder(tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ def unclaimed_mib(claims: Iterable[int | None], total_mib: int | None) -> int:
     return max(0, total - sum(total if mib is None else mib for mib in claims))
 
 
-def capped_claim(allocation: Allocation, others: Iterable[Allocation], total_mib: int | None) -> int | None:
-    """Returns the MiB that an attempt claims beside the other attempts of the store that hold the GPU.
+def capped_claim(allocation: Allocation, earlier: Iterable[Allocation], total_mib: int | None) -> int | None:
+    """Returns the MiB that an attempt claims beside the earlier attempts of the store that hold the GPU.
 
     The result is at most what their claims leave, because the accounting may give out more memory than a GPU
     has: a job that declares a share and more memory than that share counts only as its share for others.
     """
     size = claim_size(allocation, total_mib)
-    left = unclaimed_mib((claim_size(one, total_mib) for one in others), total_mib)
+    left = unclaimed_mib((claim_size(one, total_mib) for one in earlier), total_mib)
     return size if size is None else min(size, left)
