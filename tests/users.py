@@ -22,6 +22,7 @@ class User:
     """A process of the user with this uid, which calls functions of the test. It keeps their locks."""
 
     def __init__(self, uid: int, umask: int = 0o022) -> None:
+        self.uid = uid
         self._requests, theirs = Pipe()
         self.pid = os.fork()
         if self.pid == 0:

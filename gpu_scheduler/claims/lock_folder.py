@@ -97,7 +97,7 @@ def _parent_problem(folder: Path) -> FolderProblem | None:
     parent = folder.parent
     status, link = os.stat(parent), os.lstat(parent)
     trusted = {0, os.geteuid()}
-    if os.path.lexists(folder):
+    with suppress(FileNotFoundError):
         trusted.add(os.lstat(folder).st_uid)
     elsewhere = f"set {VARIABLE} to another folder"
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in trusted:

@@ -34,6 +34,8 @@ _COLLISION_WAIT_S, _MAX_COLLISION_WAITS = 0.0005, 10
 #: Number of times that a lock file is opened again if somebody replaces it at the same moment.
 _MAX_REPLACEMENTS = 10
 _REPLACED = "is replaced again and again by another program; end that program"
+#: The remedy for a path that cannot be a lock file. In a shared folder, only these users can remove it.
+_REMEDY = "its owner or root must remove it"
 #: A lock file's modification time is renewed after a day, so that programs such as systemd-tmpfiles do not
 #: delete it as unused.
 _TOUCH_AFTER_S = 86400.0
@@ -259,7 +261,7 @@ def _check_and_touch(fd: int, folder: str, name: str) -> None:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         problem = "has several hard links" if stat.S_ISREG(status.st_mode) else "is not a regular file"
-        raise LockFileError(errno.EINVAL, f"{problem}; remove it", f"{folder}/{name}")
+        raise LockFileError(errno.EINVAL, f"{problem}; {_REMEDY}", f"{folder}/{name}")
     if time.time() - status.st_mtime > _TOUCH_AFTER_S:
         try:
             os.utime(fd)
@@ -269,9 +271,9 @@ def _check_and_touch(fd: int, folder: str, name: str) -> None:
 
 def _unusable(error: OSError, folder: str, name: str) -> OSError:
     if error.errno == errno.ELOOP:
-        return LockFileError(errno.ELOOP, "is a symbolic link; remove it", f"{folder}/{name}")
+        return LockFileError(errno.ELOOP, f"is a symbolic link; {_REMEDY}", f"{folder}/{name}")
     if error.errno in (errno.EISDIR, errno.ENXIO):
-        return LockFileError(errno.EINVAL, "is not a regular file; remove it", f"{folder}/{name}")
+        return LockFileError(errno.EINVAL, f"is not a regular file; {_REMEDY}", f"{folder}/{name}")
     if error.errno == errno.EACCES:
         text = "is not writable for this user; its owner must run chmod 666 on it"
         return LockFileError(errno.EACCES, text, f"{folder}/{name}")

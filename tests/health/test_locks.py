@@ -142,7 +142,7 @@ def test_an_unusable_lock_file_is_bad(place: Path) -> None:
     path.symlink_to("nowhere")
     finding = found_in(place)["GPU claims"]
     assert (finding.grade, finding.message) == ("bad", f"{path}: is a symbolic link")
-    assert finding.remedy == "remove it"
+    assert finding.remedy == "its owner or root must remove it"
     path.unlink()
     path.mkdir()
     assert found_in(place)["GPU claims"].message == f"{path}: is not a regular file"

@@ -347,11 +347,14 @@ def plant_hard_link(path: Path) -> None:
 @pytest.mark.parametrize(
     ("plant", "problem"),
     [
-        (lambda path: path.symlink_to("/dev/null"), "is a symbolic link; remove it"),
-        (lambda path: path.symlink_to(path.parent / "nothing"), "is a symbolic link; remove it"),
-        (lambda path: path.mkdir(), "is not a regular file; remove it"),
-        (os.mkfifo, "is not a regular file; remove it"),
-        (plant_hard_link, "has several hard links; remove it"),
+        (lambda path: path.symlink_to("/dev/null"), "is a symbolic link; its owner or root must remove it"),
+        (
+            lambda path: path.symlink_to(path.parent / "nothing"),
+            "is a symbolic link; its owner or root must remove it",
+        ),
+        (lambda path: path.mkdir(), "is not a regular file; its owner or root must remove it"),
+        (os.mkfifo, "is not a regular file; its owner or root must remove it"),
+        (plant_hard_link, "has several hard links; its owner or root must remove it"),
     ],
 )
 def test_a_planted_lock_file_is_refused(
