@@ -52,6 +52,7 @@ _RESULTS = {
     st.INTERRUPTED: replace(_COMPLETED, cause="machine", exit_code=None, signal=15),
     st.NOT_STARTED: replace(_COMPLETED, began=False, exit_code=1),
     st.PREEMPTED: replace(_COMPLETED, cause="preempted"),
+    st.GPU_LOST: replace(_COMPLETED, began=False, exit_code=None, claimed_gpu="GPU-1", claimed_by=77),
 }
 _DESCRIPTIONS: dict[type[act.Action], str] = {
     act.Relaunch: "will launch again",

@@ -64,7 +64,7 @@ def _reboot(steps: Steps) -> None:
     state, a = steps.state, st.attempt(steps.state[st.NEWEST] or 1)
     after = bytearray(state)
     after[st.LOOP], after[st.BOOT], after[st.REBOOT], after[st.FAULTED] = st.DOWN, 1, 0, 1
-    after[st.MACHINE_ENDING] = after[st.MACHINE] = 0
+    after[st.MACHINE_ENDING] = after[st.MACHINE] = after[st.GPU_LOCK] = 0
     if st.CLI_NONE < after[st.CLI] < st.CLI_DONE:
         after[st.CLI] = st.CLI_KILLED
     for one in st.ATTEMPTS:

@@ -9,6 +9,12 @@ I6  a cancelled job ends, even with the scheduler down, and is not started again
 I7  a copy signals no process of its original, and starts none of its commands (`faults`)
 I8  no foreign process is signalled (`sweep`)
 I9  processes of an attempt are not ended by a sweep while their runner lives (`sweep`)
+I10 while a runner lives, the processes of its attempt run only if it holds the lock of the GPU
+I11 a runner loses its GPU only to another program (`runner`), and its job is then queued again, without a
+    failed launch (`loop`)
+I12 the loop never takes the lock of its own runner for another program's (`loop`), and no runner of an ended
+    attempt holds the lock
+I13 once the other program has ended, the job can start
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from typing import NamedTuple
 
 from tests.protocol import state as st
 from tests.protocol.rules import Rules
-from tests.protocol.steps import OWN, STARTED, STEP
+from tests.protocol.steps import OTHER_ENDS, OWN, STARTED, STEP
 
 
 def broken_invariant(state: bytes, rules: Rules) -> str | None:
@@ -39,7 +45,27 @@ def broken_invariant(state: bytes, rules: Rules) -> str | None:
             st.FORKED <= command <= st.DYING or _counts_as_left(state[a + st.OTHER_PROCESS], rules)
         ):
             return "I5 the GPUs are released while a process of the attempt lives"
-    return "I1 two attempts of one job at the same time" if commands > 1 else None
+    if commands > 1:
+        return "I1 two attempts of one job at the same time"
+    return next(filter(None, (_broken_gpu_claim(state, a, rules) for a in st.ATTEMPTS)), None)
+
+
+def _broken_gpu_claim(state: bytes, a: int, rules: Rules) -> str | None:
+    if not state[a + st.RUNNER1]:
+        return None
+    lock, command = state[st.GPU_LOCK], state[a + st.COMMAND]
+    used = st.FORKED <= command <= st.DYING or state[a + st.OTHER_PROCESS] != st.NOBODY
+    for which, runner in enumerate(st.RUNNERS, 1):
+        if lock == st.runner_id(a, which):
+            if state[a + st.STORED_OUTCOME] > st.OPEN:
+                return "I12 the runner of an ended attempt holds the lock of the GPU"
+        elif used and st.UNBLOCK <= state[a + runner] <= st.END_OTHER_PROCESSES:
+            claimed = "on a GPU that another program has claimed"
+            how = claimed if lock == st.OTHER_PROGRAM else "without the lock of the GPU"
+            return f"I10 processes of an attempt run {how}"
+    if used and lock == st.OTHER_PROGRAM and not st.owner(state, a) and not rules.excuse_killed_holder:
+        return "I10 processes of a killed runner run on a GPU that another program has claimed"
+    return None
 
 
 def _is_excused(state: bytes, a: int, rules: Rules) -> bool:
@@ -82,6 +108,12 @@ def _is_quiet(state: bytes) -> bool:
     return not any(st.has_runner(state, a) or st.command_lives(state, a) for a in st.ATTEMPTS)
 
 
+def _has_started(state: bytes) -> bool:
+    """Returns whether a command runs, or the job is over."""
+    runs = any(state[a + st.COMMAND] == st.COMMAND_RUNS for a in st.ATTEMPTS)
+    return runs or state[st.JOB] in (st.HELD, st.FINISHED)
+
+
 def _may_be_cancelled(state: bytes) -> bool:
     """Returns whether a cancel was requested that can still reach the command.
 
@@ -95,7 +127,7 @@ def _may_be_cancelled(state: bytes) -> bool:
 PROGRESS = (
     Progress(
         "I4 stuck: no end with the GPUs released can be reached",
-        frozenset((STEP, OWN, STARTED)),
+        frozenset((STEP, OWN, STARTED, OTHER_ENDS)),
         _is_complete,
         lambda state: True,
     ),
@@ -112,5 +144,11 @@ PROGRESS = (
         lambda state: (
             state[st.CLI] == st.CLI_WAITS and state[st.LOOP] == st.DOWN and _may_be_cancelled(state)
         ),
+    ),
+    Progress(
+        "I13 the job never starts, although the other program has ended",
+        frozenset((STEP, STARTED, OTHER_ENDS)),
+        _has_started,
+        lambda state: True,
     ),
 )

@@ -1,7 +1,8 @@
 """The scheduler's loop: starts the job, observes the open attempt, and performs the decisions of `reconcile`.
 
-An observation reads the claim and then the result. The scan for processes and the commit follow. The loop
-performs committed actions one at a time, so that a crash can happen before each of them.
+A round reads the lock of the GPU and then observes the attempt. An observation reads the claim and then the
+result. The scan for processes and the commit follow. The loop performs committed actions one at a time, so
+that a crash can happen before each of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from tests.protocol import state as st
 from tests.protocol.decisions import ObservedAttempt, describe, reconcile_answers, release_answers
+from tests.protocol.gpu import FOREIGN, counts_as_foreign, read_lock
 from tests.protocol.rules import Rules
 from tests.protocol.steps import STARTED, STEP, Steps
 from tests.protocol.sweep import sweep
@@ -54,6 +56,8 @@ def steps_of_loop(steps: Steps) -> None:
         steps.put(STARTED, "LOOP starts", after)
     elif loop == st.IDLE:
         _idle(steps)
+    elif loop == st.OBSERVE:
+        _observe_after_locks(steps)
     elif loop == st.READ:
         _read_second(steps)
     elif loop == st.RECONCILE:
@@ -70,22 +74,43 @@ def _idle(steps: Steps) -> None:
     if job in (st.QUEUED, st.HELD) and state[st.CANCEL_REQUEST] == 1:
         steps.add(STEP, "LOOP commits: job cancelled", {st.JOB: st.FINISHED, st.CANCEL_REQUEST: 2})
     elif job == st.QUEUED and number < 2:
-        if not number or state[st.attempt(number) + st.RELEASED] or not rules.job_waits_for_processes:
-            _start(steps, number + 1)
+        released = not number or state[st.attempt(number) + st.RELEASED]
+        if released or not rules.job_waits_for_processes:
+            read_lock(steps)
     elif job == st.HELD and state[st.RETRY_REQUEST] == 1:
         steps.add(STEP, "LOOP commits: retry, queued", {st.JOB: st.QUEUED, st.RETRY_REQUEST: 2})
     elif job in st.ACTIVE:
-        a = st.attempt(number)
+        # A lock of the scheduler's own runner may have been read at any earlier moment. Any other lock makes
+        # no difference to an open attempt.
+        if st.runner_of(state[st.GPU_LOCK]) and rules.locks_first:
+            read_lock(steps)
         if rules.claim_first:
-            seen = st.observed_claim(state, a, rules)
-            steps.add(
-                STEP, f"LOOP observes: claim {st.CLAIMS[seen]}", {st.LOOP: st.READ, st.OBSERVED_CLAIM: seen}
-            )
+            _observe_claim(steps, st.READ)
         else:
-            _read_result(steps, a, st.READ)
+            _read_result(steps, st.attempt(number), st.READ)
     for k in (1, 2):
         if state[st.attempt(k) + st.STORED_OUTCOME] > st.OPEN and not state[st.attempt(k) + st.RELEASED]:
             _release(steps, k)
+
+
+def _observe_after_locks(steps: Steps) -> None:
+    state = steps.state
+    if state[st.JOB] in st.ACTIVE:
+        _observe_claim(steps, st.READ)
+    elif state[st.CANCEL_REQUEST] == 1:
+        steps.add(STEP, "LOOP finds a request, which comes first", {st.LOOP: st.IDLE})
+    elif state[st.OBSERVED_LOCK]:
+        steps.add(STEP, "LOOP waits for the GPU", {st.LOOP: st.IDLE}, FOREIGN)
+    else:
+        _start(steps, state[st.NEWEST] + 1)
+
+
+def _observe_claim(steps: Steps, then: int) -> None:
+    state, rules, a = steps.state, steps.rules, st.attempt(steps.state[st.NEWEST])
+    seen = st.observed_claim(state, a, rules)
+    broken = FOREIGN if counts_as_foreign(state, state[st.OBSERVED_LOCK], seen, rules) else None
+    label = f"LOOP observes: claim {st.CLAIMS[seen]}"
+    steps.add(STEP, label, {st.LOOP: then, st.OBSERVED_CLAIM: seen}, broken)
 
 
 def _start(steps: Steps, number: int) -> None:
@@ -132,19 +157,23 @@ def _launch(steps: Steps) -> None:
 
 def _read_second(steps: Steps) -> None:
     state, a = steps.state, st.attempt(steps.state[st.NEWEST])
-    if steps.rules.claim_first:
-        _read_result(steps, a, st.RECONCILE)
+    if not steps.rules.claim_first:
+        _observe_claim(steps, st.RECONCILE)
+    elif not steps.rules.locks_first and counts_as_foreign(
+        state, state[st.GPU_LOCK], state[st.OBSERVED_CLAIM], steps.rules
+    ):
+        steps.add(STEP, "LOOP reads the lock of the GPU: a runner holds it", {st.LOOP: st.IDLE}, FOREIGN)
     else:
-        seen = st.observed_claim(state, a, steps.rules)
-        steps.add(
-            STEP, f"LOOP observes: claim {st.CLAIMS[seen]}", {st.LOOP: st.RECONCILE, st.OBSERVED_CLAIM: seen}
-        )
+        _read_result(steps, a, st.RECONCILE)
 
 
 def _read_result(steps: Steps, a: int, otherwise: int) -> None:
     state = steps.state
     if state[a + st.RESULT]:
-        for actions in reconcile_answers(_observe(steps, a, state[a + st.RESULT])):
+        result = state[a + st.RESULT]
+        if result == st.GPU_LOST and not steps.rules.lost_claim_uncounted:
+            result = st.NOT_STARTED
+        for actions in reconcile_answers(_observe(steps, a, result)):
             _commit(steps, a, actions)
     else:
         steps.add(STEP, "LOOP observes: no result", {st.LOOP: otherwise})
@@ -232,11 +261,24 @@ def _finish_attempt(after: bytearray, a: int, end: act.FinishAttempt) -> list[st
     failed = end.job_outcome is Outcome.FAILED and (outcome == st.NOT_STARTED or truth == st.BY_KILL)
     if failed and after[st.CANCEL_EVER_REQUESTED]:
         broken.append("I6 a cancelled job ends as failed")
+    if after[a + st.RESULT] == st.GPU_LOST:
+        broken += _check_lost_gpu(after, end)
+        outcome = st.GPU_LOST
     after[a + st.STORED_OUTCOME] = outcome
     after[st.JOB] = _JOBS[end.state]
     if after[st.CANCEL_REQUEST] == 1 and end.state is JobState.FINISHED:
         after[st.CANCEL_REQUEST] = 2
     return broken
+
+
+def _check_lost_gpu(after: bytearray, end: act.FinishAttempt) -> list[str]:
+    """Returns the invariants that the end of an attempt breaks whose GPU another program claimed first."""
+    if end.outcome is not Outcome.NOT_STARTED:
+        return [f"I3 the GPU was claimed, recorded as {end.outcome.value}"]
+    if end.state is not JobState.QUEUED:
+        return [] if after[st.CANCEL_EVER_REQUESTED] else ["I11 a job that lost its GPU is not queued again"]
+    counted = end.launch_failures != after[st.NEWEST] - 1
+    return ["I11 the loss of a GPU counts as a failed launch"] if counted else []
 
 
 def _release(steps: Steps, number: int) -> None:

@@ -38,6 +38,15 @@ class Rules:
     machine_gap: bool = True  #: the SIGTERMs of a machine shutdown come within 0.3 s; off: any time apart
     own_stop_signal: bool = True  #: "check for stop" is a signal of its own; off: SIGTERM means both
     withdraw_renames: bool = True  #: to withdraw, `stop` is renamed and read; off: unlinked
+    # The lock of the GPU.
+    gpu_locked: bool = True  #: a runner locks the GPU; off: it only checks that nobody has locked it
+    lock_compared: bool = True  #: a runner that has locked a removed file tries again; off: it continues
+    attempt_first: bool = True  #: a runner claims the attempt, then the GPU; off: the reverse
+    locks_first: bool = True  #: the loop reads the locks, then it observes the attempt; off: the reverse
+    stored_runner: bool = True  #: the store names the runner of a removed folder; off: only its claim does
+    release_last: bool = True  #: the GPU is released after the last process; off: after the command
+    release_first: bool = True  #: the GPU is released before the result is published; off: after that
+    lost_claim_uncounted: bool = True  #: a lost GPU does not count as a failed launch; off: it does
     # `cancel` while no scheduler is up.
     cli_rechecks_claim: bool = True  #: it reads the claim after it has written `stop`; off: before
     cli_sweeps: bool = True  #: it ends processes whose runner is gone; off: the next scheduler does
@@ -48,6 +57,8 @@ class Rules:
     excuse_chain: bool = True  #: a fork chain without a live runner, which no scan finds
     excuse_unrecorded_command: bool = True  #: the runner died, and the command's record was removed
     excuse_early: bool = True  #: a claim or folder is removed before the loop has read the claim
+    excuse_killed_holder: bool = True  #: the runner was killed, so the GPU is free before its command ends
+    excuse_unlinked: bool = True  #: the lock file is removed while a process has locked it
 
 
 ALL = Rules()

@@ -31,6 +31,7 @@ class _Runner:
     def __init__(self, steps: Steps, a: int, which: int, name: str) -> None:
         self._steps, self._a, self._which, self._name = steps, a, which, name
         self._at = a + st.RUNNERS[which - 1]
+        self._id = st.runner_id(a, which)
         # A runner whose folder was removed or replaced does not find `stop`.
         away = steps.state[a + st.LINK] in (st.REPLACED, st.REMOVED)
         self._stop = 0 if away else steps.state[a + st.STOP]
@@ -48,13 +49,19 @@ class _Runner:
     def _add(self, label: str, changes: dict[int, int], kind: int = STEP) -> None:
         self._steps.add(kind, f"{self._name} {label}", changes)
 
+    def _released(self) -> dict[int, int]:
+        """Returns the change that releases the GPU if this runner has locked it."""
+        return {st.GPU_LOCK: st.NO_LOCK} if self._steps.state[st.GPU_LOCK] == self._id else {}
+
     def _begin(self, pc: int) -> None:
         state, rules, a = self._steps.state, self._steps.rules, self._a
         if pc == st.CHECK_CLAIM:
             if state[a + st.CLAIM] and rules.claims:
                 self._add("finds a claim and exits", {self._at: st.RUNNER_GONE})
             else:
-                self._add("finds no claim", {self._at: st.LINK_CLAIM if rules.claims else st.SPAWNING})
+                early = {} if rules.attempt_first or state[st.GPU_LOCK] else {st.GPU_LOCK: self._id}
+                on = st.LINK_CLAIM if rules.claims else st.OPEN_LOCK
+                self._add("finds no claim", {self._at: on, **early})
         elif pc == st.LINK_CLAIM:
             if state[a + st.CLAIM]:
                 self._add("loses the claim and exits", {self._at: st.RUNNER_GONE})
@@ -65,7 +72,9 @@ class _Runner:
                 told, _ = decisions.request_end(0, _STOP_CAUSES[self._stop])
                 self._add("finds `stop` and starts nothing", {self._at: st.PUBLISH, a + st.TERMINATION: told})
             else:
-                self._add("finds no stop", {self._at: st.SPAWNING})
+                self._add("finds no stop", {self._at: st.OPEN_LOCK})
+        elif pc <= st.LOCK_REMOVED:
+            self._claim_gpu(pc)
         elif pc == st.SPAWNING:
             spawned = {a + st.COMMAND: st.FORKED, a + st.SPAWNS: state[a + st.SPAWNS] + 1}
             self._add("spawns the command", {self._at: st.UNBLOCK, **spawned})
@@ -74,6 +83,26 @@ class _Runner:
             )
         else:
             self._add("unblocks its signals", {self._at: st.SECOND_STOP_CHECK})
+
+    def _claim_gpu(self, pc: int) -> None:
+        state, rules = self._steps.state, self._steps.rules
+        holder = state[st.GPU_LOCK]
+        if pc == st.OPEN_LOCK:
+            self._add("opens the lock file", {self._at: st.LOCK_GPU})
+        elif pc == st.LOCK_REMOVED:
+            on = st.OPEN_LOCK if rules.lock_compared else st.SPAWNING
+            self._add("locks a lock file that was removed", {self._at: on})
+        elif holder not in (st.NO_LOCK, self._id):
+            broken = "I11 a runner loses the GPU to a runner of the same scheduler"
+            self._steps.add(
+                STEP,
+                f"{self._name} finds the GPU claimed",
+                {self._at: st.PUBLISH, self._a + st.ACTUAL_END: st.GPU_TAKEN},
+                None if holder == st.OTHER_PROGRAM else broken,
+            )
+        else:
+            locked = {st.GPU_LOCK: self._id} if rules.gpu_locked else {}
+            self._add("claims the GPU", {self._at: st.SPAWNING, **locked})
 
     def _attend(self, pc: int) -> None:
         state, a = self._steps.state, self._a
@@ -84,7 +113,9 @@ class _Runner:
         if pc == st.SECOND_STOP_CHECK:
             self._check_stop("checks for stop", {self._at: st.ATTEND})
         elif state[a + st.COMMAND] == st.ZOMBIE:
-            self._add("collects the command", {self._at: st.END_OTHER_PROCESSES, a + st.COMMAND: st.GONE})
+            freed = {} if self._steps.rules.release_last else self._released()
+            ended = {self._at: st.END_OTHER_PROCESSES, a + st.COMMAND: st.GONE}
+            self._add("collects the command", {**ended, **freed})
             return
         if state[a + st.SIGNALS] & st.USR1:
             self._signalled(st.USR1)
@@ -155,8 +186,9 @@ class _Runner:
     def _end(self, pc: int) -> None:
         state, rules, a = self._steps.state, self._steps.rules, self._a
         cause, truth = decisions.end_cause(state[a + st.TERMINATION]), state[a + st.ACTUAL_END]
+        then = st.RELEASE_GPU if rules.release_first else st.PUBLISH
         if pc == st.END_OTHER_PROCESSES:
-            self._end_other_processes(st.PUBLISH if cause or truth == st.EXIT_0 else st.GAP)
+            self._end_other_processes(then if cause or truth == st.EXIT_0 else st.GAP)
         elif pc == st.GAP:
             if state[st.MACHINE_ENDING] == 2 and rules.machine_gap:
                 return  # the runner's SIGTERM is still to come
@@ -165,10 +197,12 @@ class _Runner:
                 told, _ = decisions.request_end(state[a + st.TERMINATION], st.INTERRUPTED)
                 self._add(
                     "receives a late SIGTERM from the machine",
-                    {self._at: st.PUBLISH, a + st.TERMINATION: told},
+                    {self._at: then, a + st.TERMINATION: told},
                 )
             else:
-                self._add("has waited 0.3 s for SIGTERM from the machine", {self._at: st.PUBLISH})
+                self._add("has waited 0.3 s for SIGTERM from the machine", {self._at: then})
+        elif pc == st.RELEASE_GPU:
+            self._add("releases the GPU", {self._at: st.PUBLISH, **self._released()})
         elif pc == st.PUBLISH:
             self._publish(cause, truth)
         else:
@@ -196,7 +230,8 @@ class _Runner:
         a = self._a
         if cause == st.INTERRUPTED and truth == st.EXIT_0:
             cause = st.NONE  # the command saved its work and exited normally
-        by_itself = {st.EXIT_0: st.COMPLETED, st.NOT_BEGUN: st.NOT_STARTED}.get(truth, st.FAILED)
+        began = {st.EXIT_0: st.COMPLETED, st.NOT_BEGUN: st.NOT_STARTED, st.GPU_TAKEN: st.GPU_LOST}
+        by_itself = began.get(truth, st.FAILED)
         result = cause or by_itself
         if self._steps.state[a + st.LINK] in (st.REPLACED, st.REMOVED):
             self._add("publishes its result elsewhere and exits", {self._at: st.RUNNER_GONE})

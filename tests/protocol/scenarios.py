@@ -52,6 +52,18 @@ SCENARIOS = (
     Scenario("copied, kill, crash, retry", {"copy": 1, "kill": 1, "crash": 1, "retry": 1}),
     Scenario("copied, kill, cancel", {"copy": 1, "kill": 1, "cancel": 1}),
     Scenario("copied, hidden process, kill", {"copy": 1, "hide": 1, "kill": 1}),
+    Scenario("other program, crashes, kill, retry", {"other": 1, "crash": 2, "kill": 1, "retry": 1}),
+    Scenario("other program, kill, cancel", {"other": 1, "kill": 1, "cancel": 1}),
+    Scenario("other program, crash, cancel, retry", {"other": 1, "crash": 1, "cancel": 1, "retry": 1}),
+    Scenario("other program, reboot, crash, kill", {"other": 1, "reboot": 1, "crash": 1, "kill": 1}),
+    Scenario("other program, machine ends, kill", {"other": 1, "machine": 1, "kill": 1}),
+    Scenario("other program, preempt, crash", {"other": 1, "preempt": 1, "crash": 1}),
+    Scenario("other program, hidden process, kill", {"other": 1, "hide": 1, "kill": 1}),
+    Scenario("other program, lock lost, kill", {"other": 1, "unlock": 1, "kill": 1}),
+    Scenario("other program, folder replaced, kill", {"other": 1, "replace": 1, "kill": 1}),
+    Scenario("other program, folder removed, kill", {"other": 1, "remove": 1, "kill": 1}),
+    Scenario("other program, claim removed, kill", {"other": 1, "unclaim": 1, "kill": 1}),
+    Scenario("lock file removed, kill, crash", {"other": 1, "unlink": 1, "kill": 1, "crash": 1}),
 )
 
 BIG = (
@@ -60,15 +72,20 @@ BIG = (
         {"crash": 1, "kill": 1, "machine": 1, "cancel": 1, "retry": 1},
     ),
     Scenario("machine ends, reboot, crash, cancel", {"crash": 1, "reboot": 1, "machine": 1, "cancel": 1}),
+    Scenario(
+        "other program, crash, kill, cancel, retry",
+        {"other": 1, "crash": 1, "kill": 1, "cancel": 1, "retry": 1},
+    ),
 )
 
+_OVERLAP = "I10 processes of an attempt run on a GPU that another program has claimed"
 CONTROLS = (
-    Control(("record_first", "claims"), {"crash": 1}, "I1"),
-    Control(("claims",), {}, "I1"),
+    Control(("record_first", "claims"), {"crash": 1}, "I1 "),
+    Control(("claims",), {}, "I1 "),
     Control(("void_first",), {}, "I2"),
     Control(("claim_first",), {}, "I3"),
     Control(("cancel_until_end",), {"crash": 1, "cancel": 1}, "I6"),
-    Control(("job_waits_for_processes",), {"kill": 1, "retry": 1}, "I1"),
+    Control(("job_waits_for_processes",), {"kill": 1, "retry": 1}, "I1 "),
     Control(("dead_needs_runner_gone",), {"unlock": 1}, "I9"),
     Control(("whole_identity",), {"kill": 1, "reuse": 1}, "I4"),
     Control(("removed_claim_waits",), {"unclaim": 1}, "I9"),
@@ -84,6 +101,14 @@ CONTROLS = (
     Control(("machine_gap",), {"machine": 1}, "I3"),
     Control(("own_stop_signal",), {"preempt": 1}, "I3"),
     Control(("withdraw_renames",), {"crash": 1, "preempt": 1, "cancel": 1}, "I6"),
+    Control(("gpu_locked",), {"other": 1}, _OVERLAP),
+    Control(("lock_compared",), {"other": 1, "unlink": 1}, _OVERLAP),
+    Control(("attempt_first",), {}, "I12 the loop"),
+    Control(("locks_first",), {}, "I12 the loop"),
+    Control(("stored_runner",), {"remove": 1}, "I12 the loop"),
+    Control(("release_last",), {}, "I10"),
+    Control(("release_first",), {}, "I12 the runner"),
+    Control(("lost_claim_uncounted",), {"other": 1}, "I11"),
     Control(("cli_rechecks_claim",), {"crash": 1, "cancel": 1}, "I6"),
     Control(("cli_sweeps",), {"crash": 1, "kill": 1, "cancel": 1}, "I6"),
     Control(("copy_refused",), {"copy": 1}, "I7 a copy starts"),
@@ -95,5 +120,7 @@ LIMITS = (
     Control(("excuse_lost",), {"kill": 1, "hide": 1}, "I5"),
     Control(("excuse_chain",), {"kill": 1, "chain": 1}, "I5"),
     Control(("excuse_unrecorded_command",), {"remove": 1, "kill": 1, "hide": 1}, "I2"),
-    Control(("excuse_early",), {"unclaim": 1}, "I1"),
+    Control(("excuse_early",), {"unclaim": 1}, "I1 "),
+    Control(("excuse_killed_holder",), {"other": 1, "kill": 1}, "I10 processes of a killed runner"),
+    Control(("excuse_unlinked",), {"other": 1, "unlink": 1}, _OVERLAP),
 )

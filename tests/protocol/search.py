@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tests.protocol import state as st
 from tests.protocol.faults import steps_of_faults
+from tests.protocol.gpu import steps_of_gpu
 from tests.protocol.invariants import PROGRESS, Progress, broken_invariant
 from tests.protocol.loop import steps_of_loop
 from tests.protocol.rules import Rules
@@ -38,6 +39,7 @@ def steps_from(state: bytes, rules: Rules) -> list[Step]:
     steps_of_runners(steps)
     steps_of_users(steps)
     steps_of_faults(steps)
+    steps_of_gpu(steps)
     return steps.found
 
 

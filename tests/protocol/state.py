@@ -1,36 +1,38 @@
 """The state of the model: a byte string with one byte for each field, and functions that interpret it.
 
 Global fields are indices. The fields of an attempt are offsets: `state[a + CLAIM]`, where `a` is `attempt(1)`
-or `attempt(2)`. The model has one scheduler and two attempts of one job, with two runners each. This is the
-smallest case in which every fault can occur.
+or `attempt(2)`. The model has one scheduler and two attempts of one job, with two runners each, and one GPU,
+which an attempt claims as a whole. This is the smallest case in which every fault can occur.
 """
 
 from __future__ import annotations
 
 from tests.protocol.rules import Rules
 
-# How often each fault and user action can still happen.
+# How often each fault and user action can still happen. OTHER: whether there is another program that uses the
+# GPU; it claims the GPU any number of times.
 FAULTS = (
     "crash", "kill", "reboot", "machine", "cancel", "retry", "preempt", "hide", "chain", "unlock", "replace",
-    "unclaim", "remove", "copy", "reuse",
+    "unclaim", "remove", "copy", "reuse", "unlink", "other",
 )  # fmt: skip
 (
     CRASH, KILL, REBOOT, MACHINE, CANCEL, RETRY, PREEMPT, HIDE, CHAIN, UNLOCK, REPLACE,
-    UNCLAIM, REMOVE, COPY, REUSE,
+    UNCLAIM, REMOVE, COPY, REUSE, UNLINK, OTHER,
 ) = range(len(FAULTS))  # fmt: skip
 
 #: The other global fields.
 (
-    # the loop's next step, the claim that it observed, and the `stop` that it will write
-    LOOP, OBSERVED_CLAIM, PENDING_STOP,
+    # the loop's next step, the lock and the claim that it observed, and the `stop` that it will write
+    LOOP, OBSERVED_LOCK, OBSERVED_CLAIM, PENDING_STOP,
     # what the store contains, and whether a cancel was ever requested
     JOB, NEWEST, CANCEL_REQUEST, CANCEL_EVER_REQUESTED, RETRY_REQUEST, PREEMPT_REQUEST,
     CLI, CLI_OBSERVED,  # `cancel` without a scheduler: its next step, and what it observed
     # the boot, whether the machine is shutting down, whether a kill or the loss of a folder has happened
     BOOT, MACHINE_ENDING, FAULTED,
     COPIED, COPY_CLAIM, COPY_JOB,  # a copy of the data directory: its attempt, claim and job state
-) = range(len(FAULTS), len(FAULTS) + 17)  # fmt: skip
-FIRST = len(FAULTS) + 17
+    GPU_LOCK,  # the process that has locked the lock file of the GPU
+) = range(len(FAULTS), len(FAULTS) + 19)  # fmt: skip
+FIRST = len(FAULTS) + 19
 
 #: The fields of an attempt.
 (
@@ -44,6 +46,7 @@ RUNNERS = (RUNNER1, RUNNER2)
 (
     DOWN,
     IDLE,
+    OBSERVE,
     READ,
     RECONCILE,
     MAKE,
@@ -55,12 +58,15 @@ RUNNERS = (RUNNER1, RUNNER2)
     KILL_RUNNER,
     TERM_ALL,
     KILL_ALL,
-) = range(13)
+) = range(14)
 # JOB
 QUEUED, STARTING, RUNNING, STOPPING, HELD, FINISHED = range(6)
-# STORED_OUTCOME and RESULT
-NONE, OPEN, COMPLETED, FAILED, CANCELLED, INTERRUPTED, NOT_STARTED, PREEMPTED = range(8)
-OUTCOMES = ["none", "open", "completed", "failed", "cancelled", "interrupted", "not_started", "preempted"]
+# STORED_OUTCOME and RESULT. GPU_LOST: not started, because the GPU was claimed by another program first.
+NONE, OPEN, COMPLETED, FAILED, CANCELLED, INTERRUPTED, NOT_STARTED, PREEMPTED, GPU_LOST = range(9)
+OUTCOMES = [
+    "none", "open", "completed", "failed", "cancelled", "interrupted", "not_started", "preempted",
+    "not_started (GPU claimed)",
+]  # fmt: skip
 # FOLDER
 HALF_MADE, MADE = 1, 2
 # CLAIM: the number of the runner that has it, or VOID
@@ -74,19 +80,21 @@ CLAIM_NONE, CLAIM_VOID, CLAIM_LIVE, CLAIM_UNLOCKED, CLAIM_UNCLAIMED, CLAIM_DEAD 
 INTACT, UNLOCKED, REPLACED, REMOVED = range(4)
 # STOP: a request that ends in `kill` or `withdraw` after the grace period
 STOP_CANCEL, STOP_PREEMPT = 1, 2
-# The next step of a runner.
+# The next step of a runner. LOCK_REMOVED: as LOCK_GPU, but the lock file that it opened was removed.
 (
-    CHECK_CLAIM, LINK_CLAIM, FIRST_STOP_CHECK, SPAWNING, UNBLOCK, SECOND_STOP_CHECK, ATTEND, WITHDRAW,
-    END_OTHER_PROCESSES, GAP, PUBLISH, EXIT, RUNNER_GONE,
-) = range(1, 14)  # fmt: skip
+    CHECK_CLAIM, LINK_CLAIM, FIRST_STOP_CHECK, OPEN_LOCK, LOCK_GPU, LOCK_REMOVED, SPAWNING, UNBLOCK,
+    SECOND_STOP_CHECK, ATTEND, WITHDRAW, END_OTHER_PROCESSES, GAP, RELEASE_GPU, PUBLISH, EXIT, RUNNER_GONE,
+) = range(1, 18)  # fmt: skip
+# GPU_LOCK and OBSERVED_LOCK: NO_LOCK, OTHER_PROGRAM, or the id of a runner (`runner_id`)
+NO_LOCK, OTHER_PROGRAM = 0, 5
 # SIGNALS that the runner has received but not handled yet
 USR1, TERM = 1, 2
 # COMMAND. DYING: it was killed but is not gone yet.
 NO_COMMAND, FORKED, SCRIPT, COMMAND_RUNS, DYING, ZOMBIE, GONE = range(7)
 # HIDDEN: the command has hidden its environment. COMMAND_RECORDED: the command has recorded its identity in
 # the folder that is now in place.
-# ACTUAL_END: how the command really ended
-NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL = range(6)
+# ACTUAL_END: how the command really ended. GPU_TAKEN: it never began, because its GPU was claimed.
+NEVER, EXIT_0, EXIT_7, BY_TERM, NOT_BEGUN, BY_KILL, GPU_TAKEN = range(7)
 # OTHER_PROCESS of the attempt. PLAIN carries the token. ORPHAN is not a child of the runner. STUCK cannot be
 # killed. IN_SESSION hides its environment. OWN_SESSION has also left the session, and LOST has lost its
 # parents as well. The chains fork and exit faster than a scan.
@@ -142,6 +150,16 @@ def owner(state: bytes | bytearray, a: int) -> int:
 def has_runner(state: bytes | bytearray, a: int) -> bool:
     """Returns whether a runner of the attempt is alive."""
     return 0 < state[a + RUNNER1] < RUNNER_GONE or 0 < state[a + RUNNER2] < RUNNER_GONE
+
+
+def runner_id(a: int, which: int) -> int:
+    """Returns the id (1 to 4) of runner `which` (1 or 2) of an attempt."""
+    return (2 if a > FIRST else 0) + which
+
+
+def runner_of(lock: int) -> tuple[int, int] | None:
+    """Returns the attempt and the number (1 or 2) of the runner that holds a lock; None if no runner does."""
+    return (ATTEMPTS[lock > 2], 2 - lock % 2) if NO_LOCK < lock < OTHER_PROGRAM else None
 
 
 def scan_finds_runner(state: bytes | bytearray, a: int) -> bool:
@@ -225,7 +243,14 @@ def canonical(state: bytearray, rules: Rules) -> bytes:
             continue
         _normalize_runners(state, a, rules)
         _clear_irrelevant(state, a)
+    holder = runner_of(state[GPU_LOCK])
+    if holder is not None and not is_alive(state[holder[0] + RUNNERS[holder[1] - 1]]):
+        state[GPU_LOCK] = NO_LOCK  # the kernel releases the locks of a process that has ended
+    if state[JOB] == QUEUED and state[NEWEST]:
+        _forget_lost_gpu(state, state[NEWEST])
     loop = state[LOOP]
+    if loop != OBSERVE:
+        state[OBSERVED_LOCK] = NO_LOCK
     if loop not in (READ, RECONCILE):
         state[OBSERVED_CLAIM] = 0
     if loop != WRITE_STOP:
@@ -243,9 +268,14 @@ def _normalize_runners(state: bytearray, a: int, rules: Rules) -> None:
                 state[a + runner] = RUNNER_GONE  # a runner that finds another claim can only exit
         if state[LOOP] not in LAUNCHING:
             state[a + LAUNCHES] = 2
+    if not state[UNLINK]:  # whether the lock file is open matters only if it can be removed
+        for runner in RUNNERS:
+            if state[a + runner] == OPEN_LOCK:
+                state[a + runner] = LOCK_GPU
     if state[a + RESULT]:
         state[a + STOP] = state[a + TERMINATION] = state[a + SIGNALS] = 0
-        if not state[REBOOT]:  # whether the folder is synced matters only at a reboot
+        # Whether the folder is synced matters only at a reboot.
+        if not state[REBOOT] and rules.release_first:
             for runner in RUNNERS:
                 if state[a + runner] == EXIT:
                     state[a + runner] = RUNNER_GONE
@@ -266,7 +296,24 @@ def _clear_irrelevant(state: bytearray, a: int) -> None:
         state[a + HIDDEN] = 0
         if state[a + OTHER_PROCESS] != IN_SESSION:
             state[a + COMMAND_RECORDED] = 0
-    over = state[a + STORED_OUTCOME] > OPEN and state[a + RELEASED] and not has_runner(state, a)
-    if over and state[a + COMMAND] in (NO_COMMAND, GONE) and not state[a + OTHER_PROCESS]:
+    if _is_over(state, a):
         state[a + 1 : a + FIELDS] = bytes(FIELDS - 1)
         state[a + RELEASED] = 1
+
+
+def _is_over(state: bytearray, a: int) -> bool:
+    """Returns whether an attempt is recorded as ended, its GPUs are released, and no process is left."""
+    recorded = state[a + STORED_OUTCOME] > OPEN and state[a + RELEASED] and not has_runner(state, a)
+    return bool(recorded) and state[a + COMMAND] in (NO_COMMAND, GONE) and not state[a + OTHER_PROCESS]
+
+
+def _forget_lost_gpu(state: bytearray, number: int) -> None:
+    """Clears an attempt that lost its GPU, so that a job can lose its GPU any number of times.
+
+    An attempt that is still named by `cancel` or by a copy is kept.
+    """
+    a = attempt(number)
+    named = CLI_NONE < state[CLI] < CLI_DONE or state[COPIED] == number
+    if state[a + STORED_OUTCOME] == GPU_LOST and _is_over(state, a) and not named:
+        state[NEWEST] = number - 1
+        state[a : a + FIELDS] = bytes(FIELDS)

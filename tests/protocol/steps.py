@@ -8,8 +8,9 @@ from tests.protocol import state as st
 from tests.protocol.rules import Rules
 
 #: Kinds of steps. STEP: a step of the scheduler or the kernel, which happens eventually; OWN: a step of the
-#: job's command, which may never happen; STARTED: a start of the scheduler; FAULT: a fault or a user action.
-STEP, OWN, STARTED, FAULT = range(4)
+#: job's command, which may never happen; STARTED: a start of the scheduler; FAULT: a fault or a user action;
+#: OTHER_ENDS: the end of the other program, which claims the GPU.
+STEP, OWN, STARTED, FAULT, OTHER_ENDS = range(5)
 
 #: A step: its kind, its label, the resulting state, and the invariant that the step itself breaks.
 Step = tuple[int, str, bytes, "str | None"]

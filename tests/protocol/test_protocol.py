@@ -12,7 +12,16 @@ from tests.protocol.search import explore
 
 
 @pytest.mark.parametrize(
-    "faults", [{"hide": 1, "kill": 1}, {"unlock": 1}, {"unclaim": 1}, {"copy": 1}], ids=str
+    "faults",
+    [
+        {"hide": 1, "kill": 1},
+        {"unlock": 1},
+        {"unclaim": 1},
+        {"copy": 1},
+        {"other": 1, "kill": 1},
+        {"unlink": 1},
+    ],
+    ids=str,
 )
 def test_invariants_hold_in_every_state(faults: dict[str, int]) -> None:
     found = explore(faults, ALL)
@@ -24,7 +33,9 @@ def test_invariants_hold_in_every_state(faults: dict[str, int]) -> None:
 _QUICK = (
     "record_first", "void_first", "claim_first", "dead_needs_runner_gone", "removed_claim_waits",
     "runner_token", "command_recorded", "by_session", "by_descent", "session_checked", "no_children",
-    "copy_refused", "excuse_lost", "excuse_early",
+    "gpu_locked", "lock_compared", "attempt_first", "locks_first", "stored_runner", "release_last",
+    "release_first", "lost_claim_uncounted", "copy_refused", "excuse_lost", "excuse_early",
+    "excuse_killed_holder", "excuse_unlinked",
 )  # fmt: skip
 
 
