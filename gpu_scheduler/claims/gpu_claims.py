@@ -14,7 +14,7 @@ from pathlib import Path
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.runner.folder import START
-from gpu_scheduler.runner.gpu_lock import open_to_read, read_locks
+from gpu_scheduler.runner.gpu_lock import LockFileError, open_to_read, read_locks
 from gpu_scheduler.runner.record_lock import Lock
 from gpu_scheduler.system.procfs import Proc
 from gpu_scheduler.system.users import name_of_user
@@ -46,6 +46,13 @@ def read_gpu_locks(folder: Path, uuid: str) -> tuple[Lock, ...]:
     finally:
         if inherited is None:
             os.close(fd)
+
+
+def lock_problem(error: OSError) -> str:
+    """Returns why a lock file cannot be used, as a sentence that begins with its path."""
+    if isinstance(error, LockFileError):
+        return f"{error.filename} {error.strerror}"
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
 
 
 @lru_cache

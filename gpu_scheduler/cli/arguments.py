@@ -11,7 +11,7 @@ from gpu_scheduler.cli import values
 from gpu_scheduler.cli.values import path
 
 #: A parser, or one of its argument groups.
-_ArgumentContainer = argparse.ArgumentParser | argparse._ArgumentGroup
+ArgumentContainer = argparse.ArgumentParser | argparse._ArgumentGroup
 
 _DEFAULTS = config.StartOptions()
 _DAY_S = 86400
@@ -54,13 +54,13 @@ def start(parser: argparse.ArgumentParser) -> None:
 
 
 def _start_jobs(group: argparse._ArgumentGroup) -> None:
-    _shared(group, "--jobs-file")
+    shared_options(group, "--jobs-file")
     end = group.add_mutually_exclusive_group()
     _flag(end, "--drain", "Exit when no more jobs can run; the exit code shows whether all jobs completed")
     _flag(end, "--watch",
           "Keep waiting for new lines in the jobs file (the default, except with"
           " `gpu-scheduler FILE`)")  # fmt: skip
-    _shared(group, "--llm-config")
+    shared_options(group, "--llm-config")
     history = group.add_mutually_exclusive_group()
     _flag(history, "--fresh", "Forget all recorded jobs first (after asking for confirmation on a terminal)")
     _flag(history, "--keep-history", "Keep the recorded jobs when switching between simulated and real GPUs")
@@ -70,7 +70,7 @@ def _start_jobs(group: argparse._ArgumentGroup) -> None:
 
 def _start_gpus(group: argparse._ArgumentGroup) -> None:
     _gpus(group, "GPUs to manage", default="all")
-    _probe(group)
+    probe_options(group)
     _value(group, "--poll", "poll_s", metavar="S", type=values.number(0.1, 3600, minimum=0.1),
            help="Seconds between GPU samples")  # fmt: skip
     _value(group, "--mem-threshold", metavar="X", type=values.number(0, 1),
@@ -106,7 +106,7 @@ def _start_memory(group: argparse._ArgumentGroup) -> None:
 
 def _start_launches(group: argparse._ArgumentGroup) -> None:
     _flag(group, "--screen", "Run each job in its own GNU Screen session")
-    _shared(group, "--conda-sh")
+    shared_options(group, "--conda-sh")
     _value(group, "--oom-retries", metavar="N", type=values.integer(0, 1000),
            help="Number of times to retry a job that ran out of CUDA memory, each time with more"
            " memory")  # fmt: skip
@@ -128,7 +128,7 @@ def _start_scheduler(group: argparse._ArgumentGroup) -> None:
     _value(group, "--state-interval", "state_interval_s", metavar="S", type=interval,
            help="Maximum number of seconds until the scheduler notices an edit to the state"
            " file")  # fmt: skip
-    _shared(group, "--log-dir")
+    shared_options(group, "--log-dir")
     _flag(
         group,
         "--daemon",
@@ -145,21 +145,20 @@ def _start_scheduler(group: argparse._ArgumentGroup) -> None:
         "--as-copy",
         "Use a copy of another store; jobs that are still running under the original are held in the copy",
     )
-    _shared(group, "--trust-files")
+    shared_options(group, "--trust-files")
 
 
-def _shared(parser: _ArgumentContainer, *flags: str) -> None:
+def shared_options(parser: ArgumentContainer, *flags: str) -> None:
+    """Declares options that several commands share."""
     for flag in flags:
         parser.add_argument(flag, **_SHARED[flag])
 
 
-def _flag(parser: _ArgumentContainer, names: str, text: str) -> None:
+def _flag(parser: ArgumentContainer, names: str, text: str) -> None:
     parser.add_argument(*names.split(), action="store_true", help=text)
 
 
-def _value(
-    parser: _ArgumentContainer, flag: str, dest: str | None = None, *, help: str, **given: Any
-) -> None:
+def _value(parser: ArgumentContainer, flag: str, dest: str | None = None, *, help: str, **given: Any) -> None:
     """Declares an option whose default is that of its StartOptions field.
 
     dest: the name of the field, if it differs from the option's name.
@@ -171,13 +170,14 @@ def _value(
     parser.add_argument(flag, dest=dest, default=default, help=help, **given)
 
 
-def _gpus(parser: _ArgumentContainer, purpose: str, *, default: str) -> None:
+def _gpus(parser: ArgumentContainer, purpose: str, *, default: str) -> None:
     parser.add_argument("--gpus", metavar="N|LIST", type=values.gpu_choice,
                         help=f"{purpose}: a count such as 4, or a list such as 0,2,3 (write `3,` for GPU 3"
                         f" alone; default: {default})")  # fmt: skip
 
 
-def _probe(parser: _ArgumentContainer) -> None:
+def probe_options(parser: ArgumentContainer) -> None:
+    """Declares the options that determine which GPUs are read, and how."""
     _value(parser, "--gpu-probe", choices=get_args(config.ProbeKind),
            help="How to query the GPUs (default: %(default)s, which tries NVML and then"
            " GPUtil)")  # fmt: skip
@@ -238,15 +238,15 @@ def lint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", nargs="?", default=config.JOBS_FILE, type=path,
                         help=f"Jobs file, or - for standard input"
                         f" (default: {config.JOBS_FILE})")  # fmt: skip
-    _shared(parser, "--llm-config")
+    shared_options(parser, "--llm-config")
     _gpus(parser, "GPUs to check the lines against", default="the GPUs that the scheduler manages")
-    _shared(parser, "--conda-sh", "--json")
+    shared_options(parser, "--conda-sh", "--json")
 
 
 def status(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `status`."""
     way = parser.add_mutually_exclusive_group()
-    _shared(way, "--json")
+    shared_options(way, "--json")
     way.add_argument("--watch", metavar="SECONDS", nargs="?", const=2.0,
                      type=values.number(0, 3600, minimum=0.1),
                      help="Refresh the display at this interval (default: 2 seconds) until"
@@ -264,7 +264,7 @@ def gpus(parser: argparse.ArgumentParser) -> None:
 
 def screens(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `screens`."""
-    _shared(parser, "--json")
+    shared_options(parser, "--json")
 
 
 def one_job(parser: argparse.ArgumentParser) -> None:
@@ -276,7 +276,7 @@ def one_job(parser: argparse.ArgumentParser) -> None:
 def show(parser: argparse.ArgumentParser) -> None:
     """Declares the job argument and the options of `show`."""
     one_job(parser)
-    _shared(parser, "--json")
+    shared_options(parser, "--json")
 
 
 def why(parser: argparse.ArgumentParser) -> None:
@@ -349,14 +349,14 @@ def calibrate(parser: argparse.ArgumentParser) -> None:
                         help="File that lists the GPU needs of each model (default: the file that the"
                         " scheduler uses)")  # fmt: skip
     _flag(parser, "--write", "Write the suggested entries to the file and keep a backup of the old file")
-    _shared(parser, "--json")
+    shared_options(parser, "--json")
 
 
 def doctor(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `doctor`, which checks the machine for a `start` with the same options."""
-    _shared(parser, "--jobs-file", "--llm-config", "--log-dir")
-    _probe(parser)
-    _shared(parser, "--conda-sh", "--trust-files", "--json")
+    shared_options(parser, "--jobs-file", "--llm-config", "--log-dir")
+    probe_options(parser)
+    shared_options(parser, "--conda-sh", "--trust-files", "--json")
 
 
 def completion(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple, NoReturn
 
 from gpu_scheduler import __version__, config
-from gpu_scheduler.cli import arguments
+from gpu_scheduler.cli import arguments, claim_arguments
 from gpu_scheduler.cli.first_word import jobs_file_index
 from gpu_scheduler.cli.program import PROGRAM, invocation
 from gpu_scheduler.cli.values import path
@@ -80,6 +80,14 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "resume": Command("request_commands", arguments.gpus, "resume 0 2",
             "Let paused GPUs accept new jobs again"),
     },
+    "use GPUs without the queue": {
+        "run": Command("claim_commands", claim_arguments.run, "run --min-free-mb 8000 -- python train.py",
+            "Wait for free GPUs, claim them, and execute a command on them; needs no scheduler"),
+        "wait": Command("claim_commands", claim_arguments.wait, "wait --min-free-mb 8000",
+            "Wait for free GPUs and print their ids without claiming them"),
+        "gpus": Command("claim_commands", claim_arguments.list_gpus, "gpus",
+            "List the GPUs of this machine with their free memory and the claims on them"),
+    },
     "maintain": {
         "doctor": Command("report_commands", arguments.doctor, "doctor",
             "Check this machine for problems without changing anything"),
@@ -92,6 +100,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
 #: All commands by name.
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
+#: The commands that accept a command after `--`.
+_WITH_COMMAND = frozenset({"add", "run"})
 #: Maximum number of options that an error lists if no option resembles the given one.
 _MAX_SUGGESTIONS = 5
 
@@ -136,12 +146,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     options = _parse_known(build_parser(argv), words)
     if options.command == "add":
         _check_add(options, command)
+    if options.command == "run":
+        _check_run(options, command)
     return options
 
 
 def _split_at_command(words: list[str]) -> tuple[list[str], list[str] | None]:
-    """Returns the words before the `--` of `add` and the words after it (None if there is no `--`)."""
-    if "--" not in words or "add" not in words[: words.index("--")]:
+    """Returns the words before the `--` of `add` or `run`, and those after it (None if there is no `--`)."""
+    if "--" not in words or not _WITH_COMMAND.intersection(words[: words.index("--")]):
         return words, None
     at = words.index("--")
     return words[:at], words[at + 1 :]
@@ -161,6 +173,22 @@ def _check_add(options: argparse.Namespace, command: list[str] | None) -> None:
         parser.error("there is no command after `--`")
     if command is not None and options.args:
         parser.error("--args works only with a script; put the arguments of a command after `--`")
+
+
+def _check_run(options: argparse.Namespace, command: list[str] | None) -> None:
+    options.command_words = command
+    if options.words:
+        _run_error(options.words)
+    if not command:
+        _Parser(prog=f"{PROGRAM} run").error(f"give a command after `--`, {_RUN_EXAMPLE}")
+
+
+_RUN_EXAMPLE = "as in `run -- python train.py --epochs 3`"
+
+
+def _run_error(words: Sequence[str]) -> NoReturn:
+    """Raises UsageError for a command that is not behind `--`. words: its first words."""
+    _Parser(prog=f"{PROGRAM} run").error(f"put `--` before the command {' '.join(words)}, {_RUN_EXAMPLE}")
 
 
 def _quoted_value(words: Sequence[str]) -> str:
@@ -198,6 +226,8 @@ def _parse_known(
     options, rest = parser.parse_known_args(words)
     if rest:
         command: str = options.command
+        if command == "run" and options.words and words.index(options.words[0]) < words.index(rest[0]):
+            _run_error([*options.words, *rest])
         meant = _suggestion(command, rest[0], jobs_file)
         if command == "add":
             meant = _suggest_for_add(words, options.script, rest) + (

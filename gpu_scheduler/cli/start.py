@@ -94,15 +94,9 @@ def _logout_warning() -> str | None:
 def _validate(chosen: StartOptions) -> None:
     """Raises UsageError for invalid options, as far as they can be checked before anything is created."""
     if chosen.simulate is not None:
-        from gpu_scheduler.gpus.probes.simulated import parse_simulate
+        from gpu_scheduler.gpus.probes.simulated import check_simulate
 
-        try:
-            parse_simulate(chosen.simulate)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-        if chosen.gpu_probe in ("nvml", "gputil"):
-            both = f"--simulate {chosen.simulate} and --gpu-probe {chosen.gpu_probe}"
-            raise UsageError(f"{both} cannot be combined; leave one out")
+        check_simulate(chosen.simulate, chosen.gpu_probe)
     if chosen.conda_sh is not None and not os.path.isfile(chosen.conda_sh):
         raise UsageError(
             f"--conda-sh {chosen.conda_sh}: no such file; give the path of etc/profile.d/conda.sh in your"

@@ -46,14 +46,22 @@ def integer(minimum: int, maximum: int) -> Callable[[str], int]:
 
 def mib(text: str) -> int:
     """Reads 0 or an amount of memory written as in attributes (512, 1G, 1.5GiB). Returns MiB."""
-    from gpu_scheduler.core.model.units import parse_mib
-
     if text.strip() == "0":
         return 0
     try:
+        return positive_mib(text)
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(f"{error}; 0 is accepted too") from None
+
+
+def positive_mib(text: str) -> int:
+    """Reads an amount of memory written as in attributes (512, 1G, 1.5GiB). Returns MiB."""
+    from gpu_scheduler.core.model.units import parse_mib
+
+    try:
         return parse_mib(text)
     except ValueError as error:
-        raise ArgumentTypeError(f"{error}; 0 is accepted too") from None
+        raise ArgumentTypeError(str(error)) from None
 
 
 def path(text: str) -> str:
@@ -97,6 +105,14 @@ def gpu_ids(text: str) -> tuple[int, ...] | None:
         return parse_gpu_list(text)
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
+
+
+def excluded_gpus(text: str) -> tuple[int, ...]:
+    """Reads GPU ids like `gpu_ids`, but not `all`."""
+    gpus = gpu_ids(text)
+    if gpus is None:
+        raise ArgumentTypeError("`all` would leave no GPU; give ids such as 0, 0,2 or 0-3")
+    return gpus
 
 
 def gpu_choice(text: str) -> str:

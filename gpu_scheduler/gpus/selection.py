@@ -1,4 +1,4 @@
-"""Selects the GPUs that a scheduler manages, from `--gpus` and its own CUDA_VISIBLE_DEVICES. Pure."""
+"""Selects the GPUs that a program may use, from `--gpus` and its own CUDA_VISIBLE_DEVICES. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def restrict_to_visible(
     """Returns the GPUs that CUDA_VISIBLE_DEVICES allows, in PCI order, and a note for the user or None.
 
     The items of the variable are indices in PCI order or prefixes of UUIDs. If an item does not match exactly
-    one GPU, no GPU is returned, because the scheduler must not use a GPU that the user excluded; the note
+    one GPU, no GPU is returned, because the program must not use a GPU that the user excluded; the note
     gives the reason. An empty value or -1 hides every GPU, as in CUDA.
     """
     everything = tuple(samples)
@@ -25,20 +25,20 @@ def restrict_to_visible(
     text = cuda_visible_devices.strip()
     setting = f"CUDA_VISIBLE_DEVICES={text}"
     if text in ("", "-1", "NoDevFiles"):
-        return (), f"{setting} hides every GPU from this scheduler; unset it, or list the GPUs to manage"
+        return (), f"{setting} hides every GPU; unset it, or list the GPUs to use"
     chosen: set[str] = set()
     for item in (part.strip() for part in text.split(",")):
         matches = [gpu.uuid for gpu in everything if _names(item, gpu)]
         if len(matches) != 1:
             found = "no GPU" if not matches else f"{len(matches)} GPUs"
-            return (), f"{setting}: {item!r} matches {found}; correct it, or unset it to manage every GPU"
+            return (), f"{setting}: {item!r} matches {found}; correct it, or unset it to use every GPU"
         chosen.add(matches[0])
     kept = tuple(gpu for gpu in everything if gpu.uuid in chosen)
     if len(kept) == len(everything):
         return kept, None
     numbers = ", ".join(str(gpu.index) for gpu in kept)
     plural = "s" if len(kept) > 1 else ""
-    return kept, f"{setting}: this scheduler manages only GPU{plural} {numbers} of {len(everything)}"
+    return kept, f"{setting} allows only GPU{plural} {numbers} of {len(everything)}"
 
 
 def _names(item: str, gpu: GpuSample) -> bool:

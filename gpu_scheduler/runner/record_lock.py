@@ -26,6 +26,16 @@ class Lock:
     def __init__(self, start: int, end: int | None, pid: int) -> None:
         self.start, self.end, self.pid = start, end, pid
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lock) and (self.start, self.end, self.pid) == (
+            other.start,
+            other.end,
+            other.pid,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.start, self.end, self.pid))
+
 
 def try_lock(fd: int, start: int = 0, end: int | None = None) -> bool:
     """Locks these bytes unless another process holds a lock on any of them; returns whether it succeeded.

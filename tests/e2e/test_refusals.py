@@ -76,7 +76,7 @@ def test_does_not_use_a_gpu_hidden_by_cuda_visible_devices(world: World) -> None
     world.env["CUDA_VISIBLE_DEVICES"] = "1,2"
     world.start()
     assert [gpu["index"] for gpu in world.status()["gpus"]] == [1, 2]
-    assert "manages only GPUs 1, 2 of 4" in world.output()
+    assert "allows only GPUs 1, 2 of 4" in world.output()
     world.end_scheduler()
     world.env["CUDA_VISIBLE_DEVICES"] = "9"
     done = world.cli("start", "--simulate", "4")

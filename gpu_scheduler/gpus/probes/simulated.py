@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from gpu_scheduler.core.model.gpu import SIMULATED_UUID_PREFIX, GpuProcess, GpuSample
 from gpu_scheduler.core.model.gpu_fault import LOST, FaultKind, GpuFault
+from gpu_scheduler.errors import UsageError
 from gpu_scheduler.gpus.probes import simulated_usage
 
 #: The default memory of a simulated GPU in MiB, and the maximum number of simulated GPUs.
@@ -35,6 +36,18 @@ def parse_simulate(text: str) -> tuple[int, ...]:
     if not 1 <= len(totals) <= MAX_GPUS:
         raise ValueError(f"--simulate {text!r}: give 1 to {MAX_GPUS} GPUs, {_ACCEPTED}")
     return tuple(totals)
+
+
+def check_simulate(simulate: str | None, kind: str) -> None:
+    """Raises UsageError if the text of `--simulate` is invalid or contradicts `--gpu-probe`."""
+    if simulate is None:
+        return
+    try:
+        parse_simulate(simulate)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if kind in ("nvml", "gputil"):
+        raise UsageError(f"--simulate {simulate} and --gpu-probe {kind} cannot be combined; leave one out")
 
 
 class SimulatedProbe:

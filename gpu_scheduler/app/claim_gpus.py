@@ -1,0 +1,192 @@
+"""Waits until GPUs meet the criteria of a command, and claims them for this process, without a scheduler.
+
+Inside a job, or below a process that holds a claim, the command uses GPUs of that job or process, and takes
+no claim of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_scheduler.app.claim_watch import ClaimWatch
+from gpu_scheduler.app.gpu_source import GpuSource
+from gpu_scheduler.app.machine_gpus import GpuLocks, lock_folder, read_locks, uuids_of, with_claims
+from gpu_scheduler.claims.gpu_claims import lock_problem
+from gpu_scheduler.claims.lock_folder import (
+    find_lock_folder,
+    prepare_lock_folder,
+    prepare_simulated_folder,
+)
+from gpu_scheduler.claims.own_claims import own_claims
+from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
+from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
+from gpu_scheduler.core.scheduling.gpu_choice import Impossibility, Ineligibility, choose, impossibility
+from gpu_scheduler.errors import GpuStateError, UsageError
+from gpu_scheduler.gpus.selection import restrict_to_visible
+from gpu_scheduler.runner.folder import TOKEN
+from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus
+from gpu_scheduler.system.shortages import reraise_shortage
+
+#: Number of times that a claim is tried again at once after another program was faster, and the seconds
+#: before the next try.
+_MAX_REFUSALS, _REFUSAL_WAIT_S = 20, 0.002
+#: For this many seconds after claims have changed, the GPUs are sampled at this interval in seconds, because
+#: drivers free the memory of an ended process with a delay.
+_FREQUENT_S, _FREQUENT_EVERY_S = 10.0, 1.0
+#: Seconds that the sample at the end of the time limit may take.
+_LAST_SAMPLE_S = 2.0
+
+
+@dataclass(frozen=True)
+class GpuRequest:
+    """The GPUs that a command needs, and how to wait for them.
+
+    poll_s: seconds between two samples of the GPUs; timeout_s: seconds after which to give up, None means
+    never; claim: whether this process claims the GPUs.
+    """
+
+    criteria: GpuCriteria
+    poll_s: float = 5.0
+    timeout_s: float | None = None
+    claim: bool = True
+
+
+@dataclass(frozen=True)
+class FoundGpus:
+    """GPUs that meet the criteria, by index.
+
+    is_inside: whether they belong to the job or process that started this process, so no claim was taken.
+    """
+
+    gpus: tuple[ClaimedGpu, ...]
+    criteria: GpuCriteria
+    is_inside: bool = False
+
+
+@dataclass(frozen=True)
+class TimedOut:
+    """Not enough GPUs met the criteria in time."""
+
+    seconds: float
+
+
+#: The reasons why GPUs are not eligible, or why they cannot be read.
+WaitReasons = tuple[Ineligibility, ...] | GpuStateError
+OnWait = Callable[[WaitReasons], None]
+
+
+def find_gpus(
+    source: GpuSource, request: GpuRequest, on_wait: OnWait
+) -> FoundGpus | Impossibility | TimedOut:
+    """Waits for GPUs that meet the criteria, and claims them if the request says so.
+
+    This process then holds the claims until it ends, also if it executes another program; it must not open a
+    lock file again. Raises GpuStateError if the first sample fails, and UsageError if the lock folder or
+    CUDA_VISIBLE_DEVICES cannot be used.
+    """
+    end = None if request.timeout_s is None else time.monotonic() + request.timeout_s
+    samples = source.probe.first_sample().gpus
+    search = _Search(source, request, on_wait, samples)
+    never = impossibility(search.in_scope(samples), request.criteria)
+    if never is not None:
+        return never
+    current: Sequence[GpuSample] | None = samples
+    while True:
+        found = None if current is None else search.choose_and_claim(current)
+        if found is not None:
+            return found
+        if end is not None and time.monotonic() >= end:
+            return TimedOut(request.timeout_s or 0.0)
+        current = search.wait_and_sample(end)
+
+
+class _Search:
+    """The search for GPUs of one command. samples: the first sample."""
+
+    def __init__(
+        self, source: GpuSource, request: GpuRequest, on_wait: OnWait, samples: Sequence[GpuSample]
+    ) -> None:
+        self._probe, self._request, self._on_wait = source.probe, request, on_wait
+        self._visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        visible, note = restrict_to_visible(samples, self._visible)
+        if not visible:
+            raise UsageError(note or "no GPU found")
+        self._folder = _prepared_folder(source) if request.claim else lock_folder(source)
+        self._watch = ClaimWatch()
+        self._frequent_until = 0.0
+        locks = read_locks(self._folder, uuids_of(samples))
+        readable = {uuid: held for uuid, held in locks.items() if not isinstance(held, str)}
+        #: The GPUs, by UUID, that an ancestor or this process itself has claimed.
+        self._own = own_claims(self._folder, readable)
+        self._is_inside = bool(self._own) or TOKEN in os.environ
+
+    def in_scope(self, samples: Sequence[GpuSample]) -> tuple[GpuSample, ...]:
+        """Returns the GPUs that this process may use."""
+        visible, _ = restrict_to_visible(samples, self._visible)
+        return tuple(sample for sample in visible if sample.uuid in self._own) if self._own else visible
+
+    def choose_and_claim(self, samples: Sequence[GpuSample]) -> FoundGpus | None:
+        """Chooses GPUs and claims them; if they are refused, tries the next best ones.
+
+        Returns None, after reporting the reasons, if too few GPUs are eligible.
+        """
+        samples, criteria = self.in_scope(samples), self._request.criteria
+        own = {sample.uuid for sample in samples} if self._is_inside else ()
+        unusable: dict[str, GpuLocks] = {}
+        for _ in range(_MAX_REFUSALS):
+            locks = {**read_locks(self._folder, uuids_of(samples)), **unusable}
+            choice = choose(with_claims(samples, locks, own), criteria)
+            if len(choice.eligible) < criteria.count:
+                break
+            chosen = sorted(choice.eligible[: criteria.count], key=lambda gpu: gpu.sample.index)
+            if self._is_inside or not self._request.claim or self._claim(chosen, unusable):
+                return FoundGpus(tuple(chosen), criteria, self._is_inside)
+            # Different waits keep two processes from refusing each other again and again.
+            time.sleep(_REFUSAL_WAIT_S * (1 + os.getpid() % 5))
+        self._watch.expect(locks)
+        self._on_wait(choice.ineligible)
+        return None
+
+    def _claim(self, chosen: Sequence[ClaimedGpu], unusable: dict[str, GpuLocks]) -> bool:
+        """Claims the GPUs; returns whether this process now holds them. Records unusable lock files."""
+        mib = self._request.criteria.claim_mib
+        wanted = [Wanted(gpu.sample.uuid, mib, gpu.sample.total_mib) for gpu in chosen]
+        try:
+            return not isinstance(claim_gpus(str(self._folder), wanted, inheritable=True), Refusal)
+        except OSError as error:
+            reraise_shortage(error)
+            name = os.path.basename(error.filename or "")
+            if name not in {one.name for one in wanted}:
+                raise
+            unusable[name] = lock_problem(error)
+            return False
+
+    def wait_and_sample(self, end: float | None) -> tuple[GpuSample, ...] | None:
+        """Waits until a sample is due or the claims have changed, and takes a sample.
+
+        end: the time of the last sample; None means that there is no last one. Returns None, after reporting
+        the reason, if the sample fails.
+        """
+        now = time.monotonic()
+        wait_s = self._request.poll_s
+        if now < self._frequent_until:
+            wait_s = min(wait_s, _FREQUENT_EVERY_S)
+        if self._watch.wait(self._folder, wait_s if end is None else min(wait_s, end - now)):
+            self._frequent_until = time.monotonic() + _FREQUENT_S
+        try:
+            left_s = None if end is None else max(_LAST_SAMPLE_S, end - time.monotonic())
+            return self._probe.first_sample(left_s).gpus
+        except GpuStateError as error:
+            self._on_wait(error)
+            return None
+
+
+def _prepared_folder(source: GpuSource) -> Path:
+    folder = find_lock_folder()
+    prepare_lock_folder(folder)
+    return folder if source.simulation is None else prepare_simulated_folder(folder, source.simulation)

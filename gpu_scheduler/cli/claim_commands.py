@@ -1,0 +1,121 @@
+"""The commands `run`, `wait` and `gpus`, which use GPUs without a scheduler, a store or a state file.
+
+The probe starts first and reads the GPUs while the other modules are imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from gpu_scheduler.app.gpu_source import GpuSource, open_source
+from gpu_scheduler.cli.program import location_of, print_error, stdout_screen
+
+if TYPE_CHECKING:
+    from gpu_scheduler.app.claim_gpus import FoundGpus, WaitReasons
+
+EXIT_IMPOSSIBLE, EXIT_TIMED_OUT = 3, 124
+EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127
+
+
+def run(options: Namespace) -> int:
+    """Waits for GPUs, claims them and executes the command. Returns an exit code only if that fails."""
+    source = _open(options)
+    found = _find(source, options, claim=True)
+    if isinstance(found, int):
+        return found
+    from gpu_scheduler.app.execute import command_environment, execute
+    from gpu_scheduler.views.gpu_choice import not_executed_text, taken_text
+
+    print_error(taken_text(found))
+    failure = execute(options.command_words, command_environment(found, source, os.environ))
+    print_error(not_executed_text(failure))
+    return EXIT_NOT_FOUND if failure.is_missing else EXIT_NOT_EXECUTABLE
+
+
+def wait(options: Namespace) -> int:
+    """Waits for GPUs and prints their indices. Claims nothing."""
+    found = _find(_open(options), options, claim=False)
+    if isinstance(found, int):
+        return found
+    from gpu_scheduler.views.gpu_choice import unclaimed_text
+
+    print_error(unclaimed_text(found))
+    print(",".join(str(gpu.sample.index) for gpu in found.gpus))
+    return 0
+
+
+def gpus(options: Namespace) -> int:
+    """Prints the GPUs of this machine with their free memory and the claims on them."""
+    source = _open(options)
+    from gpu_scheduler.app.machine_gpus import machine_gpus
+    from gpu_scheduler.views.machine_gpus import to_json, to_text
+
+    with source.probe:
+        found = machine_gpus(source)
+    sys.stdout.write(to_json(found) if options.json else to_text(found, stdout_screen().width))
+    return 0
+
+
+def _open(options: Namespace) -> GpuSource:
+    return open_source(options.gpu_probe, options.simulate, location_of(options))
+
+
+def _find(source: GpuSource, options: Namespace, *, claim: bool) -> FoundGpus | int:
+    """Waits for GPUs and returns them, or the exit code, after printing the reason, if there are none."""
+    from gpu_scheduler.app.claim_gpus import FoundGpus, GpuRequest, TimedOut, find_gpus
+    from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
+    from gpu_scheduler.views.gpu_choice import impossibility_text, timeout_text
+
+    criteria = GpuCriteria(
+        options.count,
+        options.mb,
+        options.min_free_mb,
+        options.max_util,
+        options.only,
+        options.exclude or (),
+    )
+    request = GpuRequest(criteria, options.poll, options.timeout, claim)
+    with source.probe:
+        found = find_gpus(source, request, _WaitReport(options.count))
+    if isinstance(found, FoundGpus):
+        return found
+    if isinstance(found, TimedOut):
+        print_error(timeout_text(found.seconds, options.count))
+        return EXIT_TIMED_OUT
+    print_error(impossibility_text(found))
+    return EXIT_IMPOSSIBLE
+
+
+class _WaitReport:
+    """Prints what the command waits for, and each reason again only if it has changed."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._is_announced = False
+        self._failure: str | None = None
+        #: The reason that was printed for each GPU, without figures that change with every sample.
+        self._printed: Mapping[int, object] = {}
+
+    def __call__(self, reasons: WaitReasons) -> None:
+        from dataclasses import replace
+
+        from gpu_scheduler.views.gpu_choice import ineligibility_text, wait_text
+
+        if not isinstance(reasons, tuple):
+            if str(reasons) != self._failure:
+                print_error(f"{reasons}\nstill waiting for the GPUs")
+            self._failure = str(reasons)
+            return
+        self._failure = None
+        if not self._is_announced:
+            self._is_announced = True
+            print_error(wait_text(self._count))
+        stable = {reason.gpu: replace(reason, free_mib=None, load_percent=None) for reason in reasons}
+        for reason in reasons:
+            if stable[reason.gpu] != self._printed.get(reason.gpu):
+                print_error(ineligibility_text(reason))
+        self._printed = stable

@@ -1,0 +1,162 @@
+"""Chooses GPUs for a command of `run` or `wait`, without a queue.
+
+Decides which GPUs are eligible now and in which order, why the others are not, and whether the request can
+never be met.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
+from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
+from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
+from gpu_scheduler.core.model.gpu_fault import GpuFault
+
+
+class IneligibilityKind(str, Enum):
+    """The kind of the reason why a GPU is not eligible now."""
+
+    FAULT = "fault"
+    CLAIMED = "claimed"
+    CLAIMS_UNKNOWN = "claims unknown"
+    MEMORY = "memory"
+    MEMORY_UNKNOWN = "memory unknown"
+    LOAD = "load"
+    LOAD_UNKNOWN = "load unknown"
+
+
+@dataclass(frozen=True)
+class Ineligibility:
+    """The reason why a GPU is not eligible now. gpu: the index of the GPU.
+
+    fault            FAULT: the fault of the GPU
+    claims           CLAIMED: the claims of other programs
+    claims_problem   CLAIMS_UNKNOWN: why the claims cannot be read
+    free_mib         MEMORY: the memory that no process uses, in MiB
+    load_percent     LOAD: the utilization of the GPU
+    """
+
+    gpu: int
+    kind: IneligibilityKind
+    fault: GpuFault | None = None
+    claims: tuple[GpuClaim, ...] = ()
+    claims_problem: str = ""
+    free_mib: int | None = None
+    load_percent: float | None = None
+
+
+@dataclass(frozen=True)
+class GpuChoice:
+    """The eligible GPUs, best first, and the reasons why the other GPUs are not eligible, by index."""
+
+    eligible: tuple[ClaimedGpu, ...]
+    ineligible: tuple[Ineligibility, ...]
+
+
+class ImpossibilityKind(str, Enum):
+    """The kind of the reason why a request can never be met."""
+
+    NO_SUCH_GPU = "no such GPU"
+    TOO_FEW_GPUS = "too few GPUs"
+    TOO_LITTLE_MEMORY = "too little memory"
+
+
+@dataclass(frozen=True)
+class Impossibility:
+    """The reason why a request can never be met.
+
+    gpus: the indices of the GPUs that the request allows; for NO_SUCH_GPU, of all GPUs that may be used.
+    missing: NO_SUCH_GPU: the indices that are not among them. suitable_count: TOO_LITTLE_MEMORY: the number
+    of these GPUs that have enough memory in all.
+    """
+
+    kind: ImpossibilityKind
+    criteria: GpuCriteria
+    gpus: tuple[int, ...]
+    missing: tuple[int, ...] = ()
+    suitable_count: int = 0
+
+
+def choose(gpus: Sequence[ClaimedGpu], criteria: GpuCriteria) -> GpuChoice:
+    """Returns which of these GPUs are eligible, ordered by most free memory, least utilization and index.
+
+    Memory that another program claims does not count as free. GPUs that the lists of the criteria do not
+    allow are left out.
+    """
+    allowed = [gpu for gpu in gpus if criteria.allows(gpu.sample.index)]
+    reasons = {gpu.sample.index: _ineligibility(gpu, criteria) for gpu in allowed}
+    eligible = sorted((gpu for gpu in allowed if reasons[gpu.sample.index] is None), key=_rank)
+    return GpuChoice(
+        tuple(eligible),
+        tuple(reason for _, reason in sorted(reasons.items()) if reason is not None),
+    )
+
+
+def impossibility(samples: Collection[GpuSample], criteria: GpuCriteria) -> Impossibility | None:
+    """Returns why these GPUs can never meet the criteria, whatever their state; None if they can."""
+    existing = tuple(sorted(sample.index for sample in samples))
+    missing = tuple(sorted(set(criteria.only or ()) - set(existing)))
+    if missing:
+        return Impossibility(ImpossibilityKind.NO_SUCH_GPU, criteria, existing, missing)
+    allowed = [sample for sample in samples if criteria.allows(sample.index)]
+    indices = tuple(sorted(sample.index for sample in allowed))
+    if len(allowed) < criteria.count:
+        return Impossibility(ImpossibilityKind.TOO_FEW_GPUS, criteria, indices)
+    # A GPU whose memory is unknown, for example because of a fault, may turn out to have enough.
+    large = [one for one in allowed if one.total_mib is None or one.total_mib >= criteria.needed_mib]
+    if len(large) < criteria.count:
+        return Impossibility(
+            ImpossibilityKind.TOO_LITTLE_MEMORY, criteria, indices, suitable_count=len(large)
+        )
+    return None
+
+
+def _ineligibility(gpu: ClaimedGpu, criteria: GpuCriteria) -> Ineligibility | None:
+    index = gpu.sample.index
+    if gpu.sample.fault is not None:
+        return Ineligibility(index, IneligibilityKind.FAULT, fault=gpu.sample.fault)
+    if gpu.claims_problem:
+        return Ineligibility(index, IneligibilityKind.CLAIMS_UNKNOWN, claims_problem=gpu.claims_problem)
+    if _is_claimed(gpu, criteria.claim_mib):
+        return Ineligibility(index, IneligibilityKind.CLAIMED, claims=gpu.claims)
+    return _memory_reason(gpu, criteria) or _load_reason(gpu, criteria)
+
+
+def _is_claimed(gpu: ClaimedGpu, wanted_mib: int | None) -> bool:
+    """Returns whether the claims of other programs prevent a claim on this memory (None: the whole GPU)."""
+    if wanted_mib is None:
+        return bool(gpu.claims)
+    return gpu.unclaimed_mib is not None and gpu.unclaimed_mib < wanted_mib
+
+
+def _memory_reason(gpu: ClaimedGpu, criteria: GpuCriteria) -> Ineligibility | None:
+    if not criteria.needed_mib:
+        return None
+    if gpu.free_mib is None:
+        return Ineligibility(gpu.sample.index, IneligibilityKind.MEMORY_UNKNOWN)
+    if gpu.free_mib >= criteria.needed_mib:
+        return None
+    return Ineligibility(gpu.sample.index, IneligibilityKind.MEMORY, free_mib=gpu.free_mib)
+
+
+def _load_reason(gpu: ClaimedGpu, criteria: GpuCriteria) -> Ineligibility | None:
+    load = gpu.sample.load_percent
+    if criteria.max_load_percent is None:
+        return None
+    if load is None:
+        return Ineligibility(gpu.sample.index, IneligibilityKind.LOAD_UNKNOWN)
+    if load <= criteria.max_load_percent:
+        return None
+    return Ineligibility(gpu.sample.index, IneligibilityKind.LOAD, load_percent=load)
+
+
+def _rank(gpu: ClaimedGpu) -> tuple[float, float, int]:
+    known = [mib for mib in (gpu.free_mib, gpu.unclaimed_mib) if mib is not None]
+    free = -math.inf if gpu.free_mib is None else min(known)
+    load = math.inf if gpu.sample.load_percent is None else gpu.sample.load_percent
+    return -free, load, gpu.sample.index

@@ -1,0 +1,105 @@
+"""Formats which GPUs `run` and `wait` chose, what they wait for, and why a request can never be met."""
+
+from __future__ import annotations
+
+from gpu_scheduler.app.claim_gpus import FoundGpus
+from gpu_scheduler.app.execute import NotExecuted
+from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
+from gpu_scheduler.core.model.gpu_list import format_gpu_list
+from gpu_scheduler.core.scheduling.gpu_choice import (
+    Impossibility,
+    ImpossibilityKind,
+    Ineligibility,
+    IneligibilityKind,
+)
+from gpu_scheduler.core.text.formatting import count_noun, safe_text
+from gpu_scheduler.views.gpu_claims import claims_text
+
+
+def wait_text(count: int) -> str:
+    """Returns the line that announces the wait."""
+    return "waiting for a free GPU ..." if count == 1 else f"waiting for {count} free GPUs ..."
+
+
+def ineligibility_text(found: Ineligibility) -> str:
+    """Formats why a GPU is not eligible, as a sentence such as "GPU 1 has 812 MiB free"."""
+    return f"GPU {found.gpu} {_predicate(found)}"
+
+
+def _predicate(found: Ineligibility) -> str:
+    if found.kind is IneligibilityKind.FAULT:
+        return f"has a fault: {safe_text(str(found.fault))}"
+    if found.kind is IneligibilityKind.CLAIMED:
+        return _claimed_predicate(found)
+    if found.kind is IneligibilityKind.CLAIMS_UNKNOWN:
+        return f"cannot be claimed: {safe_text(found.claims_problem)}"
+    if found.kind is IneligibilityKind.MEMORY:
+        return f"has {found.free_mib} MiB free"
+    if found.kind is IneligibilityKind.LOAD:
+        return f"has a utilization of {found.load_percent:.0f}%"
+    return _UNKNOWN[found.kind]
+
+
+_UNKNOWN = {
+    IneligibilityKind.MEMORY_UNKNOWN: "does not report its free memory",
+    IneligibilityKind.LOAD_UNKNOWN: "does not report its utilization",
+}
+
+
+def _claimed_predicate(found: Ineligibility) -> str:
+    whole = all(claim.mib is None for claim in found.claims)
+    return f"is {claims_text(found.claims)}" if whole else f"has {claims_text(found.claims)}"
+
+
+def taken_text(found: FoundGpus) -> str:
+    """Returns the line that names the GPUs that `run` uses."""
+    mib = found.criteria.claim_mib
+    gpus = _gpus_text(found)
+    if found.is_inside:
+        return f"using {gpus} without a claim, inside the job or command that has claimed it"
+    return f"took {gpus}" if mib is None else f"took {mib} MiB of {gpus}"
+
+
+def unclaimed_text(found: FoundGpus) -> str:
+    """Returns the line with which `wait` says that it holds no claim."""
+    verb = "is" if len(found.gpus) == 1 else "are"
+    return f"{_gpus_text(found)} {verb} free now, but not claimed: another program may take it first"
+
+
+def _gpus_text(found: FoundGpus) -> str:
+    return " and ".join(_gpu_text(gpu) for gpu in found.gpus)
+
+
+def _gpu_text(gpu: ClaimedGpu) -> str:
+    free = "free memory unknown" if gpu.free_mib is None else f"{gpu.free_mib} MiB free"
+    return f"GPU {gpu.sample.index} ({safe_text(gpu.sample.name)}, {free})"
+
+
+def timeout_text(seconds: float, count: int) -> str:
+    """Formats the end of an unsuccessful wait."""
+    what = "no GPU was" if count == 1 else f"fewer than {count} GPUs were"
+    return f"timed out: {what} free within {seconds:g} s"
+
+
+def not_executed_text(failure: NotExecuted) -> str:
+    """Formats why the command was not executed."""
+    if failure.is_missing:
+        return f"{failure.program}: command not found"
+    return f"{failure.program}: cannot be executed ({failure.reason})"
+
+
+def impossibility_text(found: Impossibility) -> str:
+    """Formats why a request can never be met."""
+    criteria, kind = found.criteria, found.kind
+    if kind is ImpossibilityKind.NO_SUCH_GPU:
+        verb = "GPU {} is" if len(found.missing) == 1 else "GPUs {} are"
+        missing = verb.format(format_gpu_list(found.missing))
+        return f"{missing} not among the GPUs that may be used here, {format_gpu_list(found.gpus)}"
+    wanted = f"{count_noun(criteria.count, 'GPU')} wanted"
+    if kind is ImpossibilityKind.TOO_FEW_GPUS:
+        which = f" (GPU {format_gpu_list(found.gpus)})" if found.gpus else ""
+        return f"{wanted}, but only {len(found.gpus)} may be used here{which}"
+    return (
+        f"{wanted} with {criteria.needed_mib} MiB of memory, but only {found.suitable_count} of the GPUs that"
+        f" may be used here ({format_gpu_list(found.gpus)}) can have so much"
+    )

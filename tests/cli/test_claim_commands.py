@@ -1,0 +1,323 @@
+"""The commands `run`, `wait` and `gpus`, as processes, on simulated GPUs and through the fake probes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.claim_box import Box
+from tests.fakes.machine import FakeGpu
+from tests.waiting import wait_for
+
+ME = os.getpid()
+
+
+@pytest.fixture(params=["simulated", "nvml", "gputil"])
+def any_box(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
+    """Two GPUs; the second one has more free memory and is busier."""
+    box = Box(request.param, tmp_path, monkeypatch)
+    box.plant(
+        FakeGpu("GPU-a", 1, 24576, 23764, 97.0, ((ME, 23764),)),
+        FakeGpu("GPU-b", 2, 46068, 1857, 97.0, ((ME, 1857),)),
+    )
+    yield box
+    box.close()
+
+
+@pytest.fixture
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
+    """Two idle simulated GPUs with 24000 MiB each."""
+    box = Box("simulated", tmp_path, monkeypatch)
+    box.plant(FakeGpu(total=24000), FakeGpu("GPU-b", 2, total=24000))
+    yield box
+    box.close()
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Box]:
+    """GPUs that a test sets in the fake driver library."""
+    box = Box("nvml", tmp_path, monkeypatch)
+    yield box
+    box.close()
+
+
+def test_gpus_lists_every_gpu_in_the_columns_idx_name_free_total_and_util(any_box: Box) -> None:
+    code, out, err = any_box.run("gpus")
+    rows = [line.split() for line in out.splitlines()]
+    assert (code, err) == (0, "")
+    assert rows[0] == ["idx", "name", "free", "total", "util"]
+    assert [(row[0], *row[-5:]) for row in rows[1:]] == [
+        ("0", "812", "MiB", "24576", "MiB", "97%"),
+        ("1", "44211", "MiB", "46068", "MiB", "97%"),
+    ]
+
+
+def test_gpus_as_json_adds_the_free_memory_and_the_claims(any_box: Box) -> None:
+    holder = any_box.hold("--mb", "8000")
+    code, out, err = any_box.run("gpus", "--json")
+    found = json.loads(out)["gpus"]
+    assert (code, err) == (0, "")
+    assert [
+        (gpu["index"], gpu["memory_used_mib"], gpu["memory_total_mib"], gpu["memory_free_mib"])
+        for gpu in found
+    ] == [(0, 23764, 24576, 812), (1, 1857, 46068, 44211)]
+    assert found[0]["claims"] == []
+    (claim,) = found[1]["claims"]
+    assert (claim["pid"], claim["mib"], claim["by_scheduler"]) == (holder.pid, 8000, False)
+
+
+def test_run_takes_the_gpu_with_the_most_free_memory_and_forwards_the_exit_code(any_box: Box) -> None:
+    script = 'echo "$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER"; cat; exit 7'
+    code, out, err = any_box.run("run", "--min-free-mb", "8000", "--", "sh", "-c", script, text="from stdin")
+    assert (code, out) == (7, "1 PCI_BUS_ID\nfrom stdin")
+    assert err.startswith("scheduler.py: took GPU 1 (")
+    assert err.endswith(", 44211 MiB free)\n")
+
+
+def test_wait_prints_the_ids_and_says_that_it_holds_nothing(any_box: Box) -> None:
+    code, out, err = any_box.run("wait", "-n", "2")
+    assert (code, out) == (0, "0,1\n")
+    assert "not claimed" in err
+    assert any_box.can_claim("-n", "2")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ([], 2, "give a command after `--`"),
+        (["--"], 2, "give a command after `--`"),
+        (["true"], 2, "put `--` before the command true"),
+        (
+            ["python", "train.py", "--epochs", "3"],
+            2,
+            "put `--` before the command python train.py --epochs 3",
+        ),
+        (["--count", "0", "--", "true"], 2, "--count"),
+        (["--max-util", "101", "--", "true"], 2, "--max-util"),
+        (["--mb", "0", "--", "true"], 2, "--mb"),
+        (["--exclude", "all", "--", "true"], 2, "--exclude"),
+        (["--min-fre-mb", "1", "--", "true"], 2, "did you mean `--min-free-mb`?"),
+        (["-n", "3", "--", "true"], 3, "3 GPUs wanted, but only 2 may be used here (GPU 0,1)"),
+        (["--only", "0,7", "--", "true"], 3, "GPU 7 is not among the GPUs that may be used here, 0,1"),
+        (["--exclude", "0,1", "--", "true"], 3, "1 GPU wanted, but only 0 may be used here"),
+        (["--min-free-mb", "40000", "-n", "2", "--", "true"], 3, "only 1 of the GPUs"),
+        (["--mb", "50000", "--", "true"], 3, "only 0 of the GPUs"),
+        (["--min-free-mb", "45000", "--timeout", "0", "--", "true"], 124, "timed out"),
+        (["--max-util", "50", "--timeout", "0.2", "--poll", "0.1", "--", "true"], 124, "timed out"),
+        (["--", "no-such-program"], 127, "no-such-program: command not found"),
+        (["--", "/etc/passwd"], 126, "/etc/passwd: cannot be executed (Permission denied)"),
+        (["--", "/"], 126, "/: cannot be executed"),
+    ],
+)
+def test_exit_codes_of_run(any_box: Box, options: list[str], code: int, message: str) -> None:
+    found, out, err = any_box.run("run", *options)
+    assert (found, out) == (code, "")
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [(["-n", "3"], 3), (["--max-util", "50", "--timeout", "0"], 124), (["--max-util", "x"], 2)],
+)
+def test_exit_codes_of_wait(any_box: Box, options: list[str], code: int) -> None:
+    found, out, _ = any_box.run("wait", *options)
+    assert (found, out) == (code, "")
+
+
+@pytest.mark.parametrize("command", [["gpus"], ["wait"], ["run", "--", "true"]])
+def test_the_exit_code_is_4_if_no_gpu_can_be_read(driver: Box, command: list[str]) -> None:
+    driver.plant(init=9)
+    code, out, err = driver.run(*command)
+    assert (code, out) == (4, "")
+    assert "Driver Not Loaded" in err
+
+
+def test_nothing_is_written_into_the_working_folder(box: Box) -> None:
+    assert box.run("gpus")[0] == box.run("wait")[0] == box.run("run", "--", "true")[0] == 0
+    assert list(box.folder.iterdir()) == []
+
+
+def test_the_pid_of_the_command_is_that_of_run(box: Box) -> None:
+    started = box.start("run", "--", "sh", "-c", "echo $$")
+    assert started.read_line() == str(started.pid)
+    assert started.finish() == (0, "")
+
+
+def test_the_command_has_the_signal_actions_of_the_caller(box: Box) -> None:
+    show = ["grep", "-E", "^Sig(Ign|Blk|Cgt):", "/proc/self/status"]
+    direct = subprocess.run(show, capture_output=True, text=True, timeout=60, check=True)
+    assert box.run("run", "--", *show)[1] == direct.stdout
+
+
+def test_a_killed_holder_frees_its_gpu_at_once(box: Box) -> None:
+    holder = box.hold("--only", "0")
+    waiter = box.start("run", "--only", "0", "--poll", "3600", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    waiter.wait_for_text(f"GPU 0 is claimed by run, pid {holder.pid}, user ")
+    assert "scheduler.py: waiting for a free GPU ...\n" in waiter.stderr()
+    holder.kill()
+    assert waiter.finish() == (0, "0\n")
+
+
+def test_a_second_command_gets_another_gpu(box: Box) -> None:
+    box.hold("--only", "0")
+    assert box.run("run", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")[:2] == (0, "1\n")
+    box.hold("--only", "1")
+    assert not box.can_claim()
+    _, out, _ = box.run("gpus")
+    assert out.splitlines()[0].split()[-1] == "claims"
+    assert out.count("claimed by run, pid ") == 2
+
+
+def test_a_command_that_waits_for_two_gpus_holds_neither(box: Box) -> None:
+    holder = box.hold("--only", "1")
+    waiter = box.start("run", "-n", "2", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    waiter.wait_for_text("GPU 1 is claimed")
+    assert "waiting for 2 free GPUs ..." in waiter.stderr()
+    assert box.can_claim("--only", "0")
+    holder.kill()
+    assert waiter.finish() == (0, "0,1\n")
+
+
+def test_small_users_share_one_gpu_until_its_memory_is_claimed(box: Box) -> None:
+    first = box.hold("--only", "0", "--mb", "10000")
+    second = box.hold("--only", "0", "--mb", "12G")
+    assert "took 12288 MiB of GPU 0 (" in second.stderr()
+    assert not box.can_claim("--only", "0", "--mb", "1713")
+    assert box.can_claim("--only", "0", "--mb", "1712")
+    assert not box.can_claim("--only", "0")
+    third = box.start("run", "--only", "0", "--mb", "9000", "--poll", "3600", "--", "echo", "ran")
+    third.wait_for_text(f"GPU 0 has 10000 MiB claimed by run, pid {first.pid}, user ")
+    assert f"; 12288 MiB claimed by run, pid {second.pid}, user " in third.stderr()
+    first.kill()
+    assert third.finish() == (0, "ran\n")
+
+
+def test_a_claim_survives_when_the_command_executes_another_program(box: Box) -> None:
+    holder = box.start("run", "--only", "0", "--", "sh", "-c", "exec sh -c 'echo ready; exec cat'")
+    assert holder.read_line() == "ready"
+    assert not box.can_claim("--only", "0")
+    assert holder.finish() == (0, "")
+    assert box.can_claim("--only", "0")
+
+
+def test_children_of_the_command_hold_no_claim(box: Box) -> None:
+    script = "sleep 60 >/dev/null 2>&1 & echo $!; exit 0"
+    code, out, _ = box.run("run", "--only", "0", "--", "sh", "-c", script)
+    try:
+        assert code == 0
+        assert box.can_claim("--only", "0")
+    finally:
+        os.kill(int(out), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("prefix", [[], ["sh", "-c", '"$@"; exit $?', "sh"]])
+def test_run_below_run_uses_the_gpus_of_the_outer_command_without_a_claim(
+    box: Box, prefix: list[str]
+) -> None:
+    inner = [
+        "env",
+        "-u",
+        "CUDA_VISIBLE_DEVICES",
+        *box.words("run", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"),
+    ]
+    code, out, err = box.run("run", "--only", "1", "--", *prefix, *inner)
+    assert (code, out) == (0, "1\n")
+    assert "scheduler.py: using GPU 1 (" in err
+    too_many = box.words("run", "-n", "2", "--", "true")
+    assert box.run("run", "--only", "1", "--", *prefix, *too_many)[0] == 3
+
+
+def test_run_below_run_does_not_release_the_outer_claim(box: Box) -> None:
+    inner = box.words("run", "--", "sh", "-c", "echo ready; exec cat")
+    holder = box.start("run", "--only", "1", "--", *inner)
+    assert holder.read_line() == "ready"
+    assert not box.can_claim("--only", "1")
+
+
+def test_run_inside_a_job_chooses_among_the_gpus_of_the_job_without_a_claim(box: Box) -> None:
+    box.hold("--only", "1")  # as the runner of the job does
+    job = {"GPU_SCHEDULER_TOKEN": "0" * 32, "CUDA_VISIBLE_DEVICES": "1"}
+    code, out, err = box.run("run", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES", env=job)
+    assert (code, out) == (0, "1\n")
+    assert "without a claim" in err
+    assert box.run("run", "--only", "0", "--", "true", env=job)[0] == 3
+
+
+def test_cuda_visible_devices_restricts_the_choice(box: Box) -> None:
+    show = ["--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+    assert box.run("run", *show, env={"CUDA_VISIBLE_DEVICES": "1"})[:2] == (0, "1\n")
+    code, _, err = box.run("run", *show, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert (code, "hides every GPU" in err) == (2, True)
+
+
+def test_wait_can_be_used_in_a_shell_assignment(box: Box) -> None:
+    box.hold("--only", "0")
+    words = " ".join(box.words("wait", "--min-free-mb", "8000"))
+    script = f"export CUDA_VISIBLE_DEVICES=$({words}); echo $CUDA_VISIBLE_DEVICES"
+    done = subprocess.run(
+        ["sh", "-c", script], capture_output=True, text=True, timeout=60, check=True, cwd=box.folder
+    )
+    assert done.stdout == "1\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_signal_ends_the_wait(box: Box, number: signal.Signals, code: int) -> None:
+    box.hold("-n", "2")
+    waiter = box.start("run", "--", "true")
+    waiter.wait_for_text("GPU 1 is claimed")
+    waiter.process.send_signal(number)
+    assert waiter.finish() == (code, "")
+    assert "Traceback" not in waiter.stderr()
+
+
+def test_a_reason_is_printed_again_only_if_it_changes(driver: Box) -> None:
+    driver.plant(FakeGpu(used=20000))
+    waiter = driver.start("run", "--min-free-mb", "8000", "--poll", "0.1", "--", "echo", "ran")
+    waiter.wait_for_text("GPU 0 has 4576 MiB free\n")
+    driver.plant(FakeGpu(used=20001))
+    driver.plant(count=999)
+    waiter.wait_for_text("Unknown Error")
+    driver.plant(FakeGpu(used=20002, lost=True))
+    waiter.wait_for_text("GPU 0 has a fault: lost\n")
+    driver.plant(FakeGpu(used=16576))
+    assert waiter.finish() == (0, "ran\n")
+    texts = ("waiting for a free GPU", "MiB free\n", "Unknown Error")
+    assert [waiter.stderr().count(text) for text in texts] == [1, 1, 1]
+
+
+def test_an_unusable_lock_file_keeps_the_command_off_its_gpu(box: Box) -> None:
+    box.run("run", "--", "true")
+    (folder,) = Path(os.environ["GPU_SCHEDULER_LOCK_DIR"]).glob("sim-*")
+    (folder / "SIM-0").unlink()
+    (folder / "SIM-0").symlink_to("/etc/passwd")
+    assert box.run("run", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")[:2] == (0, "1\n")
+    code, _, err = box.run("run", "--only", "0", "--timeout", "0", "--", "true")
+    assert code == 124
+    assert f"GPU 0 cannot be claimed: {folder}/SIM-0 is a symbolic link; remove it" in err
+
+
+def test_an_unsuitable_lock_folder_is_refused_with_a_remedy(box: Box) -> None:
+    code, _, err = box.run("run", "--", "true", env={"GPU_SCHEDULER_LOCK_DIR": "/tmp/locks"})
+    assert code == 2
+    assert "is in /tmp, which the system empties" in err
+    assert "set GPU_SCHEDULER_LOCK_DIR" in err
+
+
+def test_simulated_jobs_report_their_usage_to_run(box: Box) -> None:
+    job = [sys.executable, "-m", "gpu_scheduler.simjob", "--vram", "20000", "--hold", "60"]
+    holder = box.start("run", "--only", "0", "--mb", "1", "--", *job)
+
+    def free() -> list[int]:
+        return [gpu["memory_free_mib"] for gpu in json.loads(box.run("gpus", "--json")[1])["gpus"]]
+
+    wait_for(lambda: free() == [4000, 24000], "the usage of the job")
+    assert not box.can_claim("--only", "0", "--mb", "4001")
+    assert box.can_claim("--only", "0", "--mb", "4000")
+    holder.kill()
