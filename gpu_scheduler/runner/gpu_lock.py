@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Claims use descriptors from this number on, because shell scripts use low numbers.
+#: Inheritable claims use descriptors from this number on, because shell scripts use low numbers.
 _FIRST_FD = 200
 #: Maximum number of locks that are read from one file. A file with more locks counts as locked entirely.
 MAX_LOCKS = 256
@@ -99,7 +99,9 @@ def release(descriptors: Sequence[int]) -> None:
 
 def _claim(folder: str, wanted: Wanted, inheritable: bool, end_s: float) -> int | Refusal:
     for _ in range(_MAX_REPLACEMENTS):
-        fd = _move_up(_open_or_create(folder, wanted.name), inheritable)
+        fd = _open_or_create(folder, wanted.name)
+        if inheritable:
+            fd = _inheritable_copy(fd)
         try:
             pid = (
                 _lock_whole(fd)
@@ -288,15 +290,14 @@ def _is_current(fd: int, folder: str, name: str) -> bool:
         return False
 
 
-def _move_up(fd: int, inheritable: bool) -> int:
-    """Returns a copy of the descriptor with a high number, and closes the original before it has locks."""
-    command = fcntl.F_DUPFD if inheritable else fcntl.F_DUPFD_CLOEXEC
+def _inheritable_copy(fd: int) -> int:
+    """Returns an inheritable copy of the descriptor, and closes the original before it has locks."""
     try:
         try:
-            return fcntl.fcntl(fd, command, _FIRST_FD)
+            return fcntl.fcntl(fd, fcntl.F_DUPFD, _FIRST_FD)
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.EMFILE):
                 raise
-            return fcntl.fcntl(fd, command, 3)  # the limit of open files is low
+            return fcntl.fcntl(fd, fcntl.F_DUPFD, 3)  # the limit of open files is low
     finally:
         os.close(fd)

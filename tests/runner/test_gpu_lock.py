@@ -318,12 +318,12 @@ def test_a_process_that_opens_and_closes_the_file_loses_its_claim(tmp_path: Path
     assert claim(tmp_path, None) is None
 
 
-def test_claims_use_high_descriptors_if_there_are_any(tmp_path: Path, other: LockProcess) -> None:
-    assert other.claim((GPU, None, None)) == "held"
+def test_inheritable_claims_use_high_descriptors_if_there_are_any(tmp_path: Path, other: LockProcess) -> None:
+    assert other.claim((GPU, None, None), inheritable=True) == "held"
     assert min(other.ask("descriptors")) >= 200
     other.ask("release")
     other.ask("limit_files", 64)
-    assert other.claim((GPU, None, None)) == "held"
+    assert other.claim((GPU, None, None), inheritable=True) == "held"
     assert max(other.ask("descriptors")) < 64
     assert held_ranges(tmp_path) == [(0, None, other.pid)]
 
