@@ -7,20 +7,23 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.attempts.executor import AttemptRef
 from gpu_scheduler.claims.gpu_claims import read_gpu_locks
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.state_reason import ReasonKind
+from gpu_scheduler.executors.direct import DirectExecutor
 from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.system.users import name_of_user
 from gpu_scheduler.views.wait_text import wait_text
 from tests.loop.rig import Rig
+from tests.reasons import words
 
 CLAIM = """
 import sys
@@ -170,9 +173,47 @@ def test_a_job_waits_while_a_lock_file_cannot_be_read(tmp_path: Path) -> None:
     file.symlink_to("other")
     job = rig.add_job("true")
     rig.tick()
-    assert reason_of(rig) == wait_reason(f"claims unknown, because {file} is a symbolic link; remove it")
+    problem = f"{file} is a symbolic link; its owner or root must remove it"
+    assert reason_of(rig) == wait_reason(f"claims unknown, because {problem}")
     file.unlink()
     assert rig.tick_until_ended(job).exit_code == 0
+
+
+class Overtaken(DirectExecutor):
+    """An executor before whose first launch another program claims the GPU."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        super().__init__()
+        self._stack = stack
+        self.other: subprocess.Popen[str] | None = None
+
+    def launch(self, attempt: AttemptRef) -> None:
+        """Lets the other program claim the GPU, then launches the attempt."""
+        if self.other is None:
+            folder = Path(read_spec(attempt.folder)["gpu_claims"]["folder"])
+            self.other = self._stack.enter_context(holder(folder, "U0"))
+        super().launch(attempt)
+
+
+def test_a_job_whose_gpu_another_program_claims_first_waits_and_loses_no_launch(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        executor = Overtaken(stack)
+        rig = Rig(tmp_path, gpus=1, executor=executor)
+        job = rig.add_job("touch ran")
+        rig.tick_until(lambda: rig.store.attempts(job) and rig.job(job).state == "queued", "the lost claim")
+        other = executor.other
+        assert other is not None
+        [attempt] = rig.store.attempts(job)
+        lost = f"GPU 0 was claimed by pid {other.pid} first; next try in 1 s, not counted as a failure"
+        assert (attempt.outcome, words(attempt.reason)) == ("not_started", lost)
+        assert words(rig.job(job).reason) == lost
+        rig.tick_until(lambda: wait_reasons(rig.store), "the wait for the claim")
+        assert reason_of(rig) == wait_reason(f"claimed by run, pid {other.pid}, user {user()}")
+        assert not (tmp_path / "ran").exists()
+        other.kill()
+        assert rig.tick_until_ended(job).exit_code == 0
+        assert [one.outcome for one in rig.store.attempts(job)] == ["not_started", "completed"]
+        assert rig.job(job).launch_failures == 0
 
 
 def test_the_end_of_a_claim_wakes_the_scheduler(tmp_path: Path) -> None:
