@@ -15,20 +15,23 @@ COMMANDS = {
     "start": [], "add": ["train.py"], "status": [], "pause": ["0"], "resume": ["all"], "attach": ["3"],
     "logs": ["3"], "cancel": ["3"], "retry": ["3"], "hold": ["3"], "release": ["3"], "stop": [],
     "screens": [], "priority": ["3", "5"], "lint": [], "doctor": [], "completion": ["bash"], "show": ["3"],
-    "why": ["3"], "events": [], "calibrate": [],
+    "why": ["3"], "events": [], "calibrate": [], "run": [], "wait": [], "gpus": [],
 }  # fmt: skip
+#: The words that must come last.
+LAST = {"run": ["--", "true"]}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("option", ["state_file", "data_dir"])
 def test_state_file_and_data_dir_are_accepted_before_or_after_the_command(command: str, option: str) -> None:
     said, rest = [f"--{option.replace('_', '-')}", "x.json"], COMMANDS[command]
+    last = LAST.get(command, [])
     default = {"state_file": "gpu_scheduler_state.json", "data_dir": None}[option]
-    assert getattr(parse([*said, command, *rest]), option) == "x.json"
-    assert getattr(parse([command, *rest, *said]), option) == "x.json"
-    assert getattr(parse([command, *said, *rest]), option) == "x.json"
-    assert getattr(parse([f"{said[0]}=a", command, *rest, *said]), option) == "x.json"
-    assert getattr(parse([command, *rest]), option) == default
+    assert getattr(parse([*said, command, *rest, *last]), option) == "x.json"
+    assert getattr(parse([command, *rest, *said, *last]), option) == "x.json"
+    assert getattr(parse([command, *said, *rest, *last]), option) == "x.json"
+    assert getattr(parse([f"{said[0]}=a", command, *rest, *said, *last]), option) == "x.json"
+    assert getattr(parse([command, *rest, *last]), option) == default
 
 
 def test_the_options_of_start_have_the_schedulers_defaults() -> None:
@@ -238,7 +241,7 @@ def test_the_help_lists_every_command_in_one_group(capsys: pytest.CaptureFixture
 def test_parsing_has_no_side_effects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for command, rest in COMMANDS.items():
-        parse([command, *rest, "--state-file", "new/x.json"])
+        parse([command, *rest, "--state-file", "new/x.json", *LAST.get(command, [])])
     assert list(tmp_path.iterdir()) == []
 
 
