@@ -120,7 +120,6 @@ def job_view(number: int = 3, state: str = "queued", outcome: str | None = None,
 
 def gpu_view(state: str = "available", share: int = 0, **values: Any) -> GpuView:
     """Returns the view of a GPU. Values that the view does not have go into its record."""
-    of_view = {
-        name: values.pop(name) for name in ("jobs", "allocated_mib", "has_declared_memory") if name in values
-    }
+    names = ("jobs", "allocated_mib", "has_declared_memory", "claims", "claims_problem")
+    of_view = {name: values.pop(name) for name in names if name in values}
     return GpuView(gpu_record(**values), state, share, **of_view)

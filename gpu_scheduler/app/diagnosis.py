@@ -17,9 +17,11 @@ from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.oom_case import OomCase, oom_case
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.app.stored_claims import foreign_claims, read_locks
 from gpu_scheduler.app.view_context import context_of, health_issues_of
 from gpu_scheduler.attempts.log_tail import read_tail
 from gpu_scheduler.attempts.observe import observe_attempt
+from gpu_scheduler.claims.foreign_claims import ForeignClaims
 from gpu_scheduler.core.command.activation import environment_of
 from gpu_scheduler.core.failure.log_lines import rendered_lines
 from gpu_scheduler.core.model.event import Event, EventKind
@@ -123,13 +125,17 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class _Inspection:
-    """One job with its records. attempts: all active attempts of all jobs, in their current state."""
+    """One job with its records.
+
+    attempts: all active attempts of all jobs, in their current state; foreign: the claims of other programs.
+    """
 
     store: Store
     record: JobRecord
     attempt: AttemptRecord | None
     view: JobView
     attempts: tuple[Attempt, ...]
+    foreign: ForeignClaims
     now: Now
 
 
@@ -137,7 +143,7 @@ def diagnose(location: Location, job: JobRef) -> Diagnosis:
     """Returns the facts about a job. Raises SchedulerError if there is no such job."""
     with open_store(location, read_only=True) as store:
         pid = scheduler_pid_of(store)
-        inspected = _inspect(store, resolve_job(store, job), is_up=pid is not None)
+        inspected = _inspect(store, resolve_job(store, job), pid)
         view, attempt = inspected.view, inspected.attempt
         events = [one for one in events_of_job(store, view.record.id) if one.kind != EventKind.RUNNING]
         diagnosis = Diagnosis(
@@ -159,15 +165,17 @@ def _has_failed(job: JobView) -> bool:
     return job.record.outcome in FAILED or job.record.held_by == Outcome.INTERRUPTED.value
 
 
-def _inspect(store: Store, job_id: int, *, is_up: bool) -> _Inspection:
+def _inspect(store: Store, job_id: int, scheduler_pid: int | None) -> _Inspection:
+    locks = read_locks(store)
     with store.snapshot():
         record = job_record(store, job_id)
         active = store.active_attempts()
-        context = context_of(store, active, is_up=is_up)
+        context = context_of(store, active, is_up=scheduler_pid is not None)
         newest = store.newest_attempts([job_id]).get(job_id)
         view = job_views.job_view(record, newest, context)
         attempts = tuple(context.open_attempts.get(one.id) or observe_attempt(store, one) for one in active)
-    return _Inspection(store, record, newest, view, attempts, context.now)
+    foreign = foreign_claims(store, locks, attempts, scheduler_pid)
+    return _Inspection(store, record, newest, view, attempts, foreign, context.now)
 
 
 def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
@@ -198,7 +206,8 @@ def _placement_facts(inspected: _Inspection) -> PlacementFacts:
     if records:
         from gpu_scheduler.app.stored_gpus import stored_gpus
 
-        gpus = stored_gpus(records, requested_pauses(store), attempts, options, inspected.now)
+        pauses = requested_pauses(store)
+        gpus = stored_gpus(records, pauses, attempts, options, inspected.now, inspected.foreign)
     holders = {
         gpu.uuid: tuple(
             sorted({one.job_id for one in attempts if gpu.uuid in one.gpus and one.state.holds_gpus})

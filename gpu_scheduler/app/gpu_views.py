@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from gpu_scheduler.app import status_report
 from gpu_scheduler.app.status_report import GpuView
+from gpu_scheduler.claims.foreign_claims import ForeignClaims
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.accounting import allocated_mib, allocated_share
@@ -14,6 +15,7 @@ from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.records import AttemptRecord, GpuRecord
 
 _DEFAULT_LIMITS = Limits()
+_NO_CLAIMS = ForeignClaims()
 #: The need of a job that declares no memory.
 _UNDECLARED = Need(1, WHOLE)
 
@@ -23,11 +25,12 @@ def gpu_views(
     attempts: Iterable[AttemptRecord],
     paused: Mapping[str, bool],
     limits: Limits = _DEFAULT_LIMITS,
+    foreign: ForeignClaims = _NO_CLAIMS,
 ) -> tuple[GpuView, ...]:
     """Returns the views of the GPUs.
 
     attempts: the attempts that are not yet reconciled; paused: whether each GPU, by UUID, will be paused once
-    all pending requests are applied; limits: the scheduler's limits.
+    all pending requests are applied; limits: the scheduler's limits; foreign: the claims of other programs.
     """
     holders: dict[str, list[AttemptRecord]] = {}
     for attempt in attempts:
@@ -35,31 +38,38 @@ def gpu_views(
             for uuid in attempt.gpus:
                 holders.setdefault(uuid, []).append(attempt)
     return tuple(
-        _gpu_view(gpu, holders.get(gpu.uuid, []), paused.get(gpu.uuid, False), limits) for gpu in gpus
+        _gpu_view(gpu, holders.get(gpu.uuid, []), paused.get(gpu.uuid, False), limits, foreign)
+        for gpu in gpus
     )
 
 
-def _gpu_view(gpu: GpuRecord, holders: list[AttemptRecord], paused: bool, limits: Limits) -> GpuView:
+def _gpu_view(
+    gpu: GpuRecord, holders: list[AttemptRecord], paused: bool, limits: Limits, foreign: ForeignClaims
+) -> GpuView:
     total = gpu.total_mib
     allocations = [attempt.allocation_on(gpu.uuid) for attempt in holders]
     share = sum(allocated_share(one, total, limits.spike_buffer) for one in allocations)
     return GpuView(
         gpu,
-        state=_state(gpu, share, paused, limits),
+        state=_state(gpu, share, paused, limits, foreign),
         share=share,
         jobs=tuple(sorted({attempt.job_id for attempt in holders})),
         allocated_mib=None
         if total is None
         else sum(allocated_mib(one, total, limits.spike_buffer) for one in allocations),
         has_declared_memory=any(one.vram is not None for one in allocations),
+        claims=foreign.claims.get(gpu.uuid, ()),
+        claims_problem=foreign.problems.get(gpu.uuid),
     )
 
 
-def _state(gpu: GpuRecord, share: int, paused: bool, limits: Limits) -> str:
+def _state(gpu: GpuRecord, share: int, paused: bool, limits: Limits, foreign: ForeignClaims) -> str:
     if gpu.fault is not None:
         return status_report.LOST
     if paused:
         return status_report.PAUSED
+    if share == 0 and (gpu.uuid in foreign.claims or gpu.uuid in foreign.problems):
+        return status_report.CLAIMED
     return (
         status_report.BUSY
         if share >= WHOLE or (share == 0 and _is_used_by_foreign_processes(gpu, limits))

@@ -10,6 +10,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.status_report import JobView, StatusReport
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.app.stored_claims import foreign_claims, read_locks
 from gpu_scheduler.app.view_context import context_of, health_issues_of
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.intake.state_file_edits import requested_pauses
@@ -62,6 +63,7 @@ def failed_jobs(store: Store) -> tuple[JobView, ...]:
 def read_report(store: Store, query: StatusQuery) -> StatusReport:
     """Reads the report from the store, without the last output lines of running jobs."""
     pid = scheduler_pid_of(store)
+    locks = read_locks(store)
     with store.snapshot():
         jobs = open_jobs(store, tuple(ACTIVE))
         for state in (JobState.QUEUED, JobState.HELD):
@@ -71,13 +73,17 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
         attempts = store.newest_attempts(job.id for job in jobs)
         active = store.active_attempts()
         context = context_of(store, active, is_up=pid is not None)
+        foreign = foreign_claims(store, locks, context.open_attempts.values(), pid)
+        gpus = gpu_views.gpu_views(
+            store.gpus(), active, requested_pauses(store), store.recorded_options(), foreign
+        )
         report = StatusReport(
             now=time.time(),
             health_issues=health_issues_of(store),
             pid=pid,
             state_file=str(store.data_dir.state_file),
             data_dir=str(store.data_dir.folder),
-            gpus=gpu_views.gpu_views(store.gpus(), active, requested_pauses(store), store.recorded_options()),
+            gpus=gpus,
             jobs=tuple(job_views.job_view(job, attempts.get(job.id), context) for job in jobs),
             counts=state_counts(store),
             unsuccessful_counts=unsuccessful_counts(store),

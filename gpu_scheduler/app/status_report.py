@@ -12,6 +12,7 @@ from gpu_scheduler.core.model.wait_reason import WaitReason
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
+    from gpu_scheduler.core.model.gpu_claim import GpuClaim
     from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
     from gpu_scheduler.store.records import AttemptRecord, GpuRecord, JobRecord
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     AttemptWarning = Overuse | MisplacedProcess | str
 
 #: States of a GPU, in order of precedence.
-LOST, PAUSED, BUSY, AVAILABLE = "lost", "paused", "busy", "available"
+LOST, PAUSED, CLAIMED, BUSY, AVAILABLE = "lost", "paused", "claimed", "busy", "available"
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class GpuView:
 
     share: the allocated thousandths; jobs: the ids of the jobs to which the GPU is allocated; allocated_mib:
     the memory allocated to them, None if unknown; has_declared_memory: whether any of them declared memory.
+    claims: the claims of other programs; claims_problem: why these cannot be read, None if they can.
     """
 
     record: GpuRecord
@@ -36,6 +38,8 @@ class GpuView:
     jobs: tuple[int, ...] = ()
     allocated_mib: int | None = 0
     has_declared_memory: bool = False
+    claims: tuple[GpuClaim, ...] = ()
+    claims_problem: str | None = None
 
 
 #: The memory use by GPU index of a job that uses no memory.

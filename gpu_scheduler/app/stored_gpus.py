@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from gpu_scheduler.claims.foreign_claims import ForeignClaims
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
@@ -21,8 +23,12 @@ def stored_gpus(
     attempts: Sequence[Attempt],
     settings: Settings,
     now: Now,
+    foreign: ForeignClaims,
 ) -> list[GpuAvailability]:
-    """Returns the availability of each of these GPUs. attempts: all attempts that are not yet reconciled."""
+    """Returns the availability of each of these GPUs. attempts: all attempts that are not yet reconciled.
+
+    foreign: the claims of other programs.
+    """
     sampled = [gpu for gpu in records if gpu.sampled_at is not None]
     watch = GpuWatch()
     # Replays the samples, newest last. Only the GPU load of earlier samples is stored, and only it matters.
@@ -32,7 +38,14 @@ def stored_gpus(
     tokens = {attempt.token: attempt.attempt_id for attempt in attempts}
     managed = {gpu.uuid: (gpu.index, paused.get(gpu.uuid, False)) for gpu in records}
     by_uuid = {gpu.uuid: gpu for gpu in records}
-    gpus = tuple(with_stored_values(gpu, by_uuid[gpu.uuid]) for gpu in watch.gpus(managed, tokens))
+    gpus = tuple(
+        replace(
+            with_stored_values(gpu, by_uuid[gpu.uuid]),
+            claims=foreign.claims.get(gpu.uuid, ()),
+            claims_problem=foreign.problems.get(gpu.uuid),
+        )
+        for gpu in watch.gpus(managed, tokens)
+    )
     facts = Facts(now, settings, LlmConfig(), gpus, attempts=tuple(attempts))
     return [availability(gpu, facts) for gpu in gpus]
 

@@ -7,39 +7,57 @@ foreign claim.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu_scheduler.claims.gpu_claims import claims_of, read_gpu_locks
-from gpu_scheduler.claims.own_claims import ancestor_pids
+from gpu_scheduler.claims.gpu_claims import claims_of, lock_problem, read_gpu_locks
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
+from gpu_scheduler.runner.folder import SHORTAGE
 from gpu_scheduler.runner.record_lock import Lock
-from gpu_scheduler.system.shortages import reraise_shortage
+
+#: Key in `meta` for the folder with the lock files of the scheduler's GPUs.
+LOCK_FOLDER_KEY = "lock_folder"
+
+
+@dataclass(frozen=True)
+class ForeignClaims:
+    """The foreign claims on GPUs, by UUID.
+
+    claims: only for GPUs that have any. problems: why the claims on some other GPUs cannot be read.
+    """
+
+    claims: Mapping[str, tuple[GpuClaim, ...]] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LockReading:
-    """The locks on GPUs at one moment.
+    """The locks on GPUs at one moment, by UUID, and why the locks on some other GPUs cannot be read."""
 
-    locks: the locks on each GPU that has any, by UUID. problems: why the lock files of some other GPUs cannot
-    be read, by UUID.
-    """
-
-    locks: Mapping[str, tuple[Lock, ...]]
-    problems: Mapping[str, str]
+    locks: Mapping[str, tuple[Lock, ...]] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
 
     def foreign_claims(
-        self, uuid: str, total_mib: int | None, runners: Collection[int], scheduler: int | None = None
-    ) -> tuple[GpuClaim, ...]:
-        """Returns the foreign claims on a GPU.
+        self, totals_mib: Mapping[str, int | None], runners: Collection[int], scheduler: int | None = None
+    ) -> ForeignClaims:
+        """Returns the foreign claims.
 
-        total_mib: the memory of the GPU; None if unknown. runners: the pids of the scheduler's runners, which
-        must be read after the locks. scheduler: the pid of the scheduler; None for this process.
+        totals_mib: the memory of each GPU; None if unknown. runners: the pids of the scheduler's runners,
+        which must be read after the locks. scheduler: the pid of the scheduler; None for this process.
         """
-        locks = self.locks.get(uuid, ())
-        if all(lock.pid in runners for lock in locks):
-            return ()
-        return claims_of(locks, total_mib, {*runners, *ancestor_pids(scheduler)})
+        foreign = {
+            uuid: locks
+            for uuid, locks in self.locks.items()
+            if any(lock.pid not in runners for lock in locks)
+        }
+        if not foreign:
+            return ForeignClaims(problems=self.problems)
+        # Imported only for a claim, so that `status` stays fast where nobody claims GPUs.
+        from gpu_scheduler.claims.own_claims import ancestor_pids
+
+        without = {*runners, *ancestor_pids(scheduler)}
+        claims = {uuid: claims_of(locks, totals_mib.get(uuid), without) for uuid, locks in foreign.items()}
+        return ForeignClaims({uuid: found for uuid, found in claims.items() if found}, self.problems)
 
 
 def read_locks_of(folder: Path, uuids: Iterable[str]) -> LockReading:
@@ -51,6 +69,7 @@ def read_locks_of(folder: Path, uuids: Iterable[str]) -> LockReading:
             if held := read_gpu_locks(folder, uuid):
                 locks[uuid] = held
         except OSError as error:
-            reraise_shortage(error)
-            problems[uuid] = f"{error.filename or folder / uuid} {error.strerror}"
+            if error.errno in SHORTAGE:
+                raise
+            problems[uuid] = lock_problem(error)
     return LockReading(locks, problems)

@@ -16,8 +16,6 @@ from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.runner.folder import START
 from gpu_scheduler.runner.gpu_lock import LockFileError, open_to_read, read_locks
 from gpu_scheduler.runner.record_lock import Lock
-from gpu_scheduler.system.procfs import Proc
-from gpu_scheduler.system.users import name_of_user
 
 #: The options of the interpreter of a runner, and the end of the path of the script that it runs, in any
 #: installation.
@@ -99,6 +97,10 @@ def claims_of(
 def _claim(pid: int, mib: int | None) -> GpuClaim:
     if not pid:
         return GpuClaim(mib, 0)
+    # Imported only for a claim, so that `status` stays fast where nobody claims GPUs.
+    from gpu_scheduler.system.procfs import Proc
+    from gpu_scheduler.system.users import name_of_user
+
     proc = Proc()
     uid = proc.user_id(pid)
     return GpuClaim(mib, pid, "" if uid is None else name_of_user(uid), _is_runner(proc.command_line(pid)))

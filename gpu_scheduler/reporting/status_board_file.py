@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpu_scheduler.app import gpu_views, job_views
 from gpu_scheduler.app.status_report import StatusReport
+from gpu_scheduler.claims.foreign_claims import ForeignClaims
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.facts import Facts
@@ -44,6 +45,7 @@ class StatusBoardFile:
         self._written_state: object = None
         self._written_samples: object = None
         self._written_at = float("-inf")
+        self._foreign = ForeignClaims()
 
     def write(self, facts: Facts, newest_id: int) -> None:
         """Updates the file after a new event, a new sample, or `mark_outdated`.
@@ -52,7 +54,10 @@ class StatusBoardFile:
         board, and such an update may wait. Raises OSError or sqlite3.OperationalError; the caller then
         retries.
         """
-        shown = (newest_id, *((gpu.uuid, gpu.sample) for gpu in facts.gpus))
+        shown = (
+            newest_id,
+            *((gpu.uuid, gpu.sample, gpu.claims, gpu.claims_problem) for gpu in facts.gpus),
+        )
         samples = [gpu.sampled_at for gpu in facts.gpus]
         now = self._clock.now().boot
         if shown == self._written_state and (
@@ -65,6 +70,7 @@ class StatusBoardFile:
             return
         self.next_write_at = None
         self._written_at = now
+        self._foreign = _foreign_claims(facts)
         self._replace_file(self._build(os.getpid(), _memory_used(facts)))
         self._written_state, self._written_samples = shown, samples
 
@@ -98,7 +104,7 @@ class StatusBoardFile:
             pid=pid,
             state_file=str(store.data_dir.state_file),
             data_dir=str(store.data_dir.folder),
-            gpus=gpu_views.gpu_views(managed, unsettled, paused, self._limits),
+            gpus=gpu_views.gpu_views(managed, unsettled, paused, self._limits, self._foreign),
             jobs=tuple(
                 view._replace(memory_used=memory_used[view.record.id])
                 if view.record.id in memory_used
@@ -110,6 +116,13 @@ class StatusBoardFile:
 
     def _replace_file(self, report: StatusReport) -> None:
         replace_file(self._folder() / self.name, board.to_text(report).encode("utf-8", "backslashreplace"))
+
+
+def _foreign_claims(facts: Facts) -> ForeignClaims:
+    return ForeignClaims(
+        {gpu.uuid: gpu.claims for gpu in facts.gpus if gpu.claims},
+        {gpu.uuid: gpu.claims_problem for gpu in facts.gpus if gpu.claims_problem is not None},
+    )
 
 
 def _memory_used(facts: Facts) -> dict[int, dict[int, int]]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from gpu_scheduler.attempts.executor import Executors
 from gpu_scheduler.attempts.launch import Launcher
 from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.claims.foreign_claims import LOCK_FOLDER_KEY
 from gpu_scheduler.claims.lock_folder import ClaimFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
@@ -122,6 +123,7 @@ class Daemon:
             verbose=options.verbose, on_attempt_end=console.finish_attempt,
         )  # fmt: skip
         self._store.db.set_meta(LOG_FOLDER_KEY, logs.to_json())
+        self._store.db.set_meta(LOCK_FOLDER_KEY, str(claim_folder.path))
         resolved = _with_absolute_paths(options, self._config.path)
         store.record_options(resolved)
         self._launcher = Launcher(

@@ -12,7 +12,7 @@ from gpu_scheduler.attempts.sweep import processes_of, recorded_command
 from gpu_scheduler.claims.foreign_claims import LockReading, read_locks_of
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.request import JobFact
-from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu, PendingGroup
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
 from gpu_scheduler.core.scheduling.settings import Settings
@@ -50,7 +50,7 @@ def read_facts(
     """
     managed = store.gpus()
     # Read before the attempts, so that every lock of a runner belongs to one of these attempts.
-    locks = LockReading({}, {})
+    locks = LockReading()
     if lock_folder is not None:
         locks = read_locks_of(lock_folder, [gpu.uuid for gpu in managed])
     records = store.active_attempts()
@@ -61,7 +61,7 @@ def read_facts(
     def command_of(token: str) -> RecordedCommand | None:
         return recorded_command(refs[token].folder, token)
 
-    runners = runner_pids(attempts)
+    foreign = locks.foreign_claims({gpu.uuid: gpu.total_mib for gpu in managed}, runner_pids(attempts))
     paused = {gpu.uuid: (gpu.index, gpu.paused) for gpu in managed}
     recorded = {gpu.uuid: gpu for gpu in managed}
     sampled = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
@@ -72,7 +72,11 @@ def read_facts(
         settings=settings,
         config=config,
         gpus=tuple(
-            _with_claims(with_stored_values(gpu, recorded[gpu.uuid]), locks, runners)
+            replace(
+                with_stored_values(gpu, recorded[gpu.uuid]),
+                claims=foreign.claims.get(gpu.uuid, ()),
+                claims_problem=foreign.problems.get(gpu.uuid),
+            )
             for gpu in watch.gpus(paused, tokens, command_of)
         ),
         unmanaged_gpus=watch.gpus(unmanaged, tokens, command_of),
@@ -85,13 +89,6 @@ def read_facts(
         jobs=_target_jobs(store, {request.target for request in requests}),
         learned_mib=learned.needs() if learned is not None else {},
     )
-
-
-def _with_claims(gpu: Gpu, locks: LockReading, runners: Collection[int]) -> Gpu:
-    total = gpu.sample.total_mib if gpu.sample else None
-    claims = locks.foreign_claims(gpu.uuid, total, runners)
-    problem = locks.problems.get(gpu.uuid)
-    return replace(gpu, claims=claims, claims_problem=problem) if claims or problem else gpu
 
 
 def _attempts(

@@ -37,6 +37,11 @@ def claims_text(claims: Sequence[GpuClaim]) -> str:
     return "; ".join([*listed, *([f"and {more} more"] if more else [])])
 
 
+def claims_problem_text(problem: str) -> str:
+    """Formats why the claims on a GPU are unknown. problem: a sentence about the lock file."""
+    return f"claims unknown, because {problem}"
+
+
 def claim_object(claim: GpuClaim) -> dict[str, Any]:
     """Returns a claim as an element of "claims" in JSON. An unknown value is None."""
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.core.text.formatting import format_memory
-from gpu_scheduler.views.gpu_claims import claims_text
+from gpu_scheduler.views.gpu_claims import claims_problem_text, claims_text
 
 
 def obstacle_text(found: GpuObstacle) -> str:
@@ -26,7 +26,7 @@ def obstacle_text(found: GpuObstacle) -> str:
     if found.kind is ObstacleKind.CLAIMED:
         return claims_text(found.claims)
     if found.kind is ObstacleKind.CLAIMS_UNKNOWN:
-        return f"claims unknown, because {found.detail}"
+        return claims_problem_text(found.detail or "")
     return _OBSTACLE_TEXTS[found.kind]
 
 

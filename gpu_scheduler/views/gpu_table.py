@@ -10,9 +10,15 @@ from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.core.model.units import format_share
 from gpu_scheduler.core.text.formatting import format_memory, safe_text
 from gpu_scheduler.views.colours import GREEN, RED, YELLOW
+from gpu_scheduler.views.gpu_claims import claims_problem_text, claims_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow
 
-_COLOURS = {status_report.LOST: RED, status_report.PAUSED: YELLOW, status_report.AVAILABLE: GREEN}
+_COLOURS = {
+    status_report.LOST: RED,
+    status_report.PAUSED: YELLOW,
+    status_report.CLAIMED: YELLOW,
+    status_report.AVAILABLE: GREEN,
+}
 
 
 def gpu_rows(
@@ -33,10 +39,10 @@ def gpu_rows(
 
 def _row(gpu: GpuView, by_memory: bool) -> TableRow:
     load = "?" if gpu.record.load_percent is None else f"{gpu.record.load_percent:.0f} %"
-    allocated = [Cell(format_memory(gpu.allocated_mib))] if by_memory else []
     name = safe_text(gpu.record.name)
     if gpu.record.fault is not None and not gpu.record.fault.is_lost:
         name = f"{safe_text(str(gpu.record.fault))} ({name})"
+    allocated = [Cell(format_memory(gpu.allocated_mib))] if by_memory else []
     return TableRow(
         [
             Cell(str(gpu.record.index)),
@@ -47,8 +53,16 @@ def _row(gpu: GpuView, by_memory: bool) -> TableRow:
             Cell(load),
             Cell(format_ranges(gpu.jobs) or "-"),
             Cell(name),
-        ]
+        ],
+        detail_lines=[safe_text(text) for text in _claim_lines(gpu)],
     )
+
+
+def _claim_lines(gpu: GpuView) -> list[str]:
+    """Returns a line about the claims of other programs on the GPU, if there is anything to say."""
+    if gpu.claims_problem is not None:
+        return [claims_problem_text(gpu.claims_problem)]
+    return [claims_text(gpu.claims)] if gpu.claims else []
 
 
 def _memory_text(gpu: GpuView) -> str:

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app.gpu_views import gpu_views
+from gpu_scheduler.claims.foreign_claims import ForeignClaims
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.gpu_fault import LOST
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.store.records import AttemptRecord
@@ -38,6 +40,33 @@ def test_a_gpu_view_contains_the_state_the_allocated_share_and_the_jobs(
     (view,) = gpu_views([gpu_record(**row)], holders, {"A": paused})
     assert (view.state, view.share) == (state, share)
     assert view.jobs == tuple(sorted(h.job_id for h in holders if h.released_boot is None))
+
+
+@pytest.mark.parametrize(
+    ("holders", "paused", "state"),
+    [
+        ([], False, "claimed"),
+        ([held(1000, released_boot=7.0)], False, "claimed"),
+        ([held(500)], False, "available"),
+        ([held(1000)], False, "busy"),
+        ([], True, "paused"),
+    ],
+)
+@pytest.mark.parametrize("row", [{}, {"used_mib": 800}])
+@pytest.mark.parametrize(
+    "foreign", [ForeignClaims({"A": (GpuClaim(100, 8),)}), ForeignClaims(problems={"A": "unreadable"})]
+)
+def test_a_gpu_without_our_jobs_is_claimed_if_another_program_claims_it_or_may_claim_it(
+    row: dict[str, Any],
+    holders: list[AttemptRecord],
+    paused: bool,
+    state: str,
+    foreign: ForeignClaims,
+) -> None:
+    (view,) = gpu_views([gpu_record(**row)], holders, {"A": paused}, foreign=foreign)
+    assert view.state == state
+    assert view.claims == foreign.claims.get("A", ())
+    assert view.claims_problem == foreign.problems.get("A")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ MAY: Mapping[str, tuple[str, ...]] = {
     # Views import the types of the records that results contain, but views do not read the store.
     "views": ("core.model", "core.text", "core.scheduling", "app", "store.records", "store.jobs_files"),
     "reporting": (
-        "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "store.events",
+        "claims", "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "store.events",
         "store.job_lists", "store.jobs_files", "store.pending_groups", "store.records", "store.store",
         "health.storage", "attempts.log_folder", "app", "views",
     ),

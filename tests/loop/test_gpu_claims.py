@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -22,31 +20,9 @@ from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.system.users import name_of_user
 from gpu_scheduler.views.wait_text import wait_text
+from tests.claim_holder import claim_holder, holder_words
 from tests.loop.rig import Rig
 from tests.reasons import words
-
-CLAIM = """
-import sys
-from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus
-folder, uuid, mib = sys.argv[1:]
-print(isinstance(claim_gpus(folder, [Wanted(uuid, int(mib) or None, 24576)]), list), flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def holder(folder: Path, uuid: str, mib: int = 0) -> Iterator[subprocess.Popen[str]]:
-    """Runs a process that claims so many MiB of a GPU (0 means the whole GPU)."""
-    command = [sys.executable, "-c", CLAIM, str(folder), uuid, str(mib)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "True\n"
-        yield process
-        process.kill()
-
-
-def user() -> str:
-    return name_of_user(os.getuid())
 
 
 def reason_of(rig: Rig) -> str:
@@ -131,11 +107,11 @@ def test_a_job_does_not_start_without_a_usable_lock_folder(
 def test_a_job_waits_while_another_program_claims_the_gpu(tmp_path: Path) -> None:
     rig = Rig(tmp_path, gpus=1)
     rig.claim_folder.prepare()
-    with holder(rig.claim_folder.path, "U0") as process:
+    with claim_holder(rig.claim_folder.path, "U0") as process:
         job = rig.add_job("true")
         facts = rig.tick()
         assert facts.gpus[0].claims == (GpuClaim(None, process.pid, name_of_user(os.getuid())),)
-        assert reason_of(rig) == wait_reason(f"claimed by run, pid {process.pid}, user {user()}")
+        assert reason_of(rig) == wait_reason(f"claimed by {holder_words(process.pid)}")
         process.kill()
         process.wait()
     assert rig.tick_until_ended(job).exit_code == 0
@@ -144,12 +120,12 @@ def test_a_job_waits_while_another_program_claims_the_gpu(tmp_path: Path) -> Non
 def test_a_job_uses_the_memory_that_other_programs_leave(tmp_path: Path) -> None:
     rig = Rig(tmp_path, gpus=1)
     rig.claim_folder.prepare()
-    with holder(rig.claim_folder.path, "U0", 16_000) as process:
+    with claim_holder(rig.claim_folder.path, "U0", 16_000) as process:
         small = rig.add_job("true", vram=8000)
         assert rig.tick_until_ended(small).exit_code == 0
         rig.add_job("true", share=500)
         rig.tick()
-        text = f"16000 MiB claimed by run, pid {process.pid}, user {user()}"
+        text = f"16000 MiB claimed by {holder_words(process.pid)}"
         assert reason_of(rig) == wait_reason(text, "0.5 of a GPU")
 
 
@@ -191,7 +167,7 @@ class Overtaken(DirectExecutor):
         """Lets the other program claim the GPU, then launches the attempt."""
         if self.other is None:
             folder = Path(read_spec(attempt.folder)["gpu_claims"]["folder"])
-            self.other = self._stack.enter_context(holder(folder, "U0"))
+            self.other = self._stack.enter_context(claim_holder(folder, "U0"))
         super().launch(attempt)
 
 
@@ -208,7 +184,7 @@ def test_a_job_whose_gpu_another_program_claims_first_waits_and_loses_no_launch(
         assert (attempt.outcome, words(attempt.reason)) == ("not_started", lost)
         assert words(rig.job(job).reason) == lost
         rig.tick_until(lambda: wait_reasons(rig.store), "the wait for the claim")
-        assert reason_of(rig) == wait_reason(f"claimed by run, pid {other.pid}, user {user()}")
+        assert reason_of(rig) == wait_reason(f"claimed by {holder_words(other.pid)}")
         assert not (tmp_path / "ran").exists()
         other.kill()
         assert rig.tick_until_ended(job).exit_code == 0
@@ -218,7 +194,7 @@ def test_a_job_whose_gpu_another_program_claims_first_waits_and_loses_no_launch(
 
 def test_the_end_of_a_claim_wakes_the_scheduler(tmp_path: Path) -> None:
     wakeups = Wakeups()
-    with holder(tmp_path, "U0") as process:
+    with claim_holder(tmp_path, "U0") as process:
         assert wakeups.watch_claims({process.pid})
         assert not wakeups.watch_claims({process.pid})
         assert wakeups.wait(0.05) == set()

@@ -13,6 +13,7 @@ import pytest
 from rich.cells import cell_len
 
 from gpu_scheduler.app.status_report import StatusReport
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.job_spec import JobSpec
@@ -44,10 +45,20 @@ REPORT = StatusReport(
         gpu_view(
             "available", 500, uuid="GPU-b", index=1, name="NVIDIA H200", used_mib=512, total_mib=143_771,
             load_percent=0.0, sampled_at=NOW - 2, jobs=(5,),
+            claims=(GpuClaim(8000, 812, "ann"), GpuClaim(100, 0)),
         ),
         gpu_view(
             "lost", uuid="GPU-c", index=2, name="NVIDIA H200", used_mib=None, total_mib=None,
             load_percent=None, fault=FAILED, sampled_at=NOW - 2,
+        ),
+        gpu_view(
+            "claimed", uuid="GPU-d", index=3, name="NVIDIA H200", used_mib=512, total_mib=143_771,
+            load_percent=0.0, sampled_at=NOW - 2, claims=(GpuClaim(None, 813, "bob", by_scheduler=True),),
+        ),
+        gpu_view(
+            "claimed", uuid="GPU-e", index=4, name="NVIDIA H200", used_mib=512, total_mib=143_771,
+            load_percent=0.0, sampled_at=NOW - 2,
+            claims_problem="/locks/GPU-e is a symbolic link; remove it",
         ),
     ),
     jobs=(

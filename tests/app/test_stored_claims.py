@@ -1,0 +1,64 @@
+"""Claims of other programs, as `status` and `why` read them from the recorded lock folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.app.diagnosis import diagnose
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.status import StatusQuery, status
+from gpu_scheduler.claims.foreign_claims import LOCK_FOLDER_KEY
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
+from gpu_scheduler.system.users import name_of_user
+from tests.claim_holder import claim_holder
+from tests.cli.desk import Desk
+
+
+@pytest.fixture
+def locks(desk: Desk, location: Location) -> Path:
+    """Provides the lock folder, as if a scheduler had recorded it."""
+    folder = Path(os.environ["GPU_SCHEDULER_LOCK_DIR"])
+    folder.mkdir()
+    desk.store.db.set_meta(LOCK_FOLDER_KEY, str(folder))
+    return folder
+
+
+def claims_in_status(location: Location) -> list[tuple[str, tuple[GpuClaim, ...], str | None]]:
+    return [(gpu.state, gpu.claims, gpu.claims_problem) for gpu in status(location, StatusQuery()).gpus]
+
+
+def test_status_and_why_show_the_claims_of_other_programs(
+    desk: Desk, location: Location, locks: Path
+) -> None:
+    with claim_holder(locks, "SIM-0", 9000) as process:
+        claim = GpuClaim(9000, process.pid, name_of_user(os.getuid()))
+        assert claims_in_status(location) == [("claimed", (claim,), None), ("available", (), None)]
+        waiting = diagnose(location, desk.job()).waiting
+        assert waiting is not None
+        first, second = waiting.placement.gpus
+        assert (first.claims, first.claimable_mib) == ((claim,), 15_576)
+        assert (second.claims, second.claimable_mib) == ((), None)
+        process.kill()
+        process.wait()
+        assert claims_in_status(location) == [("available", (), None), ("available", (), None)]
+
+
+def test_status_and_why_show_why_the_claims_cannot_be_read(
+    desk: Desk, location: Location, locks: Path
+) -> None:
+    (locks / "SIM-0").mkdir()
+    problem = f"{locks}/SIM-0 is not a regular file; its owner or root must remove it"
+    assert claims_in_status(location)[0] == ("claimed", (), problem)
+    waiting = diagnose(location, desk.job()).waiting
+    assert waiting is not None
+    assert waiting.placement.gpus[0].claims_problem == problem
+
+
+def test_without_a_recorded_lock_folder_no_claims_are_shown(desk: Desk, location: Location) -> None:
+    folder = Path(os.environ["GPU_SCHEDULER_LOCK_DIR"])
+    folder.mkdir()
+    with claim_holder(folder, "SIM-0"):
+        assert claims_in_status(location)[0] == ("available", (), None)
