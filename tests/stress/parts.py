@@ -23,6 +23,7 @@ from tests.stress import (
     restored_stores,
     running,
     saves,
+    shared_gpus,
     special_files,
     stop_during_start,
 )  # fmt: skip
@@ -72,6 +73,7 @@ PARTS = (
     Part("P1", "power cut, XFS", powercut.xfs, suite=None),
     Part("P1", "power cut, btrfs", powercut.btrfs, suite=None),
     Part("P1 P2", "scheduler killed at each failpoint", failpoints.failpoints, suite=None),
+    Part("P11", "GPUs shared with run", shared_gpus.sharing, suite=0.03, control=0.03),
     Part("P2", "ten schedulers at once", claims.instances, suite=0.05, control=0.25),
     Part("P5", "memory allocated twice", double_allocation.allocations, suite=0.015, control=0.02),
     Part("P2", "races for a claim", claims.races, suite=0.03, control=0.1),
