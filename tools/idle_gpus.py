@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
         return 0
     try:
         with ProbeClient("auto") as probe:
-            gpus = probe.first_sample().gpus
+            gpus = probe.sample().gpus
     except GpuStateError as error:
         problem = f"no GPU is used ({str(error).splitlines()[0]})"
     else:

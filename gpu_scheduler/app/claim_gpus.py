@@ -10,17 +10,12 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from gpu_scheduler.app.claim_watch import ClaimWatch
 from gpu_scheduler.app.gpu_source import GpuSource
-from gpu_scheduler.app.machine_gpus import GpuLocks, lock_folder, read_locks, uuids_of, with_claims
+from gpu_scheduler.app.machine_gpus import claim_folder, uuids_of, with_claims
+from gpu_scheduler.claims.foreign_claims import LockReading
 from gpu_scheduler.claims.gpu_claims import lock_problem
-from gpu_scheduler.claims.lock_folder import (
-    find_lock_folder,
-    prepare_lock_folder,
-    prepare_simulated_folder,
-)
 from gpu_scheduler.claims.own_claims import own_claims
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
 from gpu_scheduler.core.model.gpu import GpuSample
@@ -90,40 +85,46 @@ def find_gpus(
     CUDA_VISIBLE_DEVICES cannot be used.
     """
     end = None if request.timeout_s is None else time.monotonic() + request.timeout_s
-    samples = source.probe.first_sample().gpus
-    search = _Search(source, request, on_wait, samples)
-    never = impossibility(search.in_scope(samples), request.criteria)
+    search = _Search(source, request, on_wait)
+    first = search.begin()
+    never = impossibility(search.in_scope(first), request.criteria)
     if never is not None:
         return never
-    current: Sequence[GpuSample] | None = samples
+    samples: Sequence[GpuSample] | None = first
     while True:
-        found = None if current is None else search.choose_and_claim(current)
+        found = None if samples is None else search.choose_and_claim(samples)
         if found is not None:
             return found
         if end is not None and time.monotonic() >= end:
             return TimedOut(request.timeout_s or 0.0)
-        current = search.wait_and_sample(end)
+        samples = search.wait_and_sample(end)
 
 
 class _Search:
-    """The search for GPUs of one command. samples: the first sample."""
+    """The search for GPUs of one command."""
 
-    def __init__(
-        self, source: GpuSource, request: GpuRequest, on_wait: OnWait, samples: Sequence[GpuSample]
-    ) -> None:
+    def __init__(self, source: GpuSource, request: GpuRequest, on_wait: OnWait) -> None:
         self._probe, self._request, self._on_wait = source.probe, request, on_wait
+        folder = claim_folder(source)
+        if request.claim:
+            folder.prepare()
+        self._folder = folder.path
         self._visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self._watch = ClaimWatch(self._folder)
+        self._frequent_until = 0.0
+        #: The GPUs, by UUID, that an ancestor or this process itself has claimed.
+        self._own: frozenset[str] = frozenset()
+        self._is_inside = False
+
+    def begin(self) -> tuple[GpuSample, ...]:
+        """Takes the first sample and determines the GPUs that this process may use. Returns the sample."""
+        samples = self._probe.sample().gpus
         visible, note = restrict_to_visible(samples, self._visible)
         if not visible:
             raise UsageError(note or "no GPU found")
-        self._folder = _prepared_folder(source) if request.claim else lock_folder(source)
-        self._watch = ClaimWatch()
-        self._frequent_until = 0.0
-        locks = read_locks(self._folder, uuids_of(samples))
-        readable = {uuid: held for uuid, held in locks.items() if not isinstance(held, str)}
-        #: The GPUs, by UUID, that an ancestor or this process itself has claimed.
-        self._own = own_claims(self._folder, readable)
+        self._own = own_claims(self._folder, self._watch.read(uuids_of(samples)).locks)
         self._is_inside = bool(self._own) or TOKEN in os.environ
+        return samples
 
     def in_scope(self, samples: Sequence[GpuSample]) -> tuple[GpuSample, ...]:
         """Returns the GPUs that this process may use."""
@@ -137,10 +138,11 @@ class _Search:
         """
         samples, criteria = self.in_scope(samples), self._request.criteria
         own = {sample.uuid for sample in samples} if self._is_inside else ()
-        unusable: dict[str, GpuLocks] = {}
+        unusable: dict[str, str] = {}
         for _ in range(_MAX_REFUSALS):
-            locks = {**read_locks(self._folder, uuids_of(samples)), **unusable}
-            choice = choose(with_claims(samples, locks, own), criteria)
+            reading = self._watch.read(uuids_of(samples))
+            reading = LockReading(reading.locks, {**reading.problems, **unusable})
+            choice = choose(with_claims(samples, reading, own), criteria)
             if len(choice.eligible) < criteria.count:
                 break
             chosen = sorted(choice.eligible[: criteria.count], key=lambda gpu: gpu.sample.index)
@@ -148,11 +150,10 @@ class _Search:
                 return FoundGpus(tuple(chosen), criteria, self._is_inside)
             # Different waits keep two processes from refusing each other again and again.
             time.sleep(_REFUSAL_WAIT_S * (1 + os.getpid() % 5))
-        self._watch.expect(locks)
         self._on_wait(choice.ineligible)
         return None
 
-    def _claim(self, chosen: Sequence[ClaimedGpu], unusable: dict[str, GpuLocks]) -> bool:
+    def _claim(self, chosen: Sequence[ClaimedGpu], unusable: dict[str, str]) -> bool:
         """Claims the GPUs; returns whether this process now holds them. Records unusable lock files."""
         mib = self._request.criteria.claim_mib
         wanted = [Wanted(gpu.sample.uuid, mib, gpu.sample.total_mib) for gpu in chosen]
@@ -176,17 +177,11 @@ class _Search:
         wait_s = self._request.poll_s
         if now < self._frequent_until:
             wait_s = min(wait_s, _FREQUENT_EVERY_S)
-        if self._watch.wait(self._folder, wait_s if end is None else min(wait_s, end - now)):
+        if self._watch.wait(wait_s if end is None else min(wait_s, end - now)):
             self._frequent_until = time.monotonic() + _FREQUENT_S
         try:
             left_s = None if end is None else max(_LAST_SAMPLE_S, end - time.monotonic())
-            return self._probe.first_sample(left_s).gpus
+            return self._probe.sample(left_s).gpus
         except GpuStateError as error:
             self._on_wait(error)
             return None
-
-
-def _prepared_folder(source: GpuSource) -> Path:
-    folder = find_lock_folder()
-    prepare_lock_folder(folder)
-    return folder if source.simulation is None else prepare_simulated_folder(folder, source.simulation)

@@ -5,33 +5,35 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
-from gpu_scheduler.app.machine_gpus import GpuLocks, read_locks
+from gpu_scheduler.claims.foreign_claims import LockReading, read_locks_of
 
-#: Maximum seconds until a change that is not the end of a process is noticed, such as a new claim.
+#: Seconds between two readings of the locks. They show changes that are not the end of a process.
 _READ_EVERY_S = 1.0
 
 
 class ClaimWatch:
-    """The claims that were read last, and the processes that hold them."""
+    """Notices changes of the locks on GPUs, and at once the end of a process that holds one."""
 
-    def __init__(self) -> None:
-        self._locks: Mapping[str, GpuLocks] = {}
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._uuids: tuple[str, ...] = ()
+        self._reading = LockReading({}, {})
         #: The processes that have ended. They are not watched again, even if they seem to hold a lock.
         self._ended: set[int] = set()
 
-    def expect(self, locks: Mapping[str, GpuLocks]) -> None:
-        """Records the claims, by UUID, from which `wait` waits for a change."""
-        self._locks = locks
+    def read(self, uuids: Iterable[str]) -> LockReading:
+        """Reads the locks on these GPUs, and returns them. `wait` waits until they change."""
+        self._uuids = tuple(uuids)
+        self._reading = read_locks_of(self._folder, self._uuids)
+        return self._reading
 
-    def wait(self, folder: Path, timeout_s: float) -> bool:
-        """Waits until the claims change, at most for `timeout_s`; returns whether they have changed.
-
-        Notices at once if a process that holds a claim ends.
-        """
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until the locks change, at most for `timeout_s`; returns whether they have changed."""
         end = time.monotonic() + timeout_s
+        before = self._reading
         watched = self._open_pidfds()
         try:
             ready = select.poll()
@@ -40,9 +42,7 @@ class ClaimWatch:
             while (left_s := end - time.monotonic()) > 0:
                 ended = ready.poll(min(left_s, _READ_EVERY_S) * 1000)
                 self._ended.update(watched[fd] for fd, _ in ended)
-                now = read_locks(folder, self._locks)
-                if ended or now != self._locks:
-                    self._locks = now
+                if self.read(self._uuids) != before or ended:
                     return True
             return False
         finally:
@@ -50,15 +50,12 @@ class ClaimWatch:
                 os.close(fd)
 
     def _open_pidfds(self) -> dict[int, int]:
-        """Returns a descriptor for each process that holds a claim, with its pid."""
+        """Returns a descriptor for each process that holds a lock, with its pid."""
+        holders = {lock.pid for locks in self._reading.locks.values() for lock in locks if lock.pid}
         watched = {}
-        for pid in _holders(self._locks.values()) - self._ended:
+        for pid in holders - self._ended:
             try:
                 watched[os.pidfd_open(pid)] = pid
             except OSError:
                 continue  # it has ended or no descriptor is free; the locks also show its end
         return watched
-
-
-def _holders(locks: Iterable[GpuLocks]) -> set[int]:
-    return {lock.pid for held in locks if not isinstance(held, str) for lock in held if lock.pid}

@@ -81,7 +81,7 @@ def _working_folder_exists() -> bool:
 
 
 def _report_error(error: SchedulerError) -> int:
-    from gpu_scheduler.cli.program import print_error
+    from gpu_scheduler.cli.program import print_message
 
-    print_error(str(error))
+    print_message(str(error))
     return error.exit_code

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from gpu_scheduler.app import add as app
 from gpu_scheduler.app.add import NewLine
-from gpu_scheduler.cli.program import location_of, print_error
+from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.views.line_notes import line_note_text
 
@@ -23,7 +23,7 @@ def add(options: Namespace) -> int:
         added = app.add(location, new, options.output_file)
         print(added.line)
     for warning in added.warnings:
-        print_error(f"warning: {line_note_text(warning)}")
+        print_message(f"warning: {line_note_text(warning)}")
     return 0
 
 

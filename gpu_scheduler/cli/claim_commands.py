@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.gpu_source import GpuSource, open_source
-from gpu_scheduler.cli.program import location_of, print_error, stdout_screen
+from gpu_scheduler.cli.program import location_of, print_message, stdout_screen
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.claim_gpus import FoundGpus, WaitReasons
@@ -30,9 +30,9 @@ def run(options: Namespace) -> int:
     from gpu_scheduler.app.execute import command_environment, execute
     from gpu_scheduler.views.gpu_choice import not_executed_text, taken_text
 
-    print_error(taken_text(found))
+    print_message(taken_text(found))
     failure = execute(options.command_words, command_environment(found, source, os.environ))
-    print_error(not_executed_text(failure))
+    print_message(not_executed_text(failure))
     return EXIT_NOT_FOUND if failure.is_missing else EXIT_NOT_EXECUTABLE
 
 
@@ -43,7 +43,7 @@ def wait(options: Namespace) -> int:
         return found
     from gpu_scheduler.views.gpu_choice import unclaimed_text
 
-    print_error(unclaimed_text(found))
+    print_message(unclaimed_text(found))
     print(",".join(str(gpu.sample.index) for gpu in found.gpus))
     return 0
 
@@ -84,9 +84,9 @@ def _find(source: GpuSource, options: Namespace, *, claim: bool) -> FoundGpus | 
     if isinstance(found, FoundGpus):
         return found
     if isinstance(found, TimedOut):
-        print_error(timeout_text(found.seconds, options.count))
+        print_message(timeout_text(found.seconds, options.count))
         return EXIT_TIMED_OUT
-    print_error(impossibility_text(found))
+    print_message(impossibility_text(found))
     return EXIT_IMPOSSIBLE
 
 
@@ -107,15 +107,15 @@ class _WaitReport:
 
         if not isinstance(reasons, tuple):
             if str(reasons) != self._failure:
-                print_error(f"{reasons}\nstill waiting for the GPUs")
+                print_message(f"{reasons}\nstill waiting for the GPUs")
             self._failure = str(reasons)
             return
         self._failure = None
         if not self._is_announced:
             self._is_announced = True
-            print_error(wait_text(self._count))
+            print_message(wait_text(self._count))
         stable = {reason.gpu: replace(reason, free_mib=None, load_percent=None) for reason in reasons}
         for reason in reasons:
             if stable[reason.gpu] != self._printed.get(reason.gpu):
-                print_error(ineligibility_text(reason))
+                print_message(ineligibility_text(reason))
         self._printed = stable

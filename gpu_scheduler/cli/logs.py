@@ -9,7 +9,7 @@ from argparse import Namespace
 
 from gpu_scheduler.app.logs import JobLog, LogProgress, NoLogError, attach_target, open_log
 from gpu_scheduler.cli.log_printer import LogFilter, LogPrinter
-from gpu_scheduler.cli.program import location_of, print_error
+from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.views.reason_text import reason_text
@@ -83,7 +83,7 @@ def _follow(log: JobLog, printer: LogPrinter) -> None:
             return
         if progress in (LogProgress.QUEUED_AGAIN, LogProgress.LEFT_OPEN):
             what = "is queued again" if progress is LogProgress.QUEUED_AGAIN else "has ended"
-            print_error(f"job {log.job_id} {what}; no scheduler is running")
+            print_message(f"job {log.job_id} {what}; no scheduler is running")
             return
         if progress is LogProgress.NEXT_ATTEMPT:
             printer.switch_to(log.path)

@@ -25,7 +25,7 @@ def program_name() -> str:
     return "scheduler.py" if _script_name() == "scheduler.py" else PROGRAM
 
 
-def print_error(text: str) -> None:
+def print_message(text: str) -> None:
     """Prints an error or a warning on stderr; does nothing if stderr cannot be written.
 
     Line breaks in the text are kept; other control characters are made visible.

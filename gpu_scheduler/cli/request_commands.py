@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.answers import Answer, AnswerKind
 from gpu_scheduler.cli import standard_streams
-from gpu_scheduler.cli.program import location_of, print_error
+from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.views.answers import answer_text
 
@@ -79,7 +79,7 @@ def _print_job_answers(options: Namespace, answers: Collection[Answer], if_none:
     for answer in answers:
         text = answer_text(answer, folder)
         if answer.kind is AnswerKind.REFUSED:
-            print_error(text)
+            print_message(text)
         else:
             jobs_by_text.setdefault(text, []).append(answer.target)
     for text, jobs in jobs_by_text.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.cli import standard_streams
-from gpu_scheduler.cli.program import location_of, print_error
+from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.errors import SchedulerError, UsageError
@@ -75,7 +75,7 @@ def _print_background_pid(pid: int, main_log: Path) -> None:
     print(f"the scheduler is running in the background (pid {pid}); its log is {main_log}", flush=True)
     said = _logout_warning()
     if said is not None:
-        print_error(said)
+        print_message(said)
 
 
 def _log_logout_warning() -> None:

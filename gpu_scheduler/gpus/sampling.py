@@ -70,7 +70,7 @@ class Sampler:
         recorded = _stored_gpus(store)
         known = [gpu for gpu in recorded if is_simulated(gpu.uuid) is simulated]
         try:
-            snapshot = self._probe.first_sample(FIRST_SAMPLE_S if known else None)
+            snapshot = self._probe.sample(FIRST_SAMPLE_S if known else None)
         except UnreadableError as error:
             if not known:
                 raise

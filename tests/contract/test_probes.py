@@ -44,7 +44,7 @@ def sample(machine: FakeMachine, where: str) -> tuple[GpuSample, ...]:
     if where == "here":
         return machine.probe().sample()
     with ProbeClient(machine.kind, machine.simulate, str(machine.folder)) as probe:
-        return probe.first_sample().gpus
+        return probe.sample().gpus
 
 
 def test_sample_has_every_gpu_with_its_values(machine: FakeMachine, where: str) -> None:
@@ -144,7 +144,7 @@ def test_gputil_error_without_nvidia_smi_names_a_remedy(
         ProbeClient("gputil") as probe,
         pytest.raises(GpuStateError, match=r"nvidia-smi is not on PATH\n.*--simul"),
     ):
-        probe.first_sample()
+        probe.sample()
 
 
 def test_auto_uses_nvml_and_falls_back_to_gputil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,4 +168,4 @@ def test_machine_without_gpus_is_an_error_with_a_remedy(
     machine.plant()
     assert machine.probe().sample() == ()
     with ProbeClient("nvml") as probe, pytest.raises(GpuStateError, match=r"no GPU found\n.*--simulate 4"):
-        probe.first_sample()
+        probe.sample()

@@ -164,13 +164,13 @@ def test_query_is_answered_when_the_driver_responds_again(hanging: FakeMachine) 
 
 def test_first_sample_times_out_if_the_driver_hangs(hanging: FakeMachine) -> None:
     with ProbeClient("gputil") as probe, pytest.raises(GpuStateError, match=r"within 0\.3 s\n.*nvidia-smi"):
-        probe.first_sample(0.3)
+        probe.sample(0.3)
 
 
 def test_query_can_still_be_answered_after_the_first_sample_timed_out(hanging: FakeMachine) -> None:
     with ProbeClient("gputil") as probe:
         with pytest.raises(UnreadableError, match=r"within 0\.3 s\n.*`sudo nvidia-smi -pm 1`") as caught:
-            probe.first_sample(0.3)
+            probe.sample(0.3)
         assert caught.value.why == "no answer from the GPU driver within 0.3 s"
         asked_at = probe.queried_at
         assert asked_at is not None
@@ -199,13 +199,13 @@ def test_last_error_line_of_a_failed_process_is_reported() -> None:
         ProbeClient("simulated", "nonsense") as probe,
         pytest.raises(GpuStateError, match="'nonsense' is not a"),
     ):
-        probe.first_sample()
+        probe.sample()
 
 
 def test_missing_interpreter_is_reported() -> None:
     with ProbeClient("simulated", interpreter="/nowhere/python") as probe:
         with pytest.raises(GpuStateError, match=r"cannot be started: .*/nowhere/python"):
-            probe.first_sample()
+            probe.sample()
         assert (probe.queried_at, probe.read()) == (None, None)
 
 
@@ -216,12 +216,12 @@ def test_modules_in_the_current_folder_do_not_shadow_those_of_the_probe(
         (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')\n")
     monkeypatch.chdir(tmp_path)
     with ProbeClient("simulated", "1", "sim") as probe:
-        assert len(probe.first_sample().gpus) == 1
+        assert len(probe.sample().gpus) == 1
 
 
 def test_close_ends_the_process(tmp_path: Path) -> None:
     probe = ProbeClient("simulated", "1", str(tmp_path))
-    probe.first_sample()
+    probe.sample()
     pid = probe.pid
     assert pid is not None
     probe.close()

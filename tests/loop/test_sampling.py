@@ -45,7 +45,7 @@ class FakeProbeClient(ProbeClient):
     def query(self, now: float | None = None) -> None:
         self.queried_at = 0.0 if now is None else now
 
-    def first_sample(self, timeout_s: float | None = None) -> Snapshot:
+    def sample(self, timeout_s: float | None = None) -> Snapshot:
         self.query()
         if self.answer is None:
             raise UnreadableError(ProbeFailure("no answer yet"))

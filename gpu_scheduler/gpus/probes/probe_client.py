@@ -145,7 +145,7 @@ class ProbeClient:
         late = _timed_out(self._deadline_s)
         return self._fail(late.text, late.remedy)
 
-    def first_sample(self, timeout_s: float | None = None) -> Snapshot:
+    def sample(self, timeout_s: float | None = None) -> Snapshot:
         """Queries the probe, waits for the answer and returns it.
 
         timeout_s: the maximum time to wait; None waits until the deadline. A query that is not answered in

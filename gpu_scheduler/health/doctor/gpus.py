@@ -32,7 +32,7 @@ def probe(kind: ProbeKind, simulate: str | None, visible: str | None) -> Iterato
     """Yields a finding for each GPU. visible: the value of CUDA_VISIBLE_DEVICES, None if it is not set."""
     with ProbeClient(kind, simulate) as asked:
         try:
-            snapshot = asked.first_sample(PROBE_TIMEOUT_S)
+            snapshot = asked.sample(PROBE_TIMEOUT_S)
         except GpuStateError as error:
             message, _, remedy = str(error).partition("\n")
             yield bad(Check.PROBE, message, remedy or "check whether `nvidia-smi` answers")
