@@ -113,7 +113,7 @@ class _Search:
         self._watch = ClaimWatch(self._folder)
         self._frequent_until = 0.0
         #: The GPUs, by UUID, that an ancestor or this process itself has claimed.
-        self._own: frozenset[str] = frozenset()
+        self._own: set[str] = set()
         self._is_inside = False
 
     def begin(self) -> tuple[GpuSample, ...]:

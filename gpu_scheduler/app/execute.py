@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,15 @@ class NotExecuted:
     program: str
     reason: str
     is_missing: bool
+
+
+def missing_program(program: str) -> NotExecuted | None:
+    """Returns why a program cannot be executed, as far as this can be known before; None if it may work."""
+    if shutil.which(program) is not None:
+        return None
+    exists = shutil.which(program, os.F_OK) is not None or os.path.isdir(program)
+    reason = "Is a directory" if os.path.isdir(program) else "Permission denied"
+    return NotExecuted(program, reason, is_missing=not exists)
 
 
 def command_environment(found: FoundGpus, source: GpuSource, base: Mapping[str, str]) -> dict[str, str]:

@@ -17,19 +17,15 @@ from gpu_scheduler.system.procfs import Proc
 _LOCK_LINE = b"lock:"
 
 
-def own_claims(folder: Path, locks: Mapping[str, Collection[Lock]]) -> frozenset[str]:
+def own_claims(folder: Path, locks: Mapping[str, Collection[Lock]]) -> set[str]:
     """Returns the GPUs, by UUID, on which this process or an ancestor holds a claim.
 
-    folder: the folder of the lock files; locks: the locks of other processes on each GPU. Call this function
-    before the process claims GPUs itself.
+    folder: the folder of the lock files; locks: the locks of other processes on GPUs that have any. Call this
+    function before the process claims GPUs itself.
     """
     ancestors = ancestor_pids() if any(locks.values()) else frozenset()
     inherited = {name for name, fd in inherited_descriptors(str(folder)).items() if _holds_lock(fd)}
-    return frozenset(
-        uuid
-        for uuid, held in locks.items()
-        if uuid in inherited or any(lock.pid in ancestors for lock in held)
-    )
+    return inherited | {uuid for uuid, held in locks.items() if any(lock.pid in ancestors for lock in held)}
 
 
 def ancestor_pids(pid: int | None = None) -> frozenset[int]:

@@ -24,14 +24,16 @@ EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127
 def run(options: Namespace) -> int:
     """Waits for GPUs, claims them and executes the command. Returns an exit code only if that fails."""
     source = _open(options)
-    found = _find(source, options, claim=True)
-    if isinstance(found, int):
-        return found
-    from gpu_scheduler.app.execute import command_environment, execute
+    from gpu_scheduler.app.execute import command_environment, execute, missing_program
     from gpu_scheduler.views.gpu_choice import not_executed_text, taken_text
 
-    print_message(taken_text(found))
-    failure = execute(options.command_words, command_environment(found, source, os.environ))
+    failure = missing_program(options.command_words[0])
+    if failure is None:
+        found = _find(source, options, claim=True)
+        if isinstance(found, int):
+            return found
+        print_message(taken_text(found))
+        failure = execute(options.command_words, command_environment(found, source, os.environ))
     print_message(not_executed_text(failure))
     return EXIT_NOT_FOUND if failure.is_missing else EXIT_NOT_EXECUTABLE
 

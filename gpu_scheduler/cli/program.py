@@ -26,7 +26,7 @@ def program_name() -> str:
 
 
 def print_message(text: str) -> None:
-    """Prints an error or a warning on stderr; does nothing if stderr cannot be written.
+    """Prints a message to the user on stderr; does nothing if stderr cannot be written.
 
     Line breaks in the text are kept; other control characters are made visible.
     """

@@ -300,7 +300,7 @@ def test_an_unusable_lock_file_keeps_the_command_off_its_gpu(box: Box) -> None:
     assert box.run("run", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")[:2] == (0, "1\n")
     code, _, err = box.run("run", "--only", "0", "--timeout", "0", "--", "true")
     assert code == 124
-    assert f"GPU 0 cannot be claimed: {folder}/SIM-0 is a symbolic link; remove it" in err
+    assert f"GPU 0 cannot be claimed: {folder}/SIM-0 is a symbolic link; " in err
 
 
 def test_an_unsuitable_lock_folder_is_refused_with_a_remedy(box: Box) -> None:
