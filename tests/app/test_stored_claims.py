@@ -10,8 +10,10 @@ import pytest
 from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.status import StatusQuery, status
-from gpu_scheduler.claims.foreign_claims import LOCK_FOLDER_KEY
+from gpu_scheduler.app.stored_claims import foreign_claims
+from gpu_scheduler.claims.foreign_claims import LOCK_FOLDER_KEY, LockReading
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
+from gpu_scheduler.runner.record_lock import Lock
 from gpu_scheduler.system.users import name_of_user
 from tests.claim_holder import claim_holder
 from tests.cli.desk import Desk
@@ -62,3 +64,14 @@ def test_without_a_recorded_lock_folder_no_claims_are_shown(desk: Desk, location
     folder.mkdir()
     with claim_holder(folder, "SIM-0"):
         assert claims_in_status(location)[0] == ("available", (), None)
+
+
+def test_a_runner_that_ended_after_the_locks_were_read_is_not_shown(
+    desk: Desk, location: Location, locks: Path
+) -> None:
+    with claim_holder(locks, "SIM-1") as process:
+        before = LockReading({"SIM-0": (Lock(0, None, 2**22 + 1),), "SIM-1": (Lock(0, None, process.pid),)})
+        found = foreign_claims(desk.store, before, (), None)
+        assert [(uuid, [claim.pid for claim in claims]) for uuid, claims in found.claims.items()] == [
+            ("SIM-1", [process.pid])
+        ]

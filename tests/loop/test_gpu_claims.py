@@ -23,6 +23,7 @@ from gpu_scheduler.views.wait_text import wait_text
 from tests.claim_holder import claim_holder, holder_words
 from tests.loop.rig import Rig
 from tests.reasons import words
+from tests.waiting import wait_for
 
 
 def reason_of(rig: Rig) -> str:
@@ -32,6 +33,11 @@ def reason_of(rig: Rig) -> str:
 
 def wait_reason(obstacle: str, need: str = "1 idle GPU") -> str:
     return f"needs {need}, 0 free (GPU 0: {obstacle})"
+
+
+def pids_on(rig: Rig) -> list[int]:
+    """Returns the processes that claim the first GPU."""
+    return [lock.pid for lock in read_gpu_locks(rig.claim_folder.path, "U0")]
 
 
 def requested(rig: Rig, job_id: int) -> object:
@@ -133,13 +139,30 @@ def test_the_claims_of_our_own_jobs_are_no_foreign_claims_even_after_a_restart(t
     rig = Rig(tmp_path, gpus=1)
     first = rig.add_job("until [ -e go ]; do sleep 0.01; done", share=500)
     pid = rig.runner_pid(first)
-    assert [lock.pid for lock in read_gpu_locks(rig.claim_folder.path, "U0")] == [pid]
+    wait_for(lambda: pids_on(rig) == [pid], "the claim of the first job")
     restarted = Rig(tmp_path, gpus=1)
     assert rig.tick().gpus[0].claims == restarted.tick().gpus[0].claims == ()
     second = restarted.add_job("true", share=500)
     restarted.tick_until(lambda: restarted.job(second).state == "finished")
     (tmp_path / "go").touch()
     restarted.tick_until_ended(first)
+
+
+def test_a_job_waits_for_the_job_of_another_scheduler(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    one, two = (Rig(folder, gpus=1) for folder in folders)
+    first = one.add_job("until [ -e go ]; do sleep 0.01; done", vram=20_000)
+    pid = one.runner_pid(first)
+    wait_for(lambda: pids_on(one) == [pid], "the claim of the first job")
+    second = two.add_job("true", vram=20_000)
+    two.tick()
+    claimed = f"20000 MiB claimed by a scheduler's job, pid {pid}, user {name_of_user(os.getuid())}"
+    assert reason_of(two) == wait_reason(claimed, "19.5 GiB of a GPU")
+    (folders[0] / "go").touch()
+    one.tick_until_ended(first)
+    assert two.tick_until_ended(second).exit_code == 0
 
 
 def test_a_job_waits_while_a_lock_file_cannot_be_read(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""Which locks count as claims of other programs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from gpu_scheduler.claims.foreign_claims import ForeignClaims, LockReading
+from gpu_scheduler.runner.record_lock import Lock
+
+
+@pytest.fixture
+def child() -> Iterator[int]:
+    """Provides the pid of a child process, which descends from this process."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        yield process.pid
+
+
+def pids(found: ForeignClaims) -> dict[str, list[int]]:
+    return {uuid: [claim.pid for claim in claims] for uuid, claims in found.claims.items()}
+
+
+def locks(*pids: int) -> tuple[Lock, ...]:
+    return tuple(Lock(at, at + 1, pid) for at, pid in enumerate(pids))
+
+
+def test_the_locks_of_runners_are_no_foreign_claims(child: int) -> None:
+    reading = LockReading({"A": locks(7, 8), "B": locks(7, child), "C": locks(child)})
+    assert pids(reading.foreign_claims({}, {7, 8})) == {"B": [child], "C": [child]}
+
+
+def test_the_locks_of_processes_from_which_the_scheduler_descends_are_no_foreign_claims(child: int) -> None:
+    own, parent = os.getpid(), os.getppid()
+    reading = LockReading({"A": locks(parent), "B": locks(own, child)})
+    assert pids(reading.foreign_claims({}, ())) == {"B": [child]}
+    assert pids(reading.foreign_claims({}, (), scheduler=child)) == {}
+    assert pids(reading.foreign_claims({}, (), scheduler=parent)) == {"B": [own, child]}
+
+
+def test_the_lock_of_a_process_in_another_container_is_a_foreign_claim() -> None:
+    reading = LockReading({"A": (Lock(0, None, 0),)}, {"B": "unreadable"})
+    found = reading.foreign_claims({}, {7})
+    assert pids(found) == {"A": [0]}
+    assert found.problems == {"B": "unreadable"}

@@ -1,0 +1,129 @@
+"""GPU claims of a real scheduler, its jobs and other programs, on simulated GPUs."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from gpu_scheduler.claims.gpu_claims import read_gpu_locks
+from gpu_scheduler.claims.lock_folder import ClaimFolder
+from gpu_scheduler.store.data_dir import DataDir
+from tests.claim_holder import claim_holder, holder_words
+from tests.e2e.world import World
+from tests.waiting import wait_for
+
+#: Holds its GPU until the file `go` exists.
+UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
+START = [sys.executable, "-m", "gpu_scheduler", "start", "--log-dir", "logs"]
+#: Claims SIM-0 and executes the command in its arguments.
+CLAIM_AND_EXECUTE = """
+import os, sys
+from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus
+assert isinstance(claim_gpus(sys.argv[1], [Wanted("SIM-0", None, 24576)], inheritable=True), list)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def locks_of(world: World) -> Path:
+    """Returns the folder with the lock files of the simulated GPUs, and makes it if it is missing."""
+    simulation = DataDir.of(str(world.folder / world.state)).simulation
+    folder = ClaimFolder.of(Path(world.env["GPU_SCHEDULER_LOCK_DIR"]), str(simulation))
+    folder.prepare()
+    return folder.path
+
+
+def pids_on(world: World, gpu: int) -> list[int]:
+    """Returns the processes that claim a GPU."""
+    return [lock.pid for lock in read_gpu_locks(locks_of(world), f"SIM-{gpu}")]
+
+
+def test_a_job_waits_for_another_program_and_starts_when_that_program_is_killed(world: World) -> None:
+    with claim_holder(locks_of(world), "SIM-0") as process:
+        # Only the end of the other program wakes the scheduler.
+        world.start("--simulate", "1", "--poll", "3600")
+        world.append("touch ran")
+        words = f"claimed by {holder_words(process.pid)}"
+        world.wait_until(lambda jobs: jobs and words in (jobs[1]["reason"] or ""), "the wait reason")
+        assert f"does not accept the job: {words};" in world.run_ok("why", "1")
+        assert f"     {words}\n" in world.run_ok("status")
+        [gpu] = world.status()["gpus"]
+        assert (gpu["state"], [claim["pid"] for claim in gpu["claims"]]) == ("claimed", [process.pid])
+        process.kill()
+        world.wait_finished(1)
+    assert world.jobs()[1]["outcome"] == "completed"
+    assert world.status()["gpus"][0]["claims"] == []
+
+
+def test_a_killed_scheduler_leaves_the_claims_of_its_jobs_and_its_successor_knows_them(world: World) -> None:
+    world.start("--simulate", "1")
+    world.append(f"[share=0.5] {UNTIL_GO}")
+    world.wait_until(lambda jobs: jobs and jobs[1]["state"] == "running", "the first job")
+    [runner] = wait_for(lambda: pids_on(world, 0), "the claim of the first job")
+    world.end_scheduler(signal.SIGKILL)
+    assert pids_on(world, 0) == [runner]
+    assert world.status()["gpus"][0]["claims"] == []
+    world.start("--simulate", "1")
+    world.append("[share=0.5] true")
+    world.wait_finished(2)
+    assert pids_on(world, 0) == [runner]
+    assert world.status()["gpus"][0]["claims"] == []
+    (world.folder / "go").touch()
+    world.wait_finished(1)
+    assert pids_on(world, 0) == []
+
+
+def test_jobs_run_on_the_gpu_that_the_ancestor_of_their_scheduler_claims(world: World) -> None:
+    claim = [sys.executable, "-c", CLAIM_AND_EXECUTE, str(locks_of(world))]
+    start = [
+        sys.executable,
+        "-m",
+        "gpu_scheduler",
+        "start",
+        "--simulate",
+        "1",
+        "--log-dir",
+        "logs",
+        "--drain",
+    ]
+    for below in ([], ["/bin/sh", "-c", '"$@"; exit $?', "sh"]):
+        world.jobs_file.write_text(f"touch ran{len(below)}\n")
+        options = ["--state-file", world.state, "--jobs-file", str(world.jobs_file)]
+        done = subprocess.run(
+            [*claim, *below, *start, *options],
+            cwd=world.folder, env=world.env, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (world.folder / f"ran{len(below)}").exists()
+
+
+def test_a_scheduler_that_run_executes_keeps_its_claim(world: World) -> None:
+    claim = [sys.executable, "-c", CLAIM_AND_EXECUTE, str(locks_of(world))]
+    start = [*START, "--simulate", "2", "--state-file", world.state]
+    with subprocess.Popen(
+        [*claim, *start],
+        cwd=world.folder, env=world.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        try:
+            world.append(*(f"[allowed={gpu}] {UNTIL_GO}" for gpu in (0, 1)))
+            wait_for(lambda: world.cli("status", "--json").returncode == 0, "the store")
+            both = ["running", "running"]
+            world.wait_until(lambda jobs: [one["state"] for one in jobs.values()] == both, "the jobs")
+            wait_for(lambda: pids_on(world, 1), "the claim of the second job")
+            assert pids_on(world, 0) == [process.pid]
+            assert [gpu["claims"] for gpu in world.status()["gpus"]] == [[], []]
+            (world.folder / "go").touch()
+            world.wait_finished(1, 2)
+            assert pids_on(world, 0) == [process.pid]
+        finally:
+            process.terminate()
+
+
+def test_start_refuses_a_lock_folder_that_is_not_safe(world: World) -> None:
+    world.env["GPU_SCHEDULER_LOCK_DIR"] = str(world.folder / "locks")
+    done = world.cli("start", "--simulate", "1")
+    assert done.returncode == 2
+    assert "is in /tmp, which the system empties" in done.stderr
+    assert "set GPU_SCHEDULER_LOCK_DIR to a folder on a local disk" in done.stderr
+    assert not (world.folder / "gpu_scheduler_state.d").exists()
