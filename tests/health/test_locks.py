@@ -9,16 +9,21 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.claims import lock_folder
+from gpu_scheduler.claims.foreign_claims import LOCK_FOLDER_KEY
 from gpu_scheduler.claims.lock_folder import VARIABLE, prepare_simulated_folder
 from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.health.doctor import locks
 from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.users import name_of_user
 from tests.isolation import LOCK_DIR
 from tests.users import User
 
 ABSENT = Path("/var/tmp/absent/locks")
 UID = os.geteuid()
+#: The data directory of a scheduler that was never started.
+HOME = DataDir.of("/absent/state.json")
 
 
 @pytest.fixture
@@ -36,15 +41,17 @@ def holder() -> Iterator[User]:
     user.kill()
 
 
-def found_in(folder: Path | str, simulation: str | None = None, system: Path = ABSENT) -> dict[str, Finding]:
+def found_in(
+    folder: Path | str, home: DataDir = HOME, system: Path = ABSENT, *, simulated: bool = False
+) -> dict[str, Finding]:
     """Returns the findings about a folder that the variable names, by check."""
-    found = list(locks.check(simulation, {VARIABLE: str(folder)}, system))
+    found = list(locks.check(home, simulated, {VARIABLE: str(folder)}, system))
     assert len({finding.name for finding in found}) == len(found)
     return {finding.name: finding for finding in found}
 
 
 def test_a_missing_folder_is_private_and_is_not_made(place: Path) -> None:
-    found = list(locks.check(None, {"XDG_STATE_HOME": str(place)}, ABSENT))
+    found = list(locks.check(HOME, False, {"XDG_STATE_HOME": str(place)}, ABSENT))
     assert [(finding.name, finding.grade) for finding in found] == [
         ("lock folder", "ok"),
         ("GPU claims", "ok"),
@@ -72,7 +79,7 @@ def test_the_check_tells_who_shares_the_folder(place: Path, mode: int, text: str
     assert finding.grade == "ok"
     assert finding.message.startswith(f"{place}, named by {VARIABLE}")
     assert text in finding.message
-    [system, _] = locks.check(None, {}, place)
+    [system, _] = locks.check(HOME, False, {}, place)
     assert (system.grade, system.message.startswith(str(place)), text in system.message) == ("ok", True, True)
 
 
@@ -84,6 +91,22 @@ def test_the_check_warns_if_the_variable_hides_the_folder_of_all_users(place: Pa
     assert f"programs without this variable use {place}/system" in finding.message
     assert finding.remedy == f"unset {VARIABLE}"
     assert found_in(place / "system", system=place / "system")["lock folder"].grade == "ok"
+
+
+def test_the_check_warns_if_the_running_scheduler_uses_another_folder(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    home = DataDir.of(str(tmp_path / "s.json"))
+    store = Store(home, create=True)
+    store.db.set_meta(LOCK_FOLDER_KEY, "/elsewhere")
+    assert found_in(place, home)["lock folder"].grade == "ok"
+    monkeypatch.setattr(locks, "scheduler_pid", lambda path: 1)
+    finding = found_in(place, home)["lock folder"]
+    assert finding.grade == "warn"
+    assert finding.message == f"{place}, but the lock files of the running scheduler are in /elsewhere"
+    store.db.set_meta(LOCK_FOLDER_KEY, str(place))
+    assert found_in(place, home)["lock folder"].grade == "ok"
 
 
 def test_a_folder_that_cannot_be_used_is_bad_and_its_claims_are_not_read(
@@ -127,10 +150,11 @@ def test_the_claims_and_their_holders_are_listed(place: Path, holder: User) -> N
 
 
 def test_the_claims_on_simulated_gpus_are_those_of_the_same_simulation(place: Path, holder: User) -> None:
-    inner = prepare_simulated_folder(place, "/simulation")
+    inner = prepare_simulated_folder(place, str(HOME.simulation))
     holder.call(claim_gpus, str(inner), [Wanted("SIM-0", None, 100)])
-    assert "SIM-0: pid" in found_in(place, "/simulation")["GPU claims"].message
-    assert found_in(place, "/other")["GPU claims"].message == "none"
+    assert "SIM-0: pid" in found_in(place, simulated=True)["GPU claims"].message
+    other = DataDir.of("/absent/other.json")
+    assert found_in(place, other, simulated=True)["GPU claims"].message == "none"
     assert found_in(place)["GPU claims"].message == "none"
 
 
@@ -141,11 +165,11 @@ def test_an_unusable_lock_file_is_bad(place: Path) -> None:
     path = place / "GPU-1"
     path.symlink_to("nowhere")
     finding = found_in(place)["GPU claims"]
-    assert (finding.grade, finding.message) == ("bad", f"{path}: is a symbolic link")
+    assert (finding.grade, finding.message) == ("bad", f"{path} is a symbolic link")
     assert finding.remedy == "its owner or root must remove it"
     path.unlink()
     path.mkdir()
-    assert found_in(place)["GPU claims"].message == f"{path}: is not a regular file"
+    assert found_in(place)["GPU claims"].message == f"{path} is not a regular file"
     path.rmdir()
     path.touch()
     path.chmod(0o600)
@@ -162,5 +186,5 @@ def test_a_lock_file_of_another_user_that_cannot_be_read_is_bad(place: Path, oth
     user = User(other_uid)
     finding = user.call(found_in, place)["GPU claims"]
     user.kill()
-    assert finding.message == f"{place}/GPU-1: is not writable for this user"
+    assert finding.message == f"{place}/GPU-1 is not writable for this user"
     assert (finding.grade, finding.remedy) == ("bad", "its owner must run chmod 666 on it")

@@ -7,7 +7,8 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gpu_scheduler.claims.gpu_claims import claims_of, read_gpu_locks
+from gpu_scheduler.claims.foreign_claims import LOCK_FOLDER_KEY
+from gpu_scheduler.claims.gpu_claims import claims_of, lock_problem, read_gpu_locks
 from gpu_scheduler.claims.lock_folder import (
     SYSTEM_FOLDER,
     VARIABLE,
@@ -20,6 +21,9 @@ from gpu_scheduler.core.model.gpu import SIMULATED_UUID_PREFIX
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.text.formatting import count_noun, pid_text
 from gpu_scheduler.errors import UsageError
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.read_only import query_read_only
+from gpu_scheduler.store.scheduler_lock import scheduler_pid
 
 #: The beginnings of the UUIDs of GPUs, after which lock files are named.
 _UUID_PREFIXES = ("GPU-", "MIG-", SIMULATED_UUID_PREFIX)
@@ -29,11 +33,14 @@ _LOCK_FILE_MODE = 0o666
 
 
 def check(
-    simulation: str | None, env: Mapping[str, str] = os.environ, system_folder: Path = SYSTEM_FOLDER
+    data_dir: DataDir,
+    simulated: bool,
+    env: Mapping[str, str] = os.environ,
+    system_folder: Path = SYSTEM_FOLDER,
 ) -> Iterator[Finding]:
     """Yields a finding about the lock folder and, if it can be used, one about the claims in it.
 
-    simulation: the folder in which simulated jobs write their usage; None if the GPUs are real.
+    simulated: whether `start` would simulate the GPUs.
     """
     try:
         folder = find_lock_folder(env, system_folder)
@@ -50,8 +57,25 @@ def check(
     if problem is not None:
         yield bad(Check.LOCK_FOLDER, f"{folder} {problem.text}", problem.remedy)
         return
-    yield _users_of(folder, bool(env.get(VARIABLE)), system_folder)
-    yield _claims(ClaimFolder.of(folder, simulation).path)
+    path = ClaimFolder.of(folder, str(data_dir.simulation) if simulated else None).path
+    yield _other_folder_of_scheduler(data_dir, path) or _users_of(
+        folder, bool(env.get(VARIABLE)), system_folder
+    )
+    yield _claims(path)
+
+
+def _other_folder_of_scheduler(data_dir: DataDir, path: Path) -> Finding | None:
+    """Returns a finding if the scheduler is running and has its lock files in another folder."""
+    if data_dir.other_host() is not None or scheduler_pid(data_dir.lock) is None:
+        return None
+    sql = f"SELECT value FROM meta WHERE key = '{LOCK_FOLDER_KEY}'"
+    for row in query_read_only(data_dir.database, sql) or ():
+        if row["value"] != str(path):
+            message = f"{path}, but the lock files of the running scheduler are in {row['value']}"
+            return warn(
+                Check.LOCK_FOLDER, message, f"set {VARIABLE} to the same folder, or restart the scheduler"
+            )
+    return None
 
 
 def _users_of(folder: Path, is_named: bool, system_folder: Path) -> Finding:
@@ -86,8 +110,8 @@ def _claims(folder: Path) -> Finding:
             held[name] = claims_of(read_gpu_locks(folder, name), None)
             mode = os.stat(path).st_mode
         except OSError as error:
-            problem, _, remedy = (error.strerror or "").partition("; ")
-            return bad(Check.GPU_CLAIMS, f"{path}: {problem}", remedy or "check its permissions")
+            problem, _, remedy = lock_problem(error).partition("; ")
+            return bad(Check.GPU_CLAIMS, problem, remedy or f"check the permissions of {path}")
         if is_shared and mode & _LOCK_FILE_MODE != _LOCK_FILE_MODE:
             message = f"{path} has mode {stat.S_IMODE(mode):o}, so not every user can claim this GPU"
             return bad(Check.GPU_CLAIMS, message, f"its owner must run `chmod 666 {path}`")

@@ -35,7 +35,7 @@ def run_checks(
         yield gpus.driver()
     on_wait(f"reading the GPUs (at most {gpus.PROBE_TIMEOUT_S:g} s)")
     yield from gpus.probe(options.gpu_probe, options.simulate, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    yield from locks.check(str(home.simulation) if options.simulated else None)
+    yield from locks.check(home, options.simulated)
     yield from files.folders(home, _log_folder(options.log_dir), trust=options.trust_files)
     yield from files.store_findings(home)
     yield from files.gpu_kind(home, options.simulated)
