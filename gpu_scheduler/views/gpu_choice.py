@@ -56,14 +56,14 @@ def taken_text(found: FoundGpus) -> str:
     mib = found.criteria.claim_mib
     gpus = _gpus_text(found)
     if found.is_inside:
-        return f"using {gpus} without a claim, inside the job or command that has claimed it"
+        return f"using {gpus} of the surrounding job or command, without another claim"
     return f"took {gpus}" if mib is None else f"took {mib} MiB of {gpus}"
 
 
 def unclaimed_text(found: FoundGpus) -> str:
     """Returns the line with which `wait` says that it holds no claim."""
-    verb = "is" if len(found.gpus) == 1 else "are"
-    return f"{_gpus_text(found)} {verb} free now, but not claimed: another program may take it first"
+    verb, which = ("is", "it") if len(found.gpus) == 1 else ("are", "them")
+    return f"{_gpus_text(found)} {verb} free but not claimed, so another program may take {which} first"
 
 
 def _gpus_text(found: FoundGpus) -> str:
@@ -92,14 +92,15 @@ def impossibility_text(found: Impossibility) -> str:
     """Formats why a request can never be met."""
     criteria, kind = found.criteria, found.kind
     if kind is ImpossibilityKind.NO_SUCH_GPU:
-        verb = "GPU {} is" if len(found.missing) == 1 else "GPUs {} are"
-        missing = verb.format(format_gpu_list(found.missing))
-        return f"{missing} not among the GPUs that may be used here, {format_gpu_list(found.gpus)}"
+        return (
+            f"there is no GPU {format_gpu_list(found.missing)} to choose from; the GPUs are"
+            f" {format_gpu_list(found.gpus)}"
+        )
     wanted = f"{count_noun(criteria.count, 'GPU')} wanted"
+    which = f" ({format_gpu_list(found.gpus)})" if found.gpus else ""
     if kind is ImpossibilityKind.TOO_FEW_GPUS:
-        which = f" (GPU {format_gpu_list(found.gpus)})" if found.gpus else ""
-        return f"{wanted}, but only {len(found.gpus)} may be used here{which}"
+        return f"{wanted}, but there are only {len(found.gpus)} to choose from{which}"
     return (
-        f"{wanted} with {criteria.needed_mib} MiB of memory, but only {found.suitable_count} of the GPUs that"
-        f" may be used here ({format_gpu_list(found.gpus)}) can have so much"
+        f"{wanted} with {criteria.needed_mib} MiB of memory, but only {found.suitable_count} of the"
+        f" {len(found.gpus)} GPUs to choose from{which} can have so much"
     )

@@ -104,11 +104,11 @@ def test_wait_prints_the_ids_and_says_that_it_holds_nothing(any_box: Box) -> Non
         (["--mb", "0", "--", "true"], 2, "--mb"),
         (["--exclude", "all", "--", "true"], 2, "--exclude"),
         (["--min-fre-mb", "1", "--", "true"], 2, "did you mean `--min-free-mb`?"),
-        (["-n", "3", "--", "true"], 3, "3 GPUs wanted, but only 2 may be used here (GPU 0,1)"),
-        (["--only", "0,7", "--", "true"], 3, "GPU 7 is not among the GPUs that may be used here, 0,1"),
-        (["--exclude", "0,1", "--", "true"], 3, "1 GPU wanted, but only 0 may be used here"),
-        (["--min-free-mb", "40000", "-n", "2", "--", "true"], 3, "only 1 of the GPUs"),
-        (["--mb", "50000", "--", "true"], 3, "only 0 of the GPUs"),
+        (["-n", "3", "--", "true"], 3, "3 GPUs wanted, but there are only 2 to choose from (0,1)"),
+        (["--only", "0,7", "--", "true"], 3, "there is no GPU 7 to choose from; the GPUs are 0,1"),
+        (["--exclude", "0,1", "--", "true"], 3, "1 GPU wanted, but there are only 0 to choose from"),
+        (["--min-free-mb", "40000", "-n", "2", "--", "true"], 3, "but only 1 of the 2 GPUs"),
+        (["--mb", "50000", "--", "true"], 3, "but only 0 of the 2 GPUs"),
         (["--min-free-mb", "45000", "--timeout", "0", "--", "true"], 124, "timed out"),
         (["--max-util", "50", "--timeout", "0.2", "--poll", "0.1", "--", "true"], 124, "timed out"),
         (["--", "no-such-program"], 127, "no-such-program: command not found"),
@@ -246,7 +246,7 @@ def test_run_inside_a_job_chooses_among_the_gpus_of_the_job_without_a_claim(box:
     job = {"GPU_SCHEDULER_TOKEN": "0" * 32, "CUDA_VISIBLE_DEVICES": "1"}
     code, out, err = box.run("run", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES", env=job)
     assert (code, out) == (0, "1\n")
-    assert "without a claim" in err
+    assert "without another claim" in err
     assert box.run("run", "--only", "0", "--", "true", env=job)[0] == 3
 
 

@@ -1,0 +1,123 @@
+"""Texts of `run`, `wait` and `gpus`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.app.claim_gpus import FoundGpus
+from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
+from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
+from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
+from gpu_scheduler.core.model.gpu_fault import LOST, FaultKind, GpuFault
+from gpu_scheduler.core.scheduling.gpu_choice import Ineligibility, IneligibilityKind, impossibility
+from gpu_scheduler.views.gpu_choice import (
+    impossibility_text,
+    ineligibility_text,
+    taken_text,
+    timeout_text,
+    unclaimed_text,
+)
+from gpu_scheduler.views.machine_gpus import to_json, to_text
+
+FREE = ClaimedGpu(GpuSample("GPU-a", 1, "NVIDIA L40S", 46068, 1857, 3.0))
+UNKNOWN = ClaimedGpu(GpuSample("GPU-b", 2, "a\x1b[2Jb"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "text"),
+    [
+        (IneligibilityKind.FAULT, {"fault": LOST}, "GPU 1 has a fault: lost"),
+        (
+            IneligibilityKind.FAULT,
+            {"fault": GpuFault(FaultKind.QUERY_FAILED, "\x1b[2J")},
+            r"GPU 1 has a fault: query failed: \x1b[2J",
+        ),
+        (
+            IneligibilityKind.CLAIMED,
+            {"claims": (GpuClaim(None, 7, "ann"),)},
+            "GPU 1 is claimed by run, pid 7, user ann",
+        ),
+        (
+            IneligibilityKind.CLAIMED,
+            {"claims": (GpuClaim(500, 7, "ann"), GpuClaim(700, 8, "bob", by_scheduler=True))},
+            "GPU 1 has 500 MiB claimed by run, pid 7, user ann; 700 MiB claimed by a scheduler's job, pid 8,"
+            " user bob",
+        ),
+        (
+            IneligibilityKind.CLAIMS_UNKNOWN,
+            {"claims_problem": "/locks/GPU-a is not a regular file"},
+            "GPU 1 cannot be claimed: /locks/GPU-a is not a regular file",
+        ),
+        (IneligibilityKind.MEMORY, {"free_mib": 812}, "GPU 1 has 812 MiB free"),
+        (IneligibilityKind.MEMORY_UNKNOWN, {}, "GPU 1 does not report its free memory"),
+        (IneligibilityKind.LOAD, {"load_percent": 96.6}, "GPU 1 has a utilization of 97%"),
+        (IneligibilityKind.LOAD_UNKNOWN, {}, "GPU 1 does not report its utilization"),
+    ],
+)
+def test_every_reason_names_the_gpu(kind: IneligibilityKind, values: dict[str, Any], text: str) -> None:
+    assert ineligibility_text(Ineligibility(1, kind, **values)) == text
+
+
+def test_the_taken_gpus_are_named_with_their_free_memory() -> None:
+    free, unknown = "GPU 1 (NVIDIA L40S, 44211 MiB free)", r"GPU 2 (a\x1b[2Jb, free memory unknown)"
+    both = (FREE, UNKNOWN)
+    assert taken_text(FoundGpus(both, GpuCriteria(2))) == f"took {free} and {unknown}"
+    assert taken_text(FoundGpus((FREE,), GpuCriteria(1, claim_mib=8000))) == f"took 8000 MiB of {free}"
+    inside = FoundGpus((FREE,), GpuCriteria(), is_inside=True)
+    assert taken_text(inside) == f"using {free} of the surrounding job or command, without another claim"
+    one, two = FoundGpus((FREE,), GpuCriteria()), FoundGpus(both, GpuCriteria(2))
+    text = "free but not claimed, so another program may take"
+    assert unclaimed_text(one) == f"{free} is {text} it first"
+    assert unclaimed_text(two) == f"{free} and {unknown} are {text} them first"
+
+
+def test_a_timeout_says_how_many_gpus_were_wanted() -> None:
+    assert timeout_text(30.0, 1) == "timed out: no GPU was free within 30 s"
+    assert timeout_text(0.5, 2) == "timed out: fewer than 2 GPUs were free within 0.5 s"
+
+
+@pytest.mark.parametrize(
+    ("criteria", "text"),
+    [
+        ({"only": (1, 7)}, "there is no GPU 7 to choose from; the GPUs are 1,2"),
+        ({"count": 3}, "3 GPUs wanted, but there are only 2 to choose from (1,2)"),
+        ({"excluded": (1, 2)}, "1 GPU wanted, but there are only 0 to choose from"),
+        (
+            {"min_free_mib": 50000, "count": 2},
+            "2 GPUs wanted with 50000 MiB of memory, but only 1 of the 2 GPUs to choose from (1,2) can have"
+            " so much",
+        ),
+    ],
+)
+def test_an_impossible_request_is_explained(criteria: dict[str, Any], text: str) -> None:
+    found = impossibility([FREE.sample, UNKNOWN.sample], GpuCriteria(**criteria))
+    assert found is not None
+    assert impossibility_text(found) == text
+
+
+def test_the_table_of_gpus_has_a_column_of_claims_only_if_there_are_any() -> None:
+    lost = ClaimedGpu(GpuSample("GPU-c", 3, "NVIDIA L40S", fault=LOST))
+    assert to_text([FREE, UNKNOWN, lost], None).splitlines() == [
+        "idx  name                free       total      util",
+        "1    NVIDIA L40S         44211 MiB  46068 MiB  3%",
+        r"2    a\x1b[2Jb           ?          ?          ?",
+        "3    lost (NVIDIA L40S)  ?          ?          ?",
+    ]
+    claimed = ClaimedGpu(FREE.sample, (GpuClaim(8000, 7, "ann"),))
+    unreadable = ClaimedGpu(FREE.sample, claims_problem="/locks/GPU-a is a symbolic link")
+    assert [line[46:] for line in to_text([FREE, claimed, unreadable], None).splitlines()] == [
+        "claims",
+        "",
+        "8000 MiB claimed by run, pid 7, user ann",
+        "/locks/GPU-a is a symbolic link",
+    ]
+
+
+def test_unknown_claims_are_null_in_json() -> None:
+    text = to_json([ClaimedGpu(FREE.sample, claims_problem="is a link")])
+    assert '"claims": null, "claims_problem": "is a link"' in text
+    assert text.isascii()
+    assert '"claims": [], "claims_problem": null' in to_json([FREE])
