@@ -40,6 +40,7 @@ class Rules:
     withdraw_renames: bool = True  #: to withdraw, `stop` is renamed and read; off: unlinked
     # The lock of the GPU.
     gpu_locked: bool = True  #: a runner locks the GPU; off: it only checks that nobody has locked it
+    kernel_lock: bool = True  #: the lock of a process that has ended is free; off: it remains
     lock_compared: bool = True  #: a runner that has locked a removed file tries again; off: it continues
     attempt_first: bool = True  #: a runner claims the attempt, then the GPU; off: the reverse
     locks_first: bool = True  #: the loop reads the locks, then it observes the attempt; off: the reverse

@@ -244,8 +244,8 @@ def canonical(state: bytearray, rules: Rules) -> bytes:
         _normalize_runners(state, a, rules)
         _clear_irrelevant(state, a)
     holder = runner_of(state[GPU_LOCK])
-    if holder is not None and not is_alive(state[holder[0] + RUNNERS[holder[1] - 1]]):
-        state[GPU_LOCK] = NO_LOCK  # the kernel releases the locks of a process that has ended
+    if rules.kernel_lock and holder is not None and not is_alive(state[holder[0] + RUNNERS[holder[1] - 1]]):
+        state[GPU_LOCK] = NO_LOCK
     if state[JOB] == QUEUED and state[NEWEST]:
         _forget_lost_gpu(state, state[NEWEST])
     loop = state[LOOP]
@@ -262,7 +262,7 @@ def canonical(state: bytearray, rules: Rules) -> bytes:
 
 def _normalize_runners(state: bytearray, a: int, rules: Rules) -> None:
     claim = state[a + CLAIM]
-    if claim and rules.claims and rules.record_first:
+    if claim and rules.claims and rules.record_first and rules.attempt_first:
         for number, runner in enumerate(RUNNERS, 1):
             if state[a + runner] in (CHECK_CLAIM, LINK_CLAIM) and claim != number:
                 state[a + runner] = RUNNER_GONE  # a runner that finds another claim can only exit

@@ -33,8 +33,8 @@ def test_invariants_hold_in_every_state(faults: dict[str, int]) -> None:
 _QUICK = (
     "record_first", "void_first", "claim_first", "dead_needs_runner_gone", "removed_claim_waits",
     "runner_token", "command_recorded", "by_session", "by_descent", "session_checked", "no_children",
-    "gpu_locked", "lock_compared", "attempt_first", "locks_first", "stored_runner", "release_last",
-    "release_first", "lost_claim_uncounted", "copy_refused", "excuse_lost", "excuse_early",
+    "gpu_locked", "kernel_lock", "lock_compared", "attempt_first", "locks_first", "stored_runner",
+    "release_last", "release_first", "lost_claim_uncounted", "copy_refused", "excuse_lost", "excuse_early",
     "excuse_killed_holder", "excuse_unlinked",
 )  # fmt: skip
 
