@@ -43,8 +43,10 @@ os.posix_spawn = noting
 def test_the_runner_imports_no_slow_modules_before_it_spawns_the_command(
     make: Make, tmp_path: Path, terminal: bool
 ) -> None:
-    attempt = make("exit 0", terminal=terminal).launch(patched(tmp_path, NOTES_MODULES))
-    attempt.result()
+    claims = {"folder": str(tmp_path), "gpus": [{"name": "GPU-a", "mib": 5, "total_mib": 10}]}
+    attempt = make("exit 0", terminal=terminal, gpu_claims=claims)
+    attempt.launch(patched(tmp_path, NOTES_MODULES))
+    assert attempt.result().exit_code == 0
     loaded = set((attempt.folder / "modules").read_text().split())
     assert "runner.supervise" in loaded
     assert not {name.partition(".")[0] for name in loaded} & SLOW
