@@ -43,7 +43,7 @@ def sharing(order: Order) -> Findings:
             found.fault("stuck", shared.why())
         shared.end_scheduler()
         shared.judge()
-    found.figures = {"jobs": len(shared.codes), **found.figures}
+    found.figures = {"jobs": len(shared.codes), "calls of run": shared.calls, **found.figures}
     return found
 
 
@@ -87,6 +87,11 @@ class _Sharing:
             if time.monotonic() > self._progress_at + _STUCK_S:
                 return False
             pause(0.01)
+
+    @property
+    def calls(self) -> int:
+        """The number of calls of `run` so far."""
+        return len(self._callers.calls)
 
     def end_scheduler(self) -> None:
         """Ends the scheduler, and checks that every claim is gone."""
@@ -271,7 +276,6 @@ class _Sharing:
         judge(self._stage.trace, codes, recorded, killed=False).report_to(found)
         if not found.clean:
             found.messages.append((self._stage.folder / "callers.err").read_text()[-1500:])
-        found.figures["calls of run"] = len(calls)
         found.figures["calls that timed out"] = len(timed_out)
 
 
