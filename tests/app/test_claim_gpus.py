@@ -1,0 +1,122 @@
+"""Choosing and claiming GPUs, with a fake probe and real locks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.app import claim_gpus as app
+from gpu_scheduler.app.claim_gpus import FoundGpus, GpuRequest, TimedOut, find_gpus
+from gpu_scheduler.app.gpu_source import GpuSource
+from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
+from gpu_scheduler.core.scheduling.gpu_choice import Impossibility
+from gpu_scheduler.gpus.probes.probe_client import ProbeClient, ProbeFailure, UnreadableError
+from gpu_scheduler.runner import gpu_lock
+from gpu_scheduler.runner.gpu_lock import Refusal, Wanted
+from tests.claim_holder import claim_holder
+
+
+class FakeProbe(ProbeClient):
+    """A probe that returns the given samples one after the other, and the last one again and again.
+
+    A sample is the free MiB of each GPU, or None if the GPUs cannot be read.
+    """
+
+    def __init__(self, *samples: Sequence[int] | None) -> None:
+        self._samples = list(samples)
+
+    def sample(self, timeout_s: float | None = None) -> Snapshot:
+        free = self._samples.pop(0) if len(self._samples) > 1 else self._samples[0]
+        if free is None:
+            raise UnreadableError(ProbeFailure("no answer"))
+        return Snapshot(
+            0.0, tuple(GpuSample(f"GPU-{i}", i, "Fake", 24576, 24576 - mib) for i, mib in enumerate(free))
+        )
+
+
+Claim = Callable[..., list[int] | Refusal]
+
+
+@pytest.fixture(autouse=True)
+def claim(monkeypatch: pytest.MonkeyPatch) -> Iterator[Claim]:
+    """Releases the claims of this process at the end of the test. Yields the function that takes them."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with ExitStack() as stack:
+
+        def claim(folder: str, wanted: Sequence[Wanted], *, inheritable: bool) -> list[int] | Refusal:
+            answer = gpu_lock.claim_gpus(folder, wanted, inheritable=inheritable)
+            if isinstance(answer, list):
+                stack.callback(gpu_lock.release, answer)
+            return answer
+
+        monkeypatch.setattr(app, "claim_gpus", claim)
+        yield claim
+
+
+def find(
+    probe: FakeProbe, on_wait: Callable[[Any], None] = lambda reasons: None, **request: Any
+) -> list[int] | Impossibility | TimedOut:
+    """Returns the indices of the GPUs that were found, or why there are none."""
+    own = {name: request.pop(name) for name in ("poll_s", "timeout_s", "claim") if name in request}
+    found = find_gpus(GpuSource(probe, None), GpuRequest(GpuCriteria(**request), **own), on_wait)
+    return [gpu.sample.index for gpu in found.gpus] if isinstance(found, FoundGpus) else found
+
+
+def test_if_another_program_is_faster_the_next_best_gpu_is_taken_at_once(
+    claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+
+        def claim_later(folder: str, wanted: Sequence[Wanted], *, inheritable: bool) -> list[int] | Refusal:
+            if wanted[0].name == "GPU-2":
+                stack.enter_context(claim_holder(Path(folder), "GPU-2"))
+            return claim(folder, wanted, inheritable=inheritable)
+
+        monkeypatch.setattr(app, "claim_gpus", claim_later)
+        waits: list[Any] = []
+        assert find(FakeProbe([100, 200, 300]), waits.append, poll_s=3600.0) == [1]
+        assert waits == []
+
+
+def test_two_gpus_are_taken_or_neither() -> None:
+    folder = Path(os.environ["GPU_SCHEDULER_LOCK_DIR"])
+    folder.mkdir()
+    with claim_holder(folder, "GPU-1"):
+        assert find(FakeProbe([100, 200]), count=2, timeout_s=0.0) == TimedOut(0.0)
+        with claim_holder(folder, "GPU-0"):
+            pass
+    assert find(FakeProbe([100, 200]), count=2) == [0, 1]
+
+
+def test_the_gpus_are_sampled_once_more_at_the_end_of_the_time_limit() -> None:
+    assert find(FakeProbe([0], [9000]), min_free_mib=8000, poll_s=3600.0, timeout_s=0.05) == [0]
+
+
+def test_a_failed_sample_is_reported_and_repeated() -> None:
+    waits: list[Any] = []
+    assert find(FakeProbe([0], None, [9000]), waits.append, min_free_mib=8000, poll_s=0.01) == [0]
+    assert [type(reasons) for reasons in waits] == [tuple, UnreadableError]
+
+
+def test_a_failed_first_sample_is_an_error() -> None:
+    with pytest.raises(UnreadableError):
+        find(FakeProbe(None))
+
+
+def test_a_search_without_a_claim_locks_nothing() -> None:
+    folder = Path(os.environ["GPU_SCHEDULER_LOCK_DIR"])
+    assert find(FakeProbe([100]), claim=False) == [0]
+    assert not folder.exists()
+
+
+def test_a_gpu_that_is_claimed_while_two_others_are_free_is_not_waited_for() -> None:
+    folder = Path(os.environ["GPU_SCHEDULER_LOCK_DIR"])
+    folder.mkdir()
+    with claim_holder(folder, "GPU-2"):
+        assert find(FakeProbe([100, 200, 300]), count=2) == [0, 1]
