@@ -61,7 +61,8 @@ Except for `start`, every command works with or without a running scheduler. Wit
 `pause` writes to the state file.
 
 The exit code is 0 for success, 1 if the request failed, 2 for a usage error, and 4 if the GPUs cannot be
-read. [running.md](running.md#running-a-file-to-its-end) describes the exit codes of `start --drain`.
+read. [running.md](running.md#running-a-file-to-its-end) describes the exit codes of `start --drain`, and
+[run.md](run.md#exit-codes) those of `run` and `wait`.
 
 To enable completion in bash for `./scheduler.py` and `gpu-scheduler`, run
 `source <(./scheduler.py completion bash)`."""
@@ -77,6 +78,7 @@ NOTES = {
     "status": "On a terminal, lines are cut to its width; in a pipe, they are printed in full. Jobs that wait"
     " for the same reason share a line, such as `20 jobs wait for half a GPU: 12-31`.",
     "why": "For a job that failed, `why` shows the reason, what to do about it, and the end of the log.",
+    "run": "[run.md](run.md) explains how GPUs are chosen, the exit codes, and what a claim is.",
     "cancel": "Each job receives SIGTERM and then, after 10 s or the time given by `--grace`, SIGKILL.",
     "stop": "If no scheduler is running, `stop` still brings the state file up to date.",
     "calibrate": "Only `--write` changes a file.",

@@ -10,9 +10,11 @@
     lint.lint                                 what each line of a jobs file will do
     job_requests.cancel, retry, hold, release, set_priority
     gpu_requests.pause, resume
+    machine_gpus.machine_gpus                 the GPUs of this machine, without a store
+    claim_gpus.find_gpus, execute.execute     GPUs for a command that runs without a scheduler
     stop.stop, calibrate.calibrate, doctor.doctor
 
-A function takes a `Location` and typed arguments and returns frozen values, whose texts contain no secrets
-(`masking`) and whose fields can be sent as JSON. It raises the errors of `gpu_scheduler.errors`. No function
-parses a command line, reads standard streams or prints.
+Most functions take a `Location`. They take typed arguments and return frozen values, whose texts contain no
+secrets (`masking`) and whose fields can be sent as JSON. They raise the errors of `gpu_scheduler.errors`. No
+function parses a command line, reads standard streams or prints.
 """

@@ -39,12 +39,16 @@ class ClaimWatch:
             ready = select.poll()
             for fd in watched:
                 ready.register(fd, select.POLLIN)
-            while (left_s := end - time.monotonic()) > 0:
+            # The first reading shows changes before the descriptors were open.
+            while self.read(self._uuids) == before:
+                left_s = end - time.monotonic()
+                if left_s <= 0:
+                    return False
                 ended = ready.poll(min(left_s, _READ_EVERY_S) * 1000)
                 self._ended.update(watched[fd] for fd, _ in ended)
-                if self.read(self._uuids) != before or ended:
+                if ended:
                     return True
-            return False
+            return True
         finally:
             for fd in watched:
                 os.close(fd)

@@ -99,7 +99,7 @@ def impossibility_text(found: Impossibility) -> str:
     wanted = f"{count_noun(criteria.count, 'GPU')} wanted"
     which = f" ({format_gpu_list(found.gpus)})" if found.gpus else ""
     if kind is ImpossibilityKind.TOO_FEW_GPUS:
-        return f"{wanted}, but there are only {len(found.gpus)} to choose from{which}"
+        return f"{wanted}, but only {len(found.gpus)} to choose from{which}"
     return (
         f"{wanted} with {criteria.needed_mib} MiB of memory, but only {found.suitable_count} of the"
         f" {len(found.gpus)} GPUs to choose from{which} can have so much"

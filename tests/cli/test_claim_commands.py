@@ -104,9 +104,9 @@ def test_wait_prints_the_ids_and_says_that_it_holds_nothing(any_box: Box) -> Non
         (["--mb", "0", "--", "true"], 2, "--mb"),
         (["--exclude", "all", "--", "true"], 2, "--exclude"),
         (["--min-fre-mb", "1", "--", "true"], 2, "did you mean `--min-free-mb`?"),
-        (["-n", "3", "--", "true"], 3, "3 GPUs wanted, but there are only 2 to choose from (0,1)"),
+        (["-n", "3", "--", "true"], 3, "3 GPUs wanted, but only 2 to choose from (0,1)"),
         (["--only", "0,7", "--", "true"], 3, "there is no GPU 7 to choose from; the GPUs are 0,1"),
-        (["--exclude", "0,1", "--", "true"], 3, "1 GPU wanted, but there are only 0 to choose from"),
+        (["--exclude", "0,1", "--", "true"], 3, "1 GPU wanted, but only 0 to choose from"),
         (["--min-free-mb", "40000", "-n", "2", "--", "true"], 3, "but only 1 of the 2 GPUs"),
         (["--mb", "50000", "--", "true"], 3, "but only 0 of the 2 GPUs"),
         (["--min-free-mb", "45000", "--timeout", "0", "--", "true"], 124, "timed out"),
@@ -124,7 +124,12 @@ def test_exit_codes_of_run(any_box: Box, options: list[str], code: int, message:
 
 @pytest.mark.parametrize(
     ("options", "code"),
-    [(["-n", "3"], 3), (["--max-util", "50", "--timeout", "0"], 124), (["--max-util", "x"], 2)],
+    [
+        (["-n", "3"], 3),
+        (["--max-util", "50", "--timeout", "0"], 124),
+        (["--max-util", "x"], 2),
+        (["--", "true"], 2),
+    ],
 )
 def test_exit_codes_of_wait(any_box: Box, options: list[str], code: int) -> None:
     found, out, _ = any_box.run("wait", *options)

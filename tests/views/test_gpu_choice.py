@@ -83,8 +83,8 @@ def test_a_timeout_says_how_many_gpus_were_wanted() -> None:
     ("criteria", "text"),
     [
         ({"only": (1, 7)}, "there is no GPU 7 to choose from; the GPUs are 1,2"),
-        ({"count": 3}, "3 GPUs wanted, but there are only 2 to choose from (1,2)"),
-        ({"excluded": (1, 2)}, "1 GPU wanted, but there are only 0 to choose from"),
+        ({"count": 3}, "3 GPUs wanted, but only 2 to choose from (1,2)"),
+        ({"excluded": (1, 2)}, "1 GPU wanted, but only 0 to choose from"),
         (
             {"min_free_mib": 50000, "count": 2},
             "2 GPUs wanted with 50000 MiB of memory, but only 1 of the 2 GPUs to choose from (1,2) can have"
