@@ -31,7 +31,7 @@ from tests.stress.trace import judge, outcomes_of
 _GPUS, _GPU_MIB = 4, 24 * 1024
 #: Maximum number of jobs that wait, and the seconds without any progress after which the test gives up.
 _WAITING_JOBS, _STUCK_S = 20, 60.0
-#: Seconds between two checks of the locks of all running commands.
+#: Seconds between two checks of the locks of all running commands, and of the launches.
 _CHECK_EVERY_S = 0.05
 
 
@@ -61,6 +61,7 @@ class _Sharing:
         self._promises: dict[int, Promise] = {}
         #: Time of the kill of its holder, by the number of the command.
         self._killed: dict[int, float] = {}
+        self._lost_launches: set[int] = set()
         self._kills = _planned_kills(order, self._dice)
         self._trace = Trace(stage.trace)
         self._scheduler: subprocess.Popen[bytes] | None = stage.start()
@@ -83,7 +84,10 @@ class _Sharing:
                 self._append(self._dice.randint(1, min(10, count - len(self.codes))))
             self._restart_scheduler()
             self._kill_one(jobs_over)
-            self._check_locks()
+            if time.monotonic() >= self._checked_at + _CHECK_EVERY_S:
+                self._checked_at = time.monotonic()
+                self._check_locks()
+                self._check_launches()
             if time.monotonic() > self._progress_at + _STUCK_S:
                 return False
             pause(0.01)
@@ -212,9 +216,6 @@ class _Sharing:
 
     def _check_locks(self) -> None:
         """Checks that every running command still has the locks that it had at its start."""
-        if time.monotonic() < self._checked_at + _CHECK_EVERY_S:
-            return
-        self._checked_at = time.monotonic()
         before = [one for one in self._trace.open() if one.holder and one.number not in self._killed]
         held = [held_mib(one.holder, str(self._box.locks), _GPU_MIB) for one in before]
         self._trace.read()
@@ -225,6 +226,11 @@ class _Sharing:
                 self._found.count("claims checked while no scheduler ran", self._scheduler is None)
                 if now != {f"SIM-{gpu}": mib for gpu, mib in one.held.items()}:
                     self._found.fault("claims lost", f"{one} has locked {now}")
+
+    def _check_launches(self) -> None:
+        """Notes the jobs with a failed launch that counts. The number is reset when a launch succeeds."""
+        rows = self._store.db.rows("SELECT id FROM job WHERE launch_failures > 0")
+        self._lost_launches.update(int(row["id"]) for row in rows)
 
     def judge(self) -> None:
         """Adds the faults and the figures of the whole run to the findings."""
@@ -250,8 +256,8 @@ class _Sharing:
                 self._found.count("claims that a job lost to a caller")
             else:
                 self._found.fault("launches lost", f"job {row['job_id']}: {row['reason']}")
-        for row in self._store.db.rows("SELECT id, launch_failures AS n FROM job WHERE launch_failures > 0"):
-            self._found.fault("launches lost", f"job {row['id']} has {row['n']} failed launches")
+        for job in self._lost_launches:
+            self._found.fault("launches lost", f"a failed launch of job {job} was counted")
 
     def _judge_shares(self) -> None:
         shares = [
