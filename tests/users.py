@@ -27,9 +27,10 @@ class User:
         self.pid = os.fork()
         if self.pid == 0:
             self._requests.close()
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
+            if uid != os.geteuid():
+                os.setgroups([])
+                os.setresgid(uid, uid, uid)
+                os.setresuid(uid, uid, uid)
             os.umask(umask)
             _answer(theirs)
         theirs.close()
