@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from gpu_scheduler.cli.parser import GROUPS, build_parser
+from gpu_scheduler.cli.commands import GROUPS
+from gpu_scheduler.cli.parser import build_parser
 from gpu_scheduler.cli.program import PROGRAM
 from gpu_scheduler.core.model.states import ATTEMPT_TRANSITIONS, TRANSITIONS, AttemptState, JobState, Outcome
 

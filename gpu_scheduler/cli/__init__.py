@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    from gpu_scheduler.cli.parser import COMMANDS, parse
+    from gpu_scheduler.cli.commands import COMMANDS
+    from gpu_scheduler.cli.parser import parse
 
     try:
         options = parse(argv)

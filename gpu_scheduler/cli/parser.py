@@ -8,97 +8,17 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from gpu_scheduler import __version__, config
-from gpu_scheduler.cli import arguments, claim_arguments
+from gpu_scheduler.cli import arguments
+from gpu_scheduler.cli.commands import COMMANDS, GROUPS
 from gpu_scheduler.cli.first_word import jobs_file_index
 from gpu_scheduler.cli.program import PROGRAM, invocation
 from gpu_scheduler.cli.values import path
 from gpu_scheduler.errors import UsageError
-
-
-class Command(NamedTuple):
-    """A command of the command line.
-
-    module: the module of `cli` that runs the command, in a function with the command's name; declare: the
-    function that declares the command's arguments.
-    """
-
-    module: str
-    declare: Callable[[argparse.ArgumentParser], None]
-    example: str
-    summary: str
-
-
-#: The commands by purpose, in the order of the help and of docs/commands.md.
-GROUPS: Mapping[str, Mapping[str, Command]] = {
-    "run the scheduler": {
-        "start": Command("start", arguments.start, "start --screen --jobs-file jobs.txt",
-            "Run the scheduler until it is stopped or, with --drain, until no more jobs can run"),
-        "stop": Command("request_commands", arguments.stop, "stop",
-            "Stop the scheduler; running jobs continue"),
-    },
-    "inspect jobs and GPUs": {
-        "status": Command("status", arguments.status, "status --json",
-            "Show GPUs, jobs and malformed lines, even without a running scheduler"),
-        "show": Command("report_commands", arguments.show, "show 3",
-            "Show everything about one job: its line, attempts and history"),
-        "why": Command("report_commands", arguments.why, "why 3",
-            "Explain, check by check, why a job does not start or why it failed"),
-        "logs": Command("logs", arguments.logs, "logs 3 -f",
-            "Print the log of a job's latest attempt, or of the attempt given by --attempt"),
-        "attach": Command("logs", arguments.one_job, "attach 3",
-            "Open the Screen session of a running job (Ctrl-A d detaches)"),
-        "screens": Command("report_commands", arguments.screens, "screens",
-            "List the Screen sessions of running jobs with the commands that open them"),
-        "events": Command("events", arguments.events, "events -f",
-            "Print events, one per line, even without a running scheduler"),
-    },
-    "manage jobs": {
-        "add": Command("add", arguments.add, "add --vram 18G --name bert -- python train.py --epochs 3",
-            "Append one job, given as a script or as a command after `--`, to the jobs file and print its"
-            " line"),
-        "lint": Command("report_commands", arguments.lint, "lint jobs.txt",
-            "Show what each line of a jobs file would do, without queueing any job"),
-        "cancel": Command("request_commands", arguments.cancel, "cancel 3 4 --grace 30",
-            "Cancel queued or running jobs, even without a running scheduler"),
-        "retry": Command("request_commands", arguments.retry, "retry --failed",
-            "Queue finished or held jobs again"),
-        "hold": Command("request_commands", arguments.jobs, "hold 3",
-            "Keep queued jobs from starting until they are released"),
-        "release": Command("request_commands", arguments.jobs, "release 3",
-            "Return held jobs to the queue"),
-        "priority": Command("request_commands", arguments.priority, "priority 3 0",
-            "Change the priority of waiting jobs; lower numbers run first"),
-    },
-    "manage GPUs": {
-        "pause": Command("request_commands", arguments.gpus, "pause 0 2",
-            "Keep new jobs off GPUs; running jobs continue"),
-        "resume": Command("request_commands", arguments.gpus, "resume 0 2",
-            "Let paused GPUs accept new jobs again"),
-    },
-    "use GPUs without the queue": {
-        "run": Command("claim_commands", claim_arguments.run, "run --min-free-mb 8000 -- python train.py",
-            "Wait for free GPUs, claim them, and execute a command on them; needs no scheduler"),
-        "wait": Command("claim_commands", claim_arguments.wait, "wait --min-free-mb 8000",
-            "Wait for free GPUs and print their ids without claiming them"),
-        "gpus": Command("claim_commands", claim_arguments.list_gpus, "gpus",
-            "List the GPUs of this machine with their free memory and the claims on them"),
-    },
-    "maintain": {
-        "doctor": Command("report_commands", arguments.doctor, "doctor",
-            "Check this machine for problems without changing anything"),
-        "calibrate": Command("report_commands", arguments.calibrate, "calibrate --write",
-            "Compare the memory that jobs used with their declarations, and suggest llm_config.json entries"),
-        "completion": Command("completion", arguments.completion, "completion bash",
-            "Print a script that enables completion in a shell"),
-    },
-}  # fmt: skip
-#: All commands by name.
-COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 #: The commands that accept a command after `--`.
 _WITH_COMMAND = frozenset({"add", "run"})

@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_scheduler.cli.commands import COMMANDS
 from gpu_scheduler.cli.first_word import jobs_file_index
-from gpu_scheduler.cli.parser import COMMANDS, parse
+from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.scheduler import background, service

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.cli.parser import GROUPS, parse
+from gpu_scheduler.cli.commands import GROUPS
+from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.errors import UsageError
 

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from gpu_scheduler import config
-from gpu_scheduler.cli import parser
+from gpu_scheduler.cli import commands as command_list
+from gpu_scheduler.cli.parser import parse
 from gpu_scheduler.core.jobsfile.attributes import KNOWN_ATTRIBUTES, UNSUPPORTED
 from gpu_scheduler.core.jobsfile.job_line import ParsedJob, parse_line
 from gpu_scheduler.core.scheduling.needs import parse_llm_config
@@ -249,21 +250,21 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("command", sorted(set(commands())))
 def test_every_command_in_the_pages_parses(command: str) -> None:
-    parsed = parser.parse(shlex.split(command))
+    parsed = parse(shlex.split(command))
     assert isinstance(parsed, Namespace)
-    assert parsed.command in parser.COMMANDS
+    assert parsed.command in command_list.COMMANDS
 
 
 def test_the_readme_shows_ten_everyday_commands() -> None:
     shown = re.findall(rf"^\| `{RUN}([a-z]+)\b[^|]*\|[^|]+\|$", README, re.MULTILINE)
     assert len(set(shown)) == len(shown) == 10
-    assert set(shown) <= set(parser.COMMANDS)
+    assert set(shown) <= set(command_list.COMMANDS)
 
 
 def test_documents_the_options_of_start_with_their_defaults() -> None:
     section = COMMANDS.partition("### start\n")[2].partition("\n### ")[0]
     rows = dict(re.findall(r"^\| (?:`-v`, )?`(--[a-z-]+)[^`]*` \| (.+) \|$", section, re.MULTILINE))
-    given = vars(parser.parse(["start"]))
+    given = vars(parse(["start"]))
     defaults = config.StartOptions.from_values(given)
     assert defaults == config.StartOptions()
     by_option = {
