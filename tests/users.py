@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd  # noqa: F401 - see below
 import shutil
 import signal
 import stat
@@ -14,6 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+
+# The interpreter may be in a private folder of root. A process of another user can then import nothing, so
+# these modules, which the package imports only when it needs them, are imported here.
+import gpu_scheduler.system.procfs  # noqa: F401
 
 T = TypeVar("T")
 
