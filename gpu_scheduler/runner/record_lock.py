@@ -9,10 +9,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from _struct import Struct
 
-#: struct flock of 64-bit Linux: short type, short whence, off_t start, off_t len, pid_t pid.
-_FLOCK = Struct("hhqqi4x")
+#: The size of struct flock of 64-bit Linux: short type, short whence, off_t start, off_t len, pid_t pid.
+_FLOCK_BYTES = 32
 
 
 class Lock:
@@ -54,10 +53,14 @@ def try_lock(fd: int, start: int = 0, end: int | None = None) -> bool:
 def conflicting_lock(fd: int, start: int = 0, end: int | None = None) -> Lock | None:
     """Returns any one lock of another process on these bytes; None if there is none. Takes no lock."""
     length = 0 if end is None else end - start
+    # Written and read through views, because importing `_struct` would delay a runner by 0.2 ms.
+    flock = bytearray(_FLOCK_BYTES)
+    view = memoryview(flock)
+    shorts, ints, longs = view.cast("h"), view.cast("i"), view.cast("q")
     # F_GETLK only queries, so asking about a write lock needs no write access.
-    answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
-    kind, _, first, length, pid = _FLOCK.unpack(answer)
-    if kind == fcntl.F_UNLCK:
+    shorts[0], shorts[1], longs[1], longs[2] = fcntl.F_WRLCK, os.SEEK_SET, start, length
+    flock[:] = fcntl.fcntl(fd, fcntl.F_GETLK, bytes(flock))
+    if shorts[0] == fcntl.F_UNLCK:
         return None
     # The pid is -1 for a lock that belongs to an open file instead of a process.
-    return Lock(first, first + length if length else None, max(pid, 0))
+    return Lock(longs[1], longs[1] + longs[2] if longs[2] else None, max(ints[6], 0))
