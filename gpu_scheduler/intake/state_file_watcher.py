@@ -43,7 +43,7 @@ class StateFileWatcher:
         self._trust = trust
         self._path: Path = store.data_dir.state_file
         self._last_version: tuple[int, ...] | None = None
-        self._broken_since: tuple[str, float] | None = None
+        self._broken_since: tuple[tuple[int, ...], float] | None = None
         self._has_existed = False
         self._missing_since: float | None = None
         self._written_at = float("-inf")
@@ -72,7 +72,10 @@ class StateFileWatcher:
     def check(self, now: float) -> None:
         """Examines the file if it has changed."""
         try:
-            version = file_version(os.stat(self._path))
+            status = os.stat(self._path)
+            if status.st_size:
+                self._missing_since = None  # an editor has saved the file, so the next absence is a new one
+            version = file_version(status)
             if self._broken_since is None and version == self._last_version:
                 return
             content = state_file.read(self._path, trust=self._trust)
@@ -88,7 +91,7 @@ class StateFileWatcher:
             self._last_version, self._broken_since = version, None
         except ValueError as error:
             self._last_version = version
-            self._handle_broken(content, str(error), now)
+            self._handle_broken(version, str(error), now)
 
     def write(self, now: float, *, at_once: bool = False) -> None:
         """Rewrites the file if its content should change. Never overwrites an edit.
@@ -250,8 +253,8 @@ class StateFileWatcher:
         aside = state_file.set_aside(state_file.displaced_path(self._path), self._path)
         log.warning("a version of %s was moved to %s and ignored: %s", self._path, aside, why)
 
-    def _handle_broken(self, content: bytes, why: str, now: float) -> None:
-        version = state_file.digest(content)
+    def _handle_broken(self, version: tuple[int, ...], why: str, now: float) -> None:
+        # The content alone does not show whether the file has been saved again in the meantime.
         if self._broken_since is None or self._broken_since[0] != version:
             self._broken_since = (version, now)
             return

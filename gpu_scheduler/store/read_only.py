@@ -44,8 +44,13 @@ def has_tables(path: Path) -> bool:
 
 def has_meta(path: Path, key: str) -> bool:
     """Returns whether a readable database has this key in its table `meta`."""
-    rows = query_read_only(path, "SELECT key FROM meta") or []
-    return any(row["key"] == key for row in rows)
+    return read_meta(path, key) is not None
+
+
+def read_meta(path: Path, key: str) -> str | None:
+    """Returns the value of a key in the table `meta`; None if there is none or the database is unreadable."""
+    rows = query_read_only(path, "SELECT key, value FROM meta") or []
+    return next((row["value"] for row in rows if row["key"] == key), None)
 
 
 def check_integrity(path: Path, timeout_s: float) -> tuple[int, str | None]:

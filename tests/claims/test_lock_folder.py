@@ -242,10 +242,12 @@ def test_the_folder_for_simulated_gpus_depends_on_the_real_path_of_the_simulatio
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777, 0o1770])
 def test_the_folder_for_simulated_gpus_is_as_open_as_the_lock_folder(place: Path, mode: int) -> None:
     place.chmod(mode)
+    before = os.umask(0o022)
+    os.umask(before)
     for _ in range(2):
         inner = prepare_simulated_folder(place, "/simulation")
         assert stat.S_IMODE(inner.stat().st_mode) == mode
-    assert os.umask(0o022) == 0o022
+    assert os.umask(before) == before
 
 
 def test_a_planted_folder_for_simulated_gpus_is_refused(place: Path) -> None:

@@ -77,6 +77,39 @@ def test_does_not_write_while_an_editor_replaces_the_file(machine: Machine, is_e
     assert json.loads(machine.path.read_text())["mine"] == "kept"
 
 
+def test_two_saves_that_move_the_file_away_do_not_count_as_one_absence(machine: Machine) -> None:
+    machine.edit(0, mine="kept")
+    machine.round()
+    content = machine.path.read_bytes()
+    request_pauses(machine.store, ["U1"], True, "cli", scheduler_is_up=True)
+    machine.now += 1.1
+    for _ in range(3):
+        aside = machine.path.rename(machine.path.with_name("s.json~"))
+        machine.watch.write(machine.now)
+        assert not machine.path.exists()
+        aside.rename(machine.path)
+        machine.watch.check(machine.now)
+        machine.now += 1.5
+    assert machine.path.read_bytes() == content
+    machine.round()
+    assert json.loads(machine.path.read_text())["mine"] == "kept"
+
+
+def test_two_saves_that_empty_the_file_do_not_count_as_one_broken_version(machine: Machine) -> None:
+    machine.edit(0, mine="kept")
+    machine.round()
+    content = machine.path.read_bytes()
+    for _ in range(3):
+        machine.path.write_bytes(b"")
+        machine.watch.check(machine.now)
+        machine.now += 1.5
+        machine.path.write_bytes(content)  # too short for the scheduler to see it
+    assert machine.path.read_bytes() == content
+    machine.round()
+    assert json.loads(machine.path.read_text())["mine"] == "kept"
+    assert not machine.path.with_name("s.json.bad").exists()
+
+
 def test_the_last_write_creates_a_missing_file_at_once(machine: Machine) -> None:
     machine.path.unlink()
     machine.watch.write(machine.now, at_once=True)

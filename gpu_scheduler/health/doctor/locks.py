@@ -22,7 +22,7 @@ from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.text.formatting import count_noun, pid_text
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.read_only import query_read_only
+from gpu_scheduler.store.read_only import read_meta
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 
 #: The beginnings of the UUIDs of GPUs, after which lock files are named.
@@ -68,14 +68,11 @@ def _other_folder_of_scheduler(data_dir: DataDir, path: Path) -> Finding | None:
     """Returns a finding if the scheduler is running and has its lock files in another folder."""
     if data_dir.other_host() is not None or scheduler_pid(data_dir.lock) is None:
         return None
-    sql = f"SELECT value FROM meta WHERE key = '{LOCK_FOLDER_KEY}'"
-    for row in query_read_only(data_dir.database, sql) or ():
-        if row["value"] != str(path):
-            message = f"{path}, but the lock files of the running scheduler are in {row['value']}"
-            return warn(
-                Check.LOCK_FOLDER, message, f"set {VARIABLE} to the same folder, or restart the scheduler"
-            )
-    return None
+    used = read_meta(data_dir.database, LOCK_FOLDER_KEY)
+    if used in (None, str(path)):
+        return None
+    message = f"{path}, but the lock files of the running scheduler are in {used}"
+    return warn(Check.LOCK_FOLDER, message, f"set {VARIABLE} to the same folder, or restart the scheduler")
 
 
 def _users_of(folder: Path, is_named: bool, system_folder: Path) -> Finding:
