@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from gpu_scheduler.app.claim_gpus import FoundGpus
 from gpu_scheduler.app.gpu_source import GpuSource
@@ -16,22 +18,42 @@ from gpu_scheduler.gpus.probes.simulated_usage import FOLDER_VARIABLE
 _IGNORED_BY_PYTHON = ("SIGPIPE", "SIGXFZ", "SIGXFSZ")
 
 
+class NotExecutedKind(str, Enum):
+    """The kind of the reason why a command cannot be executed."""
+
+    NOT_FOUND = "not found"
+    SHELL_SYNTAX = "shell syntax"
+    NO_INTERPRETER = "no interpreter"
+    NO_FORMAT = "no format"
+    REFUSED = "refused"
+
+
 @dataclass(frozen=True)
 class NotExecuted:
-    """The reason why a command cannot be executed. is_missing: whether there is no such program."""
+    """The reason why a command cannot be executed.
+
+    reason: the message of the system. kind: SHELL_SYNTAX if there is no such program and the text is probably
+    meant for a shell.
+    """
 
     program: str
     reason: str
-    is_missing: bool
+    kind: NotExecutedKind
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no such program."""
+        return self.kind in (NotExecutedKind.NOT_FOUND, NotExecutedKind.SHELL_SYNTAX)
 
 
 def missing_program(program: str) -> NotExecuted | None:
     """Returns why a program cannot be executed, as far as this can be known before; None if it may work."""
     if shutil.which(program) is not None:
         return None
+    number = errno.EISDIR if os.path.isdir(program) else errno.EACCES
     exists = shutil.which(program, os.F_OK) is not None or os.path.isdir(program)
-    reason = "Is a directory" if os.path.isdir(program) else "Permission denied"
-    return NotExecuted(program, reason, is_missing=not exists)
+    kind = NotExecutedKind.REFUSED if exists else _kind_of_missing(program)
+    return NotExecuted(program, os.strerror(number), kind)
 
 
 def command_environment(found: FoundGpus, source: GpuSource, base: Mapping[str, str]) -> dict[str, str]:
@@ -53,6 +75,21 @@ def execute(words: Sequence[str], env: Mapping[str, str]) -> NotExecuted:
     try:
         os.execvpe(words[0], list(words), env)
     except (OSError, ValueError) as error:
-        is_missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
         reason = error.strerror if isinstance(error, OSError) else None
-        return NotExecuted(words[0], reason or str(error), is_missing)
+        return NotExecuted(words[0], reason or str(error), _kind_of(error, words[0]))
+
+
+def _kind_of(error: Exception, program: str) -> NotExecutedKind:
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        exists = shutil.which(program) is not None
+        return NotExecutedKind.NO_INTERPRETER if exists else _kind_of_missing(program)
+    if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
+        return NotExecutedKind.NO_FORMAT
+    return NotExecutedKind.REFUSED
+
+
+def _kind_of_missing(program: str) -> NotExecutedKind:
+    from gpu_scheduler.core.jobsfile.shell_syntax import BUILTINS, RESERVED
+
+    is_for_shell = " " in program or "=" in program or program in (*BUILTINS, *RESERVED)
+    return NotExecutedKind.SHELL_SYNTAX if is_for_shell else NotExecutedKind.NOT_FOUND

@@ -22,7 +22,7 @@ def wait(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `wait`, which `run` has too."""
     option = parser.add_argument
     option("-n", "--count", metavar="N", type=values.integer(1, _MAX_COUNT), default=1,
-           help="Number of GPUs (default: 1)")  # fmt: skip
+           help="Number of GPUs; the other conditions apply to each GPU (default: 1)")  # fmt: skip
     option("--min-free-mb", metavar="M", type=values.mib, default=0,
            help="Memory that must be free on each GPU, in MiB or with a unit, as in 8G"
            " (default: 0)")  # fmt: skip
@@ -32,7 +32,7 @@ def wait(parser: argparse.ArgumentParser) -> None:
            help="Claim only this much memory of each GPU, in MiB or with a unit, so that several users fit on"
            " one GPU (default: the whole GPU)")  # fmt: skip
     option("--only", metavar="LIST", type=values.gpu_ids,
-           help="GPUs to choose from, such as 0,1 or 0-3 (default: all)")  # fmt: skip
+           help="GPUs to choose from, such as 0,1 or 0-3, or `all` (default: all)")  # fmt: skip
     option("--exclude", metavar="LIST", type=values.excluded_gpus,
            help="GPUs never to choose, such as 2,3 (default: none)")  # fmt: skip
     option("--poll", metavar="S", type=values.number(0.1, 3600, minimum=0.1), default=5.0,

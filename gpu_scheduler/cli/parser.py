@@ -108,7 +108,9 @@ _RUN_EXAMPLE = "as in `run -- python train.py --epochs 3`"
 
 def _run_error(words: Sequence[str]) -> NoReturn:
     """Raises UsageError for a command that is not behind `--`. words: its first words."""
-    _Parser(prog=f"{PROGRAM} run").error(f"put `--` before the command {' '.join(words)}, {_RUN_EXAMPLE}")
+    import shlex
+
+    _Parser(prog=f"{PROGRAM} run").error(f"put `--` before the command {shlex.join(words)}, {_RUN_EXAMPLE}")
 
 
 def _quoted_value(words: Sequence[str]) -> str:
@@ -194,12 +196,15 @@ def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
         if command == "start":
             return f" (use `--jobs-file {word}` to name a jobs file)"
         return " (put quotes around a name or value that contains a space)"
+    given = word.partition("=")[0]
+    if command in ("run", "wait") and given == "--gpus":
+        return "; did you mean `--count` or, for certain GPUs, `--only`?"
     from difflib import get_close_matches
 
     taken = _Parser(add_help=False)
     COMMANDS[command].declare(taken)
     _add_location_options(taken, "", None)
-    given, options = word.partition("=")[0], list(taken._option_string_actions)
+    options = list(taken._option_string_actions)
     near = get_close_matches(given, options, 1)
     if near:
         return f"; did you mean `{near[0]}`?"

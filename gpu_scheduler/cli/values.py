@@ -27,7 +27,7 @@ def number(greater_than: float, maximum: float, *, minimum: float | None = None)
             value = math.nan
         good = value > greater_than if minimum is None else value >= minimum
         if not (good and value <= maximum):
-            raise ArgumentTypeError(f"{text!r} is not a number {accepted} {maximum:g}")
+            raise ArgumentTypeError(f"{text!r} is not a number {accepted} {maximum:.10g}")
         return value
 
     return read
@@ -109,10 +109,15 @@ def gpu_ids(text: str) -> tuple[int, ...] | None:
 
 def excluded_gpus(text: str) -> tuple[int, ...]:
     """Reads GPU ids like `gpu_ids`, but not `all`."""
-    gpus = gpu_ids(text)
-    if gpus is None:
-        raise ArgumentTypeError("`all` would leave no GPU; give ids such as 0, 0,2 or 0-3")
-    return gpus
+    from gpu_scheduler.core.model.gpu_list import parse_gpu_items
+
+    accepted = "ids such as 0, 0,2 or 0-3"
+    if text.strip().lower() == "all":
+        raise ArgumentTypeError(f"`all` would leave no GPU; give {accepted}")
+    try:
+        return tuple(sorted(set(parse_gpu_items(text, accepted))))
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def gpu_choice(text: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+
 from gpu_scheduler.app.claim_gpus import FoundGpus
-from gpu_scheduler.app.execute import NotExecuted
+from gpu_scheduler.app.execute import NotExecuted, NotExecutedKind
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.scheduling.gpu_choice import (
@@ -34,7 +36,8 @@ def _predicate(found: Ineligibility) -> str:
     if found.kind is IneligibilityKind.CLAIMS_UNKNOWN:
         return f"cannot be claimed: {safe_text(found.claims_problem)}"
     if found.kind is IneligibilityKind.MEMORY:
-        return f"has {found.free_mib} MiB free"
+        claimed = f"; {claims_text(found.claims)}" if found.claims else ""
+        return f"has {found.free_mib} MiB free{claimed}"
     if found.kind is IneligibilityKind.LOAD:
         return f"has a utilization of {found.load_percent:.0f}%"
     return _UNKNOWN[found.kind]
@@ -57,21 +60,25 @@ def taken_text(found: FoundGpus) -> str:
     gpus = _gpus_text(found)
     if found.is_inside:
         return f"using {gpus} of the surrounding job or command, without another claim"
-    return f"took {gpus}" if mib is None else f"took {mib} MiB of {gpus}"
+    each = "each of " if len(found.gpus) > 1 else ""
+    return f"took {gpus}" if mib is None else f"took {mib} MiB of {each}{gpus}"
 
 
 def unclaimed_text(found: FoundGpus) -> str:
     """Returns the line with which `wait` says that it holds no claim."""
+    if found.is_inside:
+        return f"found {_gpus_text(found)} of the surrounding job or command"
     verb, which = ("is", "it") if len(found.gpus) == 1 else ("are", "them")
     return f"{_gpus_text(found)} {verb} free but not claimed, so another program may take {which} first"
 
 
 def _gpus_text(found: FoundGpus) -> str:
-    return " and ".join(_gpu_text(gpu) for gpu in found.gpus)
+    *others, last = [_gpu_text(gpu) for gpu in found.gpus]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _gpu_text(gpu: ClaimedGpu) -> str:
-    free = "free memory unknown" if gpu.free_mib is None else f"{gpu.free_mib} MiB free"
+    free = "free memory unknown" if gpu.available_mib is None else f"{gpu.available_mib} MiB free"
     return f"GPU {gpu.sample.index} ({safe_text(gpu.sample.name)}, {free})"
 
 
@@ -83,24 +90,35 @@ def timeout_text(seconds: float, count: int) -> str:
 
 def not_executed_text(failure: NotExecuted) -> str:
     """Formats why the command was not executed."""
-    if failure.is_missing:
-        return f"{failure.program}: command not found"
-    return f"{failure.program}: cannot be executed ({failure.reason})"
+    program = shlex.quote(failure.program)
+    if failure.kind is NotExecutedKind.NOT_FOUND:
+        return f"{program}: command not found"
+    if failure.kind is NotExecutedKind.SHELL_SYNTAX:
+        return f"{program}: command not found (for a shell command, use `run -- bash -c '…'`)"
+    if failure.kind is NotExecutedKind.NO_INTERPRETER:
+        return f"{program}: cannot be executed (its interpreter does not exist)"
+    hint = "; does the script begin with #!?" if failure.kind is NotExecutedKind.NO_FORMAT else ""
+    return f"{program}: cannot be executed ({failure.reason}{hint})"
 
 
 def impossibility_text(found: Impossibility) -> str:
     """Formats why a request can never be met."""
     criteria, kind = found.criteria, found.kind
+    which = format_gpu_list(found.gpus)
     if kind is ImpossibilityKind.NO_SUCH_GPU:
-        return (
-            f"there is no GPU {format_gpu_list(found.missing)} to choose from; the GPUs are"
-            f" {format_gpu_list(found.gpus)}"
-        )
+        missing = format_gpu_list(found.missing)
+        subject = f"GPU {missing} is" if len(found.missing) == 1 else f"GPUs {missing} are"
+        return f"{subject} not among the GPUs to choose from ({which})"
     wanted = f"{count_noun(criteria.count, 'GPU')} wanted"
-    which = f" ({format_gpu_list(found.gpus)})" if found.gpus else ""
+    if kind is ImpossibilityKind.TOO_FEW_GPUS and not found.gpus:
+        lists = "--exclude leaves" if criteria.only is None else "--only and --exclude leave"
+        return f"{wanted}, but {lists} none"
     if kind is ImpossibilityKind.TOO_FEW_GPUS:
-        return f"{wanted}, but only {len(found.gpus)} to choose from{which}"
+        return f"{wanted}, but only {len(found.gpus)} to choose from ({which})"
+    mib = f"{criteria.needed_mib} MiB"
+    if not found.suitable_count:
+        return f"no GPU to choose from ({which}) has {mib}; the largest has {found.largest_mib} MiB"
     return (
-        f"{wanted} with {criteria.needed_mib} MiB of memory, but only {found.suitable_count} of the"
-        f" {len(found.gpus)} GPUs to choose from{which} can have so much"
+        f"{wanted} with {mib} of memory, but only {found.suitable_count} of the"
+        f" {len(found.gpus)} GPUs to choose from ({which}) can have so much"
     )

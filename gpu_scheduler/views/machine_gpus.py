@@ -8,27 +8,33 @@ from typing import Any
 
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
 from gpu_scheduler.core.text.formatting import safe_text
-from gpu_scheduler.views.gpu_claims import claim_object, claims_text
+from gpu_scheduler.views.gpu_claims import claim_object, claim_text, claims_problem_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 
 def to_text(gpus: Sequence[ClaimedGpu], width: int | None) -> str:
-    """Formats the GPUs as a table; the column of the claims is left out if there are none."""
-    with_claims = any(gpu.claims or gpu.claims_problem for gpu in gpus)
-    titles = ["idx", "name", "free", "total", "util", *(["claims"] if with_claims else [])]
-    rows = [TableRow([Cell(text) for text in _row(gpu)[: len(titles)]]) for gpu in gpus]
-    lines = render_table([Column(title) for title in titles], rows, width)
+    """Formats the GPUs as a table, with the claims on lines below each GPU.
+
+    The column of faults is left out if there are none.
+    """
+    titles = ["idx", "name", "free", "total", "util"]
+    if any(gpu.sample.fault is not None for gpu in gpus):
+        titles.append("fault")
+    lines = render_table([Column(title) for title in titles], [_row(gpu, len(titles)) for gpu in gpus], width)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _row(gpu: ClaimedGpu) -> list[str]:
+def _row(gpu: ClaimedGpu, columns: int) -> TableRow:
     sample = gpu.sample
-    name = safe_text(sample.name)
-    if sample.fault is not None:
-        name = f"{safe_text(str(sample.fault))} ({name})"
     util = "?" if sample.load_percent is None else f"{sample.load_percent:.0f}%"
-    claims = safe_text(gpu.claims_problem) or claims_text(gpu.claims)
-    return [str(sample.index), name, _mib_text(gpu.free_mib), _mib_text(sample.total_mib), util, claims]
+    fault = "" if sample.fault is None else safe_text(str(sample.fault))
+    free, total = _mib_text(gpu.free_mib), _mib_text(sample.total_mib)
+    cells = [str(sample.index), safe_text(sample.name), free, total, util, fault]
+    claims = [safe_text(claims_problem_text(gpu.claims_problem))] if gpu.claims_problem else []
+    return TableRow(
+        [Cell(text) for text in cells[:columns]],
+        detail_lines=[*claims, *(claim_text(claim) for claim in gpu.claims)],
+    )
 
 
 def _mib_text(mib: int | None) -> str:

@@ -73,6 +73,7 @@ def reasons(gpus: list[ClaimedGpu], **criteria: Any) -> dict[int, str]:
         ([gpu(0, 9000, 0.0, part(100))], {"claim_mib": 8000, "min_free_mib": 9001}, []),
         # Claimed memory does not count as free, even if nobody uses it yet.
         ([gpu(0, TOTAL, 0.0, part(9000)), gpu(1, 20000)], {"claim_mib": 1000}, [1, 0]),
+        ([gpu(0, TOTAL, 0.0, part(19000)), gpu(1, 5001)], {"claim_mib": 1, "min_free_mib": 5001}, [1]),
         ([gpu(0, claims_problem="is a link"), gpu(1)], {}, [1]),
     ],
 )

@@ -43,6 +43,12 @@ def test_rejects_an_invalid_simulate_option_and_shows_a_valid_one(text: str) -> 
         parse_simulate(text)
 
 
+@pytest.mark.parametrize("text", ["129", "1000", "999999999", "128,1"])
+def test_names_the_largest_number_of_simulated_gpus(text: str) -> None:
+    with pytest.raises(ValueError, match="give 1 to 128 GPUs"):
+        parse_simulate(text)
+
+
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 200)), min_size=1, max_size=8))
 def test_parses_any_valid_simulate_option(parts: list[tuple[int, int]]) -> None:

@@ -52,6 +52,11 @@ UNKNOWN = ClaimedGpu(GpuSample("GPU-b", 2, "a\x1b[2Jb"))
             "GPU 1 cannot be claimed: /locks/GPU-a is not a regular file",
         ),
         (IneligibilityKind.MEMORY, {"free_mib": 812}, "GPU 1 has 812 MiB free"),
+        (
+            IneligibilityKind.MEMORY,
+            {"free_mib": 812, "claims": (GpuClaim(500, 7, "ann"),)},
+            "GPU 1 has 812 MiB free; 500 MiB claimed by run, pid 7, user ann",
+        ),
         (IneligibilityKind.MEMORY_UNKNOWN, {}, "GPU 1 does not report its free memory"),
         (IneligibilityKind.LOAD, {"load_percent": 96.6}, "GPU 1 has a utilization of 97%"),
         (IneligibilityKind.LOAD_UNKNOWN, {}, "GPU 1 does not report its utilization"),
@@ -66,9 +71,14 @@ def test_the_taken_gpus_are_named_with_their_free_memory() -> None:
     both = (FREE, UNKNOWN)
     assert taken_text(FoundGpus(both, GpuCriteria(2))) == f"took {free} and {unknown}"
     assert taken_text(FoundGpus((FREE,), GpuCriteria(1, claim_mib=8000))) == f"took 8000 MiB of {free}"
+    part = taken_text(FoundGpus((*both, FREE), GpuCriteria(3, claim_mib=8000)))
+    assert part == f"took 8000 MiB of each of {free}, {unknown} and {free}"
+    claimed = ClaimedGpu(FREE.sample, (GpuClaim(40000, 7, "ann"),))
+    assert taken_text(FoundGpus((claimed,), GpuCriteria())) == "took GPU 1 (NVIDIA L40S, 6068 MiB free)"
     inside = FoundGpus((FREE,), GpuCriteria(), is_inside=True)
     assert taken_text(inside) == f"using {free} of the surrounding job or command, without another claim"
     one, two = FoundGpus((FREE,), GpuCriteria()), FoundGpus(both, GpuCriteria(2))
+    assert unclaimed_text(inside) == f"found {free} of the surrounding job or command"
     text = "free but not claimed, so another program may take"
     assert unclaimed_text(one) == f"{free} is {text} it first"
     assert unclaimed_text(two) == f"{free} and {unknown} are {text} them first"
@@ -82,9 +92,15 @@ def test_a_timeout_says_how_many_gpus_were_wanted() -> None:
 @pytest.mark.parametrize(
     ("criteria", "text"),
     [
-        ({"only": (1, 7)}, "there is no GPU 7 to choose from; the GPUs are 1,2"),
+        ({"only": (1, 7)}, "GPU 7 is not among the GPUs to choose from (1,2)"),
+        ({"only": (1, 7, 8)}, "GPUs 7,8 are not among the GPUs to choose from (1,2)"),
         ({"count": 3}, "3 GPUs wanted, but only 2 to choose from (1,2)"),
-        ({"excluded": (1, 2)}, "1 GPU wanted, but only 0 to choose from"),
+        ({"excluded": (1, 2)}, "1 GPU wanted, but --exclude leaves none"),
+        ({"only": (1,), "excluded": (1,)}, "1 GPU wanted, but --only and --exclude leave none"),
+        (
+            {"claim_mib": 99999, "only": (1,)},
+            "no GPU to choose from (1) has 99999 MiB; the largest has 46068 MiB",
+        ),
         (
             {"min_free_mib": 50000, "count": 2},
             "2 GPUs wanted with 50000 MiB of memory, but only 1 of the 2 GPUs to choose from (1,2) can have"
@@ -98,21 +114,30 @@ def test_an_impossible_request_is_explained(criteria: dict[str, Any], text: str)
     assert impossibility_text(found) == text
 
 
-def test_the_table_of_gpus_has_a_column_of_claims_only_if_there_are_any() -> None:
+def test_the_table_of_gpus_has_a_column_of_faults_only_if_there_are_any() -> None:
     lost = ClaimedGpu(GpuSample("GPU-c", 3, "NVIDIA L40S", fault=LOST))
-    assert to_text([FREE, UNKNOWN, lost], None).splitlines() == [
-        "idx  name                free       total      util",
-        "1    NVIDIA L40S         44211 MiB  46068 MiB  3%",
-        r"2    a\x1b[2Jb           ?          ?          ?",
-        "3    lost (NVIDIA L40S)  ?          ?          ?",
+    assert to_text([FREE, UNKNOWN], None).splitlines() == [
+        "idx  name         free       total      util",
+        "1    NVIDIA L40S  44211 MiB  46068 MiB  3%",
+        r"2    a\x1b[2Jb    ?          ?          ?",
     ]
-    claimed = ClaimedGpu(FREE.sample, (GpuClaim(8000, 7, "ann"),))
-    unreadable = ClaimedGpu(FREE.sample, claims_problem="/locks/GPU-a is a symbolic link")
-    assert [line[46:] for line in to_text([FREE, claimed, unreadable], None).splitlines()] == [
-        "claims",
-        "",
-        "8000 MiB claimed by run, pid 7, user ann",
-        "/locks/GPU-a is a symbolic link",
+    assert to_text([FREE, lost], None).splitlines() == [
+        "idx  name         free       total      util  fault",
+        "1    NVIDIA L40S  44211 MiB  46068 MiB  3%",
+        "3    NVIDIA L40S  ?          ?          ?     lost",
+    ]
+
+
+@pytest.mark.parametrize("width", [None, 60])
+def test_the_table_of_gpus_shows_every_claim_on_a_line_below_its_gpu(width: int | None) -> None:
+    claims = (GpuClaim(8000, 7, "ann"), *[GpuClaim(9000, 8, "bob" * 20, by_scheduler=True)] * 3)
+    problem = "/locks/GPU-a is a symbolic link"
+    found = [ClaimedGpu(FREE.sample, claims), ClaimedGpu(FREE.sample, claims_problem=problem)]
+    lines = to_text(found, width).splitlines()
+    assert [line for line in lines if line.startswith(" ")] == [
+        "     8000 MiB claimed by run, pid 7, user ann",
+        *[f"     9000 MiB claimed by a scheduler's job, pid 8, user {'bob' * 20}"] * 3,
+        f"     claims unknown, because {problem}",
     ]
 
 

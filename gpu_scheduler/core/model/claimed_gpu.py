@@ -34,3 +34,9 @@ class ClaimedGpu:
             return 0
         total = self.sample.total_mib
         return None if total is None else max(0, total - sum(claim.mib or 0 for claim in self.claims))
+
+    @property
+    def available_mib(self) -> int | None:
+        """The lesser of the free and the unclaimed memory, in MiB; None if the free memory is unknown."""
+        free, unclaimed = self.free_mib, self.unclaimed_mib
+        return free if free is None or unclaimed is None else min(free, unclaimed)

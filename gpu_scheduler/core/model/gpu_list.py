@@ -17,14 +17,17 @@ ACCEPTED_SYNTAX = "a list such as 0,2 or 0-3 or 0-3,5, or all"
 _ITEM = re.compile(r"[ \t]*([0-9]{1,9})[ \t]*(?:-[ \t]*([0-9]{1,9})[ \t]*)?")
 
 
-def parse_gpu_items(text: str) -> tuple[int, ...]:
-    """Parses a list into indices in their written order. Raises ValueError for a malformed item."""
+def parse_gpu_items(text: str, accepted: str = ACCEPTED_SYNTAX) -> tuple[int, ...]:
+    """Parses a list into indices in their written order.
+
+    accepted: the syntax that the error names. Raises ValueError for a malformed item.
+    """
     gpus: list[int] = []
     for item in text.split(","):
         match = _ITEM.fullmatch(item)
         if match is None:
             what = f"GPU {item.strip()!r} is not a number or range" if item.strip() else "an item is empty"
-            raise ValueError(f"GPU list {text.strip()!r}: {what}; write {ACCEPTED_SYNTAX}")
+            raise ValueError(f"GPU list {text.strip()!r}: {what}; write {accepted}")
         first = int(match[1])
         last = first if match[2] is None else int(match[2])
         if last < first:

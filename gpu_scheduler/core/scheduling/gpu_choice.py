@@ -35,9 +35,9 @@ class Ineligibility:
     """The reason why a GPU is not eligible now. gpu: the index of the GPU.
 
     fault            FAULT: the fault of the GPU
-    claims           CLAIMED: the claims of other programs
+    claims           CLAIMED: the claims of other programs; MEMORY: the same if they leave less than is free
     claims_problem   CLAIMS_UNKNOWN: why the claims cannot be read
-    free_mib         MEMORY: the memory that no process uses, in MiB
+    free_mib         MEMORY: the memory that no process uses and no other program claims, in MiB
     load_percent     LOAD: the utilization of the GPU
     """
 
@@ -72,7 +72,8 @@ class Impossibility:
 
     gpus: the indices of the GPUs that the request allows; for NO_SUCH_GPU, of all GPUs that may be used.
     missing: NO_SUCH_GPU: the indices that are not among them. suitable_count: TOO_LITTLE_MEMORY: the number
-    of these GPUs that have enough memory in all.
+    of these GPUs that have enough memory in all. largest_mib: TOO_LITTLE_MEMORY: the memory of the largest of
+    them.
     """
 
     kind: ImpossibilityKind
@@ -80,6 +81,7 @@ class Impossibility:
     gpus: tuple[int, ...]
     missing: tuple[int, ...] = ()
     suitable_count: int = 0
+    largest_mib: int = 0
 
 
 def choose(gpus: Sequence[ClaimedGpu], criteria: GpuCriteria) -> GpuChoice:
@@ -111,7 +113,11 @@ def impossibility(samples: Collection[GpuSample], criteria: GpuCriteria) -> Impo
     large = [one for one in allowed if one.total_mib is None or one.total_mib >= criteria.needed_mib]
     if len(large) < criteria.count:
         return Impossibility(
-            ImpossibilityKind.TOO_LITTLE_MEMORY, criteria, indices, suitable_count=len(large)
+            ImpossibilityKind.TOO_LITTLE_MEMORY,
+            criteria,
+            indices,
+            suitable_count=len(large),
+            largest_mib=max(sample.total_mib or 0 for sample in allowed),
         )
     return None
 
@@ -137,11 +143,13 @@ def _is_claimed(gpu: ClaimedGpu, wanted_mib: int | None) -> bool:
 def _memory_reason(gpu: ClaimedGpu, criteria: GpuCriteria) -> Ineligibility | None:
     if not criteria.needed_mib:
         return None
-    if gpu.free_mib is None:
+    available = gpu.available_mib
+    if available is None:
         return Ineligibility(gpu.sample.index, IneligibilityKind.MEMORY_UNKNOWN)
-    if gpu.free_mib >= criteria.needed_mib:
+    if available >= criteria.needed_mib:
         return None
-    return Ineligibility(gpu.sample.index, IneligibilityKind.MEMORY, free_mib=gpu.free_mib)
+    claims = gpu.claims if available != gpu.free_mib else ()
+    return Ineligibility(gpu.sample.index, IneligibilityKind.MEMORY, claims=claims, free_mib=available)
 
 
 def _load_reason(gpu: ClaimedGpu, criteria: GpuCriteria) -> Ineligibility | None:
@@ -156,7 +164,6 @@ def _load_reason(gpu: ClaimedGpu, criteria: GpuCriteria) -> Ineligibility | None
 
 
 def _rank(gpu: ClaimedGpu) -> tuple[float, float, int]:
-    known = [mib for mib in (gpu.free_mib, gpu.unclaimed_mib) if mib is not None]
-    free = -math.inf if gpu.free_mib is None else min(known)
+    free = -math.inf if gpu.available_mib is None else gpu.available_mib
     load = math.inf if gpu.sample.load_percent is None else gpu.sample.load_percent
     return -free, load, gpu.sample.index

@@ -15,7 +15,7 @@ from gpu_scheduler.gpus.probes import simulated_usage
 DEFAULT_MIB = 24 * 1024
 MAX_GPUS = 128
 
-_PART = re.compile(r"([0-9]{1,3})(?::([0-9]{1,7})([GM])(?:i?B)?)?")
+_PART = re.compile(r"([0-9]{1,9})(?::([0-9]{1,7})([GM])(?:i?B)?)?")
 _ACCEPTED = 'such as "4" (24 GiB each), "4:80G" or "2:24G,2:80G"'
 
 
@@ -32,7 +32,7 @@ def parse_simulate(text: str) -> tuple[int, ...]:
         size = DEFAULT_MIB if match[2] is None else int(match[2]) * (1024 if match[3] == "G" else 1)
         if size == 0:
             raise ValueError(f"--simulate {text!r}: every GPU needs some memory, {_ACCEPTED}")
-        totals += [size] * int(match[1])
+        totals += [size] * min(int(match[1]), MAX_GPUS + 1)
     if not 1 <= len(totals) <= MAX_GPUS:
         raise ValueError(f"--simulate {text!r}: give 1 to {MAX_GPUS} GPUs, {_ACCEPTED}")
     return tuple(totals)
