@@ -21,7 +21,8 @@ from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
 from gpu_scheduler.core.scheduling.gpu_choice import Impossibility, Ineligibility, choose, impossibility
-from gpu_scheduler.errors import GpuStateError, UsageError
+from gpu_scheduler.errors import GpuStateError
+from gpu_scheduler.gpus.probes.probe_client import LateAnswerError
 from gpu_scheduler.gpus.selection import restrict_to_visible
 from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus
@@ -33,8 +34,8 @@ _MAX_REFUSALS, _REFUSAL_WAIT_S = 20, 0.002
 #: For this many seconds after claims have changed, the GPUs are sampled at this interval in seconds, because
 #: drivers free the memory of an ended process with a delay.
 _FREQUENT_S, _FREQUENT_EVERY_S = 10.0, 1.0
-#: Seconds that the sample at the end of the time limit may take.
-_LAST_SAMPLE_S = 2.0
+#: The least number of seconds that each sample may take, whatever the time limit.
+_LEAST_SAMPLE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -70,24 +71,46 @@ class TimedOut:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Impossible:
+    """The reason why a request can never be met.
+
+    reason: None if CUDA_VISIBLE_DEVICES allows no GPU. visible_note: which GPUs CUDA_VISIBLE_DEVICES allows;
+    None if it allows all.
+    """
+
+    reason: Impossibility | None
+    visible_note: str | None = None
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """The reasons why too few GPUs are eligible now. visible_note: as in Impossible."""
+
+    reasons: tuple[Ineligibility, ...]
+    visible_note: str | None = None
+
+
 #: The reasons why GPUs are not eligible, or why they cannot be read.
-WaitReasons = tuple[Ineligibility, ...] | GpuStateError
+WaitReasons = Shortfall | GpuStateError
 OnWait = Callable[[WaitReasons], None]
 
 
-def find_gpus(
-    source: GpuSource, request: GpuRequest, on_wait: OnWait
-) -> FoundGpus | Impossibility | TimedOut:
+def find_gpus(source: GpuSource, request: GpuRequest, on_wait: OnWait) -> FoundGpus | Impossible | TimedOut:
     """Waits for GPUs that meet the criteria, and claims them if the request says so.
 
     This process then holds the claims until it ends, also if it executes another program; it must not open a
-    lock file again. Raises GpuStateError if the first sample fails, and UsageError if the lock folder or
-    CUDA_VISIBLE_DEVICES cannot be used.
+    lock file again. Raises GpuStateError if the first sample fails, and UsageError if the lock folder cannot
+    be used.
     """
     end = None if request.timeout_s is None else time.monotonic() + request.timeout_s
     search = _Search(source, request, on_wait)
-    first = search.begin()
-    never = impossibility(search.in_scope(first), request.criteria)
+    try:
+        first = search.begin()
+    except LateAnswerError as error:
+        on_wait(error)
+        return TimedOut(request.timeout_s or 0.0)
+    never = search.impossibility(first)
     if never is not None:
         return never
     samples: Sequence[GpuSample] | None = first
@@ -108,8 +131,11 @@ class _Search:
         folder = claim_folder(source)
         if request.claim:
             folder.prepare()
+        else:
+            folder.check()
         self._folder = folder.path
         self._visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self._visible_note: str | None = None
         self._watch = ClaimWatch(self._folder)
         self._frequent_until = 0.0
         #: The GPUs, by UUID, that an ancestor or this process itself has claimed.
@@ -118,18 +144,24 @@ class _Search:
 
     def begin(self) -> tuple[GpuSample, ...]:
         """Takes the first sample and determines the GPUs that this process may use. Returns the sample."""
-        samples = self._probe.sample().gpus
-        visible, note = restrict_to_visible(samples, self._visible)
-        if not visible:
-            raise UsageError(note or "no GPU found")
+        timeout_s = self._request.timeout_s
+        samples = self._probe.sample(None if timeout_s is None else max(_LEAST_SAMPLE_S, timeout_s)).gpus
         self._own = own_claims(self._folder, self._watch.read(uuids_of(samples)).locks)
         self._is_inside = bool(self._own) or TOKEN in os.environ
         return samples
 
     def in_scope(self, samples: Sequence[GpuSample]) -> tuple[GpuSample, ...]:
         """Returns the GPUs that this process may use."""
-        visible, _ = restrict_to_visible(samples, self._visible)
+        visible, self._visible_note = restrict_to_visible(samples, self._visible)
         return tuple(sample for sample in visible if sample.uuid in self._own) if self._own else visible
+
+    def impossibility(self, samples: Sequence[GpuSample]) -> Impossible | None:
+        """Returns why the request can never be met; None if it can."""
+        scope = self.in_scope(samples)
+        if not scope and self._visible_note is not None:
+            return Impossible(None, self._visible_note)
+        reason = impossibility(scope, self._request.criteria)
+        return None if reason is None else Impossible(reason, self._visible_note)
 
     def choose_and_claim(self, samples: Sequence[GpuSample]) -> FoundGpus | None:
         """Chooses GPUs and claims them; if they are refused, tries the next best ones.
@@ -150,7 +182,7 @@ class _Search:
                 return FoundGpus(tuple(chosen), criteria, self._is_inside)
             # Different waits keep two processes from refusing each other again and again.
             time.sleep(_REFUSAL_WAIT_S * (1 + os.getpid() % 5))
-        self._on_wait(choice.ineligible)
+        self._on_wait(Shortfall(choice.ineligible, self._visible_note))
         return None
 
     def _claim(self, chosen: Sequence[ClaimedGpu], unusable: dict[str, str]) -> bool:
@@ -180,7 +212,7 @@ class _Search:
         if self._watch.wait(wait_s if end is None else min(wait_s, end - now)):
             self._frequent_until = time.monotonic() + _FREQUENT_S
         try:
-            left_s = None if end is None else max(_LAST_SAMPLE_S, end - time.monotonic())
+            left_s = None if end is None else max(_LEAST_SAMPLE_S, end - time.monotonic())
             return self._probe.sample(left_s).gpus
         except GpuStateError as error:
             self._on_wait(error)

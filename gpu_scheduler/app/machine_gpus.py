@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from gpu_scheduler.app.gpu_source import GpuSource
 from gpu_scheduler.claims.foreign_claims import LockReading, read_locks_of
 from gpu_scheduler.claims.gpu_claims import claims_of
-from gpu_scheduler.claims.lock_folder import ClaimFolder, find_lock_folder
+from gpu_scheduler.claims.lock_folder import ClaimFolder, LockFolderError, find_lock_folder
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
 from gpu_scheduler.core.model.gpu import GpuSample
 
@@ -16,6 +16,15 @@ def machine_gpus(source: GpuSource) -> tuple[ClaimedGpu, ...]:
     """Returns every GPU with its claims, in PCI order. Raises GpuStateError if no GPU can be read."""
     samples = source.probe.sample().gpus
     return with_claims(samples, read_locks_of(claim_folder(source).path, uuids_of(samples)))
+
+
+def lock_folder_problem(source: GpuSource) -> str | None:
+    """Returns why no program can claim these GPUs, with the remedy; None if they can be claimed."""
+    try:
+        claim_folder(source).check()
+    except LockFolderError as error:
+        return str(error)
+    return None
 
 
 def claim_folder(source: GpuSource) -> ClaimFolder:

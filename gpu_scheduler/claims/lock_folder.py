@@ -158,12 +158,31 @@ def prepare_lock_folder(folder: Path) -> None:
             _make(folder)
             problem = _own_problem(folder)
     except OSError as error:
-        where = "" if error.filename in (None, str(folder)) else f"{error.filename}: "
-        problem = FolderProblem(
-            f"cannot be used: {where}{error.strerror}", f"set {VARIABLE} to a folder that you can write to"
-        )
+        problem = _access_problem(folder, error)
     if problem is not None:
         raise LockFolderError(folder, problem)
+
+
+def check_lock_folder(folder: Path) -> None:
+    """Checks the folder without making it; a folder that does not exist is no problem.
+
+    Raises LockFolderError if it cannot be used.
+    """
+    try:
+        problem = location_problem(folder)
+        if problem is None and os.path.lexists(folder):
+            problem = _parent_problem(folder) or _own_problem(folder)
+    except OSError as error:
+        problem = _access_problem(folder, error)
+    if problem is not None:
+        raise LockFolderError(folder, problem)
+
+
+def _access_problem(folder: Path, error: OSError) -> FolderProblem:
+    where = "" if error.filename in (None, str(folder)) else f"{error.filename}: "
+    return FolderProblem(
+        f"cannot be used: {where}{error.strerror}", f"set {VARIABLE} to a folder that you can write to"
+    )
 
 
 def _make(folder: Path) -> None:
@@ -221,6 +240,11 @@ class ClaimFolder:
         """Returns the folder for real or simulated GPUs in a lock folder. Neither folder need exist yet."""
         path = shared if simulation is None else simulated_folder(shared, simulation)
         return cls(shared, path, simulation)
+
+    def check(self) -> None:
+        """Checks both folders without making them. Raises LockFolderError if one cannot be used."""
+        check_lock_folder(self.shared)
+        check_lock_folder(self.path)
 
     def prepare(self) -> None:
         """Makes and checks the lock folder and the folder in it. Raises LockFolderError."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.gpu_source import GpuSource, open_source
 from gpu_scheduler.cli.program import location_of, print_message, stdout_screen
+from gpu_scheduler.errors import GpuStateError
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.claim_gpus import FoundGpus, WaitReasons
@@ -53,11 +54,14 @@ def wait(options: Namespace) -> int:
 def gpus(options: Namespace) -> int:
     """Prints the GPUs of this machine with their free memory and the claims on them."""
     source = _open(options)
-    from gpu_scheduler.app.machine_gpus import machine_gpus
+    from gpu_scheduler.app.machine_gpus import lock_folder_problem, machine_gpus
     from gpu_scheduler.views.machine_gpus import to_json, to_text
 
     with source.probe:
         found = machine_gpus(source)
+    problem = lock_folder_problem(source)
+    if problem is not None:
+        print_message(problem)
     sys.stdout.write(to_json(found) if options.json else to_text(found, stdout_screen().width))
     return 0
 
@@ -70,7 +74,7 @@ def _find(source: GpuSource, options: Namespace, *, claim: bool) -> FoundGpus | 
     """Waits for GPUs and returns them, or the exit code, after printing the reason, if there are none."""
     from gpu_scheduler.app.claim_gpus import FoundGpus, GpuRequest, TimedOut, find_gpus
     from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
-    from gpu_scheduler.views.gpu_choice import impossibility_text, timeout_text
+    from gpu_scheduler.views.gpu_choice import impossible_text, timeout_text
 
     criteria = GpuCriteria(
         options.count,
@@ -88,7 +92,7 @@ def _find(source: GpuSource, options: Namespace, *, claim: bool) -> FoundGpus | 
     if isinstance(found, TimedOut):
         print_message(timeout_text(found.seconds, options.count))
         return EXIT_TIMED_OUT
-    print_message(impossibility_text(found))
+    print_message(impossible_text(found))
     return EXIT_IMPOSSIBLE
 
 
@@ -99,25 +103,29 @@ class _WaitReport:
         self._count = count
         self._is_announced = False
         self._failure: str | None = None
+        self._visible_note: str | None = None
         #: The reason that was printed for each GPU, without figures that change with every sample.
         self._printed: Mapping[int, object] = {}
 
-    def __call__(self, reasons: WaitReasons) -> None:
+    def __call__(self, found: WaitReasons) -> None:
         from dataclasses import replace
 
         from gpu_scheduler.views.gpu_choice import ineligibility_text, wait_text
 
-        if not isinstance(reasons, tuple):
-            if str(reasons) != self._failure:
-                print_message(f"{reasons}\nstill waiting for the GPUs")
-            self._failure = str(reasons)
+        if isinstance(found, GpuStateError):
+            if str(found) != self._failure:
+                print_message(f"{found}\nstill waiting for the GPUs")
+            self._failure = str(found)
             return
         self._failure = None
         if not self._is_announced:
             self._is_announced = True
             print_message(wait_text(self._count))
-        stable = {reason.gpu: replace(reason, free_mib=None, load_percent=None) for reason in reasons}
-        for reason in reasons:
+        if found.visible_note not in (None, self._visible_note):
+            print_message(str(found.visible_note))
+        self._visible_note = found.visible_note
+        stable = {one.gpu: replace(one, free_mib=None, load_percent=None) for one in found.reasons}
+        for reason in found.reasons:
             if stable[reason.gpu] != self._printed.get(reason.gpu):
                 print_message(ineligibility_text(reason))
         self._printed = stable

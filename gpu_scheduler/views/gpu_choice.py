@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from gpu_scheduler.app.claim_gpus import FoundGpus
+from gpu_scheduler.app.claim_gpus import FoundGpus, Impossible
 from gpu_scheduler.app.execute import NotExecuted, NotExecutedKind
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
@@ -101,8 +101,13 @@ def not_executed_text(failure: NotExecuted) -> str:
     return f"{program}: cannot be executed ({failure.reason}{hint})"
 
 
-def impossibility_text(found: Impossibility) -> str:
-    """Formats why a request can never be met."""
+def impossible_text(found: Impossible) -> str:
+    """Formats why a request can never be met, in one or two lines."""
+    reason = None if found.reason is None else _impossibility_text(found.reason)
+    return "\n".join(line for line in (reason, found.visible_note) if line)
+
+
+def _impossibility_text(found: Impossibility) -> str:
     criteria, kind = found.criteria, found.kind
     which = format_gpu_list(found.gpus)
     if kind is ImpossibilityKind.NO_SUCH_GPU:

@@ -6,17 +6,16 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from gpu_scheduler.app import claim_gpus as app
-from gpu_scheduler.app.claim_gpus import FoundGpus, GpuRequest, TimedOut, find_gpus
+from gpu_scheduler.app.claim_gpus import FoundGpus, GpuRequest, Impossible, Shortfall, TimedOut, find_gpus
 from gpu_scheduler.app.gpu_source import GpuSource
 from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
 from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
-from gpu_scheduler.core.scheduling.gpu_choice import Impossibility
-from gpu_scheduler.gpus.probes.probe_client import ProbeClient, ProbeFailure, UnreadableError
+from gpu_scheduler.gpus.probes.probe_client import LateAnswerError, ProbeClient, ProbeFailure, UnreadableError
 from gpu_scheduler.runner import gpu_lock
 from gpu_scheduler.runner.gpu_lock import Refusal, Wanted
 from tests.claim_holder import claim_holder
@@ -25,16 +24,20 @@ from tests.claim_holder import claim_holder
 class FakeProbe(ProbeClient):
     """A probe that returns the given samples one after the other, and the last one again and again.
 
-    A sample is the free MiB of each GPU, or None if the GPUs cannot be read.
+    A sample is the free MiB of each GPU, None if the GPUs cannot be read, or "late" if the answer takes 1000
+    seconds.
     """
 
-    def __init__(self, *samples: Sequence[int] | None) -> None:
+    def __init__(self, *samples: Sequence[int] | Literal["late"] | None) -> None:
         self._samples = list(samples)
 
     def sample(self, timeout_s: float | None = None) -> Snapshot:
         free = self._samples.pop(0) if len(self._samples) > 1 else self._samples[0]
         if free is None:
             raise UnreadableError(ProbeFailure("no answer"))
+        if isinstance(free, str):
+            assert timeout_s is not None
+            raise LateAnswerError(ProbeFailure("no answer yet"))
         return Snapshot(
             0.0, tuple(GpuSample(f"GPU-{i}", i, "Fake", 24576, 24576 - mib) for i, mib in enumerate(free))
         )
@@ -61,7 +64,7 @@ def claim(monkeypatch: pytest.MonkeyPatch) -> Iterator[Claim]:
 
 def find(
     probe: FakeProbe, on_wait: Callable[[Any], None] = lambda reasons: None, **request: Any
-) -> list[int] | Impossibility | TimedOut:
+) -> list[int] | Impossible | TimedOut:
     """Returns the indices of the GPUs that were found, or why there are none."""
     own = {name: request.pop(name) for name in ("poll_s", "timeout_s", "claim") if name in request}
     found = find_gpus(GpuSource(probe, None), GpuRequest(GpuCriteria(**request), **own), on_wait)
@@ -101,12 +104,18 @@ def test_the_gpus_are_sampled_once_more_at_the_end_of_the_time_limit() -> None:
 def test_a_failed_sample_is_reported_and_repeated() -> None:
     waits: list[Any] = []
     assert find(FakeProbe([0], None, [9000]), waits.append, min_free_mib=8000, poll_s=0.01) == [0]
-    assert [type(reasons) for reasons in waits] == [tuple, UnreadableError]
+    assert [type(reasons) for reasons in waits] == [Shortfall, UnreadableError]
 
 
 def test_a_failed_first_sample_is_an_error() -> None:
     with pytest.raises(UnreadableError):
         find(FakeProbe(None))
+
+
+def test_the_time_limit_also_limits_the_first_sample() -> None:
+    waits: list[Any] = []
+    assert find(FakeProbe("late"), waits.append, timeout_s=0.0) == TimedOut(0.0)
+    assert [type(reasons) for reasons in waits] == [LateAnswerError]
 
 
 def test_a_search_without_a_claim_locks_nothing() -> None:

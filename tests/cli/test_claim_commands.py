@@ -174,6 +174,14 @@ def test_the_exit_code_is_4_if_no_gpu_can_be_read(driver: Box, command: list[str
     assert "Driver Not Loaded" in err
 
 
+def test_a_driver_that_does_not_answer_in_time_is_a_timeout(driver: Box) -> None:
+    driver.plant(FakeGpu())
+    (driver.machine.folder / "hang").touch()
+    code, out, err = driver.run("run", "--timeout", "0", "--", "true")
+    assert (code, out) == (124, "")
+    assert "no answer from the GPU driver within 2 s" in err
+
+
 def test_nothing_is_written_into_the_working_folder(box: Box) -> None:
     assert box.run("gpus")[0] == box.run("wait")[0] == box.run("run", "--", "true")[0] == 0
     assert list(box.folder.iterdir()) == []
@@ -287,8 +295,17 @@ def test_run_inside_a_job_chooses_among_the_gpus_of_the_job_without_a_claim(box:
 def test_cuda_visible_devices_restricts_the_choice(box: Box) -> None:
     show = ["--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
     assert box.run("run", *show, env={"CUDA_VISIBLE_DEVICES": "1"})[:2] == (0, "1\n")
-    code, _, err = box.run("run", *show, env={"CUDA_VISIBLE_DEVICES": ""})
-    assert (code, "hides every GPU" in err) == (2, True)
+    for value, reason in (("", "hides every GPU"), ("7", "'7' matches no GPU")):
+        code, _, err = box.run("run", *show, env={"CUDA_VISIBLE_DEVICES": value})
+        assert (code, reason in err) == (3, True)
+    code, _, err = box.run("run", "--only", "0", *show, env={"CUDA_VISIBLE_DEVICES": "1"})
+    note = "CUDA_VISIBLE_DEVICES=1 allows only GPU 1 of 2\n"
+    assert (code, err) == (3, f"scheduler.py: GPU 0 is not among the GPUs to choose from (1)\n{note}")
+    box.hold("--only", "1")
+    _, _, err = box.run("run", "--timeout", "0", *show, env={"CUDA_VISIBLE_DEVICES": "1"})
+    assert err.startswith(
+        f"scheduler.py: waiting for a free GPU ...\nscheduler.py: {note}scheduler.py: GPU 1 is"
+    )
 
 
 def test_wait_can_be_used_in_a_shell_assignment(box: Box) -> None:
@@ -342,6 +359,24 @@ def test_an_unsuitable_lock_folder_is_refused_with_a_remedy(box: Box) -> None:
     assert code == 2
     assert "is in /tmp, which the system empties" in err
     assert "set GPU_SCHEDULER_LOCK_DIR" in err
+
+
+def test_wait_refuses_an_unsuitable_lock_folder_and_makes_none(box: Box) -> None:
+    folder = Path(os.environ["GPU_SCHEDULER_LOCK_DIR"])
+    assert box.run("wait")[0] == 0
+    assert not folder.exists()
+    folder.symlink_to("/var/tmp")
+    code, out, err = box.run("wait")
+    assert (code, out) == (2, "")
+    assert f"the lock folder {folder} is a symbolic link\nset GPU_SCHEDULER_LOCK_DIR" in err
+
+
+def test_gpus_reports_an_unsuitable_lock_folder_once(box: Box) -> None:
+    folder = Path(os.environ["GPU_SCHEDULER_LOCK_DIR"])
+    folder.symlink_to("/var/tmp")
+    code, out, err = box.run("gpus")
+    assert (code, len(out.splitlines())) == (0, 3)
+    assert err.count(f"the lock folder {folder} is a symbolic link\n") == 1
 
 
 def test_simulated_jobs_report_their_usage_to_run(box: Box) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.app.claim_gpus import FoundGpus
+from gpu_scheduler.app.claim_gpus import FoundGpus, Impossible
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
@@ -14,7 +14,7 @@ from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
 from gpu_scheduler.core.model.gpu_fault import LOST, FaultKind, GpuFault
 from gpu_scheduler.core.scheduling.gpu_choice import Ineligibility, IneligibilityKind, impossibility
 from gpu_scheduler.views.gpu_choice import (
-    impossibility_text,
+    impossible_text,
     ineligibility_text,
     taken_text,
     timeout_text,
@@ -111,7 +111,15 @@ def test_a_timeout_says_how_many_gpus_were_wanted() -> None:
 def test_an_impossible_request_is_explained(criteria: dict[str, Any], text: str) -> None:
     found = impossibility([FREE.sample, UNKNOWN.sample], GpuCriteria(**criteria))
     assert found is not None
-    assert impossibility_text(found) == text
+    assert impossible_text(Impossible(found)) == text
+
+
+def test_a_setting_of_cuda_visible_devices_is_named_as_a_reason() -> None:
+    found = impossibility([FREE.sample], GpuCriteria(only=(2,)))
+    note = "CUDA_VISIBLE_DEVICES=1 allows only GPU 1 of 4"
+    text = f"GPU 2 is not among the GPUs to choose from (1)\n{note}"
+    assert impossible_text(Impossible(found, note)) == text
+    assert impossible_text(Impossible(None, note)) == note
 
 
 def test_the_table_of_gpus_has_a_column_of_faults_only_if_there_are_any() -> None:

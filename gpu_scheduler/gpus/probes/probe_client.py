@@ -35,6 +35,10 @@ class UnreadableError(GpuStateError):
         self.why = failure.text
 
 
+class LateAnswerError(UnreadableError):
+    """The probe did not answer in the time that the caller gave, which was shorter than the deadline."""
+
+
 class ProbeClient:
     """Sends queries to a probe process and reads its answers.
 
@@ -149,7 +153,8 @@ class ProbeClient:
         """Queries the probe, waits for the answer and returns it.
 
         timeout_s: the maximum time to wait; None waits until the deadline. A query that is not answered in
-        this time stays open until its deadline. Raises UnreadableError if no GPU can be read.
+        this time stays open until its deadline. Raises UnreadableError if no GPU can be read, and
+        LateAnswerError if there is no answer in this time.
         """
         ready = select.poll()
         ready.register(self.fileno(), select.POLLIN)
@@ -161,7 +166,9 @@ class ProbeClient:
             ready.poll(left * 1000)
             answer = self.read()
         if answer is None:
-            answer = self.expire(_boot_time()) or _timed_out(wait_s)
+            answer = self.expire(_boot_time())
+        if answer is None:
+            raise LateAnswerError(_timed_out(wait_s))
         if isinstance(answer, Snapshot) and not answer.gpus:
             answer = ProbeFailure("no GPU found", DRIVER_REMEDY)
         if isinstance(answer, ProbeFailure):
