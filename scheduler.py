@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 NEEDED = ("GPUtil", "inotify_simple", "pynvml", "rich", "rich_argparse")
 HERE = os.path.dirname(os.path.realpath(__file__))
-USAGE = 2
+USAGE, INTERRUPTED = 2, 130
 
 #: Interpreter option that marks the second run. An environment variable would be inherited by jobs.
 RERUN_OPTION = "gpu_scheduler_again"
@@ -52,4 +52,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # during the imports
+        sys.exit(INTERRUPTED)

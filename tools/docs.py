@@ -121,7 +121,7 @@ def _command_section(name: str, parser: argparse.ArgumentParser, common: Collect
         out += ["", NOTES[name]]
     table = list(_argument_table(parser, common))
     out += ["", *table] if table else []
-    example = re.search(r"^Example: (.*)", parser.epilog or "", re.DOTALL)
+    example = re.search(r"^Example: (.*)", parser.epilog or "")
     return [*out, "", f"Example: `{example[1].strip()}`"] if example else out
 
 

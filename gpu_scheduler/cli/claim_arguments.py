@@ -15,6 +15,7 @@ def run(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `run`. The command after `--` is not parsed here."""
     parser.add_argument("words", metavar="-- COMMAND", nargs="*", default=[],
                         help="Command to execute in place of this process, with its arguments")  # fmt: skip
+    parser.epilog = f"{parser.epilog or ''}\ndocs/run.md lists the exit codes and explains the claims."
     wait(parser)
 
 

@@ -98,6 +98,16 @@ def test_the_entry_script_prints_the_install_command_if_there_is_no_virtual_envi
     assert "`pip install .`" in done.stderr
 
 
+def test_ctrl_c_while_the_entry_script_imports_the_package_ends_it_silently(tmp_path: Path) -> None:
+    shutil.copy2(ROOT / "scheduler.py", tmp_path)
+    (tmp_path / "gpu_scheduler").mkdir()
+    (tmp_path / "gpu_scheduler" / "__init__.py").touch()
+    interrupt = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / "gpu_scheduler" / "cli.py").write_text(interrupt)
+    done = run(sys.executable, tmp_path / "scheduler.py", "gpus")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("python", [BARE, [sys.executable, "-S"]])
 @pytest.mark.parametrize("empty_folder", [False, True])
 def test_the_entry_script_without_the_package_explains_how_to_get_the_package(
