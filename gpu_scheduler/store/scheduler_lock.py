@@ -45,7 +45,7 @@ class InstanceLock:
 
     def acquire(self) -> bool:
         """Tries to take the locks. Returns whether this process has them now."""
-        return self._lock_folder() and self.locks_folder(self._path.parent) and try_lock(self._file)
+        return self._lock_folder() and self.locks_folder(self._path.parent) and _try_lock(self._file)
 
     def _lock_folder(self) -> bool:
         """Tries to lock the folder. Also returns True if the file system does not support such a lock."""
@@ -84,7 +84,7 @@ class InstanceLock:
             fresh = self._open_lock_file()
         except OSError:
             return True  # the file cannot be created at the moment, but the folder is locked
-        if not try_lock(fresh):
+        if not _try_lock(fresh):
             os.close(fresh)
             return False
         os.close(self._file)
@@ -125,6 +125,18 @@ def scheduler_pid(path: Path) -> int | None:
     finally:
         os.close(fd)
     return pid if pid is not None else _folder_lock_holder(path.parent)
+
+
+def _try_lock(fd: int) -> bool:
+    """Locks an open file; returns whether that succeeded.
+
+    A file that cannot be locked at all, for example because the file system has no locks (ENOLCK), counts as
+    locked by another process: without the lock, nobody can find this scheduler.
+    """
+    try:
+        return try_lock(fd)
+    except OSError:
+        return False
 
 
 def lock_holder(fd: int) -> int | None:

@@ -146,6 +146,23 @@ def test_the_holder_of_the_lock_recreates_the_lock_file(tmp_path: Path) -> None:
     lock.release()
 
 
+def test_a_lock_file_that_cannot_be_locked_counts_as_locked_and_leaves_no_descriptor_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, how: int, *range_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    lock = InstanceLock(tmp_path / "lock")
+    assert lock.acquire()
+    (tmp_path / "lock").unlink()
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    before = os.listdir("/proc/self/fd")
+    assert not lock.restore_lock_file()
+    assert not lock.acquire()
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    lock.release()
+
+
 def test_a_folder_that_replaced_the_locked_folder_is_not_locked(tmp_path: Path) -> None:
     folder = tmp_path / "X.d"
     folder.mkdir()
