@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 
+@lru_cache
 def name_of_user(uid: int) -> str:
-    """Returns the name of the user with this uid; the uid as text if the user has no name."""
+    """Returns the name of the user with this uid; the uid as text if the user has no name.
+
+    Looks up each uid only once, because a look-up may ask a directory server.
+    """
     import pwd  # imported here, because a global import would slow down the start of front ends
 
     try:
