@@ -14,6 +14,7 @@ from gpu_scheduler.core.model.attempt_status import (
     StopRequest,
 )
 from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.facts import Attempt
@@ -358,6 +359,16 @@ def test_a_shortage_does_not_count_as_a_failed_launch(failures: int) -> None:
     assert (end.outcome, end.state, end.job_outcome) == (Outcome.NOT_STARTED, JobState.QUEUED, None)
     assert (end.launch_failures, end.shortage, end.not_before) == (failures, 11, 1005.0)
     assert words(end.reason) == "no process could be started; next try in 5 s, not counted as a failure"
+
+
+@pytest.mark.parametrize("failures", [0, 4])
+def test_an_unusable_lock_file_does_not_count_as_a_failed_launch(failures: int) -> None:
+    unusable = replace(SHORT, message="U0 is a link", shortage=None, failure=FailureKind.GPU_CLAIM)
+    failing = replace(OPEN, status=status(result=unusable), launch_failures=failures)
+    end = finished(failing)
+    assert (end.outcome, end.state, end.launch_failures) == (Outcome.NOT_STARTED, JobState.QUEUED, failures)
+    assert end.not_before == NOW.boot + SETTINGS.assign_retry_wait_s
+    assert words(end.reason).endswith("next try in 5 s, not counted as a failure")
 
 
 def test_a_shortage_does_not_requeue_a_cancelled_job_or_a_job_without_its_line() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.state_reason import NextKind, NextStep, ReasonKind, StateReason
+from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import FinishAttempt
 from gpu_scheduler.core.scheduling.facts import Attempt
@@ -124,11 +124,12 @@ def end_attempt(
 def _uncounted_wait_s(end: FinishAttempt, reason: StateReason | None, settings: Settings) -> float | None:
     """Returns the wait after a failed launch that does not count, in seconds; None if the launch counts.
 
-    A shortage and a claim of another program are not the job's fault.
+    A shortage, a claim of another program and an unusable lock file are not the job's fault.
     """
     if reason is not None and reason.kind is ReasonKind.GPU_CLAIMED:
         return CLAIMED_RETRY_WAIT_S
-    return settings.assign_retry_wait_s if end.shortage else None
+    is_claim_failure = reason is not None and reason.failure is FailureKind.GPU_CLAIM
+    return settings.assign_retry_wait_s if end.shortage or is_claim_failure else None
 
 
 def _with_next_state(
