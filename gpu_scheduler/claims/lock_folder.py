@@ -49,20 +49,37 @@ def find_lock_folder(env: Mapping[str, str] = os.environ, system_folder: Path = 
     """Returns the path of the lock folder, which need not exist yet.
 
     It is `$GPU_SCHEDULER_LOCK_DIR`, else the system folder if it exists, else a folder in the user's state
-    directory if that is suitable, else one in /var/tmp. Raises UsageError if the variable is a relative path.
+    directory if that is suitable, else one in /var/tmp. Raises UsageError if the variable is a relative path
+    or not valid UTF-8.
     """
     named = env.get(VARIABLE)
     if named:
         if not os.path.isabs(named):
-            raise UsageError(f"{VARIABLE}={named} is a relative path; give an absolute path")
+            raise UsageError(f"{VARIABLE}={_printable(named)} is a relative path; give an absolute path")
+        if not _is_utf8(named):
+            raise UsageError(f"{VARIABLE}={_printable(named)} is not valid UTF-8; name another folder")
         return Path(named)
     if os.path.lexists(system_folder):
         return system_folder
     own = user_state_dir(env) / "gpu_scheduler" / "locks"
     # The path is relative if this user has no home folder.
-    if own.is_absolute() and location_problem(own) is None:
+    if own.is_absolute() and _is_utf8(str(own)) and location_problem(own) is None:
         return own
     return Path("/var/tmp", f"gpu_scheduler-{os.geteuid()}", "locks")
+
+
+def _is_utf8(path: str) -> bool:
+    """Returns whether the path can be written to spec.json and to the database."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _printable(path: str) -> str:
+    """Returns a path with a replacement character for each byte that is not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def location_problem(folder: Path) -> FolderProblem | None:

@@ -79,6 +79,17 @@ def test_a_relative_path_in_the_variable_is_refused() -> None:
         find_lock_folder({VARIABLE: "locks"}, ABSENT)
 
 
+def test_a_path_that_is_not_utf_8_is_refused_with_the_remedy() -> None:
+    path = os.fsdecode(b"/data/\xff")
+    with pytest.raises(UsageError) as raised:
+        find_lock_folder({VARIABLE: path}, ABSENT)
+    assert (
+        str(raised.value)
+        == f"{VARIABLE}=/data/\N{REPLACEMENT CHARACTER} is not valid UTF-8; name another folder"
+    )
+    assert find_lock_folder({"XDG_STATE_HOME": path}, ABSENT) == IN_VAR_TMP
+
+
 @pytest.mark.parametrize(
     ("path", "kind", "expected"),
     [
