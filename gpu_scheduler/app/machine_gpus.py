@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from gpu_scheduler.app.gpu_source import GpuSource
 from gpu_scheduler.claims.foreign_claims import LockReading, read_locks_of
-from gpu_scheduler.claims.gpu_claims import claims_of
+from gpu_scheduler.claims.gpu_claims import can_be_claimed, claims_of
 from gpu_scheduler.claims.lock_folder import ClaimFolder, LockFolderError, find_lock_folder
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
 from gpu_scheduler.core.model.gpu import GpuSample
@@ -30,7 +30,7 @@ def lock_folder_problem(source: GpuSource) -> str | None:
 def claim_folder(source: GpuSource) -> ClaimFolder:
     """Returns the folder with the lock files of these GPUs, which need not exist.
 
-    Raises UsageError if the variable that names it is a relative path.
+    Raises UsageError if the variable that names it cannot be used.
     """
     return ClaimFolder.of(find_lock_folder(), source.simulation)
 
@@ -53,7 +53,7 @@ def with_claims(
         else ClaimedGpu(
             sample,
             claims_of(reading.locks.get(sample.uuid, ()), sample.total_mib),
-            reading.problems.get(sample.uuid, ""),
+            reading.problems.get(sample.uuid, "" if can_be_claimed(sample.uuid) else "its UUID is unknown"),
         )
         for sample in samples
     )

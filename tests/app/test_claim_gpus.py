@@ -13,11 +13,13 @@ import pytest
 from gpu_scheduler.app import claim_gpus as app
 from gpu_scheduler.app.claim_gpus import FoundGpus, GpuRequest, Impossible, Shortfall, TimedOut, find_gpus
 from gpu_scheduler.app.gpu_source import GpuSource
-from gpu_scheduler.core.model.gpu import GpuSample, Snapshot
+from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuSample, Snapshot
 from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
 from gpu_scheduler.gpus.probes.probe_client import LateAnswerError, ProbeClient, ProbeFailure, UnreadableError
 from gpu_scheduler.runner import gpu_lock
+from gpu_scheduler.runner.folder import TOKEN
 from gpu_scheduler.runner.gpu_lock import Refusal, Wanted
+from gpu_scheduler.views.gpu_choice import ineligibility_text
 from tests.claim_holder import claim_holder
 
 
@@ -25,11 +27,11 @@ class FakeProbe(ProbeClient):
     """A probe that returns the given samples one after the other, and the last one again and again.
 
     A sample is the free MiB of each GPU, None if the GPUs cannot be read, or "late" if the answer takes 1000
-    seconds.
+    seconds. prefix: the beginning of the UUIDs.
     """
 
-    def __init__(self, *samples: Sequence[int] | Literal["late"] | None) -> None:
-        self._samples = list(samples)
+    def __init__(self, *samples: Sequence[int] | Literal["late"] | None, prefix: str = "GPU-") -> None:
+        self._samples, self._prefix = list(samples), prefix
 
     def sample(self, timeout_s: float | None = None) -> Snapshot:
         free = self._samples.pop(0) if len(self._samples) > 1 else self._samples[0]
@@ -39,7 +41,10 @@ class FakeProbe(ProbeClient):
             assert timeout_s is not None
             raise LateAnswerError(ProbeFailure("no answer yet"))
         return Snapshot(
-            0.0, tuple(GpuSample(f"GPU-{i}", i, "Fake", 24576, 24576 - mib) for i, mib in enumerate(free))
+            0.0,
+            tuple(
+                GpuSample(f"{self._prefix}{i}", i, "Fake", 24576, 24576 - mib) for i, mib in enumerate(free)
+            ),
         )
 
 
@@ -129,3 +134,16 @@ def test_a_gpu_that_is_claimed_while_two_others_are_free_is_not_waited_for() -> 
     folder.mkdir()
     with claim_holder(folder, "GPU-2"):
         assert find(FakeProbe([100, 200, 300]), count=2) == [0, 1]
+
+
+def test_a_gpu_without_a_known_uuid_is_not_eligible_except_inside_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(os.environ["GPU_SCHEDULER_LOCK_DIR"])
+    waits: list[Any] = []
+    probe = FakeProbe([100], prefix=UNKNOWN_UUID_PREFIX)
+    assert find(probe, waits.append, timeout_s=0.0) == TimedOut(0.0)
+    assert ineligibility_text(waits[0].reasons[0]) == "GPU 0 cannot be claimed: its UUID is unknown"
+    monkeypatch.setenv(TOKEN, "of a job")
+    assert find(probe) == [0]
+    assert list(folder.iterdir()) == []
