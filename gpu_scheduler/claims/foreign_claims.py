@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu_scheduler.claims.gpu_claims import claims_of, lock_problem, read_gpu_locks
+from gpu_scheduler.claims.gpu_claims import check_writable, claims_of, lock_problem, read_gpu_locks
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.runner.folder import SHORTAGE
 from gpu_scheduler.runner.record_lock import Lock
@@ -23,7 +23,8 @@ LOCK_FOLDER_KEY = "lock_folder"
 class ForeignClaims:
     """The foreign claims on GPUs, by UUID.
 
-    claims: only for GPUs that have any. problems: why the claims on some other GPUs cannot be read.
+    claims: only for GPUs that have any. problems: why some GPUs cannot be claimed: this user
+    cannot write to the lock file, or cannot even read the claims.
     """
 
     claims: Mapping[str, tuple[GpuClaim, ...]] = field(default_factory=dict)
@@ -32,7 +33,10 @@ class ForeignClaims:
 
 @dataclass(frozen=True)
 class LockReading:
-    """The locks on GPUs at one moment, by UUID, and why the locks on some other GPUs cannot be read."""
+    """The locks on GPUs at one moment, by UUID.
+
+    problems: why some GPUs cannot be claimed, as in ForeignClaims.
+    """
 
     locks: Mapping[str, tuple[Lock, ...]] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
@@ -68,6 +72,7 @@ def read_locks_of(folder: Path, uuids: Iterable[str]) -> LockReading:
         try:
             if held := read_gpu_locks(folder, uuid):
                 locks[uuid] = held
+            check_writable(folder, uuid)
         except OSError as error:
             if error.errno in SHORTAGE:
                 raise

@@ -6,7 +6,9 @@ kernel would release its claims when it closes a lock file. A process that `run`
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.runner.folder import START
-from gpu_scheduler.runner.gpu_lock import LockFileError, open_to_read, read_locks
+from gpu_scheduler.runner.gpu_lock import NOT_WRITABLE, LockFileError, open_to_read, read_locks
 from gpu_scheduler.runner.record_lock import Lock
 
 #: The options of the interpreter of a runner, and the end of the path of the script that it runs, in any
@@ -46,6 +48,18 @@ def read_gpu_locks(folder: Path, uuid: str) -> tuple[Lock, ...]:
             os.close(fd)
 
 
+def check_writable(folder: Path, uuid: str) -> None:
+    """Raises LockFileError if the lock file exists but this user cannot write to it, which a claim needs.
+
+    Opens no file.
+    """
+    path = f"{folder}/{uuid}"
+    if not can_be_claimed(uuid) or os.access(path, os.W_OK, effective_ids=True):
+        return
+    if os.path.lexists(path):
+        raise LockFileError(errno.EACCES, NOT_WRITABLE, path)
+
+
 def lock_problem(error: OSError) -> str:
     """Returns why a lock file cannot be used, as a sentence that begins with its path."""
     if isinstance(error, LockFileError):
@@ -60,15 +74,27 @@ def inherited_descriptors(folder: str) -> Mapping[str, int]:
     `run` leaves them open. This process holds claims through them, and must neither close them nor open and
     close the same files. Call this function before the process claims GPUs itself.
     """
-    real = os.path.realpath(folder)
-    found: dict[str, int] = {}
-    for number in os.listdir("/proc/self/fd"):
+    # Compared by inode, because the path of an open file does not lead to it through a bind mount.
+    opened: dict[tuple[int, int], int] = {}
+    for number in map(int, os.listdir("/proc/self/fd")):
         try:
-            parent, name = os.path.split(os.readlink(f"/proc/self/fd/{number}"))
+            status = os.fstat(number)
         except OSError:
             continue  # this descriptor was open only while the folder was listed
-        if parent == real:
-            found[name] = int(number)
+        if stat.S_ISREG(status.st_mode):
+            opened[status.st_dev, status.st_ino] = number
+    found: dict[str, int] = {}
+    try:
+        names = os.listdir(folder) if opened else []
+    except OSError:
+        return {}  # the lock files cannot be opened either
+    for name in names:
+        try:
+            status = os.lstat(f"{folder}/{name}")
+        except OSError:
+            continue  # somebody has removed the file
+        if (status.st_dev, status.st_ino) in opened:
+            found[name] = opened[status.st_dev, status.st_ino]
     return found
 
 

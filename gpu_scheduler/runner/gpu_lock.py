@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 #: Inheritable claims use descriptors from this number on, because shell scripts use low numbers.
 _FIRST_FD = 200
-#: Maximum number of locks that are read from one file. A file with more locks counts as locked entirely.
+#: Maximum number of locks that are read from one file. A file with more locks counts as locked entirely
+#: by an unknown process.
 MAX_LOCKS = 256
 #: Seconds for which a claim is tried again if other processes take the same bytes at the same moment.
 _COLLISIONS_S = 0.5
@@ -35,10 +36,14 @@ _COLLISION_WAIT_S, _MAX_COLLISION_WAITS = 0.0005, 10
 _MAX_REPLACEMENTS = 10
 _REPLACED = "is replaced again and again by another program; end that program"
 #: The remedy for a path that cannot be a lock file. In a shared folder, only these users can remove it.
-_REMEDY = "its owner or root must remove it"
-#: A lock file's modification time is renewed after a day, so that programs such as systemd-tmpfiles do not
-#: delete it as unused.
-_TOUCH_AFTER_S = 86400.0
+_REMEDY = "its owner or root must remove it while no program uses this GPU"
+#: The mode of a new lock file. All users can lock it, and the sticky bit keeps systemd-tmpfiles from removing
+#: it when it is old.
+_MODE = 0o1666
+#: The problem of a lock file that this user cannot write to, and the remedy.
+NOT_WRITABLE = "is not writable for this user; its owner must run chmod 1666 on it"
+#: The owner of a file, or root, can take a lease on it (F_SETLEASE in `man fcntl`).
+_LEASED = "is leased by another program; end that program, which /proc/locks lists with the word LEASE"
 
 
 class Wanted:
@@ -67,7 +72,10 @@ class Refusal:
 
 
 class LockFileError(OSError):
-    """A lock file that cannot be used. filename: its path; strerror: the problem and the remedy."""
+    """A lock file that cannot be used. filename: its path; strerror: the problem and the remedy.
+
+    Its errno never reports a shortage, because the error concerns only this file.
+    """
 
 
 def claim_gpus(folder: str, wanted: Sequence[Wanted], *, inheritable: bool = False) -> list[int] | Refusal:
@@ -170,8 +178,8 @@ def _size(lock: Lock) -> float:
 def read_locks(fd: int) -> list[Lock]:
     """Returns the locks that other processes hold on an open file, sorted by their start.
 
-    Takes no lock. If there are more than MAX_LOCKS, returns one lock on the whole file, of one of the
-    processes.
+    Takes no lock. If there are more than MAX_LOCKS, returns one lock of an unknown process (pid 0) on the
+    whole file, because locks of several processes may be among them.
     """
     found: list[Lock] = []
     unread: list[tuple[int, int | None]] = [(0, None)]
@@ -181,7 +189,7 @@ def read_locks(fd: int) -> list[Lock]:
         if lock is None:
             continue
         if len(found) == MAX_LOCKS:
-            return [Lock(0, None, lock.pid)]
+            return [Lock(0, None, 0)]
         found.append(lock)
         # The kernel reports any one of the locks, so there may be more on both sides of it.
         if lock.start > start:
@@ -223,7 +231,7 @@ def open_to_read(folder: str, name: str) -> int | None:
     except OSError as error:
         raise _unusable(error, folder, name) from None
     try:
-        _check_and_touch(fd, folder, name)
+        _check(fd, folder, name)
     except BaseException:
         os.close(fd)
         raise
@@ -242,7 +250,7 @@ def _open_or_create(folder: str, name: str) -> int:
             # The file must be usable for other users from its first moment.
             umask = os.umask(0)
             try:
-                fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, _MODE)
             except FileExistsError:
                 continue
             finally:
@@ -250,7 +258,7 @@ def _open_or_create(folder: str, name: str) -> int:
         except OSError as error:
             raise _unusable(error, folder, name) from None
         try:
-            _check_and_touch(fd, folder, name)
+            _keep_from_cleaners(fd, _check(fd, folder, name))
         except BaseException:
             os.close(fd)
             raise
@@ -258,27 +266,42 @@ def _open_or_create(folder: str, name: str) -> int:
     raise LockFileError(errno.ESTALE, _REPLACED, path)
 
 
-def _check_and_touch(fd: int, folder: str, name: str) -> None:
-    """Raises LockFileError unless the file is a regular file with one name."""
+def _check(fd: int, folder: str, name: str) -> os.stat_result:
+    """Returns the status of a lock file. Raises LockFileError unless it is a regular file.
+
+    Any user who can write to a file may be able to add hard links, so only a file with contents, which may be
+    somebody's data, must have a single one.
+    """
     status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        problem = "has several hard links" if stat.S_ISREG(status.st_mode) else "is not a regular file"
-        raise LockFileError(errno.EINVAL, f"{problem}; {_REMEDY}", f"{folder}/{name}")
-    if time.time() - status.st_mtime > _TOUCH_AFTER_S:
+    if not stat.S_ISREG(status.st_mode):
+        problem = "is not a regular file"
+    elif status.st_nlink > 1 and status.st_size:
+        problem = "has contents and several hard links"
+    else:
+        return status
+    raise LockFileError(errno.EINVAL, f"{problem}; {_REMEDY}", f"{folder}/{name}")
+
+
+def _keep_from_cleaners(fd: int, status: os.stat_result) -> None:
+    """Sets the sticky bit of a lock file that another program made, if this user owns it."""
+    is_ours = status.st_uid == os.geteuid() and status.st_nlink == 1
+    if is_ours and not status.st_mode & stat.S_ISVTX:
         try:
-            os.utime(fd)
+            os.fchmod(fd, stat.S_IMODE(status.st_mode) | stat.S_ISVTX)
         except OSError:
-            pass  # another user's file that we may not write to
+            pass  # the file can be locked without it
 
 
 def _unusable(error: OSError, folder: str, name: str) -> OSError:
+    path = f"{folder}/{name}"
     if error.errno == errno.ELOOP:
-        return LockFileError(errno.ELOOP, f"is a symbolic link; {_REMEDY}", f"{folder}/{name}")
+        return LockFileError(errno.ELOOP, f"is a symbolic link; {_REMEDY}", path)
     if error.errno in (errno.EISDIR, errno.ENXIO):
-        return LockFileError(errno.EINVAL, f"is not a regular file; {_REMEDY}", f"{folder}/{name}")
+        return LockFileError(errno.EINVAL, f"is not a regular file; {_REMEDY}", path)
     if error.errno == errno.EACCES:
-        text = "is not writable for this user; its owner must run chmod 666 on it"
-        return LockFileError(errno.EACCES, text, f"{folder}/{name}")
+        return LockFileError(errno.EACCES, NOT_WRITABLE, path)
+    if error.errno == errno.EAGAIN:
+        return LockFileError(errno.EBUSY, _LEASED, path)
     return error
 
 

@@ -38,8 +38,13 @@ def claims_text(claims: Sequence[GpuClaim]) -> str:
 
 
 def claims_problem_text(problem: str) -> str:
-    """Formats why the claims on a GPU are unknown. problem: a sentence about the lock file."""
-    return f"claims unknown, because {problem}"
+    """Formats why a GPU cannot be claimed. problem: a sentence about the lock file."""
+    return f"cannot be claimed, because {problem}"
+
+
+def claim_objects(claims: Sequence[GpuClaim], problem: str | None) -> list[dict[str, Any]] | None:
+    """Returns the value of "claims" in JSON; None if the claims are unknown because of a problem."""
+    return None if problem and not claims else [claim_object(claim) for claim in claims]
 
 
 def claim_object(claim: GpuClaim) -> dict[str, Any]:

@@ -59,10 +59,9 @@ def _row(gpu: GpuView, by_memory: bool) -> TableRow:
 
 
 def _claim_lines(gpu: GpuView) -> list[str]:
-    """Returns a line about the claims of other programs on the GPU, if there is anything to say."""
-    if gpu.claims_problem is not None:
-        return [claims_problem_text(gpu.claims_problem)]
-    return [claims_text(gpu.claims)] if gpu.claims else []
+    """Returns lines about the claims of other programs on the GPU, if there is anything to say."""
+    problem = [] if gpu.claims_problem is None else [claims_problem_text(gpu.claims_problem)]
+    return [*problem, *([claims_text(gpu.claims)] if gpu.claims else [])]
 
 
 def _memory_text(gpu: GpuView) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
 from gpu_scheduler.core.text.formatting import safe_text
-from gpu_scheduler.views.gpu_claims import claim_object, claim_text, claims_problem_text
+from gpu_scheduler.views.gpu_claims import claim_objects, claim_text, claims_problem_text
 from gpu_scheduler.views.layout import Cell, Column, TableRow, render_table
 
 
@@ -58,6 +58,6 @@ def _gpu_object(gpu: ClaimedGpu) -> dict[str, Any]:
         "memory_free_mib": gpu.free_mib,
         "load_percent": sample.load_percent,
         "fault": None if sample.fault is None else str(sample.fault),
-        "claims": None if gpu.claims_problem else [claim_object(claim) for claim in gpu.claims],
+        "claims": claim_objects(gpu.claims, gpu.claims_problem),
         "claims_problem": gpu.claims_problem or None,
     }

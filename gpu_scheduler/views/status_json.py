@@ -8,7 +8,7 @@ from typing import Any
 
 from gpu_scheduler.app.status_report import GpuView, JobView, StatusReport
 from gpu_scheduler.core.model.units import WHOLE
-from gpu_scheduler.views.gpu_claims import claim_object
+from gpu_scheduler.views.gpu_claims import claim_objects
 from gpu_scheduler.views.wait_text import job_reason_text
 from gpu_scheduler.views.warnings import job_warnings
 
@@ -29,7 +29,7 @@ def gpu_object(gpu: GpuView) -> dict[str, Any]:
         "fault": None if record.fault is None else str(record.fault),
         "sampled_at": record.sampled_at,
         "jobs": list(gpu.jobs),
-        "claims": None if gpu.claims_problem else [claim_object(claim) for claim in gpu.claims],
+        "claims": claim_objects(gpu.claims, gpu.claims_problem),
         "claims_problem": gpu.claims_problem,
     }
 

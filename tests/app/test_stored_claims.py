@@ -52,7 +52,8 @@ def test_status_and_why_show_why_the_claims_cannot_be_read(
     desk: Desk, location: Location, locks: Path
 ) -> None:
     (locks / "SIM-0").mkdir()
-    problem = f"{locks}/SIM-0 is not a regular file; its owner or root must remove it"
+    remedy = "its owner or root must remove it while no program uses this GPU"
+    problem = f"{locks}/SIM-0 is not a regular file; {remedy}"
     assert claims_in_status(location)[0] == ("claimed", (), problem)
     waiting = diagnose(location, desk.job()).waiting
     assert waiting is not None

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.claims.foreign_claims import ForeignClaims, LockReading
+from gpu_scheduler.claims.foreign_claims import ForeignClaims, LockReading, read_locks_of
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
+from gpu_scheduler.runner.gpu_lock import MAX_LOCKS
 from gpu_scheduler.runner.record_lock import Lock
+from tests.runner.lock_process import lock_processes
 
 
 @pytest.fixture
@@ -38,6 +42,15 @@ def test_the_locks_of_processes_from_which_the_scheduler_descends_are_no_foreign
     assert pids(reading.foreign_claims({}, ())) == {"B": [child]}
     assert pids(reading.foreign_claims({}, (), scheduler=child)) == {}
     assert pids(reading.foreign_claims({}, (), scheduler=parent)) == {"B": [own, child]}
+
+
+def test_a_runner_on_a_gpu_with_very_many_locks_does_not_hide_the_claims_of_others(tmp_path: Path) -> None:
+    with lock_processes(tmp_path, 2) as (runner, stranger):
+        runner.ask("lock_only", "A", [(3 * n, 3 * n + 1) for n in range(MAX_LOCKS)])
+        stranger.ask("lock_only", "A", [(3 * n + 1, 3 * n + 2) for n in range(MAX_LOCKS)])
+        for pid in (runner.pid, stranger.pid):
+            found = read_locks_of(tmp_path, ["A"]).foreign_claims({}, {pid})
+            assert found.claims == {"A": (GpuClaim(None, 0),)}
 
 
 def test_the_lock_of_a_process_in_another_container_is_a_foreign_claim() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.claims.gpu_claims import can_be_claimed, claims_of, read_gpu_locks
+from gpu_scheduler.claims.gpu_claims import can_be_claimed, claims_of, inherited_descriptors, read_gpu_locks
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.runner.folder import START
 from gpu_scheduler.runner.record_lock import Lock
@@ -111,3 +111,14 @@ def test_only_a_gpu_with_a_known_uuid_can_be_claimed(tmp_path: Path, uuid: str, 
     assert can_be_claimed(uuid) is expected
     assert read_gpu_locks(tmp_path, uuid) == ()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_inherited_lock_file_is_recognised_under_another_path(tmp_path: Path) -> None:
+    # A bind mount also shows one file under two paths.
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with open(tmp_path / "one" / "GPU-1", "w") as file, open(tmp_path / "one" / "GPU-2", "w"):
+        os.link(tmp_path / "one" / "GPU-1", tmp_path / "two" / "GPU-1")
+        (tmp_path / "two" / "GPU-2").touch()
+        assert inherited_descriptors(str(tmp_path / "two")) == {"GPU-1": file.fileno()}
+        assert inherited_descriptors(str(tmp_path / "missing")) == {}

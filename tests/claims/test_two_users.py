@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.claims.foreign_claims import read_locks_of
 from gpu_scheduler.claims.gpu_claims import claims_of, read_gpu_locks
 from gpu_scheduler.claims.lock_folder import LockFolderError, prepare_lock_folder
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
@@ -119,7 +120,7 @@ def test_a_lock_file_is_open_to_all_users_whoever_makes_it(shared: Path, other_u
         name = f"GPU-{maker.uid}"
         assert maker.call(claim, shared, 1, name) is None
         status = (shared / name).stat()
-        assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o666, maker.uid)
+        assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o1666, maker.uid)
     for maker in makers:
         for other in makers:
             if other is not maker:
@@ -158,7 +159,7 @@ def test_a_lock_file_that_its_owner_closes_is_refused_with_the_remedy(
 ) -> None:
     assert ann.call(claim, shared, None) is None
     ann.call(os.chmod, shared / GPU, mode)
-    remedy = "is not writable for this user; its owner must run chmod 666 on it"
+    remedy = "is not writable for this user; its owner must run chmod 1666 on it"
     assert bob.call(claim_error, shared) == remedy
     if mode == 0o600:
         assert bob.call(read_error, shared) == remedy
@@ -168,6 +169,43 @@ def test_a_lock_file_that_its_owner_closes_is_refused_with_the_remedy(
     assert bob.call(claim, shared, None) == ann.pid
 
 
+def readings(folder: Path) -> tuple[list[int], dict[str, str]]:
+    """Returns the pids of the locks on the GPU, and why GPUs cannot be claimed."""
+    found = read_locks_of(folder, [GPU, "GPU-2"])
+    return [lock.pid for lock in found.locks.get(GPU, ())], dict(found.problems)
+
+
+def test_a_gpu_whose_lock_file_can_only_be_read_has_a_problem_and_known_claims(
+    shared: Path, ann: User, bob: User
+) -> None:
+    assert ann.call(claim, shared, None) is None
+    assert bob.call(readings, shared) == ([ann.pid], {})
+    ann.call(os.chmod, shared / GPU, 0o644)
+    problem = f"{shared}/{GPU} is not writable for this user; its owner must run chmod 1666 on it"
+    assert bob.call(readings, shared) == ([ann.pid], {GPU: problem})
+    ann.kill()
+    assert bob.call(readings, shared) == ([], {GPU: problem})
+
+
+def test_a_lock_file_without_the_sticky_bit_is_accepted_and_only_its_owner_sets_the_bit(
+    shared: Path, ann: User, bob: User
+) -> None:
+    (shared / GPU).touch()
+    os.chown(shared / GPU, ann.uid, ann.uid)
+    (shared / GPU).chmod(0o666)
+    for user, mode in ((bob, 0o666), (ann, 0o1666)):
+        assert user.call(claim, shared, 10) is None
+        assert stat.S_IMODE((shared / GPU).stat().st_mode) == mode
+
+
+def test_a_hard_link_that_another_user_adds_does_no_harm(shared: Path, ann: User, bob: User) -> None:
+    assert ann.call(claim, shared, None) is None
+    bob.call(os.link, shared / GPU, shared / "link")
+    assert bob.call(claim, shared, None) == ann.pid
+    ann.kill()
+    assert bob.call(claim, shared, None) is None
+
+
 def test_a_planted_link_in_place_of_a_lock_file_is_refused(
     shared: Path, tmp_path: Path, ann: User, bob: User
 ) -> None:
@@ -175,7 +213,7 @@ def test_a_planted_link_in_place_of_a_lock_file_is_refused(
     target.touch()
     os.chown(target, bob.uid, bob.uid)
     ann.call(os.symlink, target, shared / GPU)
-    remedy = "is a symbolic link; its owner or root must remove it"
+    remedy = "is a symbolic link; its owner or root must remove it while no program uses this GPU"
     assert bob.call(claim_error, shared) == remedy
     assert bob.call(read_error, shared) == remedy
 
@@ -183,7 +221,7 @@ def test_a_planted_link_in_place_of_a_lock_file_is_refused(
 def test_a_planted_fifo_in_place_of_a_lock_file_blocks_nobody(shared: Path, ann: User, bob: User) -> None:
     ann.call(os.mkfifo, shared / GPU)
     ann.call(os.chmod, shared / GPU, 0o666)
-    remedy = "is not a regular file; its owner or root must remove it"
+    remedy = "is not a regular file; its owner or root must remove it while no program uses this GPU"
     assert bob.call(claim_error, shared) == remedy
     assert bob.call(read_error, shared) == remedy
 

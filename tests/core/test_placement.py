@@ -97,7 +97,7 @@ def test_prefers_the_gpu_with_the_best_fit_then_the_least_load_then_the_lowest_i
         (
             available(0, claims_problem="/locks/U0 is a symbolic link; remove it"),
             Need(1, 500),
-            "GPU 0: claims unknown, because /locks/U0 is a symbolic link; remove it",
+            "GPU 0: cannot be claimed, because /locks/U0 is a symbolic link; remove it",
         ),
     ],
 )

@@ -195,7 +195,7 @@ def test_a_lock_folder_or_lock_file_of_another_user_is_refused_with_the_remedy(
     ann.hold().kill()
     path = place / "locks" / "GPU-1"
     path.chmod(0o644)
-    assert f"{path} is not writable for this user; its owner must run chmod 666 on it" in bob.refusal()
+    assert f"{path} is not writable for this user; its owner must run chmod 1666 on it" in bob.refusal()
     os.chown(place / "locks", ann.uid, ann.uid)
     (place / "locks").chmod(0o755)
     text = bob.call("run", *HOLD, code=2)

@@ -166,7 +166,7 @@ def test_an_unusable_lock_file_is_bad(place: Path) -> None:
     path.symlink_to("nowhere")
     finding = found_in(place)["GPU claims"]
     assert (finding.grade, finding.message) == ("bad", f"{path} is a symbolic link")
-    assert finding.remedy == "its owner or root must remove it"
+    assert finding.remedy == "its owner or root must remove it while no program uses this GPU"
     path.unlink()
     path.mkdir()
     assert found_in(place)["GPU claims"].message == f"{path} is not a regular file"
@@ -177,14 +177,16 @@ def test_an_unusable_lock_file_is_bad(place: Path) -> None:
     place.chmod(0o1777)
     finding = found_in(place)["GPU claims"]
     assert finding.message == f"{path} has mode 600, so not every user can claim this GPU"
-    assert (finding.grade, finding.remedy) == ("bad", f"its owner must run `chmod 666 {path}`")
+    assert (finding.grade, finding.remedy) == ("bad", f"its owner must run `chmod 1666 {path}`")
 
 
-def test_a_lock_file_of_another_user_that_cannot_be_read_is_bad(place: Path, other_uid: int) -> None:
-    (place / "GPU-1").touch(mode=0o600)
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_lock_file_that_this_user_cannot_write_to_is_bad(place: Path, other_uid: int, mode: int) -> None:
+    (place / "GPU-1").touch()
+    (place / "GPU-1").chmod(mode)
     place.chmod(0o1777)
     user = User(other_uid)
     finding = user.call(found_in, place)["GPU claims"]
     user.kill()
     assert finding.message == f"{place}/GPU-1 is not writable for this user"
-    assert (finding.grade, finding.remedy) == ("bad", "its owner must run chmod 666 on it")
+    assert (finding.grade, finding.remedy) == ("bad", "its owner must run chmod 1666 on it")

@@ -172,8 +172,8 @@ def test_a_job_waits_while_a_lock_file_cannot_be_read(tmp_path: Path) -> None:
     file.symlink_to("other")
     job = rig.add_job("true")
     rig.tick()
-    problem = f"{file} is a symbolic link; its owner or root must remove it"
-    assert reason_of(rig) == wait_reason(f"claims unknown, because {problem}")
+    problem = f"{file} is a symbolic link; its owner or root must remove it while no program uses this GPU"
+    assert reason_of(rig) == wait_reason(f"cannot be claimed, because {problem}")
     file.unlink()
     assert rig.tick_until_ended(job).exit_code == 0
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -144,6 +145,12 @@ class _Requests:
             except OSError:
                 return count
             count += 1
+
+    def lease(self, name: str) -> None:
+        """Takes a lease on a file, and ignores the requests of the kernel to end it."""
+        signal.signal(signal.SIGIO, signal.SIG_IGN)
+        self._leased = os.open(f"{self._folder}/{name}", os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.fcntl(self._leased, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
     def lock_only(self, name: str, ranges: Sequence[tuple[int, int | None]]) -> None:
         """Replaces all locks on a file by these, each from its start up to its end."""

@@ -203,9 +203,8 @@ def test_an_unusable_lock_file_is_a_failed_launch(make: Make, locks: Path) -> No
     attempt = make("exit 0", gpu_claims=claims(locks, "GPU-a")).launch()
     result = attempt.result()
     assert (result.began, result.failure, result.shortage) == (False, FailureKind.GPU_CLAIM, None)
-    assert (
-        result.message == f"the lock file {locks}/GPU-a is a symbolic link; its owner or root must remove it"
-    )
+    remedy = "its owner or root must remove it while no program uses this GPU"
+    assert result.message == f"the lock file {locks}/GPU-a is a symbolic link; {remedy}"
     assert result.message in attempt.output()
 
 

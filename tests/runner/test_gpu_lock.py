@@ -15,7 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpu_scheduler.claims.foreign_claims import read_locks_of
 from gpu_scheduler.runner import gpu_lock, record_lock
+from gpu_scheduler.runner.folder import SHORTAGE
 from gpu_scheduler.runner.gpu_lock import (
     MAX_LOCKS,
     LockFileError,
@@ -140,10 +142,11 @@ def test_a_file_with_very_many_locks_counts_as_locked_entirely(tmp_path: Path, o
     assert len(locks_on(tmp_path, GPU)) == MAX_LOCKS
     assert claim(tmp_path, TOTAL - MAX_LOCKS) is None
     other.ask("lock_only", GPU, [(2 * n, 2 * n + 1) for n in range(MAX_LOCKS + 1)])
-    assert held_ranges(tmp_path) == [(0, None, other.pid)]
+    # The locks may belong to several processes, so that no process can be named.
+    assert held_ranges(tmp_path) == [(0, None, 0)]
     refusal = claim(tmp_path, 1)
     assert refusal is not None
-    assert refusal.pid == other.pid
+    assert refusal.pid == 0
 
 
 # Claims of several processes.
@@ -268,7 +271,7 @@ def test_one_of_twenty_processes_that_make_the_file_at_the_same_moment_gets_the_
             assert answers.count("held") == 1
             holder = processes[answers.index("held")].pid
             assert all(answer in ("held", [f"GPU-{number}", holder]) for answer in answers)
-            assert stat.S_IMODE((tmp_path / f"GPU-{number}").stat().st_mode) == 0o666
+            assert stat.S_IMODE((tmp_path / f"GPU-{number}").stat().st_mode) == 0o1666
 
 
 def test_a_claim_that_collides_again_and_again_is_given_up_in_less_than_a_second(
@@ -339,22 +342,25 @@ def test_a_process_without_free_descriptors_claims_nothing(tmp_path: Path, other
 # The lock files.
 
 
-def plant_hard_link(path: Path) -> None:
-    path.touch()
+REMOVE = "its owner or root must remove it while no program uses this GPU"
+
+
+def plant_hard_link_of_data(path: Path) -> None:
+    path.write_text("data")
     os.link(path, f"{path}-2")
 
 
 @pytest.mark.parametrize(
     ("plant", "problem"),
     [
-        (lambda path: path.symlink_to("/dev/null"), "is a symbolic link; its owner or root must remove it"),
+        (lambda path: path.symlink_to("/dev/null"), f"is a symbolic link; {REMOVE}"),
         (
             lambda path: path.symlink_to(path.parent / "nothing"),
-            "is a symbolic link; its owner or root must remove it",
+            f"is a symbolic link; {REMOVE}",
         ),
-        (lambda path: path.mkdir(), "is not a regular file; its owner or root must remove it"),
-        (os.mkfifo, "is not a regular file; its owner or root must remove it"),
-        (plant_hard_link, "has several hard links; its owner or root must remove it"),
+        (lambda path: path.mkdir(), f"is not a regular file; {REMOVE}"),
+        (os.mkfifo, f"is not a regular file; {REMOVE}"),
+        (plant_hard_link_of_data, f"has contents and several hard links; {REMOVE}"),
     ],
 )
 def test_a_planted_lock_file_is_refused(
@@ -373,14 +379,44 @@ def test_a_gpu_that_nobody_has_claimed_has_no_lock_file(tmp_path: Path) -> None:
     assert not (tmp_path / GPU).exists()
 
 
-@pytest.mark.parametrize(("age_s", "renewed"), [(2 * 86400, True), (3600, False)])
-def test_a_lock_file_that_is_older_than_a_day_is_renewed(tmp_path: Path, age_s: int, renewed: bool) -> None:
-    then = time.time() - age_s
+def test_a_lock_file_with_another_hard_link_still_protects_the_gpu(
+    tmp_path: Path, other: LockProcess, third: LockProcess
+) -> None:
+    (tmp_path / GPU).touch()
+    os.link(tmp_path / GPU, tmp_path / "link of another user")
+    assert other.claim((GPU, None, None)) == "held"
+    assert third.claim((GPU, None, None)) == [GPU, other.pid]
+    assert held_ranges(tmp_path) == [(0, None, other.pid)]
+
+
+def test_a_lease_on_a_lock_file_is_a_fault_of_that_file_and_no_shortage(
+    tmp_path: Path, other: LockProcess, third: LockProcess
+) -> None:
+    other.ask("lease", GPU)
     for use in (lambda: claim(tmp_path, None), lambda: locks_on(tmp_path, GPU)):
-        (tmp_path / GPU).touch()
-        os.utime(tmp_path / GPU, (then, then))
-        use()
-        assert ((tmp_path / GPU).stat().st_mtime > then + 60) is renewed
+        with pytest.raises(LockFileError, match="is leased by another program; end that program") as raised:
+            use()
+        assert raised.value.errno not in SHORTAGE
+        assert raised.value.filename == f"{tmp_path}/{GPU}"
+    reading = read_locks_of(tmp_path, [GPU, "GPU-b"])
+    assert list(reading.problems) == [GPU]
+    assert third.claim(("GPU-b", None, None)) == "held"
+    other.end()
+    assert third.claim((GPU, None, None)) == "held"
+
+
+@pytest.mark.parametrize(("links", "after"), [(1, 0o1644), (2, 0o644)])
+def test_a_claim_sets_the_sticky_bit_of_a_lock_file_that_may_not_be_somebody_elses_data(
+    tmp_path: Path, links: int, after: int
+) -> None:
+    # systemd-tmpfiles does not remove old files with the sticky bit.
+    path = tmp_path / GPU
+    path.touch()
+    path.chmod(0o644)
+    if links == 2:
+        os.link(path, tmp_path / "empty file of another program")
+    assert claim(tmp_path, None) is None
+    assert stat.S_IMODE(path.stat().st_mode) == after
 
 
 @pytest.mark.parametrize("times", [1, 9])

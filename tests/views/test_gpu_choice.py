@@ -145,7 +145,7 @@ def test_the_table_of_gpus_shows_every_claim_on_a_line_below_its_gpu(width: int 
     assert [line for line in lines if line.startswith(" ")] == [
         "     8000 MiB claimed by run, pid 7, user ann",
         *[f"     9000 MiB claimed by a scheduler's job, pid 8, user {'bob' * 20}"] * 3,
-        f"     claims unknown, because {problem}",
+        f"     cannot be claimed, because {problem}",
     ]
 
 
@@ -154,3 +154,12 @@ def test_unknown_claims_are_null_in_json() -> None:
     assert '"claims": null, "claims_problem": "is a link"' in text
     assert text.isascii()
     assert '"claims": [], "claims_problem": null' in to_json([FREE])
+
+
+def test_claims_that_can_be_read_are_listed_even_if_nothing_can_claim_the_gpu() -> None:
+    gpu = ClaimedGpu(FREE.sample, (GpuClaim(8000, 7, "ann"),), "/locks/GPU-a is not writable")
+    assert to_text([gpu], None).splitlines()[2:] == [
+        "     cannot be claimed, because /locks/GPU-a is not writable",
+        "     8000 MiB claimed by run, pid 7, user ann",
+    ]
+    assert '"claims": [{"pid": 7, "user": "ann", "mib": 8000, "by_scheduler": false}]' in to_json([gpu])

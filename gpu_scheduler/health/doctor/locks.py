@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpu_scheduler.claims.foreign_claims import LOCK_FOLDER_KEY
-from gpu_scheduler.claims.gpu_claims import claims_of, lock_problem, read_gpu_locks
+from gpu_scheduler.claims.gpu_claims import check_writable, claims_of, lock_problem, read_gpu_locks
 from gpu_scheduler.claims.lock_folder import (
     SYSTEM_FOLDER,
     VARIABLE,
@@ -105,13 +105,14 @@ def _claims(folder: Path) -> Finding:
         path = folder / name
         try:
             held[name] = claims_of(read_gpu_locks(folder, name), None)
+            check_writable(folder, name)
             mode = os.stat(path).st_mode
         except OSError as error:
             problem, _, remedy = lock_problem(error).partition("; ")
             return bad(Check.GPU_CLAIMS, problem, remedy or f"check the permissions of {path}")
         if is_shared and mode & _LOCK_FILE_MODE != _LOCK_FILE_MODE:
             message = f"{path} has mode {stat.S_IMODE(mode):o}, so not every user can claim this GPU"
-            return bad(Check.GPU_CLAIMS, message, f"its owner must run `chmod 666 {path}`")
+            return bad(Check.GPU_CLAIMS, message, f"its owner must run `chmod 1666 {path}`")
     texts = [f"{name}: {', '.join(map(_text, claims))}" for name, claims in held.items() if claims]
     total = count_noun(sum(map(len, held.values())), "claim")
     return ok(Check.GPU_CLAIMS, f"{total} in {folder}: {'; '.join(texts)}" if texts else "none")
