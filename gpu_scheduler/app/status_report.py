@@ -29,7 +29,7 @@ class GpuView:
 
     share: the allocated thousandths; jobs: the ids of the jobs to which the GPU is allocated; allocated_mib:
     the memory allocated to them, None if unknown; has_declared_memory: whether any of them declared memory.
-    claims: the claims of other programs; claims_problem: why these cannot be read, None if they can.
+    claims: the claims of other programs; claims_problem: why the GPU cannot be claimed, None if it can.
     """
 
     record: GpuRecord

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class ClaimedGpu:
     """A GPU and the claims of other programs on it.
 
-    claims_problem: why the claims cannot be read; "" if they can.
+    claims_problem: why the GPU cannot be claimed; "" if it can.
     """
 
     sample: GpuSample

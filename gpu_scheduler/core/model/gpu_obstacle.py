@@ -59,7 +59,7 @@ class GpuObstacle(StoredValue):
     foreign_load         FOREIGN_LOAD: load that foreign processes cause, in percent
     foreign_peak_mib     MEMORY: highest memory use of the foreign processes, if above their current use
     claims               CLAIMED: the claims of other programs on the GPU
-    detail               CLAIMS_UNKNOWN: why the claims cannot be read
+    detail               CLAIMS_UNKNOWN: why the GPU cannot be claimed
     """
 
     gpu: int

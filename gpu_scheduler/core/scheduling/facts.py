@@ -109,7 +109,7 @@ class Gpu:
     in MiB, by (pid, start time). total_mib: the memory size in the store, even if the GPU cannot be read now.
     foreign_loads: the load of foreign processes in each of the last samples in percent, the newest last; None
     if unknown. foreign_load_at: the time of the newest of these samples. claims: the claims of other
-    programs. claims_problem: why the claims cannot be read; None if they can.
+    programs. claims_problem: why the GPU cannot be claimed; None if it can.
     """
 
     uuid: str

@@ -36,7 +36,7 @@ class GpuAvailability:
     foreign_peak_mib     peak memory use of the foreign processes, if above their current use; otherwise 0
     claims               the claims of other programs
     claimable_mib        MiB that neither they nor our attempts claim; None if there are no such claims
-    claims_problem       why these claims cannot be read, or None
+    claims_problem       why the GPU cannot be claimed, or None
     """
 
     uuid: str

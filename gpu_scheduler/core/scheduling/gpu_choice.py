@@ -36,7 +36,7 @@ class Ineligibility:
 
     fault            FAULT: the fault of the GPU
     claims           CLAIMED: the claims of other programs; MEMORY: the same if they leave less than is free
-    claims_problem   CLAIMS_UNKNOWN: why the claims cannot be read
+    claims_problem   CLAIMS_UNKNOWN: why the GPU cannot be claimed
     free_mib         MEMORY: the memory that no process uses and no other program claims, in MiB
     load_percent     LOAD: the utilization of the GPU
     """
