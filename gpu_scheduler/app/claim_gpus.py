@@ -1,7 +1,7 @@
 """Waits until GPUs meet the criteria of a command, and claims them for this process, without a scheduler.
 
-Inside a job, or below a process that holds a claim, the command uses GPUs of that job or process, and takes
-no claim of its own.
+Inside a job, or below a process that claims whole GPUs, the command uses GPUs of that job or process, and
+takes no claim of its own.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _Search:
         self._visible_note: str | None = None
         self._watch = ClaimWatch(self._folder)
         self._frequent_until = 0.0
-        #: The GPUs, by UUID, that an ancestor or this process itself has claimed.
+        #: The GPUs, by UUID, that another `run` above this process has claimed entirely.
         self._own: set[str] = set()
         self._is_inside = False
 
@@ -146,8 +146,10 @@ class _Search:
         """Takes the first sample and determines the GPUs that this process may use. Returns the sample."""
         timeout_s = self._request.timeout_s
         samples = self._probe.sample(None if timeout_s is None else max(_LEAST_SAMPLE_S, timeout_s)).gpus
-        self._own = own_claims(self._folder, self._watch.read(uuids_of(samples)).locks)
-        self._is_inside = bool(self._own) or TOKEN in os.environ
+        is_in_job = TOKEN in os.environ
+        # A job uses all GPUs that are visible to it, whatever its runner claims.
+        self._own = set() if is_in_job else own_claims(self._watch.read(uuids_of(samples)).locks)
+        self._is_inside = is_in_job or bool(self._own)
         return samples
 
     def in_scope(self, samples: Sequence[GpuSample]) -> tuple[GpuSample, ...]:

@@ -57,12 +57,15 @@ def observe_attempt(
 
 
 def runner_pids(attempts: Iterable[Attempt]) -> frozenset[int]:
-    """Returns the pids of the runners of these attempts, except those whose end is recorded."""
+    """Returns the pids of the runners of these attempts, except those whose end is recorded.
+
+    Does not include runners of remote executors, whose pids belong to another machine.
+    """
     pids = {
         # The store knows the runner of an attempt whose folder cannot be read now.
         attempt.status.pid or (attempt.runner.pid if attempt.runner is not None else None)
         for attempt in attempts
-        if attempt.state.is_open
+        if attempt.state.is_open and attempt.executor in LOCAL_EXECUTORS
     }
     return frozenset(pid for pid in pids if pid is not None)
 

@@ -1,7 +1,7 @@
 """Reads the claims of other programs on the GPUs of one scheduler.
 
-Every lock that neither a runner of the scheduler nor a process from which the scheduler descends holds is a
-foreign claim.
+Every lock is a foreign claim, except those of the scheduler's runners and those on a whole GPU that the
+scheduler itself or a process from which it descends holds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu_scheduler.claims.gpu_claims import check_writable, claims_of, lock_problem, read_gpu_locks
+from gpu_scheduler.claims.gpu_claims import (
+    check_writable,
+    claims_of,
+    inherited_descriptors,
+    lock_problem,
+    read_gpu_locks,
+)
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.runner.folder import SHORTAGE
 from gpu_scheduler.runner.record_lock import Lock
@@ -57,20 +63,35 @@ class LockReading:
         if not foreign:
             return ForeignClaims(problems=self.problems)
         # Imported only for a claim, so that `status` stays fast where nobody claims GPUs.
-        from gpu_scheduler.claims.own_claims import ancestor_pids
+        from gpu_scheduler.claims.own_claims import ancestor_pids, is_whole_claim_of
 
-        without = {*runners, *ancestor_pids(scheduler)}
-        claims = {uuid: claims_of(locks, totals_mib.get(uuid), without) for uuid, locks in foreign.items()}
+        ancestors = ancestor_pids(scheduler)
+        claims = {
+            uuid: claims_of(
+                [lock for lock in locks if not is_whole_claim_of(ancestors, lock)],
+                totals_mib.get(uuid),
+                runners,
+            )
+            for uuid, locks in foreign.items()
+        }
         return ForeignClaims({uuid: found for uuid, found in claims.items() if found}, self.problems)
 
 
 def read_locks_of(folder: Path, uuids: Iterable[str]) -> LockReading:
-    """Returns the locks on these GPUs. Raises OSError in a shortage of open files or memory."""
+    """Returns the locks on these GPUs, with those that this process inherited when it was executed.
+
+    Raises OSError in a shortage of open files or memory.
+    """
+    own: dict[str, tuple[Lock, ...]] = {}
+    if inherited_descriptors(str(folder)):
+        from gpu_scheduler.claims.own_claims import own_locks
+
+        own = own_locks(folder)
     locks: dict[str, tuple[Lock, ...]] = {}
     problems: dict[str, str] = {}
     for uuid in uuids:
         try:
-            if held := read_gpu_locks(folder, uuid):
+            if held := (*own.get(uuid, ()), *read_gpu_locks(folder, uuid)):
                 locks[uuid] = held
             check_writable(folder, uuid)
         except OSError as error:

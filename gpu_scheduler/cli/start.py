@@ -24,11 +24,13 @@ def start(options: Namespace) -> int:
     """Runs the scheduler (in the background with --daemon). Returns the exit code of the command."""
     chosen = StartOptions.from_values(vars(options))
     _validate(chosen)
-    if options.fresh:
-        _confirm_fresh(chosen, ask=not options.yes)
     if options.daemon:
         from gpu_scheduler.scheduler import background
 
+        background.check(chosen)
+    if options.fresh:
+        _confirm_fresh(chosen, ask=not options.yes)
+    if options.daemon:
         main_log = location_of(options).resolve().main_log
         return background.run(
             lambda up: _run_scheduler(chosen, up),

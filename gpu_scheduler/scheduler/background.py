@@ -13,13 +13,28 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from gpu_scheduler.claims.own_claims import own_locks
+from gpu_scheduler.config import StartOptions
+from gpu_scheduler.errors import UsageError
 from gpu_scheduler.reporting.main_log import open_main_log
 from gpu_scheduler.runner.folder import close_inherited
+from gpu_scheduler.scheduler.start_checks import claim_folder_of
+from gpu_scheduler.store.data_dir import DataDir
 
 log = logging.getLogger(__name__)
 
 #: Called when the scheduler is ready: its options have been checked, and `stop` works.
 ReadyCallback = Callable[[], None]
+
+
+def check(options: StartOptions) -> None:
+    """Raises UsageError if this process claims GPUs, because its claims would not reach the background."""
+    folder = claim_folder_of(options, DataDir.of(options.state_file, options.data_dir))
+    if own_locks(folder.path):
+        raise UsageError(
+            "--daemon: `run` executed this command, and its claims on GPUs would end when the scheduler goes"
+            " into the background; use `run -- ... start` without --daemon"
+        )
 
 
 def run(

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from gpu_scheduler.attempts.executor import Executors
 from gpu_scheduler.attempts.launch import Launcher
 from gpu_scheduler.attempts.log_folder import LogFolder
-from gpu_scheduler.claims.foreign_claims import LOCK_FOLDER_KEY
 from gpu_scheduler.claims.lock_folder import ClaimFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
@@ -39,6 +38,7 @@ from gpu_scheduler.reporting.reporter import EventReporter
 from gpu_scheduler.scheduler.backup_timer import BackupTimer
 from gpu_scheduler.scheduler.file_inputs import FileInputs
 from gpu_scheduler.scheduler.loop import Loop
+from gpu_scheduler.scheduler.record_lock_folder import record_lock_folder
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.ownership_loss import Ownership
@@ -123,7 +123,7 @@ class Daemon:
             verbose=options.verbose, on_attempt_end=console.finish_attempt,
         )  # fmt: skip
         self._store.db.set_meta(LOG_FOLDER_KEY, logs.to_json())
-        self._store.db.set_meta(LOCK_FOLDER_KEY, str(claim_folder.path))
+        record_lock_folder(self._store, claim_folder.path, self._clock.boot_id)
         resolved = _with_absolute_paths(options, self._config.path)
         store.record_options(resolved)
         self._launcher = Launcher(

@@ -51,10 +51,18 @@ def check_paths(options: StartOptions) -> None:
         raise UsageError(f"{named}: {error.strerror}; name a folder that you own with --log-dir") from None
 
 
+def claim_folder_of(options: StartOptions, data_dir: DataDir) -> ClaimFolder:
+    """Returns the folder in which the runners claim GPUs, which need not exist.
+
+    Raises UsageError if the variable that names it cannot be used.
+    """
+    simulation = str(data_dir.simulation) if options.simulated else None
+    return ClaimFolder.of(find_lock_folder(), simulation)
+
+
 def prepare_claim_folder(options: StartOptions, data_dir: DataDir) -> ClaimFolder:
     """Makes the folder in which the runners claim GPUs. Raises UsageError if it cannot be used."""
-    simulation = str(data_dir.simulation) if options.simulated else None
-    folder = ClaimFolder.of(find_lock_folder(), simulation)
+    folder = claim_folder_of(options, data_dir)
     folder.prepare()
     return folder
 

@@ -36,12 +36,24 @@ def test_the_locks_of_runners_are_no_foreign_claims(child: int) -> None:
     assert pids(reading.foreign_claims({}, {7, 8})) == {"B": [child], "C": [child]}
 
 
-def test_the_locks_of_processes_from_which_the_scheduler_descends_are_no_foreign_claims(child: int) -> None:
+def whole(pid: int) -> tuple[Lock, ...]:
+    return (Lock(0, None, pid),)
+
+
+def test_whole_gpus_that_processes_claim_from_which_the_scheduler_descends_are_no_foreign_claims(
+    child: int,
+) -> None:
     own, parent = os.getpid(), os.getppid()
-    reading = LockReading({"A": locks(parent), "B": locks(own, child)})
-    assert pids(reading.foreign_claims({}, ())) == {"B": [child]}
+    reading = LockReading({"A": whole(parent), "B": whole(own), "C": whole(child)})
+    assert pids(reading.foreign_claims({}, ())) == {"C": [child]}
     assert pids(reading.foreign_claims({}, (), scheduler=child)) == {}
-    assert pids(reading.foreign_claims({}, (), scheduler=parent)) == {"B": [own, child]}
+    assert pids(reading.foreign_claims({}, (), scheduler=parent)) == {"B": [own], "C": [child]}
+
+
+def test_the_lock_of_such_a_process_on_part_of_a_gpu_is_a_foreign_claim() -> None:
+    own, parent = os.getpid(), os.getppid()
+    reading = LockReading({"A": locks(parent, own), "B": (Lock(50, None, parent),), "C": (Lock(0, 99, own),)})
+    assert pids(reading.foreign_claims({}, {7})) == {"A": [parent, own], "B": [parent], "C": [own]}
 
 
 def test_a_runner_on_a_gpu_with_very_many_locks_does_not_hide_the_claims_of_others(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ A, B = 2**22 + 1, 2**22 + 2
         ([Lock(0, 100, A)], 100, [(100, A)]),
         # Bytes behind the end of the GPU's memory do not count.
         ([Lock(90, 120, A)], 100, [(10, A)]),
+        ([Lock(100, 101, A)], 100, [(0, A)]),
+        ([Lock(0, 10, B), Lock(100, 101, A)], 100, [(10, B), (0, A)]),
         ([Lock(60, None, A)], 100, [(40, A)]),
         ([Lock(60, None, A)], None, [(None, A)]),
         ([Lock(0, 10, A), Lock(60, None, A)], None, [(None, A)]),

@@ -6,25 +6,34 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: Claims GPU-a and executes the command in its arguments.
+import pytest
+
+#: Claims so many MiB of GPU-a, or the whole GPU for 0, and executes the command in its arguments.
 CLAIM_AND_EXECUTE = """
 import os, sys
 from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus
-assert isinstance(claim_gpus(sys.argv[1], [Wanted("GPU-a", None, 100)], inheritable=True), list)
-os.execv(sys.argv[2], sys.argv[2:])
+wanted = Wanted("GPU-a", int(sys.argv[2]) or None, 100)
+assert isinstance(claim_gpus(sys.argv[1], [wanted], inheritable=True), list)
+os.execv(sys.argv[3], sys.argv[3:])
 """
-#: Prints the GPUs of which it knows own claims.
+#: Prints the GPUs of which it knows own claims, and the locked ranges.
 PRINT_OWN_CLAIMS = """
 import sys
 from pathlib import Path
-from gpu_scheduler.claims.gpu_claims import read_gpu_locks
+from gpu_scheduler.claims.foreign_claims import read_locks_of
 from gpu_scheduler.claims.own_claims import own_claims
-folder = Path(sys.argv[1])
 for _ in range(2):
-    locks = {uuid: read_gpu_locks(folder, uuid) for uuid in ("GPU-a", "GPU-b")}
-    print(sorted(own_claims(folder, locks)))
+    locks = read_locks_of(Path(sys.argv[1]), ("GPU-a", "GPU-b")).locks
+    print(sorted(own_claims(locks)), [(lock.start, lock.end) for held in locks.values() for lock in held])
 """
+#: Executes the command in its arguments in a grandchild.
+BELOW = ["/bin/sh", "-c", '(sh -c \'"$@"; true\' sh "$@"); true', "sh"]
 PRINT = [sys.executable, "-c", PRINT_OWN_CLAIMS]
+
+
+def claiming(folder: Path, mib: int) -> list[str]:
+    """Returns the words that claim so many MiB, or the whole GPU for 0, before a command."""
+    return [sys.executable, "-c", CLAIM_AND_EXECUTE, str(folder), str(mib)]
 
 
 def output_of(*command: str) -> list[str]:
@@ -34,22 +43,29 @@ def output_of(*command: str) -> list[str]:
 
 def test_a_process_without_claims_has_none_even_if_another_process_has_one(tmp_path: Path) -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", CLAIM_AND_EXECUTE, str(tmp_path), "/bin/sh", "-c", "echo claimed; cat"],
+        [*claiming(tmp_path, 0), "/bin/sh", "-c", "echo claimed; cat"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"claimed\n"
-    assert output_of(*PRINT, str(tmp_path)) == ["[]", "[]"]
+    assert output_of(*PRINT, str(tmp_path)) == ["[] [(0, None)]"] * 2
     holder.communicate(timeout=60)
 
 
 def test_an_executed_program_has_the_claim_of_the_program_that_executed_it(tmp_path: Path) -> None:
-    claim = [sys.executable, "-c", CLAIM_AND_EXECUTE, str(tmp_path)]
-    assert output_of(*claim, *PRINT, str(tmp_path)) == ["['GPU-a']", "['GPU-a']"]
+    found = output_of(*claiming(tmp_path, 0), *PRINT, str(tmp_path))
+    assert found == ["['GPU-a'] [(0, None)]"] * 2
 
 
 def test_a_descendant_has_the_claim_of_its_ancestor(tmp_path: Path) -> None:
-    claim = [sys.executable, "-c", CLAIM_AND_EXECUTE, str(tmp_path)]
-    below = ["/bin/sh", "-c", '(sh -c \'"$@"; true\' sh "$@"); true', "sh"]
-    assert output_of(*claim, *below, *PRINT, str(tmp_path)) == ["['GPU-a']", "['GPU-a']"]
+    found = output_of(*claiming(tmp_path, 0), *BELOW, *PRINT, str(tmp_path))
+    assert found == ["['GPU-a'] [(0, None)]"] * 2
+
+
+@pytest.mark.parametrize("below", [[], BELOW])
+def test_a_claim_on_part_of_a_gpu_is_read_but_belongs_to_the_command_alone(
+    tmp_path: Path, below: list[str]
+) -> None:
+    found = output_of(*claiming(tmp_path, 40), *below, *PRINT, str(tmp_path))
+    assert found == ["[] [(0, 40)]"] * 2

@@ -276,6 +276,23 @@ def test_run_below_run_uses_the_gpus_of_the_outer_command_without_a_claim(
     assert box.run("run", "--only", "1", "--", *prefix, *too_many)[0] == 3
 
 
+@pytest.mark.parametrize("prefix", [[], ["sh", "-c", '"$@"; exit $?', "sh"]])
+def test_run_below_a_run_that_claims_part_of_a_gpu_does_not_use_that_claim(
+    box: Box, prefix: list[str]
+) -> None:
+    outer = ["--only", "0", "--mb", "10000", "--", *prefix]
+    code, _, err = box.run("run", *outer, *box.words("run", "--timeout", "0", "--", "true"))
+    assert code == 124
+    assert "GPU 0 has 10000 MiB claimed by run, pid " in err
+    inner = box.words("run", "--mb", "12000", "--", "sh", "-c", "echo ready; exec cat")
+    holder = box.start("run", *outer, *inner)
+    assert holder.read_line() == "ready"
+    # If both are the same process, the second claim replaces the first one.
+    left = 2000 if prefix else 12_000
+    assert not box.can_claim("--only", "0", "--mb", str(left + 1))
+    assert box.can_claim("--only", "0", "--mb", str(left))
+
+
 def test_run_below_run_does_not_release_the_outer_claim(box: Box) -> None:
     inner = box.words("run", "--", "sh", "-c", "echo ready; exec cat")
     holder = box.start("run", "--only", "1", "--", *inner)
@@ -290,6 +307,14 @@ def test_run_inside_a_job_chooses_among_the_gpus_of_the_job_without_a_claim(box:
     assert (code, out) == (0, "1\n")
     assert "without another claim" in err
     assert box.run("run", "--only", "0", "--", "true", env=job)[0] == 3
+
+
+def test_run_inside_a_job_uses_all_gpus_of_the_job_even_if_its_runner_claims_only_one(box: Box) -> None:
+    job = ["env", "CUDA_VISIBLE_DEVICES=0,1", f"GPU_SCHEDULER_TOKEN={'0' * 32}"]
+    inner = box.words("run", "-n", "2", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    below = ["sh", "-c", '"$@"; exit $?', "sh"]
+    code, out, _ = box.run("run", "--only", "1", "--", *below, *job, *inner)
+    assert (code, out) == (0, "0,1\n")
 
 
 def test_cuda_visible_devices_restricts_the_choice(box: Box) -> None:

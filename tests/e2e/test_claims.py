@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from gpu_scheduler.claims.gpu_claims import read_gpu_locks
 from gpu_scheduler.claims.lock_folder import ClaimFolder
@@ -17,13 +20,16 @@ from tests.waiting import wait_for
 #: Holds its GPU until the file `go` exists.
 UNTIL_GO = "until [ -e go ]; do sleep 0.02; done"
 START = [sys.executable, "-m", "gpu_scheduler", "start", "--log-dir", "logs"]
-#: Claims SIM-0 and executes the command in its arguments.
+#: Claims so many MiB of SIM-0, or the whole GPU for 0, and executes the command in its arguments.
 CLAIM_AND_EXECUTE = """
 import os, sys
 from gpu_scheduler.runner.gpu_lock import Wanted, claim_gpus
-assert isinstance(claim_gpus(sys.argv[1], [Wanted("SIM-0", None, 24576)], inheritable=True), list)
-os.execv(sys.argv[2], sys.argv[2:])
+wanted = Wanted("SIM-0", int(sys.argv[2]) or None, 24576)
+assert isinstance(claim_gpus(sys.argv[1], [wanted], inheritable=True), list)
+os.execv(sys.argv[3], sys.argv[3:])
 """
+#: Executes the command in its arguments in a child.
+BELOW = ["/bin/sh", "-c", '"$@"; exit $?', "sh"]
 
 
 def locks_of(world: World) -> Path:
@@ -32,6 +38,11 @@ def locks_of(world: World) -> Path:
     folder = ClaimFolder.of(Path(world.env["GPU_SCHEDULER_LOCK_DIR"]), str(simulation))
     folder.prepare()
     return folder.path
+
+
+def claiming(world: World, mib: int = 0) -> list[str]:
+    """Returns the words that claim so many MiB of SIM-0, or the whole GPU for 0, before a command."""
+    return [sys.executable, "-c", CLAIM_AND_EXECUTE, str(locks_of(world)), str(mib)]
 
 
 def pids_on(world: World, gpu: int) -> list[int]:
@@ -75,19 +86,9 @@ def test_a_killed_scheduler_leaves_the_claims_of_its_jobs_and_its_successor_know
 
 
 def test_jobs_run_on_the_gpu_that_the_ancestor_of_their_scheduler_claims(world: World) -> None:
-    claim = [sys.executable, "-c", CLAIM_AND_EXECUTE, str(locks_of(world))]
-    start = [
-        sys.executable,
-        "-m",
-        "gpu_scheduler",
-        "start",
-        "--simulate",
-        "1",
-        "--log-dir",
-        "logs",
-        "--drain",
-    ]
-    for below in ([], ["/bin/sh", "-c", '"$@"; exit $?', "sh"]):
+    claim = claiming(world)
+    start = [*START, "--simulate", "1", "--drain"]
+    for below in ([], BELOW):
         world.jobs_file.write_text(f"touch ran{len(below)}\n")
         options = ["--state-file", world.state, "--jobs-file", str(world.jobs_file)]
         done = subprocess.run(
@@ -99,10 +100,9 @@ def test_jobs_run_on_the_gpu_that_the_ancestor_of_their_scheduler_claims(world: 
 
 
 def test_a_scheduler_that_run_executes_keeps_its_claim(world: World) -> None:
-    claim = [sys.executable, "-c", CLAIM_AND_EXECUTE, str(locks_of(world))]
     start = [*START, "--simulate", "2", "--state-file", world.state]
     with subprocess.Popen(
-        [*claim, *start],
+        [*claiming(world), *start],
         cwd=world.folder, env=world.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     ) as process:  # fmt: skip
         try:
@@ -118,6 +118,60 @@ def test_a_scheduler_that_run_executes_keeps_its_claim(world: World) -> None:
             assert pids_on(world, 0) == [process.pid]
         finally:
             process.terminate()
+
+
+@pytest.mark.parametrize("below", [[], BELOW])
+def test_a_claim_on_part_of_a_gpu_is_not_for_the_jobs_of_a_scheduler_below(
+    world: World, below: list[str]
+) -> None:
+    start = [*START, "--simulate", "1", "--state-file", world.state]
+    with subprocess.Popen(
+        [*claiming(world, 16_000), *below, *start],
+        cwd=world.folder, env=world.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        try:
+            world.append("[share=0.5] true", "[vram=8000] true")
+            wait_for(lambda: world.cli("status", "--json").returncode == 0, "the store")
+            world.wait_finished(2)
+            first = world.jobs()[1]
+            assert first["state"] == "queued"
+            assert f"16000 MiB claimed by {holder_words(process.pid)}" in first["reason"]
+            assert pids_on(world, 0) == [process.pid]
+        finally:
+            world.cli("stop")
+            process.terminate()
+
+
+def test_start_in_the_background_is_refused_if_run_executed_it(world: World) -> None:
+    done = subprocess.run(
+        [*claiming(world), *START, "--daemon", "--simulate", "1", "--state-file", world.state],
+        cwd=world.folder, env=world.env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "use `run -- ... start` without --daemon" in done.stderr
+    assert not (world.folder / "gpu_scheduler_state.d").exists()
+    assert not (world.folder / "logs").exists()
+
+
+def test_a_start_with_another_lock_folder_warns_while_jobs_run(world: World) -> None:
+    world.start("--simulate", "1")
+    world.append(UNTIL_GO)
+    world.wait_until(lambda jobs: jobs and jobs[1]["state"] == "running", "the job")
+    world.end_scheduler()
+    before = locks_of(world)
+    world.env["GPU_SCHEDULER_LOCK_DIR"] += "/other"
+    world.start("--simulate", "1")
+    warning = (
+        f"the lock folder has changed from {before} to {locks_of(world)}; `run` does not see the claims of"
+        " running jobs (1) until they end\n"
+    )
+    assert world.output().count(warning) == 1
+    (world.folder / "go").touch()
+    world.wait_finished(1)
+    world.env["GPU_SCHEDULER_LOCK_DIR"] = os.path.dirname(world.env["GPU_SCHEDULER_LOCK_DIR"])
+    world.end_scheduler()
+    world.start("--simulate", "1")
+    assert world.output().count("the lock folder has changed") == 1
 
 
 def test_start_refuses_a_lock_folder_that_is_not_safe(world: World) -> None:

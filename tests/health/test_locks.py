@@ -58,7 +58,8 @@ def test_a_missing_folder_is_private_and_is_not_made(place: Path) -> None:
     ]
     assert found[0].message == (
         f"{place}/gpu_scheduler/locks (not created yet); only your own programs see each other's claims;"
-        f" an administrator can make a folder for all users: `sudo install -d -m 1777 {ABSENT}`"
+        " while no job runs, an administrator can make a folder for all users:"
+        f" `sudo install -d -m 1777 {ABSENT}`"
     )
     assert found[1].message == "none"
     assert list(place.iterdir()) == []

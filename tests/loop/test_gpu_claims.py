@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.attempts.executor import AttemptRef
-from gpu_scheduler.claims.gpu_claims import read_gpu_locks
+from gpu_scheduler.claims.gpu_claims import claims_of, read_gpu_locks
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.state_reason import ReasonKind
 from gpu_scheduler.executors.direct import DirectExecutor
+from gpu_scheduler.runner.gpu_lock import Refusal, Wanted, claim_gpus, release
 from gpu_scheduler.runner.spec import read_spec
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.pending_groups import wait_reasons
@@ -72,6 +73,40 @@ def test_a_claim_is_at_most_what_the_claims_of_earlier_attempts_leave(tmp_path: 
     }
     (tmp_path / "go").touch()
     rig.tick_until_ended(first)
+
+
+def test_an_attempt_for_which_no_memory_is_left_keeps_other_programs_from_the_whole_gpu(
+    tmp_path: Path,
+) -> None:
+    rig = Rig(tmp_path, gpus=1)
+    go = {name: f"until [ -e {name} ]; do sleep 0.01; done" for name in ("others", "last")}
+    others = [rig.add_job(go["others"], share=100, vram=24_000), rig.add_job(go["others"], share=500)]
+    pids = [rig.runner_pid(job) for job in others]
+    wait_for(lambda: sorted(pids_on(rig)) == sorted(pids), "the claims of the first two jobs")
+    last = rig.add_job(go["last"], share=400)
+    pid = rig.runner_pid(last)
+    assert requested(rig, last) == {
+        "folder": str(rig.claim_folder.path),
+        "gpus": [{"name": "U0", "mib": 1, "total_mib": 25_576}],
+    }
+    wait_for(lambda: sorted(pids_on(rig)) == sorted([*pids, pid]), "the claim of the last job")
+    (tmp_path / "others").touch()
+    rig.tick_until(lambda: all(rig.job(job).state == "finished" for job in others))
+    locks = read_gpu_locks(rig.claim_folder.path, "U0")
+    assert [(claim.mib, claim.pid) for claim in claims_of(locks, 24_576)] == [(0, pid)]
+    refusal = claim_gpus(str(rig.claim_folder.path), [Wanted("U0", None, 24_576)])
+    assert isinstance(refusal, Refusal)
+    assert refusal.pid == pid
+    release(claim_all_memory(rig))
+    (tmp_path / "last").touch()
+    rig.tick_until_ended(last)
+
+
+def claim_all_memory(rig: Rig) -> list[int]:
+    """Claims all the memory of the first GPU, but nothing beyond it."""
+    descriptors = claim_gpus(str(rig.claim_folder.path), [Wanted("U0", 24_576, 24_576)])
+    assert isinstance(descriptors, list)
+    return descriptors
 
 
 def test_of_two_attempts_that_start_in_one_round_the_earlier_claims_what_it_declares(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.attempts.observe import runner_pids
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.scheduler import loop, read_facts
 from gpu_scheduler.store.requests import add_request
@@ -39,6 +41,15 @@ def test_follows_a_remote_attempt_until_it_ends(tmp_path: Path) -> None:
     executor.end(token, 0)
     rig.tick()
     assert (str(rig.job(first).outcome), str(rig.job(second).state)) == ("completed", "running")
+
+
+def test_the_pid_of_a_remote_runner_is_not_that_of_a_runner_on_this_machine(tmp_path: Path) -> None:
+    rig = rig_with(tmp_path, RemoteExecutor())
+    rig.add_job("x")
+    [attempt] = rig.tick().attempts
+    remote = replace(attempt, status=replace(attempt.status, pid=7))
+    assert runner_pids([remote]) == frozenset()
+    assert runner_pids([replace(remote, executor="direct")]) == {7}
 
 
 def test_stops_a_remote_attempt(tmp_path: Path) -> None:

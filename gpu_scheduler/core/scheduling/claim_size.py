@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
 
+#: MiB beyond the memory of a GPU in which attempts claim 1 MiB each if other attempts claim all the memory.
+BEYOND_MIB = 1000
+
 
 def claimable_total(total_mib: int | None) -> int:
     """Returns the MiB of a GPU that can be claimed. total_mib: the memory of the GPU; None if unknown.

@@ -88,7 +88,10 @@ def _users_of(folder: Path, is_named: bool, system_folder: Path) -> Finding:
         return ok(Check.LOCK_FOLDER, f"{text}, shared by {users}")
     private = f"{text}; only your own programs see each other's claims"
     make = f"`sudo install -d -m 1777 {system_folder}`"
-    return ok(Check.LOCK_FOLDER, f"{private}; an administrator can make a folder for all users: {make}")
+    return ok(
+        Check.LOCK_FOLDER,
+        f"{private}; while no job runs, an administrator can make a folder for all users: {make}",
+    )
 
 
 def _claims(folder: Path) -> Finding:
