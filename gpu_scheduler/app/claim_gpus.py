@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gpu_scheduler.app.claim_watch import ClaimWatch
 from gpu_scheduler.app.gpu_source import GpuSource
-from gpu_scheduler.app.machine_gpus import claim_folder, uuids_of, with_claims
+from gpu_scheduler.app.machine_gpus import claim_folder, surrounding_claims, uuids_of, with_claims
 from gpu_scheduler.claims.foreign_claims import LockReading
 from gpu_scheduler.claims.gpu_claims import lock_problem
-from gpu_scheduler.claims.own_claims import own_claims
+from gpu_scheduler.claims.own_claims import is_below_runner, own_claims
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
 from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.gpu_criteria import GpuCriteria
 from gpu_scheduler.core.scheduling.gpu_choice import Impossibility, Ineligibility, choose, impossibility
 from gpu_scheduler.errors import GpuStateError
@@ -57,11 +58,13 @@ class FoundGpus:
     """GPUs that meet the criteria, by index.
 
     is_inside: whether they belong to the job or process that started this process, so no claim was taken.
+    surrounding: the claims of that job or process on these GPUs, by UUID.
     """
 
     gpus: tuple[ClaimedGpu, ...]
     criteria: GpuCriteria
     is_inside: bool = False
+    surrounding: Mapping[str, GpuClaim] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,8 @@ class _Search:
         """Takes the first sample and determines the GPUs that this process may use. Returns the sample."""
         timeout_s = self._request.timeout_s
         samples = self._probe.sample(None if timeout_s is None else max(_LEAST_SAMPLE_S, timeout_s)).gpus
-        is_in_job = TOKEN in os.environ
+        # The variable alone proves nothing: somebody may have copied the environment of a job.
+        is_in_job = TOKEN in os.environ and is_below_runner()
         # A job uses all GPUs that are visible to it, whatever its runner claims.
         self._own = set() if is_in_job else own_claims(self._watch.read(uuids_of(samples)).locks)
         self._is_inside = is_in_job or bool(self._own)
@@ -180,8 +184,11 @@ class _Search:
             if len(choice.eligible) < criteria.count:
                 break
             chosen = sorted(choice.eligible[: criteria.count], key=lambda gpu: gpu.sample.index)
-            if self._is_inside or not self._request.claim or self._claim(chosen, unusable):
-                return FoundGpus(tuple(chosen), criteria, self._is_inside)
+            if self._is_inside:
+                surrounding = surrounding_claims([gpu.sample for gpu in chosen], reading)
+                return FoundGpus(tuple(chosen), criteria, is_inside=True, surrounding=surrounding)
+            if not self._request.claim or self._claim(chosen, unusable):
+                return FoundGpus(tuple(chosen), criteria)
             # Different waits keep two processes from refusing each other again and again.
             time.sleep(_REFUSAL_WAIT_S * (1 + os.getpid() % 5))
         self._on_wait(Shortfall(choice.ineligible, self._visible_note))

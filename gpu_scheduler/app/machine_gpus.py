@@ -8,8 +8,10 @@ from gpu_scheduler.app.gpu_source import GpuSource
 from gpu_scheduler.claims.foreign_claims import LockReading, read_locks_of
 from gpu_scheduler.claims.gpu_claims import can_be_claimed, claims_of
 from gpu_scheduler.claims.lock_folder import ClaimFolder, LockFolderError, find_lock_folder
+from gpu_scheduler.claims.own_claims import ancestor_pids
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
 from gpu_scheduler.core.model.gpu import GpuSample
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
 
 
 def machine_gpus(source: GpuSource) -> tuple[ClaimedGpu, ...]:
@@ -57,3 +59,14 @@ def with_claims(
         )
         for sample in samples
     )
+
+
+def surrounding_claims(samples: Iterable[GpuSample], reading: LockReading) -> dict[str, GpuClaim]:
+    """Returns the claims that this process or an ancestor holds on these GPUs, by UUID; one for each GPU."""
+    ancestors = ancestor_pids()
+    found = {}
+    for sample in samples:
+        locks = [lock for lock in reading.locks.get(sample.uuid, ()) if lock.pid in ancestors]
+        if locks:
+            found[sample.uuid] = claims_of(locks, sample.total_mib)[0]
+    return found

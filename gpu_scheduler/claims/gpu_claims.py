@@ -129,10 +129,10 @@ def _claim(pid: int, mib: int | None) -> GpuClaim:
 
     proc = Proc()
     uid = proc.user_id(pid)
-    return GpuClaim(mib, pid, "" if uid is None else name_of_user(uid), _is_runner(proc.command_line(pid)))
+    return GpuClaim(mib, pid, "" if uid is None else name_of_user(uid), is_runner(proc.command_line(pid)))
 
 
-def _is_runner(command: Sequence[str]) -> bool:
+def is_runner(command: Sequence[str]) -> bool:
     """Returns whether this is the command line of a runner: "python -I -S …/start.py FOLDER"."""
     # A runner that the fork server made has its command line in one word.
     arguments = " ".join(command).partition(_RUNNER_OPTIONS)[2]

@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from gpu_scheduler.claims.gpu_claims import inherited_descriptors
+from gpu_scheduler.claims.gpu_claims import inherited_descriptors, is_runner
 from gpu_scheduler.runner.record_lock import Lock
 from gpu_scheduler.system.procfs import Proc
 
@@ -51,6 +51,12 @@ def _locks_through(fd: int) -> Iterator[Lock]:
             words = line.split()
             if words[0] == _LOCK_LINE and words[2] == "POSIX":
                 yield Lock(int(words[-2]), None if words[-1] == "EOF" else int(words[-1]) + 1, os.getpid())
+
+
+def is_below_runner() -> bool:
+    """Returns whether this process descends from the runner of a job."""
+    proc = Proc()
+    return any(is_runner(proc.command_line(pid)) for pid in ancestor_pids())
 
 
 def ancestor_pids(pid: int | None = None) -> frozenset[int]:

@@ -7,6 +7,7 @@ import shlex
 from gpu_scheduler.app.claim_gpus import FoundGpus, Impossible
 from gpu_scheduler.app.execute import NotExecuted, NotExecutedKind
 from gpu_scheduler.core.model.claimed_gpu import ClaimedGpu
+from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.gpu_list import format_gpu_list
 from gpu_scheduler.core.scheduling.gpu_choice import (
     Impossibility,
@@ -73,13 +74,17 @@ def unclaimed_text(found: FoundGpus) -> str:
 
 
 def _gpus_text(found: FoundGpus) -> str:
-    *others, last = [_gpu_text(gpu) for gpu in found.gpus]
+    *others, last = [_gpu_text(gpu, found.surrounding.get(gpu.sample.uuid)) for gpu in found.gpus]
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _gpu_text(gpu: ClaimedGpu) -> str:
+def _gpu_text(gpu: ClaimedGpu, surrounding: GpuClaim | None) -> str:
     free = "free memory unknown" if gpu.available_mib is None else f"{gpu.available_mib} MiB free"
-    return f"GPU {gpu.sample.index} ({safe_text(gpu.sample.name)}, {free})"
+    claimed = ""
+    if surrounding is not None:
+        amount = "the whole GPU" if surrounding.mib is None else f"{surrounding.mib} MiB"
+        claimed = f", surrounding claim: {amount}"
+    return f"GPU {gpu.sample.index} ({safe_text(gpu.sample.name)}, {free}{claimed})"
 
 
 def timeout_text(seconds: float, count: int) -> str:

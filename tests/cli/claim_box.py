@@ -91,11 +91,19 @@ class Box:
         return [*SCHEDULER, command, *probe, *options]
 
     def run(
-        self, command: str, *options: str, env: Mapping[str, str] | None = None, text: str = ""
+        self,
+        command: str,
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        text: str = "",
+        below: Sequence[str] = (),
     ) -> tuple[int, str, str]:
-        """Runs a command and returns its exit code, stdout and stderr. text: its stdin."""
+        """Runs a command and returns its exit code, stdout and stderr.
+
+        text: its stdin. below: the words of a program that runs the command, which follows these words.
+        """
         done = subprocess.run(
-            self.words(command, *options),
+            [*below, *self.words(command, *options)],
             input=text,
             capture_output=True,
             text=True,
@@ -105,6 +113,13 @@ class Box:
             cwd=self.folder,
         )
         return done.returncode, done.stdout, done.stderr
+
+    def fake_runner(self) -> list[str]:
+        """Returns the words of a program that runs a command and has the command line of a job's runner."""
+        script = self.folder.parent / "gpu_scheduler" / "runner" / "start.py"
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text("import subprocess, sys; sys.exit(subprocess.call(sys.argv[2:]))")
+        return [sys.executable, "-I", "-S", str(script), "attempt"]
 
     def start(self, command: str, *options: str, env: Mapping[str, str] | None = None) -> Started:
         """Starts a command."""

@@ -303,17 +303,35 @@ def test_run_below_run_does_not_release_the_outer_claim(box: Box) -> None:
 def test_run_inside_a_job_chooses_among_the_gpus_of_the_job_without_a_claim(box: Box) -> None:
     box.hold("--only", "1")  # as the runner of the job does
     job = {"GPU_SCHEDULER_TOKEN": "0" * 32, "CUDA_VISIBLE_DEVICES": "1"}
-    code, out, err = box.run("run", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES", env=job)
+    show = ["--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+    code, out, err = box.run("run", *show, env=job, below=box.fake_runner())
     assert (code, out) == (0, "1\n")
     assert "without another claim" in err
-    assert box.run("run", "--only", "0", "--", "true", env=job)[0] == 3
+    assert box.run("run", "--only", "0", *show, env=job, below=box.fake_runner())[0] == 3
+    _, _, err = box.run("wait", env=job, below=box.fake_runner())
+    assert "not claimed" not in err
+
+
+def test_a_copy_of_the_environment_of_a_job_does_not_switch_claims_off(box: Box) -> None:
+    box.hold("--only", "1")
+    job = {"GPU_SCHEDULER_TOKEN": "0" * 32, "CUDA_VISIBLE_DEVICES": "1"}
+    code, _, err = box.run("run", "--timeout", "0", "--", "true", env=job)
+    assert code == 124
+    assert "GPU 1 is claimed by run, pid " in err
+
+
+@pytest.mark.parametrize(("options", "amount"), [([], "the whole GPU"), (["--mb", "8000"], "8000 MiB")])
+def test_run_inside_a_job_names_the_claim_of_the_job(box: Box, options: list[str], amount: str) -> None:
+    job = ["env", f"GPU_SCHEDULER_TOKEN={'0' * 32}", *box.words("run", "--mb", "500", "--", "true")]
+    code, _, err = box.run("run", "--only", "1", *options, "--", *box.fake_runner(), *job)
+    assert code == 0
+    assert f", 24000 MiB free, surrounding claim: {amount}) of the surrounding job" in err
 
 
 def test_run_inside_a_job_uses_all_gpus_of_the_job_even_if_its_runner_claims_only_one(box: Box) -> None:
     job = ["env", "CUDA_VISIBLE_DEVICES=0,1", f"GPU_SCHEDULER_TOKEN={'0' * 32}"]
     inner = box.words("run", "-n", "2", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
-    below = ["sh", "-c", '"$@"; exit $?', "sh"]
-    code, out, _ = box.run("run", "--only", "1", "--", *below, *job, *inner)
+    code, out, _ = box.run("run", "--only", "1", "--", *box.fake_runner(), *job, *inner)
     assert (code, out) == (0, "0,1\n")
 
 

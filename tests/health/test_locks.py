@@ -80,6 +80,7 @@ def test_the_check_tells_who_shares_the_folder(place: Path, mode: int, text: str
     assert finding.grade == "ok"
     assert finding.message.startswith(f"{place}, named by {VARIABLE}")
     assert text in finding.message
+    assert finding.message.endswith(f"` and unset {VARIABLE}") == ("shared" not in text)
     [system, _] = locks.check(HOME, False, {}, place)
     assert (system.grade, system.message.startswith(str(place)), text in system.message) == ("ok", True, True)
 

@@ -78,6 +78,12 @@ def test_the_taken_gpus_are_named_with_their_free_memory() -> None:
     inside = FoundGpus((FREE,), GpuCriteria(), is_inside=True)
     assert taken_text(inside) == f"using {free} of the surrounding job or command, without another claim"
     one, two = FoundGpus((FREE,), GpuCriteria()), FoundGpus(both, GpuCriteria(2))
+    for mib, amount in ((None, "the whole GPU"), (8000, "8000 MiB")):
+        below = FoundGpus(
+            (FREE,), GpuCriteria(1, 500), is_inside=True, surrounding={"GPU-a": GpuClaim(mib, 7)}
+        )
+        gpu = f"GPU 1 (NVIDIA L40S, 44211 MiB free, surrounding claim: {amount})"
+        assert taken_text(below) == f"using {gpu} of the surrounding job or command, without another claim"
     assert unclaimed_text(inside) == f"found {free} of the surrounding job or command"
     text = "free but not claimed, so another program may take"
     assert unclaimed_text(one) == f"{free} is {text} it first"

@@ -87,7 +87,7 @@ def _users_of(folder: Path, is_named: bool, system_folder: Path) -> Finding:
         users = "all users" if mode & stat.S_IWOTH else "the users of its group"
         return ok(Check.LOCK_FOLDER, f"{text}, shared by {users}")
     private = f"{text}; only your own programs see each other's claims"
-    make = f"`sudo install -d -m 1777 {system_folder}`"
+    make = f"`sudo install -d -m 1777 {system_folder}`{f' and unset {VARIABLE}' if is_named else ''}"
     return ok(
         Check.LOCK_FOLDER,
         f"{private}; while no job runs, an administrator can make a folder for all users: {make}",
