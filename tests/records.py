@@ -19,6 +19,7 @@ def job_record(**values: Any) -> JobRecord:
         "held_by": None, "cancel_cause": None, "launch_failures": 0,
         "not_before_boot": None, "boot_id": None, "line_wait": None,
         "min_vram_mib": None, "oom_retries_used": 0, "fail_retries_used": 0,
+        "unmet_parents": 0, "failed_parents": 0, "recoveries": 0, "cleared_at": None,
         "created_at": 900.0, "finished_at": None, **values,
     }  # fmt: skip
     outcome = fields["outcome"]

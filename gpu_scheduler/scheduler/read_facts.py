@@ -11,13 +11,14 @@ from gpu_scheduler.attempts.observe import attempt_ref, observe_attempt, runner_
 from gpu_scheduler.attempts.sweep import processes_of, recorded_command
 from gpu_scheduler.claims.foreign_claims import LockReading, read_locks_of
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.request import JobFact
+from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts, PendingGroup
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec
 from gpu_scheduler.core.scheduling.reconcile_attempt import needs_process_scan
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch, with_stored_values
 from gpu_scheduler.runner.membership import RecordedCommand
+from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ancestor
 from gpu_scheduler.store.job_lists import find_job_fact
 from gpu_scheduler.store.measurements import LearnedNeedsReader
 from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
@@ -87,6 +88,8 @@ def read_facts(
         pending_groups=_pending_groups(store, now) if placing else (),
         requests=requests,
         jobs=_target_jobs(store, {request.target for request in requests}),
+        cyclic_requests=frozenset(request.request_id for request in requests if _is_cyclic(store, request)),
+        has_unsettled_dependencies=has_unsettled_dependencies(store),
         learned_mib=learned.needs() if learned is not None else {},
     )
 
@@ -136,6 +139,11 @@ def _pending_groups(store: Store, now: Now) -> tuple[PendingGroup, ...]:
                 )
             )
     return tuple(groups)
+
+
+def _is_cyclic(store: Store, request: Request) -> bool:
+    parents = [parent for parent, _ in request.args.get("parents", ())]
+    return bool(parents) and is_ancestor(store, int(request.target), parents)
 
 
 def _target_jobs(store: Store, targets: Collection[str]) -> dict[int, JobFact]:

@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 #: Files in the data directory that are derived from the store and mention forgotten jobs.
 _DERIVED_FILES = ("journal.jsonl", "journal.jsonl.1")
 #: The tables to empty, in the order that foreign keys require.
-_TABLES = ("line", "pending_group", "event", "misplaced_process", "allocation", "attempt", "job", "job_count")
+_TABLES = (
+    "dependency", "environment", "line", "pending_group", "event", "misplaced_process", "allocation",
+    "attempt", "job", "job_count",
+)  # fmt: skip
 
 
 @contextmanager

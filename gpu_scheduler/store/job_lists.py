@@ -71,9 +71,19 @@ def jobs_ahead_of(store: Store, job: JobRecord, limit: int) -> tuple[int, list[i
     return (count["n"] if count else 0), [row["id"] for row in rows]
 
 
+#: The columns of a job fact.
+_FACT_COLUMNS = (
+    "job.id, job.state, job.outcome, job.held_by,"
+    " CASE WHEN job.failed_parents > 0 THEN (SELECT min(parent.id)"
+    " FROM dependency JOIN job AS parent ON parent.id = parent_id WHERE job_id = job.id"
+    " AND dependency.kind = 'completed' AND parent.state = 'finished'"
+    " AND parent.outcome NOT IN ('completed', 'ended')) END"
+)
+
+
 def find_job_fact(store: Store, job_id: int) -> JobFact | None:
     """Returns the facts about a job for requests and jobs files, or None if the job does not exist."""
-    row = store.db.row("SELECT id, state, outcome, held_by FROM job WHERE id = ?", job_id)
+    row = store.db.row(f"SELECT {_FACT_COLUMNS} FROM job WHERE id = ?", job_id)
     return None if row is None else _job_fact(*row)
 
 
@@ -83,15 +93,17 @@ def newest_job_facts(store: Store, identities: Iterable[str]) -> dict[str, JobFa
     Jobs from every source count.
     """
     rows = store.db.rows(
-        "SELECT identity, job.id, state, outcome, held_by FROM json_each(?) AS wanted JOIN job"
+        f"SELECT identity, {_FACT_COLUMNS} FROM json_each(?) AS wanted JOIN job"
         " ON job.id = (SELECT max(id) FROM job WHERE identity = wanted.value)",
         json.dumps(list(identities)),
     )
     return {identity: _job_fact(*values) for identity, *values in rows}
 
 
-def _job_fact(job_id: int, state: str, outcome: str | None, held_by: str | None) -> JobFact:
-    return JobFact(job_id, JobState(state), Outcome(outcome) if outcome else None, held_by)
+def _job_fact(
+    job_id: int, state: str, outcome: str | None, held_by: str | None, failed_parent: int | None
+) -> JobFact:
+    return JobFact(job_id, JobState(state), Outcome(outcome) if outcome else None, held_by, failed_parent)
 
 
 def job_count(store: Store) -> int:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.scheduling.facts import QueuedJob
 
 
+#: The condition of the index `job_queue`, which leaves out the jobs that wait for other jobs.
+_IN_QUEUE = "state = 'queued' AND unmet_parents = 0"
+
+
 def wait_reasons(store: Store) -> Mapping[str, WaitReason]:
     """Returns the recorded wait reason of each pending group, by spec key."""
     rows = store.db.rows("SELECT spec_key, reason FROM pending_group")
@@ -22,15 +26,15 @@ def wait_reasons(store: Store) -> Mapping[str, WaitReason]:
 def wait_reason_by_spec(store: Store) -> dict[str, WaitReason | None]:
     """Returns the wait reason of each pending group, by spec key; None if no reason is recorded.
 
-    Omits the groups in which every job waits for its line. The query is a skip scan, so its cost does not
-    grow with the queue.
+    Omits the groups in which every job waits for its line or for other jobs. The query is a skip scan, so its
+    cost does not grow with the queue.
     """
     rows = store.db.rows(
-        "WITH RECURSIVE queued (spec_key) AS (SELECT min(spec_key) FROM job WHERE state = 'queued'"
-        " UNION ALL SELECT (SELECT min(spec_key) FROM job WHERE state = 'queued'"
+        f"WITH RECURSIVE queued (spec_key) AS (SELECT min(spec_key) FROM job WHERE {_IN_QUEUE}"
+        f" UNION ALL SELECT (SELECT min(spec_key) FROM job WHERE {_IN_QUEUE}"
         " AND job.spec_key > queued.spec_key) FROM queued WHERE queued.spec_key IS NOT NULL)"
         " SELECT spec_key, reason FROM queued LEFT JOIN pending_group USING (spec_key) WHERE EXISTS"
-        " (SELECT 1 FROM job WHERE state = 'queued' AND job.spec_key = queued.spec_key"
+        f" (SELECT 1 FROM job WHERE {_IN_QUEUE} AND job.spec_key = queued.spec_key"
         " AND source_missing = 0)"
     )
     return {spec_key: None if reason is None else WaitReason.from_json(reason) for spec_key, reason in rows}
@@ -41,7 +45,7 @@ def startable_jobs(store: Store, spec_key: str, boot: float, boot_id: str, limit
     from gpu_scheduler.core.scheduling.facts import QueuedJob
 
     rows = store.db.rows(
-        "SELECT id, priority, position, bypassed_at FROM job WHERE state = 'queued' AND spec_key = ?"
+        f"SELECT id, priority, position, bypassed_at FROM job WHERE {_IN_QUEUE} AND spec_key = ?"
         " AND source_missing = 0"
         " AND (not_before_boot IS NULL OR not_before_boot <= ? OR boot_id <> ?)"
         " AND NOT EXISTS (SELECT 1 FROM attempt WHERE attempt.job_id = job.id"

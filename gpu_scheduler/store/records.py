@@ -31,7 +31,9 @@ class JobRecord(NamedTuple):
     held_by: "user", "line", or the outcome that caused the hold. cancel_cause: the cause of a pending
     cancellation. not_before_boot: the earliest time of the next start. line_wait: why its line in the jobs
     file keeps it from starting. min_vram_mib: the memory that it needs, raised after an attempt ran out of
-    memory.
+    memory. unmet_parents: the number of its dependencies whose condition is not met; failed_parents: the
+    number of those whose parent has finished. recoveries: how often `start --recover` queued it again.
+    cleared_at: when `clear` took it out of the lists.
     """
 
     id: int
@@ -57,6 +59,10 @@ class JobRecord(NamedTuple):
     min_vram_mib: int | None
     oom_retries_used: int
     fail_retries_used: int
+    unmet_parents: int
+    failed_parents: int
+    recoveries: int
+    cleared_at: float | None
     created_at: float
     finished_at: float | None
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import sqlite3
 
     from gpu_scheduler.config import StartOptions
+    from gpu_scheduler.core.model.dependency import Dependency
     from gpu_scheduler.core.model.job_spec import JobSpec
     from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, GpuRecord, JobRecord
 
@@ -117,10 +118,19 @@ class Store:
         """Closes the database."""
         self.db.close()
 
-    def insert_job(self, spec: JobSpec, source: str, now: float | None = None) -> int:
+    def insert_job(
+        self,
+        spec: JobSpec,
+        source: str,
+        now: float | None = None,
+        dependencies: Iterable[Dependency] = (),
+        environment: str | None = None,
+    ) -> int:
         """Inserts a job, in the caller's transaction if there is one. Returns its id.
 
-        The job is queued, unless its line holds or cancels it. now: in wall seconds.
+        The job is queued, unless its line holds or cancels it. now: in wall seconds. dependencies: what it
+        waits for, with each parent only once. environment: the key of its environment in the store; None
+        for the scheduler's own environment.
         """
         from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY
         from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
@@ -135,17 +145,23 @@ class Store:
         with self.db.transaction() as db:
             cursor = db.execute(
                 "INSERT INTO job (source, kind, identity, name, text, spec, spec_key, priority, position,"
-                " state, outcome, reason, held_by, created_at, finished_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?,"
-                " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'job'), 0) + 1, ?, ?, ?, ?, ?, ?)",
+                " state, outcome, reason, held_by, created_at, finished_at, environment)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?,"
+                " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'job'), 0) + 1,"
+                " ?, ?, ?, ?, ?, ?, ?)",
                 (source, spec.kind, spec.identity, spec.name, spec.text, spec.to_json(),
                  self.spec_key(spec),
                  NORMAL_PRIORITY if spec.priority is None else spec.priority, state.value,
                  outcome.value if outcome else None, reason.to_json() if reason else None,
                  "line" if state is JobState.HELD else None,
-                 at, at if outcome else None),
+                 at, at if outcome else None, environment),
             )  # fmt: skip
             job_id = cursor.lastrowid
             assert job_id is not None
+            if dependencies:
+                from gpu_scheduler.store.write_dependencies import replace_dependencies
+
+                replace_dependencies(db, job_id, dependencies)
         return job_id
 
     def job(self, job_id: int) -> JobRecord | None:

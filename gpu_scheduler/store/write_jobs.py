@@ -70,7 +70,7 @@ def requeue_job(context: WriteContext, action: act.RequeueJob) -> None:
     change_job_state(
         context, action.job_id, JobState.QUEUED, None, event_reason=action.reason,
         outcome=None, exit_code=None, signal=None, held_by=None, launch_failures=0, not_before_boot=None,
-        finished_at=None, cancel_cause=None,
+        finished_at=None, cleared_at=None, cancel_cause=None,
         oom_retries_used=row["oom_retries_used"] if kept else 0,
         fail_retries_used=row["fail_retries_used"] if kept else 0,
         spec_key=context.store.spec_key(JobSpec.from_json(row["spec"]), row["min_vram_mib"]),
@@ -108,7 +108,8 @@ def set_wait_reason(context: WriteContext, action: act.SetWaitReason) -> None:
     )
     if action.reason.is_infeasible:
         rows = db.execute(
-            "SELECT id FROM job WHERE state = 'queued' AND spec_key = ? ORDER BY id LIMIT ?",
+            "SELECT id FROM job WHERE state = 'queued' AND unmet_parents = 0 AND spec_key = ?"
+            " ORDER BY id LIMIT ?",
             (action.spec_key, _MAX_INFEASIBLE_EVENTS),
         ).fetchall()
         for row in rows:

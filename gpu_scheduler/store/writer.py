@@ -12,7 +12,7 @@ from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.settings import Settings
-from gpu_scheduler.store import write_attempts, write_gpus, write_jobs
+from gpu_scheduler.store import write_attempts, write_dependencies, write_gpus, write_jobs
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.write_context import WriteContext
 
@@ -59,6 +59,8 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = 
     act.HoldJob: write_jobs.hold_job,
     act.RequeueJob: write_jobs.requeue_job,
     act.SetAttribute: write_jobs.set_attribute,
+    act.SetDependencies: write_dependencies.set_dependencies,
+    act.SettleDependencies: write_dependencies.settle_dependencies,
     act.SetQueuePositions: write_jobs.set_queue_positions,
     act.SetWaitReason: write_jobs.set_wait_reason,
     act.AnswerRequest: write_jobs.answer_request,
@@ -136,7 +138,8 @@ class StoreWriter:
         with self._store.db.transaction() as db:
             db.execute(
                 "DELETE FROM pending_group WHERE NOT EXISTS"
-                " (SELECT 1 FROM job WHERE state = 'queued' AND job.spec_key = pending_group.spec_key)"
+                " (SELECT 1 FROM job WHERE state = 'queued' AND unmet_parents = 0"
+                " AND job.spec_key = pending_group.spec_key)"
             )
 
     def set_line_waits(self, waits: Mapping[int, WaitReason]) -> None:

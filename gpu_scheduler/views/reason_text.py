@@ -38,6 +38,15 @@ _PLAIN = {
     ReasonKind.RELEASED_BY_USER: "released",
     ReasonKind.RELEASED_BY_LINE: "its line no longer holds it",
     ReasonKind.RETRIED_BY_USER: "retried",
+    ReasonKind.PARENT_RETRIED: "it no longer waits for a failed job",
+}
+#: The end of a parent because of which a job was skipped, by the outcome of the parent.
+_PARENT_ENDS = {
+    Outcome.FAILED: "failed",
+    Outcome.TIMED_OUT: "timed out",
+    Outcome.CANCELLED: "was cancelled",
+    Outcome.NOT_STARTED: "could not be started",
+    Outcome.SKIPPED: "was skipped",
 }
 #: What `retry` does to a held job that has not run in this store. For all other jobs, it "runs it again".
 _RETRIED = {ReasonKind.IN_ORIGINAL_STORE: "runs it here", ReasonKind.STORE_LOST: "runs it"}
@@ -105,6 +114,9 @@ def _cause(reason: StateReason) -> str:
         return "its runner was killed" if message is None else f"its runner died, and {message}"
     if kind is ReasonKind.IN_ORIGINAL_STORE:
         return f"it belongs to {reason.subject}, of which this store is a copy"
+    if kind is ReasonKind.PARENT_FAILED:
+        end = None if reason.parent_outcome is None else _PARENT_ENDS.get(reason.parent_outcome)
+        return f"job {reason.parent} {end or 'did not complete'}"
     if kind is ReasonKind.LINE_ADDED_AGAIN:
         return f"added to {reason.subject} again"
     assert kind in (ReasonKind.RUNNER_REPORT, ReasonKind.UNKNOWN)

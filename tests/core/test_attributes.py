@@ -170,7 +170,7 @@ def test_retry_counts_and_time_limits_do_not_change_the_identity_of_a_job(name: 
 
 
 def test_the_known_attributes_do_not_include_unsupported_ones() -> None:
-    assert UNSUPPORTED == ("after", "after-any", "resume-flag", "preempt")
+    assert UNSUPPORTED == ("resume-flag", "preempt")
     assert not set(UNSUPPORTED) & set(KNOWN_ATTRIBUTES.split())
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_scheduler.core.command import activation, build
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.runner.attempt_gpus import CLAIM_FAILURE
 from gpu_scheduler.runner.child import SPAWN_FAILURES
 from gpu_scheduler.views.reason_text import reason_text
@@ -23,7 +24,8 @@ REASONS = st.builds(
     StateReason, st.sampled_from(ReasonKind), st.none() | st.sampled_from(FailureKind),
     NUMBERS, NUMBERS, st.none() | st.text(), st.none() | st.text(),
     st.sampled_from([None, "command", "child"]), PIDS, st.booleans(), NUMBERS, NUMBERS, NUMBERS,
-    st.none() | st.text(), PIDS, st.lists(STEPS, max_size=3).map(tuple),
+    st.none() | st.text(), NUMBERS, st.none() | st.sampled_from(Outcome), PIDS,
+    st.lists(STEPS, max_size=3).map(tuple),
 )  # fmt: skip
 
 

@@ -37,6 +37,8 @@ ATTRIBUTE_HELP: dict[str, tuple[str | None, str]] = {
     ),
     "fail-retries": ("N", "Number of times to retry the job after any failure"),
     "timeout": ("TIME", "End the job after this time, such as 90s, 15m, 2h or 1d"),
+    "after": ("JOBS", "Start the job after these jobs (ids or names, separated by commas) have completed"),
+    "after-any": ("JOBS", "Start the job after these jobs have ended, whatever their outcome"),
     "name": ("NAME", "Name for the job; `status` shows it, and commands accept it"),
     "priority": ("N", "Priority of the job; jobs with lower numbers start first"),
     "conda": ("ENV", "Conda environment"),
@@ -57,7 +59,7 @@ def _spellings(key: str) -> tuple[str, ...]:
 
 
 KNOWN_ATTRIBUTES = " ".join(name for key in ATTRIBUTE_HELP for name in _spellings(key))
-UNSUPPORTED = ("after", "after-any", "resume-flag", "preempt")
+UNSUPPORTED = ("resume-flag", "preempt")
 FLAGS = ("hold", "cancel", "exclusive")
 #: Fields of JobSpec whose attributes have different names.
 _FIELD_TO_KEY = {"timeout_s": "timeout"}
@@ -240,6 +242,22 @@ def _parse_name(text: str) -> str:
     return text
 
 
+def parse_job_references(key: str, text: str) -> tuple[str, ...]:
+    """Parses a list of job ids and names, separated by commas. Raises ValueError."""
+    found = tuple(dict.fromkeys(text.split(",")))
+    for one in found:
+        if not _NAME.fullmatch(one) or one == "0":
+            raise ValueError(f"{key}={text}: {one!r} is neither the id nor the name of a job")
+    return tuple(str(int(one)) if one.isdigit() else one for one in found)
+
+
+def _references_parser(key: str) -> Callable[[str], tuple[str, ...]]:
+    def read(text: str) -> tuple[str, ...]:
+        return parse_job_references(key, text)
+
+    return read
+
+
 def _choice_parser(key: str, *choices: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in choices:
@@ -255,6 +273,8 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     **{key: _count_parser(key, 0, MAX_RETRIES) for key in ("oom-retries", "retries", "fail-retries")},
     "timeout": _quantity_parser("timeout", parse_seconds),
     "share": _parse_share,
+    "after": _references_parser("after"),
+    "after-any": _references_parser("after-any"),
     "name": _parse_name,
     "priority": parse_priority,
     "conda": parse_conda,
@@ -268,7 +288,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 def format_attribute(name: str, value: Any) -> str:
     """Formats a field of JobSpec as in a block, such as "share=0.5" or "hold"; "no share" if not set."""
     key = _FIELD_TO_KEY.get(name, name.replace("_", "-"))
-    if value is None or value is False:
+    if value is None or value is False or value == ():
         return f"no {key}"
     if value is True:
         return key
@@ -278,6 +298,8 @@ def format_attribute(name: str, value: Any) -> str:
         return f"{key}={format_mib(value)}"
     if name == "timeout_s":
         return f"{key}={format_seconds(value)}"
+    if name in ("after", "after_any"):
+        return f"{key}={','.join(value)}"
     return f"{key}={format_gpu_list(value) if name == 'allowed' else value}"
 
 

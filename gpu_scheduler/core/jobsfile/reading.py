@@ -17,8 +17,12 @@ def given_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
     An attribute that a later version adds therefore does not count as a change.
     """
-    given = {name: value for name, value in attributes.items() if value is not None and value is not False}
+    given = {name: value for name, value in attributes.items() if _is_given(value)}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and value is not False and value != ()
 
 
 def attributes_to_json(attributes: Mapping[str, Any]) -> str:
@@ -134,7 +138,7 @@ def line_from_result(number: int, raw: str, result: ParsedJob | Malformed) -> Li
         text = raw.strip("\ufeff \t\r\n")
         return Line(number, raw, text, problem=result.reason, accepted_form=result.accepted_form)
     spec = result.spec
-    given = [pair for pair in spec.attributes.items() if pair[1] is not None and pair[1] is not False]
+    given = [(name, value) for name, value in spec.attributes.items() if _is_given(value)]
     attributes = _interned(tuple(given))
     return Line(number, raw, spec.text, spec.kind, spec.identity, attributes, spec=spec, notes=result.notes)
 

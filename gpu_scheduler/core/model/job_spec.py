@@ -22,7 +22,7 @@ CudaIds = Literal["physical", "visible"]
 #: Attributes that are compared one by one between readings; they are not part of the identity.
 COMPARED_ATTRIBUTES = (
     "name", "priority", "allowed", "share", "gpus", "vram", "exclusive", "oom_retries", "fail_retries",
-    "timeout_s", "cuda", "cuda_ids", "hold", "cancel",
+    "timeout_s", "after", "after_any", "cuda", "cuda_ids", "hold", "cancel",
 )  # fmt: skip
 
 #: Priority of a job whose line sets none (docs/design.md, Queue order). `add` writes priority 0.
@@ -43,6 +43,8 @@ class JobSpec:
     exclusive  whether no other job of this scheduler may use the GPUs of this job.
     *_retries  the number of retries; None means not given.
     timeout_s  the time, in seconds, after which the job is ended.
+    after      the ids or names of the jobs that must complete before this one starts.
+    after_any  the ids or names of the jobs that must end, with any outcome, before this one starts.
     torchrun   CSV lines only: the number of processes that torchrun starts, one per GPU; None means python.
     """
 
@@ -65,6 +67,8 @@ class JobSpec:
     oom_retries: int | None = None
     fail_retries: int | None = None
     timeout_s: float | None = None
+    after: tuple[str, ...] = ()
+    after_any: tuple[str, ...] = ()
     torchrun: int | None = None
     cuda: CudaMode | None = None
     cuda_ids: CudaIds | None = None
@@ -148,8 +152,8 @@ class JobSpec:
     def from_json(cls, text: str) -> JobSpec:
         """Returns the value that `to_json` wrote."""
         raw = json.loads(text)
-        values = {k: v for k, v in raw.items() if k in _FIELDS}
-        for key in ("arguments", "allowed"):
+        values = {k: v for k, v in raw.items() if k in _FIELDS and v is not None}
+        for key in ("arguments", "allowed", "after", "after_any"):
             if key in values:
                 values[key] = tuple(values[key])
         if "env" in values:

@@ -19,7 +19,8 @@ class Request:
     target: a job id or the UUID of a GPU, as text; "" for the scheduler itself. args, by verb: cancel
     {grace_s, line: whether the job's line requests the cancel}, requeue {added_to: the file to which the line
     was added again}, pause and resume {cause: a PauseCause; null if a command requested it}, set {name,
-    value, line: whether the jobs file sets the value}, places {places: [[job id, queue position], …]}.
+    value, line: whether the jobs file sets the value, parents: [[parent id, reference], …] if a command sets
+    "after" or "after_any"}, places {places: [[job id, queue position], …]}.
     """
 
     request_id: int
@@ -30,9 +31,13 @@ class Request:
 
 @dataclass(frozen=True)
 class JobFact:
-    """The state of a job that a request or a line of a jobs file is about."""
+    """The state of a job that a request or a line of a jobs file is about.
+
+    failed_parent: the first of its parents that failed; None if there is none.
+    """
 
     job_id: int
     state: JobState
     outcome: Outcome | None = None
     held_by: str | None = None
+    failed_parent: int | None = None

@@ -29,6 +29,10 @@ class AnswerCode(str, Enum):
     WRONG_STATE = "wrong state"
     ALREADY_FINISHED = "already finished"
     ENDED_UNRECORDED = "ended, not recorded"
+    #: The job would be skipped again at once, because a parent failed.
+    PARENT_FAILED = "parent failed"
+    #: The job would wait for itself.
+    CYCLE = "cycle"
     GPU_NOT_MANAGED = "gpu not managed"
     SCHEDULER_ENDED = "scheduler ended"
     #: An answer that only another version defines.
@@ -37,7 +41,7 @@ class AnswerCode(str, Enum):
 
 REFUSALS = frozenset({
     AnswerCode.NO_SUCH_JOB, AnswerCode.WRONG_STATE, AnswerCode.ALREADY_FINISHED, AnswerCode.ENDED_UNRECORDED,
-    AnswerCode.UNKNOWN,
+    AnswerCode.PARENT_FAILED, AnswerCode.CYCLE, AnswerCode.UNKNOWN,
 })  # fmt: skip
 
 
@@ -49,6 +53,7 @@ class RequestAnswer(StoredValue):
     verb                         WRONG_STATE, ENDED_UNRECORDED: the verb of the request
     outcome, exit_code, signal   ALREADY_FINISHED, ENDED_UNRECORDED: how the job ended
     is_recorded                  ALREADY_FINISHED: whether the store has recorded this end
+    parent                       PARENT_FAILED: the id of the parent
     attribute                    ATTRIBUTE_SET: the attribute, as written in a jobs file
     """
 
@@ -61,6 +66,7 @@ class RequestAnswer(StoredValue):
     signal: int | None = None
     is_recorded: bool = True
     attribute: str = ""
+    parent: int | None = None
 
     _BUILD: ClassVar = {
         "code": AnswerCode,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Literal
 
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.model.stored_value import StoredValue
 
 
@@ -43,6 +44,10 @@ class ReasonKind(str, Enum):
     RELEASED_BY_USER = "released_by_user"
     RELEASED_BY_LINE = "released_by_line"
     RETRIED_BY_USER = "retried_by_user"
+    #: The job was skipped, because a parent did not complete.
+    PARENT_FAILED = "parent_failed"
+    #: The job was queued again, because no parent that did not complete is left.
+    PARENT_RETRIED = "parent_retried"
     #: A reason that only another version defines; `message` is its stored text.
     UNKNOWN = "unknown"
 
@@ -128,7 +133,8 @@ class StateReason(StoredValue):
     gpu_used_twice: whether NCCL found two processes of the command on one GPU. launches: how many times a
     runner was started without success. gpu, pid: the index of the GPU that another program claimed first, and
     one pid of that program; None if unknown. subject: the data directory or file that the reason is about.
-    survivors: pids of processes that are still running. next_steps: what follows.
+    parent, parent_outcome: the parent that did not complete, and its outcome. survivors: pids of
+    processes that are still running. next_steps: what follows.
     """
 
     kind: ReasonKind
@@ -144,6 +150,8 @@ class StateReason(StoredValue):
     gpu: int | None = None
     pid: int | None = None
     subject: str | None = None
+    parent: int | None = None
+    parent_outcome: Outcome | None = None
     survivors: tuple[int, ...] = ()
     next_steps: tuple[NextStep, ...] = ()
 
@@ -151,6 +159,7 @@ class StateReason(StoredValue):
         "kind": ReasonKind,
         "failure": FailureKind,
         "gpu_ids": tuple,
+        "parent_outcome": Outcome,
         "survivors": tuple,
         "next_steps": lambda steps: tuple(NextStep.from_values(step) for step in steps),
     }

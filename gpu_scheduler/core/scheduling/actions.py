@@ -13,6 +13,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.attempt_status import StopRequest
+    from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
     from gpu_scheduler.core.model.request import PauseCause
     from gpu_scheduler.core.model.request_answer import RequestAnswer
     from gpu_scheduler.core.model.wait_reason import WaitReason
@@ -253,6 +254,19 @@ class SetAttribute(Action):
     job_id: int
     name: str
     value: Any
+
+
+@dataclass(frozen=True)
+class SetDependencies(Action):
+    """Replaces the dependencies of one kind of a job, which must not make it wait for itself."""
+
+    job_id: int
+    kind: DependencyKind
+    dependencies: tuple[Dependency, ...]
+
+
+class SettleDependencies(Action):
+    """Skips the queued jobs with a failed parent, and queues the skipped jobs that have none any more."""
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,9 @@ class Facts:
     all_sampled: whether every managed GPU has been sampled. probe_error: why the GPUs cannot be read; None if
     they can. storage_issue: the problem with our own storage that blocks new starts; None if there is none.
     unmanaged_gpus: GPUs in the sample that this scheduler does not manage. learned_mib: the MiB that a job of
-    each workload class needs, if needs are learned.
+    each workload class needs, if needs are learned. has_unsettled_dependencies: whether a job is to be
+    skipped or queued again because of its parents. cyclic_requests: the ids of the requests whose
+    dependencies would make their jobs wait for themselves.
     """
 
     now: Now
@@ -152,3 +154,5 @@ class Facts:
     requests: tuple[Request, ...] = ()
     jobs: Mapping[int, JobFact] = field(default_factory=dict)
     learned_mib: Mapping[str, int] = field(default_factory=dict)
+    has_unsettled_dependencies: bool = False
+    cyclic_requests: frozenset[int] = frozenset()

@@ -6,7 +6,12 @@ from dataclasses import replace
 
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.scheduling import requests
-from gpu_scheduler.core.scheduling.actions import Action, RecordMemoryReleased, RecordWindowClosed
+from gpu_scheduler.core.scheduling.actions import (
+    Action,
+    RecordMemoryReleased,
+    RecordWindowClosed,
+    SettleDependencies,
+)
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.gpu_use import display_memory, unattributed_memory
 from gpu_scheduler.core.scheduling.misplaced import misplaced_processes
@@ -21,13 +26,15 @@ def plan(facts: Facts) -> list[Action]:
     """Returns the actions of this round.
 
     A round that answers requests does nothing else, because a cancel must be in the store before its attempt
-    is reconciled. Measurements come before the end of the attempt that they belong to. Jobs are placed only
-    in a round that changes no allocations in other ways, so that every placement is based on the stored
-    state.
+    is reconciled. The same applies to a round that skips jobs. Measurements come before the end of the
+    attempt that they belong to. Jobs are placed only in a round that changes no allocations in other ways, so
+    that every placement is based on the stored state.
     """
     actions: list[Action] = requests.answer_requests(facts)
     if actions:
         return actions
+    if facts.has_unsettled_dependencies:
+        return [SettleDependencies()]
     measurements = record_measurements(facts)
     actions += measurements
     for attempt in with_recorded_peaks(facts.attempts, measurements):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute
+from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
@@ -19,11 +20,15 @@ from gpu_scheduler.core.scheduling.actions import (
     RecordCancel,
     RequeueJob,
     SetAttribute,
+    SetDependencies,
     SetPaused,
     SetQueuePositions,
 )
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
 from gpu_scheduler.core.scheduling.settings import Settings
+
+#: Marks a round that already changes the dependencies of a job.
+_PARENTS = "parents"
 
 ActionsAndAnswer = tuple[list[Action], RequestAnswer]
 
@@ -38,10 +43,16 @@ def answer_requests(facts: Facts) -> list[Action]:
             actions += _cancel_all(facts, request.args)
             continue
         if request.verb in _JOB_REQUESTS:
-            # A second request for the same job waits until the effect of the first one is in the store.
-            if request.target in touched:
+            # A second request for the same job waits until the effect of the first one is in the store. So
+            # does a request for a job whose failed parent may be queued again.
+            if request.target in touched or _failed_parent(request, facts) in touched:
                 continue
             touched.add(request.target)
+            if "parents" in request.args:
+                # A cycle is found in the store, so the dependencies of another job must be recorded first.
+                if _PARENTS in touched:
+                    continue
+                touched.add(_PARENTS)
         changes, answer = _carry_out_request(request, facts)
         actions += [*changes, AnswerRequest(request.request_id, answer)]
     return actions
@@ -50,6 +61,11 @@ def answer_requests(facts: Facts) -> list[Action]:
 def is_ending(facts: Facts) -> bool:
     """Returns whether the scheduler has been asked to end, so that it starts no more jobs."""
     return any(request.verb == "stop" for request in facts.requests)
+
+
+def _failed_parent(request: Request, facts: Facts) -> str:
+    job = facts.jobs.get(int(request.target)) if request.verb == "retry" else None
+    return "" if job is None or job.failed_parent is None else str(job.failed_parent)
 
 
 def _live_attempts(facts: Facts) -> list[Attempt]:
@@ -76,6 +92,8 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
     job = facts.jobs.get(int(request.target))
     if job is None:
         return _done(AnswerCode.NO_SUCH_JOB)
+    if request.request_id in facts.cyclic_requests:
+        return [], RequestAnswer(AnswerCode.CYCLE)
     return _JOB_REQUESTS[request.verb](job, request.args, facts.settings)
 
 
@@ -96,6 +114,12 @@ def _retry(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
         kind = ReasonKind.LINE_ADDED_AGAIN if file else ReasonKind.RETRIED_BY_USER
         return _done(AnswerCode.QUEUED, RequeueJob(job.job_id, StateReason(kind, subject=file)))
     return _refusal("retry", job)
+
+
+def _retry_unless_skipped(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+    if job.state is JobState.FINISHED and job.failed_parent is not None:
+        return [], RequestAnswer(AnswerCode.PARENT_FAILED, parent=job.failed_parent)
+    return _retry(job, args, settings)
 
 
 def _hold(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
@@ -121,9 +145,15 @@ def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     name, value = args["name"], args["value"]
     # Attributes from a finished job's line apply when the job is queued again.
     later = job.state is JobState.FINISHED and args.get("line") and name not in FLAGS
-    if job.state not in WAITING and not later:
+    # Other dependencies may let a skipped job run after all.
+    unskips = job.outcome is Outcome.SKIPPED and "parents" in args
+    if job.state not in WAITING and not later and not unskips:
         return _refusal("set", job)
     actions: list[Action] = [SetAttribute(job.job_id, name, value)]
+    if "parents" in args:
+        kind = DependencyKind.COMPLETED if name == "after" else DependencyKind.FINISHED
+        wanted = tuple(Dependency(parent, kind, reference) for parent, reference in args["parents"])
+        actions.append(SetDependencies(job.job_id, kind, wanted))
     if name == "hold" and value and job.state is JobState.QUEUED:
         actions.append(HoldJob(job.job_id, "line", StateReason(ReasonKind.HELD_BY_LINE)))
     elif name == "hold" and not value and job.held_by == "line":
@@ -143,7 +173,7 @@ def _refusal(verb: str, job: JobFact) -> ActionsAndAnswer:
 
 _JOB_REQUESTS: dict[str, Callable[[JobFact, Any, Settings], ActionsAndAnswer]] = {
     "cancel": _cancel,
-    "retry": _retry,
+    "retry": _retry_unless_skipped,
     "requeue": _retry,
     "hold": _hold,
     "release": _release,

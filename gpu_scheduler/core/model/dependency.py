@@ -1,0 +1,28 @@
+"""A dependency: one job, the parent, must end before another job may start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+#: The parent id of a dependency whose reference names no job, or would make the job wait for itself.
+UNRESOLVED = 0
+
+
+class DependencyKind(str, Enum):
+    """The condition that a parent must meet. `after` requires COMPLETED, `after-any` requires FINISHED."""
+
+    COMPLETED = "completed"
+    FINISHED = "finished"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """One parent of a job. reference: the id or name that the user gave; a name may mean several jobs."""
+
+    parent_id: int
+    kind: DependencyKind
+    reference: str
