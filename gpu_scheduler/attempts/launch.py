@@ -16,6 +16,7 @@ from gpu_scheduler.core.command.build import build_command
 from gpu_scheduler.core.command.sessions import session_name
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.store import attempt_folders
+from gpu_scheduler.store.environments import environment_of_job
 from gpu_scheduler.store.jobs_files import find_jobs_file
 from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
@@ -26,7 +27,8 @@ class Launcher:
     """Completes the folder of an attempt and starts a runner for it.
 
     options: the options of `start`, with the path of the `conda_sh` in use. environment: the variables that
-    jobs inherit. umask: the umask of the jobs. claim_folder: the folder in which their runners claim GPUs.
+    jobs inherit unless they were submitted with an environment of their own. umask: the umask of the jobs.
+    claim_folder: the folder in which their runners claim GPUs.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Launcher:
         gpus = [index[uuid] for uuid in attempt.gpus]
         number, token = attempt.number, attempt.token
         command = build_command(
-            spec, gpus, self._environment, token, job.id, number,
+            spec, gpus, self._base_environment(job), token, job.id, number,
             options.conda_sh, options.cuda_ids, self._extra,
         )  # fmt: skip
         source_cwd = self._source_cwd(job.source)
@@ -124,6 +126,16 @@ class Launcher:
             },
             command.command_sh,
         )  # fmt: skip
+
+    def _base_environment(self, job: JobRecord) -> Mapping[str, str]:
+        """Returns the variables that a job inherits. Raises LaunchError if the store has lost them."""
+        try:
+            submitted = environment_of_job(self._store, job.id)
+        except KeyError:
+            raise LaunchError(
+                f"job {job.id} cannot be launched: the store has lost its environment; submit the job again"
+            ) from None
+        return self._environment if submitted is None else submitted
 
     def _source_cwd(self, source: str) -> str | None:
         """Returns the working folder of the jobs file that a job came from; None for any other source."""

@@ -237,9 +237,9 @@ def test_a_launch_fails_if_the_jobs_environment_has_no_python(
         (CSV, {}, None, "none named"),
         (replace(CSV, venv="/v"), {"VIRTUAL_ENV": "/w"}, None, "venv /v"),
         (ENV, {}, "/c.sh", "none named"),
-        (ENV, {"CONDA_DEFAULT_ENV": "ml"}, "/c.sh", "none named, so the job uses the scheduler's (conda ml)"),
+        (ENV, {"CONDA_DEFAULT_ENV": "ml"}, "/c.sh", "none named, so the job uses the active one (conda ml)"),
         (ENV, {"CONDA_DEFAULT_ENV": "ml", "VIRTUAL_ENV": "/v"}, None,
-         "none named, so the job uses the scheduler's (venv /v)"),
+         "none named, so the job uses the active one (venv /v)"),
     ],
 )  # fmt: skip
 def test_the_environment_label_names_the_jobs_venv_or_conda_environment(

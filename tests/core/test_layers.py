@@ -17,7 +17,7 @@ PACKAGE = "gpu_scheduler"
 STORE = tuple(
     f"store.{name}"
     for name in (
-        "accepted_lines", "data_dir", "database", "events", "gpu_kind", "job_lists",
+        "accepted_lines", "data_dir", "database", "environments", "events", "gpu_kind", "job_lists",
         "jobs_files", "location", "measurements", "pending_groups", "permissions", "read_only",
         "records", "requests", "scheduler_lock", "state_file", "store",
     )

@@ -91,7 +91,7 @@ def test_jobs_do_not_inherit_the_conda_environment_of_start(daemons: World) -> N
     headers = {job: Path(jobs[job]["log"]).read_text().splitlines()[2] for job in jobs}
     folder = f"; folder: {world.folder}"
     assert headers[1] == f"# environment: conda other{folder}"
-    assert headers[2] == f"# environment: none named, so the job uses the scheduler's (conda ml){folder}"
+    assert headers[2] == f"# environment: none named, so the job uses the active one (conda ml){folder}"
 
 
 def test_the_daemon_outlives_the_callers_session_and_keeps_none_of_its_descriptors(

@@ -88,8 +88,9 @@ def build_command(
 ) -> AttemptCommand:
     """Builds the command of an attempt that uses these GPUs.
 
-    base_env: the scheduler's own environment; extra: variables that the scheduler adds; conda_sh: the file
-    that defines `conda`; None if there is no conda.
+    base_env: the variables that the job inherits: those of the scheduler, or those with which the job was
+    submitted; extra: variables that the scheduler adds; conda_sh: the file that defines `conda`; None if
+    there is no conda.
     """
     environment = environment_of(spec, conda_sh)
     own = {
@@ -132,7 +133,7 @@ def _environment_label(environment: JobEnvironment, base_env: Mapping[str, str])
     active = JobEnvironment(base_env.get("CONDA_DEFAULT_ENV"), base_env.get("VIRTUAL_ENV"), None)
     if environment.bin_folder is not None or active.bin_folder is None:
         return environment.heading
-    return f"{environment.heading}, so the job uses the scheduler's ({active.heading})"
+    return f"{environment.heading}, so the job uses the active one ({active.heading})"
 
 
 def _job_command(spec: JobSpec, ids: str, environment: JobEnvironment) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Derives a job's environment variables from the scheduler's own, and finds conda.
+"""Derives a job's environment variables from those that it inherits, and finds conda.
 
 There is no list of allowed variables, because users rely on HF_HOME, WANDB_API_KEY, LD_LIBRARY_PATH and many
 more that no such list could cover.
@@ -29,7 +29,7 @@ _INSTALLATIONS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "conda"
 def inherited_environment(
     base: Mapping[str, str], replaces_active: bool, conda_available: bool
 ) -> dict[str, str]:
-    """Returns the part of the scheduler's environment that a job inherits.
+    """Returns the part of the variables of the scheduler, or of `submit`, that a job inherits.
 
     replaces_active: whether the job has its own conda or virtual environment. If so, the variables of the
     active environment are left out, and its folder is removed from PATH. conda_available: whether command.sh

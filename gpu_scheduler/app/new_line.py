@@ -1,0 +1,99 @@
+"""Composes the line of a new job from option values, checks it, and finds reasons why its job may not run.
+
+`add` appends the line to a jobs file, and `submit` inserts its job into the store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gpu_scheduler.app.current_need import current_llm_config
+from gpu_scheduler.app.line_note import LineNote
+from gpu_scheduler.app.preview import PreviewContext, preview
+from gpu_scheduler.app.recorded_setting import RecordedSetting
+from gpu_scheduler.core.command.environment import find_conda_sh
+from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.settings import Limits
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.intake.bash_check import job_shell
+from gpu_scheduler.intake.submit import parse_job_line
+
+#: The value of each attribute; a flag has the value True, and `env` has a list of variables.
+AttributeValues = Mapping[str, str | bool | Sequence[str]]
+
+
+def attribute_items(values: AttributeValues) -> list[str]:
+    """Returns the items of the attribute block in a fixed order, with absolute paths."""
+    items: list[str] = []
+    for key in ATTRIBUTE_HELP:
+        value = values.get(key)
+        if value is True:
+            items.append(key)
+        elif isinstance(value, str):
+            if value:
+                is_path = key in ("venv", "cwd")
+                items.append(f"{key}={os.path.abspath(os.path.expanduser(value)) if is_path else value}")
+        elif value:
+            items += [f"{key}:{one}" for one in value]
+    return items
+
+
+def compose_line(compose: Callable[[], str]) -> str:
+    """Returns the line that `compose` returns. Raises UsageError if the values do not form a valid line."""
+    try:
+        line = compose()
+    except ValueError as error:
+        raise UsageError(f"these values do not form a valid line: {error}") from None
+    try:
+        line.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{line!r} cannot be encoded in UTF-8") from None
+    return line
+
+
+def parse_new_line(line: str, cwd: str, known_gpus: frozenset[int] | None) -> tuple[JobSpec, list[str]]:
+    """Parses the line as the scheduler does; returns its job and, for a command, the parser's notes.
+
+    cwd: the absolute path of the working folder. Raises UsageError for a malformed line.
+    """
+    try:
+        spec, notes = parse_job_line(line, cwd, known_gpus)
+    except ValueError as error:
+        raise UsageError(f"{line}: {error}") from None
+    return spec, list(notes) if spec.kind == "command" else []
+
+
+def job_warnings(recorded: RecordedSetting, spec: JobSpec) -> Iterator[LineNote]:
+    """Yields the warnings that `lint` gives for the job."""
+    started = recorded.options
+    conda_sh = (started and started.conda_sh) or find_conda_sh(os.environ, os.path.exists)
+    if conda_sh is None:
+        spec = replace(spec, conda=None)  # no warning: the scheduler's machine may have conda
+    context = PreviewContext(
+        LlmConfig() if started is None else current_llm_config(started),
+        recorded.known_gpus,
+        conda_sh,
+        os.path.exists,
+        _conda_environments(conda_sh, spec.conda) if conda_sh and spec.conda else None,
+        recorded.totals_mib,
+        started or Limits(),
+        job_shell(os.environ),
+    )
+    yield from preview(0, spec, (), None, context).warnings
+
+
+def _conda_environments(conda_sh: str, name: str) -> list[str] | None:
+    """Returns the environments that conda lists; None if conda fails.
+
+    Asking conda takes a second. This is not necessary if the environment is in its usual place.
+    """
+    if name == "base" or (Path(conda_sh).parents[2] / "envs" / name).is_dir():
+        return [name]
+    from gpu_scheduler.health.doctor.conda import known_environments
+
+    return known_environments(conda_sh)
