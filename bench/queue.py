@@ -1,7 +1,8 @@
 """Measures loading, appending to, editing and listing a long queue, and the cost of a round while it waits.
 
-`python -m bench.queue [--sizes 1000 10000 100000] [--specs N] [--tree PATH]` prints a table of medians. It
-uses only the command line and files, so `--tree` can also measure another commit (with this interpreter).
+`python -m bench.queue [--sizes 1000 10000 100000] [--specs N] [--blocked] [--tree PATH]` prints a table of
+medians. It uses only the command line and files, so `--tree` can also measure another commit (with this
+interpreter). With --blocked, every second pair of lines waits for the job of the first line.
 
 Three of the four simulated GPUs are busy, and every queued line needs one of these three; appended lines may
 use the fourth. The times do not include the 2 s for which a file must be unchanged before the scheduler
@@ -54,13 +55,18 @@ def main() -> None:
     parser.add_argument(
         "--specs", type=int, default=2, help="number of different resource specs (default: 2)"
     )
+    parser.add_argument(
+        "--blocked", action="store_true", help="let half of the lines wait for the first line"
+    )
     parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[1])
     options = parser.parse_args()
-    print(f"queue of N lines, {options.specs} resource specs, medians")
+    blocked = ", half of them blocked" if options.blocked else ""
+    print(f"queue of N lines{blocked}, {options.specs} resource specs, medians")
     columns = []
     for size in options.sizes:
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            columns.append(QueueBench(Path(folder), options.tree.resolve(), size, options.specs).measure())
+            bench = QueueBench(Path(folder), options.tree.resolve(), size, options.specs, options.blocked)
+            columns.append(bench.measure())
         print(f"  {size:,} lines measured", file=sys.stderr, flush=True)
     print(f"{'':8} {'':5}" + "".join(f"{size:>12,}" for size in options.sizes))
     for name, unit, meaning in MEASUREMENTS:
@@ -71,8 +77,8 @@ def main() -> None:
 class QueueBench:
     """A benchmark of a queue with `size` lines, in its own folder."""
 
-    def __init__(self, folder: Path, tree: Path, size: int, spec_classes: int) -> None:
-        self.folder, self.size, self.spec_classes = folder, size, spec_classes
+    def __init__(self, folder: Path, tree: Path, size: int, spec_classes: int, blocked: bool) -> None:
+        self.folder, self.size, self.spec_classes, self.blocked = folder, size, spec_classes, blocked
         self.file = folder / "jobs.txt"
         self.environment = {**os.environ, "PYTHONPATH": str(tree)}
         self.tree = tree
@@ -80,7 +86,7 @@ class QueueBench:
 
     def measure(self) -> dict[str, float]:
         """Returns the value for every row of the table, by the name of the row."""
-        busy = [f"[allowed={gpu}] exec sleep 100000\n" for gpu in range(3)]
+        busy = [f"[allowed={gpu} name=busy{gpu}] exec sleep 100000\n" for gpu in range(3)]
         self.file.write_text("".join(busy) + "".join(map(self._line, range(self.size - len(busy)))))
         found: dict[str, float] = {}
         try:
@@ -88,7 +94,7 @@ class QueueBench:
             with self._scheduler() as pid:
                 self._until(lambda: self._count() >= self.size, every_s=0.05)
                 found["load"] = time.monotonic() - began
-                found["cpu"] = _cpu_ms(pid) / 1000
+                found["cpu"] = main_thread_ms(pid) / 1000
                 self._until(lambda: self._count("state = 'running'") == len(busy))
                 time.sleep(1.5)  # until the state file has been written and nothing is due
                 found["rss"] = _rss_mib(pid)
@@ -103,9 +109,11 @@ class QueueBench:
 
     def _line(self, n: int) -> str:
         model = f"--llm m{n % self.spec_classes}" if self.spec_classes > 2 else ""
+        after = "after=busy0" if self.blocked and n // 2 % 2 else ""
         if n % 2:
-            return f"200,/data/train.py,env,--lr 0.001 --seed {n} --name run{n} {model},0-2\n"
-        return f"[allowed=0-2 gpus=2] python train.py --seed {n} --name run{n} {model} > log{n}.txt\n"
+            block = f"[{after}] " if after else ""
+            return f"{block}200,/data/train.py,env,--lr 0.001 --seed {n} --name run{n} {model},0-2\n"
+        return f"[allowed=0-2 gpus=2 {after}] python train.py --seed {n} --name run{n} {model} > log{n}.txt\n"
 
     @contextmanager
     def _scheduler(self) -> Iterator[int]:
@@ -172,14 +180,14 @@ class QueueBench:
         """Measures the cost of idling and of a wake-up by the doorbell, which every command rings."""
         time.sleep(2.0)
         doorbell = self.folder / "gpu_scheduler_state.d" / "doorbell"
-        before = _cpu_ms(pid)
+        before = main_thread_ms(pid)
         for _ in range(WAKES):
             doorbell.touch()
             time.sleep(0.02)
-        rung = (_cpu_ms(pid) - before) / WAKES
-        before = _cpu_ms(pid)
+        rung = (main_thread_ms(pid) - before) / WAKES
+        before = main_thread_ms(pid)
         time.sleep(6.0)
-        return {"round": rung, "idle": (_cpu_ms(pid) - before) / 6.0}
+        return {"round": rung, "idle": (main_thread_ms(pid) - before) / 6.0}
 
     def _measure_restart(self) -> float:
         self._append("[share=0.1 allowed=0-2] echo last\n")
@@ -235,7 +243,7 @@ def _rss_mib(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-def _cpu_ms(pid: int) -> float:
+def main_thread_ms(pid: int) -> float:
     """Returns the processor time of the scheduler's main thread, which runs the rounds."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
 
