@@ -63,8 +63,15 @@ def jobs_of_file(store: Store, path: str) -> list[JobRecord]:
 
 
 def jobs_ahead_of(store: Store, job: JobRecord, limit: int) -> tuple[int, list[int]]:
-    """Returns the number of queued jobs ahead of this one, and the ids of the first `limit` of them."""
-    where = "FROM job WHERE state = 'queued' AND (priority, position, id) < (?, ?, ?)"
+    """Returns the number of queued jobs ahead of this one, and the ids of the first `limit` of them.
+
+    Omits the jobs that wait for other jobs.
+    """
+    # The redundant condition lets SQLite use the index job_open.
+    where = (
+        "FROM job WHERE state = 'queued' AND state <> 'finished' AND unmet_parents = 0"
+        " AND (priority, position, id) < (?, ?, ?)"
+    )
     key = (job.priority, job.position, job.id)
     count = store.db.row(f"SELECT count(*) AS n {where}", *key)
     rows = store.db.rows(f"SELECT id {where} ORDER BY priority, position, id LIMIT ?", *key, limit)

@@ -10,7 +10,9 @@ from gpu_scheduler.app.current_need import NeedSource
 from gpu_scheduler.app.diagnosis import diagnose
 from gpu_scheduler.app.job_detail import job_detail
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.event import EventKind
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.errors import SchedulerError
@@ -65,6 +67,16 @@ def test_the_explanation_of_a_failed_job_contains_the_end_of_its_log(desk: Desk,
     diagnosis = diagnose(location, job)
     assert (diagnosis.has_failed, diagnosis.waiting, diagnosis.log_end) == (True, None, ())
     assert [event.kind for event in diagnosis.events] == [EventKind.QUEUED, EventKind.FINISHED]
+
+
+def test_a_job_that_waits_for_another_job_is_not_ahead_in_the_queue(desk: Desk, location: Location) -> None:
+    first = desk.job("echo a")
+    parent = [Dependency(first, DependencyKind.COMPLETED, str(first))]
+    desk.store.insert_job(JobSpec("command", "b", "/", command="b"), "test", dependencies=parent)
+    last = desk.job("echo c")
+    waiting = diagnose(location, last).waiting
+    assert waiting is not None
+    assert waiting.ahead == (1, [first])
 
 
 def test_explaining_an_unknown_job_raises_an_error(desk: Desk, location: Location) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.app.status import StatusQuery, read_report
+from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.intake import jobs_file_watcher
@@ -17,11 +18,12 @@ from gpu_scheduler.intake.state_file_summary import summarize
 from gpu_scheduler.store.job_lists import state_counts
 from gpu_scheduler.store.pending_groups import next_retry
 from gpu_scheduler.store.store import Store
+from gpu_scheduler.store.write_dependencies import replace_dependencies
 from tests.loop.rig import Rig
 from tests.loop.watched_file import WatchedFile
 
 #: The sizes of the queue. A round reads fewer jobs than this for each resource spec.
-FEW, MANY = 800, 4000
+FEW, MANY = 1600, 5600
 
 
 class Steps:
@@ -69,8 +71,11 @@ def test_the_cost_of_a_round_does_not_grow_with_the_length_of_the_queue(tmp_path
             ended(rig, over)
             for n in range(queued):
                 # Each job waits, because it needs three GPUs and there are two.
-                # Every second job also has a retry time.
+                # Every second job also has a retry time, and every fourth job waits for the job before it.
                 job = rig.add_job(f"echo {n}", gpus=3, allowed=(n % 5,))
+                if n % 4 == 0:
+                    parent = Dependency(job - 1, DependencyKind.COMPLETED, "before")
+                    replace_dependencies(rig.store.db.connection, job, [parent])
                 if n % 2:
                     later = (rig.clock.now().boot + 1e6, rig.clock.now().boot_id, job)
                     rig.store.db.connection.execute(
