@@ -83,7 +83,8 @@ def gpu_record(**values: Any) -> GpuRecord:
 #: Values of a job view that belong to the job's newest attempt, and those that belong to the view itself.
 _OF_ATTEMPT = ("session", "log", "started_at", "window_closed")
 _OF_VIEW = (
-    "is_recorded", "infeasible", "gpus", "warnings", "memory_used", "peaks", "wait", "due_in_s", "last_line",
+    "is_recorded", "infeasible", "parents", "gpus", "warnings", "memory_used", "peaks", "wait", "due_in_s",
+    "last_line",
 )  # fmt: skip
 
 

@@ -170,7 +170,7 @@ def _inspect(store: Store, job_id: int, scheduler_pid: int | None) -> _Inspectio
     with store.snapshot():
         record = job_record(store, job_id)
         active = store.active_attempts()
-        context = context_of(store, active, is_up=scheduler_pid is not None)
+        context = context_of(store, [job_id], active, is_up=scheduler_pid is not None)
         newest = store.newest_attempts([job_id]).get(job_id)
         view = job_views.job_view(record, newest, context)
         attempts = tuple(context.open_attempts.get(one.id) or observe_attempt(store, one) for one in active)

@@ -14,25 +14,31 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 if TYPE_CHECKING:
     from gpu_scheduler.app.status_report import AttemptWarning
     from gpu_scheduler.core.model.attempt_status import AttemptStatus
+    from gpu_scheduler.core.model.dependency import Parent
     from gpu_scheduler.core.model.now import Now
     from gpu_scheduler.core.scheduling.actions import FinishAttempt
     from gpu_scheduler.core.scheduling.facts import Attempt
     from gpu_scheduler.store.records import AttemptRecord, JobRecord
 
 
+_PARENTS = WaitReason(WaitKind.PARENTS)
+
+
 @dataclass(frozen=True)
 class ViewContext:
     """The data, besides a job's own records, on which the view of a job depends.
 
-    wait_reasons: why the jobs of each spec key wait; default_wait: why all other jobs wait; indices: the
-    index of each GPU, by UUID; open_requests: the verb of each job's newest pending request, by job id;
-    open_attempts: the facts of each open attempt, from its row and folder, by attempt id; *_retries: the
-    defaults for jobs whose line sets no value; is_scheduler_up: whether a scheduler is running.
+    wait_reasons: why the jobs of each spec key wait; default_wait: why all other jobs wait; parents: the
+    parents of each shown job that has some, by job id; indices: the index of each GPU, by UUID;
+    open_requests: the verb of each job's newest pending request, by job id; open_attempts: the facts of each
+    open attempt, from its row and folder, by attempt id; *_retries: the defaults for jobs whose line sets no
+    value; is_scheduler_up: whether a scheduler is running.
     """
 
     now: Now
     wait_reasons: Mapping[str, WaitReason] = field(default_factory=dict)
     default_wait: WaitKind = WaitKind.NOT_TRIED
+    parents: Mapping[int, tuple[Parent, ...]] = field(default_factory=dict)
     indices: Mapping[str, int] = field(default_factory=dict)
     open_requests: Mapping[int, str] = field(default_factory=dict)
     open_attempts: Mapping[int, Attempt] = field(default_factory=dict)
@@ -44,7 +50,8 @@ class ViewContext:
 def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext) -> JobView:
     """Returns the view of a job in its current state, even if the store does not have that state yet."""
     recorded, wait = job, _wait_reason(job, attempt, context)
-    of_group = context.wait_reasons.get(job.spec_key) if job.state is JobState.QUEUED else None
+    is_in_queue = job.state is JobState.QUEUED and not job.unmet_parents
+    of_group = context.wait_reasons.get(job.spec_key) if is_in_queue else None
     fact = None if attempt is None else context.open_attempts.get(attempt.id)
     if attempt is not None and fact is not None:
         attempt = _with_status(attempt, fact.status)
@@ -59,6 +66,7 @@ def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext
         is_recorded=job is recorded,
         wait=wait,
         due_in_s=_due_in_s(wait, context),
+        parents=context.parents.get(job.id, ()),
         infeasible=of_group is not None and of_group.is_infeasible,
         gpus=() if attempt is None else gpu_indices(attempt, context.indices),
         peaks={} if attempt is None else peaks_by_index(attempt, context.indices),
@@ -120,7 +128,11 @@ def _retry_is_due(job: JobRecord, context: ViewContext) -> bool:
 
 
 def _wait_reason(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext) -> WaitReason | None:
-    """Returns why a job waits; None if it neither waits nor has a pending request."""
+    """Returns why a job waits; None if it neither waits nor has a pending request.
+
+    Of several reasons, the first one that the user can change counts. A job that waits for other jobs is not
+    compared with the GPUs, so the reason of its pending group says nothing about it.
+    """
     request = context.open_requests.get(job.id)
     if request is not None:
         return WaitReason(WaitKind.REQUEST, request)
@@ -128,6 +140,8 @@ def _wait_reason(job: JobRecord, attempt: AttemptRecord | None, context: ViewCon
         return None
     if job.state is JobState.HELD:
         return WaitReason(WaitKind.HELD, job.held_by or "")
+    if job.unmet_parents:
+        return job.line_wait or _PARENTS
     if job.reason and not _retry_is_due(job, context):
         return WaitReason(WaitKind.RETRY_DELAY, due_at=job.not_before_boot)
     if job.line_wait is not None:

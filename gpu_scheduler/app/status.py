@@ -72,7 +72,7 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
         jobs += finished_jobs(store, max_finished, only_failed=query.only_failed)
         attempts = store.newest_attempts(job.id for job in jobs)
         active = store.active_attempts()
-        context = context_of(store, active, is_up=pid is not None)
+        context = context_of(store, (job.id for job in jobs), active, is_up=pid is not None)
         foreign = foreign_claims(store, locks, context.open_attempts.values(), pid)
         gpus = gpu_views.gpu_views(
             store.gpus(), active, requested_pauses(store), store.recorded_options(), foreign

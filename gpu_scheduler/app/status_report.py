@@ -11,6 +11,7 @@ from gpu_scheduler.core.model.states import ACTIVE, FAILED, JobState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.dependency import Parent
     from gpu_scheduler.core.model.event import MisplacedProcess, Overuse
     from gpu_scheduler.core.model.gpu_claim import GpuClaim
     from gpu_scheduler.store.jobs_files import JobsFileRecord, MalformedLineRecord
@@ -49,12 +50,13 @@ _NO_MEMORY: Mapping[int, int] = {}
 class JobView(NamedTuple):
     """A job and its newest attempt, without secrets and with the changes that the next round will record.
 
-    is_recorded: False if there are such changes. wait: why the job waits, None if it does not wait.
-    due_in_s: the seconds until `wait.due_at`, None if unknown. infeasible: whether the job is queued and
-    could not fit even on empty GPUs. gpus: the indices of the attempt's GPUs. peaks: its peak MiB by index.
-    memory_used: its current MiB by GPU index, which only the scheduler can fill in. warnings: the warnings
-    about the attempt; a plain string describes an anomaly in its folder. last_line: the last output line of a
-    running job, None if there is no output or the caller did not ask for it.
+    is_recorded: False if there are such changes. wait: why the job waits, None if it does not wait. due_in_s:
+    the seconds until `wait.due_at`, None if unknown. infeasible: whether the job is queued and could not fit
+    even on empty GPUs; False while it waits for other jobs, because it is not compared with the GPUs then.
+    parents: the jobs on which it depends, sorted by id. gpus: the indices of the attempt's GPUs. peaks: its
+    peak MiB by index. memory_used: its current MiB by GPU index, which only the scheduler can fill in.
+    warnings: the warnings about the attempt; a plain string describes an anomaly in its folder. last_line:
+    the last output line of a running job, None if there is no output or the caller did not ask for it.
     """
 
     record: JobRecord
@@ -63,6 +65,7 @@ class JobView(NamedTuple):
     wait: WaitReason | None = None
     due_in_s: float | None = None
     infeasible: bool = False
+    parents: tuple[Parent, ...] = ()
     gpus: tuple[int, ...] = ()
     peaks: Mapping[int, int] = _NO_MEMORY
     memory_used: Mapping[int, int] = _NO_MEMORY

@@ -13,6 +13,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
+from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.location import original_of_copy
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.records import ActiveAttemptRecord
@@ -43,8 +44,10 @@ def _copy_issues(store: Store) -> Iterator[HealthIssue]:
         yield HealthIssue(HealthSubject.STORE, folder, problem, remedy, blocks_starts=True)
 
 
-def context_of(store: Store, active: Iterable[ActiveAttemptRecord], *, is_up: bool) -> job_views.ViewContext:
-    """Returns the context for job views. active: the result of `Store.active_attempts`."""
+def context_of(
+    store: Store, job_ids: Iterable[int], active: Iterable[ActiveAttemptRecord], *, is_up: bool
+) -> job_views.ViewContext:
+    """Returns the context for the views of these jobs. active: the result of `Store.active_attempts`."""
     reasons = wait_reasons(store)
     if not is_up:
         # The wait reasons of the last scheduler may be outdated, except for jobs that can never fit.
@@ -54,6 +57,7 @@ def context_of(store: Store, active: Iterable[ActiveAttemptRecord], *, is_up: bo
         now=Clock().now(),
         wait_reasons=reasons,
         default_wait=WaitKind.NOT_TRIED if is_up else WaitKind.NO_SCHEDULER,
+        parents=parents_of(store, job_ids),
         indices=store.gpu_indices(),
         open_requests={job_id: verbs[-1] for job_id, verbs in requested_verbs(store).items()},
         open_attempts=_observe_open(store, [attempt for attempt in active if attempt.state.is_open]),

@@ -10,6 +10,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt, FinishJob
 from gpu_scheduler.core.scheduling.scheduler_exit_code import drained_exit_code, job_exit_code
+from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.job_lists import jobs_of_file
 from gpu_scheduler.store.jobs_files import malformed_lines
 from gpu_scheduler.store.pending_groups import wait_reasons
@@ -61,7 +62,9 @@ class DrainReport:
             job = self._store.job(job_id)
             if job is not None:
                 known[job_id] = job
-        context = ViewContext(self._clock.now(), wait_reasons=wait_reasons(self._store))
+        context = ViewContext(
+            self._clock.now(), wait_reasons=wait_reasons(self._store), parents=parents_of(self._store, known)
+        )
         return [job_view(job, None, context) for _, job in sorted(known.items())]
 
 

@@ -14,6 +14,7 @@ from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.scheduling.usage import attempt_memory
+from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.job_lists import finished_jobs, open_jobs, state_counts
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.store import Store
@@ -94,7 +95,10 @@ class StatusBoardFile:
             attempts = store.newest_attempts(job.id for job in jobs)
             unsettled, managed = store.active_attempts(), store.gpus()
             context = job_views.ViewContext(
-                now, wait_reasons=wait_reasons(store), indices=store.gpu_indices()
+                now,
+                wait_reasons=wait_reasons(store),
+                parents=parents_of(store, (job.id for job in jobs)),
+                indices=store.gpu_indices(),
             )
             counts = state_counts(store)
         views = [job_views.job_view(job, attempts.get(job.id), context) for job in jobs]

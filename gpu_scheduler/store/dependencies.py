@@ -4,44 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
+from gpu_scheduler.core.model.dependency import Dependency, DependencyKind, Parent
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling.dependencies import ParentStatus, parent_status
 from gpu_scheduler.store.store import Store
 
-
-class Parent(NamedTuple):
-    """A parent of a job. state, outcome: those of the parent; state is None if the parent is unknown."""
-
-    id: int
-    name: str | None
-    state: JobState | None
-    outcome: Outcome | None
-    kind: DependencyKind
-    reference: str
-
-    @property
-    def status(self) -> ParentStatus:
-        """The effect of this parent on the job."""
-        return parent_status(self.kind, self.state, self.outcome)
+# A look-up is several times as fast as a call of the Enum.
+_STATES, _OUTCOMES = {one.value: one for one in JobState}, {one.value: one for one in Outcome}
+_KINDS = {one.value: one for one in DependencyKind}
 
 
-def parents(store: Store, job_id: int) -> list[Parent]:
-    """Returns the parents of a job, sorted by id."""
-    rows = store.db.rows(
-        "SELECT parent_id, name, state, outcome, dependency.kind, reference FROM dependency"
-        " LEFT JOIN job ON job.id = parent_id WHERE job_id = ? ORDER BY parent_id",
-        job_id,
-    )
-    return [
-        Parent(
-            parent_id, name, JobState(state) if state else None, Outcome(outcome) if outcome else None,
-            DependencyKind(kind), reference,
+def parents_of(store: Store, job_ids: Iterable[int]) -> dict[int, tuple[Parent, ...]]:
+    """Returns the parents of these jobs, sorted by id, by job id. Omits jobs without parents.
+
+    One query serves all jobs, because `status` may list 100,000 of them.
+    """
+    found: dict[int, list[Parent]] = {}
+    for job_id, parent_id, name, state, outcome, kind, reference in store.db.rows(
+        "SELECT job_id, parent_id, name, state, outcome, dependency.kind, reference FROM dependency"
+        " LEFT JOIN job ON job.id = parent_id WHERE job_id IN (SELECT value FROM json_each(?))"
+        " ORDER BY job_id, parent_id",
+        json.dumps(list(job_ids)),
+    ):
+        found.setdefault(job_id, []).append(
+            Parent(parent_id, name, _STATES.get(state), _OUTCOMES.get(outcome), _KINDS[kind], reference)
         )
-        for parent_id, name, state, outcome, kind, reference in rows
-    ]  # fmt: skip
+    return {job_id: tuple(parents) for job_id, parents in found.items()}
 
 
 def children(store: Store, job_id: int) -> list[int]:

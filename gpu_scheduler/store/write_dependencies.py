@@ -10,7 +10,7 @@ from gpu_scheduler.core.model.event import JobEnded
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.dependencies import ParentStatus
+from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
 from gpu_scheduler.store import dependencies
 from gpu_scheduler.store.write_context import WriteContext
 from gpu_scheduler.store.write_jobs import change_job_state, requeue_job
@@ -70,8 +70,8 @@ def _to_queue(db: sqlite3.Connection, limit: int) -> list[int]:
 
 def _settle(context: WriteContext, job_id: int) -> None:
     """Skips a job if a parent failed, otherwise queues it again."""
-    parents = dependencies.parents(context.store, job_id)
-    failed = next((parent for parent in parents if parent.status is ParentStatus.FAILED), None)
+    parents = dependencies.parents_of(context.store, [job_id]).get(job_id, ())
+    failed = next((parent for parent in parents if status_of(parent) is ParentStatus.FAILED), None)
     if failed is None:
         requeue_job(context, act.RequeueJob(job_id, StateReason(ReasonKind.PARENT_RETRIED)))
         return

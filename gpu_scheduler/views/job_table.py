@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import (
     format_age,
     format_elapsed,
@@ -19,6 +20,7 @@ from gpu_scheduler.core.text.formatting import (
 from gpu_scheduler.views.colours import CYAN, FAINT, OF_STATE, RED, YELLOW, of_outcome
 from gpu_scheduler.views.layout import Cell, Column, TableRow
 from gpu_scheduler.views.need_text import need_text
+from gpu_scheduler.views.parent_text import unmet_parents_text
 from gpu_scheduler.views.reason_text import outcome_text
 from gpu_scheduler.views.titles import common_prefix, title
 from gpu_scheduler.views.wait_text import job_reason_text
@@ -119,8 +121,7 @@ def _group_row(jobs: Sequence[JobView]) -> TableRow:
     first = jobs[0]
     what = common_prefix([title(job) for job in jobs[:_MAX_COMPARED]])
     about = f" ({what})" if what else ""
-    need = first.wait.need if first.wait is not None else None
-    wait = f"wait for {_need_text(need)}" if need is not None and not first.infeasible else ""
+    wait = _group_wait_text(first)
     why = (
         Cell(wait, YELLOW) if wait else Cell(f"wait, {_reason_cell(first).text}", _reason_cell(first).colour)
     )
@@ -128,6 +129,15 @@ def _group_row(jobs: Sequence[JobView]) -> TableRow:
     return TableRow(
         (Cell(f"{len(jobs):,} jobs "), why, Cell(f": {ids}{about}")), is_spanning=True, count=len(jobs)
     )
+
+
+def _group_wait_text(job: JobView) -> str:
+    """Returns a text such as "wait for half a GPU"; "" if the reason of the job is not in such a form."""
+    if job.wait is None or job.infeasible:
+        return ""
+    if job.wait.kind is WaitKind.PARENTS:
+        return f"wait for {safe_text(unmet_parents_text(job.parents))}"
+    return "" if job.wait.need is None else f"wait for {_need_text(job.wait.need)}"
 
 
 def _need_text(need: Need) -> str:

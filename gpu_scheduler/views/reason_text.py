@@ -115,12 +115,17 @@ def _cause(reason: StateReason) -> str:
     if kind is ReasonKind.IN_ORIGINAL_STORE:
         return f"it belongs to {reason.subject}, of which this store is a copy"
     if kind is ReasonKind.PARENT_FAILED:
-        end = None if reason.parent_outcome is None else _PARENT_ENDS.get(reason.parent_outcome)
-        return f"job {reason.parent} {end or 'did not complete'}"
+        return parent_end_text(reason.parent or 0, reason.parent_outcome)
     if kind is ReasonKind.LINE_ADDED_AGAIN:
         return f"added to {reason.subject} again"
     assert kind in (ReasonKind.RUNNER_REPORT, ReasonKind.UNKNOWN)
     return message or "interrupted"
+
+
+def parent_end_text(job_id: int, outcome: Outcome | None) -> str:
+    """Formats the end of a parent that did not complete: "job 3 failed"."""
+    end = None if outcome is None else _PARENT_ENDS.get(outcome)
+    return f"job {job_id} {end or 'did not complete'}"
 
 
 def _exit_text(reason: StateReason) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from gpu_scheduler.app.status_report import GpuView, JobView, StatusReport
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.views.gpu_claims import claim_objects
+from gpu_scheduler.views.parent_text import parent_objects
 from gpu_scheduler.views.wait_text import job_reason_text
 from gpu_scheduler.views.warnings import job_warnings
 
@@ -42,6 +43,7 @@ def job_object(job: JobView) -> dict[str, Any]:
         "state": record.state,
         "outcome": record.outcome,
         "reason": job_reason_text(job),
+        "after": parent_objects(job.parents) if job.parents else [],
         "infeasible": job.infeasible,
         "recorded": job.is_recorded,
         "name": record.name,

@@ -9,6 +9,7 @@ from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.text.formatting import format_memory
 from gpu_scheduler.views.need_text import need_text
+from gpu_scheduler.views.parent_text import parents_wait_text
 from gpu_scheduler.views.reason_text import reason_text
 
 #: For these kinds, the reason stored with the job is shown.
@@ -26,11 +27,13 @@ def job_reason_text(job: JobView) -> str | None:
         return None if reason is None else reason_text(reason)
     if wait.kind in (WaitKind.LINE_MALFORMED, WaitKind.LINE_REMOVED, WaitKind.LINE_CHANGED):
         return _line_wait_text(wait, job.record.source, job.due_in_s)
+    if wait.kind is WaitKind.PARENTS:
+        return parents_wait_text(job.parents)
     return wait_text(wait)
 
 
 def wait_text(reason: WaitReason) -> str:
-    """Formats a wait reason, unless it concerns the line of a single job."""
+    """Formats a wait reason, unless it concerns the line or the parents of a single job."""
     if reason.is_infeasible:
         return f"infeasible: {infeasibility_text(reason)}"
     if reason.kind is WaitKind.NO_FREE_GPU:

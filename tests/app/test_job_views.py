@@ -17,10 +17,11 @@ from gpu_scheduler.core.model.attempt_status import (
     FailureContext,
     StopRequest,
 )
+from gpu_scheduler.core.model.dependency import DependencyKind, Parent
 from gpu_scheduler.core.model.event import MisplacedProcess
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.states import AttemptState, JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling.actions import FinishAttempt, Transition
 from gpu_scheduler.core.scheduling.facts import Attempt
@@ -34,6 +35,8 @@ from tests.records import attempt_record, job_record
 
 NOW = Now(1000.0, 500.0, "boot")
 FULL = WaitReason(WaitKind.NO_FREE_GPU, need=Need(1, 1000))
+INFEASIBLE = WaitReason(WaitKind.TOO_FEW_GPUS, need=Need(2, 1000), gpus=1)
+PARENT = Parent(2, None, JobState.RUNNING, None, DependencyKind.COMPLETED, "2")
 
 
 def context(**values: Any) -> ViewContext:
@@ -123,6 +126,23 @@ def view_as(recorded: str, status: AttemptStatus, failure_context: FailureContex
             {"open_requests": {3: "hold"}},
             "hold requested; waiting for the scheduler",
         ),
+        *(
+            (
+                {"unmet_parents": 1, **row},
+                None,
+                {"wait_reasons": {"ASK": FULL}, "parents": {3: (PARENT,)}},
+                text,
+            )
+            for row, text in (
+                ({}, "after job 2 (running)"),
+                ({"reason": worded("try 2 of 5 in 5 s")}, "after job 2 (running)"),
+                (
+                    {"line_wait": WaitReason(WaitKind.LINE_MALFORMED, line_number=2)},
+                    "line 2 of jobs.txt is malformed; the job waits until it is corrected",
+                ),
+                ({"state": "held", "reason": worded("held by the user")}, "held by the user"),
+            )
+        ),
         ({"state": "held", "reason": worded("held by the user")}, None, {}, "held by the user"),
         ({"state": "held"}, None, {}, "held"),
         ({"state": "running"}, {}, {}, None),
@@ -133,6 +153,16 @@ def test_a_job_view_shows_why_a_queued_job_waits(
 ) -> None:
     view = job_view(job_record(**row), None if last is None else attempt_record(**last), context(**values))
     assert job_reason_text(view) == reason
+
+
+@pytest.mark.parametrize(("unmet_parents", "infeasible"), [(0, True), (1, False)])
+def test_a_job_is_infeasible_only_once_it_is_compared_with_the_gpus(
+    unmet_parents: int, infeasible: bool
+) -> None:
+    record = job_record(unmet_parents=unmet_parents)
+    view = job_view(record, None, context(wait_reasons={"ASK": INFEASIBLE}, parents={3: (PARENT,)}))
+    assert view.infeasible is infeasible
+    assert view.parents == (PARENT,)
 
 
 @pytest.mark.parametrize(

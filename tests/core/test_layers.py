@@ -17,8 +17,8 @@ PACKAGE = "gpu_scheduler"
 STORE = tuple(
     f"store.{name}"
     for name in (
-        "accepted_lines", "data_dir", "database", "environments", "events", "gpu_kind", "job_lists",
-        "jobs_files", "location", "measurements", "pending_groups", "permissions", "read_only",
+        "accepted_lines", "data_dir", "database", "dependencies", "environments", "events", "gpu_kind",
+        "job_lists", "jobs_files", "location", "measurements", "pending_groups", "permissions", "read_only",
         "records", "requests", "scheduler_lock", "state_file", "store",
     )
 )  # fmt: skip
@@ -68,9 +68,9 @@ MAY: Mapping[str, tuple[str, ...]] = {
     # Views import the types of the records that results contain, but views do not read the store.
     "views": ("core.model", "core.text", "core.scheduling", "app", "store.records", "store.jobs_files"),
     "reporting": (
-        "claims", "core.model", "core.text", "core.scheduling", "errors", "clock", "system", "store.events",
-        "store.job_lists", "store.jobs_files", "store.pending_groups", "store.records", "store.store",
-        "health.storage", "attempts.log_folder", "app", "views",
+        "claims", "core.model", "core.text", "core.scheduling", "errors", "clock", "system",
+        "store.dependencies", "store.events", "store.job_lists", "store.jobs_files", "store.pending_groups",
+        "store.records", "store.store", "health.storage", "attempts.log_folder", "app", "views",
     ),
     "scheduler": (
         *CORE, *TOP, "system", "runner", "store", "attempts", "claims", "gpus", "gpus.probes", "executors",

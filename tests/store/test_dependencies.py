@@ -9,16 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
+from gpu_scheduler.core.model.dependency import Dependency, DependencyKind, Parent
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.dependencies import ParentStatus, find_cycles, parent_status
+from gpu_scheduler.core.scheduling.dependencies import ParentStatus, find_cycles, parent_status, status_of
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.dependencies import children, has_unsettled_dependencies, is_ancestor, parents
+from gpu_scheduler.store.dependencies import children, has_unsettled_dependencies, is_ancestor, parents_of
 from gpu_scheduler.store.job_lists import find_job_fact
 from gpu_scheduler.store.pending_groups import startable_jobs
 from gpu_scheduler.store.store import Store
@@ -117,10 +117,26 @@ def test_a_held_job_is_not_skipped_until_it_is_released(store: Store) -> None:
     assert state(store, child) == "skipped"
 
 
+def test_one_query_returns_the_parents_of_many_jobs(store: Store) -> None:
+    first, second = add_job(store), add_job(store)
+    child, other = add_job(store, second, first), add_job(store, first, kind=KINDS[1])
+    record(store, act.HoldJob(second, "user", StateReason(ReasonKind.HELD_BY_USER)))
+    found = parents_of(store, [child, other, first, 99])
+    assert found == {
+        child: (
+            Parent(first, None, JobState.QUEUED, None, KINDS[0], str(first)),
+            Parent(second, None, JobState.HELD, None, KINDS[0], str(second)),
+        ),
+        other: (Parent(first, None, JobState.QUEUED, None, KINDS[1], str(first)),),
+    }
+
+
 def test_an_unresolved_reference_blocks_the_job(store: Store) -> None:
     job = store.insert_job(SPEC, "test", dependencies=[Dependency(0, DependencyKind.FINISHED, "prep")])
     assert startable(store) == set()
-    assert [(parent.state, parent.status) for parent in parents(store, job)] == [(None, ParentStatus.PENDING)]
+    assert [(parent.state, status_of(parent)) for parent in parents_of(store, [job])[job]] == [
+        (None, ParentStatus.PENDING)
+    ]
     with store.db.transaction() as db:
         replace_dependencies(db, job, ())
     assert startable(store) == {job}

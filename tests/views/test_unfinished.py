@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.core.model.dependency import DependencyKind, Parent
 from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.store.jobs_files import MalformedLineRecord
 from gpu_scheduler.views.unfinished import MAX_ITEMS, unfinished_text
@@ -36,6 +38,12 @@ def test_the_summary_names_each_unfinished_line_and_job_with_its_reason() -> Non
         " corrected; job 3 is held; job 4 is held by its line; job 5 is held: the machine was switched off;"
         " job 6 waits: infeasible: needs 9 GPUs, but only 4 are managed; job 7 waits: GPU 0 paused"
     )
+
+
+def test_a_job_that_waits_for_other_jobs_comes_after_those_jobs() -> None:
+    held = Parent(5, None, JobState.HELD, None, DependencyKind.COMPLETED, "5")
+    waiting = job(3, unmet_parents=1, wait=WaitReason(WaitKind.PARENTS), parents=(held,))
+    assert unfinished_text([], [waiting, job(5, "held")]) == "job 5 is held; job 3 waits for job 5 (held)"
 
 
 def test_the_summary_truncates_a_long_list_of_unfinished_work() -> None:

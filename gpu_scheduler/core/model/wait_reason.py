@@ -31,6 +31,8 @@ class WaitKind(str, Enum):
     LINE_REMOVED = "line removed"
     LINE_CHANGED = "line changed"
     HELD = "held"
+    #: The job waits for other jobs.
+    PARENTS = "parents"
     RETRY_DELAY = "retry delay"
     PROCESSES_LEFT = "processes left"
     SHORTAGE = "shortage"

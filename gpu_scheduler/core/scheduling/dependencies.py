@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from enum import Enum
 from typing import TypeVar
 
-from gpu_scheduler.core.model.dependency import DependencyKind
+from gpu_scheduler.core.model.dependency import DependencyKind, Parent
 from gpu_scheduler.core.model.states import JobState, Outcome
 
 #: Outcomes that meet the condition of the kind COMPLETED. `ended` is the outcome of an adopted process.
@@ -34,6 +34,11 @@ def parent_status(kind: DependencyKind, state: JobState | None, outcome: Outcome
     if kind is DependencyKind.FINISHED or outcome in COMPLETED_OUTCOMES:
         return ParentStatus.MET
     return ParentStatus.FAILED
+
+
+def status_of(parent: Parent) -> ParentStatus:
+    """Returns the effect of a parent on the job."""
+    return parent_status(parent.kind, parent.state, parent.outcome)
 
 
 def find_cycles(parents: Mapping[_Node, Iterable[_Node]]) -> set[_Node]:
