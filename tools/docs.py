@@ -76,6 +76,7 @@ NOTES = {
     "lint": "`lint` also warns of likely mistakes, such as a program that does not exist, a line that runs"
     " `conda activate`, or more processes than GPUs. `add` and the log give the same warnings. The exit code"
     " is 1 if a line is malformed.",
+    "import": "[migrating.md](migrating.md#coming-from-gpuq) describes what becomes of each key.",
     "status": "On a terminal, lines are cut to its width; in a pipe, they are printed in full. Jobs that wait"
     " for the same reason share a line, such as `20 jobs wait for half a GPU: 12-31`.",
     "why": "For a job that failed, `why` shows the reason, what to do about it, and the end of the log.",

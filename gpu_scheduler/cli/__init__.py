@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    from gpu_scheduler.cli.commands import COMMANDS
+    from gpu_scheduler.cli.commands import COMMANDS, function_name
     from gpu_scheduler.cli.parser import parse
 
     try:
@@ -62,7 +62,7 @@ def _run(argv: Sequence[str]) -> int:
     except SystemExit as end:  # --help and --version
         return end.code if isinstance(end.code, int) else 0
     module = import_module(f"gpu_scheduler.cli.{COMMANDS[options.command].module}")
-    code: int = getattr(module, options.command)(options)
+    code: int = getattr(module, function_name(options.command))(options)
     return code
 
 

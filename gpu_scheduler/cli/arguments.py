@@ -243,6 +243,12 @@ def lint(parser: argparse.ArgumentParser) -> None:
     shared_options(parser, "--conda-sh", "--json")
 
 
+def import_queue(parser: argparse.ArgumentParser) -> None:
+    """Declares the argument of `import`."""
+    parser.add_argument("file", metavar="FILE", type=path,
+                        help="The queue.json; after the import, it is renamed to FILE.bak")  # fmt: skip
+
+
 def status(parser: argparse.ArgumentParser) -> None:
     """Declares the options of `status`."""
     way = parser.add_mutually_exclusive_group()

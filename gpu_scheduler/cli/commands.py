@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import keyword
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -12,8 +13,8 @@ from gpu_scheduler.cli import arguments, claim_arguments
 class Command(NamedTuple):
     """A command of the command line.
 
-    module: the module of `cli` that runs the command, in a function with the command's name; declare: the
-    function that declares the command's arguments.
+    module: the module of `cli` that runs the command, in the function that `function_name` returns; declare:
+    the function that declares the command's arguments.
     """
 
     module: str
@@ -50,6 +51,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "add": Command("add", arguments.add, "add --vram 18G --name bert -- python train.py --epochs 3",
             "Append one job, given as a script or as a command after `--`, to the jobs file and print its"
             " line"),
+        "import": Command("import_queue", arguments.import_queue, "import ~/.gpuq/queue.json",
+            "Queue the pending jobs of a queue.json of gpuq, and rename the file"),
         "lint": Command("report_commands", arguments.lint, "lint jobs.txt",
             "Show what each line of a jobs file would do, without queueing any job"),
         "cancel": Command("request_commands", arguments.cancel, "cancel 3 4 --grace 30",
@@ -88,3 +91,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
 }  # fmt: skip
 #: All commands by name.
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+
+
+def function_name(command: str) -> str:
+    """Returns the name of the function that runs a command: the command's name, or `import_` for `import`."""
+    return f"{command}_" if keyword.iskeyword(command) else command

@@ -55,6 +55,11 @@ def job_ids_in(store: Store, numbers: range) -> list[int]:
     return [row["id"] for row in rows]
 
 
+def job_ids_of_source(store: Store, source: str) -> list[int]:
+    """Returns the ids of the jobs with this source, in ascending order."""
+    return [row["id"] for row in store.db.rows("SELECT id FROM job WHERE source = ? ORDER BY id", source)]
+
+
 def jobs_of_file(store: Store, path: str) -> list[JobRecord]:
     """Returns all unfinished jobs and all jobs with a line in this jobs file."""
     return _jobs(

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_scheduler import __version__
 from gpu_scheduler.cli import status
-from gpu_scheduler.cli.commands import COMMANDS
+from gpu_scheduler.cli.commands import COMMANDS, function_name
 from gpu_scheduler.errors import GpuStateError, SchedulerError, UsageError
 from tests.cli.desk import Desk
 
@@ -262,4 +262,4 @@ def test_every_command_has_a_function() -> None:
     from importlib import import_module
 
     for name, command in COMMANDS.items():
-        assert callable(getattr(import_module(f"gpu_scheduler.cli.{command.module}"), name))
+        assert callable(getattr(import_module(f"gpu_scheduler.cli.{command.module}"), function_name(name)))
