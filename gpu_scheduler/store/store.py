@@ -128,9 +128,9 @@ class Store:
     ) -> int:
         """Inserts a job, in the caller's transaction if there is one. Returns its id.
 
-        The job is queued, unless its line holds or cancels it. now: in wall seconds. dependencies: what it
-        waits for, with each parent only once. environment: the key of its environment in the store; None
-        for the scheduler's own environment.
+        The job is queued, unless its specification holds or cancels it. now: in wall seconds. dependencies:
+        what it waits for, with each parent only once. environment: the key of its environment in the store;
+        None for the scheduler's own environment.
         """
         from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY
         from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
@@ -138,7 +138,9 @@ class Store:
         at = time.time() if now is None else now
         state = JobState.HELD if spec.hold else JobState.QUEUED
         outcome = None
-        reason = StateReason(ReasonKind.HELD_BY_LINE) if spec.hold else None
+        has_line = source.startswith("file:")
+        holder = ReasonKind.HELD_BY_LINE if has_line else ReasonKind.HELD_BY_USER
+        reason = StateReason(holder) if spec.hold else None
         if spec.cancel:
             state, outcome = JobState.FINISHED, Outcome.CANCELLED
             reason = StateReason(ReasonKind.CANCELLED_BY_LINE)
@@ -153,7 +155,7 @@ class Store:
                  self.spec_key(spec),
                  NORMAL_PRIORITY if spec.priority is None else spec.priority, state.value,
                  outcome.value if outcome else None, reason.to_json() if reason else None,
-                 "line" if state is JobState.HELD else None,
+                 ("line" if has_line else "user") if state is JobState.HELD else None,
                  at, at if outcome else None, environment),
             )  # fmt: skip
             job_id = cursor.lastrowid

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.app import import_queue
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.job_lists import job_count
@@ -182,6 +183,7 @@ def test_a_job_whose_parent_failed_is_held(desk: Desk, queue: Path) -> None:
         " `release 1` starts it anyway\n"
     )
     assert (job(desk, 1).state, job(desk, 2).state) == (JobState.HELD, JobState.QUEUED)
+    assert job(desk, 1).reason == StateReason(ReasonKind.HELD_BY_USER)
 
 
 def test_the_gpu_of_a_job_is_ignored_with_a_warning(desk: Desk, queue: Path) -> None:

@@ -92,7 +92,7 @@ def test_status_shows_a_reason_for_every_waiting_job(desk: Desk) -> None:
     assert seen[plain]["reason"] == "no scheduler is running"
     assert seen[big]["reason"] == "infeasible: needs 9 idle GPUs, but only 2 are managed"
     assert [job["infeasible"] for job in (seen[plain], seen[big])] == [False, True]
-    assert (seen[held]["state"], seen[held]["reason"]) == ("held", "held by its line")
+    assert (seen[held]["state"], seen[held]["reason"]) == ("held", "held by the user")
     assert (
         seen[gone]["reason"]
         == "line removed from its jobs file; the job is cancelled unless the line is restored"

@@ -226,8 +226,8 @@ def test_why_shows_the_queue_order_and_the_next_retry(desk: Desk) -> None:
 
 def test_why_explains_a_held_job(desk: Desk) -> None:
     job = desk.job(hold=True)
-    assert f"job {job} is held by its line\n" in desk.run("why", job)[1]
-    assert checks(desk, job)["held"] == ("bad", "held by its line", f"`release {job}` queues it")
+    assert f"job {job} is held by the user\n" in desk.run("why", job)[1]
+    assert checks(desk, job)["held"] == ("bad", "held by the user", f"`release {job}` queues it")
 
 
 def test_why_shows_the_line_of_a_job_and_malformed_lines_near_it(desk: Desk) -> None:
