@@ -21,6 +21,8 @@ class NoteKind(str, Enum):
     SCRIPT_MISSING = "script_missing"  # script
     JOB_EXISTS = "job_exists"  # job, state
     JOB_COMPLETED = "job_completed"  # job
+    VENV_OF_OTHER_USER = "venv_of_other_user"  # path
+    PARENT_FAILED = "parent_failed"  # job, outcome
     NOT_WATCHED = "not_watched"  # path, scheduler_pid, watched: the jobs file that the scheduler watches
 
 

@@ -6,11 +6,10 @@ from argparse import Namespace
 
 from gpu_scheduler.app import add as app
 from gpu_scheduler.app.add import NewLine
+from gpu_scheduler.cli.arguments import given_attributes
 from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.views.line_notes import line_note_text
-
-_ATTRIBUTE_PREFIX = "attribute_"
 
 
 def add(options: Namespace) -> int:
@@ -34,11 +33,6 @@ def _new_line(options: Namespace) -> NewLine:
             "`add` does not read lines from standard input, so nothing was added; append the line to the jobs"
             f" file yourself, as in `… >> {where}`"
         )
-    attributes = {
-        name.removeprefix(_ATTRIBUTE_PREFIX): value
-        for name, value in vars(options).items()
-        if name.startswith(_ATTRIBUTE_PREFIX) and value is not None
-    }
     return NewLine(
         script=options.script,
         arguments=options.args,
@@ -46,5 +40,5 @@ def _new_line(options: Namespace) -> NewLine:
         conda=options.conda,
         priority=options.priority,
         gpus=options.gpus,
-        attributes=attributes,
+        attributes=given_attributes(options),
     )

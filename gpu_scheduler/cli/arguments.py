@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 from gpu_scheduler import config
@@ -17,6 +17,8 @@ _DEFAULTS = config.StartOptions()
 _DAY_S = 86400
 #: Largest value of --tolerance and --spike-buffer, which are fractions of a job's memory.
 _MAX_FRACTION = 10
+#: Begins the names of the parsed options that are attributes of a job.
+_ATTRIBUTE_PREFIX = "attribute_"
 _PRIORITY = values.integer(-(10**9) + 1, 10**9 - 1)
 
 #: Options that several commands share.
@@ -213,24 +215,58 @@ def add(parser: argparse.ArgumentParser) -> None:
     option("--output-file", metavar="PATH", default=config.JOBS_FILE, type=path,
            help=f"Jobs file to append the line to, or - to only print the line"
            f" (default: {config.JOBS_FILE})")  # fmt: skip
-    _attributes(parser.add_argument_group("attributes"))
+    csv_fields = ("allowed", "conda", "priority")
+    _attributes(parser.add_argument_group("attributes"), {"gpus": ("--gpus-count",)}, (*csv_fields, "cancel"))
 
 
-def _attributes(group: argparse._ArgumentGroup) -> None:
-    """Declares an option for each attribute, except for `cancel` and the attributes that are CSV fields."""
+def submit(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `submit`. The words after the script or the `--` are not parsed here."""
+    parser.add_argument("script", metavar="SCRIPT [ARGS…] | -- COMMAND…", nargs="?",
+                        help="Script (.py, .sh or executable) with its arguments, or any command after `--`."
+                        " After SCRIPT, only --after, --after-any and --name belong to `submit`; after"
+                        " `SCRIPT --`, nothing does")  # fmt: skip
+    parser.add_argument("--python", metavar="PATH",
+                        help="Interpreter for SCRIPT (default: that of --venv or --conda, then of the nearest"
+                        " .venv in or above the working folder, then python on PATH)")  # fmt: skip
+    shared_options(parser, "--json")
+    _attributes(parser.add_argument_group("attributes"), {"cwd": ("--cwd", "--dir")}, ("cancel",))
+
+
+def _attributes(
+    group: argparse._ArgumentGroup, flags_of: Mapping[str, Sequence[str]], without: Collection[str]
+) -> None:
+    """Declares an option for each attribute. flags_of: the options of attributes that differ from the key."""
     from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP, SYNONYMS
 
     for key, (form, does) in ATTRIBUTE_HELP.items():
-        if key in ("allowed", "conda", "priority", "cancel"):
+        if key in without:
             continue
-        flags = ["--gpus-count" if key == "gpus" else f"--{key}"]
+        flags = [*flags_of.get(key, (f"--{key}",))]
         flags += [f"--{word}" for word, meant in SYNONYMS.items() if meant == key]
-        dest = f"attribute_{key}"
+        dest = f"{_ATTRIBUTE_PREFIX}{key}"
         if form is None:
             group.add_argument(*flags, dest=dest, action="store_true", help=does)
         else:
             action = "append" if key == "env" else "store"
             group.add_argument(*flags, dest=dest, action=action, metavar=form, help=does)
+
+
+def given_attributes(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the values of the options that `_attributes` declares, by attribute."""
+    return {
+        name.removeprefix(_ATTRIBUTE_PREFIX): value
+        for name, value in vars(options).items()
+        if name.startswith(_ATTRIBUTE_PREFIX) and value not in (None, False)
+    }
+
+
+def set_attribute(options: argparse.Namespace, key: str, value: str) -> bool:
+    """Sets an attribute's option that was not given. Returns False if it was given."""
+    name = f"{_ATTRIBUTE_PREFIX}{key}"
+    if getattr(options, name) is not None:
+        return False
+    setattr(options, name, value)
+    return True
 
 
 def lint(parser: argparse.ArgumentParser) -> None:

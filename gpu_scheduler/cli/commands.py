@@ -51,6 +51,9 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "add": Command("add", arguments.add, "add --vram 18G --name bert -- python train.py --epochs 3",
             "Append one job, given as a script or as a command after `--`, to the jobs file and print its"
             " line"),
+        "submit": Command("submit", arguments.submit, "submit --name bert --vram 18G train.py --epochs 3",
+            "Queue one job, given as a script with its arguments or as a command after `--`, without a jobs"
+            " file"),
         "import": Command("import_queue", arguments.import_queue, "import ~/.gpuq/queue.json",
             "Queue the pending jobs of a queue.json of gpuq, and rename the file"),
         "lint": Command("report_commands", arguments.lint, "lint jobs.txt",

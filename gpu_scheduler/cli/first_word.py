@@ -25,12 +25,21 @@ def jobs_file_index(words: Sequence[str], commands: Collection[str]) -> int | No
     Raises ValueError if the first word is neither a command nor a file, or if an option that belongs after
     the command comes before it.
     """
+    index = first_word_index(words)
+    return None if index is None or words[index] in commands else _file_index(index, words, commands)
+
+
+def first_word_index(words: Sequence[str]) -> int | None:
+    """Returns the index of the first word that is not an option or its value; None if there is none.
+
+    Raises ValueError if an option that belongs after the command comes before it.
+    """
     rest = iter(enumerate(words))
     for index, word in rest:
         if word in _OPTIONS_WITH_VALUE:
             next(rest, None)
         elif not word.startswith("-"):
-            return None if word in commands else _file_index(index, words, commands)
+            return index
         elif word in ("-", "--") or word.startswith(tuple(f"{name}=" for name in _OPTIONS_WITH_VALUE)):
             continue
         elif word not in _FLAGS:

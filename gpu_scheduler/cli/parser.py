@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from gpu_scheduler import __version__, config
 from gpu_scheduler.cli import arguments
 from gpu_scheduler.cli.commands import COMMANDS, GROUPS
-from gpu_scheduler.cli.first_word import jobs_file_index
+from gpu_scheduler.cli.first_word import first_word_index, jobs_file_index
 from gpu_scheduler.cli.program import PROGRAM, invocation
 from gpu_scheduler.cli.values import path
 from gpu_scheduler.errors import UsageError
@@ -62,6 +62,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         build_parser([]).error(str(error))
     if at is not None:
         return _start_with_jobs_file(argv[at], [*argv[:at], "start", *argv[at + 1 :]])
+    first = first_word_index(argv)
+    if first is not None and argv[first] == "submit":
+        return _parse_submit(argv[: first + 1], argv[first + 1 :])
     words, command = _split_at_command(_join_args_option(argv))
     options = _parse_known(build_parser(argv), words)
     if options.command == "add":
@@ -93,6 +96,33 @@ def _check_add(options: argparse.Namespace, command: list[str] | None) -> None:
         parser.error("there is no command after `--`")
     if command is not None and options.args:
         parser.error("--args works only with a script; put the arguments of a command after `--`")
+
+
+def _parse_submit(first: Sequence[str], behind: Sequence[str]) -> argparse.Namespace:
+    """Parses `submit`. first: the words up to the command; behind: those after it."""
+    from gpu_scheduler.cli.submit_words import split_words
+
+    parser = _Parser(prog=f"{PROGRAM} submit", add_help=False)
+    COMMANDS["submit"].declare(parser)
+    _add_location_options(parser, "", None)
+    with_value = {flag for flag, action in parser._option_string_actions.items() if action.nargs is None}
+    try:
+        words = split_words(behind, with_value)
+    except ValueError as error:
+        parser.error(str(error))
+    options = _parse_known(build_parser(first), [*first, *words.options])
+    if words.script is None and not words.command:
+        parser.error(
+            "give a SCRIPT, as in `submit train.py --epochs 3`, or a command after `--`, as in"
+            " `submit -- python train.py --epochs 3`"
+        )
+    for option, value in words.own.items():
+        if not arguments.set_attribute(options, option.removeprefix("--"), value):
+            parser.error(f"{option} is given both before and after the script; give it once")
+    options.script, options.script_arguments = words.script, words.arguments
+    options.command_words = words.command
+    options.own_words = [word for item in words.own.items() for word in item]
+    return options
 
 
 def _check_run(options: argparse.Namespace, command: list[str] | None) -> None:
@@ -190,6 +220,8 @@ def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
     """Suggests a correction for an argument that the command does not accept."""
     if command == "wait" and (word == "--" or not word.startswith("-")):
         return " (`run` waits for GPUs and executes a command on them)"
+    if command == "submit":
+        return "; options of `submit` come before the script, and those of the script after it"
     if not word.startswith("-"):
         if jobs_file is not None:
             return f" (the jobs file is {jobs_file}; a scheduler accepts only one jobs file)"

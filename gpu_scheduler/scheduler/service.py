@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 from gpu_scheduler.attempts.executor import Executors
 from gpu_scheduler.config import STATE_FILE, StartOptions
@@ -36,6 +35,7 @@ from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.database import damaged_error, is_damage, newest_schema_version
 from gpu_scheduler.store.inspection import inspect_store
 from gpu_scheduler.store.job_lists import job_count
+from gpu_scheduler.store.new_store import removed_if_new
 from gpu_scheduler.store.ownership_loss import Ownership
 from gpu_scheduler.store.scheduler_lock import InstanceLock, locking_pids, scheduler_pid
 from gpu_scheduler.store.store import Store
@@ -74,7 +74,7 @@ def run(
         for warning in warnings:
             log.warning("%s", warning)
         with ExitStack() as at_end:
-            with _removed_if_new(home, is_new=is_new):
+            with removed_if_new(home, is_new=is_new):
                 store = at_end.enter_context(closing(open_store(home, options)))
                 ownership = Ownership(home, lock)
                 executors = _make_executors(options.screen)
@@ -109,18 +109,6 @@ def _check_start(options: StartOptions, home: DataDir) -> list[str]:
     warnings = check_old_sessions(options, home)
     check_paths(options)
     return warnings + check_files(options, home)
-
-
-@contextmanager
-def _removed_if_new(home: DataDir, *, is_new: bool) -> Iterator[None]:
-    """Removes the data directory if this start created it and the block fails. It has no job yet."""
-    try:
-        yield
-    except (SchedulerError, sqlite3.OperationalError):
-        if is_new:
-            shutil.rmtree(home.folder, ignore_errors=True)
-            home.drop_ownership()
-        raise
 
 
 def count_jobs_to_forget(home: DataDir, *, take_over: bool = False) -> int:

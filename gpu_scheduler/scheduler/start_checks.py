@@ -19,6 +19,7 @@ from gpu_scheduler.intake.state_file_edits import imports_old_state_file
 from gpu_scheduler.runner.process_scan import shows_own_pids
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.gpu_kind import recorded_gpus
+from gpu_scheduler.store.new_store import check_state_file
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system.safe_file import (
     MAX_JSON_BYTES,
@@ -41,7 +42,7 @@ def check_proc() -> None:
 def check_paths(options: StartOptions) -> None:
     """Checks the paths that the options give. Raises UsageError with the option, the path and the remedy."""
     _check_path_encoding(options)
-    _check_state_file(options.state_file)
+    check_state_file(options.state_file)
     if options.jobs_file:
         _check_jobs_file(options)
     try:
@@ -111,16 +112,6 @@ def _check_path_encoding(options: StartOptions) -> None:
             raise UsageError(
                 f"{what} {path}: the path is not valid UTF-8, so the store cannot record it; rename it"
             ) from None
-
-
-def _check_state_file(path: str) -> None:
-    if os.path.isdir(path) or path.endswith("/"):
-        raise UsageError(
-            f"--state-file {path}: is a folder; name a file in it, such as gpu_scheduler_state.json"
-        )
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        raise UsageError(f"--state-file {path}: the folder {folder} does not exist; create it first")
 
 
 def _check_jobs_file(options: StartOptions) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpu_scheduler.app.line_note import LineNote, NoteKind, UnmetNeed
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.text.formatting import count_noun, pid_text
 from gpu_scheduler.views.need_text import need_text
 
@@ -22,6 +23,13 @@ _TEXTS = {
     NoteKind.JOB_COMPLETED: (
         "this line will not run: the identical job {job} has completed; `retry {job}` runs it again"
     ),
+    NoteKind.VENV_OF_OTHER_USER: (
+        "virtual environment {path} is not used, because it belongs to another user; if you trust it, give it"
+        " with --venv"
+    ),
+    NoteKind.PARENT_FAILED: (
+        "job {job} has not completed ({outcome}), so this job is skipped until `retry {job}` queues both"
+    ),
     NoteKind.NOT_WATCHED: "the scheduler ({scheduler_pid}) does not watch {path}; it watches {watched}",
 }
 
@@ -40,6 +48,8 @@ def _value_text(key: str, value: object) -> str:
         return ", ".join(value) or "none known"
     if key == "scheduler_pid" and isinstance(value, int):
         return pid_text(value)
+    if isinstance(value, Outcome):
+        return str(value).replace("_", " ")
     return "no jobs file" if key == "watched" and not value else str(value)
 
 

@@ -16,11 +16,11 @@ COMMANDS = {
     "start": [], "add": ["train.py"], "status": [], "pause": ["0"], "resume": ["all"], "attach": ["3"],
     "logs": ["3"], "cancel": ["3"], "retry": ["3"], "hold": ["3"], "release": ["3"], "stop": [],
     "screens": [], "priority": ["3", "5"], "lint": [], "doctor": [], "completion": ["bash"], "show": ["3"],
-    "why": ["3"], "events": [], "calibrate": [], "run": [], "wait": [], "gpus": [],
+    "why": ["3"], "events": [], "calibrate": [], "run": [], "wait": [], "gpus": [], "submit": [],
     "import": ["queue.json"],
 }  # fmt: skip
 #: The words that must come last.
-LAST = {"run": ["--", "true"]}
+LAST = {"run": ["--", "true"], "submit": ["train.py"]}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -18,8 +18,8 @@ STORE = tuple(
     f"store.{name}"
     for name in (
         "accepted_lines", "data_dir", "database", "dependencies", "environments", "events", "gpu_kind",
-        "job_lists", "jobs_files", "location", "measurements", "pending_groups", "permissions", "read_only",
-        "records", "requests", "scheduler_lock", "state_file", "store",
+        "job_lists", "jobs_files", "location", "measurements", "new_store", "pending_groups", "permissions",
+        "read_only", "records", "requests", "scheduler_lock", "state_file", "store",
     )
 )  # fmt: skip
 

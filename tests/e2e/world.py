@@ -42,7 +42,7 @@ class World:
 
     def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs one command and returns its result."""
-        words = (*words, "--state-file", self.state)
+        words = ("--state-file", self.state, *words)
         if not self.is_warm:
             return subprocess.run(
                 [sys.executable, "-m", "gpu_scheduler", *words],

@@ -1,0 +1,45 @@
+"""Resolves the jobs that a new job names in `after` and `after-any`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpu_scheduler.app.job_refs import job_record, resolve_job
+from gpu_scheduler.app.line_note import Note, NoteKind
+from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.scheduling.dependencies import ParentStatus, parent_status
+from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.store.store import Store
+
+
+@dataclass(frozen=True)
+class NamedParents:
+    """The dependencies of a new job. notes: the parents because of which the job will be skipped."""
+
+    dependencies: tuple[Dependency, ...]
+    notes: tuple[Note, ...]
+
+
+def resolve_parents(store: Store, spec: JobSpec) -> NamedParents:
+    """Returns the jobs that a new job waits for. A name means what it means in all commands (`job_refs`).
+
+    Raises UsageError for a job that does not exist, and for a name that several open jobs share.
+    """
+    dependencies, notes = [], []
+    for key, kind, reference in _references(spec):
+        try:
+            job = job_record(store, resolve_job(store, int(reference) if reference.isdigit() else reference))
+        except SchedulerError as error:
+            raise UsageError(f"--{key} {reference}: {error}") from None
+        dependencies.append(Dependency(job.id, kind, reference))
+        if parent_status(kind, job.state, job.outcome) is ParentStatus.FAILED:
+            notes.append(Note(NoteKind.PARENT_FAILED, {"job": job.id, "outcome": job.outcome}))
+    return NamedParents(tuple(dependencies), tuple(notes))
+
+
+def _references(spec: JobSpec) -> Iterator[tuple[str, DependencyKind, str]]:
+    """Yields the attribute, the kind and the text of each reference."""
+    yield from (("after", DependencyKind.COMPLETED, one) for one in spec.after)
+    yield from (("after-any", DependencyKind.FINISHED, one) for one in spec.after_any)

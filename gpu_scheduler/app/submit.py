@@ -1,0 +1,203 @@
+"""Submits a job straight into the store, without a jobs file. Creates the store if there is none."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.masking import without_secrets
+from gpu_scheduler.app.named_parents import resolve_parents
+from gpu_scheduler.app.new_line import (
+    AttributeValues,
+    attribute_items,
+    compose_line,
+    job_warnings,
+    parse_new_line,
+)
+from gpu_scheduler.app.recorded_setting import recorded_setting
+from gpu_scheduler.app.script_command import (
+    default_python,
+    find_python,
+    is_python,
+    is_trusted,
+    nearest_venv,
+    script_command,
+    script_path,
+)
+from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.core.jobsfile.compose import format_command_line
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
+from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.environments import add_environment
+from gpu_scheduler.store.location import refuse_copy
+from gpu_scheduler.store.new_store import check_state_file, create_store
+
+#: The name of this front end, which the store records in each of its jobs.
+SOURCE = "submit"
+#: The attributes that choose the environment of a job.
+_ENVIRONMENTS = frozenset({"conda", "venv"})
+#: Seconds to wait for a store that another program is creating, and between two attempts to open it.
+_CREATION_TIMEOUT_S, _POLL_INTERVAL_S = 10.0, 0.02
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """The values of a job: a script with its arguments, or the words of a command.
+
+    python: the interpreter for a Python script; None means that of the job's environment.
+    """
+
+    script: str | None = None
+    arguments: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    python: str | None = None
+    attributes: AttributeValues = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SubmittedJob:
+    """A submitted job, without its secrets.
+
+    text: its command. venv: the virtual environment that was found above its folder, if the job uses it.
+    warnings: why it may not run as intended. data_dir: the folder of the store.
+    """
+
+    id: int
+    text: str
+    venv: str | None
+    warnings: tuple[LineNote, ...]
+    data_dir: str
+    is_store_new: bool
+    is_scheduler_up: bool
+
+
+def submit(location: Location, new: NewJob, variables: Mapping[str, str]) -> SubmittedJob:
+    """Checks everything, then inserts the job and wakes the scheduler.
+
+    variables: the environment that the job inherits. Raises UsageError for a wrong value; then nothing was
+    submitted.
+    """
+    recorded = recorded_setting(location, "")
+    try:
+        _check_values(new)
+        command = _command(new, variables)
+        line = compose_line(lambda: format_command_line(attribute_items(command.attributes), [command.text]))
+        spec, notes = parse_new_line(line, os.getcwd(), recorded.known_gpus)
+        warnings = (*notes, *command.notes, *job_warnings(recorded, spec))
+        return without_secrets(_insert(location, spec, variables, command.venv, warnings))
+    except UsageError as error:
+        raise UsageError(f"{error}; nothing was submitted") from None
+
+
+def _check_values(new: NewJob) -> None:
+    """Raises UsageError for an empty value, which may come from a variable that is not set in a script."""
+    empty = next((key for key, value in new.attributes.items() if value == ""), None)
+    if empty is not None:
+        raise UsageError(f"--{empty}: the value is empty; give a value, or leave out the option")
+
+
+@dataclass(frozen=True)
+class _Command:
+    """The shell text and the attributes of a job. venv: the virtual environment that was found for it."""
+
+    text: str
+    attributes: AttributeValues
+    venv: str | None = None
+    notes: tuple[Note, ...] = ()
+
+
+def _command(new: NewJob, variables: Mapping[str, str]) -> _Command:
+    """Returns the command of a new job. Raises UsageError if its script cannot be run."""
+    if new.script is None:
+        # A single word is shell text.
+        text = new.command[0] if len(new.command) == 1 else shlex.join(new.command)
+        return _Command(text, new.attributes)
+    folder = os.path.abspath(os.path.expanduser(str(new.attributes.get("cwd", ""))))
+    script = script_path(new.script, folder)
+    python = None if new.python is None else find_python(new.python, variables)
+    attributes = new.attributes
+    venv: str | None = None
+    notes: tuple[Note, ...] = ()
+    if python is None and is_python(script, python):
+        if not _ENVIRONMENTS & attributes.keys():
+            venv, notes = _found_venv(folder)
+        if venv is not None:
+            attributes = {**attributes, "venv": venv}
+        python = "python" if _ENVIRONMENTS & attributes.keys() else default_python(variables)
+    words = script_command(script, folder, python)
+    return _Command(shlex.join([*words, *new.arguments]), attributes, venv, notes)
+
+
+def _found_venv(folder: str) -> tuple[str | None, tuple[Note, ...]]:
+    """Returns the nearest virtual environment; None, with a note, if another user could have planted it."""
+    venv = nearest_venv(folder)
+    if venv is None:
+        return None, ()
+    if not is_trusted(venv):
+        return None, (Note(NoteKind.VENV_OF_OTHER_USER, {"path": str(venv)}),)
+    return str(venv), ()
+
+
+def _insert(
+    location: Location,
+    spec: JobSpec,
+    variables: Mapping[str, str],
+    venv: str | None,
+    warnings: tuple[LineNote, ...],
+) -> SubmittedJob:
+    is_new = _create_if_missing(location, has_parents=bool(spec.after or spec.after_any))
+    with open_store(location) as store:
+        refuse_copy(store)
+        with store.db.transaction():
+            parents = resolve_parents(store, spec)
+            environment = add_environment(store, variables)
+            job_id = store.insert_job(
+                spec, SOURCE, dependencies=parents.dependencies, environment=environment
+            )
+        store.data_dir.ring_doorbell()
+        return SubmittedJob(
+            job_id,
+            spec.text,
+            venv,
+            (*warnings, *parents.notes),
+            str(store.data_dir.folder),
+            is_new,
+            scheduler_pid_of(store) is not None,
+        )
+
+
+def _create_if_missing(location: Location, *, has_parents: bool) -> bool:
+    """Creates the store if there is none, unless the job has parents, which must be in it already.
+
+    Returns whether it did. Raises SchedulerError if there is no store afterwards.
+    """
+    home = location.resolve()
+    end = time.monotonic() + _CREATION_TIMEOUT_S
+    is_created = False
+    while True:
+        try:
+            with open_store(location, read_only=True):
+                return is_created
+        except StoreNotFoundError:
+            if has_parents or time.monotonic() > end:
+                raise
+        is_created = _create(location, home)
+        if not is_created:
+            time.sleep(_POLL_INTERVAL_S)
+
+
+def _create(location: Location, home: DataDir) -> bool:
+    check_state_file(location.state_file)
+    try:
+        return create_store(home)
+    except (OSError, sqlite3.OperationalError) as error:
+        from gpu_scheduler.health.storage import describe_store_error
+
+        raise SchedulerError(describe_store_error(home, error)) from None

@@ -1,0 +1,61 @@
+"""`submit`: queues one job without a jobs file and prints its id."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from argparse import Namespace
+
+from gpu_scheduler.app import submit as app
+from gpu_scheduler.cli.arguments import given_attributes
+from gpu_scheduler.cli.program import location_of, print_message
+from gpu_scheduler.core.text.formatting import safe_text
+from gpu_scheduler.errors import UsageError
+from gpu_scheduler.views.line_notes import line_note_text
+
+
+def submit(options: Namespace) -> int:
+    """Submits the job and prints its id. Prints notes and warnings on stderr."""
+    job = app.submit(location_of(options), _new_job(options), os.environ)
+    if options.own_words:
+        print_message(
+            f"`submit` took {shlex.join(options.own_words)} as its own; put `--` between the script and its"
+            " arguments to pass everything to the script"
+        )
+    if job.venv is not None:
+        print_message(f"job {job.id} uses the virtual environment {job.venv}")
+    for warning in job.warnings:
+        print_message(f"warning: {line_note_text(warning)}")
+    if options.json:
+        print(json.dumps({"id": job.id}), flush=True)
+    else:
+        print(f"job {job.id} submitted: {safe_text(job.text)}", flush=True)
+    if not job.is_scheduler_up:
+        print_message(_no_scheduler_text(job))
+    return 0
+
+
+def _new_job(options: Namespace) -> app.NewJob:
+    if options.script is None and options.python is not None:
+        raise UsageError(
+            "--python chooses the interpreter of a SCRIPT; after `--`, write the interpreter into the"
+            " command; nothing was submitted"
+        )
+    return app.NewJob(
+        options.script,
+        tuple(options.script_arguments),
+        tuple(options.command_words or ()),
+        options.python,
+        given_attributes(options),
+    )
+
+
+def _no_scheduler_text(job: app.SubmittedJob) -> str:
+    text = "no scheduler is running, so the job waits until `start`"
+    if not job.is_store_new:
+        return text
+    return (
+        f"{text}\nthis is the first job of the new store {job.data_dir}; if your scheduler uses another one,"
+        f" `cancel {job.id}` and name its state file with --state-file"
+    )
