@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class JobRecord(NamedTuple):
     """A job. Named tuples are fast to create, which matters because a list may contain 100,000 jobs.
 
-    source: "file:PATH" or the front end that added it; text: its line or command as written; spec_json: its
-    JobSpec as JSON; spec_key: the key of its resource spec; jobs with the same key wait for the same thing;
-    priority, position: the queue order, lowest first.
+    source: "file:PATH", "import:DIGEST" or the front end that added it; text: its line or command as written;
+    spec_json: its JobSpec as JSON; spec_key: the key of its resource spec; jobs with the same key wait for
+    the same thing; priority, position: the queue order, lowest first.
 
     held_by: "user", "line", or the outcome that caused the hold. cancel_cause: the cause of a pending
     cancellation. not_before_boot: the earliest time of the next start. line_wait: why its line in the jobs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -79,17 +80,19 @@ def test_imports_the_pending_jobs_and_renames_the_file(desk: Desk, queue: Path) 
     assert job(desk, 2).unmet_parents == 1
 
 
-def test_a_second_import_after_a_crash_before_the_rename_only_renames(
-    desk: Desk, queue: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+#: A Python program that runs `import` and is killed when it renames the file.
+KILLED_AT_RENAME = """\
+import os, signal
+from gpu_scheduler.cli import main
+os.rename = lambda old, new: os.kill(os.getpid(), signal.SIGKILL)
+main(["import", "queue.json"])
+"""
+
+
+def test_a_second_import_after_a_crash_before_the_rename_only_renames(desk: Desk, queue: Path) -> None:
     write(queue, {"script": "train.py"})
-
-    def crash(old: str, new: str) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", crash)
-        assert desk.run("import", "queue.json")[0] == 130
+    killed = subprocess.run([sys.executable, "-c", KILLED_AT_RENAME], cwd=desk.path, check=False)
+    assert killed.returncode == -signal.SIGKILL
     assert queue.exists()
     assert job_count(desk.store) == 1
     (desk.path / "train.py").unlink()  # nothing is checked again
