@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from gpu_scheduler.app import job_views
 from gpu_scheduler.app.current_need import CurrentNeed, current_need
+from gpu_scheduler.app.dependency_facts import DependencyFacts, dependency_facts
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
@@ -83,8 +84,8 @@ class WaitingFacts:
     """The facts about a job that waits.
 
     environment: findings about its folder, environment and script; ahead: the number of queued jobs before it
-    and the ids of the first ones, None if the job is held; retry_in_s: the seconds until its next launch is
-    allowed, None if it is allowed now.
+    and the ids of the first ones, None if the job is held or waits for other jobs; retry_in_s: the seconds
+    until its next launch is allowed, None if it is allowed now.
     """
 
     health_issues: tuple[HealthIssue, ...]
@@ -110,6 +111,7 @@ class Diagnosis:
     job: JobView
     scheduler_pid: int | None
     waiting: WaitingFacts | None
+    dependencies: DependencyFacts
     oom: OomCase | None
     attempt_folder: str | None
     log_exists: bool
@@ -135,6 +137,7 @@ class _Inspection:
     attempt: AttemptRecord | None
     view: JobView
     attempts: tuple[Attempt, ...]
+    dependencies: DependencyFacts
     foreign: ForeignClaims
     now: Now
 
@@ -151,6 +154,7 @@ def diagnose(location: Location, job: JobRef) -> Diagnosis:
             job=view,
             scheduler_pid=pid,
             waiting=_waiting_facts(inspected) if view.record.state in WAITING else None,
+            dependencies=inspected.dependencies,
             oom=_oom_case(inspected),
             attempt_folder=None if attempt is None else str(store.data_dir.attempt_folder(attempt)),
             log_exists=view.log is not None and os.path.exists(view.log),
@@ -174,21 +178,22 @@ def _inspect(store: Store, job_id: int, scheduler_pid: int | None) -> _Inspectio
         newest = store.newest_attempts([job_id]).get(job_id)
         view = job_views.job_view(record, newest, context)
         attempts = tuple(context.open_attempts.get(one.id) or observe_attempt(store, one) for one in active)
+        dependencies = dependency_facts(store, record, context)
     foreign = foreign_claims(store, locks, attempts, scheduler_pid)
-    return _Inspection(store, record, newest, view, attempts, foreign, context.now)
+    return _Inspection(store, record, newest, view, attempts, dependencies, foreign, context.now)
 
 
 def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
     store, record = inspected.store, inspected.record
     conda_sh = store.recorded_options().conda_sh
     conda = environment_of(record.spec, conda_sh).conda
-    is_queued = inspected.view.record.state is JobState.QUEUED
+    is_in_queue = inspected.view.record.state is JobState.QUEUED and not record.unmet_parents
     return WaitingFacts(
         health_issues=health_issues_of(store),
         need=current_need(store, record),
         placement=_placement_facts(inspected),
         environment=(*checks.environment(record.spec, conda, conda_sh), checks.script(record.spec)),
-        ahead=jobs_ahead_of(store, record, _MAX_JOBS_NAMED) if is_queued else None,
+        ahead=jobs_ahead_of(store, record, _MAX_JOBS_NAMED) if is_in_queue else None,
         retry_in_s=_retry_in_s(record, inspected.now),
         line=_line_facts(store, record),
     )

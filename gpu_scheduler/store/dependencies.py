@@ -34,7 +34,7 @@ def parents_of(store: Store, job_ids: Iterable[int]) -> dict[int, tuple[Parent, 
 
 def children(store: Store, job_id: int) -> list[int]:
     """Returns the ids of the jobs that depend on this job, in ascending order."""
-    rows = store.db.rows("SELECT job_id FROM dependency WHERE parent_id = ? ORDER BY job_id", job_id)
+    rows = store.db.rows("SELECT DISTINCT job_id FROM dependency WHERE parent_id = ? ORDER BY job_id", job_id)
     return [row["job_id"] for row in rows]
 
 

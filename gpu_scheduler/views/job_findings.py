@@ -29,8 +29,12 @@ def scheduler(pid: int | None, *, is_waiting: bool) -> Finding:
 
 def held(job_id: int, by: str | None, reason: str | None) -> Finding:
     """Returns the finding about a held job, with the command that queues it."""
-    verb = "release" if by in ("user", "line") else "retry"
-    return bad(Check.HELD, reason or "the job is held", f"`{verb} {job_id}` queues it")
+    return bad(Check.HELD, reason or "the job is held", f"`{queueing_command(job_id, by)}` queues it")
+
+
+def queueing_command(job_id: int, by: str | None) -> str:
+    """Returns the command that queues a held job. by: who or which outcome holds it."""
+    return f"{'release' if by in ('user', 'line') else 'retry'} {job_id}"
 
 
 def unmanaged(allowed: tuple[int, ...] | None, managed: Collection[int]) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ def unfinished_text(malformed: Sequence[MalformedLineRecord], jobs: Sequence[Job
     Jobs that wait for other jobs come last.
     """
     jobs = sorted(jobs, key=_waits_for_jobs)
-    items = [*map(_malformed_line_text, malformed[:MAX_ITEMS]), *map(_job_text, jobs)][:MAX_ITEMS]
+    items = [*map(_malformed_line_text, malformed[:MAX_ITEMS]), *map(unfinished_job_text, jobs)][:MAX_ITEMS]
     more = len(malformed) + len(jobs) - len(items)
     if more:
         items.append(f"and {more:,} more (see `status --all`)")
@@ -40,7 +40,8 @@ def _waits_for_jobs(job: JobView) -> bool:
     return job.wait is not None and job.wait.kind is WaitKind.PARENTS
 
 
-def _job_text(job: JobView) -> str:
+def unfinished_job_text(job: JobView) -> str:
+    """Formats a job that waits, with the reason: "job 3 is held by the user"."""
     if job.record.state is JobState.HELD:
         return f"job {job.record.id} is {_short_text(held_text(job))}"
     if job.wait is not None and job.wait.kind is WaitKind.LINE_MALFORMED:

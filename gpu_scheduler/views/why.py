@@ -18,10 +18,12 @@ from gpu_scheduler.core.text.formatting import (
     safe_text,
     without_repetition,
 )
-from gpu_scheduler.views import job_findings, placement_findings
+from gpu_scheduler.views import dependency_findings, job_findings, placement_findings
+from gpu_scheduler.views.dependency_findings import skip_remedy
 from gpu_scheduler.views.event_messages import dated_line
 from gpu_scheduler.views.findings import finding_object, format_finding
 from gpu_scheduler.views.need_text import current_need_text
+from gpu_scheduler.views.parent_text import parent_objects
 from gpu_scheduler.views.reason_text import outcome_text, reason_text
 from gpu_scheduler.views.remedies import failure_remedy, oom_remedy
 from gpu_scheduler.views.text_width import wrap_words
@@ -68,6 +70,7 @@ def to_json(diagnosis: Diagnosis) -> str:
         "state": job.record.state,
         "outcome": job.record.outcome,
         "reason": job_reason_text(diagnosis.job),
+        "after": parent_objects(job.parents),
         "recorded": job.is_recorded,
         "scheduler": diagnosis.scheduler_pid,
         "checks": [finding_object(finding) for finding in findings(diagnosis)],
@@ -80,6 +83,7 @@ def findings(diagnosis: Diagnosis) -> Iterator[Finding]:
     """Yields the findings in the order in which they are shown."""
     state = diagnosis.job.record.state
     yield job_findings.scheduler(diagnosis.scheduler_pid, is_waiting=state in WAITING)
+    yield from dependency_findings.findings(diagnosis.job, diagnosis.dependencies)
     if diagnosis.waiting is not None:
         yield from _waiting(diagnosis, diagnosis.waiting)
     elif state is JobState.FINISHED:
@@ -151,6 +155,9 @@ def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
         yield ok(Check.END, f"the job exited with code 0; {again}")
         return
     end = job_reason_text(diagnosis.job) or outcome_text(job.outcome or "ended", job.exit_code, job.signal)
+    if job.outcome is Outcome.SKIPPED:
+        yield bad(Check.END, f"skipped: {end}", skip_remedy(job.id, diagnosis.dependencies))
+        return
     if job.outcome not in FAILED:
         yield warn(Check.END, end, again)
         return

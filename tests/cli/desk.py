@@ -18,6 +18,7 @@ from gpu_scheduler.attempts.sweep import processes_of, sweep
 from gpu_scheduler.cli import main
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.command.build import REPORT_START
+from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState
@@ -66,6 +67,14 @@ class Desk:
         """Inserts a queued job and returns its id; `values` are fields of its spec."""
         spec = {"kind": "command", "text": text, "cwd": str(self.path), "command": text, **values}
         return self.store.insert_job(JobSpec(**spec), "cli")
+
+    def job_after(self, *parents: int, kind: DependencyKind = DependencyKind.COMPLETED, **values: Any) -> int:
+        """Inserts a queued job that waits for other jobs. The job 0 stands for a name that no job has."""
+        wanted = [Dependency(one, kind, str(one) if one else "prep") for one in parents]
+        spec = JobSpec(
+            **{"kind": "command", "text": "true", "cwd": str(self.path), "command": "true", **values}
+        )
+        return self.store.insert_job(spec, "cli", dependencies=wanted)
 
     def attempt(self, job_id: int, gpu: str = "SIM-0", vram: int | None = None) -> AttemptRecord:
         """Opens an attempt for a queued job and returns it. Does not create the attempt folder."""

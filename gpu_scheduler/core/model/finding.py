@@ -47,7 +47,9 @@ class Check(str, Enum):
     USER = "user"
     # Subjects of checks of one job.
     ALLOWED_GPUS = "allowed GPUs"
+    BLOCKED_BY = "blocked by"
     BY_HAND = "by hand"
+    CHILDREN = "children"
     END = "end"
     ENVIRONMENT = "environment"
     EVENTS = "events"
@@ -59,6 +61,7 @@ class Check(str, Enum):
     MEMORY = "memory"
     NEAR_IT = "near it"
     NEED = "need"
+    PARENT = "parent"
     ORDER = "order"
     PLACING = "placing"
     RETRY = "retry"

@@ -1,0 +1,120 @@
+"""The commands show on which jobs a job depends, and why it waits for them or was skipped."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpu_scheduler.core.model.dependency import UNRESOLVED, DependencyKind
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from tests.cli.desk import Desk
+
+HELD_BY_USER = StateReason(ReasonKind.HELD_BY_USER)
+
+
+def why(desk: Desk, job: int) -> dict[str, list[tuple[str, str, str]]]:
+    """Returns the checks of a job as (grade, message, remedy), by name."""
+    code, out, err = desk.run("why", job, "--json")
+    assert (code, err) == (0, "")
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for one in json.loads(out)["checks"]:
+        found.setdefault(one["check"], []).append((one["grade"], one["message"], one["remedy"]))
+    return found
+
+
+def shown_job(desk: Desk, job: int) -> dict[str, Any]:
+    [found] = [one for one in json.loads(desk.run("status", "--json")[1])["jobs"] if one["id"] == job]
+    return dict(found)
+
+
+def finish(desk: Desk, job: int, outcome: Outcome) -> None:
+    desk.record(act.FinishJob(job, outcome, None))
+    desk.record(act.SettleDependencies())
+
+
+def test_status_names_the_jobs_for_which_a_job_waits(desk: Desk) -> None:
+    first, second = desk.job(), desk.job()
+    child = desk.job_after(first, second)
+    desk.record(act.HoldJob(second, "user", HELD_BY_USER))
+    reason = f"after job {first} (queued), job {second} (held)"
+    assert shown_job(desk, child)["reason"] == reason
+    assert reason in desk.run("status")[1]
+    finish(desk, first, Outcome.COMPLETED)
+    found = shown_job(desk, child)
+    assert found["reason"] == f"after job {second} (held)"
+    assert [(one["id"], one["state"], one["outcome"]) for one in found["after"]] == [
+        (first, "finished", "completed"), (second, "held", None),
+    ]  # fmt: skip
+
+
+def test_why_shows_the_parents_of_a_job_and_the_job_that_needs_the_user(desk: Desk) -> None:
+    root = desk.job()
+    parent = desk.job_after(root, name="data")
+    child = desk.job_after(parent)
+    last = desk.job_after(child, kind=DependencyKind.FINISHED)
+    assert "blocked by" not in why(desk, last)
+    desk.record(act.HoldJob(root, "user", HELD_BY_USER))
+    found = why(desk, child)
+    assert found["parent"] == [("warn", f"after={parent}: job {parent} (data) is queued", "")]
+    assert found["children"] == [("ok", f"1 job depends on it: {last}", "")]
+    assert "order" not in found
+    assert why(desk, last)["parent"][0][1] == f"after-any={child}: job {child} is queued"
+    assert why(desk, last)["blocked by"] == [
+        ("bad", f"job {root} is held by the user", f"`release {root}` queues it")
+    ]
+    assert json.loads(desk.run("why", last, "--json")[1])["after"][0]["reference"] == str(child)
+
+
+def test_why_shows_a_reference_that_names_no_job(desk: Desk) -> None:
+    lost = desk.job_after(UNRESOLVED, kind=DependencyKind.FINISHED)
+    child = desk.job_after(lost)
+    [(grade, message, remedy)] = why(desk, lost)["parent"]
+    assert (grade, message) == ("bad", "after-any=prep names no job, or a job that waits for this one")
+    assert remedy.endswith(f"or remove it with `set {lost} after-any=`")
+    assert why(desk, child)["blocked by"][0][1] == (
+        f"job {lost} waits for prep (no such job, or it waits for this job)"
+    )
+
+
+def test_why_explains_how_to_run_a_skipped_job(desk: Desk) -> None:
+    root = desk.job()
+    parent = desk.job_after(root)
+    child = desk.job_after(parent)
+    finish(desk, root, Outcome.FAILED)
+    assert shown_job(desk, child)["outcome"] == "skipped"
+    assert desk.run("why", child)[1].startswith(f"job {child} skipped: job {parent} was skipped\n")
+    [(grade, message, remedy)] = why(desk, child)["end"]
+    assert (grade, message) == ("bad", f"skipped: job {parent} was skipped")
+    assert remedy == (
+        f"`retry {root}` queues job {root} and this job again; or change the dependency with"
+        f" `set {child} after=JOBS`, or remove it with `set {child} after=`"
+    )
+    assert why(desk, child)["parent"][0][:2] == (
+        "warn", f"after={parent}: job {parent} has ended: skipped",
+    )  # fmt: skip
+
+
+def test_why_says_that_a_held_job_will_be_skipped(desk: Desk) -> None:
+    parent = desk.job()
+    child = desk.job_after(parent)
+    desk.record(act.HoldJob(child, "user", HELD_BY_USER))
+    finish(desk, parent, Outcome.FAILED)
+    found = why(desk, child)
+    assert found["held"][0][1] == "held by the user"
+    assert found["parent"][0][:2] == (
+        "bad",
+        f"after={parent}: job {parent} has ended: failed; this job will be skipped once it is queued",
+    )
+
+
+def test_why_names_only_the_first_of_many_parents_and_children(desk: Desk) -> None:
+    parents = [desk.job() for _ in range(12)]
+    child = desk.job_after(*parents)
+    for _ in range(7):
+        last = desk.job_after(child)
+    assert [one[1] for one in why(desk, child)["parent"]][-1] == "and 2 more jobs"
+    assert len(why(desk, child)["parent"]) == 11
+    listed = ", ".join(str(last - 6 + n) for n in range(5))
+    assert why(desk, child)["children"][0][1] == f"7 jobs depend on it: {listed} and 2 more"
