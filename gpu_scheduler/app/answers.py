@@ -65,7 +65,8 @@ class Answer:
     """The answer to one request.
 
     target: a job id or GPU index; reply: the scheduler's answer, or why the request was refused before it was
-    recorded; stop_result: set only for `STOPPED`; scheduler_pid: set only for `UNANSWERED`.
+    recorded; stop_result: set only for `STOPPED`; scheduler_pid: set only for `UNANSWERED`. failed_ancestors:
+    for a refusal with the code PARENT_FAILED, the first jobs that must be retried before this one.
     """
 
     target: int
@@ -73,6 +74,7 @@ class Answer:
     reply: RequestAnswer | None = None
     stop_result: StopResult | None = None
     scheduler_pid: int | None = None
+    failed_ancestors: tuple[int, ...] = ()
 
     @property
     def has_failed(self) -> bool:

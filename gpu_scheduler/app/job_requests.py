@@ -14,12 +14,15 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, requested_verbs, scheduler_pid_of, wake_and_wait
 from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
+from gpu_scheduler.store.ancestors import failed_ancestors
 from gpu_scheduler.store.job_lists import open_jobs
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
 
+#: Maximum number of jobs that the refusal of a retry names.
+_MAX_NAMED = 5
 #: The states of jobs that `retry` accepts.
 _RETRYABLE = frozenset(ACCEPTED_STATES["retry"])
 #: The state into which each verb moves a job. Cancelling an active job does not change its state at once.
@@ -177,7 +180,8 @@ def _answers(
         job_id = requests[request]
         if reply is not None:
             kind = AnswerKind.REFUSED if reply.is_refusal else AnswerKind.CARRIED_OUT
-            made.append(Answer(job_id, kind, reply))
+            roots = failed_ancestors(store, job_id, _MAX_NAMED) if reply.parent is not None else []
+            made.append(Answer(job_id, kind, reply, failed_ancestors=tuple(roots)))
         elif job_id in stopped:
             made.append(Answer(job_id, AnswerKind.STOPPED, stop_result=stopped[job_id]))
         else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_scheduler.core.model.health_issue import HealthIssue
-from gpu_scheduler.core.model.states import ACTIVE, FAILED, JobState
+from gpu_scheduler.core.model.states import ACTIVE, FAILED, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitReason
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ class StatusReport:
 
     pid: the scheduler's pid, None if no scheduler is running; counts: the number of all jobs in each recorded
     state, shown or not; unsuccessful_counts: the number of all finished jobs with each outcome except
-    completed; is_failed_only: whether the report covers only failed jobs.
+    completed; is_failed_only: whether the report covers only failed jobs; skipped: the number of skipped jobs
+    that such a report leaves out.
     """
 
     now: float
@@ -120,6 +121,7 @@ class StatusReport:
     jobs_files: tuple[JobsFileRecord, ...] = ()
     health_issues: tuple[HealthIssue, ...] = ()
     is_failed_only: bool = False
+    skipped: int = 0
 
     def failed_only(self, limit: int | None) -> StatusReport:
         """Returns a report of only the failed jobs. limit: the maximum number of jobs, None means all."""
@@ -131,4 +133,5 @@ class StatusReport:
             counts={JobState.FINISHED.value: len(recorded)},
             unsuccessful_counts={outcome: recorded.count(outcome) for outcome in recorded},
             is_failed_only=True,
+            skipped=self.unsuccessful_counts.get(Outcome.SKIPPED.value, 0),
         )

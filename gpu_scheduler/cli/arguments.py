@@ -294,7 +294,7 @@ def status(parser: argparse.ArgumentParser) -> None:
                      help="Refresh the display at this interval (default: 2 seconds) until"
                      " Ctrl-C")  # fmt: skip
     _flag(parser, "--all", "List every queued and finished job on its own line")
-    _flag(parser, "--failed", "Show only the jobs that failed")
+    _flag(parser, "--failed", "Show only the jobs that failed, and how many jobs were skipped")
     _flag(parser, "-v --verbose", "Also show paths, sessions, logs and memory")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 
@@ -28,7 +30,11 @@ def answer_text(answer: Answer, data_dir: str) -> str:
         return f"recorded; the scheduler ({pid_text(answer.scheduler_pid or 0)}) has not answered yet"
     if answer.stop_result is not None:
         return stop_result_text(answer.stop_result)
-    return "" if answer.reply is None else _reply_text(answer.reply, answer.target, data_dir)
+    if answer.reply is None:
+        return ""
+    if answer.reply.code is AnswerCode.PARENT_FAILED:
+        return _parent_failed_text(answer.target, answer.reply.parent or 0, answer.failed_ancestors)
+    return _reply_text(answer.reply, answer.target, data_dir)
 
 
 #: The texts of the codes whose text is not the code itself.
@@ -39,19 +45,30 @@ _REPLY_TEXTS = {
     AnswerCode.SCHEDULER_ENDED: "the scheduler had already ended",
     AnswerCode.UNKNOWN: "this version cannot interpret the answer, because the scheduler's version differs",
 }
-#: The commands whose name differs from the verb of their request, by verb.
-_COMMAND_NAMES = {"set": "priority"}
+
+
+def _parent_failed_text(job_id: int, parent: int, failed: Sequence[int]) -> str:
+    """Formats the refusal of a retry. failed: the jobs that must be retried first."""
+    first = " ".join(map(str, failed or [parent]))
+    return (
+        f"job {job_id} would be skipped, because job {parent} did not complete; run `retry {first}` first,"
+        " which also queues the jobs that were skipped because of it"
+    )
 
 
 def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
-    job, command = f"job {job_id}", _COMMAND_NAMES.get(reply.verb, reply.verb)
+    job = f"job {job_id}"
     if reply.code is AnswerCode.NO_SUCH_JOB:
         from gpu_scheduler.core.text.formatting import safe_text
 
         return f"there is no {job} in {safe_text(data_dir)}; `status --all` lists the jobs"
     if reply.code is AnswerCode.WRONG_STATE:
         wanted = " or ".join(map(str, reply.accepted))
-        return f"{job} is {reply.state}; {command} needs a job that is {wanted}"
+        if reply.verb == "set":  # the request of several commands
+            return f"{job} is {reply.state}; only a job that is {wanted} can be changed"
+        return f"{job} is {reply.state}; {reply.verb} needs a job that is {wanted}"
+    if reply.code is AnswerCode.CYCLE:
+        return f"{job} would wait for itself; its dependencies were not changed"
     if reply.code is AnswerCode.ATTRIBUTE_SET:
         from gpu_scheduler.core.text.formatting import safe_text
 
@@ -63,10 +80,8 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
     end = outcome_text(reply.outcome.value, reply.exit_code, reply.signal)
     if reply.code is AnswerCode.ALREADY_FINISHED:
         return f"{job} is already finished ({end}{'' if reply.is_recorded else ', not recorded yet'})"
-    return (
-        f"{job} has ended ({end}), but this is not recorded yet\n"
-        f"start the scheduler, then run `{command} {job_id}`"
-    )
+    again = "repeat this command" if reply.verb == "set" else f"run `{reply.verb} {job_id}`"
+    return f"{job} has ended ({end}), but this is not recorded yet\nstart the scheduler, then {again}"
 
 
 def stop_result_text(result: StopResult) -> str:

@@ -150,6 +150,10 @@ def _header(
     if up and not fits:
         lines.append([Cell(up)])
     lines += _scheduler_lines(report)
+    if report.skipped:
+        were = "jobs were" if report.skipped > 1 else "job was"
+        text = f"{report.skipped:,} {were} skipped, because other jobs did not complete (status --all)"
+        lines.append([Cell(text, YELLOW)])
     lines += _path_lines(report, verbose=verbose)
     for trouble in report.health_issues:
         until = "; no new jobs start until this is resolved" if trouble.blocks_starts else ""

@@ -10,6 +10,7 @@ from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from tests.cli.desk import Desk
+from tests.waiting import wait_for
 
 HELD_BY_USER = StateReason(ReasonKind.HELD_BY_USER)
 
@@ -118,3 +119,31 @@ def test_why_names_only_the_first_of_many_parents_and_children(desk: Desk) -> No
     assert len(why(desk, child)["parent"]) == 11
     listed = ", ".join(str(last - 6 + n) for n in range(5))
     assert why(desk, child)["children"][0][1] == f"7 jobs depend on it: {listed} and 2 more"
+
+
+def test_the_list_of_failed_jobs_counts_the_skipped_ones(desk: Desk) -> None:
+    first = desk.job()
+    child = desk.job_after(first)
+    desk.job_after(child)
+    assert "skipped" not in desk.run("status", "--failed")[1]
+    finish(desk, first, Outcome.FAILED)
+    lines = desk.run("status", "--failed")[1].splitlines()
+    assert lines[0].startswith("1 job: 1 failed")
+    assert "2 jobs were skipped, because other jobs did not complete (status --all)" in lines
+    assert desk.run("status")[1].startswith("3 jobs: 1 failed, 2 skipped\n")
+
+
+def test_a_retry_that_would_be_skipped_names_the_job_to_retry_first(desk: Desk) -> None:
+    root = desk.job()
+    parent = desk.job_after(root)
+    child = desk.job_after(parent)
+    finish(desk, root, Outcome.FAILED)
+    with desk.scheduler():
+        code, out, err = desk.run("retry", child)
+        assert (code, out) == (1, "")
+        assert err == (
+            f"gpu-scheduler: job {child} would be skipped, because job {parent} did not complete; run"
+            f" `retry {root}` first, which also queues the jobs that were skipped because of it\n"
+        )
+        assert desk.run("retry", root) == (0, f"job {root}: queued again\n", "")
+        wait_for(lambda: desk.state(child) == "queued", "the skipped job in the queue")

@@ -43,7 +43,7 @@ def test_priority_rejects_a_running_job(desk: Desk) -> None:
     job = desk.run_job("echo up; sleep 60")
     code, out, err = desk.run("priority", job, 1)
     assert (code, out) == (1, "")
-    assert err == f"gpu-scheduler: job {job} is running; priority needs a job that is held or queued\n"
+    assert err == f"gpu-scheduler: job {job} is running; only a job that is held or queued can be changed\n"
     assert desk.requests() == []
 
 

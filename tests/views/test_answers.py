@@ -55,7 +55,24 @@ def test_a_refusal_names_the_job_states_in_which_the_request_is_accepted(verb: s
         (RequestAnswer(AnswerCode.ATTRIBUTE_SET, attribute="priority=5"), "priority=5 set"),
         (RequestAnswer(AnswerCode.NO_SUCH_JOB), "there is no job 3 in /s.d; `status --all` lists the jobs"),
         (wrong_state("hold", JobState.RUNNING), "job 3 is running; hold needs a job that is queued"),
-        (wrong_state("set", JobState.HELD), "job 3 is held; priority needs a job that is held or queued"),
+        (
+            wrong_state("set", JobState.RUNNING),
+            "job 3 is running; only a job that is held or queued can be changed",
+        ),
+        (
+            RequestAnswer(AnswerCode.ENDED_UNRECORDED, verb="set", outcome=Outcome.COMPLETED),
+            "job 3 has ended (completed), but this is not recorded yet\n"
+            "start the scheduler, then repeat this command",
+        ),
+        (
+            RequestAnswer(AnswerCode.CYCLE),
+            "job 3 would wait for itself; its dependencies were not changed",
+        ),
+        (
+            RequestAnswer(AnswerCode.PARENT_FAILED, parent=2),
+            "job 3 would be skipped, because job 2 did not complete; run `retry 2` first, which also queues"
+            " the jobs that were skipped because of it",
+        ),
         (
             RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=Outcome.TIMED_OUT),
             "job 3 is already finished (timed out)",
