@@ -10,23 +10,26 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 
+from gpu_scheduler.app.line_note import LineNote
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
+from gpu_scheduler.app.missing_store import create_missing_store
+from gpu_scheduler.app.new_line import job_warnings
 from gpu_scheduler.app.queued_command import QueuedCommand, queued_command
+from gpu_scheduler.app.recorded_setting import recorded_setting
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
-from gpu_scheduler.core.jobsfile.line_warnings import line_warnings
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.text.formatting import count_noun
-from gpu_scheduler.errors import UsageError
-from gpu_scheduler.intake.bash_check import job_shell
+from gpu_scheduler.errors import StoreNotFoundError, UsageError
 from gpu_scheduler.intake.queue_json import QueueEntry, parse_queue
 from gpu_scheduler.intake.queue_parents import Parents, find_parents
 from gpu_scheduler.store.job_lists import job_ids_of_source
+from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system import safe_file
 from gpu_scheduler.system.safe_file import FileProblem
@@ -58,7 +61,7 @@ class ImportedJob:
     after: tuple[int, ...]
     missing: tuple[MissingParent, ...]
     ignored: Mapping[str, str]
-    warnings: tuple[str, ...]
+    warnings: tuple[LineNote, ...]
 
 
 @dataclass(frozen=True)
@@ -83,19 +86,32 @@ def import_queue(location: Location, path: str) -> ImportReport:
     """Imports the pending jobs of a file. Raises UsageError if a job has a problem; then imports nothing."""
     data = _read(path)
     source = f"import:{hashlib.sha256(data).hexdigest()[:32]}"
-    with open_store(location) as store:
-        earlier = tuple(job_ids_of_source(store, source))
-        entries, jobs = ([], ()) if earlier else _check(path, data)
-        imported: tuple[ImportedJob, ...] = ()
-        if jobs:
+    earlier = _imported_before(location, source)
+    entries, jobs = ([], ()) if earlier else _check(path, data)
+    imported: tuple[ImportedJob, ...] = ()
+    pid = None
+    if jobs:
+        recorded = recorded_setting(location, "")
+        warnings = [tuple(job_warnings(recorded, job.command.spec)) for job in jobs]
+        create_missing_store(location)
+        with open_store(location) as store:
+            refuse_copy(store)
             with store.db.transaction():
                 earlier = tuple(job_ids_of_source(store, source))  # another `import` may have been faster
-                imported = () if earlier else _insert(store, jobs, source)
+                imported = () if earlier else tuple(_insert(store, jobs, source, warnings))
             store.data_dir.ring_doorbell()
-        pid = scheduler_pid_of(store)
+            pid = scheduler_pid_of(store)
     renamed, problem = _rename(path, data) if imported or earlier else (None, None)
     left_out = Counter(entry.status for entry in entries if not entry.is_pending)
     return without_secrets(ImportReport(path, imported, earlier, left_out, renamed, problem, pid))
+
+
+def _imported_before(location: Location, source: str) -> tuple[int, ...]:
+    try:
+        with open_store(location, read_only=True) as store:
+            return tuple(job_ids_of_source(store, source))
+    except StoreNotFoundError:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -149,29 +165,19 @@ def _problems_error(path: str, problems: Sequence[str]) -> UsageError:
     )
 
 
-def _insert(store: Store, jobs: Sequence[_CheckedJob], source: str) -> tuple[ImportedJob, ...]:
+def _insert(
+    store: Store, jobs: Sequence[_CheckedJob], source: str, warnings: Sequence[tuple[LineNote, ...]]
+) -> Iterator[ImportedJob]:
     ids: dict[int, int] = {}
-    shell = job_shell(os.environ)
-    imported = []
-    for job in jobs:
+    for job, notes in zip(jobs, warnings, strict=True):
+        entry, command = job.entry, job.command
         after = tuple(ids[number] for number in job.waits_for)
-        spec = replace(job.command.spec, after=tuple(map(str, after)))
+        spec = replace(command.spec, after=tuple(map(str, after)))
         edges = [Dependency(parent, DependencyKind.COMPLETED, str(parent)) for parent in after]
-        ids[job.entry.number] = job_id = store.insert_job(spec, source, dependencies=edges)
-        warnings = tuple(line_warnings(spec, 1, shell))
-        imported.append(
-            ImportedJob(
-                job_id,
-                spec.name,
-                job.entry.name,
-                spec.text,
-                after,
-                job.missing,
-                job.command.ignored,
-                warnings,
-            )
+        ids[entry.number] = job_id = store.insert_job(spec, source, dependencies=edges)
+        yield ImportedJob(
+            job_id, spec.name, entry.name, spec.text, after, job.missing, command.ignored, notes
         )
-    return tuple(imported)
 
 
 def _rename(path: str, data: bytes) -> tuple[str | None, str | None]:

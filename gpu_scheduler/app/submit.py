@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-import sqlite3
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
+from gpu_scheduler.app.missing_store import create_missing_store
 from gpu_scheduler.app.named_parents import resolve_parents
 from gpu_scheduler.app.new_line import (
     AttributeValues,
@@ -33,18 +32,14 @@ from gpu_scheduler.app.script_command import (
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.model.job_spec import JobSpec
-from gpu_scheduler.errors import SchedulerError, StoreNotFoundError, UsageError
-from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.errors import UsageError
 from gpu_scheduler.store.environments import add_environment
 from gpu_scheduler.store.location import refuse_copy
-from gpu_scheduler.store.new_store import check_state_file, create_store
 
 #: The name of this front end, which the store records in each of its jobs.
 SOURCE = "submit"
 #: The attributes that choose the environment of a job.
 _ENVIRONMENTS = frozenset({"conda", "venv"})
-#: Seconds to wait for a store that another program is creating, and between two attempts to open it.
-_CREATION_TIMEOUT_S, _POLL_INTERVAL_S = 10.0, 0.02
 
 
 @dataclass(frozen=True)
@@ -152,7 +147,8 @@ def _insert(
     venv: str | None,
     warnings: tuple[LineNote, ...],
 ) -> SubmittedJob:
-    is_new = _create_if_missing(location, has_parents=bool(spec.after or spec.after_any))
+    # The parents of a job are in an existing store.
+    is_new = not (spec.after or spec.after_any) and create_missing_store(location)
     with open_store(location) as store:
         refuse_copy(store)
         with store.db.transaction():
@@ -171,33 +167,3 @@ def _insert(
             is_new,
             scheduler_pid_of(store) is not None,
         )
-
-
-def _create_if_missing(location: Location, *, has_parents: bool) -> bool:
-    """Creates the store if there is none, unless the job has parents, which must be in it already.
-
-    Returns whether it did. Raises SchedulerError if there is no store afterwards.
-    """
-    home = location.resolve()
-    end = time.monotonic() + _CREATION_TIMEOUT_S
-    is_created = False
-    while True:
-        try:
-            with open_store(location, read_only=True):
-                return is_created
-        except StoreNotFoundError:
-            if has_parents or time.monotonic() > end:
-                raise
-        is_created = _create(location, home)
-        if not is_created:
-            time.sleep(_POLL_INTERVAL_S)
-
-
-def _create(location: Location, home: DataDir) -> bool:
-    check_state_file(location.state_file)
-    try:
-        return create_store(home)
-    except (OSError, sqlite3.OperationalError) as error:
-        from gpu_scheduler.health.storage import describe_store_error
-
-        raise SchedulerError(describe_store_error(home, error)) from None

@@ -70,7 +70,9 @@ def _resolve(
         return ids[number]
     named = names.get(str(reference), ())
     if not named:
-        raise ValueError(f"after {reference}: the file has no such job")
+        raise ValueError(
+            f"after {reference}: the file has no such job; if gpuq has cleared it, remove it from `after`"
+        )
     if len(named) > 1:
         same = ", ".join(str(entry.id) for entry in named)
         raise ValueError(f"after {reference}: the jobs {same} have this name; give one of these ids")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gpu_scheduler.app.import_queue import ImportedJob, ImportReport
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
+from gpu_scheduler.views.line_notes import line_note_text
 
 #: Up to this many imported jobs get a line each.
 _MAX_LINES = 20
@@ -70,4 +71,4 @@ def _job_warnings(job: ImportedJob) -> Iterator[str]:
         )
     for variable, value in job.ignored.items():
         yield f"{variable}={value} is ignored, because the scheduler chooses the GPUs"
-    yield from job.warnings
+    yield from map(line_note_text, job.warnings)

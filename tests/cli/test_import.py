@@ -304,10 +304,19 @@ def test_secrets_are_not_shown(desk: Desk, queue: Path) -> None:
     assert job(desk, 1).spec.command == "python3 -u train.py --api-key hunter2hunter2"
 
 
-def test_without_a_store_start_is_named(desk: Desk) -> None:
+def test_creates_a_missing_store(desk: Desk) -> None:
     (desk.path / "train.py").touch()
     write(desk.path / "queue.json", {"script": "train.py"})
-    code, _, err = desk.run("import", "queue.json")
-    assert code == 1
-    assert "run `start` there first" in err
-    assert (desk.path / "queue.json").exists()
+    assert desk.run("import", "queue.json")[0] == 0
+    assert job_count(desk.store) == 1
+
+
+def test_a_problem_creates_no_store(desk: Desk) -> None:
+    write(desk.path / "queue.json", {"script": "no.py"})
+    assert desk.run("import", "queue.json")[0] == 2
+    assert [path.name for path in desk.path.iterdir()] == ["queue.json"]
+
+
+def test_warns_like_submit(desk: Desk, queue: Path) -> None:
+    write(queue, {"script": "train.py", "args": ["--device", "cuda:1"]})
+    assert "warning: job 1: --device cuda:1: the job sees one GPU" in desk.run("import", "queue.json")[2]
