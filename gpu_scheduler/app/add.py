@@ -1,4 +1,4 @@
-"""Appends one line to a jobs file. The other lines belong to the user and are neither read nor changed."""
+"""Appends one line to a jobs file. The other lines belong to the user and are never changed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
@@ -18,13 +19,17 @@ from gpu_scheduler.app.new_line import (
     parse_new_line,
 )
 from gpu_scheduler.app.recorded_setting import RecordedSetting, recorded_setting
-from gpu_scheduler.app.store_access import open_store
+from gpu_scheduler.app.store_access import job_lookup, open_store
+from gpu_scheduler.core.jobsfile import references
 from gpu_scheduler.core.jobsfile.compose import format_command_line, format_script_line
 from gpu_scheduler.core.model.gpu_list import parse_gpu_list
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.intake.jobs_file_content import JobsFile
+from gpu_scheduler.intake.text_parser import TextParser
 from gpu_scheduler.store.job_lists import newest_job_facts
+from gpu_scheduler.system.safe_file import FileProblem
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,8 @@ def _check(location: Location, new: NewLine, path: str | None) -> AddedLine:
         else:
             line = _script_line(new, new.script, recorded.known_gpus)
         spec, notes = parse_new_line(line, recorded.cwd or os.getcwd(), recorded.known_gpus)
+        if path is not None and (spec.after or spec.after_any):
+            _check_references(location, line, path, recorded)
     except UsageError as error:
         raise UsageError(f"{error}; nothing was added") from None
     found = (*_duplicate_notes(location, spec), *_watch_notes(recorded, path), *job_warnings(recorded, spec))
@@ -113,6 +120,18 @@ def _allowed_gpus(new: NewLine, known_gpus: frozenset[int] | None) -> tuple[int,
         return parse_gpu_list(new.gpus, known_gpus)
     except ValueError as error:
         raise UsageError(f"--gpus {new.gpus}: {error}") from None
+
+
+def _check_references(location: Location, line: str, path: str, recorded: RecordedSetting) -> None:
+    """Raises UsageError if the line would wait for an unknown job or for itself in this jobs file."""
+    content = JobsFile(Path(path), trust=True).read()
+    before = b"" if isinstance(content, FileProblem) else content
+    before += b"" if not before or before.endswith(b"\n") else b"\n"
+    with job_lookup(location) as exists:
+        parser = TextParser(recorded.cwd or os.getcwd(), os.path.expanduser("~"), recorded.known_gpus, exists)
+        read = parser.parse(before + f"{line}\n".encode()).lines[-1]
+    if read.accepted_form == references.ACCEPTED_FORM:
+        raise UsageError(f"{line}: {read.problem}")
 
 
 def _duplicate_notes(location: Location, spec: JobSpec) -> list[Note]:

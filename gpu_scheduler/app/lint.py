@@ -12,6 +12,7 @@ from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.preview import Preview, PreviewContext, preview
 from gpu_scheduler.app.recorded_setting import recorded_setting
+from gpu_scheduler.app.store_access import job_lookup
 from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines, NewJob, ReadingDiff
 from gpu_scheduler.core.jobsfile.reading import Line
@@ -71,8 +72,9 @@ def lint(
     recorded = recorded_setting(location, os.path.abspath(path))
     cwd = recorded.cwd or os.getcwd()
     known = recorded.known_gpus if gpus is None else _gpu_indices(gpus)
-    parser = TextParser(cwd, os.path.expanduser("~"), known)
-    lines = parser.parse(content).lines
+    with job_lookup(location) as exists:
+        parser = TextParser(cwd, os.path.expanduser("~"), known, exists)
+        lines = parser.parse(content).lines
     conda_sh = conda_sh or find_conda_sh(os.environ, os.path.exists)
     envs = _conda_environments(parser, lines, conda_sh)
     limits = recorded.options or Limits()

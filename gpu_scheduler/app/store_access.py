@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.location import Location
-from gpu_scheduler.errors import SchedulerError
+from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
 from gpu_scheduler.store.database import damaged_error, is_damage
+from gpu_scheduler.store.job_lists import job_exists
 from gpu_scheduler.store.requests import open_requests, request_answer
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
@@ -48,6 +50,22 @@ def open_store(location: Location, *, read_only: bool = False) -> Iterator[Store
         if not is_damage(error):
             raise
         raise damaged_error(home.database, error) from None
+
+
+@contextmanager
+def job_lookup(location: Location) -> Iterator[Callable[[str], bool]]:
+    """Yields a function that returns whether a reference is the id or the name of a job.
+
+    Without a store, there is no job. If the store cannot be read, the function accepts every reference.
+    """
+    with ExitStack() as stack:
+        try:
+            found = partial(job_exists, stack.enter_context(open_store(location, read_only=True)))
+        except SchedulerError as error:
+            is_empty = isinstance(error, StoreNotFoundError)
+            yield lambda reference: not is_empty
+            return
+        yield found
 
 
 def scheduler_pid_of(store: Store) -> int | None:

@@ -6,7 +6,7 @@ last reading, and the reader remembers only the file's content and the time of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,7 +49,8 @@ class JobsFileReader:
 
     cwd: the working folder of the file's lines; home: the folder that `~` stands for; known_gpus: the indices
     of the existing GPUs, or None to accept any index; batch_lines: the approximate number of appended lines
-    to read at a time, or None to read all of them; trust: accept the file regardless of its owner and mode.
+    to read at a time, or None to read all of them; trust: accept the file regardless of its owner and mode;
+    exists: returns whether a reference is the id or the name of a job, or None to accept any reference.
     """
 
     def __init__(
@@ -61,10 +62,11 @@ class JobsFileReader:
         batch_lines: int | None = None,
         *,
         trust: bool = False,
+        exists: Callable[[str], bool] | None = None,
     ) -> None:
         self.path = path
         self._file = JobsFile(path, trust=trust)
-        self._parser = TextParser(cwd, home, known_gpus)
+        self._parser = TextParser(cwd, home, known_gpus, exists)
         self._batch_lines = batch_lines
         self._content: bytes | FileProblem | None = None
         self._unchanged_since = 0.0
@@ -105,7 +107,7 @@ class JobsFileReader:
         """Compares the whole text with the last reading."""
         if content != self._text.content:
             known = previous if previous is self._text.lines else (*previous, *self._text.lines)
-            self._text = self._parser.parse(content, known)
+            self._text = self._parser.parse(content, known, accepted=previous)
         decision = self._decide(previous, self._text.lines, jobs, now_s)
         if decision.accepted is None and decision.recheck_at is None and decision.none_missing:
             self._text = replace(self._text, lines=previous, malformed=_malformed(previous))

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from gpu_scheduler.core.jobsfile import diff
@@ -22,9 +23,10 @@ from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.text.secrets import masked
 from gpu_scheduler.intake.bash_check import job_shell
 from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, Poll
+from gpu_scheduler.intake.line_dependencies import LineDependencies
 from gpu_scheduler.intake.submit import FrontEnd, request_attribute, submit_job
 from gpu_scheduler.store import accepted_lines
-from gpu_scheduler.store.job_lists import newest_job_facts
+from gpu_scheduler.store.job_lists import job_exists, newest_job_facts
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
@@ -83,8 +85,10 @@ class JobsFileWatcher:
                 here,
             )
         self._reader = JobsFileReader(
-            self.path, cwd, os.path.expanduser("~"), known_gpus, BATCH_LINES, trust=trust
-        )
+            self.path, cwd, os.path.expanduser("~"), known_gpus, BATCH_LINES, trust=trust,
+            exists=partial(job_exists, store),
+        )  # fmt: skip
+        self._dependencies = LineDependencies(store, self._key)
         self._reading = accepted_lines.load(store, self._key)
         self._logged = 0
         #: The number, text and problem of each malformed line that was logged.
@@ -149,11 +153,14 @@ class JobsFileWatcher:
                     warnings += [f"line {action.number}: {warning}" for warning in job.warnings]
             reading = result.to_reading(new)
             accepted_lines.save(self._store, self._key, before, reading, len(result.unchanged))
+            mistakes = self._dependencies.store_changes(before, reading, len(result.unchanged), new.values())
             messages += [(text, None) for text in self._infeasible_messages(new.values())]
             if len(new) < len(result.actions) or not (result.unchanged or _is_append_only(before, reading)):
                 self._update_positions(reading)
         self._reading = reading
         self._log_messages(messages, warnings)
+        for text in mistakes[:MAX_LOGGED]:
+            log.error("%s, %s", self.path.name, text)
 
     def _new_job_event(self, action: diff.NewJob, job_id: int, spec: JobSpec) -> Event:
         """Returns the event that the terminal shows for a new job, with its name and its line in the file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpu_scheduler.core.scheduling.dependencies import find_cycles
+from gpu_scheduler.core.jobsfile.cycles import find_cycles
 from gpu_scheduler.intake.queue_json import COMPLETED, QueueEntry
 
 

@@ -7,13 +7,14 @@ If a file has only grown, only the appended lines are processed.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from gpu_scheduler.core.jobsfile import shell_syntax, torn_append
+from gpu_scheduler.core.jobsfile import references, shell_syntax, torn_append
 from gpu_scheduler.core.jobsfile.job_line import LineResult, Malformed, ParsedJob, parse_line
-from gpu_scheduler.core.jobsfile.reading import Line, line_from_result
+from gpu_scheduler.core.jobsfile.reading import Line, Reading, line_from_result
+from gpu_scheduler.core.jobsfile.references import TextReferences
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.intake import bash_check
 from gpu_scheduler.intake.bash_check import MAX_LINES_AHEAD, find_continuations
@@ -28,13 +29,16 @@ class ParsedText:
     """A parsed text.
 
     line_count: the number of lines, including blank lines and comments; lines: the lines that are jobs or
-    mistakes; malformed: the lines that are mistakes.
+    mistakes; malformed: the lines that are mistakes; references: the names of the lines and those that they
+    wait for; has_wrong_references: whether a line waits for a job that does not exist, or for itself.
     """
 
     content: bytes = b""
     line_count: int = 0
     lines: tuple[Line, ...] = ()
     malformed: tuple[Line, ...] = ()
+    references: TextReferences = field(default_factory=TextReferences)
+    has_wrong_references: bool = False
 
     @property
     def can_be_extended(self) -> bool:
@@ -43,6 +47,8 @@ class ParsedText:
             return not self.content
         if not self.malformed:
             return True
+        if self.has_wrong_references:
+            return False
         near = self.malformed[-1].number > self.line_count - MAX_LINES_AHEAD
         continued = self.content[-1024:].rstrip().endswith(b"\\")
         return (
@@ -57,11 +63,18 @@ class TextParser:
     """Parses the successive texts of one jobs file.
 
     cwd: the working folder of the file's lines; home: the folder that `~` stands for; known_gpus: the indices
-    of the existing GPUs, or None to accept any index.
+    of the existing GPUs, or None to accept any index; exists: returns whether a reference is the id or the
+    name of a job, or None to accept any reference.
     """
 
-    def __init__(self, cwd: str, home: str, known_gpus: frozenset[int] | None) -> None:
-        self._cwd, self._home, self._known_gpus = cwd, home, known_gpus
+    def __init__(
+        self,
+        cwd: str,
+        home: str,
+        known_gpus: frozenset[int] | None,
+        exists: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._cwd, self._home, self._known_gpus, self._exists = cwd, home, known_gpus, exists
         #: The results of parsing malformed lines alone, kept so that bash checks these lines only once.
         self._parsed_alone: dict[str, LineResult] = {}
 
@@ -70,30 +83,38 @@ class TextParser:
         content: bytes,
         known: Iterable[Line] = (),
         *,
+        accepted: Reading = (),
         before: ParsedText = _EMPTY,
         limit: int | None = None,
     ) -> ParsedText:
         """Parses a text.
 
         known: lines that were read before, which are not parsed again. A line that was a job therefore stays
-        a job when its GPUs are removed, and that job waits. before: a parsed text with which `content` begins
-        and that can be extended; limit: the approximate number of lines to add to it, or None to add all.
+        a job when its GPUs are removed, and that job waits. accepted: the last reading, whose lines may refer
+        to names that are no longer in the text. before: a parsed text with which `content` begins and that
+        can be extended; limit: the approximate number of lines to add to it, or None to add all.
         """
         by_raw = {line.raw: line for line in known if line.identity is not None}
         stream = io.BytesIO(content)
         stream.seek(len(before.content))
         raws: list[str] = []
+        more = limit
         while True:
-            raws += map(_decode, islice(stream, MAX_LINES_AHEAD if raws else limit))
+            raws += map(_decode, islice(stream, more))
             lines = self._parse_lines(raws, before.line_count, by_raw)
+            lines, wrong = self._check_references(lines, before, accepted)
             text = ParsedText(
                 content[: stream.tell()],
                 before.line_count + len(raws),
                 (*before.lines, *lines),
                 (*before.malformed, *(line for line in lines if line.malformed)),
+                before.references.with_lines(lines),
+                wrong,
             )
             if text.can_be_extended or len(text.content) == len(content):
                 return text
+            # Any later line may have the name that a line waits for.
+            more = None if wrong else MAX_LINES_AHEAD
 
     def spec_of(self, line: Line) -> JobSpec:
         """Returns the job specification of a well-formed line. Parses the line again if necessary."""
@@ -129,6 +150,25 @@ class TextParser:
             for number, (raw, result) in enumerate(zip(raws, results, strict=True), lines_before + 1)
             if result is not None
         )
+
+    def _check_references(
+        self, lines: tuple[Line, ...], before: ParsedText, accepted: Reading
+    ) -> tuple[tuple[Line, ...], bool]:
+        """Returns the lines, with those marked that have a wrong reference, and whether there are any."""
+        if self._exists is None:
+            return lines, False
+        problems = references.find_wrong_references(
+            lines, self._exists, accepted=accepted, earlier=before.lines, before=before.references
+        )
+        if not problems:
+            return lines, False
+        checked = list(lines)
+        for index, problem in problems.items():
+            line = lines[index]
+            checked[index] = line_from_result(
+                line.number, line.raw, Malformed(problem, references.ACCEPTED_FORM)
+            )
+        return tuple(checked), True
 
     def _parse_alone(self, raws: Sequence[str]) -> list[LineResult]:
         """Parses each line on its own. bash checks all the commands at once."""

@@ -1,8 +1,9 @@
-"""Reads the dependencies between jobs."""
+"""Reads and replaces the dependencies between jobs. They are facts; only the loop acts on them."""
 
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterable
 
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind, Parent
@@ -69,3 +70,44 @@ def has_unsettled_dependencies(store: Store) -> bool:
         " AND failed_parents = 0)"
     )
     return row is not None and bool(row[0])
+
+
+def edges_above(store: Store, job_ids: Iterable[int]) -> dict[int, set[int]]:
+    """Returns the parents of these jobs and of all jobs that they wait for, by job id."""
+    found: dict[int, set[int]] = {}
+    for job_id, parent_id in store.db.rows(
+        "WITH RECURSIVE above (id) AS (SELECT value FROM json_each(?) UNION"
+        " SELECT parent_id FROM above JOIN dependency ON job_id = above.id)"
+        " SELECT job_id, parent_id FROM above JOIN dependency ON job_id = above.id",
+        json.dumps(list(job_ids)),
+    ):
+        found.setdefault(job_id, set()).add(parent_id)
+    return found
+
+
+def dependencies_of_file(store: Store, path: str) -> dict[int, set[Dependency]]:
+    """Returns the dependencies of the jobs that have a line in this jobs file, by job id."""
+    found: dict[int, set[Dependency]] = {}
+    if store.db.row("SELECT 1 FROM dependency LIMIT 1") is None:
+        return found
+    for job_id, parent_id, kind, reference in store.db.rows(
+        "SELECT dependency.job_id, parent_id, dependency.kind, reference"
+        " FROM line CROSS JOIN dependency ON dependency.job_id = line.job_id WHERE path = ?",
+        path,
+    ):
+        found.setdefault(job_id, set()).add(Dependency(parent_id, DependencyKind(kind), reference))
+    return found
+
+
+def replace_dependencies(db: sqlite3.Connection, job_id: int, wanted: Iterable[Dependency]) -> None:
+    """Replaces the dependencies of a job, in the caller's transaction."""
+    db.execute("DELETE FROM dependency WHERE job_id = ?", (job_id,))
+    insert_dependencies(db, job_id, wanted)
+
+
+def insert_dependencies(db: sqlite3.Connection, job_id: int, wanted: Iterable[Dependency]) -> None:
+    """Inserts dependencies. Of several with the same parent and kind, the first one counts."""
+    db.executemany(
+        "INSERT OR IGNORE INTO dependency (job_id, parent_id, kind, reference) VALUES (?, ?, ?, ?)",
+        [(job_id, one.parent_id, one.kind.value, one.reference) for one in wanted],
+    )

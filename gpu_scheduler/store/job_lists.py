@@ -49,6 +49,27 @@ def jobs_named(store: Store, name: str) -> list[JobRecord]:
     )
 
 
+def newest_job_named(store: Store, name: str, other_than: int = 0) -> int | None:
+    """Returns the id of the newest job with this name, except the job `other_than`; None if there is none."""
+    row = store.db.row("SELECT max(id) FROM job WHERE name = ? AND id <> ?", name, other_than)
+    found: int | None = None if row is None else row[0]
+    return found
+
+
+def job_exists(store: Store, reference: str) -> bool:
+    """Returns whether a reference is the id or the name of a job."""
+    if is_job_id(store, reference):
+        return True
+    return newest_job_named(store, reference) is not None
+
+
+def is_job_id(store: Store, reference: str) -> bool:
+    """Returns whether a reference is the id of a job."""
+    if not reference.isdigit():
+        return False
+    return store.db.row("SELECT 1 FROM job WHERE id = CAST(? AS INTEGER)", reference) is not None
+
+
 def job_ids_in(store: Store, numbers: range) -> list[int]:
     """Returns the ids of the existing jobs in this range."""
     rows = store.db.rows("SELECT id FROM job WHERE id BETWEEN ? AND ? ORDER BY id", numbers[0], numbers[-1])

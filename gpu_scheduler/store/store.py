@@ -161,9 +161,9 @@ class Store:
             job_id = cursor.lastrowid
             assert job_id is not None
             if dependencies:
-                from gpu_scheduler.store.write_dependencies import replace_dependencies
+                from gpu_scheduler.store.dependencies import insert_dependencies
 
-                replace_dependencies(db, job_id, dependencies)
+                insert_dependencies(db, job_id, dependencies)
         return job_id
 
     def job(self, job_id: int) -> JobRecord | None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
 
-from gpu_scheduler.core.model.dependency import Dependency
 from gpu_scheduler.core.model.event import JobEnded
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
 from gpu_scheduler.store import dependencies
+from gpu_scheduler.store.dependencies import insert_dependencies
 from gpu_scheduler.store.write_context import WriteContext
 from gpu_scheduler.store.write_jobs import change_job_state, requeue_job
 
@@ -19,25 +18,11 @@ from gpu_scheduler.store.write_jobs import change_job_state, requeue_job
 _MAX_SETTLED = 5_000
 
 
-def replace_dependencies(db: sqlite3.Connection, job_id: int, wanted: Iterable[Dependency]) -> None:
-    """Replaces the dependencies of a job."""
-    db.execute("DELETE FROM dependency WHERE job_id = ?", (job_id,))
-    _insert(db, job_id, wanted)
-
-
-def _insert(db: sqlite3.Connection, job_id: int, wanted: Iterable[Dependency]) -> None:
-    """Inserts dependencies. Of several with the same parent and kind, the first one counts."""
-    db.executemany(
-        "INSERT OR IGNORE INTO dependency (job_id, parent_id, kind, reference) VALUES (?, ?, ?, ?)",
-        [(job_id, one.parent_id, one.kind.value, one.reference) for one in wanted],
-    )
-
-
 def set_dependencies(context: WriteContext, action: act.SetDependencies) -> None:
     """Replaces the dependencies of one kind of a job."""
     kind = action.kind.value
     context.db.execute("DELETE FROM dependency WHERE job_id = ? AND kind = ?", (action.job_id, kind))
-    _insert(context.db, action.job_id, action.dependencies)
+    insert_dependencies(context.db, action.job_id, action.dependencies)
 
 
 def settle_dependencies(context: WriteContext, action: act.SettleDependencies) -> None:

@@ -418,3 +418,17 @@ def test_add_errors_name_the_invalid_field(desk: Desk, script: Path) -> None:
         f'0,{script},"/a,b",,\n',
     )
     assert "put quotes around a name or value that contains a space" in desk.run("add", "my", "train.py")[2]
+
+
+def test_add_refuses_a_reference_to_an_unknown_job(desk: Desk) -> None:
+    jobs = desk.path / "jobs.txt"
+    assert desk.run("add", "--after", "prep", "--", "true")[0] == 2
+    assert not jobs.exists()
+    jobs.write_text("[name=prep] true")
+    assert desk.run("add", "--after", "prep", "--name", "next", "--", "true")[0] == 0
+    code, _, err = desk.run("add", "--after", "prep,7", "--", "true")
+    assert code == 2
+    assert "after=7: there is no job 7; `status --all` lists the jobs; nothing was added" in err
+    code, _, err = desk.run("add", "--after-any", "next", "--name", "prep", "--", "true")
+    assert (code, "after-any=next: the job would wait for itself, through line 2" in err) == (2, True)
+    assert jobs.read_text().count("\n") == 2

@@ -227,3 +227,14 @@ def test_lint_runs_conda_only_if_a_line_names_an_environment(
     monkeypatch.setattr("gpu_scheduler.health.doctor.conda.list_environments", None)
     write_jobs_file(desk, "0,a.py,,,\n")
     assert desk.run("lint", "--conda-sh", CONDA)[0] == 0
+
+
+def test_lint_reports_references_to_unknown_jobs(desk: Desk) -> None:
+    write_jobs_file(desk, "[after=prep,7] true\n[name=prep] true\n[after=pep] true\n")
+    code, out, _ = desk.run("lint")
+    assert code == 1
+    assert "jobs.txt:1: malformed: after=7: there is no job 7" in out
+    assert "jobs.txt:3: malformed: after=pep: no line of this file and no job has this name" in out
+    write_jobs_file(desk, "[after=prep,1] true\n[name=prep] true\n")
+    desk.job("true")
+    assert desk.run("lint")[0] == 0

@@ -9,20 +9,26 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpu_scheduler.core.jobsfile.cycles import find_cycles
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind, Parent
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling.dependencies import ParentStatus, find_cycles, parent_status, status_of
+from gpu_scheduler.core.scheduling.dependencies import ParentStatus, parent_status, status_of
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.data_dir import DataDir
-from gpu_scheduler.store.dependencies import children, has_unsettled_dependencies, is_ancestor, parents_of
+from gpu_scheduler.store.dependencies import (
+    children,
+    has_unsettled_dependencies,
+    is_ancestor,
+    parents_of,
+    replace_dependencies,
+)
 from gpu_scheduler.store.job_lists import find_job_fact
 from gpu_scheduler.store.pending_groups import startable_jobs
 from gpu_scheduler.store.store import Store
-from gpu_scheduler.store.write_dependencies import replace_dependencies
 from gpu_scheduler.store.writer import StoreWriter
 
 NOW = Now(1000.0, 100.0, "boot")

@@ -1,0 +1,176 @@
+"""Finds wrong references to other jobs: unknown ids and names, and jobs that would wait for themselves.
+
+A name means all lines with this name. If the text has no such line, it means the newest job with this name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
+
+from gpu_scheduler.core.jobsfile.cycles import find_cycles
+from gpu_scheduler.core.jobsfile.reading import Line, Reading
+
+ACCEPTED_FORM = "after=JOBS with the ids of jobs, and with names that lines of this file or jobs have"
+
+_NAME_ITEM = re.compile(r"\[(?:[^\]]*[ \t])?name=([A-Za-z0-9_.-]{1,64})")
+
+
+@dataclass(frozen=True)
+class TextReferences:
+    """The names in a text.
+
+    names: those of its well-formed lines; referenced: those that its lines wait for; malformed: those that
+    its malformed lines seem to have, each with the number of such a line.
+    """
+
+    names: frozenset[str] = frozenset()
+    referenced: frozenset[str] = frozenset()
+    malformed: Mapping[str, int] = field(default_factory=dict)
+
+    def with_lines(self, lines: Sequence[Line]) -> TextReferences:
+        """Returns the names in a text that continues with these lines."""
+        names = {line.attributes["name"] for line in lines if "name" in line.attributes}
+        referenced = {one for line in lines for one in references_of(line)}
+        malformed = {
+            found[1]: line.number
+            for line in lines
+            if line.malformed and (found := _NAME_ITEM.match(line.text)) is not None
+        }
+        if not names and not referenced and not malformed:
+            return self
+        return TextReferences(
+            self.names | names, self.referenced | referenced, {**self.malformed, **malformed}
+        )
+
+
+def references_of(line: Line) -> tuple[str, ...]:
+    """Returns the ids and names that a line waits for."""
+    attributes = line.attributes
+    if "after" not in attributes and "after_any" not in attributes:
+        return ()
+    return (*attributes.get("after", ()), *attributes.get("after_any", ()))
+
+
+def find_wrong_references(
+    lines: Sequence[Line],
+    exists: Callable[[str], bool],
+    *,
+    accepted: Reading = (),
+    earlier: Reading = (),
+    before: TextReferences = TextReferences(),
+) -> dict[int, str]:
+    """Returns the problem of each line with a wrong reference, by its index in `lines`.
+
+    A line that waits for a malformed line is wrong as well, because there is no job for it to wait for yet.
+    exists: returns whether a reference is the id or the name of a job; accepted: the last reading, whose
+    lines are not checked again; earlier, before: the lines that precede `lines` in the text, and their names.
+    """
+    if not any(references_of(line) for line in lines):
+        return {}
+    return _ReferenceCheck(lines, cache(exists), accepted, earlier, before).problems()
+
+
+class _ReferenceCheck:
+    def __init__(
+        self,
+        lines: Sequence[Line],
+        exists: Callable[[str], bool],
+        accepted: Reading,
+        earlier: Reading,
+        before: TextReferences,
+    ) -> None:
+        self._lines, self._exists, self._earlier, self._before = lines, exists, earlier, before
+        known = {line.raw for line in accepted if references_of(line)}
+        self._checked = [
+            index for index, line in enumerate(lines) if references_of(line) and line.raw not in known
+        ]
+        self._text = before.with_lines(lines)
+
+    def problems(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for index in self._checked:
+            problem = self._unknown_reference(self._lines[index])
+            if problem is not None:
+                found[index] = problem
+        self._add_cycles(found)
+        self._add_children(found)
+        return found
+
+    def _unknown_reference(self, line: Line) -> str | None:
+        for item, reference in _items(line):
+            if self._is_id(reference):
+                continue
+            number = self._text.malformed.get(reference)
+            if number is not None:
+                return _malformed_parent(item, number)
+            if reference in self._text.names or self._exists(reference):
+                continue
+            if reference.isdigit():
+                return f"{item}: there is no job {reference}; `status --all` lists the jobs"
+            return (
+                f"{item}: no line of this file and no job has this name; correct it, or add a line with"
+                f" [name={reference}]"
+            )
+        return None
+
+    def _is_id(self, reference: str) -> bool:
+        return reference.isdigit() and self._exists(reference)
+
+    def _add_cycles(self, found: dict[int, str]) -> None:
+        """Adds the lines that wait for themselves, through a line with one of their names or directly."""
+        own = [line.attributes.get("name") for line in self._lines if references_of(line)]
+        is_extended = any(name in self._before.referenced for name in own)
+        graph_lines = (*self._earlier, *self._lines) if is_extended else self._lines
+        first = len(graph_lines) - len(self._lines)
+        graph: dict[int | str, Sequence[int | str]] = {}
+        named: dict[int | str, list[int | str]] = defaultdict(list)
+        for index, line in enumerate(graph_lines):
+            name, references = line.attributes.get("name"), references_of(line)
+            if name is not None and references:  # no other line can be on a cycle
+                graph[index] = [one for one in references if not self._is_id(one)]
+                named[name].append(index)
+        cyclic = find_cycles({**graph, **named})
+        for index in self._checked if cyclic else ():
+            for item, reference in _items(self._lines[index]):
+                if first + index in cyclic and reference in cyclic and index not in found:
+                    number = next(
+                        graph_lines[one].number
+                        for one in named[reference]
+                        if one in cyclic and isinstance(one, int)
+                    )
+                    found[index] = (
+                        f"{item}: the job would wait for itself, through line {number}; remove one of the"
+                        " references between these lines"
+                    )
+
+    def _add_children(self, found: dict[int, str]) -> None:
+        """Adds the lines that wait for a line that was found to be wrong."""
+        children: dict[str, list[int]] = defaultdict(list)
+        for index in self._checked if found else ():
+            for reference in references_of(self._lines[index]):
+                if not self._is_id(reference):
+                    children[reference].append(index)
+        parents = list(found)
+        while parents:
+            parent = self._lines[parents.pop()]
+            name = parent.attributes.get("name")
+            for index in children.pop(name, ()) if name is not None else ():
+                if index not in found:
+                    item = next(item for item, one in _items(self._lines[index]) if one == name)
+                    found[index] = _malformed_parent(item, parent.number)
+                    parents.append(index)
+
+
+def _items(line: Line) -> Iterator[tuple[str, str]]:
+    """Yields each reference of a line, as an attribute such as "after=prep" and alone."""
+    after, after_any = line.attributes.get("after", ()), line.attributes.get("after_any", ())
+    return chain(((f"after={one}", one) for one in after), ((f"after-any={one}", one) for one in after_any))
+
+
+def _malformed_parent(item: str, number: int) -> str:
+    return f"{item}: line {number}, which has this name, is malformed; correct line {number} first"

@@ -1,0 +1,219 @@
+"""Stores the dependencies that the lines of a jobs file give to their jobs.
+
+The dependencies of a job with a line follow from the reading, so the transaction that stores the reading also
+stores them. They change no state: a later round skips or queues jobs according to them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpu_scheduler.core.jobsfile.cycles import find_cycles
+from gpu_scheduler.core.jobsfile.reading import Line, Reading
+from gpu_scheduler.core.jobsfile.references import references_of
+from gpu_scheduler.core.model.dependency import UNRESOLVED, Dependency, DependencyKind
+from gpu_scheduler.store.dependencies import (
+    dependencies_of_file,
+    edges_above,
+    insert_dependencies,
+    replace_dependencies,
+)
+from gpu_scheduler.store.job_lists import is_job_id, newest_job_named
+from gpu_scheduler.store.store import Store
+
+#: The dependencies of a job: the reference for each parent and kind.
+_Edges = dict[tuple[int, DependencyKind], str]
+
+
+@dataclass
+class _Index:
+    """The lines of a reading that matter to dependencies.
+
+    named: the jobs of the lines with each name; waiting: the jobs whose lines refer to each name or id;
+    lines: the lines with references, by job; edges: the dependencies in the store, by job.
+    """
+
+    named: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    waiting: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    lines: dict[int, Line] = field(default_factory=dict)
+    edges: dict[int, _Edges] = field(default_factory=dict)
+
+    def add(self, lines: Iterable[Line]) -> None:
+        """Adds lines that follow those in the index."""
+        for line in lines:
+            job_id, name = line.job_id, line.attributes.get("name")
+            if job_id is None:
+                continue
+            if name is not None:
+                self.named[name].append(job_id)
+            references = references_of(line)
+            if references:
+                self.lines[job_id] = line
+                for reference in dict.fromkeys(references):
+                    self.waiting[reference].append(job_id)
+
+    def references(self, job_id: int) -> Iterator[tuple[DependencyKind, str]]:
+        """Yields the references of a job's line."""
+        line = self.lines.get(job_id)
+        if line is not None:
+            yield from ((DependencyKind.COMPLETED, one) for one in line.attributes.get("after", ()))
+            yield from ((DependencyKind.FINISHED, one) for one in line.attributes.get("after_any", ()))
+
+
+class LineDependencies:
+    """Keeps the dependencies of the jobs of one jobs file as its lines demand.
+
+    The index in memory is only a cache. It is rebuilt after every change to the file except an append.
+    """
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._store, self._path = store, path
+        self._stored: Reading = ()
+        #: None if no line of the reading has a reference.
+        self._index: _Index | None = None
+
+    def store_changes(
+        self, before: Reading, reading: Reading, unchanged: int, new_jobs: Collection[int]
+    ) -> list[str]:
+        """Stores the dependencies that `reading` changes, in the transaction that has stored the reading.
+
+        before: the last reading; unchanged: its length if lines were only appended to it, otherwise 0;
+        new_jobs: the jobs that the transaction inserted. Returns a message for each reference that names no
+        job or would make its job wait for itself.
+        """
+        is_append = unchanged > 0 and before is self._stored
+        self._stored = reading  # if the transaction fails, the next call has another `before`
+        if not is_append or self._index is None:
+            new = reading[unchanged:] if is_append else reading
+            if any(references_of(line) for line in new):
+                return self._store_all(reading, frozenset(new_jobs))
+            return [] if is_append else self._remove_all(reading)
+        return self._store_appended(self._index, reading[unchanged:], frozenset(new_jobs))
+
+    def _store_all(self, reading: Reading, new_jobs: frozenset[int]) -> list[str]:
+        index = self._index = _Index(edges=_edges_of_file(self._store, self._path))
+        index.add(reading)
+        return self._replace(index, (*index.lines, *index.edges), new_jobs)
+
+    def _remove_all(self, reading: Reading) -> list[str]:
+        """Removes the dependencies that the lines of a reading without references no longer demand."""
+        self._index = None
+        with self._store.db.transaction() as db:
+            for job_id in _edges_of_file(self._store, self._path):
+                replace_dependencies(db, job_id, ())
+        return []
+
+    def _store_appended(self, index: _Index, appended: Sequence[Line], new_jobs: frozenset[int]) -> list[str]:
+        """Stores the dependencies of appended lines, and of the lines that refer to their names."""
+        extended: list[tuple[int, Line]] = []
+        changed: dict[int, None] = {}
+        for line in appended:
+            name = line.attributes.get("name")
+            if name is None or line.job_id is None or is_job_id(self._store, name):
+                continue
+            # One more parent without parents of its own changes nothing else, so it is simply added.
+            if name in index.named and not references_of(line):
+                extended += ((job_id, line) for job_id in index.waiting.get(name, ()))
+            else:
+                changed.update(dict.fromkeys(index.waiting.get(name, ())))
+        index.add(appended)
+        changed.update((line.job_id, None) for line in appended if line.job_id in index.lines)
+        self._add_parents(index, [(job_id, line) for job_id, line in extended if job_id not in changed])
+        return self._replace(index, changed, new_jobs)
+
+    def _add_parents(self, index: _Index, extended: Sequence[tuple[int, Line]]) -> None:
+        with self._store.db.transaction() as db:
+            for job_id, parent in extended:
+                name, parent_id = parent.attributes["name"], parent.job_id or UNRESOLVED
+                kinds = [kind for kind, reference in index.references(job_id) if reference == name]
+                index.edges.setdefault(job_id, {}).update({(parent_id, kind): name for kind in kinds})
+                insert_dependencies(db, job_id, [Dependency(parent_id, kind, name) for kind in kinds])
+
+    def _replace(self, index: _Index, jobs: Iterable[int], new_jobs: frozenset[int]) -> list[str]:
+        """Stores the dependencies of these jobs where they differ from those in the store."""
+        found = {job_id: self._resolve(index, job_id) for job_id in dict.fromkeys(jobs)}
+        changed = {job_id: edges for job_id, edges in found.items() if edges != index.edges.get(job_id, {})}
+        cyclic = self._break_cycles(index, changed, new_jobs)
+        messages: list[str] = []
+        with self._store.db.transaction() as db:
+            for job_id, edges in changed.items():
+                if edges == index.edges.get(job_id, {}):
+                    continue
+                wanted = [Dependency(parent, kind, reference) for (parent, kind), reference in edges.items()]
+                replace_dependencies(db, job_id, wanted)
+                index.edges[job_id] = edges
+                messages += _unresolved_messages(index, job_id, edges, job_id in cyclic)
+        return messages
+
+    def _break_cycles(self, index: _Index, changed: dict[int, _Edges], new_jobs: frozenset[int]) -> set[int]:
+        """Makes references unresolved until no job waits for itself. Returns the jobs of these references.
+
+        If a cycle has a new job, only the new job is blocked, because the others could run without it.
+        """
+        blocked: set[int] = set()
+        for jobs in (new_jobs, changed.keys()):
+            cyclic = self._find_cyclic(changed, new_jobs)
+            found = cyclic & changed.keys() & jobs
+            for job_id in found:
+                changed[job_id] = self._resolve(index, job_id, cyclic)
+            blocked |= found
+            if not cyclic:
+                break
+        return blocked
+
+    def _resolve(self, index: _Index, job_id: int, cyclic: Collection[int] = ()) -> _Edges:
+        """Returns the dependencies that the line of a job demands. cyclic: jobs that wait for themselves."""
+        edges: _Edges = {}
+        for kind, reference in index.references(job_id):
+            parents = self._parents(index, job_id, reference)
+            if job_id in parents or any(parent in cyclic for parent in parents):
+                parents = (UNRESOLVED,)
+            for parent in parents:
+                edges.setdefault((parent, kind), reference)
+        return edges
+
+    def _parents(self, index: _Index, job_id: int, reference: str) -> Sequence[int]:
+        """Returns the jobs that a reference means.
+
+        These are the jobs of lines with the name. If there are none, they are the jobs that the reference
+        meant until their lines were removed or, for a new reference, the newest job with the name.
+        """
+        if is_job_id(self._store, reference):
+            return (int(reference),)
+        if reference in index.named:
+            return index.named[reference]
+        known = [
+            parent
+            for (parent, _), meant in index.edges.get(job_id, {}).items()
+            if meant == reference and parent != UNRESOLVED
+        ]
+        return known or (newest_job_named(self._store, reference, other_than=job_id) or UNRESOLVED,)
+
+    def _find_cyclic(self, changed: Mapping[int, _Edges], new_jobs: frozenset[int]) -> set[int]:
+        """Returns the jobs that would wait for themselves with these dependencies."""
+        graph = {job_id: {parent for parent, _ in edges} for job_id, edges in changed.items()}
+        if changed.keys() <= new_jobs:  # no other job waits for a new one yet
+            is_ordered = all(parent < job_id for job_id, parents in graph.items() for parent in parents)
+            return set() if is_ordered else find_cycles(graph)
+        above = edges_above(self._store, {parent for parents in graph.values() for parent in parents})
+        return find_cycles({**above, **graph})
+
+
+def _edges_of_file(store: Store, path: str) -> dict[int, _Edges]:
+    return {
+        job_id: {(one.parent_id, one.kind): one.reference for one in edges}
+        for job_id, edges in dependencies_of_file(store, path).items()
+    }
+
+
+def _unresolved_messages(index: _Index, job_id: int, edges: _Edges, is_cyclic: bool) -> Iterator[str]:
+    for (parent, kind), reference in edges.items():
+        if parent == UNRESOLVED:
+            item = f"{'after' if kind is DependencyKind.COMPLETED else 'after-any'}={reference}"
+            cause = "names no job" if not is_cyclic else "would make it wait for itself"
+            yield (
+                f"line {index.lines[job_id].number}: job {job_id} cannot start, because {item} {cause};"
+                f" correct the line"
+            )
