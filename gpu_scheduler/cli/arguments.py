@@ -228,6 +228,11 @@ def submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--python", metavar="PATH",
                         help="Interpreter for SCRIPT (default: that of --venv or --conda, then of the nearest"
                         " .venv in or above the working folder, then python on PATH)")  # fmt: skip
+    _flag(
+        parser,
+        "--wait",
+        "Wait until the job has ended, and exit with its exit code; Ctrl-C leaves it running",
+    )
     shared_options(parser, "--json")
     _attributes(parser.add_argument_group("attributes"), {"cwd": ("--cwd", "--dir")}, ("cancel",))
 

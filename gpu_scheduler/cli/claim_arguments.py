@@ -16,11 +16,31 @@ def run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", metavar="-- COMMAND", nargs="*", default=[],
                         help="Command to execute in place of this process, with its arguments")  # fmt: skip
     parser.epilog = f"{parser.epilog or ''}\ndocs/run.md lists the exit codes and explains the claims."
-    wait(parser)
+    _gpu_options(parser)
 
 
 def wait(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of `wait`, which `run` has too."""
+    """Declares the options of `wait`: those of `run`, and the jobs to wait for in place of GPUs."""
+    parser.add_argument("--job", dest="jobs", metavar="JOB", nargs="+", action="extend", type=values.job_ref,
+                        help="Wait until these jobs have ended, and exit with the largest of their exit"
+                        " codes: job numbers such as 3, ranges such as 5-9, or job names")  # fmt: skip
+    _gpu_options(parser)
+
+
+def given_gpu_option(options: argparse.Namespace) -> str | None:
+    """Returns an option of `wait` that was given, other than --timeout, and that concerns only GPUs."""
+    parser = argparse.ArgumentParser(add_help=False)
+    _gpu_options(parser)
+    given = (
+        action.option_strings[-1]
+        for action in parser._actions
+        if action.dest != "timeout" and getattr(options, action.dest) != action.default
+    )
+    return next(given, None)
+
+
+def _gpu_options(parser: argparse.ArgumentParser) -> None:
+    """Declares the options with which `run` and `wait` choose GPUs."""
     option = parser.add_argument
     option("-n", "--count", metavar="N", type=values.integer(1, _MAX_COUNT), default=1,
            help="Number of GPUs; the other conditions apply to each GPU (default: 1)")  # fmt: skip

@@ -1,5 +1,7 @@
 """The commands `run`, `wait` and `gpus`, which use GPUs without a scheduler, a store or a state file.
 
+Only `wait --job`, which waits for jobs in place of GPUs, reads a store.
+
 The probe starts first and reads the GPUs while the other modules are imported.
 """
 
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.gpu_source import GpuSource, open_source
 from gpu_scheduler.cli.program import location_of, print_message, stdout_screen
-from gpu_scheduler.errors import GpuStateError
+from gpu_scheduler.errors import GpuStateError, UsageError
 
 if TYPE_CHECKING:
     from gpu_scheduler.app.claim_gpus import FoundGpus, WaitReasons
@@ -40,7 +42,9 @@ def run(options: Namespace) -> int:
 
 
 def wait(options: Namespace) -> int:
-    """Waits for GPUs and prints their indices. Claims nothing."""
+    """Waits for GPUs and prints their indices, or waits for jobs. Claims nothing."""
+    if options.jobs is not None:
+        return _wait_for_jobs(options)
     found = _find(_open(options), options, claim=False)
     if isinstance(found, int):
         return found
@@ -49,6 +53,16 @@ def wait(options: Namespace) -> int:
     print_message(unclaimed_text(found))
     print(",".join(str(gpu.sample.index) for gpu in found.gpus))
     return 0
+
+
+def _wait_for_jobs(options: Namespace) -> int:
+    from gpu_scheduler.cli.claim_arguments import given_gpu_option
+    from gpu_scheduler.cli.job_wait import wait_until_ended
+
+    given = given_gpu_option(options)
+    if given is not None:
+        raise UsageError(f"{given} chooses GPUs and cannot be combined with --job; leave out one of them")
+    return wait_until_ended(location_of(options), options.jobs, options.timeout)
 
 
 def gpus(options: Namespace) -> int:

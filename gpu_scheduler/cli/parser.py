@@ -218,6 +218,8 @@ def _suggest_for_add(words: Sequence[str], script: str | None, rest: Sequence[st
 
 def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
     """Suggests a correction for an argument that the command does not accept."""
+    if command == "wait" and word[:1].isdigit():
+        return f" (`wait --job {word}` waits for a job)"
     if command == "wait" and (word == "--" or not word.startswith("-")):
         return " (`run` waits for GPUs and executes a command on them)"
     if command == "submit":

@@ -1,4 +1,4 @@
-"""`submit`: queues one job without a jobs file and prints its id."""
+"""`submit`: queues one job without a jobs file, prints its id and, with --wait, waits for its end."""
 
 from __future__ import annotations
 
@@ -31,9 +31,13 @@ def submit(options: Namespace) -> int:
         print(json.dumps({"id": job.id}), flush=True)
     else:
         print(f"job {job.id} submitted: {safe_text(job.text)}", flush=True)
-    if not job.is_scheduler_up:
+    if not job.is_scheduler_up and (job.is_store_new or not options.wait):
         print_message(_no_scheduler_text(job))
-    return 0
+    if not options.wait:
+        return 0
+    from gpu_scheduler.cli.job_wait import wait_until_ended
+
+    return wait_until_ended(location_of(options), [job.id])
 
 
 def _new_job(options: Namespace) -> app.NewJob:

@@ -1,0 +1,83 @@
+"""Waits until jobs have ended, and determines the exit code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_jobs
+from gpu_scheduler.app.job_views import job_view
+from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.status_report import JobView
+from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
+from gpu_scheduler.app.view_context import context_of
+from gpu_scheduler.core.model.states import JobState
+from gpu_scheduler.core.scheduling.scheduler_exit_code import job_exit_code
+from gpu_scheduler.store.store import Store
+
+#: Seconds between two checks whether the store has changed.
+_POLL_INTERVAL_S = 0.1
+#: Seconds after which the jobs are read even from an unchanged store, because their folders may have changed.
+_MAX_AGE_S = 1.0
+
+#: Receives the jobs that have not been reported as ended yet, and whether a scheduler is running.
+Report = Callable[[Sequence[JobView], bool], None]
+
+
+def wait_for_jobs(
+    location: Location, refs: Iterable[JobRef], report: Report, timeout_s: float | None = None
+) -> int | None:
+    """Waits until these jobs have ended. Returns the largest of their exit codes; None after the timeout.
+
+    A held job, and one that can never start, is waited for like any other. If no scheduler is running, the
+    end that is recorded in the folder of a job counts. Raises SchedulerError if a job does not exist.
+    """
+    end = None if timeout_s is None else time.monotonic() + timeout_s
+    code = 0
+    with open_store(location, read_only=True) as store:
+        left = resolve_jobs(store, refs)
+        while True:
+            is_up = scheduler_pid_of(store) is not None
+            version = store.db.data_version
+            views = _views(store, left, is_up=is_up)
+            report(views, is_up)
+            ended = [view for view in views if has_ended(view, is_scheduler_up=is_up)]
+            code = max([code, *map(_exit_code, ended)])
+            left = [job_id for job_id in left if job_id not in {view.record.id for view in ended}]
+            if not left:
+                return code
+            if not _wait_for_change(store, version, end):
+                return None
+
+
+def has_ended(view: JobView, *, is_scheduler_up: bool) -> bool:
+    """Returns whether a job has ended for good: a running scheduler must have recorded the end."""
+    return view.record.state is JobState.FINISHED and (view.is_recorded or not is_scheduler_up)
+
+
+def _views(store: Store, job_ids: Collection[int], *, is_up: bool) -> list[JobView]:
+    with store.snapshot():
+        jobs = [job_record(store, job_id) for job_id in job_ids]
+        attempts = store.newest_attempts(job_ids)
+        wanted = set(job_ids)
+        active = [one for one in store.active_attempts() if one.job_id in wanted]
+        context = context_of(store, job_ids, active, is_up=is_up)
+        return [job_view(job, attempts.get(job.id), context) for job in jobs]
+
+
+def _exit_code(view: JobView) -> int:
+    record = view.record
+    return job_exit_code(record.state, record.outcome, record.exit_code, record.signal, view.wait)
+
+
+def _wait_for_change(store: Store, version: int, end: float | None) -> bool:
+    """Waits until the jobs should be read again. Returns False if the time is up before that."""
+    next_read = time.monotonic() + _MAX_AGE_S
+    while store.db.data_version == version:
+        now = time.monotonic()
+        if now >= next_read:
+            break
+        if end is not None and now >= end:
+            return False
+        time.sleep(_POLL_INTERVAL_S)
+    return end is None or time.monotonic() < end

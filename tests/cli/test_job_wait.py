@@ -1,0 +1,158 @@
+"""Tests `submit --wait` and `wait --job`, with real jobs on simulated GPUs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
+from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from tests.cli.desk import Desk
+from tests.e2e.world import World
+from tests.waiting import wait_for
+from tests.warm import Process
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    made.start("--jobs-file", "")
+    yield made
+    made.close()
+
+
+class Waiting:
+    """A command that waits in the background."""
+
+    def __init__(self, world: World, *words: str) -> None:
+        self._path = world.folder / "waiting.out"
+        with open(self._path, "ab") as out:
+            self.process = Process(
+                "gpu_scheduler", list(words), world.folder, world.env, out.fileno(), out.fileno()
+            )
+
+    def wait_for_text(self, text: str) -> None:
+        wait_for(lambda: text in self._path.read_text(), text)
+
+    def end(self) -> int:
+        return self.process.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "text"),
+    [
+        ("true", 0, "job 1 completed"),
+        ("exit 7", 7, "job 1 failed, exit code 7"),
+        ("kill -9 $$", 137, "job 1 failed, SIGKILL"),
+    ],
+)
+def test_submit_exits_with_the_code_of_the_job(world: World, command: str, code: int, text: str) -> None:
+    done = world.cli("submit", "--wait", "--json", "--", command)
+    assert (done.returncode, done.stdout) == (code, '{"id": 1}\n')
+    assert text in done.stderr
+
+
+def test_a_job_that_times_out_ends_the_wait_with_124(world: World) -> None:
+    done = world.cli("submit", "--wait", "--timeout", "1s", "--", "sleep 60")
+    assert done.returncode == 124
+    assert "job 1 timed out" in done.stderr
+
+
+def test_wait_exits_with_the_largest_code_of_the_jobs(world: World) -> None:
+    for number in (0, 5, 3):
+        world.run_ok("submit", "--name", f"n{number}", "--", f"exit {number}")
+    assert world.cli("wait", "--job", "1-3").returncode == 5
+    assert world.cli("wait", "--job", "n0", "3").returncode == 3
+    assert world.cli("wait", "--job", "1", "--job", "n0").returncode == 0
+
+
+def test_a_skipped_job_ends_the_wait_with_1(world: World) -> None:
+    world.run_ok("submit", "--", "false")
+    done = world.cli("submit", "--wait", "--after", "1", "--", "true")
+    assert done.returncode == 1
+    assert "job 2 skipped: job 1 failed" in done.stderr
+
+
+def test_ctrl_c_leaves_the_job_running(world: World) -> None:
+    waiting = Waiting(world, "submit", "--wait", "--", "until [ -e go ]; do sleep 0.02; done")
+    world.wait_until(lambda jobs: jobs and jobs[1]["state"] == "running", "job 1 running")
+    waiting.wait_for_text("job 1 submitted")
+    waiting.process.send_signal(signal.SIGINT)
+    assert waiting.end() == 130
+    waiting.wait_for_text("no longer waiting; job 1 continues, and `wait --job 1` waits for it again")
+    again = Waiting(world, "wait", "--job", "1")
+    (world.folder / "go").touch()
+    assert again.end() == 0
+    again.wait_for_text("job 1 completed")
+
+
+def test_wait_says_what_a_job_needs_and_keeps_waiting(world: World) -> None:
+    waiting = Waiting(world, "submit", "--wait", "--hold", "--", "exit 4")
+    waiting.wait_for_text("job 1 is held by")
+    world.run_ok("release", "1")
+    assert waiting.end() == 4
+    infeasible = Waiting(world, "submit", "--wait", "--gpus", "9", "--", "true")
+    infeasible.wait_for_text("job 2 waits: infeasible")
+    world.run_ok("cancel", "2")
+    assert infeasible.end() == 1
+
+
+def test_wait_ends_when_the_scheduler_has_gone_and_the_job_has_ended(world: World) -> None:
+    """The end is recorded only in the folder of the attempt."""
+    waiting = Waiting(world, "submit", "--wait", "--", "until [ -e go ]; do sleep 0.02; done; exit 6")
+    world.wait_until(lambda jobs: jobs and jobs[1]["state"] == "running", "job 1 running")
+    world.end_scheduler(signal.SIGKILL)
+    (world.folder / "go").touch()
+    assert waiting.end() == 6
+
+
+def test_wait_says_that_no_scheduler_is_running(desk: Desk) -> None:
+    desk.job()
+    code, out, err = desk.run("wait", "--job", "1", "--timeout", "0.2")
+    assert (code, out) == (124, "")
+    assert "job 1 waits until `start`, because no scheduler is running" in err
+    assert "not ended within 0.2 s: job 1 continues, and `wait --job 1` waits for it again" in err
+
+
+def test_wait_for_many_jobs_prints_few_lines(desk: Desk) -> None:
+    for _ in range(50):
+        desk.job()
+    _, _, err = desk.run("wait", "--job", "1-50", "--timeout", "0")
+    assert "and 30 more (see `status --all`)" in err
+    assert "jobs 1-50 continue, and `wait --job 1-50` waits for them again" in err
+    assert len(err.splitlines()) == 22
+
+
+def test_wait_for_finished_jobs_returns_at_once(desk: Desk) -> None:
+    for outcome in (Outcome.CANCELLED, Outcome.SKIPPED):
+        desk.record(act.FinishJob(desk.job(), outcome, StateReason(ReasonKind.CANCELLED_BY_USER)))
+    assert desk.run("wait", "--job", "1", "2")[:2] == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--job", "9"], "there is no job 9"),
+        (["--job", "nobody"], "there is no job named nobody"),
+        (["--job", "1", "--count", "2"], "--count chooses GPUs and cannot be combined with --job"),
+        (["--job", "1", "--simulate", "2"], "cannot be combined with --job"),
+        (["--job"], "expected at least one argument"),
+        (["3"], "`wait --job 3` waits for a job"),
+    ],
+)
+def test_wait_rejects_wrong_words(desk: Desk, words: list[str], problem: str) -> None:
+    desk.job()
+    code, out, err = desk.run("wait", *words)
+    assert (code in (1, 2), out) == (True, "")
+    assert problem in err
+
+
+def test_wait_without_a_store_names_the_remedy(desk: Desk) -> None:
+    code, _, err = desk.run("wait", "--job", "1")
+    assert (code, "run `start`" in err) == (1, True)
+    assert os.listdir(desk.path) == []
