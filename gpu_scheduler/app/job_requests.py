@@ -7,14 +7,16 @@ answer per job. Refusals come first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from gpu_scheduler.app.answers import COMMAND_LINE, Answer, AnswerKind, StopResult, unanswered
-from gpu_scheduler.app.job_refs import JobRef, resolve_jobs
+from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job, resolve_jobs
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, requested_verbs, scheduler_pid_of, wake_and_wait
 from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.store.ancestors import failed_ancestors
+from gpu_scheduler.store.dependencies import is_ancestor
 from gpu_scheduler.store.job_lists import open_jobs
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import JobRecord
@@ -79,6 +81,39 @@ def set_priority(
 ) -> tuple[Answer, ...]:
     """Changes the priority of waiting jobs."""
     return _request_for_jobs(location, "set", jobs, by, name="priority", value=priority)
+
+
+def set_attributes(
+    location: Location, job: JobRef, items: Sequence[str], *, by: str = COMMAND_LINE
+) -> tuple[Answer, ...]:
+    """Changes attributes of a waiting job that has no line, or the dependencies of a skipped one.
+
+    items: the changes, as in `vram=18G` or `vram=`. Nothing is requested unless all of them are valid. Raises
+    UsageError or SchedulerError like `attribute_changes`.
+    """
+    from gpu_scheduler.app.attribute_changes import attribute_changes
+
+    with open_store(location) as store:
+        job_id = resolve_job(store, job)
+        changes = attribute_changes(store, job_id, items)
+        why = _refusal_of_changes(store, job_id, changes)
+        if why is not None:
+            return (Answer(job_id, AnswerKind.REFUSED, why),)
+        with store.db.transaction():
+            requests = {add_request(store, "set", str(job_id), by, **args): job_id for args in changes}
+        return tuple(_answers(store, requests, wake_and_wait(store, requests), {}))
+
+
+def _refusal_of_changes(
+    store: Store, job_id: int, changes: Iterable[Mapping[str, Any]]
+) -> RequestAnswer | None:
+    """Returns why no change may be requested; None if the scheduler may carry them out."""
+    if any(is_ancestor(store, job_id, [one for one, _ in args.get("parents", ())]) for args in changes):
+        return RequestAnswer(AnswerCode.CYCLE)
+    if job_record(store, job_id).outcome is Outcome.SKIPPED:
+        return None
+    pending = requested_verbs(store).get(job_id, ())
+    return _early_refusal(store, "set", job_id, pending, scheduler_pid_of(store) is not None)
 
 
 def _request_for_jobs(

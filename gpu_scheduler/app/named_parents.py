@@ -11,6 +11,7 @@ from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.scheduling.dependencies import ParentStatus, parent_status
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
 
@@ -30,13 +31,18 @@ def resolve_parents(store: Store, spec: JobSpec) -> NamedParents:
     dependencies, notes = [], []
     for key, kind, reference in _references(spec):
         try:
-            job = job_record(store, resolve_job(store, int(reference) if reference.isdigit() else reference))
+            job = named_job(store, reference)
         except SchedulerError as error:
             raise UsageError(f"--{key} {reference}: {error}") from None
         dependencies.append(Dependency(job.id, kind, reference))
         if parent_status(kind, job.state, job.outcome) is ParentStatus.FAILED:
             notes.append(Note(NoteKind.PARENT_FAILED, {"job": job.id, "outcome": job.outcome}))
     return NamedParents(tuple(dependencies), tuple(notes))
+
+
+def named_job(store: Store, reference: str) -> JobRecord:
+    """Returns the job that an id or a name stands for. Raises SchedulerError if it is not exactly one."""
+    return job_record(store, resolve_job(store, int(reference) if reference.isdigit() else reference))
 
 
 def _references(spec: JobSpec) -> Iterator[tuple[str, DependencyKind, str]]:

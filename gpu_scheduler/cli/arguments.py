@@ -342,6 +342,14 @@ def jobs(parser: argparse.ArgumentParser) -> None:
     _job_list(parser, "+")
 
 
+def set_attributes(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `set`: a job, and the changes."""
+    one_job(parser)
+    parser.add_argument("changes", metavar="KEY=VALUE", nargs="+",
+                        help="New value of an attribute of the job, as in a jobs file; KEY= removes the"
+                        " attribute")  # fmt: skip
+
+
 def retry(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of `retry`: jobs, or --failed."""
     _job_list(parser, "*")

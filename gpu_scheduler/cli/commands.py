@@ -66,6 +66,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "Keep queued jobs from starting until they are released"),
         "release": Command("request_commands", arguments.jobs, "release 3",
             "Return held jobs to the queue"),
+        "set": Command("request_commands", arguments.set_attributes, "set 3 vram=18G after=1,2",
+            "Change attributes of a waiting job that has no line in a jobs file"),
         "priority": Command("request_commands", arguments.priority, "priority 3 0",
             "Change the priority of waiting jobs; lower numbers run first"),
     },

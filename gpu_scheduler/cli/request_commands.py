@@ -57,6 +57,13 @@ def priority(options: Namespace) -> int:
     return _print_job_answers(options, request(location_of(options), options.jobs, options.number))
 
 
+def set(options: Namespace) -> int:
+    """Changes attributes of a waiting job that has no line in a jobs file."""
+    from gpu_scheduler.app.job_requests import set_attributes as request
+
+    return _print_job_answers(options, request(location_of(options), options.job, options.changes))
+
+
 def _jobs_unless(is_for_all: bool, flag: str, options: Namespace) -> Sequence[JobRef] | None:
     """Returns the named jobs, or None if the flag was given instead.
 

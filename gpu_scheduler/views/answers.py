@@ -73,6 +73,8 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
         from gpu_scheduler.core.text.formatting import safe_text
 
         return f"{safe_text(reply.attribute)} set"
+    if reply.code is AnswerCode.ATTRIBUTE_REMOVED:
+        return f"{reply.attribute} removed"
     if reply.outcome is None:
         return _REPLY_TEXTS.get(reply.code) or str(reply.code.value)
     from gpu_scheduler.views.reason_text import outcome_text

@@ -107,12 +107,12 @@ def parse_block(text: str, known_gpus: frozenset[int] | None) -> AttributeBlock:
             _parse_env(key[4:], bool(given), value, env)
             continue
         meant = SYNONYMS.get(key, key)
-        field = _KEY_TO_FIELD.get(meant, meant.replace("-", "_"))
+        field = field_of(meant)
         if field in values:
             also = "" if meant == key else f" (it means {meant})"
             raise ValueError(f"attribute {key} is given twice{also}; give it once")
         try:
-            values[field] = _parse_item(text, key, value if given else None, known_gpus)
+            values[field] = parse_item(text, key, value if given else None, known_gpus)
         except ValueError as error:
             apart = _split_at_commas(item)
             raise ValueError(
@@ -175,7 +175,7 @@ def _parse_env(key: str, given: bool, value: str, env: dict[str, str]) -> None:
     env[key] = value
 
 
-def _parse_item(text: str, key: str, value: str | None, known_gpus: frozenset[int] | None) -> Any:
+def parse_item(text: str, key: str, value: str | None, known_gpus: frozenset[int] | None) -> Any:
     """Parses an attribute's value. key: the attribute as written, possibly a synonym. Raises ValueError."""
     if key in UNSUPPORTED:
         raise ValueError(
@@ -285,10 +285,25 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 }
 
 
+def field_of(key: str) -> str:
+    """Returns the field of JobSpec that an attribute sets."""
+    return _KEY_TO_FIELD.get(key, key.replace("-", "_"))
+
+
+def key_of(field: str) -> str:
+    """Returns the attribute that sets a field of JobSpec."""
+    return _FIELD_TO_KEY.get(field, field.replace("_", "-"))
+
+
+def is_unset(value: Any) -> bool:
+    """Returns whether a field of JobSpec with this value is not set. The value may come from JSON."""
+    return value is None or value is False or value in ((), [])
+
+
 def format_attribute(name: str, value: Any) -> str:
     """Formats a field of JobSpec as in a block, such as "share=0.5" or "hold"; "no share" if not set."""
-    key = _FIELD_TO_KEY.get(name, name.replace("_", "-"))
-    if value is None or value is False or value == ():
+    key = key_of(name)
+    if is_unset(value):
         return f"no {key}"
     if value is True:
         return key

@@ -175,8 +175,15 @@ def _parse_command_job(block: AttributeBlock, text: str, context: _PathContext) 
     shell_syntax.check_finished(text)
     note = shell_syntax.cuda_override_note(text)
     spec = JobSpec(kind="command", text=text, command=text, **_with_absolute_paths(block.values, context))
-    if spec.cuda == "add" and cuda.rewrite_command(text, "0", "add") is None:
+    check_cuda_option(spec)
+    return ParsedJob(spec, (note,) if note else (), shell_syntax.needs_bash(text))
+
+
+def check_cuda_option(spec: JobSpec) -> None:
+    """Raises ValueError for `cuda=add` if it is unclear where --cuda belongs in the job's command."""
+    if spec.command is None or spec.cuda != "add":
+        return
+    if cuda.rewrite_command(spec.command, "0", "add") is None:
         raise ValueError(
             "cuda=add: it is unclear where --cuda belongs in this command; write --cuda 0 where it belongs"
         )
-    return ParsedJob(spec, (note,) if note else (), shell_syntax.needs_bash(text))

@@ -20,6 +20,7 @@ class AnswerCode(str, Enum):
     HELD = "held"
     RELEASED = "released"
     ATTRIBUTE_SET = "attribute set"
+    ATTRIBUTE_REMOVED = "attribute removed"
     POSITIONS_SET = "positions set"
     PAUSED = "paused"
     RESUMED = "resumed"
@@ -54,7 +55,8 @@ class RequestAnswer(StoredValue):
     outcome, exit_code, signal   ALREADY_FINISHED, ENDED_UNRECORDED: how the job ended
     is_recorded                  ALREADY_FINISHED: whether the store has recorded this end
     parent                       PARENT_FAILED: the id of the parent
-    attribute                    ATTRIBUTE_SET: the attribute, as written in a jobs file
+    attribute                    ATTRIBUTE_SET: the attribute, as written in a jobs file; ATTRIBUTE_REMOVED:
+                                 the name of the attribute
     """
 
     code: AnswerCode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute
+from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute, is_unset, key_of
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, wrong_state
@@ -160,6 +160,8 @@ def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
         actions.append(RequeueJob(job.job_id, StateReason(ReasonKind.RELEASED_BY_LINE)))
     elif name == "cancel" and value:
         actions.append(FinishJob(job.job_id, Outcome.CANCELLED, StateReason(ReasonKind.CANCELLED_BY_LINE)))
+    if is_unset(value):
+        return actions, RequestAnswer(AnswerCode.ATTRIBUTE_REMOVED, attribute=key_of(name))
     return actions, RequestAnswer(AnswerCode.ATTRIBUTE_SET, attribute=format_attribute(name, value))
 
 

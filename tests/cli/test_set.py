@@ -1,0 +1,150 @@
+"""The `set` command changes attributes of a waiting job that has no line in a jobs file."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.store.dependencies import parents_of
+from gpu_scheduler.store.requests import open_requests
+from tests.cli.desk import Desk
+from tests.waiting import wait_for
+
+
+def spec(desk: Desk, job: int) -> dict[str, Any]:
+    row = desk.store.job(job)
+    assert row is not None
+    return row.spec.attributes
+
+
+def parents(desk: Desk, job: int) -> list[tuple[int, str]]:
+    return [(one.id, one.reference) for one in parents_of(desk.store, [job]).get(job, ())]
+
+
+def test_set_changes_several_attributes(desk: Desk) -> None:
+    job = desk.job(name="one", fail_retries=3)
+    with desk.scheduler():
+        code, out, err = desk.run("set", "one", "vram=18G", "exclusive", "fail-retries=", "priority=0")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        f"job {job}: vram=18G set",
+        f"job {job}: exclusive set",
+        f"job {job}: fail-retries removed",
+        f"job {job}: priority=0 set",
+    ]
+    found = spec(desk, job)
+    assert (found["vram"], found["exclusive"], found["fail_retries"]) == (18432, True, None)
+    row = desk.store.job(job)
+    assert row is not None
+    assert (row.priority, row.name) == (0, "one")
+
+
+def test_set_without_a_scheduler_is_recorded_and_shown(desk: Desk) -> None:
+    job = desk.job(vram=5000)
+    assert desk.run("set", job, "vram=")[:2] == (
+        0, f"job {job}: recorded; takes effect when the scheduler starts\n",
+    )  # fmt: skip
+    [shown] = json.loads(desk.run("status", "--json")[1])["jobs"]
+    assert shown["reason"] == "vram= requested; waiting for the scheduler"
+    with desk.scheduler():
+        wait_for(lambda: spec(desk, job)["vram"] is None, "the change")
+
+
+def test_set_replaces_the_jobs_for_which_a_job_waits(desk: Desk) -> None:
+    first, second = desk.job(), desk.job(name="data")
+    child = desk.job_after(first, after=(str(first),))
+    with desk.scheduler():
+        code, out, err = desk.run("set", child, "after=data", f"after-any={first}")
+        assert (code, out, err) == (
+            0, f"job {child}: after=data set\njob {child}: after-any={first} set\n", "",
+        )  # fmt: skip
+        assert parents(desk, child) == [(first, str(first)), (second, "data")]
+        assert spec(desk, child)["after"] == ("data",)
+        assert desk.run("set", child, "after=", "after-any=")[0] == 0
+    assert parents(desk, child) == []
+
+
+def test_set_refuses_a_job_that_would_wait_for_itself(desk: Desk) -> None:
+    first = desk.job()
+    child = desk.job_after(first)
+    for job, parent in ((first, child), (first, first)):
+        code, out, err = desk.run("set", job, "vram=1G", f"after={parent}")
+        assert (code, out) == (1, "")
+        assert err == f"gpu-scheduler: job {job} would wait for itself; its dependencies were not changed\n"
+    assert desk.requests() == []
+
+
+def test_two_changes_that_together_form_a_cycle_are_not_both_made(desk: Desk) -> None:
+    first, second = desk.job(), desk.job()
+    assert desk.run("set", first, f"after={second}")[0] == 0
+    assert desk.run("set", second, f"after={first}")[0] == 0
+    with desk.scheduler():
+        wait_for(lambda: not open_requests(desk.store), "the answers")
+    assert (parents(desk, first), parents(desk, second)) == ([(second, str(second))], [])
+
+
+def test_other_parents_queue_a_skipped_job_again(desk: Desk) -> None:
+    first, second = desk.job(), desk.job()
+    child = desk.job_after(first)
+    desk.record(act.FinishJob(first, Outcome.FAILED, None))
+    desk.record(act.SettleDependencies())
+    code, out, err = desk.run("set", child, "vram=1G", f"after={second}")
+    assert (code, out) == (1, "")
+    assert err.endswith(
+        f"job {child} was skipped, so only after and after-any can be changed, not vram;"
+        " nothing was changed\n"
+    )
+    with desk.scheduler():
+        assert desk.run("set", child, f"after={second}")[:2] == (0, f"job {child}: after={second} set\n")
+        wait_for(lambda: desk.state(child) == JobState.QUEUED, "the job in the queue")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["vram=20H"], "memory '20H'"),
+        (["vram=1G", "after=nothing"], "after: there is no job named nothing"),
+        (["after-any=99"], "after-any: there is no job 99"),
+        (["share=2", "gpus=1"], "a share above 1 is a number of whole GPUs"),
+        (["allowed=7"], "7"),
+        (["hold"], "`hold JOB`"),
+        ([], "KEY=VALUE"),
+    ],
+)
+def test_a_wrong_change_is_a_usage_error_and_nothing_is_requested(
+    desk: Desk, words: list[str], said: str
+) -> None:
+    code, out, err = desk.run("set", desk.job(), *words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert desk.requests() == []
+
+
+def test_set_names_the_line_of_a_job_that_has_one(desk: Desk) -> None:
+    job = desk.job()
+    with desk.store.db.transaction() as db:
+        db.execute("INSERT INTO jobs_file (path, cwd) VALUES ('/home/me/jobs.txt', '/')")
+        db.execute(
+            "INSERT INTO line (path, position, number, text, job_id)"
+            " VALUES ('/home/me/jobs.txt', 1, 4, '', ?)",
+            (job,),
+        )
+    code, out, err = desk.run("set", job, "vram=1G")
+    assert (code, out) == (1, "")
+    assert f"job {job} has a line in a jobs file; edit line 4 of jobs.txt instead: /home/me/jobs.txt" in err
+    assert desk.requests() == []
+
+
+def test_set_refuses_a_job_that_does_not_wait(desk: Desk) -> None:
+    job = desk.job()
+    desk.record(act.FinishJob(job, Outcome.COMPLETED, None))
+    code, out, err = desk.run("set", job, "vram=1G")
+    assert (code, out) == (1, "")
+    assert err == (
+        f"gpu-scheduler: job {job} is finished; only a job that is held or queued can be changed\n"
+    )
+    assert "there is no job 99" in desk.run("set", 99, "vram=1G")[2]
