@@ -17,6 +17,7 @@ from gpu_scheduler.cli import arguments
 from gpu_scheduler.cli.commands import COMMANDS, GROUPS
 from gpu_scheduler.cli.first_word import first_word_index, jobs_file_index
 from gpu_scheduler.cli.program import PROGRAM, invocation
+from gpu_scheduler.cli.submit_suggestion import submit_suggestion
 from gpu_scheduler.cli.values import path
 from gpu_scheduler.errors import UsageError
 
@@ -209,11 +210,19 @@ def _suggest_for_add(words: Sequence[str], script: str | None, rest: Sequence[st
         example = f"`add {script} --args {_quoted_value(rest)}`"
     from difflib import get_close_matches
 
-    taken = _Parser(add_help=False)
-    arguments.add(taken)
-    near = get_close_matches(rest[0].partition("=")[0], taken._option_string_actions, 1, 0.8)
+    near = get_close_matches(rest[0].partition("=")[0], _options_of("add"), 1, 0.8)
     meant = f"; did you mean `{near[0]}`? Pass" if near else "; pass"
-    return f"{meant} the script's own arguments with --args: {example}"
+    behind = words[words.index("add") + 1 :]
+    elsewhere = "" if near else submit_suggestion(behind, script, rest, _options_of("submit"))
+    return f"{meant} the script's own arguments with --args: {example}{elsewhere}"
+
+
+def _options_of(command: str) -> list[str]:
+    """Returns the options of a command."""
+    parser = _Parser(add_help=False)
+    COMMANDS[command].declare(parser)
+    _add_location_options(parser, "", None)
+    return list(parser._option_string_actions)
 
 
 def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
@@ -235,10 +244,7 @@ def _suggestion(command: str, word: str, jobs_file: str | None) -> str:
         return "; did you mean `--count` or, for certain GPUs, `--only`?"
     from difflib import get_close_matches
 
-    taken = _Parser(add_help=False)
-    COMMANDS[command].declare(taken)
-    _add_location_options(taken, "", None)
-    options = list(taken._option_string_actions)
+    options = _options_of(command)
     near = get_close_matches(given, options, 1)
     if near:
         return f"; did you mean `{near[0]}`?"

@@ -310,6 +310,15 @@ def test_command_arguments_survive_a_round_trip(words: list[str]) -> None:
             ["train.py", "--lr", "3"],
             'pass the script\'s own arguments with --args: `add train.py --args "--lr 3"`',
         ),
+        (
+            ["train.py", "--after", "1", "--lr", "3"],
+            "or queue it without a jobs file: `submit --after 1 train.py --lr 3`",
+        ),
+        (
+            ["train.py", "--python", "/bin/x"],
+            "--python is an option of `submit`, which queues a job without a",
+        ),
+        (["--wait", "train.py"], "--wait is an option of `submit`"),
         (["train.py", "--n", "$x"], "`add train.py --args '--n '\"'\"'$x'\"'\"''`"),
         (["--lr", "3", "train.py"], 'with --args: as in `add train.py --args "--lr 3"`'),
         (["train.py", "--vrma", "8G"], "did you mean `--vram`? Pass the script's own"),
