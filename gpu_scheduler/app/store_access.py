@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.errors import SchedulerError, StoreNotFoundError
 from gpu_scheduler.store.database import damaged_error, is_damage
-from gpu_scheduler.store.job_lists import job_exists
 from gpu_scheduler.store.requests import open_requests, request_answer
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.store.store import Store
@@ -58,6 +57,9 @@ def job_lookup(location: Location) -> Iterator[Callable[[str], bool]]:
 
     Without a store, there is no job. If the store cannot be read, the function accepts every reference.
     """
+    # `pause` uses this module too and must not import the records.
+    from gpu_scheduler.store.job_lists import job_exists
+
     with ExitStack() as stack:
         try:
             found = partial(job_exists, stack.enter_context(open_store(location, read_only=True)))
