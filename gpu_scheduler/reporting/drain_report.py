@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Set
 
 from gpu_scheduler.app.job_views import ViewContext, job_view
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.states import JobState, Outcome
-from gpu_scheduler.core.scheduling.actions import Action, FinishAttempt, FinishJob
 from gpu_scheduler.core.scheduling.scheduler_exit_code import drained_exit_code, job_exit_code
+from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.store.dependencies import parents_of
+from gpu_scheduler.store.events import jobs_run_after, newest_event_id
 from gpu_scheduler.store.job_lists import jobs_of_file
 from gpu_scheduler.store.jobs_files import malformed_lines
 from gpu_scheduler.store.pending_groups import wait_reasons
@@ -21,44 +23,41 @@ log = logging.getLogger(__name__)
 
 
 class DrainReport:
-    """Collects the jobs that this run finished.
+    """Reports the jobs of this run, all unfinished jobs, and those with a line in the jobs file.
 
-    The report at the end also covers the jobs of all lines in the jobs file, finished or not.
+    The run begins when this object is created.
     """
 
     def __init__(self, store: Store, jobs_file: str, clock: Clock) -> None:
         self._store = store
         self._jobs_file = jobs_file
         self._clock = clock
-        self._finished: set[int] = set()
-
-    def add(self, action: Action) -> None:
-        """Remembers the job if an action of a round ends an attempt or finishes a job."""
-        if isinstance(action, (FinishAttempt, FinishJob)):
-            self._finished.add(action.job_id)
+        self._begin = newest_event_id(store)
 
     def report(self) -> int:
         """Logs the unfinished jobs and returns the exit code."""
-        jobs = self._jobs()
+        run = jobs_run_after(self._store, self._begin)
+        jobs = self._jobs(run)
         malformed = [line for line in malformed_lines(self._store) if line.path == self._jobs_file]
         left = unfinished_text(malformed, [job for job in jobs if job.record.state is not JobState.FINISHED])
         if left:
             log.warning("unfinished: %s", left)
         code = drained_exit_code(map(_exit_code_of, jobs), has_malformed_line=bool(malformed))
         done = sum(job.record.outcome is Outcome.COMPLETED for job in jobs)
-        if not self._finished and code:
+        if not run and code:
             log.info("no job was run; `retry JOB` runs a job again, and `start --fresh` runs all jobs again")
-        bad = len(malformed)
+        skipped = sum(job.record.outcome is Outcome.SKIPPED for job in jobs)
+        more = [f"{skipped:,} skipped"] * bool(skipped)
+        more += [count_noun(len(malformed), "malformed line")] * bool(malformed)
         log.info(
-            "drained: %d of %d jobs completed%s; exit code %d",
-            done, len(jobs), f", {bad} malformed line{'s' * (bad != 1)}" if bad else "", code,
-        )  # fmt: skip
+            "drained: %s; exit code %d", ", ".join([f"{done} of {len(jobs)} jobs completed", *more]), code
+        )
         return code
 
-    def _jobs(self) -> list[JobView]:
-        """Returns the jobs that the report covers, sorted by id."""
+    def _jobs(self, run: Set[int]) -> list[JobView]:
+        """Returns the jobs that the report covers, sorted by id. run: those that started or finished."""
         known = {job.id: job for job in jobs_of_file(self._store, self._jobs_file)}
-        for job_id in self._finished - known.keys():
+        for job_id in run - known.keys():
             job = self._store.job(job_id)
             if job is not None:
                 known[job_id] = job

@@ -29,6 +29,7 @@ from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.health.storage import STORAGE_ERRORS
 from gpu_scheduler.reporting.journal import FILE_NAME, Journal
+from gpu_scheduler.reporting.repeated_changes import RepeatedChanges
 from gpu_scheduler.reporting.status_board_file import StatusBoardFile
 from gpu_scheduler.store import events
 from gpu_scheduler.store.job_lists import open_jobs, state_counts
@@ -140,11 +141,16 @@ class EventReporter:
         if newest == self._logged_id:
             return
         new = [*map(event_without_secrets, events.notable_events(self._store, self._logged_id, newest))]
+        repeated = RepeatedChanges()
         for event, dispatched in zip(new, self._run.dispatch_counts(new), strict=True):
             if isinstance(event.details, AttemptEnded):
                 self._on_attempt_end(event.job_id, event.details.attempt)
+            if repeated.add(event):
+                continue
             one = message_of(event, self._tolerance, dispatched)
             log.log(one.level, "%s", one.full_text, extra={"event": event, "event_message": one})
+        for text in repeated.summaries():
+            log.info("%s", text)
         self._logged_id = newest
 
     def _log_usage(self, action: RecordUsage) -> None:

@@ -19,7 +19,7 @@ from gpu_scheduler.clock import Clock
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
-from gpu_scheduler.core.scheduling.actions import Action, AnswerRequest
+from gpu_scheduler.core.scheduling.actions import AnswerRequest
 from gpu_scheduler.core.scheduling.deadlines import next_deadline
 from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Facts
@@ -41,6 +41,7 @@ from gpu_scheduler.scheduler.loop import Loop
 from gpu_scheduler.scheduler.record_lock_folder import record_lock_folder
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.database import damaged_error, is_damage
+from gpu_scheduler.store.dependencies import has_unsettled_dependencies
 from gpu_scheduler.store.ownership_loss import Ownership
 from gpu_scheduler.store.pending_groups import next_retry, wait_reason_by_spec
 from gpu_scheduler.store.requests import open_requests
@@ -202,7 +203,7 @@ class Daemon:
         return self._shut_down() if self._signal is not None or self._loop.stop_requested else None
 
     def _set_up(self) -> None:
-        self._loop.on_action = self._report
+        self._loop.on_action = self._reporter.action_recorded
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # If the user chose to ignore a signal, for example with `nohup`, keep ignoring it.
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -283,10 +284,6 @@ class Daemon:
             if facts is not None or self._signal is not None:
                 return facts
 
-    def _report(self, action: Action) -> None:
-        self._reporter.action_recorded(action)
-        self._outcomes.add(action)
-
     def _on_signal(self, number: int, frame: object) -> None:
         self._signal = number
 
@@ -312,7 +309,7 @@ class Daemon:
         }
 
     def _is_drained(self, facts: Facts) -> bool:
-        if self._inputs.has_pending_lines:
+        if self._inputs.has_pending_lines or has_unsettled_dependencies(self._store):
             return False
         specs = [ResourceSpec.from_key(key) for key in wait_reason_by_spec(self._store)]
         return is_drained(facts, specs, next_retry(self._store, facts.now) is not None)

@@ -50,6 +50,13 @@ def events_of_job(store: Store, job_id: int) -> list[Event]:
     return [_event(row) for row in rows]
 
 
+def jobs_run_after(store: Store, after: int) -> set[int]:
+    """Returns the ids of the jobs that started or finished after the event with this id."""
+    sql = "SELECT DISTINCT job_id FROM event WHERE id > ? AND kind IN ('starting', 'finished')"
+    rows = store.db.rows(sql, after)
+    return {row["job_id"] for row in rows}
+
+
 def id_before_last(store: Store, count: int) -> int:
     """Returns the id of the event before the last `count` events, or 0 if there is no such event."""
     row = store.db.row("SELECT id FROM event ORDER BY id DESC LIMIT 1 OFFSET ?", count)

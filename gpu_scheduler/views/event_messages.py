@@ -23,7 +23,7 @@ from gpu_scheduler.core.model.event import (
     MisplacedProcess,
     Overuse,
 )
-from gpu_scheduler.core.model.state_reason import StateReason
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.units import WHOLE, format_share, share_text
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
@@ -129,6 +129,13 @@ def message_of(
     """
     subject = f"job {event.job_id}" if event.job_id else ""
     return replace(_message(event, tolerance, dispatched), subject=subject)
+
+
+def more_changes_text(kind: ReasonKind, count: int) -> str:
+    """Formats the number of jobs whose lines the log omits. kind: the reason of their change."""
+    were = "more job was" if count == 1 else "more jobs were"
+    change = "skipped" if kind is ReasonKind.PARENT_FAILED else "queued again"
+    return f"{count:,} {were} {change} for the same reason; `status --all` lists them"
 
 
 def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None) -> EventMessage:

@@ -32,6 +32,8 @@ def finished(outcome: Outcome, *, exit_code: int | None = None, signal: int | No
         (finished(Outcome.TIMED_OUT, signal=15), 124),
         (finished(Outcome.CANCELLED), 1),
         (finished(Outcome.FAILED), 1),
+        (finished(Outcome.SKIPPED), 1),
+        (unfinished(JobState.QUEUED, WaitKind.PARENTS), 3),
         (unfinished(JobState.HELD), 3),
         (unfinished(JobState.QUEUED), 3),
         (unfinished(JobState.QUEUED, WaitKind.LINE_MALFORMED), 1),

@@ -52,6 +52,45 @@ def test_a_drain_reports_its_exit_code_and_unfinished_jobs(world: World, line: s
     assert left.get(line, "drained: ") in world.output()
 
 
+@pytest.mark.parametrize(
+    ("parent", "left"),
+    [
+        ("[hold name=prep] true", "job 1 is held by its line; job 2 waits for job 1 (held); job 3 waits for"),
+        (
+            "[gpus=9 name=prep] true",
+            "infeasible: needs 9 idle GPUs, but only 4 are managed; job 2 waits for job 1",
+        ),
+    ],
+)
+def test_a_drain_ends_and_lists_the_jobs_that_wait_for_a_parent_that_needs_the_user(
+    world: World, parent: str, left: str
+) -> None:
+    world.append(parent, "[share=1 after=prep name=b] true", "[share=1 after=b] true", "[share=1] true")
+    assert drained(world) == 3
+    assert left in world.output()
+    assert "drained: 1 of 4 jobs completed; exit code 3" in world.output()
+
+
+def test_a_drain_counts_the_jobs_that_were_skipped(world: World) -> None:
+    world.append(
+        "[share=1 name=prep] exit 7",
+        "[share=1 after=prep name=b] true",
+        "[share=1 after=b] true",
+        "[share=1 after-any=prep] true",
+    )
+    assert drained(world) == 7
+    assert "job 2 skipped: job 1 failed" in world.output()
+    assert "job 3 skipped: job 2 was skipped" in world.output()
+    assert "drained: 1 of 4 jobs completed, 2 skipped; exit code 7" in world.output()
+
+
+def test_a_drain_counts_the_skipped_jobs_that_have_no_line(world: World) -> None:
+    world.run_ok("submit", "--name", "prep", "--", "bash", "-c", "exit 7")
+    world.run_ok("submit", "--after", "prep", "--", "true")
+    assert drained(world, "--jobs-file", "") == 7
+    assert "drained: 0 of 2 jobs completed, 1 skipped; exit code 7" in world.output()
+
+
 def test_a_drain_ends_when_jobs_wait_only_for_a_paused_gpu(world: World) -> None:
     world.start()
     world.run_ok("pause", "1")

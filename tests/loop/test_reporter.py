@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from gpu_scheduler.attempts.log_folder import LogFolder
+from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.gpu import GpuProcess, GpuSample
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 from gpu_scheduler.core.scheduling import actions as act
@@ -26,6 +28,7 @@ from gpu_scheduler.core.scheduling.facts import Attempt, Facts, Gpu
 from gpu_scheduler.core.scheduling.needs import LlmConfig
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.reporting import journal
+from gpu_scheduler.reporting.repeated_changes import MAX_LINES
 from gpu_scheduler.reporting.reporter import RETRY_S, EventReporter
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.store import Store
@@ -122,6 +125,32 @@ def test_each_start_message_contains_the_number_of_dispatched_jobs(
     ]
     harness.update()
     assert logged() == []
+
+
+def test_the_log_names_only_the_first_of_many_jobs_that_are_skipped_or_queued_again(
+    harness: ReporterHarness, logged: Callable[[], list[str]]
+) -> None:
+    first = harness.job("echo a")
+    parent = [Dependency(first, DependencyKind.COMPLETED, str(first))]
+    for _ in range(MAX_LINES + 5):
+        spec = JobSpec("command", "true", "/", command="true")
+        last = harness.store.insert_job(spec, "test", dependencies=parent)
+    harness.record(act.FinishJob(first, Outcome.FAILED, None), act.SettleDependencies())
+    harness.update()
+    lines = logged()
+    assert lines[1] == f"job {first + 1} skipped: job {first} failed"
+    assert lines[MAX_LINES:] == [
+        f"job {first + MAX_LINES} skipped: job {first} failed",
+        "5 more jobs were skipped for the same reason; `status --all` lists them",
+    ]
+    assert len(harness.journal.read_text().splitlines()) == 2 * (MAX_LINES + 6)
+    assert re.search(rf"skipped .*job {first} failed", harness.board.read_text())
+    harness.record(act.RequeueJob(first, StateReason(ReasonKind.RETRIED_BY_USER)), act.SettleDependencies())
+    harness.update()
+    lines = logged()
+    assert lines[1] == f"job {first + 1} queued: it no longer waits for a failed job"
+    assert lines[-1] == "5 more jobs were queued again for the same reason; `status --all` lists them"
+    assert f"job {last}" not in str(lines)
 
 
 def test_the_number_of_dispatched_jobs_never_decreases(

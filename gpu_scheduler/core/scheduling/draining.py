@@ -13,9 +13,9 @@ from gpu_scheduler.core.scheduling.queue_placement import need_of
 def is_drained(facts: Facts, specs: Iterable[ResourceSpec], has_pending_retries: bool) -> bool:
     """Returns whether no job is live and no job can start unless the user does something.
 
-    specs: the resource specs of all queued jobs, except jobs that wait for their lines; has_pending_retries:
-    whether a queued job waits for its next try. Only the user can resume a paused GPU, but a GPU that is lost
-    or in foreign use may become available by itself.
+    specs: the resource specs of all queued jobs, except jobs that wait for their lines or for other jobs (the
+    latter cannot start before those); has_pending_retries: whether a queued job waits for its next try. Only
+    the user can resume a paused GPU, but a GPU that is lost or in foreign use may become available by itself.
     """
     specs = list(specs)
     if has_pending_retries or facts.requests or facts.attempts or (specs and not facts.all_sampled):

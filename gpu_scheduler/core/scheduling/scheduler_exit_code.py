@@ -9,7 +9,8 @@ from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
 #: The exit code for a job that timed out. The command `timeout` uses the same code.
 TIMED_OUT = 124
-#: The exit code for an unfinished job that is held, is infeasible, or may use only paused GPUs.
+#: The exit code for an unfinished job that is held, is infeasible, may use only paused GPUs, or waits for a
+#: job of this kind.
 LEFT = 3
 
 
@@ -37,9 +38,9 @@ def job_exit_code(
 ) -> int:
     """Returns the exit code that a job contributes when the queue is drained.
 
-    This is the job's own exit code, 128 plus its signal, 124 if it timed out, 3 if it is held, is infeasible
-    or may use only paused GPUs, and 1 in all other cases, for example if it waits because its line is
-    malformed.
+    This is the job's own exit code, 128 plus its signal, 124 if it timed out, 3 if it is held, is infeasible,
+    may use only paused GPUs or waits for such a job, and 1 in all other cases, for example if it was skipped
+    or if it waits because its line is malformed.
     """
     if state is not JobState.FINISHED:
         waits_for_line = wait is not None and wait.kind is WaitKind.LINE_MALFORMED
