@@ -96,8 +96,9 @@ class Launcher:
         index = self._store.gpu_indices()
         gpus = [index[uuid] for uuid in attempt.gpus]
         number, token = attempt.number, attempt.token
+        submitted = self._submitted_environment(job)
         command = build_command(
-            spec, gpus, self._base_environment(job), token, job.id, number,
+            spec, gpus, self._environment if submitted is None else submitted, token, job.id, number,
             options.conda_sh, options.cuda_ids, self._extra,
         )  # fmt: skip
         source_cwd = self._source_cwd(job.source)
@@ -122,20 +123,25 @@ class Launcher:
                 "term_grace_s": options.grace_s,
                 "gpu_claims": requested_claims(self._store, attempt, self._claim_folder),
                 attempt_folders.ORIGIN_KEY:
-                    attempt_folders.origin_object(attempt, job, self._store.data_dir, source_cwd),
+                    attempt_folders.origin_object(
+                        attempt, job, self._store.data_dir, source_cwd,
+                        has_own_environment=submitted is not None,
+                    ),
             },
             command.command_sh,
         )  # fmt: skip
 
-    def _base_environment(self, job: JobRecord) -> Mapping[str, str]:
-        """Returns the variables that a job inherits. Raises LaunchError if the store has lost them."""
+    def _submitted_environment(self, job: JobRecord) -> Mapping[str, str] | None:
+        """Returns the variables with which a job was submitted; None if it inherits the scheduler's.
+
+        Raises LaunchError if the store has lost them.
+        """
         try:
-            submitted = environment_of_job(self._store, job.id)
+            return environment_of_job(self._store, job.id)
         except KeyError:
             raise LaunchError(
                 f"job {job.id} cannot be launched: the store has lost its environment; submit the job again"
             ) from None
-        return self._environment if submitted is None else submitted
 
     def _source_cwd(self, source: str) -> str | None:
         """Returns the working folder of the jobs file that a job came from; None for any other source."""

@@ -52,7 +52,8 @@ class Origin:
 
     data_dir: the data directory in which the attempt was created. job: values from the job's row, by column.
     source_cwd: the working directory of the lines in the job's jobs file; None if the job did not come from a
-    file. spec: None if the folder has no usable spec.json.
+    file. environment: the variables that the job inherits; None for those of the scheduler. spec: None if the
+    folder has no usable spec.json.
     """
 
     token: str
@@ -64,6 +65,7 @@ class Origin:
     spec: JobSpec | None = None
     created_at: float = 0.0
     source_cwd: str | None = None
+    environment: Mapping[str, str] | None = None
     learned: bool = False
     assumed: bool = False
     allocations: tuple[AllocationRecord, ...] = ()
@@ -127,13 +129,23 @@ def may_have_launched(folder: AttemptFolder) -> bool:
 
 
 def origin_object(
-    attempt: AttemptRecord, job: JobRecord, data_dir: DataDir, source_cwd: str | None
+    attempt: AttemptRecord,
+    job: JobRecord,
+    data_dir: DataDir,
+    source_cwd: str | None,
+    *,
+    has_own_environment: bool,
 ) -> dict[str, Any]:
-    """Returns the origin of an attempt as the JSON object in spec.json."""
+    """Returns the origin of an attempt as the JSON object in spec.json.
+
+    has_own_environment: whether the job was submitted with an environment, on which that in spec.json is
+    based.
+    """
     return {
         "data_dir": str(data_dir.folder),
         "spec": json.loads(job.spec_json),
         "source_cwd": source_cwd,
+        "has_own_environment": has_own_environment,
         "job": {name: getattr(job, name) for name in _JOB_FIELDS},
         "attempt": {
             **{name: getattr(attempt, name) for name in _ATTEMPT_FIELDS},
@@ -194,6 +206,7 @@ def _parse_origin(folder: AttemptFolder, content: Any) -> Origin | None:
         spec=JobSpec.from_json(json.dumps(more["spec"])),
         created_at=float(attempt["created_at"]),
         source_cwd=None if more["source_cwd"] is None else str(more["source_cwd"]),
+        environment=dict(content["env"]) if more.get("has_own_environment") else None,
         learned=bool(attempt["learned"]),
         assumed=bool(attempt["assumed"]),
         allocations=tuple(

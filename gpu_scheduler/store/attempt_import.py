@@ -14,6 +14,7 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.store.attempt_folders import AttemptFolder, Origin
 from gpu_scheduler.store.backups import HighestIds
 from gpu_scheduler.store.database import insert
+from gpu_scheduler.store.environments import add_environment
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.write_attempts import insert_allocations
 
@@ -42,10 +43,11 @@ def insert_job(
     command = f"bash {folder.path / 'command.sh'}"
     spec = origin.spec or JobSpec("command", command, str(folder.path), command=command)
     job = origin.job or _UNKNOWN_JOB
+    environment = None if origin.environment is None else add_environment(store, origin.environment)
     insert(
         db, "job", id=folder.job_id, kind=spec.kind, identity=spec.identity, name=spec.name, text=spec.text,
         spec=spec.to_json(), spec_key=store.spec_key(spec, job["min_vram_mib"]), position=folder.job_id,
-        state="queued", created_at=created_at, **job,
+        state="queued", created_at=created_at, environment=environment, **job,
     )  # fmt: skip
 
 

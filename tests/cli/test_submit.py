@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -376,3 +377,20 @@ def test_submits_at_the_same_time_create_one_store(world: World) -> None:
         done = list(pool.map(lambda number: world.cli("submit", "--json", "--", f"echo {number}"), range(4)))
     assert [one.returncode for one in done] == [0] * 4, done
     assert sorted(json.loads(one.stdout)["id"] for one in done) == [1, 2, 3, 4]
+
+
+def test_a_job_of_a_restored_store_keeps_its_environment(world: World) -> None:
+    caller = dict(world.env)
+    world.start("--jobs-file", "")
+    world.env = {**caller, "MINE": "caller"}
+    world.run_ok("submit", "--", "echo $MINE $THEIRS >>got; exit 3")
+    world.wait_finished(1)
+    world.end_scheduler()
+    for path in (world.folder / "gpu_scheduler_state.d").glob("scheduler.db*"):
+        path.unlink()
+    shutil.rmtree(world.folder / "gpu_scheduler_state.d" / "backups", ignore_errors=True)
+    world.env = {**caller, "THEIRS": "scheduler"}
+    world.start("--jobs-file", "", "--restore")
+    world.wait_finished(1)
+    world.run_ok("retry", "1")
+    assert world.wait_for_lines("got", 2) == ["caller"] * 2
