@@ -23,7 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 STATES = {
     JobState.HELD: "waits for `release` after a `hold`, an interrupted attempt, or `[hold]` on its line",
-    JobState.QUEUED: "waits for GPUs, other jobs, its turn, or the time of its next launch; `why` shows the reason",
+    JobState.QUEUED: (
+        "waits for other jobs, GPUs, its turn, or the time of its next launch; `why` shows the reason"
+    ),
     JobState.STARTING: "has GPUs, and the scheduler is launching its runner; its command has not begun",
     JobState.RUNNING: "a runner has claimed the attempt and supervises its command",
     JobState.STOPPING: "is being stopped: it was sent SIGTERM, and SIGKILL follows after the grace period",

@@ -13,7 +13,7 @@ from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
 from gpu_scheduler.core.text.formatting import count_noun, safe_text
 from gpu_scheduler.views.job_findings import queueing_command
-from gpu_scheduler.views.parent_text import ATTRIBUTES, parent_state_text
+from gpu_scheduler.views.parent_text import ATTRIBUTES, parent_text
 from gpu_scheduler.views.unfinished import unfinished_job_text
 
 #: Maximum number of parents with a finding each.
@@ -41,14 +41,9 @@ def findings(job: JobView, facts: DependencyFacts) -> Iterator[Finding]:
 
 
 def _parent(job: JobView, parent: Parent, facts: DependencyFacts) -> Finding:
-    given = f"{ATTRIBUTES[parent.kind]}={parent.reference}"
+    message = parent_text(parent)
     if parent.id == UNRESOLVED:
-        message = f"{given} names no job, or a job that waits for this one"
         return bad(Check.PARENT, message, _change_remedy(job.record.id, facts, ATTRIBUTES[parent.kind]))
-    named = f" ({parent.name})" if parent.name else ""
-    message = f"{given}: job {parent.id}{named} is {parent_state_text(parent)}"
-    if parent.state is JobState.FINISHED:
-        message = f"{given}: job {parent.id}{named} has ended: {parent_state_text(parent)}"
     status = status_of(parent)
     if status is ParentStatus.MET:
         return ok(Check.PARENT, message)

@@ -12,6 +12,7 @@ from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccura
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
 from gpu_scheduler.views.event_messages import detail as event_detail
 from gpu_scheduler.views.need_text import current_need_text
+from gpu_scheduler.views.parent_text import parent_text
 from gpu_scheduler.views.reason_text import outcome_text, reason_text
 from gpu_scheduler.views.status_json import job_object
 from gpu_scheduler.views.wait_text import job_reason_text
@@ -103,6 +104,7 @@ def _fact_lines(detail: JobDetail) -> Iterator[str]:
     if reason:
         yield _row("Reason", reason)
     yield from (_row("Warning", warning) for warning in job_warnings(detail.job))
+    yield from (_row("Parent", parent_text(parent)) for parent in detail.job.parents)
     yield _row("From", _origin(detail))
     yield _row("Kind", f"{spec.kind}, identity {job.identity}")
     if spec.script is not None:

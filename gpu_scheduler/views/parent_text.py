@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpu_scheduler.core.model.dependency import UNRESOLVED, DependencyKind, Parent
+from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
 from gpu_scheduler.views.reason_text import parent_end_text
 
@@ -33,13 +34,23 @@ def unmet_parents_text(parents: Sequence[Parent]) -> str:
 def _with_state(parent: Parent) -> str:
     if parent.id == UNRESOLVED:
         return f"{parent.reference} (no such job, or it waits for this job)"
-    return f"job {parent.id} ({parent_state_text(parent)})"
+    return f"job {parent.id} ({_state_text(parent)})"
 
 
-def parent_state_text(parent: Parent) -> str:
+def parent_text(parent: Parent) -> str:
+    """Formats a parent with the attribute that names it: "after=prep: job 3 (prep) is running"."""
+    given = f"{ATTRIBUTES[parent.kind]}={parent.reference}"
+    if parent.id == UNRESOLVED:
+        return f"{given} names no job, or a job that waits for this one"
+    name = f" ({parent.name})" if parent.name else ""
+    verb = "has ended:" if parent.state is JobState.FINISHED else "is"
+    return f"{given}: job {parent.id}{name} {verb} {_state_text(parent)}"
+
+
+def _state_text(parent: Parent) -> str:
     """Formats the state of a parent, or its outcome: "held", "timed out"."""
     if parent.state is None:
-        return "does not exist"
+        return "unknown"
     return str(parent.outcome or parent.state).replace("_", " ")
 
 

@@ -18,9 +18,17 @@ from gpu_scheduler.views.wait_text import wait_text
 
 
 def placement(
-    need: Need, allowed: tuple[int, ...] | None, views: Sequence[GpuAvailability], limits: Limits
+    need: Need,
+    allowed: tuple[int, ...] | None,
+    views: Sequence[GpuAvailability],
+    limits: Limits,
+    *,
+    is_in_queue: bool = True,
 ) -> Finding:
-    """Returns the finding about where the job would start if the scheduler placed it now."""
+    """Returns the finding about where the job would start if the scheduler placed it now.
+
+    is_in_queue: whether the scheduler may place it, because it is neither held nor waits for other jobs.
+    """
     answer = place(need, allowed, views, limits)
     if isinstance(answer, WaitReason):
         if answer.is_infeasible:
@@ -33,6 +41,8 @@ def placement(
         return warn(Check.PLACING, wait_text(answer), "")
     chosen = [str(view.index) for view in views if view.uuid in answer]
     gpus = f"GPU{'' if len(chosen) == 1 else 's'} {', '.join(chosen)}"
+    if not is_in_queue:
+        return ok(Check.PLACING, f"{gpus} would accept the job now")
     return ok(Check.PLACING, f"the job would start on {gpus} now")
 
 

@@ -125,7 +125,9 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
         yield bad(Check.GPUS, "none is known yet", remedy)
         return
     allowed = diagnosis.job.record.spec.allowed
-    yield placement_findings.placement(need, allowed, facts.gpus, facts.limits)
+    job = diagnosis.job.record
+    is_in_queue = job.state is JobState.QUEUED and not job.unmet_parents
+    yield placement_findings.placement(need, allowed, facts.gpus, facts.limits, is_in_queue=is_in_queue)
     yield from job_findings.unmanaged(allowed, [gpu.index for gpu in facts.gpus])
     for gpu in facts.gpus:
         yield placement_findings.gpu(gpu, need, allowed, facts.limits, facts.holders[gpu.uuid])

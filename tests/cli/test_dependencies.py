@@ -61,6 +61,8 @@ def test_why_shows_the_parents_of_a_job_and_the_job_that_needs_the_user(desk: De
     assert found["parent"] == [("warn", f"after={parent}: job {parent} (data) is queued", "")]
     assert found["children"] == [("ok", f"1 job depends on it: {last}", "")]
     assert "order" not in found
+    assert found["placing"] == [("ok", "GPU 0 would accept the job now", "")]
+    assert f"Parent        after={parent}: job {parent} (data) is queued\n" in desk.run("show", child)[1]
     assert why(desk, last)["parent"][0][1] == f"after-any={child}: job {child} is queued"
     assert why(desk, last)["blocked by"] == [
         ("bad", f"job {root} is held by the user", f"`release {root}` queues it")

@@ -46,7 +46,7 @@ FAILED = parent(6, JobState.FINISHED, Outcome.TIMED_OUT)
             [parent(UNRESOLVED, None, reference="prep"), RUNNING],
             "after prep (no such job, or it waits for this job), job 3 (running)",
         ),
-        ([parent(99, None)], "after job 99 (does not exist)"),
+        ([parent(99, None)], "after job 99 (unknown)"),
         ([], "after other jobs"),
     ],
 )
