@@ -20,6 +20,9 @@ _POLL_INTERVAL_S = 0.1
 #: Seconds after which the jobs are read even from an unchanged store, because their folders may have changed.
 _MAX_AGE_S = 1.0
 
+#: Seconds after which the store is opened again.
+_REOPEN_S = 30.0
+
 #: Receives the jobs that have not been reported as ended yet, and whether a scheduler is running.
 Report = Callable[[Sequence[JobView], bool], None]
 
@@ -33,21 +36,31 @@ def wait_for_jobs(
     end that is recorded in the folder of a job counts. Raises SchedulerError if a job does not exist.
     """
     end = None if timeout_s is None else time.monotonic() + timeout_s
-    code = 0
+    codes = [0]
     with open_store(location, read_only=True) as store:
         left = resolve_jobs(store, refs)
-        while True:
-            is_up = scheduler_pid_of(store) is not None
-            version = store.db.data_version
-            views = _views(store, left, is_up=is_up)
-            report(views, is_up)
-            ended = [view for view in views if has_ended(view, is_scheduler_up=is_up)]
-            code = max([code, *map(_exit_code, ended)])
-            left = [job_id for job_id in left if job_id not in {view.record.id for view in ended}]
-            if not left:
-                return code
-            if not _wait_for_change(store, version, end):
-                return None
+    while True:
+        # The store is opened again and again, because `start --restore` replaces the database.
+        with open_store(location, read_only=True) as store:
+            reopen_at = time.monotonic() + _REOPEN_S
+            while time.monotonic() < reopen_at:
+                version = store.db.data_version
+                left = _wait_once(store, left, codes, report)
+                if not left:
+                    return max(codes)
+                if not _wait_for_change(store, version, end):
+                    return None
+
+
+def _wait_once(store: Store, job_ids: Sequence[int], codes: list[int], report: Report) -> list[int]:
+    """Reports the jobs, and adds the codes of those that have ended. Returns the ids of the others."""
+    is_up = scheduler_pid_of(store) is not None
+    views = _views(store, job_ids, is_up=is_up)
+    report(views, is_up)
+    ended = [view for view in views if has_ended(view, is_scheduler_up=is_up)]
+    codes += map(_exit_code, ended)
+    gone = {view.record.id for view in ended}
+    return [job_id for job_id in job_ids if job_id not in gone]
 
 
 def has_ended(view: JobView, *, is_scheduler_up: bool) -> bool:

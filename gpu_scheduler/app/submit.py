@@ -35,6 +35,7 @@ from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.errors import UsageError
 from gpu_scheduler.store.environments import add_environment
 from gpu_scheduler.store.location import refuse_copy
+from gpu_scheduler.store.new_store import check_encoding
 
 #: The name of this front end, which the store records in each of its jobs.
 SOURCE = "submit"
@@ -81,6 +82,8 @@ def submit(location: Location, new: NewJob, variables: Mapping[str, str]) -> Sub
     """
     recorded = recorded_setting(location, "")
     try:
+        paths = {"--state-file": location.state_file, "--data-dir": location.data_dir}
+        check_encoding({"the working folder": os.getcwd(), **paths})
         _check_values(new)
         command = _command(new, variables)
         line = compose_line(lambda: format_command_line(attribute_items(command.attributes), [command.text]))

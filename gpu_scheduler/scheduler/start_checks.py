@@ -19,7 +19,7 @@ from gpu_scheduler.intake.state_file_edits import imports_old_state_file
 from gpu_scheduler.runner.process_scan import shows_own_pids
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.gpu_kind import recorded_gpus
-from gpu_scheduler.store.new_store import check_state_file
+from gpu_scheduler.store.new_store import check_encoding, check_state_file
 from gpu_scheduler.store.scheduler_lock import scheduler_pid
 from gpu_scheduler.system.safe_file import (
     MAX_JSON_BYTES,
@@ -105,13 +105,7 @@ def _check_path_encoding(options: StartOptions) -> None:
         "--log-dir": options.log_dir,
         "--conda-sh": options.conda_sh,
     }
-    for what, path in paths.items():
-        try:
-            (path or "").encode()
-        except UnicodeEncodeError:
-            raise UsageError(
-                f"{what} {path}: the path is not valid UTF-8, so the store cannot record it; rename it"
-            ) from None
+    check_encoding(paths)
 
 
 def _check_jobs_file(options: StartOptions) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
 from gpu_scheduler.errors import SchedulerError, UsageError
@@ -24,6 +24,20 @@ def check_state_file(path: str) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise UsageError(f"--state-file {path}: the folder {folder} does not exist; create it first")
+
+
+def check_encoding(paths: Mapping[str, str | None]) -> None:
+    """Raises UsageError for a path that is not valid UTF-8, because the store cannot contain it.
+
+    paths: the paths by the option or the words that name them.
+    """
+    for what, path in paths.items():
+        try:
+            (path or "").encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"{what} {path}: the path is not valid UTF-8, so the store cannot record it; rename it"
+            ) from None
 
 
 def create_store(data_dir: DataDir) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.app import script_command
+from gpu_scheduler.core.command.build import display_command
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
@@ -394,3 +395,21 @@ def test_a_job_of_a_restored_store_keeps_its_environment(world: World) -> None:
     world.wait_finished(1)
     world.run_ok("retry", "1")
     assert world.wait_for_lines("got", 2) == ["caller"] * 2
+
+
+def test_a_folder_whose_name_is_not_utf8_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = desk.path / os.fsdecode(b"b\xff")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    code, _, err = desk.run("submit", "--", "true")
+    assert code == 2
+    assert (
+        "the path is not valid UTF-8, so the store cannot record it; rename it; nothing was submitted" in err
+    )
+    assert os.listdir(folder) == []
+
+
+def test_the_option_cuda_is_rewritten_where_it_stands_and_never_added(desk: Desk, script: Path) -> None:
+    with_option = submitted(desk, "train.py", "--cuda", "3", "--lr", "1").spec
+    assert display_command(with_option, "0,1") == "python -u train.py --cuda 0,1 --lr 1"
+    assert display_command(submitted(desk, "train.py").spec, "0,1") == "python -u train.py"
