@@ -135,7 +135,7 @@ def more_changes_text(kind: ReasonKind, count: int) -> str:
     """Formats the number of jobs whose lines the log omits. kind: the reason of their change."""
     were = "more job was" if count == 1 else "more jobs were"
     change = "skipped" if kind is ReasonKind.PARENT_FAILED else "queued again"
-    return f"{count:,} {were} {change} for the same reason; `status --all` lists them"
+    return f"and {count:,} {were} {change}; `status --all` lists them"
 
 
 def _message(event: Event, tolerance: float, dispatched: tuple[int, int] | None) -> EventMessage:

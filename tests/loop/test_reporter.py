@@ -141,7 +141,7 @@ def test_the_log_names_only_the_first_of_many_jobs_that_are_skipped_or_queued_ag
     assert lines[1] == f"job {first + 1} skipped: job {first} failed"
     assert lines[MAX_LINES:] == [
         f"job {first + MAX_LINES} skipped: job {first} failed",
-        "5 more jobs were skipped for the same reason; `status --all` lists them",
+        "and 5 more jobs were skipped; `status --all` lists them",
     ]
     assert len(harness.journal.read_text().splitlines()) == 2 * (MAX_LINES + 6)
     assert re.search(rf"skipped .*job {first} failed", harness.board.read_text())
@@ -149,7 +149,7 @@ def test_the_log_names_only_the_first_of_many_jobs_that_are_skipped_or_queued_ag
     harness.update()
     lines = logged()
     assert lines[1] == f"job {first + 1} queued: it no longer waits for a failed job"
-    assert lines[-1] == "5 more jobs were queued again for the same reason; `status --all` lists them"
+    assert lines[-1] == "and 5 more jobs were queued again; `status --all` lists them"
     assert f"job {last}" not in str(lines)
 
 
