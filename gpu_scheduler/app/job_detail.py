@@ -77,8 +77,7 @@ def _read(store: Store, job_id: int) -> JobDetail:
     with store.snapshot():
         job = job_record(store, job_id)
         attempts = store.attempts(job_id)
-        open_now = [one for one in store.active_attempts() if one.job_id == job_id]
-        context = context_of(store, [job_id], open_now, is_up=is_up)
+        context = context_of(store, [job_id], store.active_attempts(), is_up=is_up)
         view = job_view(job, attempts[-1] if attempts else None, context)
         if view.attempt is not None:
             attempts[-1] = view.attempt  # includes an end that is not in the store yet

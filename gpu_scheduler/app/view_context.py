@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from gpu_scheduler.app.store_access import requested_verbs
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.model.health_issue import HealthIssue, HealthSubject
+from gpu_scheduler.core.model.states import ACTIVE
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.health.storage import LOG_FOLDER_KEY, find_issues, unusable_file_issue
 from gpu_scheduler.store.dependencies import parents_of
@@ -20,6 +22,7 @@ from gpu_scheduler.store.records import ActiveAttemptRecord
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.dependency import Parent
     from gpu_scheduler.core.scheduling.facts import Attempt
 
 
@@ -47,13 +50,16 @@ def _copy_issues(store: Store) -> Iterator[HealthIssue]:
 def context_of(
     store: Store, job_ids: Iterable[int], active: Iterable[ActiveAttemptRecord], *, is_up: bool
 ) -> job_views.ViewContext:
-    """Returns the context for the views of these jobs. active: the result of `Store.active_attempts`."""
+    """Returns the context for the views of these jobs.
+
+    active: the active attempts of these jobs and of their parents, as `Store.active_attempts` returns them.
+    """
     reasons = wait_reasons(store)
     if not is_up:
         # The wait reasons of the last scheduler may be outdated, except for jobs that can never fit.
         reasons = {key: reason for key, reason in reasons.items() if reason.is_infeasible}
     started = store.recorded_options()
-    return job_views.ViewContext(
+    context = job_views.ViewContext(
         now=Clock().now(),
         wait_reasons=reasons,
         default_wait=WaitKind.NOT_TRIED if is_up else WaitKind.NO_SCHEDULER,
@@ -65,6 +71,26 @@ def context_of(
         fail_retries=started.fail_retries,
         is_scheduler_up=is_up,
     )
+    return replace(context, parents=_with_unrecorded_ends(store, context))
+
+
+def _with_unrecorded_ends(store: Store, context: job_views.ViewContext) -> Mapping[int, tuple[Parent, ...]]:
+    """Returns the parents in the context, with the changes that the next round will record."""
+    running = {one.id for parents in context.parents.values() for one in parents if one.state in ACTIVE}
+    changed = {}
+    for job_id, attempt in store.newest_attempts(running).items():
+        job = store.job(job_id)
+        view = None if job is None else job_views.job_view(job, attempt, context)
+        if view is not None and not view.is_recorded:
+            changed[job_id] = view.record
+    if not changed:
+        return context.parents
+
+    def current(parent: Parent) -> Parent:
+        record = changed.get(parent.id)
+        return parent if record is None else parent._replace(state=record.state, outcome=record.outcome)
+
+    return {job_id: tuple(map(current, parents)) for job_id, parents in context.parents.items()}
 
 
 def _observe_open(store: Store, attempts: Collection[ActiveAttemptRecord]) -> dict[int, Attempt]:

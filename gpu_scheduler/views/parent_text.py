@@ -27,7 +27,7 @@ def parents_wait_text(parents: Sequence[Parent]) -> str:
 def unmet_parents_text(parents: Sequence[Parent]) -> str:
     """Names the parents for which a job still waits: "job 3 (running), job 4 (held) and 2 more"."""
     unmet = [parent for parent in parents if status_of(parent) is not ParentStatus.MET]
-    named = ", ".join(map(_with_state, unmet[:_MAX_NAMED])) or "other jobs"
+    named = ", ".join(map(_with_state, unmet[:_MAX_NAMED])) or "jobs whose end is not recorded yet"
     return f"{named} and {len(unmet) - _MAX_NAMED:,} more" if len(unmet) > _MAX_NAMED else named
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from gpu_scheduler.core.model.dependency import UNRESOLVED, DependencyKind
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from tests.cli.desk import Desk
+from tests.cli.test_why import run_to_end
 from tests.waiting import wait_for
 
 HELD_BY_USER = StateReason(ReasonKind.HELD_BY_USER)
@@ -149,3 +152,21 @@ def test_a_retry_that_would_be_skipped_names_the_job_to_retry_first(desk: Desk) 
         )
         assert desk.run("retry", root) == (0, f"job {root}: queued again\n", "")
         wait_for(lambda: desk.state(child) == "queued", "the skipped job in the queue")
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exit 3", "job {parent} failed, so the job will be skipped"),
+        ("true", "after jobs whose end is not recorded yet"),
+    ],
+)
+def test_the_end_of_a_parent_counts_even_if_no_scheduler_has_recorded_it(
+    desk: Desk, script: str, reason: str
+) -> None:
+    parent = run_to_end(desk, script)
+    child = desk.job_after(parent)
+    found = shown_job(desk, child)
+    assert found["reason"] == reason.format(parent=parent)
+    assert found["after"][0]["state"] == "finished"
+    assert desk.run("why", child)[1].startswith(f"job {child} is queued: {found['reason']}\n")

@@ -47,7 +47,7 @@ FAILED = parent(6, JobState.FINISHED, Outcome.TIMED_OUT)
             "after prep (no such job, or it waits for this job), job 3 (running)",
         ),
         ([parent(99, None)], "after job 99 (unknown)"),
-        ([], "after other jobs"),
+        ([DONE], "after jobs whose end is not recorded yet"),
     ],
 )
 def test_the_wait_for_parents_names_those_that_have_not_ended(parents: list[Parent], text: str) -> None:
