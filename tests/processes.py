@@ -1,10 +1,16 @@
-"""Reads information about processes from /proc, for tests."""
+"""Reads information about processes from /proc, and kills the processes of attempts, for tests."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+
+from gpu_scheduler.attempts.sweep import processes_of
+from tests.waiting import wait_for
 
 
 def exists(pid: int) -> bool:
@@ -51,3 +57,17 @@ def started_at(pid: int) -> float:
 def _fields(pid: int) -> list[str]:
     """Returns the fields of /proc/PID/stat, beginning with the state."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def kill_attempts(folders: Mapping[str, Path]) -> None:
+    """Kills every process of these attempts, also their runners. folders: the attempt folders by token."""
+
+    def kill() -> bool:
+        alive = {pid for pids in processes_of(folders).values() for pid in pids}
+        # A runner is older than its job. If the job ended first, the runner could still write a result.
+        for pid in sorted(alive):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not alive
+
+    wait_for(kill, "the end of all processes")

@@ -9,6 +9,8 @@ from gpu_scheduler.core.model.request_answer import RequestAnswer
 
 #: The requester recorded in the store, unless a front end gives its own name.
 COMMAND_LINE = "cli"
+#: The target of an answer that concerns all jobs of a request, instead of one job.
+ALL_JOBS = 0
 
 
 class AnswerKind(str, Enum):
@@ -64,9 +66,10 @@ class StopResult(str, Enum):
 class Answer:
     """The answer to one request.
 
-    target: a job id or GPU index; reply: the scheduler's answer, or why the request was refused before it was
-    recorded; stop_result: set only for `STOPPED`; scheduler_pid: set only for `UNANSWERED`. failed_ancestors:
-    for a refusal with the code PARENT_FAILED, the first jobs that must be retried before this one.
+    target: a job id, ALL_JOBS or a GPU index; reply: the scheduler's answer, or why the request was refused
+    before it was recorded; stop_result: set only for `STOPPED`; scheduler_pid: set only for `UNANSWERED`.
+    failed_ancestors: for a refusal with the code PARENT_FAILED, the first jobs that must be retried before
+    this one.
     """
 
     target: int

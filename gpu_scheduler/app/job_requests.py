@@ -1,23 +1,29 @@
-"""Cancels, retries, holds and releases jobs, and changes their priority, with and without a scheduler.
+"""Cancels, retries, recovers, holds, releases and clears jobs, and changes their priority.
 
-Each function records a request for every job whose state allows it, wakes the scheduler, and returns one
-answer per job. Refusals come first.
+Each function records a request for every job whose state allows it, wakes the scheduler if one is running,
+and returns one answer per job. Refusals come first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpu_scheduler.app.answers import COMMAND_LINE, Answer, AnswerKind, StopResult, unanswered
+from gpu_scheduler.app.answers import ALL_JOBS, COMMAND_LINE, Answer, AnswerKind, StopResult, unanswered
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job, resolve_jobs
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, requested_verbs, scheduler_pid_of, wake_and_wait
-from gpu_scheduler.core.model.request_answer import ACCEPTED_STATES, AnswerCode, RequestAnswer, wrong_state
+from gpu_scheduler.core.model.request_answer import (
+    ACCEPTED_STATES,
+    AnswerCode,
+    RequestAnswer,
+    not_interrupted,
+    wrong_state,
+)
 from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.store.ancestors import failed_ancestors
 from gpu_scheduler.store.dependencies import is_ancestor
-from gpu_scheduler.store.job_lists import open_jobs
+from gpu_scheduler.store.job_lists import listed_count, open_jobs
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.requests import add_request
@@ -35,6 +41,7 @@ _EFFECTS = {
     "requeue": JobState.QUEUED,
     "hold": JobState.HELD,
     "release": JobState.QUEUED,
+    "recover": JobState.QUEUED,
 }
 
 
@@ -74,6 +81,26 @@ def hold(location: Location, jobs: Sequence[JobRef], *, by: str = COMMAND_LINE) 
 def release(location: Location, jobs: Sequence[JobRef], *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
     """Returns held jobs to the queue."""
     return _request_for_jobs(location, "release", jobs, by)
+
+
+def recover(
+    location: Location, jobs: Sequence[JobRef] | None, *, by: str = COMMAND_LINE
+) -> tuple[Answer, ...]:
+    """Queues interrupted jobs again. jobs: None means every interrupted job."""
+    if jobs is not None:
+        return _request_for_jobs(location, "recover", jobs, by)
+    from gpu_scheduler.app.without_scheduler import has_interrupted_jobs
+
+    nothing = RequestAnswer(AnswerCode.RECOVERED)
+    return _request_for_all(location, "recover", by, nothing, has_interrupted_jobs)
+
+
+def clear(location: Location, jobs: Sequence[JobRef] | None, *, by: str = COMMAND_LINE) -> tuple[Answer, ...]:
+    """Takes finished jobs out of the lists. jobs: None means every finished job."""
+    if jobs is not None:
+        return _request_for_jobs(location, "clear", jobs, by)
+    nothing = RequestAnswer(AnswerCode.CLEARED, count=0)
+    return _request_for_all(location, "clear", by, nothing, lambda store: listed_count(store) > 0)
 
 
 def set_priority(
@@ -127,6 +154,24 @@ def _request_for_jobs(
         return (*refused, *_answers(store, requests, wake_and_wait(store, requests), {}))
 
 
+def _request_for_all(
+    location: Location, verb: str, by: str, nothing: RequestAnswer, has_any: Callable[[Store], bool]
+) -> tuple[Answer, ...]:
+    """Records one request for all jobs that it applies to.
+
+    nothing: the answer if no scheduler is running and has_any returns False.
+    """
+    with open_store(location) as store:
+        if scheduler_pid_of(store) is None and not has_any(store):
+            return (Answer(ALL_JOBS, AnswerKind.CARRIED_OUT, nothing),)
+        [reply] = wake_and_wait(store, [add_request(store, verb, by=by)]).values()
+        if reply is None:
+            return (unanswered(ALL_JOBS, scheduler_pid_of(store)),)
+        queued = RequestAnswer(AnswerCode.QUEUED)
+        recovered = tuple(Answer(job_id, AnswerKind.CARRIED_OUT, queued) for job_id in reply.jobs)
+        return recovered or (Answer(ALL_JOBS, AnswerKind.CARRIED_OUT, reply),)
+
+
 def _record_requests(
     store: Store, verb: str, jobs: Iterable[int], by: str, args: Mapping[str, object]
 ) -> tuple[dict[int, int], list[Answer]]:
@@ -157,6 +202,12 @@ def _early_refusal(
         return RequestAnswer(AnswerCode.NO_SUCH_JOB)
     if is_up:
         return None  # the scheduler decides, based on the job's state when it reads the request
+    if verb == "recover":
+        from gpu_scheduler.app.without_scheduler import may_be_interrupted
+
+        if may_be_interrupted(store, job) and predicted_state(JobState.HELD, pending) is JobState.HELD:
+            return None
+        return not_interrupted(predicted_state(job.state, pending))
     ended = _unrecorded_end(store, job)
     if ended is not None:
         code = AnswerCode.ALREADY_FINISHED if verb == "cancel" else AnswerCode.ENDED_UNRECORDED

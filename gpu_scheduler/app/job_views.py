@@ -179,7 +179,9 @@ def _with_next_round(
 
     settings = Settings(oom_retries=context.oom_retries, fail_retries=context.fail_retries)
     # The outcome of an attempt without a known runner depends on a process scan, which front ends do not do.
-    survivors = None if has_unknown_runner(fact) else ()
+    # No process is left of an earlier boot.
+    is_unknown = has_unknown_runner(fact) and fact.boot_id == context.now.boot_id
+    survivors = None if is_unknown else ()
     for action in reconcile(replace(fact, survivors=survivors), context.now, settings):
         if isinstance(action, Transition):
             return job._replace(state=action.state), attempt
@@ -188,6 +190,7 @@ def _with_next_round(
             ended = job._replace(
                 state=action.state,
                 outcome=action.job_outcome,
+                held_by=action.outcome.value if action.state is JobState.HELD else None,
                 reason=action.reason,
                 exit_code=action.exit_code,
                 signal=action.signal,

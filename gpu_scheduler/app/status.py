@@ -15,6 +15,7 @@ from gpu_scheduler.app.view_context import context_of, health_issues_of
 from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.intake.state_file_edits import requested_pauses
 from gpu_scheduler.store.job_lists import (
+    cleared_count,
     finished_jobs,
     open_jobs,
     state_counts,
@@ -33,12 +34,14 @@ class StatusQuery:
 
     max_queued: the maximum number of queued jobs, and of held jobs (None means all); max_finished: the
     maximum number of finished jobs, newest first (None means all); only_failed: whether to list only failed
-    jobs; last_lines: whether to read the last output line of each running job from its log.
+    jobs; with_cleared: whether to list cleared jobs too; last_lines: whether to read the last output line of
+    each running job from its log.
     """
 
     max_queued: int | None = None
     max_finished: int | None = None
     only_failed: bool = False
+    with_cleared: bool = False
     last_lines: bool = False
 
 
@@ -69,7 +72,9 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
         for state in (JobState.QUEUED, JobState.HELD):
             jobs += [] if query.only_failed else open_jobs(store, (state,), query.max_queued)
         max_finished = None if query.only_failed else query.max_finished
-        jobs += finished_jobs(store, max_finished, only_failed=query.only_failed)
+        jobs += finished_jobs(
+            store, max_finished, only_failed=query.only_failed, with_cleared=query.with_cleared
+        )
         attempts = store.newest_attempts(job.id for job in jobs)
         active = store.active_attempts()
         context = context_of(store, (job.id for job in jobs), active, is_up=pid is not None)
@@ -86,7 +91,8 @@ def read_report(store: Store, query: StatusQuery) -> StatusReport:
             gpus=gpus,
             jobs=tuple(job_views.job_view(job, attempts.get(job.id), context) for job in jobs),
             counts=state_counts(store),
-            unsuccessful_counts=unsuccessful_counts(store),
+            unsuccessful_counts=unsuccessful_counts(store, with_cleared=query.with_cleared),
+            hidden_count=0 if query.with_cleared else cleared_count(store),
             malformed=without_secrets(tuple(malformed_lines(store))),
             jobs_files=tuple(jobs_files(store)),
         )

@@ -104,9 +104,10 @@ class StatusReport:
     """The contents of `status` at `now` (seconds since 1970).
 
     pid: the scheduler's pid, None if no scheduler is running; counts: the number of all jobs in each recorded
-    state, shown or not; unsuccessful_counts: the number of all finished jobs with each outcome except
-    completed; is_failed_only: whether the report covers only failed jobs; skipped: the number of skipped jobs
-    that such a report leaves out.
+    state, shown or not; hidden_count: the number of finished jobs that the report leaves out because they are
+    cleared; unsuccessful_counts: the number of all other finished jobs with each outcome except completed;
+    is_failed_only: whether the report covers only failed jobs; skipped: the number of skipped jobs that such
+    a report leaves out.
     """
 
     now: float
@@ -117,11 +118,17 @@ class StatusReport:
     jobs: tuple[JobView, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     unsuccessful_counts: Mapping[str, int] = field(default_factory=dict)
+    hidden_count: int = 0
     malformed: tuple[MalformedLineRecord, ...] = ()
     jobs_files: tuple[JobsFileRecord, ...] = ()
     health_issues: tuple[HealthIssue, ...] = ()
     is_failed_only: bool = False
     skipped: int = 0
+
+    def listed_count(self, state: JobState) -> int:
+        """Returns the number of jobs in a recorded state, without hidden ones."""
+        hidden = self.hidden_count if state is JobState.FINISHED else 0
+        return self.counts.get(state.value, 0) - hidden
 
     def failed_only(self, limit: int | None) -> StatusReport:
         """Returns a report of only the failed jobs. limit: the maximum number of jobs, None means all."""
@@ -132,6 +139,7 @@ class StatusReport:
             jobs=jobs[:limit],
             counts={JobState.FINISHED.value: len(recorded)},
             unsuccessful_counts={outcome: recorded.count(outcome) for outcome in recorded},
+            hidden_count=0,
             is_failed_only=True,
             skipped=self.unsuccessful_counts.get(Outcome.SKIPPED.value, 0),
         )

@@ -21,9 +21,11 @@ from gpu_scheduler.attempts.observe import (
 from gpu_scheduler.attempts.runner_control import request_stop
 from gpu_scheduler.attempts.sweep import sweep
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, StopRequest
-from gpu_scheduler.core.model.states import AttemptState
+from gpu_scheduler.core.model.states import ACTIVE, AttemptState, JobState, Outcome
+from gpu_scheduler.core.scheduling.reconcile_attempt import has_unknown_runner
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.store import state_file
+from gpu_scheduler.store.job_lists import interrupted_jobs, open_jobs
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
@@ -45,6 +47,28 @@ def unrecorded_end(store: Store, job: JobRecord) -> JobRecord | None:
     if fact.status.result is None:
         return None
     return job_view(job, attempt, ViewContext(Clock().now(), open_attempts={attempt.id: fact})).record
+
+
+def may_be_interrupted(store: Store, job: JobRecord) -> bool:
+    """Returns whether a job is interrupted, recorded or not, as far as can be told without a process scan."""
+    from gpu_scheduler.clock import Clock
+
+    if job.state is JobState.HELD:
+        return job.held_by == Outcome.INTERRUPTED.value
+    now = Clock().now()
+    for attempt in store.active_attempts():
+        if attempt.job_id == job.id and attempt.state.is_open:
+            fact = observe_attempt(store, attempt)
+            after = job_view(job, attempt, ViewContext(now, open_attempts={attempt.id: fact})).record
+            return after.held_by == Outcome.INTERRUPTED.value or has_unknown_runner(fact)
+    return False
+
+
+def has_interrupted_jobs(store: Store) -> bool:
+    """Returns whether any job is interrupted, recorded or not."""
+    return bool(interrupted_jobs(store)) or any(
+        may_be_interrupted(store, job) for job in open_jobs(store, tuple(ACTIVE))
+    )
 
 
 def open_attempts(store: Store) -> list[ActiveAttemptRecord]:

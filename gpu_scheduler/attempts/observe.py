@@ -142,6 +142,7 @@ def attempt_from_record(
         released_at=record.released_boot,
         cancel=_pending_cancel(record),
         launch_failures=record.launch_failures,
+        recoveries=record.recoveries,
         source_missing=record.source_missing,
         misplaced_gpus=tuple(gpu for gpu, _ in record.misplaced),
         window_closed_recorded=record.window_closed,

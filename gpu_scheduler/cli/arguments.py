@@ -114,6 +114,9 @@ def _start_launches(group: argparse._ArgumentGroup) -> None:
            " memory")  # fmt: skip
     _value(group, "--fail-retries", metavar="N", type=values.integer(0, 1000),
            help="Number of times to retry a job after any failure")  # fmt: skip
+    _flag(group, "--recover",
+          "Queue interrupted jobs again, such as those that ran before a reboot; each job at most three times"
+          " in a row")  # fmt: skip
     _value(group, "--max-assign-attempts", metavar="N", type=values.integer(1, 1000),
            help="Maximum number of times to try to launch a job")  # fmt: skip
     _value(group, "--assign-retry-wait", "assign_retry_wait_s", metavar="S",
@@ -298,7 +301,7 @@ def status(parser: argparse.ArgumentParser) -> None:
                      type=values.number(0, 3600, minimum=0.1),
                      help="Refresh the display at this interval (default: 2 seconds) until"
                      " Ctrl-C")  # fmt: skip
-    _flag(parser, "--all", "List every queued and finished job on its own line")
+    _flag(parser, "--all", "List every queued and finished job on its own line, also the cleared ones")
     _flag(parser, "--failed", "Show only the jobs that failed, and how many jobs were skipped")
     _flag(parser, "-v --verbose", "Also show paths, sessions, logs and memory")
 
@@ -354,6 +357,19 @@ def retry(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments of `retry`: jobs, or --failed."""
     _job_list(parser, "*")
     _flag(parser, "--failed", "Retry every job that failed")
+
+
+def recover(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `recover`: interrupted jobs, also with --jobs, or --all."""
+    _job_list(parser, "*")
+    parser.add_argument("--jobs", dest="listed_jobs", metavar="LIST", type=values.job_refs, default=[],
+                        help="The same jobs as one word, such as 1,3 or 5-9")  # fmt: skip
+    _flag(parser, "--all", "Recover every interrupted job")
+
+
+def clear(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments of `clear`: finished jobs, or none for all finished jobs."""
+    _job_list(parser, "*")
 
 
 def logs(parser: argparse.ArgumentParser) -> None:

@@ -131,17 +131,20 @@ def _check_run(options: argparse.Namespace, command: list[str] | None) -> None:
     if options.words:
         _run_error(options.words)
     if not command:
-        _Parser(prog=f"{PROGRAM} run").error(f"give a command after `--`, {_RUN_EXAMPLE}")
+        _Parser(prog=f"{PROGRAM} run").error(f"give a command after `--`, {_RUN_EXAMPLE}\n{_QUEUE_HINT}")
 
 
 _RUN_EXAMPLE = "as in `run -- python train.py --epochs 3`"
+_QUEUE_HINT = "to run the jobs of the queue until none is left, use `start --drain`"
 
 
 def _run_error(words: Sequence[str]) -> NoReturn:
     """Raises UsageError for a command that is not behind `--`. words: its first words."""
     import shlex
 
-    _Parser(prog=f"{PROGRAM} run").error(f"put `--` before the command {shlex.join(words)}, {_RUN_EXAMPLE}")
+    _Parser(prog=f"{PROGRAM} run").error(
+        f"put `--` before the command {shlex.join(words)}, {_RUN_EXAMPLE}\n{_QUEUE_HINT}"
+    )
 
 
 def _quoted_value(words: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app.answers import Answer, AnswerKind
+from gpu_scheduler.app.answers import ALL_JOBS, Answer, AnswerKind
 from gpu_scheduler.cli import standard_streams
 from gpu_scheduler.cli.program import location_of, print_message
 from gpu_scheduler.errors import UsageError
@@ -48,6 +48,23 @@ def release(options: Namespace) -> int:
     from gpu_scheduler.app.job_requests import release as request
 
     return _print_job_answers(options, request(location_of(options), options.jobs))
+
+
+def recover(options: Namespace) -> int:
+    """Queues interrupted jobs again."""
+    from gpu_scheduler.app import job_requests
+
+    options.jobs = [*options.jobs, *options.listed_jobs]
+    jobs = _jobs_unless(options.all, "--all", options)
+    return _print_job_answers(options, job_requests.recover(location_of(options), jobs))
+
+
+def clear(options: Namespace) -> int:
+    """Takes finished jobs out of the lists."""
+    from gpu_scheduler.app import job_requests
+
+    jobs = options.jobs or None
+    return _print_job_answers(options, job_requests.clear(location_of(options), jobs))
 
 
 def priority(options: Namespace) -> int:
@@ -94,7 +111,7 @@ def _print_job_answers(options: Namespace, answers: Collection[Answer], if_none:
             print(f"{len(jobs):,} jobs: {text}")
         else:
             for job_id in jobs:
-                print(f"job {job_id}: {text}")
+                print(text if job_id == ALL_JOBS else f"job {job_id}: {text}")
     return int(any(answer.has_failed for answer in answers))
 
 

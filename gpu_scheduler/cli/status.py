@@ -45,7 +45,7 @@ def status(options: Namespace) -> int:
 
 def _print_json(options: Namespace) -> None:
     finished = None if options.all else DEFAULT_FINISHED
-    query = StatusQuery(max_finished=finished, only_failed=options.failed)
+    query = StatusQuery(max_finished=finished, only_failed=options.failed, with_cleared=options.all)
     try:
         report = app.status(location_of(options), query)
     except StoreNotFoundError:
@@ -72,6 +72,7 @@ def report_for_screen(options: Namespace, screen: Viewport) -> StatusReport:
         max_queued=None if options.all else MAX_GROUPED,
         max_finished=None if options.all else max(DEFAULT_FINISHED, screen.rows or 0),
         only_failed=options.failed,
+        with_cleared=options.all,
         last_lines=True,
     )
     return app.status(location_of(options), query)

@@ -87,6 +87,11 @@ def job_ref(text: str) -> JobRef:
     return text
 
 
+def job_refs(text: str) -> list[JobRef]:
+    """Reads references to jobs that are separated by commas."""
+    return [job_ref(word) for word in text.split(",")]
+
+
 def single_job(text: str) -> int | str:
     """Reads a reference to one job: a number or a name."""
     read = job_ref(text)

@@ -20,6 +20,8 @@ from gpu_scheduler.core.model.states import ACTIVE, JobState
 from gpu_scheduler.core.model.units import share_text
 from gpu_scheduler.core.scheduling.actions import (
     Action,
+    ClearFinished,
+    ClearJob,
     RecordMemoryReleased,
     RecordUsage,
     ReleaseAllocation,
@@ -44,7 +46,7 @@ _POSITIONS_KEY = "reported_events"
 #: The name of these ids in messages about failed writes.
 _POSITIONS = "log position"
 #: Actions that have no event but change more than the times on the status board.
-_SHOWN_ON_BOARD = (SetWaitReason, ReleaseAllocation, RecordMemoryReleased)
+_SHOWN_ON_BOARD = (SetWaitReason, ReleaseAllocation, RecordMemoryReleased, ClearJob, ClearFinished)
 #: Seconds after which a failed write is retried.
 RETRY_S = 5.0
 

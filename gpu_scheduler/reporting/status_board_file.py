@@ -15,7 +15,7 @@ from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.settings import Limits
 from gpu_scheduler.core.scheduling.usage import attempt_memory
 from gpu_scheduler.store.dependencies import parents_of
-from gpu_scheduler.store.job_lists import finished_jobs, open_jobs, state_counts
+from gpu_scheduler.store.job_lists import cleared_count, finished_jobs, open_jobs, state_counts
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.system.atomic_file import replace_file
@@ -100,7 +100,7 @@ class StatusBoardFile:
                 parents=parents_of(store, (job.id for job in jobs)),
                 indices=store.gpu_indices(),
             )
-            counts = state_counts(store)
+            counts, hidden_count = state_counts(store), cleared_count(store)
         views = [job_views.job_view(job, attempts.get(job.id), context) for job in jobs]
         paused = {gpu.uuid: gpu.paused for gpu in managed}
         return StatusReport(
@@ -116,6 +116,7 @@ class StatusBoardFile:
                 for view in views
             ),
             counts=counts,
+            hidden_count=hidden_count,
         )
 
     def _replace_file(self, report: StatusReport) -> None:

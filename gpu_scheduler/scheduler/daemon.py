@@ -24,7 +24,9 @@ from gpu_scheduler.core.scheduling.deadlines import next_deadline
 from gpu_scheduler.core.scheduling.draining import is_drained
 from gpu_scheduler.core.scheduling.facts import Facts
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
+from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
 from gpu_scheduler.core.scheduling.scheduler_exit_code import stopped_exit_code
+from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.errors import NotOwnerError
 from gpu_scheduler.gpus.probes.probe_client import ProbeClient
 from gpu_scheduler.gpus.sampling import Sampler
@@ -42,6 +44,7 @@ from gpu_scheduler.scheduler.record_lock_folder import record_lock_folder
 from gpu_scheduler.scheduler.wakeups import Wakeups
 from gpu_scheduler.store.database import damaged_error, is_damage
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies
+from gpu_scheduler.store.job_lists import interrupted_jobs
 from gpu_scheduler.store.ownership_loss import Ownership
 from gpu_scheduler.store.pending_groups import next_retry, wait_reason_by_spec
 from gpu_scheduler.store.requests import open_requests
@@ -138,6 +141,7 @@ class Daemon:
         self._wake_keys: set[str] = set()
         self._wakeups = Wakeups()
         self._backups = BackupTimer(store, self._clock)
+        self._is_interruption_reported = False
         self._sampler.begin(options.gpus, self._store, self._loop.recorder, simulated=options.simulated)
         snapshot = self._watch.snapshot
         known = frozenset(gpu.index for gpu in snapshot.gpus) if snapshot is not None else None
@@ -251,6 +255,7 @@ class Daemon:
             self._store.db.shrink()
         self._inputs.write_state(self._clock.now().boot)
         self._reporter.update(facts)
+        self._report_interrupted(facts)
         if facts is None or self._loop.stop_requested or self._signal is not None:
             return self._shut_down()
         if self._options.drain and self._is_drained(facts):
@@ -283,6 +288,20 @@ class Daemon:
                 self._loop.sample_wanted = False
             if facts is not None or self._signal is not None:
                 return facts
+
+    def _report_interrupted(self, facts: Facts | None) -> None:
+        """Logs once, when the ends of earlier attempts are recorded, how many interrupted jobs are held."""
+        if facts is None or self._is_interruption_reported:
+            return
+        if any(attempt.state.is_open and has_ended(attempt, facts.now) for attempt in facts.attempts):
+            return
+        self._is_interruption_reported = True
+        count = len(interrupted_jobs(self._store))
+        if count:
+            log.warning(
+                "%s %s held: `recover --all` queues %s again", count_noun(count, "interrupted job"),
+                *(("is", "it") if count == 1 else ("are", "them")),
+            )  # fmt: skip
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signal = number

@@ -19,7 +19,7 @@ from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.gpus.watch import GpuWatch, with_stored_values
 from gpu_scheduler.runner.membership import RecordedCommand
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies, is_ancestor
-from gpu_scheduler.store.job_lists import find_job_fact
+from gpu_scheduler.store.job_lists import find_job_fact, interrupted_jobs, listed_count
 from gpu_scheduler.store.measurements import LearnedNeedsReader
 from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
 from gpu_scheduler.store.records import ActiveAttemptRecord
@@ -68,6 +68,7 @@ def read_facts(
     sampled = watch.snapshot.gpus if attempts and watch.snapshot is not None else ()
     unmanaged = {gpu.uuid: (gpu.index, False) for gpu in sampled if gpu.uuid not in paused}
     requests = tuple(open_requests(store))
+    verbs = {request.verb for request in requests}
     return Facts(
         now=now,
         settings=settings,
@@ -90,6 +91,8 @@ def read_facts(
         jobs=_target_jobs(store, {request.target for request in requests}),
         cyclic_requests=frozenset(request.request_id for request in requests if _is_cyclic(store, request)),
         has_unsettled_dependencies=has_unsettled_dependencies(store),
+        interrupted=tuple(interrupted_jobs(store)) if settings.recover or "recover" in verbs else (),
+        finished_count=listed_count(store) if "clear" in verbs else 0,
         learned_mib=learned.needs() if learned is not None else {},
     )
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 
-from gpu_scheduler.core.model.request import JobFact
+from gpu_scheduler.core.model.request import InterruptedJob, JobFact
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
 from gpu_scheduler.store.from_rows import JOB_COLUMNS, job_records
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
+
+#: The condition of the index `job_listed`, which leaves out the cleared jobs.
+_LISTED = "state = 'finished' AND cleared_at IS NULL"
 
 
 def _jobs(store: Store, sql: str, *values: object) -> list[JobRecord]:
@@ -28,12 +31,15 @@ def open_jobs(store: Store, states: Collection[JobState], limit: int | None = No
     )
 
 
-def finished_jobs(store: Store, limit: int | None = None, *, only_failed: bool = False) -> list[JobRecord]:
+def finished_jobs(
+    store: Store, limit: int | None = None, *, only_failed: bool = False, with_cleared: bool = False
+) -> list[JobRecord]:
     """Returns the finished jobs, most recently finished first."""
+    where = "state = 'finished'" if with_cleared else _LISTED
     outcomes = " AND outcome IN (SELECT value FROM json_each(?))" if only_failed else ""
     return _jobs(
         store,
-        f"job WHERE state = 'finished'{outcomes} ORDER BY finished_at DESC, id DESC LIMIT ?",
+        f"job WHERE {where}{outcomes} ORDER BY finished_at DESC, id DESC LIMIT ?",
         *([json.dumps(sorted(FAILED))] if only_failed else []),
         -1 if limit is None else limit,
     )
@@ -151,10 +157,30 @@ def state_counts(store: Store) -> dict[str, int]:
     return {row["state"]: row["jobs"] for row in rows}
 
 
-def unsuccessful_counts(store: Store) -> dict[str, int]:
+def unsuccessful_counts(store: Store, *, with_cleared: bool = False) -> dict[str, int]:
     """Returns the number of finished jobs with each outcome except `completed`."""
+    where = "state = 'finished'" if with_cleared else _LISTED
     rows = store.db.rows(
-        "SELECT outcome, count(*) AS n FROM job WHERE state = 'finished' AND outcome <> 'completed'"
-        " GROUP BY outcome"
+        f"SELECT outcome, count(*) AS n FROM job WHERE {where} AND outcome <> 'completed' GROUP BY outcome"
     )
     return {row["outcome"]: row["n"] for row in rows}
+
+
+def cleared_count(store: Store) -> int:
+    """Returns the number of jobs that `clear` took out of the lists."""
+    count: int = store.db.rows("SELECT count(*) AS n FROM job WHERE cleared_at IS NOT NULL")[0]["n"]
+    return count
+
+
+def listed_count(store: Store) -> int:
+    """Returns the number of finished jobs that are not cleared."""
+    count: int = store.db.rows(f"SELECT count(*) AS n FROM job WHERE {_LISTED}")[0]["n"]
+    return count
+
+
+def interrupted_jobs(store: Store) -> list[InterruptedJob]:
+    """Returns the jobs that are held because their last attempts were interrupted, oldest first."""
+    rows = store.db.rows(
+        "SELECT id, recoveries FROM job WHERE state = 'held' AND held_by = 'interrupted' ORDER BY id"
+    )
+    return [InterruptedJob(job_id, recoveries) for job_id, recoveries in rows]

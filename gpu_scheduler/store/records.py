@@ -28,7 +28,8 @@ class JobRecord(NamedTuple):
     spec_json: its JobSpec as JSON; spec_key: the key of its resource spec; jobs with the same key wait for
     the same thing; priority, position: the queue order, lowest first.
 
-    held_by: "user", "line", or the outcome that caused the hold. cancel_cause: the cause of a pending
+    held_by: "user", "line", "copy" (its attempt belongs to the store of which this one is a copy), or the
+    outcome that caused the hold. cancel_cause: the cause of a pending
     cancellation. not_before_boot: the earliest time of the next start. line_wait: why its line in the jobs
     file keeps it from starting. min_vram_mib: the memory that it needs, raised after an attempt ran out of
     memory. unmet_parents: the number of its dependencies whose condition is not met; failed_parents: the
@@ -238,6 +239,7 @@ class ActiveAttemptRecord(AttemptRecord):
     spec_key: str
     oom_retries_used: int
     fail_retries_used: int
+    recoveries: int
     source_missing: bool
 
 

@@ -202,6 +202,7 @@ class Store:
         rows = self.db.rows(
             f"SELECT {ATTEMPT_COLUMNS}, job.cancel_cause, job.cancel_grace_s,"
             " job.launch_failures, job.spec_key, job.oom_retries_used, job.fail_retries_used,"
+            " job.recoveries,"
             " substr(job.source, 1, 5) = 'file:'"
             " AND NOT EXISTS (SELECT 1 FROM line WHERE line.job_id = job.id) AS source_missing"
             " FROM attempt JOIN job ON job.id = attempt.job_id WHERE attempt.state <> 'closed'"

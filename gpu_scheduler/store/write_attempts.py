@@ -15,6 +15,7 @@ from gpu_scheduler.core.model.event import (
     MisplacedProcess,
     Overuse,
 )
+from gpu_scheduler.core.model.state_reason import ReasonKind
 from gpu_scheduler.core.model.states import AttemptState, IllegalTransitionError, JobState, states_before
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
@@ -162,12 +163,20 @@ def finish_attempt(context: WriteContext, action: act.FinishAttempt) -> None:
         before=job.state,
         outcome=action.job_outcome.value if action.job_outcome else None,
         exit_code=action.exit_code, signal=action.signal,
-        held_by=action.outcome.value if action.state is JobState.HELD else None,
+        held_by=_held_by(action),
         cancel_cause=None, cancel_grace_s=None, launch_failures=action.launch_failures,
         not_before_boot=action.not_before, boot_id=context.now.boot_id,
         oom_retries_used=action.oom_retries_used, fail_retries_used=action.fail_retries_used,
         finished_at=ended_at if action.state is JobState.FINISHED else None, **raised,
     )  # fmt: skip
+
+
+def _held_by(action: act.FinishAttempt) -> str | None:
+    if action.state is not JobState.HELD:
+        return None
+    # In a copy of a store, the job was not interrupted: its attempt belongs to the original.
+    is_copy = action.reason is not None and action.reason.kind is ReasonKind.IN_ORIGINAL_STORE
+    return "copy" if is_copy else action.outcome.value
 
 
 def _details_of_end(context: WriteContext, attempt: AttemptRecord, action: act.FinishAttempt) -> AttemptEnded:

@@ -65,12 +65,12 @@ def hold_job(context: WriteContext, action: act.HoldJob) -> None:
 def requeue_job(context: WriteContext, action: act.RequeueJob) -> None:
     """Queues a held or finished job again."""
     row = context.db.execute("SELECT * FROM job WHERE id = ?", (action.job_id,)).fetchone()
-    # A job that was held while it waited for a retry does not get additional retries.
-    kept = row["held_by"] in ("user", "line")
+    # Only the user gives a job additional retries, and not by releasing one that waited for a retry.
+    kept = row["held_by"] in ("user", "line") or action.recoveries > 0
     change_job_state(
         context, action.job_id, JobState.QUEUED, None, event_reason=action.reason,
         outcome=None, exit_code=None, signal=None, held_by=None, launch_failures=0, not_before_boot=None,
-        finished_at=None, cleared_at=None, cancel_cause=None,
+        finished_at=None, cleared_at=None, cancel_cause=None, recoveries=action.recoveries,
         oom_retries_used=row["oom_retries_used"] if kept else 0,
         fail_retries_used=row["fail_retries_used"] if kept else 0,
         spec_key=context.store.spec_key(JobSpec.from_json(row["spec"]), row["min_vram_mib"]),

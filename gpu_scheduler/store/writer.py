@@ -33,6 +33,8 @@ _UPDATES: Mapping[type[act.Action], str] = {
     " WHERE uuid = :uuid",
     act.RecordForeignPeaks: "UPDATE gpu SET foreign_peaks = :peaks WHERE uuid = :uuid",
     act.RecordCancel: "UPDATE job SET cancel_cause = :cause, cancel_grace_s = :grace_s WHERE id = :job_id",
+    act.ClearJob: "UPDATE job SET cleared_at = coalesce(cleared_at, :wall) WHERE id = :job_id",
+    act.ClearFinished: "UPDATE job SET cleared_at = :wall WHERE state = 'finished' AND cleared_at IS NULL",
     act.RecordBypassed: "UPDATE job SET bypassed_at = coalesce(bypassed_at, :wall) WHERE id = :job_id",
 }
 

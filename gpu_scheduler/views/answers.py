@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
+from gpu_scheduler.core.model.states import JobState
 
 _STOP_TEXTS = {
     StopResult.CANCELLED: "cancelled",
@@ -62,6 +63,12 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
         from gpu_scheduler.core.text.formatting import safe_text
 
         return f"there is no {job} in {safe_text(data_dir)}; `status --all` lists the jobs"
+    if reply.code is AnswerCode.NOT_INTERRUPTED:
+        return _not_interrupted_text(reply, job_id)
+    if reply.code is AnswerCode.RECOVERED:
+        return "no job is interrupted"
+    if reply.code is AnswerCode.CLEARED and reply.count is not None:
+        return _cleared_text(reply.count)
     if reply.code is AnswerCode.WRONG_STATE:
         wanted = " or ".join(map(str, reply.accepted))
         if reply.verb == "set":  # the request of several commands
@@ -84,6 +91,21 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
         return f"{job} is already finished ({end}{'' if reply.is_recorded else ', not recorded yet'})"
     again = "repeat this command" if reply.verb == "set" else f"run `{reply.verb} {job_id}`"
     return f"{job} has ended ({end}), but this is not recorded yet\nstart the scheduler, then {again}"
+
+
+def _cleared_text(count: int) -> str:
+    if not count:
+        return "there are no finished jobs to clear"
+    from gpu_scheduler.core.text.formatting import count_noun
+
+    return f"{count_noun(count, 'job')} cleared"
+
+
+def _not_interrupted_text(reply: RequestAnswer, job_id: int) -> str:
+    text = f"job {job_id} is {reply.state}, not interrupted"
+    if reply.state is JobState.FINISHED or reply.state is JobState.HELD:
+        return f"{text}; `retry {job_id}` runs it again"
+    return text
 
 
 def stop_result_text(result: StopResult) -> str:

@@ -55,8 +55,13 @@ def queued_row(job: JobView, _: float) -> TableRow:
 
 
 def held_row(job: JobView, _: float) -> TableRow:
-    """Returns the row of a held job."""
-    return _table_row(job, _state_cell(job), "", Cell(_one_line(job_reason_text(job)), YELLOW))
+    """Returns the row of a held job. An interrupted job is shown as such."""
+    is_interrupted = job.record.held_by == Outcome.INTERRUPTED.value
+    state = Cell(Outcome.INTERRUPTED.value, YELLOW) if is_interrupted else _state_cell(job)
+    why = _one_line(job_reason_text(job))
+    if not job.is_recorded:
+        why = "; ".join(filter(None, [why, "not recorded yet"]))
+    return _table_row(job, state, "", Cell(why, YELLOW))
 
 
 def finished_row(job: JobView, now: float) -> TableRow:
@@ -72,6 +77,8 @@ def finished_row(job: JobView, now: float) -> TableRow:
         about = Cell(text.partition(", ")[2], colour)
     if not about.text:
         about = Cell(format_age(job.record.finished_at, now), FAINT)
+    if job.record.cleared_at is not None:
+        about = about._replace(text=f"{about.text}; cleared")
     return _table_row(job, Cell(outcome_label(outcome), colour), took, about)
 
 

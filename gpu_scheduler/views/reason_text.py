@@ -38,6 +38,7 @@ _PLAIN = {
     ReasonKind.RELEASED_BY_USER: "released",
     ReasonKind.RELEASED_BY_LINE: "its line no longer holds it",
     ReasonKind.RETRIED_BY_USER: "retried",
+    ReasonKind.RECOVERED: "recovered",
     ReasonKind.PARENT_RETRIED: "it no longer waits for a failed job",
 }
 #: The end of a parent because of which a job was skipped, by the outcome of the parent.
@@ -168,6 +169,10 @@ def _next_step_text(step: NextStep, cause: ReasonKind) -> str:
         return f"try {step.number} of {step.of} in {step.wait_s:g} s"
     if step.kind is NextKind.LAUNCH_RETRY_UNCOUNTED:
         return f"next try in {step.wait_s:g} s, not counted as a failure"
+    if step.kind is NextKind.RECOVERY:
+        return f"recovery {step.number} of {step.of}"
+    if step.kind is NextKind.RECOVERIES_USED_UP:
+        return f"recovered {step.of} times already; `recover {step.job_id}` runs it again"
     if step.kind is NextKind.HELD:
         return f"`retry {step.job_id}` {_RETRIED.get(cause, 'runs it again')}"
     return ""

@@ -60,7 +60,7 @@ _LISTS = (
 
 
 def _count(report: StatusReport, states: Iterable[JobState]) -> int:
-    return sum(report.counts.get(state.value, 0) for state in states)
+    return sum(map(report.listed_count, states))
 
 
 def _row(job: JobView, now: float) -> TableRow:

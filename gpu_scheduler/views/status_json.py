@@ -46,6 +46,7 @@ def job_object(job: JobView) -> dict[str, Any]:
         "after": parent_objects(job.parents) if job.parents else [],
         "infeasible": job.infeasible,
         "recorded": job.is_recorded,
+        "cleared": record.cleared_at is not None,
         "name": record.name,
         "command": record.text,
         "gpus": list(job.gpus),

@@ -122,7 +122,7 @@ def _job_counts(report: StatusReport) -> dict[JobState | Outcome, int]:
     numbers: dict[JobState | Outcome, int] = {
         outcome: report.unsuccessful_counts.get(outcome.value, 0) for outcome in Outcome
     }
-    numbers[Outcome.COMPLETED] = counts.get(JobState.FINISHED.value, 0) - sum(numbers.values())
+    numbers[Outcome.COMPLETED] = report.listed_count(JobState.FINISHED) - sum(numbers.values())
     numbers[JobState.RUNNING] = sum(counts.get(state.value, 0) for state in ACTIVE)
     for state in (JobState.QUEUED, JobState.HELD):
         numbers[state] = counts.get(state.value, 0)
@@ -169,8 +169,10 @@ def _header(
 def _summary_cells(report: StatusReport) -> Iterator[Cell]:
     numbers = _job_counts(report)
     total = sum(numbers.values())
+    hidden = f" ({report.hidden_count:,} cleared)" if report.hidden_count else ""
     if not total:
-        yield Cell("No job has failed" if report.is_failed_only else "No jobs yet", BOLD)
+        none = "No jobs" if hidden else "No jobs yet"
+        yield Cell("No job has failed" if report.is_failed_only else f"{none}{hidden}", BOLD)
         return
     yield Cell(f"{total:,} job{'' if total == 1 else 's'}: ", BOLD)
     between = ""
@@ -184,6 +186,8 @@ def _summary_cells(report: StatusReport) -> Iterator[Cell]:
             yield Cell(between)
             yield Cell(f"{count:,} {word}", colour)
             between = ", "
+    if hidden:
+        yield Cell(hidden)
 
 
 def _scheduler_lines(report: StatusReport) -> Iterator[StyledLine]:

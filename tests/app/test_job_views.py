@@ -217,6 +217,7 @@ def ended(cause: str | None, exit_code: int | None, signal: int | None = None) -
         ("running", ended("cancelled", None, 15), "finished", "cancelled", False),
         ("running", ended("machine", None, 15), "held", None, False),
         ("running", AttemptStatus("dead"), "held", None, False),
+        ("running", AttemptStatus("invalid"), "running", None, True),
         (
             "running",
             AttemptStatus("dead", stop=StopRequest("cancelled", 5.0)),
@@ -231,6 +232,22 @@ def test_in_a_job_view_the_attempt_folder_overrides_the_recorded_state(
 ) -> None:
     view = view_as(recorded, status)
     assert (view.record.state, view.record.outcome, view.is_recorded) == (state, outcome, is_recorded)
+
+
+@pytest.mark.parametrize("claim", ["dead", "none", "invalid"])
+@pytest.mark.parametrize("window_open", [None, False, True])
+def test_a_job_view_shows_a_job_that_ran_before_a_reboot_as_interrupted(
+    claim: Any, window_open: bool | None
+) -> None:
+    status = AttemptStatus(claim, window_open=window_open, folder_complete=True)
+    before = Attempt(11, 3, "t", "an earlier boot", AttemptState.RUNNING, status=status)
+    view = job_view(job_record(state="running"), attempt_record(), context(open_attempts={11: before}))
+    assert (view.record.state, view.record.held_by, view.is_recorded) == ("held", "interrupted", False)
+    cells = job_table.held_row(view, NOW.wall).cells
+    assert (cells[1].text, cells[-1].text) == (
+        "interrupted",
+        "the machine was restarted; `retry 3` runs it again; not recorded yet",
+    )
 
 
 def test_a_job_view_shows_the_reason_exit_code_and_times_of_an_unrecorded_end() -> None:

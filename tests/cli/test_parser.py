@@ -17,7 +17,7 @@ COMMANDS = {
     "logs": ["3"], "cancel": ["3"], "retry": ["3"], "hold": ["3"], "release": ["3"], "stop": [],
     "screens": [], "priority": ["3", "5"], "lint": [], "doctor": [], "completion": ["bash"], "show": ["3"],
     "why": ["3"], "events": [], "calibrate": [], "run": [], "wait": [], "gpus": [], "submit": [],
-    "import": ["queue.json"], "set": ["3", "vram=1G"],
+    "import": ["queue.json"], "set": ["3", "vram=1G"], "recover": ["3"], "clear": [],
 }  # fmt: skip
 #: The words that must come last.
 LAST = {"run": ["--", "true"], "submit": ["train.py"]}
@@ -46,7 +46,7 @@ _ALL_CHANGED = StartOptions(
     mem_threshold=0.5, load_threshold=1.0, monitor_interval_s=0.5, state_interval_s=7.0,
     max_assign_attempts=2, assign_retry_wait_s=0.0, log_dir="logs", gpu_probe="simulated", simulate="4:80G",
     cuda_ids="visible", conda_sh="c.sh", drain=True, take_over=True, margin_mib=1024, idle_threshold_mib=0,
-    spike_buffer=0.2, tolerance=0.0, exclusive=True, oom_retries=3, fail_retries=1, learn=True,
+    spike_buffer=0.2, tolerance=0.0, exclusive=True, oom_retries=3, fail_retries=1, recover=True, learn=True,
     poll_s=0.5, verbose=True, fresh=True, ignore_old_sessions=True, as_copy=True, trust_files=True,
 )  # fmt: skip
 #: Fields of Settings that no option sets.
@@ -59,8 +59,8 @@ def test_every_option_of_start_sets_its_field() -> None:
         " --mem-threshold 0.5 --load-threshold 1 --monitor-interval 0.5 --state-interval 7"
         " --max-assign-attempts 2 --assign-retry-wait 0 --log-dir logs --gpu-probe simulated --simulate 4:80G"
         " --cuda-ids visible --conda-sh c.sh --drain --take-over --margin 1G --idle-threshold 0"
-        " --spike-buffer 0.2 --tolerance 0 --exclusive --oom-retries 3 --fail-retries 1 --learn --poll 0.5 -v"
-        " --fresh --ignore-old-sessions --as-copy --trust-files"
+        " --spike-buffer 0.2 --tolerance 0 --exclusive --oom-retries 3 --fail-retries 1 --recover --learn"
+        " --poll 0.5 -v --fresh --ignore-old-sessions --as-copy --trust-files"
     )
     assert StartOptions.from_values(vars(parse(["start", *words.split(" ")]))) == _ALL_CHANGED
 

@@ -22,9 +22,7 @@ from gpu_scheduler.store.environments import environment_of_job
 from gpu_scheduler.store.records import JobRecord
 from tests.cli.desk import Desk
 from tests.e2e.world import World
-from tests.fakes.conda import plant
 
-FAKE_CONDA = Path(__file__).parents[1] / "fakes" / "conda.sh"
 NO_SCHEDULER = "no scheduler is running, so the job waits until `start`"
 
 
@@ -415,15 +413,3 @@ def test_the_option_cuda_is_rewritten_where_it_stands_and_never_added(desk: Desk
     with_option = submitted(desk, "train.py", "--cuda", "3", "--lr", "1").spec
     assert display_command(with_option, "0,1") == "python -u train.py --cuda 0,1 --lr 1"
     assert display_command(submitted(desk, "train.py").spec, "0,1") == "python -u train.py"
-
-
-def test_a_job_uses_the_conda_of_its_caller_if_the_scheduler_has_none(world: World) -> None:
-    root = plant(world.folder / "conda", "ml")
-    conda_sh = root / "etc" / "profile.d" / "conda.sh"
-    conda_sh.parent.mkdir(parents=True)
-    conda_sh.write_text(f'. "{FAKE_CONDA}"\n')
-    world.start("--jobs-file", "")
-    world.env["CONDA_EXE"] = str(root / "bin" / "conda")
-    world.run_ok("submit", "--conda", "ml", "--", "echo $CONDA_DEFAULT_ENV >got")
-    world.wait_finished(1)
-    assert (world.folder / "got").read_text() == "ml\n"

@@ -175,6 +175,10 @@ QUEUED = {7: JobFact(7, JobState.QUEUED)}
         ("release", JobState.QUEUED, None),
         ("line_removed", JobState.QUEUED, act.FinishJob),
         ("line_removed", JobState.RUNNING, None),
+        ("clear", JobState.FINISHED, act.ClearJob),
+        ("clear", JobState.HELD, None),
+        ("recover", JobState.HELD, None),
+        ("recover", JobState.FINISHED, None),
     ],
 )
 def test_every_request_is_answered_whether_carried_out_or_refused(

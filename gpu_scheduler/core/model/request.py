@@ -16,11 +16,12 @@ PauseCause = Literal["state_file_edited", "state_file_removed"]
 class Request:
     """A request from a front end (docs/design.md, Store and requests).
 
-    target: a job id or the UUID of a GPU, as text; "" for the scheduler itself. args, by verb: cancel
-    {grace_s, line: whether the job's line requests the cancel}, requeue {added_to: the file to which the line
-    was added again}, pause and resume {cause: a PauseCause; null if a command requested it}, set {name,
-    value, line: whether the jobs file sets the value, parents: [[parent id, reference], …] if a command sets
-    "after" or "after_any"}, places {places: [[job id, queue position], …]}.
+    target: a job id or the UUID of a GPU, as text; "" for the scheduler itself or for all jobs. args, by
+    verb: cancel {grace_s, line: whether the job's line requests the cancel}, requeue {added_to: the file to
+    which the line was added again}, pause and resume {cause: a PauseCause; null if a command requested it},
+    set {name, value, line: whether the jobs file sets the value, parents: [[parent id, reference], …] if a
+    command sets "after" or "after_any"}, places {places: [[job id, queue position], …]}. The target of
+    recover and clear is "" for all interrupted or finished jobs.
     """
 
     request_id: int
@@ -41,3 +42,19 @@ class JobFact:
     outcome: Outcome | None = None
     held_by: str | None = None
     failed_parent: int | None = None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """True if the job is held because its last attempt was interrupted."""
+        return self.state is JobState.HELD and self.held_by == Outcome.INTERRUPTED.value
+
+
+@dataclass(frozen=True)
+class InterruptedJob:
+    """A job that is held because its last attempt was interrupted.
+
+    recoveries: how many times the scheduler itself has queued it again since the user last did.
+    """
+
+    job_id: int
+    recoveries: int = 0

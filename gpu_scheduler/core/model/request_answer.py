@@ -19,6 +19,8 @@ class AnswerCode(str, Enum):
     QUEUED = "queued"
     HELD = "held"
     RELEASED = "released"
+    RECOVERED = "recovered"
+    CLEARED = "cleared"
     ATTRIBUTE_SET = "attribute set"
     ATTRIBUTE_REMOVED = "attribute removed"
     POSITIONS_SET = "positions set"
@@ -30,6 +32,7 @@ class AnswerCode(str, Enum):
     WRONG_STATE = "wrong state"
     ALREADY_FINISHED = "already finished"
     ENDED_UNRECORDED = "ended, not recorded"
+    NOT_INTERRUPTED = "not interrupted"
     #: The job would be skipped again at once, because a parent failed.
     PARENT_FAILED = "parent failed"
     #: The job would wait for itself.
@@ -42,7 +45,7 @@ class AnswerCode(str, Enum):
 
 REFUSALS = frozenset({
     AnswerCode.NO_SUCH_JOB, AnswerCode.WRONG_STATE, AnswerCode.ALREADY_FINISHED, AnswerCode.ENDED_UNRECORDED,
-    AnswerCode.PARENT_FAILED, AnswerCode.CYCLE, AnswerCode.UNKNOWN,
+    AnswerCode.NOT_INTERRUPTED, AnswerCode.PARENT_FAILED, AnswerCode.CYCLE, AnswerCode.UNKNOWN,
 })  # fmt: skip
 
 
@@ -52,6 +55,9 @@ class RequestAnswer(StoredValue):
 
     state, accepted              WRONG_STATE: the job's state, and the states in which the request is possible
     verb                         WRONG_STATE, ENDED_UNRECORDED: the verb of the request
+    state                        NOT_INTERRUPTED: the job's state
+    jobs                         RECOVERED: the ids of all jobs that were queued again
+    count                        CLEARED: the number of jobs, if all finished jobs were cleared
     outcome, exit_code, signal   ALREADY_FINISHED, ENDED_UNRECORDED: how the job ended
     is_recorded                  ALREADY_FINISHED: whether the store has recorded this end
     parent                       PARENT_FAILED: the id of the parent
@@ -69,12 +75,15 @@ class RequestAnswer(StoredValue):
     is_recorded: bool = True
     attribute: str = ""
     parent: int | None = None
+    jobs: tuple[int, ...] = ()
+    count: int | None = None
 
     _BUILD: ClassVar = {
         "code": AnswerCode,
         "state": JobState,
         "accepted": lambda states: tuple(map(JobState, states)),
         "outcome": Outcome,
+        "jobs": tuple,
     }
 
     @classmethod
@@ -96,6 +105,8 @@ ACCEPTED_STATES: Mapping[str, tuple[JobState, ...]] = {
     "requeue": (JobState.FINISHED, JobState.HELD),
     "hold": (JobState.QUEUED,),
     "release": (JobState.HELD,),
+    "recover": (JobState.HELD,),
+    "clear": (JobState.FINISHED,),
     "set": (JobState.HELD, JobState.QUEUED),
 }
 
@@ -103,3 +114,8 @@ ACCEPTED_STATES: Mapping[str, tuple[JobState, ...]] = {
 def wrong_state(verb: str, state: JobState) -> RequestAnswer:
     """Returns the answer to a request that is not possible for a job in this state."""
     return RequestAnswer(AnswerCode.WRONG_STATE, state=state, accepted=ACCEPTED_STATES[verb], verb=verb)
+
+
+def not_interrupted(state: JobState) -> RequestAnswer:
+    """Returns the answer to a recovery of a job that is not interrupted."""
+    return RequestAnswer(AnswerCode.NOT_INTERRUPTED, state=state)

@@ -44,6 +44,8 @@ class ReasonKind(str, Enum):
     RELEASED_BY_USER = "released_by_user"
     RELEASED_BY_LINE = "released_by_line"
     RETRIED_BY_USER = "retried_by_user"
+    #: An interrupted job was queued again, by the user or by the scheduler itself (`next_steps`).
+    RECOVERED = "recovered"
     #: The job was skipped, because a parent did not complete.
     PARENT_FAILED = "parent_failed"
     #: The job was queued again, because no parent that did not complete is left.
@@ -97,6 +99,9 @@ class NextKind(str, Enum):
     LAUNCH_RETRY_UNCOUNTED = "launch_retry_uncounted"
     LAUNCH_ABANDONED = "launch_abandoned"
     HELD = "held"
+    #: The scheduler itself queues an interrupted job again.
+    RECOVERY = "recovery"
+    RECOVERIES_USED_UP = "recoveries_used_up"
 
 
 @dataclass(frozen=True)

@@ -232,10 +232,27 @@ class HoldJob(Action):
 
 @dataclass(frozen=True)
 class RequeueJob(Action):
-    """Queues a held or finished job again and resets its count of failed launches."""
+    """Queues a held or finished job again and resets its count of failed launches.
+
+    recoveries: how many times the scheduler itself has queued it again, including this time; 0 if the user
+    did.
+    """
 
     job_id: int
     reason: StateReason
+    recoveries: int = 0
+
+
+@dataclass(frozen=True)
+class ClearJob(Action):
+    """Takes a finished job out of the lists."""
+
+    job_id: int
+
+
+@dataclass(frozen=True)
+class ClearFinished(Action):
+    """Takes all finished jobs out of the lists."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextSte
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import FinishAttempt
 from gpu_scheduler.core.scheduling.facts import Attempt
+from gpu_scheduler.core.scheduling.recovery import recovery_step
 from gpu_scheduler.core.scheduling.retry import GpuInventory, decide_retry
 from gpu_scheduler.core.scheduling.settings import Settings
 
@@ -141,6 +142,8 @@ def _with_next_state(
         return replace(end, job_outcome=Outcome.CANCELLED), None
     if end.outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED):
         step = NextStep(NextKind.HELD, job_id=attempt.job_id)
+        if end.outcome is Outcome.INTERRUPTED and settings.recover:
+            step = recovery_step(attempt.job_id, attempt.recoveries)
         return replace(end, state=JobState.HELD, job_outcome=None), step
     if end.outcome is not Outcome.NOT_STARTED:
         return end, None

@@ -9,7 +9,7 @@ from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContex
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.now import Now
-from gpu_scheduler.core.model.request import JobFact, Request
+from gpu_scheduler.core.model.request import InterruptedJob, JobFact, Request
 from gpu_scheduler.core.model.states import AttemptState
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.core.scheduling.accounting import Allocation
@@ -53,7 +53,7 @@ class Attempt:
     UUID; None if unknown; empty if nothing was declared. peaks: the highest memory use of its processes on
     each GPU in MiB, by UUID. measured_at: the time of the newest sample in the peaks. overused_gpus: GPUs on
     which overuse was reported. resources: the current resource spec of its job. oom_retries_used,
-    fail_retries_used: retries that its job has used.
+    fail_retries_used, recoveries: retries and recoveries that its job has used.
     """
 
     attempt_id: int
@@ -85,6 +85,7 @@ class Attempt:
     released_at: float | None = None
     cancel: StopRequest | None = None
     launch_failures: int = 0
+    recoveries: int = 0
     source_missing: bool = False
     number: int = 1
     failure_context: FailureContext | None = None
@@ -138,7 +139,9 @@ class Facts:
     unmanaged_gpus: GPUs in the sample that this scheduler does not manage. learned_mib: the MiB that a job of
     each workload class needs, if needs are learned. has_unsettled_dependencies: whether a job is to be
     skipped or queued again because of its parents. cyclic_requests: the ids of the requests whose
-    dependencies would make their jobs wait for themselves.
+    dependencies would make their jobs wait for themselves. interrupted: the jobs that a recovery queues
+    again; finished_count: the number of finished jobs that are not cleared. Both are read only if they are
+    needed.
     """
 
     now: Now
@@ -156,3 +159,5 @@ class Facts:
     learned_mib: Mapping[str, int] = field(default_factory=dict)
     has_unsettled_dependencies: bool = False
     cyclic_requests: frozenset[int] = frozenset()
+    interrupted: tuple[InterruptedJob, ...] = ()
+    finished_count: int = 0

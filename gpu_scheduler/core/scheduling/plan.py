@@ -17,6 +17,7 @@ from gpu_scheduler.core.scheduling.gpu_use import display_memory, unattributed_m
 from gpu_scheduler.core.scheduling.misplaced import misplaced_processes
 from gpu_scheduler.core.scheduling.queue_placement import allowed_gpus, place_jobs
 from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
+from gpu_scheduler.core.scheduling.recovery import recover_interrupted
 from gpu_scheduler.core.scheduling.release import check_memory_release, release_allocation
 from gpu_scheduler.core.scheduling.retry import GpuInventory
 from gpu_scheduler.core.scheduling.usage import record_measurements, with_recorded_peaks
@@ -53,9 +54,14 @@ def plan(facts: Facts) -> list[Action]:
     actions += _closed_windows(facts)
     if not all(isinstance(action, RecordMemoryReleased) for action in actions):
         return actions
+    if requests.is_ending(facts):
+        return actions
+    recovered = recover_interrupted(facts)
+    if recovered:
+        return actions + recovered
     released = {action.attempt_id for action in actions if isinstance(action, RecordMemoryReleased)}
     remaining = tuple(attempt for attempt in facts.attempts if attempt.attempt_id not in released)
-    return actions + ([] if requests.is_ending(facts) else place_jobs(replace(facts, attempts=remaining)))
+    return actions + place_jobs(replace(facts, attempts=remaining))
 
 
 def _closed_windows(facts: Facts) -> list[Action]:

@@ -65,6 +65,17 @@ def has_unknown_runner(attempt: Attempt) -> bool:
     )
 
 
+def has_ended(attempt: Attempt, now: Now) -> bool:
+    """Returns whether an open attempt is over, so that the store will soon have its end."""
+    status = attempt.status
+    if status.result is not None or status.claim in ("dead", "void") or _is_folder_removed(attempt):
+        return True
+    if has_unknown_runner(attempt):
+        return attempt.boot_id != now.boot_id or attempt.survivors == ()
+    # A launch of an earlier boot, unless it was stopped, whose claim may have to be voided again and again.
+    return status.claim == "none" and attempt.boot_id != now.boot_id and _stop_cause(attempt) is None
+
+
 def _was_claimed(attempt: Attempt) -> bool:
     return attempt.status.command_began or attempt.state is not AttemptState.STARTING
 

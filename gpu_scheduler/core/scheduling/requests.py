@@ -8,12 +8,14 @@ from typing import Any
 from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute, is_unset, key_of
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.request import JobFact, Request
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, wrong_state
+from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, not_interrupted, wrong_state
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     AnswerRequest,
+    ClearFinished,
+    ClearJob,
     EndScheduler,
     FinishJob,
     HoldJob,
@@ -25,6 +27,7 @@ from gpu_scheduler.core.scheduling.actions import (
     SetQueuePositions,
 )
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
 from gpu_scheduler.core.scheduling.settings import Settings
 
 #: Marks a round that already changes the dependencies of a job.
@@ -42,17 +45,15 @@ def answer_requests(facts: Facts) -> list[Action]:
             # The request stays open until no job is live. Until then, no job is placed (see `is_ending`).
             actions += _cancel_all(facts, request.args)
             continue
-        if request.verb in _JOB_REQUESTS:
-            # A second request for the same job waits until the effect of the first one is in the store. So
-            # does a request for a job whose failed parent may be queued again.
-            if request.target in touched or _failed_parent(request, facts) in touched:
-                continue
-            touched.add(request.target)
-            if "parents" in request.args:
-                # A cycle is found in the store, so the dependencies of another job must be recorded first.
-                if _PARENTS in touched:
-                    continue
-                touched.add(_PARENTS)
+        # A second request for the same job waits until the effect of the first one is in the store. So does
+        # a request for a job whose failed parent may be queued again.
+        changed = _changed_by(request, facts)
+        waits = _waits_for_end(request, facts) or not touched.isdisjoint(
+            changed | {_failed_parent(request, facts)}
+        )
+        touched |= changed
+        if waits:
+            continue
         changes, answer = _carry_out_request(request, facts)
         actions += [*changes, AnswerRequest(request.request_id, answer)]
     return actions
@@ -61,6 +62,26 @@ def answer_requests(facts: Facts) -> list[Action]:
 def is_ending(facts: Facts) -> bool:
     """Returns whether the scheduler has been asked to end, so that it starts no more jobs."""
     return any(request.verb == "stop" for request in facts.requests)
+
+
+def _changed_by(request: Request, facts: Facts) -> set[str]:
+    """Returns the targets that a request may change, so that no other request for them shares its round."""
+    if request.verb not in _JOB_REQUESTS:
+        return set()
+    if not request.target:
+        return {str(job.job_id) for job in facts.interrupted} if request.verb == "recover" else set()
+    # A cycle is found in the store, so the dependencies of another job must be recorded first.
+    return {request.target, _PARENTS} if "parents" in request.args else {request.target}
+
+
+def _waits_for_end(request: Request, facts: Facts) -> bool:
+    """Returns whether a recovery waits until the store has the end of an attempt."""
+    return request.verb == "recover" and any(
+        attempt.state.is_open
+        and request.target in ("", str(attempt.job_id))
+        and has_ended(attempt, facts.now)
+        for attempt in facts.attempts
+    )
 
 
 def _failed_parent(request: Request, facts: Facts) -> str:
@@ -89,6 +110,8 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
     if request.verb == "places":
         positions = tuple((job, position) for job, position in request.args["places"])
         return _done(AnswerCode.POSITIONS_SET, SetQueuePositions(positions))
+    if not request.target:
+        return _recover_all(facts) if request.verb == "recover" else _clear_all(facts)
     job = facts.jobs.get(int(request.target))
     if job is None:
         return _done(AnswerCode.NO_SUCH_JOB)
@@ -132,6 +155,28 @@ def _release(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     if job.state is JobState.HELD:
         return _done(AnswerCode.RELEASED, RequeueJob(job.job_id, StateReason(ReasonKind.RELEASED_BY_USER)))
     return _refusal("release", job)
+
+
+def _recover_all(facts: Facts) -> ActionsAndAnswer:
+    reason = StateReason(ReasonKind.RECOVERED)
+    actions: list[Action] = [RequeueJob(job.job_id, reason) for job in facts.interrupted]
+    return actions, RequestAnswer(AnswerCode.RECOVERED, jobs=tuple(job.job_id for job in facts.interrupted))
+
+
+def _recover(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+    if job.is_interrupted:
+        return _done(AnswerCode.QUEUED, RequeueJob(job.job_id, StateReason(ReasonKind.RECOVERED)))
+    return [], not_interrupted(job.state)
+
+
+def _clear_all(facts: Facts) -> ActionsAndAnswer:
+    return [ClearFinished()], RequestAnswer(AnswerCode.CLEARED, count=facts.finished_count)
+
+
+def _clear(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
+    if job.state is JobState.FINISHED:
+        return _done(AnswerCode.CLEARED, ClearJob(job.job_id))
+    return _refusal("clear", job)
 
 
 def _line_removed(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
@@ -180,5 +225,7 @@ _JOB_REQUESTS: dict[str, Callable[[JobFact, Any, Settings], ActionsAndAnswer]] =
     "hold": _hold,
     "release": _release,
     "line_removed": _line_removed,
+    "recover": _recover,
+    "clear": _clear,
     "set": _set,
 }

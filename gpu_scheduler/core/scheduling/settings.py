@@ -30,17 +30,18 @@ class Settings(Limits):
     """The limits and the other options that decisions depend on.
 
     exclusive: whether each GPU runs at most one of our jobs; tolerance: the fraction by which memory use may
-    exceed the declaration before it is reported; *_retries: defaults for jobs whose lines set none;
-    max_launches: how many times an attempt is launched before it counts as not started; grace_s: the time
-    between SIGTERM and SIGKILL; memory_release_s: the longest wait until the memory of a released GPU is
-    free; survivor_wait_s: the time that the processes of a dead runner have to exit. No command-line option
-    sets launch_deadline_s or the fields after it.
+    exceed the declaration before it is reported; *_retries: defaults for jobs whose lines set none; recover:
+    whether the scheduler itself queues interrupted jobs again; max_launches: how many times an attempt is
+    launched before it counts as not started; grace_s: the time between SIGTERM and SIGKILL; memory_release_s:
+    the longest wait until the memory of a released GPU is free; survivor_wait_s: the time that the processes
+    of a dead runner have to exit. No command-line option sets launch_deadline_s or the fields after it.
     """
 
     exclusive: bool = False
     tolerance: float = 0.10
     oom_retries: int = 0
     fail_retries: int = 0
+    recover: bool = False
     max_assign_attempts: int = 5
     assign_retry_wait_s: float = 5.0
     launch_deadline_s: float = 10.0

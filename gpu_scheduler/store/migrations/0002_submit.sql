@@ -29,6 +29,16 @@ CREATE INDEX job_to_skip ON job (id) WHERE state = 'queued' AND failed_parents >
 CREATE INDEX job_to_unskip ON job (id) WHERE state = 'finished' AND outcome = 'skipped' AND failed_parents = 0;
 CREATE INDEX job_name ON job (name) WHERE name IS NOT NULL;
 
+-- held_by may also be 'copy': the attempt belongs to the store of which this one is a copy.
+-- `recover` and the messages about interrupted jobs read only these.
+CREATE INDEX job_interrupted ON job (id) WHERE state = 'held' AND held_by = 'interrupted';
+-- The lists of finished jobs leave out the cleared ones.
+CREATE INDEX job_listed ON job (finished_at) WHERE state = 'finished' AND cleared_at IS NULL;
+CREATE INDEX job_cleared ON job (id) WHERE cleared_at IS NOT NULL;
+DROP INDEX job_unsuccessful;
+CREATE INDEX job_unsuccessful ON job (outcome)
+    WHERE state = 'finished' AND outcome <> 'completed' AND cleared_at IS NULL;
+
 -- The triggers keep unmet_parents and failed_parents up to date. The condition of the kind 'finished' is met by
 -- every finished parent, that of 'completed' by a parent with the outcome completed or ended
 -- (core.scheduling.dependencies).

@@ -1,0 +1,183 @@
+"""Which interrupted jobs are queued again, by the user or by the scheduler itself, and when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
+from gpu_scheduler.core.model.request import InterruptedJob, JobFact, Request
+from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, not_interrupted
+from gpu_scheduler.core.model.state_reason import NextKind, ReasonKind, StateReason
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.plan import plan
+from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended, reconcile
+from gpu_scheduler.core.scheduling.recovery import MAX_RECOVERIES, recover_interrupted
+from gpu_scheduler.core.scheduling.settings import Settings
+from tests.core.gpu_world import NOW, facts, gpu, running
+from tests.reasons import words
+
+RECOVER = Settings(recover=True)
+INTERRUPTED = JobFact(7, JobState.HELD, held_by="interrupted")
+BY_USER = StateReason(ReasonKind.RECOVERED)
+DEAD = running(status=AttemptStatus(claim="dead"), survivors=(), job_id=7)
+
+
+def round_with(*requests: tuple[str, str], attempts: tuple[Attempt, ...] = (), **values: object) -> Facts:
+    made = tuple(Request(n, verb, target) for n, (verb, target) in enumerate(requests, 1))
+    return facts(gpu(0), attempts=attempts, requests=made, **values)
+
+
+def test_a_recovery_of_all_queues_every_interrupted_job_and_names_it_in_its_answer() -> None:
+    held = (InterruptedJob(3), InterruptedJob(7, 3))
+    assert plan(round_with(("recover", ""), interrupted=held)) == [
+        act.RequeueJob(3, BY_USER),
+        act.RequeueJob(7, BY_USER),
+        act.AnswerRequest(1, RequestAnswer(AnswerCode.RECOVERED, jobs=(3, 7))),
+    ]
+
+
+def test_a_recovery_of_all_is_answered_at_once_if_no_job_is_interrupted() -> None:
+    live = running()
+    assert plan(round_with(("recover", ""), attempts=(live,))) == [
+        act.AnswerRequest(1, RequestAnswer(AnswerCode.RECOVERED))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (INTERRUPTED, RequestAnswer(AnswerCode.QUEUED)),
+        (JobFact(7, JobState.HELD, held_by="user"), not_interrupted(JobState.HELD)),
+        (JobFact(7, JobState.HELD, held_by="copy"), not_interrupted(JobState.HELD)),
+        (JobFact(7, JobState.QUEUED), not_interrupted(JobState.QUEUED)),
+        (JobFact(7, JobState.RUNNING), not_interrupted(JobState.RUNNING)),
+        (JobFact(7, JobState.FINISHED, Outcome.FAILED), not_interrupted(JobState.FINISHED)),
+    ],
+)
+def test_a_recovery_of_one_job_is_refused_unless_the_job_is_interrupted(
+    job: JobFact, expected: RequestAnswer
+) -> None:
+    *changes, answer = plan(round_with(("recover", "7"), jobs={7: job}))
+    assert answer == act.AnswerRequest(1, expected)
+    assert changes == ([] if expected.is_refusal else [act.RequeueJob(7, BY_USER)])
+
+
+@pytest.mark.parametrize("target", ["", "7"])
+def test_a_recovery_waits_until_the_end_of_an_attempt_is_recorded(target: str) -> None:
+    asked = round_with(("recover", target), attempts=(DEAD,), interrupted=(InterruptedJob(3),))
+    [end] = plan(replace(asked, jobs={7: JobFact(7, JobState.RUNNING)}))
+    assert isinstance(end, act.FinishAttempt)
+    assert (end.job_id, end.state, end.outcome) == (7, JobState.HELD, Outcome.INTERRUPTED)
+    closed = replace(DEAD, state=AttemptState.RELEASED)
+    then = replace(
+        asked, attempts=(closed,), jobs={7: INTERRUPTED}, interrupted=(InterruptedJob(3), InterruptedJob(7))
+    )
+    queued = [action.job_id for action in plan(then) if isinstance(action, act.RequeueJob)]
+    assert queued == ([3, 7] if target == "" else [7])
+
+
+def test_the_recovery_of_one_job_does_not_wait_for_the_attempt_of_another() -> None:
+    other = running(8, status=AttemptStatus(claim="dead"), survivors=())
+    actions = plan(round_with(("recover", "7"), attempts=(other,), jobs={7: INTERRUPTED}))
+    assert actions == [act.RequeueJob(7, BY_USER), act.AnswerRequest(1, RequestAnswer(AnswerCode.QUEUED))]
+
+
+@pytest.mark.parametrize("verb", ["cancel", "release", "retry", "recover"])
+def test_a_recovery_of_all_shares_no_round_with_another_request_for_the_same_job(verb: str) -> None:
+    for first, second in [(("recover", ""), (verb, "7")), ((verb, "7"), ("recover", ""))]:
+        held = (InterruptedJob(7),)
+        actions = plan(round_with(first, second, jobs={7: INTERRUPTED}, interrupted=held))
+        assert [a.request_id for a in actions if isinstance(a, act.AnswerRequest)] == [1]
+
+
+def test_a_later_request_does_not_overtake_a_recovery_that_waits() -> None:
+    asked = round_with(
+        ("recover", ""), ("cancel", "3"), attempts=(DEAD,), interrupted=(InterruptedJob(3),),
+        jobs={3: JobFact(3, JobState.HELD, held_by="interrupted")},
+    )  # fmt: skip
+    assert [type(action) for action in plan(asked)] == [act.FinishAttempt]
+
+
+@pytest.mark.parametrize("used", range(MAX_RECOVERIES + 2))
+def test_the_scheduler_itself_recovers_a_job_three_times(used: int) -> None:
+    held = (InterruptedJob(7, used),)
+    found = recover_interrupted(facts(settings=RECOVER, interrupted=held))
+    assert [(one.job_id, one.recoveries) for one in found] == ([(7, used + 1)] if used < 3 else [])
+    assert [words(one.reason) for one in found] == [f"recovered; recovery {used + 1} of 3"][: used < 3]
+    assert recover_interrupted(facts(interrupted=held)) == []
+
+
+def test_recovers_only_in_a_round_that_changes_nothing_else_and_not_while_the_scheduler_ends() -> None:
+    held = round_with(interrupted=(InterruptedJob(3),), settings=RECOVER)
+    assert [type(action) for action in plan(held)] == [act.RequeueJob]
+    assert [type(action) for action in plan(replace(held, attempts=(DEAD,)))] == [act.FinishAttempt]
+    ending = replace(held, requests=(Request(1, "stop", args={"jobs": True}),), attempts=(running(),))
+    assert not any(isinstance(action, act.RequeueJob) for action in plan(ending))
+
+
+@pytest.mark.parametrize(
+    ("settings", "used", "expected"),
+    [
+        (Settings(), 0, "its runner was killed; `retry 7` runs it again"),
+        (RECOVER, 0, "its runner was killed; recovery 1 of 3"),
+        (RECOVER, 2, "its runner was killed; recovery 3 of 3"),
+        (RECOVER, 3, "its runner was killed; recovered 3 times already; `recover 7` runs it again"),
+    ],
+)
+def test_the_end_of_an_interrupted_attempt_says_whether_the_scheduler_recovers_it(
+    settings: Settings, used: int, expected: str
+) -> None:
+    dead = replace(DEAD, status=replace(DEAD.status, folder_exists=True), recoveries=used)
+    [end] = reconcile(dead, NOW, settings)
+    assert isinstance(end, act.FinishAttempt)
+    assert (end.state, words(end.reason)) == (JobState.HELD, expected)
+
+
+def test_a_preempted_attempt_is_not_recovered() -> None:
+    [end] = reconcile(replace(DEAD, cancel=StopRequest("preempted", 5.0)), NOW, RECOVER)
+    assert isinstance(end, act.FinishAttempt)
+    assert end.reason is not None
+    assert [step.kind for step in end.reason.next_steps] == [NextKind.HELD]
+
+
+RESULT = AttemptResult(None, 0, None, True, None, (), 960.0, 990.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "values", "expected"),
+    [
+        (AttemptStatus("live", 5), {}, False),
+        (AttemptStatus("live", 5, result=RESULT), {}, True),
+        (AttemptStatus("unclaimed", 5), {}, False),
+        (AttemptStatus("unknown"), {"boot_id": "before"}, False),
+        (AttemptStatus("unlocked", 5), {}, False),
+        (AttemptStatus("dead"), {"survivors": (5,)}, True),
+        (AttemptStatus("void"), {}, True),
+        (AttemptStatus("invalid"), {"survivors": (5,)}, False),
+        (AttemptStatus("invalid"), {"survivors": ()}, True),
+        (AttemptStatus("invalid"), {"survivors": (5,), "boot_id": "before"}, True),
+        (AttemptStatus("none", folder_exists=False), {}, True),
+        (AttemptStatus("none"), {"state": AttemptState.STARTING}, False),
+        (AttemptStatus("none"), {"state": AttemptState.STARTING, "boot_id": "before"}, True),
+        (
+            AttemptStatus("none", stop=StopRequest("cancelled", 5.0)),
+            {"state": AttemptState.STARTING, "boot_id": "before"},
+            False,
+        ),
+    ],
+)
+def test_an_attempt_has_ended_if_the_store_will_soon_have_its_end(
+    status: AttemptStatus, values: dict[str, object], expected: bool
+) -> None:
+    assert has_ended(replace(running(status=status), **values), NOW) is expected  # type: ignore[arg-type]
+
+
+def test_a_clear_of_all_answers_with_the_number_of_finished_jobs() -> None:
+    assert plan(round_with(("clear", ""), finished_count=5)) == [
+        act.ClearFinished(),
+        act.AnswerRequest(1, RequestAnswer(AnswerCode.CLEARED, count=5)),
+    ]
