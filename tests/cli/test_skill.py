@@ -49,7 +49,8 @@ def test_all_other_code_is_known() -> None:
 def test_the_file_names_the_commands_for_everyday_use() -> None:
     named = {shlex.split(line)[1] for line in command_lines(TEXT)}
     assert len(named) > 15
-    assert named >= {"status", "submit", "wait", "why", "logs", "cancel", "retry", "pause", "resume"}
+    assert named >= {"status", "submit", "wait", "why", "logs", "cancel", "retry", "pause", "resume", "set"}
+    assert named >= {"recover", "clear", "import"}
 
 
 def test_the_front_matter_names_and_describes_the_skill() -> None:
