@@ -10,6 +10,7 @@ from tests.stress import (
     copied_stores,
     damaged_attempts,
     deleted_stores,
+    dependencies,
     double_allocation,
     endings,
     failpoints,
@@ -51,6 +52,7 @@ class Part:
 #: The longest parts come first, so that parallel workers end at about the same time.
 PARTS = (
     Part("P9", "pauses edited by three writers", pauses.toggles, suite=0.006, control=0.01),
+    Part("P12", "jobs that wait for each other", dependencies.dependencies, suite=0.03, control=0.03),
     Part("P1 P2", "scheduler killed, direct", kills.direct, suite=0.02, control=0.03),
     Part("P1 P2", "scheduler killed, Screen", kills.screen, suite=0.02),
     Part("P3", "scheduler and Screen killed while jobs run", running.untouched, suite=0.02, control=0.03),
