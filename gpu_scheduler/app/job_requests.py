@@ -6,7 +6,8 @@ and returns one answer per job. Refusals come first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from gpu_scheduler.app.answers import ALL_JOBS, COMMAND_LINE, Answer, AnswerKind, StopResult, unanswered
@@ -173,7 +174,7 @@ def _request_for_all(
 
 
 def _record_requests(
-    store: Store, verb: str, jobs: Iterable[int], by: str, args: Mapping[str, object]
+    store: Store, verb: str, jobs: Collection[int], by: str, args: Mapping[str, object]
 ) -> tuple[dict[int, int], list[Answer]]:
     """Records a request for each job whose state allows it, all in one transaction.
 
@@ -186,6 +187,8 @@ def _record_requests(
         pending = requested_verbs(store)
         for job_id in jobs:
             why = _early_refusal(store, verb, job_id, pending.get(job_id, ()), up)
+            if why is None and verb == "retry" and not up:
+                why = _refusal_of_retry(store, job_id, {*jobs, *pending})
             if why is None:
                 made[add_request(store, verb, str(job_id), by, **args)] = job_id
             else:
@@ -224,6 +227,15 @@ def _early_refusal(
         finished = job.state is after is JobState.FINISHED
         return RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=job.outcome) if finished else None
     return None if after in ACCEPTED_STATES[verb] else wrong_state(verb, after)
+
+
+def _refusal_of_retry(store: Store, job_id: int, retried: AbstractSet[int]) -> RequestAnswer | None:
+    """Returns the refusal if the job would be skipped, because jobs failed that are not retried as well."""
+    job = job_record(store, job_id)
+    failed = failed_ancestors(store, job_id, _MAX_NAMED) if job.failed_parents else []
+    if job.state is not JobState.FINISHED or retried >= set(failed):
+        return None
+    return RequestAnswer(AnswerCode.PARENT_FAILED, parent=failed[0])
 
 
 def _unrecorded_end(store: Store, job: JobRecord) -> JobRecord | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.core.model.dependency import UNRESOLVED, DependencyKind
+from gpu_scheduler.core.model.dependency import UNRESOLVED, Dependency, DependencyKind
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
@@ -170,3 +170,21 @@ def test_the_end_of_a_parent_counts_even_if_no_scheduler_has_recorded_it(
     assert found["reason"] == reason.format(parent=parent)
     assert found["after"][0]["state"] == "finished"
     assert desk.run("why", child)[1].startswith(f"job {child} is queued: {found['reason']}\n")
+
+
+@pytest.mark.parametrize("first_is_parent", [True, False])
+def test_a_job_and_its_failed_parent_can_be_retried_together(desk: Desk, first_is_parent: bool) -> None:
+    pair = [desk.job(), desk.job()]
+    parent, child = pair if first_is_parent else reversed(pair)
+    finish(desk, parent, Outcome.FAILED)
+    finish(desk, child, Outcome.FAILED)
+    kind = DependencyKind.COMPLETED
+    desk.record(act.SetDependencies(child, kind, (Dependency(parent, kind, "x"),)))
+    code, out, err = desk.run("retry", child)
+    assert (code, out) == (1, "")
+    assert f"because job {parent} did not complete; run `retry {parent}` first" in err
+    assert desk.requests() == []
+    with desk.scheduler():
+        code, out, err = desk.run("retry", "--failed")
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == [f"job {job}: queued again" for job in sorted(pair)]

@@ -32,6 +32,8 @@ from gpu_scheduler.core.scheduling.settings import Settings
 
 #: Marks a round that already changes the dependencies of a job.
 _PARENTS = "parents"
+#: The requests that queue a finished job again.
+_QUEUEING = frozenset({"retry", "requeue"})
 
 ActionsAndAnswer = tuple[list[Action], RequestAnswer]
 
@@ -40,16 +42,20 @@ def answer_requests(facts: Facts) -> list[Action]:
     """Returns the actions for every open request, in order. Each request's last action is its answer."""
     actions: list[Action] = []
     touched: set[str] = set()
+    queued_again = {request.target for request in facts.requests if request.verb in _QUEUEING}
     for request in facts.requests:
         if request.verb == "stop" and request.args.get("jobs") and _live_attempts(facts):
             # The request stays open until no job is live. Until then, no job is placed (see `is_ending`).
             actions += _cancel_all(facts, request.args)
             continue
         # A second request for the same job waits until the effect of the first one is in the store. So does
-        # a request for a job whose failed parent may be queued again.
+        # the retry of a job whose failed parent may be queued again, whichever was requested first.
         changed = _changed_by(request, facts)
-        waits = _waits_for_end(request, facts) or not touched.isdisjoint(
-            changed | {_failed_parent(request, facts)}
+        parent = _failed_parent(request, facts)
+        waits = (
+            _waits_for_end(request, facts)
+            or not touched.isdisjoint(changed | {parent})
+            or parent in queued_again
         )
         touched |= changed
         if waits:
