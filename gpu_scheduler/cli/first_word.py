@@ -14,6 +14,7 @@ _JOBS_PLACEHOLDER, _JOB_SET_OPTIONS = "JOB…", ("--all", "--failed")
 _SYNONYMS = {
     **dict.fromkeys(("list", "ls", "ps", "queue", "squeue", "jobs"), "status"),
     **dict.fromkeys(("top", "watch"), "status --watch"),
+    **dict.fromkeys(("sbatch", "qsub", "enqueue"), "submit"),
     **dict.fromkeys(("kill", "rm", "remove", "delete", "scancel"), f"cancel {_JOBS_PLACEHOLDER}"),
     **dict.fromkeys(("rerun", "restart", "requeue"), f"retry {_JOBS_PLACEHOLDER}"),
 }

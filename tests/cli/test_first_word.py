@@ -118,6 +118,7 @@ def test_usage_errors_suggest_a_correction(words: str, parts: list[str]) -> None
         ("rm 5-9", "cancel 5-9"),
         ("rm 'a b'", "cancel 'a b'"),
         ("rerun --failed", "retry --failed"),
+        ("sbatch train.py", "submit"),
     ],
 )
 @pytest.mark.usefixtures("here")
