@@ -20,6 +20,8 @@ _POLL_INTERVAL_S = 0.1
 #: Seconds after which the jobs are read even from an unchanged store, because their folders may have changed.
 _MAX_AGE_S = 1.0
 
+#: The shortest pause between two reads of the jobs, as a multiple of the time that a read takes.
+_PAUSE_FACTOR = 4
 #: Seconds after which the store is opened again.
 _REOPEN_S = 30.0
 
@@ -44,11 +46,11 @@ def wait_for_jobs(
         with open_store(location, read_only=True) as store:
             reopen_at = time.monotonic() + _REOPEN_S
             while time.monotonic() < reopen_at:
-                version = store.db.data_version
+                version, began = store.db.data_version, time.monotonic()
                 left = _wait_once(store, left, codes, report)
                 if not left:
                     return max(codes)
-                if not _wait_for_change(store, version, end):
+                if not _wait_for_change(store, version, time.monotonic() - began, end):
                     return None
 
 
@@ -83,14 +85,17 @@ def _exit_code(view: JobView) -> int:
     return job_exit_code(record.state, record.outcome, record.exit_code, record.signal, view.wait)
 
 
-def _wait_for_change(store: Store, version: int, end: float | None) -> bool:
-    """Waits until the jobs should be read again. Returns False if the time is up before that."""
-    next_read = time.monotonic() + _MAX_AGE_S
-    while store.db.data_version == version:
-        now = time.monotonic()
-        if now >= next_read:
-            break
+def _wait_for_change(store: Store, version: int, read_s: float, end: float | None) -> bool:
+    """Waits until the jobs should be read again. Returns False if the time is up before that.
+
+    version: that of the store at the last read; read_s: the seconds that this read took, on which the pause
+    depends, so that waiting for thousands of jobs does not occupy a processor.
+    """
+    now = time.monotonic()
+    earliest, latest = now + _PAUSE_FACTOR * read_s, now + max(_MAX_AGE_S, _PAUSE_FACTOR * read_s)
+    while now < latest and (now < earliest or store.db.data_version == version):
         if end is not None and now >= end:
             return False
         time.sleep(_POLL_INTERVAL_S)
-    return end is None or time.monotonic() < end
+        now = time.monotonic()
+    return end is None or now < end
