@@ -1,4 +1,4 @@
-"""Cancels, retries, recovers, holds, releases and clears jobs, and changes their priority.
+"""Cancels, retries, recovers, holds, releases and clears jobs, and changes their attributes.
 
 Each function records a request for every job whose state allows it, wakes the scheduler if one is running,
 and returns one answer per job. Refusals come first.

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gpu_scheduler.core.model.dependency import UNRESOLVED, Dependency, DependencyKind
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
-from gpu_scheduler.core.model.states import Outcome
+from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.dependencies import ParentStatus, status_of
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.store.ancestors import ancestor_that_needs_user, failed_ancestors
 from gpu_scheduler.store.data_dir import DataDir
+from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
@@ -98,3 +103,68 @@ def test_the_failed_ancestors_of_a_skipped_job_are_those_that_were_not_skipped(s
     assert failed_ancestors(store, last, 5) == [first, second]
     assert failed_ancestors(store, last, 1) == [first]
     assert failed_ancestors(store, done, 5) == []
+
+
+#: What may be the matter with a job of a random graph.
+PLIGHTS = ("", "", "", "held", "failed", "completed", "infeasible", "unresolved")
+GRAPHS = st.lists(
+    st.tuples(
+        st.sampled_from(PLIGHTS), st.sets(st.integers(0, 6), max_size=3), st.sampled_from(DependencyKind)
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(GRAPHS)
+def test_a_blocked_job_waits_for_a_job_that_can_start_or_for_the_user(
+    tmp_path: Path, graph: list[tuple[str, set[int], DependencyKind]]
+) -> None:
+    with TemporaryDirectory(dir=tmp_path) as folder:
+        store = Store(DataDir.of(f"{folder}/state.json"), create=True)
+        for plight, parents, kind in graph:
+            job = store.insert_job(LARGE if plight == "infeasible" else SPEC, "test")
+            wanted = {parent for parent in (number % len(graph) + 1 for number in parents) if parent < job}
+            wanted |= {UNRESOLVED} if plight == "unresolved" else set()
+            edges = tuple(Dependency(parent, kind, str(parent)) for parent in wanted)
+            record(store, act.SetDependencies(job, kind, edges))
+        for job, (plight, _, _) in enumerate(graph, 1):
+            if plight == "held":
+                hold(store, job)
+            elif plight in ("failed", "completed"):
+                record(store, act.FinishJob(job, Outcome(plight), None))
+        record(store, act.SettleDependencies())
+        _check_waits(store, len(graph))
+        store.close()
+
+
+def _check_waits(store: Store, count: int) -> None:
+    """Checks each blocked job against a search that visits every job that it waits for."""
+    jobs = {job: store.job(job) for job in range(1, count + 1)}
+    above = parents_of(store, jobs)
+    large = store.spec_key(LARGE)
+    for job, row in jobs.items():
+        assert row is not None
+        if row.state is not JobState.QUEUED or not row.unmet_parents:
+            continue
+        seen: set[int] = set()
+        left = [job]
+        while left:
+            for parent in above.get(left.pop(), ()):
+                if status_of(parent) is not ParentStatus.MET and parent.id not in seen:
+                    seen.add(parent.id)
+                    left += [] if parent.state is JobState.HELD else [parent.id]
+        known = [row_above for one in seen if (row_above := jobs.get(one)) is not None]
+        can_start = [one for one in known if one.state is JobState.QUEUED and not one.unmet_parents]
+        needs_user = {one.id for one in known if one.state is JobState.HELD}
+        needs_user |= {one.id for one in can_start if one.spec_key == large}
+        needs_user |= {
+            one.id
+            for one in known
+            if UNRESOLVED in {parent.id for parent in above.get(one.id, ())} and one.state is JobState.QUEUED
+        }
+        found = ancestor_that_needs_user(store, job, {large})
+        assert (found in needs_user) if needs_user else (found is None)
+        names_no_job = UNRESOLVED in {parent.id for parent in above[job]}
+        assert needs_user or names_no_job or can_start

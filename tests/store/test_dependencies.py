@@ -27,7 +27,7 @@ from gpu_scheduler.store.dependencies import (
     replace_dependencies,
 )
 from gpu_scheduler.store.job_lists import find_job_fact
-from gpu_scheduler.store.pending_groups import startable_jobs
+from gpu_scheduler.store.pending_groups import startable_jobs, wait_reason_by_spec
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
@@ -121,6 +121,16 @@ def test_a_held_job_is_not_skipped_until_it_is_released(store: Store) -> None:
     record(store, act.RequeueJob(child, StateReason(ReasonKind.RELEASED_BY_USER)))
     settle(store)
     assert state(store, child) == "skipped"
+
+
+def test_a_group_of_blocked_jobs_only_does_not_keep_a_drain_from_ending(store: Store) -> None:
+    parent = add_job(store)
+    record(store, act.HoldJob(parent, "user", StateReason(ReasonKind.HELD_BY_USER)))
+    child = add_job(store, parent)
+    assert wait_reason_by_spec(store) == {}
+    record(store, act.FinishJob(parent, Outcome.COMPLETED, None))
+    assert list(wait_reason_by_spec(store)) == [store.spec_key(SPEC)]
+    assert startable(store) == {child}
 
 
 def test_one_query_returns_the_parents_of_many_jobs(store: Store) -> None:
