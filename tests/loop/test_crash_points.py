@@ -5,86 +5,27 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.attempts.sweep import processes_of, sweep
-from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.requests import add_request
-from gpu_scheduler.store.store import Store
+from tests.loop.crash_place import Place, performed
 from tests.stress.harness import environment, runner_pids
-from tests.stress.trace import JOB, judge
+from tests.stress.trace import judge
 from tests.waiting import wait_for
 from tests.warm import Process
 
 EXECUTORS = ["direct", "screen"]
 
 
-def performed(action: type[act.Action]) -> str:
-    """Returns the name of the failpoint that follows an action of this type."""
-    return f"performed {action.__name__}"
-
-
-@dataclass
-class Place:
-    """A folder with a store, in which a test runs schedulers."""
-
-    folder: Path
-    executor: str
-
-    def __post_init__(self) -> None:
-        self.store = Store(DataDir.of(str(self.folder / "state.json")), create=True)
-        (self.folder / "trace.sh").write_text(JOB)
-        self.codes: dict[int, int] = {}
-
-    def add(self, code: int, seconds: float = 0.02) -> int:
-        """Inserts a job that writes to its trace file and exits with this code."""
-        number = len(self.codes)
-        command = f"sh {self.folder}/trace.sh {self.folder}/trace {number} {seconds} {code}"
-        self.codes[number] = code
-        return self.insert(command)
-
-    def insert(self, command: str) -> int:
-        """Inserts a job that runs a shell command."""
-        return self.store.insert_job(
-            JobSpec("command", command, str(self.folder), command=command, share=500), "test"
-        )
-
-    def run(self, step: str = "", nth: int = 1, *more: str) -> int:
-        """Runs a draining scheduler, which dies if it reaches this step for the nth time.
-
-        Returns the exit code of the scheduler.
-        """
-        with open(self.folder / "out", "ab") as out:
-            words = [step, str(nth), self.executor, *more]
-            scheduler = Process(
-                "tests.loop.crashing", words, self.folder, environment(), out.fileno(), out.fileno()
-            )
-        try:
-            return scheduler.wait(60)
-        finally:
-            scheduler.kill()
-
-    def recorded(self) -> dict[int, int | str | None]:
-        """Returns each job's recorded exit code or, without one, its outcome or, without that, its state."""
-        rows = self.store.db.rows("SELECT * FROM job ORDER BY id")
-        return {
-            n: row["exit_code"] if row["exit_code"] is not None else row["outcome"] or row["state"]
-            for n, row in enumerate(rows)
-        }
-
-
 @pytest.fixture(params=EXECUTORS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     made = Place(tmp_path, request.param)
     yield made
-    for row in made.store.active_attempts():
-        folder = made.store.data_dir.attempt_folder(row)
-        sweep(folder, row.token, term_s=0.0)  # This ends the processes that a failed test left behind.
+    made.end_processes()
 
 
 @pytest.mark.parametrize(
