@@ -40,13 +40,16 @@ def dependency_facts(store: Store, job: JobRecord, context: ViewContext) -> Depe
     return DependencyFacts(
         children=tuple(below[:_MAX_NAMED]),
         child_count=len(below),
-        blocker=_blocker(store, job, context) if job.unmet_parents and job.state in WAITING else None,
+        blocker=blocking_ancestor(store, job, context),
         failed=tuple(failed_ancestors(store, job.id, _MAX_NAMED)) if job.failed_parents else (),
         line=line_of(store, job.id),
     )
 
 
-def _blocker(store: Store, job: JobRecord, context: ViewContext) -> JobView | None:
+def blocking_ancestor(store: Store, job: JobRecord, context: ViewContext) -> JobView | None:
+    """Returns the nearest job for which a job waits and that needs the user; None if there is none."""
+    if not job.unmet_parents or job.state not in WAITING:
+        return None
     infeasible = [key for key, reason in context.wait_reasons.items() if reason.is_infeasible]
     found = ancestor_that_needs_user(store, job.id, infeasible)
     record = None if found is None else store.job(found)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
+from gpu_scheduler.app.dependency_facts import blocking_ancestor
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_jobs
 from gpu_scheduler.app.job_views import job_view
 from gpu_scheduler.app.location import Location
@@ -25,8 +27,26 @@ _PAUSE_FACTOR = 4
 #: Seconds after which the store is opened again.
 _REOPEN_S = 30.0
 
-#: Receives the jobs that have not been reported as ended yet, and whether a scheduler is running.
-Report = Callable[[Sequence[JobView], bool], None]
+#: Maximum number of jobs for which one read looks for a job that blocks them.
+_MAX_BLOCKERS = 20
+
+
+@dataclass(frozen=True)
+class AwaitedJob:
+    """A job that a command waits for.
+
+    has_ended: whether it has ended for good. blocker: the job because of which it cannot start unless the
+    user does something; None if there is none. is_scheduler_up: whether a scheduler is running.
+    """
+
+    view: JobView
+    has_ended: bool
+    blocker: JobView | None
+    is_scheduler_up: bool
+
+
+#: Receives the jobs that it has not received as ended before.
+Report = Callable[[Sequence[AwaitedJob]], None]
 
 
 def wait_for_jobs(
@@ -56,28 +76,32 @@ def wait_for_jobs(
 
 def _wait_once(store: Store, job_ids: Sequence[int], codes: list[int], report: Report) -> list[int]:
     """Reports the jobs, and adds the codes of those that have ended. Returns the ids of the others."""
+    jobs = _awaited_jobs(store, job_ids)
+    report(jobs)
+    codes += [_exit_code(job.view) for job in jobs if job.has_ended]
+    return [job.view.record.id for job in jobs if not job.has_ended]
+
+
+def _awaited_jobs(store: Store, job_ids: Collection[int]) -> list[AwaitedJob]:
     is_up = scheduler_pid_of(store) is not None
-    views = _views(store, job_ids, is_up=is_up)
-    report(views, is_up)
-    ended = [view for view in views if has_ended(view, is_scheduler_up=is_up)]
-    codes += map(_exit_code, ended)
-    gone = {view.record.id for view in ended}
-    return [job_id for job_id in job_ids if job_id not in gone]
-
-
-def has_ended(view: JobView, *, is_scheduler_up: bool) -> bool:
-    """Returns whether a job has ended for good: a running scheduler must have recorded the end."""
-    return view.record.state is JobState.FINISHED and (view.is_recorded or not is_scheduler_up)
-
-
-def _views(store: Store, job_ids: Collection[int], *, is_up: bool) -> list[JobView]:
     with store.snapshot():
         jobs = [job_record(store, job_id) for job_id in job_ids]
         attempts = store.newest_attempts(job_ids)
         wanted = set(job_ids)
         active = [one for one in store.active_attempts() if one.job_id in wanted]
         context = context_of(store, job_ids, active, is_up=is_up)
-        return [job_view(job, attempts.get(job.id), context) for job in jobs]
+        blocked = [job for job in jobs if job.unmet_parents][:_MAX_BLOCKERS]
+        blockers = {job.id: blocking_ancestor(store, job, context) for job in blocked}
+        views = [job_view(job, attempts.get(job.id), context) for job in jobs]
+    return [
+        AwaitedJob(view, _has_ended(view, is_scheduler_up=is_up), blockers.get(view.record.id), is_up)
+        for view in views
+    ]
+
+
+def _has_ended(view: JobView, *, is_scheduler_up: bool) -> bool:
+    """Returns whether a job has ended for good: a running scheduler must have recorded the end."""
+    return view.record.state is JobState.FINISHED and (view.is_recorded or not is_scheduler_up)
 
 
 def _exit_code(view: JobView) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.app.job_wait import has_ended, wait_for_jobs
+from gpu_scheduler.app.job_wait import AwaitedJob, wait_for_jobs
 from gpu_scheduler.cli.program import print_message
 from gpu_scheduler.core.model.gpu_list import format_ranges
 from gpu_scheduler.views.job_wait import end_text, obstacle_text
@@ -13,7 +13,6 @@ from gpu_scheduler.views.job_wait import end_text, obstacle_text
 if TYPE_CHECKING:
     from gpu_scheduler.app.job_refs import JobRef
     from gpu_scheduler.app.location import Location
-    from gpu_scheduler.app.status_report import JobView
 
 #: The exit code after a timeout. The command `timeout` uses the same code.
 EXIT_TIMED_OUT = 124
@@ -56,17 +55,15 @@ class _Progress:
         self.left: list[int] = []
         self._obstacles: dict[int, str | None] = {}
 
-    def report(self, jobs: Sequence[JobView], is_scheduler_up: bool) -> None:
+    def report(self, jobs: Sequence[AwaitedJob]) -> None:
         """Prints what has changed since the last report."""
-        ended = [job for job in jobs if has_ended(job, is_scheduler_up=is_scheduler_up)]
-        lines = [end_text(job) for job in ended]
-        gone = {job.record.id for job in ended}
-        self.left = [job.record.id for job in jobs if job.record.id not in gone]
+        self.left = [job.view.record.id for job in jobs if not job.has_ended]
+        lines = [end_text(job.view) for job in jobs if job.has_ended]
         for job in jobs:
-            text = obstacle_text(job, is_scheduler_up=is_scheduler_up)
-            if text is not None and text != self._obstacles.get(job.record.id):
+            text, job_id = obstacle_text(job), job.view.record.id
+            if text is not None and text != self._obstacles.get(job_id):
                 lines.append(text)
-            self._obstacles[job.record.id] = text
+            self._obstacles[job_id] = text
         for line in lines[:_MAX_LINES]:
             print_message(line)
         if len(lines) > _MAX_LINES:

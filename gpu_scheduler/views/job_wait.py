@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from gpu_scheduler.app.job_wait import AwaitedJob
 from gpu_scheduler.app.status_report import JobView
 from gpu_scheduler.core.model.dependency import UNRESOLVED
 from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind
 from gpu_scheduler.core.text.formatting import safe_text
+from gpu_scheduler.views.job_findings import queueing_command
 from gpu_scheduler.views.reason_text import outcome_text
-from gpu_scheduler.views.wait_text import held_text, job_reason_text
+from gpu_scheduler.views.unfinished import unfinished_job_text
+from gpu_scheduler.views.wait_text import job_reason_text
 
 #: Reasons to wait that a user may have to change.
 _FOR_USER = frozenset({WaitKind.STORAGE, WaitKind.GPUS_UNREADABLE, WaitKind.LINE_MALFORMED})
@@ -23,21 +26,29 @@ def end_text(job: JobView) -> str:
     return safe_text(f"job {record.id} {outcome}{more}")
 
 
-def obstacle_text(job: JobView, *, is_scheduler_up: bool) -> str | None:
+def obstacle_text(job: AwaitedJob) -> str | None:
     """Formats why a waiting job may need the user; None if it does not wait or starts by itself."""
-    if job.record.state not in WAITING:
+    view, record = job.view, job.view.record
+    if record.state not in WAITING:
         return None
-    job_id = job.record.id
-    if job.record.state is JobState.HELD:
-        return safe_text(f"job {job_id} is {held_text(job)}")
-    if not is_scheduler_up:
-        return f"job {job_id} waits until `start`, because no scheduler is running"
-    if job.infeasible or _needs_user(job):
-        return safe_text(f"job {job_id} waits: {job_reason_text(job)}")
+    if record.state is JobState.HELD:
+        return f"{unfinished_job_text(view)}; {_queueing_text(view)}"
+    if job.blocker is not None:
+        remedy = f"; {_queueing_text(job.blocker)}" if job.blocker.record.state is JobState.HELD else ""
+        return f"job {record.id} waits for other jobs, and {unfinished_job_text(job.blocker)}{remedy}"
+    if not job.is_scheduler_up:
+        return f"job {record.id} waits until `start`, because no scheduler is running"
+    if view.infeasible or _needs_user(view):
+        return unfinished_job_text(view)
     return None
 
 
+def _queueing_text(held: JobView) -> str:
+    record = held.record
+    return f"`{queueing_command(record.id, record.held_by)}` queues it"
+
+
 def _needs_user(job: JobView) -> bool:
-    if job.wait is not None and job.wait.kind is WaitKind.PARENTS:
-        return any(one.state is JobState.HELD or one.id == UNRESOLVED for one in job.parents)
-    return job.wait is not None and job.wait.kind in _FOR_USER
+    if job.wait is None:
+        return False
+    return job.wait.kind in _FOR_USER or any(parent.id == UNRESOLVED for parent in job.parents)

@@ -94,12 +94,22 @@ def test_ctrl_c_leaves_the_job_running(world: World) -> None:
 def test_wait_says_what_a_job_needs_and_keeps_waiting(world: World) -> None:
     waiting = Waiting(world, "submit", "--wait", "--hold", "--", "exit 4")
     waiting.wait_for_text("job 1 is held by")
+    waiting.wait_for_text("`release 1` queues it")
     world.run_ok("release", "1")
     assert waiting.end() == 4
     infeasible = Waiting(world, "submit", "--wait", "--gpus", "9", "--", "true")
     infeasible.wait_for_text("job 2 waits: infeasible")
     world.run_ok("cancel", "2")
     assert infeasible.end() == 1
+
+
+def test_wait_names_the_job_that_blocks_the_awaited_one(world: World) -> None:
+    world.run_ok("submit", "--hold", "--", "true")
+    world.run_ok("submit", "--after", "1", "--", "true")
+    waiting = Waiting(world, "submit", "--wait", "--after", "2", "--", "true")
+    waiting.wait_for_text("job 3 waits for other jobs, and job 1 is held by")
+    world.run_ok("release", "1")
+    assert waiting.end() == 0
 
 
 def test_wait_ends_when_the_scheduler_has_gone_and_the_job_has_ended(world: World) -> None:

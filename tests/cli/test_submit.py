@@ -6,7 +6,9 @@ import json
 import os
 import shlex
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -413,3 +415,14 @@ def test_the_option_cuda_is_rewritten_where_it_stands_and_never_added(desk: Desk
     with_option = submitted(desk, "train.py", "--cuda", "3", "--lr", "1").spec
     assert display_command(with_option, "0,1") == "python -u train.py --cuda 0,1 --lr 1"
     assert display_command(submitted(desk, "train.py").spec, "0,1") == "python -u train.py"
+
+
+def test_a_job_whose_environment_was_lost_does_not_start_in_another_one(world: World) -> None:
+    world.run_ok("submit", "--hold", "--", "touch got")
+    with closing(sqlite3.connect(world.folder / "gpu_scheduler_state.d" / "scheduler.db")) as db, db:
+        db.execute("DELETE FROM environment")
+    world.start("--jobs-file", "")
+    world.run_ok("release", "1")
+    wait_for(lambda: "the store has lost its environment; submit the job again" in world.output(), "reason")
+    world.run_ok("cancel", "1")
+    assert not (world.folder / "got").exists()
