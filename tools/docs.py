@@ -22,7 +22,10 @@ State = TypeVar("State", JobState, AttemptState)
 ROOT = Path(__file__).resolve().parents[1]
 
 STATES = {
-    JobState.HELD: "waits for `release` after a `hold`, an interrupted attempt, or `[hold]` on its line",
+    JobState.HELD: (
+        "waits for `release` after a `hold` or `[hold]` on its line, or for `recover` after an interrupted"
+        " attempt"
+    ),
     JobState.QUEUED: (
         "waits for other jobs, GPUs, its turn, or the time of its next launch; `why` shows the reason"
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.core.model.states import ACTIVE, WAITING, AttemptState, JobState
+from gpu_scheduler.core.model.states import ACTIVE, WAITING, AttemptState, JobState, Outcome
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ class ViewContext:
 
     wait_reasons: why the jobs of each spec key wait; default_wait: why all other jobs wait; parents: the
     parents of each shown job that has some, by job id; indices: the index of each GPU, by UUID;
-    open_requests: the verb of each job's newest pending request, by job id; open_attempts: the facts of each
-    open attempt, from its row and folder, by attempt id; *_retries: the defaults for jobs whose line sets no
-    value; is_scheduler_up: whether a scheduler is running.
+    open_requests: the verb of each job's newest pending request, by job id; is_recovery_requested: whether a
+    recovery of all interrupted jobs is pending; open_attempts: the facts of each open attempt, from its row
+    and folder, by attempt id; *_retries: the defaults for jobs whose line sets no value; is_scheduler_up:
+    whether a scheduler is running.
     """
 
     now: Now
@@ -41,6 +42,7 @@ class ViewContext:
     parents: Mapping[int, tuple[Parent, ...]] = field(default_factory=dict)
     indices: Mapping[str, int] = field(default_factory=dict)
     open_requests: Mapping[int, str] = field(default_factory=dict)
+    is_recovery_requested: bool = False
     open_attempts: Mapping[int, Attempt] = field(default_factory=dict)
     oom_retries: int = 0
     fail_retries: int = 0
@@ -57,7 +59,8 @@ def job_view(job: JobRecord, attempt: AttemptRecord | None, context: ViewContext
         attempt = _with_status(attempt, fact.status)
         job, attempt = _with_next_round(job, attempt, fact, context)
         if job is not recorded and job.state not in ACTIVE:
-            wait = None
+            # A request concerns the end of a job only if the job is held because of it.
+            wait = _requested(job, context) if job.state is JobState.HELD else None
     if attempt is not None and job.state is JobState.STARTING:
         wait = _start_delay(attempt)
     return JobView(
@@ -133,9 +136,9 @@ def _wait_reason(job: JobRecord, attempt: AttemptRecord | None, context: ViewCon
     Of several reasons, the first one that the user can change counts. A job that waits for other jobs is not
     compared with the GPUs, so the reason of its pending group says nothing about it.
     """
-    request = context.open_requests.get(job.id)
-    if request is not None:
-        return WaitReason(WaitKind.REQUEST, request)
+    requested = _requested(job, context)
+    if requested is not None:
+        return requested
     if job.state not in WAITING:
         return None
     if job.state is JobState.HELD:
@@ -149,6 +152,13 @@ def _wait_reason(job: JobRecord, attempt: AttemptRecord | None, context: ViewCon
     if attempt is not None and attempt.state is AttemptState.ENDED:
         return WaitReason(WaitKind.PROCESSES_LEFT)
     return context.wait_reasons.get(job.spec_key) or WaitReason(context.default_wait)
+
+
+def _requested(job: JobRecord, context: ViewContext) -> WaitReason | None:
+    """Returns the pending request that concerns a job as a wait reason; None if there is none."""
+    is_recovered = context.is_recovery_requested and job.held_by == Outcome.INTERRUPTED.value
+    verb = context.open_requests.get(job.id) or ("recover" if is_recovered else None)
+    return None if verb is None else WaitReason(WaitKind.REQUEST, verb)
 
 
 def _due_in_s(wait: WaitReason | None, context: ViewContext) -> float | None:

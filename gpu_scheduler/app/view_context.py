@@ -19,6 +19,7 @@ from gpu_scheduler.store.dependencies import parents_of
 from gpu_scheduler.store.location import original_of_copy
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.records import ActiveAttemptRecord
+from gpu_scheduler.store.requests import open_requests
 from gpu_scheduler.store.store import Store
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ def context_of(
         parents=parents_of(store, job_ids),
         indices=store.gpu_indices(),
         open_requests={job_id: verbs[-1] for job_id, verbs in requested_verbs(store).items()},
+        is_recovery_requested=any(
+            request.verb == "recover" and not request.target for request in open_requests(store)
+        ),
         open_attempts=_observe_open(store, [attempt for attempt in active if attempt.state.is_open]),
         oom_retries=started.oom_retries,
         fail_retries=started.fail_retries,

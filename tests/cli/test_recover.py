@@ -79,7 +79,9 @@ def test_recover_needs_either_jobs_or_all(desk: Desk, words: list[str]) -> None:
 
 def test_a_recovery_without_a_scheduler_is_recorded(desk: Desk) -> None:
     job = interrupted(desk)
+    assert "the machine was restarted\n" in desk.run("status")[1]
     assert desk.run("recover", "--all") == (0, f"{RECORDED}\n", "")
+    assert "recover requested; waiting for the scheduler\n" in desk.run("status")[1]
     assert desk.run("recover", job) == (0, f"job {job}: {RECORDED}\n", "")
     code, _, err = desk.run("recover", job)
     assert (code, err) == (1, f"gpu-scheduler: job {job} is queued, not interrupted\n")
@@ -111,6 +113,8 @@ def test_recovers_a_killed_job_whose_interruption_is_not_recorded_yet(
             assert desk.run("recover", *words)[:2] == (0, f"job {job}: queued again\n")
         return
     assert RECORDED in desk.run("recover", *words)[1]
+    pending = "recover requested; waiting for the scheduler; not recorded yet\n"
+    assert pending in desk.run("status")[1]
     with desk.scheduler():
         wait_for(lambda: not desk.requests(), "the recovery")
         assert desk.state(job) == "queued"
