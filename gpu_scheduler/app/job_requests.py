@@ -129,7 +129,8 @@ def set_attributes(
             return (Answer(job_id, AnswerKind.REFUSED, why),)
         with store.db.transaction():
             requests = {add_request(store, "set", str(job_id), by, **args): job_id for args in changes}
-        return tuple(_answers(store, requests, wake_and_wait(store, requests), {}))
+        # Equal answers, such as the refusal of each change, are given once.
+        return tuple(dict.fromkeys(_answers(store, requests, wake_and_wait(store, requests), {})))
 
 
 def _refusal_of_changes(

@@ -45,7 +45,7 @@ def test_set_changes_several_attributes(desk: Desk) -> None:
 
 def test_set_without_a_scheduler_is_recorded_and_shown(desk: Desk) -> None:
     job = desk.job(vram=5000)
-    assert desk.run("set", job, "vram=")[:2] == (
+    assert desk.run("set", job, "priority=7", "vram=")[:2] == (
         0, f"job {job}: recorded; takes effect when the scheduler starts\n",
     )  # fmt: skip
     [shown] = json.loads(desk.run("status", "--json")[1])["jobs"]
@@ -147,4 +147,6 @@ def test_set_refuses_a_job_that_does_not_wait(desk: Desk) -> None:
     assert err == (
         f"gpu-scheduler: job {job} is finished; only a job that is held or queued can be changed\n"
     )
+    with desk.scheduler():
+        assert desk.run("set", job, "vram=1G", "priority=3") == (1, "", err)
     assert "there is no job 99" in desk.run("set", 99, "vram=1G")[2]
