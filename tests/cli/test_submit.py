@@ -24,6 +24,7 @@ from gpu_scheduler.store.environments import environment_of_job
 from gpu_scheduler.store.records import JobRecord
 from tests.cli.desk import Desk
 from tests.e2e.world import World
+from tests.waiting import wait_for
 
 NO_SCHEDULER = "no scheduler is running, so the job waits until `start`"
 
