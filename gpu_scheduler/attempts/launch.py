@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
@@ -13,6 +14,7 @@ from gpu_scheduler.attempts.requested_claims import requested_claims
 from gpu_scheduler.claims.lock_folder import VARIABLE, ClaimFolder, LockFolderError
 from gpu_scheduler.config import StartOptions
 from gpu_scheduler.core.command.build import build_command
+from gpu_scheduler.core.command.environment import find_conda_sh
 from gpu_scheduler.core.command.sessions import session_name
 from gpu_scheduler.core.text.formatting import safe_text
 from gpu_scheduler.store import attempt_folders
@@ -99,7 +101,7 @@ class Launcher:
         submitted = self._submitted_environment(job)
         command = build_command(
             spec, gpus, self._environment if submitted is None else submitted, token, job.id, number,
-            options.conda_sh, options.cuda_ids, self._extra,
+            self._conda_sh(submitted), options.cuda_ids, self._extra,
         )  # fmt: skip
         source_cwd = self._source_cwd(job.source)
         session = session_name(gpus, spec.mode, job.id) if executor.has_terminal else None
@@ -142,6 +144,12 @@ class Launcher:
             raise LaunchError(
                 f"job {job.id} cannot be launched: the store has lost its environment; submit the job again"
             ) from None
+
+    def _conda_sh(self, submitted: Mapping[str, str] | None) -> str | None:
+        """Returns the `conda.sh` for a job: the scheduler's or, failing that, the one of its submitter."""
+        if self._options.conda_sh is not None or submitted is None:
+            return self._options.conda_sh
+        return find_conda_sh(submitted, os.path.exists)
 
     def _source_cwd(self, source: str) -> str | None:
         """Returns the working folder of the jobs file that a job came from; None for any other source."""

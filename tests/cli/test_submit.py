@@ -24,8 +24,10 @@ from gpu_scheduler.store.environments import environment_of_job
 from gpu_scheduler.store.records import JobRecord
 from tests.cli.desk import Desk
 from tests.e2e.world import World
+from tests.fakes.conda import plant
 from tests.waiting import wait_for
 
+FAKE_CONDA = Path(__file__).parents[1] / "fakes" / "conda.sh"
 NO_SCHEDULER = "no scheduler is running, so the job waits until `start`"
 
 
@@ -427,3 +429,15 @@ def test_a_job_whose_environment_was_lost_does_not_start_in_another_one(world: W
     wait_for(lambda: "the store has lost its environment; submit the job again" in world.output(), "reason")
     world.run_ok("cancel", "1")
     assert not (world.folder / "got").exists()
+
+
+def test_a_job_uses_the_conda_of_its_caller_if_the_scheduler_has_none(world: World) -> None:
+    root = plant(world.folder / "conda", "ml")
+    conda_sh = root / "etc" / "profile.d" / "conda.sh"
+    conda_sh.parent.mkdir(parents=True)
+    conda_sh.write_text(f'. "{FAKE_CONDA}"\n')
+    world.start("--jobs-file", "")
+    world.env["CONDA_EXE"] = str(root / "bin" / "conda")
+    world.run_ok("submit", "--conda", "ml", "--", "echo $CONDA_DEFAULT_ENV >got")
+    world.wait_finished(1)
+    assert (world.folder / "got").read_text() == "ml\n"
