@@ -225,7 +225,7 @@ def _early_refusal(
         )
     after = predicted_state(job.state, pending)
     if verb == "cancel":
-        finished = job.state is after is JobState.FINISHED
+        finished = job.state is after is JobState.FINISHED and job.outcome is not Outcome.SKIPPED
         return RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=job.outcome) if finished else None
     return None if after in ACCEPTED_STATES[verb] else wrong_state(verb, after)
 

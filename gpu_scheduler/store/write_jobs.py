@@ -8,7 +8,7 @@ from typing import Any
 from gpu_scheduler.core.model.event import EventDetails, EventKind, JobEnded
 from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec
 from gpu_scheduler.core.model.state_reason import StateReason
-from gpu_scheduler.core.model.states import TRANSITIONS, JobState, check_transition
+from gpu_scheduler.core.model.states import TRANSITIONS, JobState, Outcome, check_transition
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.store.write_context import WriteContext
 
@@ -40,7 +40,8 @@ def change_job_state(
     values = {"state": state.value, "reason": reason_json(reason), **values}
     names = ", ".join(f"{name} = ?" for name in values)
     db.execute(f"UPDATE job SET {names} WHERE id = ?", (*values.values(), job_id))
-    if state is not before:
+    # A skipped job can also be cancelled.
+    if state is not before or state is JobState.FINISHED:
         context.add_event(EventKind(state.value), job_id, reason_json(reason or event_reason), details)
 
 
@@ -50,7 +51,7 @@ def reason_json(reason: StateReason | None) -> str | None:
 
 
 def finish_job(context: WriteContext, action: act.FinishJob) -> None:
-    """Finishes a waiting job without starting it."""
+    """Finishes a waiting or skipped job without starting it."""
     change_job_state(
         context, action.job_id, JobState.FINISHED, action.reason, JobEnded(action.outcome.value),
         outcome=action.outcome.value, finished_at=context.now.wall, held_by=None,
@@ -66,7 +67,9 @@ def requeue_job(context: WriteContext, action: act.RequeueJob) -> None:
     """Queues a held or finished job again."""
     row = context.db.execute("SELECT * FROM job WHERE id = ?", (action.job_id,)).fetchone()
     # Only the user gives a job additional retries, and not by releasing one that waited for a retry.
-    kept = row["held_by"] in ("user", "line") or action.recoveries > 0
+    kept = (
+        row["held_by"] in ("user", "line") or row["outcome"] == Outcome.SKIPPED.value or action.recoveries > 0
+    )
     change_job_state(
         context, action.job_id, JobState.QUEUED, None, event_reason=action.reason,
         outcome=None, exit_code=None, signal=None, held_by=None, launch_failures=0, not_before_boot=None,

@@ -16,7 +16,7 @@ from gpu_scheduler.core.jobsfile.line_matching import LinePairs, find_typos, mat
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.torn_append import mark_torn_appends
 from gpu_scheduler.core.model.request import JobFact
-from gpu_scheduler.core.model.states import ACTIVE, WAITING
+from gpu_scheduler.core.model.states import ACTIVE
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
 #: Seconds for which the file must have been present and unchanged before a new or changed line counts; an
@@ -199,7 +199,7 @@ def _waits_for_lost_lines(
         job = jobs.get(previous[old].job_id or 0)
         if job is None or previous[old].identity in here:
             continue
-        if wait.kind is WaitKind.LINE_MALFORMED or job.state in WAITING:
+        if wait.kind is WaitKind.LINE_MALFORMED or job.is_waiting:
             waits[job.job_id] = wait
     return waits
 

@@ -15,7 +15,7 @@ from gpu_scheduler.core.jobsfile.line_matching import LinePairs
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.resubmission import Resubmission, decide_resubmission
 from gpu_scheduler.core.model.request import JobFact
-from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState
+from gpu_scheduler.core.model.states import ACTIVE, JobState
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class ReadingDiff:
             if index in kept or line.job_id is None or line.identity in still:
                 continue
             job = self._jobs.get(line.job_id)
-            if job is not None and job.state in WAITING:
+            if job is not None and job.is_waiting:
                 self.actions.append(LineRemoved(line.job_id))
             elif job is not None and job.state in ACTIVE:
                 self.messages.append(
@@ -243,15 +243,15 @@ class ReadingDiff:
         if bool(new.get("cancel")) and not old.get("cancel"):
             if job.state in ACTIVE:
                 self.actions.append(CancelRunning(job.job_id))
-            elif job.state in WAITING:
+            elif job.is_waiting:
                 names = ["cancel"]
         if job.state in ACTIVE:
             return
-        if job.state is JobState.FINISHED:
+        if not job.is_waiting:
             names = [name for name in names if name not in FLAGS]
         changed = [(name, new.get(name)) for name in names if old.get(name) != new.get(name)]
         self.actions += [AttributeChanged(job.job_id, *change) for change in changed]
-        if changed and job.state is JobState.FINISHED:
+        if changed and not job.is_waiting:
             changes = ", ".join(format_attribute(name, value) for name, value in changed)
             these = "this change" if len(changed) == 1 else "these changes"
             self.messages.append(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpu_scheduler.core.model.states import JobState, Outcome
+from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
 
 #: The cause of a pause or resume that no command requested.
 PauseCause = Literal["state_file_edited", "state_file_removed"]
@@ -42,6 +42,11 @@ class JobFact:
     outcome: Outcome | None = None
     held_by: str | None = None
     failed_parent: int | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if the job waits: in the queue, on hold, or skipped until its failed parent is retried."""
+        return self.state in WAITING or self.outcome is Outcome.SKIPPED
 
     @property
     def is_interrupted(self) -> bool:

@@ -10,7 +10,7 @@ from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.request import JobFact, Request
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, not_interrupted, wrong_state
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
-from gpu_scheduler.core.model.states import ACTIVE, WAITING, JobState, Outcome
+from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     AnswerRequest,
@@ -128,7 +128,7 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
 
 def _cancel(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     grace = args.get("grace_s")
-    if job.state in WAITING:
+    if job.is_waiting:
         kind = ReasonKind.CANCELLED_BY_LINE if args.get("line") else ReasonKind.CANCELLED_BY_USER
         return _done(AnswerCode.CANCELLED, FinishJob(job.job_id, Outcome.CANCELLED, StateReason(kind)))
     if job.state in ACTIVE:
@@ -186,7 +186,7 @@ def _clear(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
 
 
 def _line_removed(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
-    if job.state in WAITING:
+    if job.is_waiting:
         reason = StateReason(ReasonKind.LINE_REMOVED)
         return _done(AnswerCode.CANCELLED, FinishJob(job.job_id, Outcome.CANCELLED, reason))
     return _refusal("line_removed", job)
@@ -196,16 +196,16 @@ def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     name, value = args["name"], args["value"]
     # Attributes from a finished job's line apply when the job is queued again.
     later = job.state is JobState.FINISHED and args.get("line") and name not in FLAGS
-    # Other dependencies may let a skipped job run after all.
-    unskips = job.outcome is Outcome.SKIPPED and "parents" in args
-    if job.state not in WAITING and not later and not unskips:
+    if not job.is_waiting and not later:
         return _refusal("set", job)
     actions: list[Action] = [SetAttribute(job.job_id, name, value)]
     if "parents" in args:
         kind = DependencyKind.COMPLETED if name == "after" else DependencyKind.FINISHED
         wanted = tuple(Dependency(parent, kind, reference) for parent, reference in args["parents"])
         actions.append(SetDependencies(job.job_id, kind, wanted))
-    if name == "hold" and value and job.state is JobState.QUEUED:
+    if name == "hold" and value and job.state is not JobState.HELD:
+        if job.outcome is Outcome.SKIPPED:  # a held job is not skipped
+            actions.append(RequeueJob(job.job_id, StateReason(ReasonKind.HELD_BY_LINE)))
         actions.append(HoldJob(job.job_id, "line", StateReason(ReasonKind.HELD_BY_LINE)))
     elif name == "hold" and not value and job.held_by == "line":
         actions.append(RequeueJob(job.job_id, StateReason(ReasonKind.RELEASED_BY_LINE)))
