@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpu_scheduler.attempts.log_folder import LogFolder
 from gpu_scheduler.claims.lock_folder import ClaimFolder, find_lock_folder
-from gpu_scheduler.config import LLM_CONFIG, StartOptions
+from gpu_scheduler.config import JOBS_FILE, LLM_CONFIG, StartOptions
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.health.old_sessions import REFUSAL, REMEDY, old_sessions
 from gpu_scheduler.intake.jobs_file_content import MAX_BYTES as LARGEST_JOBS_FILE
@@ -116,8 +116,13 @@ def _check_jobs_file(options: StartOptions) -> None:
     if found.kind is not ProblemKind.MISSING:
         remedy = found.remedy or "use a text file of jobs that you can read"
         raise UsageError(f"--jobs-file {path}: {found.description}; {remedy}")
-    if options.drain:
-        raise UsageError(f"--jobs-file {path}: does not exist; --drain requires an existing file")
+    # Without a file of the usual name, the queue consists of submitted jobs.
+    has_queue = DataDir.of(options.state_file, options.data_dir).database.exists()
+    if options.drain and not (path == JOBS_FILE and has_queue):
+        raise UsageError(
+            f"--jobs-file {path}: does not exist; --drain requires an existing file or jobs that were queued"
+            " with `submit`"
+        )
 
 
 #: The remedy for the main log, which has no option of its own.

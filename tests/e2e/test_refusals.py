@@ -20,7 +20,7 @@ from tests.e2e.world import World
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--drain"], "jobs.txt: does not exist; --drain requires an existing file"),
+        (["--drain"], "jobs.txt: does not exist; --drain requires an existing file or jobs"),
         (["--jobs-file", "folder"], "--jobs-file folder: is not a regular file"),
         (["--jobs-file", "fifo", "--drain"], "--jobs-file fifo: is not a regular file"),
         (["--log-dir", "file"], "--log-dir file: "),
@@ -39,6 +39,14 @@ def test_rejects_invalid_options(world: World, options: list[str], words: str) -
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert not (world.folder / "gpu_scheduler_state.d").exists()
+
+
+def test_a_drain_needs_no_jobs_file_if_jobs_were_submitted(world: World) -> None:
+    assert world.cli("submit", "--", "touch", "ran").returncode == 0
+    done = world.cli("start", "--simulate", "4", "--drain")
+    assert (done.returncode, (world.folder / "ran").exists()) == (0, True), done.stderr
+    done = world.cli("start", "--simulate", "4", "--drain", "--jobs-file", "none.txt")
+    assert (done.returncode, "none.txt: does not exist" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("state", ["folder", "folder/", "none/s.json"])
