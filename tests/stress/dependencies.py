@@ -60,7 +60,8 @@ class _Run:
         if order.is_control:
             env[IGNORES_PARENTS] = "1"
         (order.folder / "jobs.txt").touch()
-        self._stage = Stage(order.folder, command=scheduler(order.folder, program=_PROGRAM), env=env)
+        command = scheduler(order.folder, "--recover", program=_PROGRAM)
+        self._stage = Stage(order.folder, command=command, env=env)
         end_scheduler(self._stage.start())
         self._store = self._stage.store()
         install_triggers(self._store)

@@ -49,7 +49,7 @@ def judge_starts(store: Store, trace: JobsTrace, found: Findings) -> None:
     for job_id, attempt in trace.twice:
         found.fault("run twice", f"job {job_id}, attempt {attempt}")
     rows = store.db.rows("SELECT * FROM stress_start")
-    found.figures["parents at a start"] = len(rows)
+    found.count("parents at a start", len(rows))
     for row in rows:
         problem = _unmet(row["kind"], row["state"], row["outcome"])
         run = trace.runs.get((row["job_id"], row["attempt"]))
@@ -87,7 +87,7 @@ def judge_skips(store: Store, found: Findings) -> None:
             row["state"] == "finished" and _unmet(row["kind"], row["state"], row["outcome"]) is not None
         )
         parents.setdefault(row["job_id"], []).append(has_failed)
-    found.figures["jobs skipped"] = len(parents)
+    found.count("jobs skipped", len(parents))
     for job_id, failed in parents.items():
         if not any(failed):
             found.fault("skipped wrongly", f"job {job_id} had no failed parent")

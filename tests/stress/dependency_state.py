@@ -21,6 +21,8 @@ from tests.stress.part import Findings
 BY = "stress"
 #: The attributes with the parents of a job.
 KINDS = {"after": DependencyKind.COMPLETED, "after_any": DependencyKind.FINISHED}
+#: The answers to a request that has changed the parents of a job.
+_CHANGED = (AnswerCode.ATTRIBUTE_SET, AnswerCode.ATTRIBUTE_REMOVED)
 
 
 def judge_rest(store: Store, found: Findings) -> None:
@@ -69,7 +71,7 @@ def judge_inserted(store: Store, inserted: Mapping[int, Collection[Dependency]],
         "SELECT id, target, args FROM request WHERE verb = 'set' AND by = ? ORDER BY id", BY
     ):
         answer, args = request_answer(store, row["id"]), json.loads(row["args"])
-        if answer is not None and answer.code is AnswerCode.ATTRIBUTE_SET:
+        if answer is not None and answer.code in _CHANGED:
             wanted[int(row["target"]), args["name"]] = {parent for parent, _ in args["parents"]}
     edges = dependencies_of(store, inserted)
     for (job_id, kind), parents in wanted.items():
@@ -90,10 +92,10 @@ def judge_lines(store: Store, file: Path, found: Findings) -> list[Line]:
         found.fault("lost", "the last version of the jobs file has not been read")
     named: dict[str, set[int]] = {}
     for line in reading:
-        if line.job_id is not None and "name" in line.attributes:
-            named.setdefault(line.attributes["name"], set()).add(line.job_id)
-        elif not line.malformed:
+        if line.job_id is None and not line.malformed:
             found.fault("lost", f"{line} has no job")
+        elif line.job_id is not None and "name" in line.attributes:
+            named.setdefault(line.attributes["name"], set()).add(line.job_id)
     jobs = {line.job_id: line for line in reading if line.job_id is not None and not line.malformed}
     edges = dependencies_of(store, jobs)
     wrong = [line for line in reading if line.malformed]

@@ -11,6 +11,7 @@ from tests.stress import (
     damaged_attempts,
     deleted_stores,
     dependencies,
+    dependency_steps,
     double_allocation,
     endings,
     failpoints,
@@ -53,6 +54,7 @@ class Part:
 PARTS = (
     Part("P9", "pauses edited by three writers", pauses.toggles, suite=0.006, control=0.01),
     Part("P12", "jobs that wait for each other", dependencies.dependencies, suite=0.03, control=0.03),
+    Part("P12", "scheduler killed at each step of a skip", dependency_steps.steps, suite=None),
     Part("P1 P2", "scheduler killed, direct", kills.direct, suite=0.02, control=0.03),
     Part("P1 P2", "scheduler killed, Screen", kills.screen, suite=0.02),
     Part("P3", "scheduler and Screen killed while jobs run", running.untouched, suite=0.02, control=0.03),
