@@ -52,6 +52,7 @@ class JobsFileWorld:
         self.messages: list[str] = []
         self.actions: list[DiffAction] = []
         self.next_check: float | None = None
+        self.accepted = False  # whether the last check accepted a change
         self.open_for_writing = False
         self.present = True
 
@@ -94,6 +95,7 @@ class JobsFileWorld:
         content = debounce.CurrentLines(lines, self.unchanged_since, self.open_for_writing)
         decision = debounce.decide_accepted(self.reading, content, self.facts(), self.now)
         self.waits, self.next_check = decision.waits, decision.recheck_at
+        self.accepted = decision.accepted is not None
         if decision.accepted is not None:
             self.accept(decision.accepted)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from gpu_scheduler.core.jobsfile.torn_append import REASON, starts_a_line
 from gpu_scheduler.core.model.states import Outcome
@@ -346,3 +348,27 @@ def test_a_partly_written_line_is_malformed_even_if_its_job_has_finished() -> No
     assert [line.problem for line in w.reading if line.malformed] == [REASON]
     w.save("python a.py\npython b.py\n", wait=30)
     assert w.states() == {1: "completed", 2: "queued"}
+
+
+PIECES = st.lists(
+    st.sampled_from(["0,s.py,,1\n", "0,s.py,,2\n", "true 1\n", "[gpus=x] 0,s.py,,2\n"]),
+    min_size=1,
+    max_size=4,
+).map("".join)
+
+
+@given(st.lists(PIECES, min_size=2, max_size=4))
+@example(
+    [
+        "0,s.py,,1\ntrue 1\n0,s.py,,2\n0,s.py,,1\n",
+        "[gpus=x] 0,s.py,,2\n[gpus=x] 0,s.py,,2\n0,s.py,,1\n",
+    ]
+)
+def test_an_accepted_file_is_not_accepted_again(texts: list[str]) -> None:
+    """The watcher reads the file until nothing is accepted, so it would otherwise never stop."""
+    w = JobsFileWorld()
+    for text in texts:
+        w.save(text, wait=20)
+        for _ in range(3):
+            w.check()
+        assert not w.accepted

@@ -104,13 +104,19 @@ def find_typos(old: Sequence[Line], new: Sequence[Line], pairs: LinePairs) -> di
 
     The replaced line is one with the same text after its attribute block or, if there is none, the nearest
     missing line. Each missing line is used only once. A malformed line is left out if no missing line remains
-    for it.
+    for it. No line replaces a missing CSV line that has an equal line in the file, because that line's job is
+    not lost.
     """
     fresh = [
         i for i, line in enumerate(new) if line.malformed and ((at := pairs[i]) is None or old[at].is_typo)
     ]
     kept = set(pairs)
-    lost = [at for at, line in enumerate(old) if at not in kept and not line.malformed] if fresh else []
+    here = {line.identity for line in new if line.kind == "csv"} if fresh else set()
+    lost = [
+        at
+        for at, line in enumerate(old if fresh else ())
+        if at not in kept and not line.malformed and not (line.kind == "csv" and line.identity in here)
+    ]
     if not lost:
         return {}
     places = _expected_indices(pairs)
