@@ -20,7 +20,7 @@ from gpu_scheduler.store.dependencies import (
     insert_dependencies,
     replace_dependencies,
 )
-from gpu_scheduler.store.job_lists import is_job_id, newest_job_named
+from gpu_scheduler.store.job_lists import job_exists, newest_job_named
 from gpu_scheduler.store.store import Store
 
 #: The dependencies of a job: the reference for each parent and kind.
@@ -46,7 +46,7 @@ class _Index:
             job_id, name = line.job_id, line.attributes.get("name")
             if job_id is None:
                 continue
-            if name is not None:
+            if name is not None and not name.isdigit():  # a number is always an id
                 self.named[name].append(job_id)
             references = references_of(line)
             if references:
@@ -111,7 +111,7 @@ class LineDependencies:
         changed: dict[int, None] = {}
         for line in appended:
             name = line.attributes.get("name")
-            if name is None or line.job_id is None or is_job_id(self._store, name):
+            if name is None or name.isdigit() or line.job_id is None:
                 continue
             # One more parent without parents of its own changes nothing else, so it is simply added.
             if name in index.named and not references_of(line):
@@ -135,7 +135,7 @@ class LineDependencies:
         """Stores the dependencies of these jobs where they differ from those in the store."""
         found = {job_id: self._resolve(index, job_id) for job_id in dict.fromkeys(jobs)}
         changed = {job_id: edges for job_id, edges in found.items() if edges != index.edges.get(job_id, {})}
-        cyclic = self._break_cycles(index, changed, new_jobs)
+        self._break_cycles(index, changed, new_jobs)
         messages: list[str] = []
         with self._store.db.transaction() as db:
             for job_id, edges in changed.items():
@@ -143,25 +143,21 @@ class LineDependencies:
                     continue
                 wanted = [Dependency(parent, kind, reference) for (parent, kind), reference in edges.items()]
                 replace_dependencies(db, job_id, wanted)
+                messages += self._unresolved_messages(index, job_id, edges)
                 index.edges[job_id] = edges
-                messages += _unresolved_messages(index, job_id, edges, job_id in cyclic)
         return messages
 
-    def _break_cycles(self, index: _Index, changed: dict[int, _Edges], new_jobs: frozenset[int]) -> set[int]:
-        """Makes references unresolved until no job waits for itself. Returns the jobs of these references.
+    def _break_cycles(self, index: _Index, changed: dict[int, _Edges], new_jobs: frozenset[int]) -> None:
+        """Makes references unresolved until no job waits for itself.
 
         If a cycle has a new job, only the new job is blocked, because the others could run without it.
         """
-        blocked: set[int] = set()
         for jobs in (new_jobs, changed.keys()):
             cyclic = self._find_cyclic(changed, new_jobs)
-            found = cyclic & changed.keys() & jobs
-            for job_id in found:
+            for job_id in cyclic & changed.keys() & jobs:
                 changed[job_id] = self._resolve(index, job_id, cyclic)
-            blocked |= found
             if not cyclic:
-                break
-        return blocked
+                return
 
     def _resolve(self, index: _Index, job_id: int, cyclic: Collection[int] = ()) -> _Edges:
         """Returns the dependencies that the line of a job demands. cyclic: jobs that wait for themselves."""
@@ -180,8 +176,8 @@ class LineDependencies:
         These are the jobs of lines with the name. If there are none, they are the jobs that the reference
         meant until their lines were removed or, for a new reference, the newest job with the name.
         """
-        if is_job_id(self._store, reference):
-            return (int(reference),)
+        if reference.isdigit():
+            return (int(reference) if job_exists(self._store, reference) else UNRESOLVED,)
         if reference in index.named:
             return index.named[reference]
         known = [
@@ -200,20 +196,21 @@ class LineDependencies:
         above = edges_above(self._store, {parent for parents in graph.values() for parent in parents})
         return find_cycles({**above, **graph})
 
+    def _unresolved_messages(self, index: _Index, job_id: int, edges: _Edges) -> Iterator[str]:
+        for (parent, kind), reference in edges.items():
+            if parent != UNRESOLVED:
+                continue
+            is_cyclic = UNRESOLVED not in self._parents(index, job_id, reference)
+            cause = "would make it wait for itself" if is_cyclic else "names no job"
+            key = "after" if kind is DependencyKind.COMPLETED else "after-any"
+            yield (
+                f"line {index.lines[job_id].number}: job {job_id} cannot start, because {key}={reference}"
+                f" {cause}; correct the line"
+            )
+
 
 def _edges_of_file(store: Store, path: str) -> dict[int, _Edges]:
     return {
         job_id: {(one.parent_id, one.kind): one.reference for one in edges}
         for job_id, edges in dependencies_of_file(store, path).items()
     }
-
-
-def _unresolved_messages(index: _Index, job_id: int, edges: _Edges, is_cyclic: bool) -> Iterator[str]:
-    for (parent, kind), reference in edges.items():
-        if parent == UNRESOLVED:
-            item = f"{'after' if kind is DependencyKind.COMPLETED else 'after-any'}={reference}"
-            cause = "names no job" if not is_cyclic else "would make it wait for itself"
-            yield (
-                f"line {index.lines[job_id].number}: job {job_id} cannot start, because {item} {cause};"
-                f" correct the line"
-            )

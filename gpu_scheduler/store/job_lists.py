@@ -63,17 +63,10 @@ def newest_job_named(store: Store, name: str, other_than: int = 0) -> int | None
 
 
 def job_exists(store: Store, reference: str) -> bool:
-    """Returns whether a reference is the id or the name of a job."""
-    if is_job_id(store, reference):
-        return True
+    """Returns whether a reference is the id or the name of a job. A number is always an id."""
+    if reference.isdigit():
+        return store.db.row("SELECT 1 FROM job WHERE id = CAST(? AS INTEGER)", reference) is not None
     return newest_job_named(store, reference) is not None
-
-
-def is_job_id(store: Store, reference: str) -> bool:
-    """Returns whether a reference is the id of a job."""
-    if not reference.isdigit():
-        return False
-    return store.db.row("SELECT 1 FROM job WHERE id = CAST(? AS INTEGER)", reference) is not None
 
 
 def job_ids_in(store: Store, numbers: range) -> list[int]:

@@ -32,9 +32,9 @@ def problems(text: str, *existing: str) -> list[str]:
         ("[after=a,7 after-any=old] b\n[name=a] a\n", ("7", "old"), []),
         ("[after=prpe] b\n", (), ["1 after=prpe: no line of this file and no job has this name"]),
         ("[after-any=7] b\n", (), ["1 after-any=7: there is no job 7"]),
-        ("[after=7] b\n[name=7] a\n", (), []),
-        ("[name=a after=a] b\n", (), ["1 after=a: the job would wait for itself, through line 1"]),
-        ("[name=a after=a] b\n", ("a",), ["1 after=a: the job would wait for itself, through line 1"]),
+        ("[after=7] b\n[name=7] a\n", (), ["1 after=7: there is no job 7"]),
+        ("[name=a after=a] b\n", (), ["1 after=a: the job would wait for itself"]),
+        ("[name=a after=a] b\n", ("a",), ["1 after=a: the job would wait for itself"]),
         ("[name=7 after=7] b\n", ("7",), []),
         (
             "[name=a after=c] a\n[name=b after=a] b\n[name=c after-any=b] c\n[after=x] d\n",

@@ -1,6 +1,6 @@
 """Finds wrong references to other jobs: unknown ids and names, and jobs that would wait for themselves.
 
-A name means all lines with this name. If the text has no such line, it means the newest job with this name.
+A number is an id. A name means all lines with this name or, if there are none, the newest job with this name.
 """
 
 from __future__ import annotations
@@ -103,26 +103,25 @@ class _ReferenceCheck:
 
     def _unknown_reference(self, line: Line) -> str | None:
         for item, reference in _items(line):
-            if self._is_id(reference):
-                continue
+            if reference.isdigit():
+                if self._exists(reference):
+                    continue
+                return f"{item}: there is no job {reference}; `status --all` lists the jobs"
             number = self._text.malformed.get(reference)
             if number is not None:
                 return _malformed_parent(item, number)
             if reference in self._text.names or self._exists(reference):
                 continue
-            if reference.isdigit():
-                return f"{item}: there is no job {reference}; `status --all` lists the jobs"
             return (
                 f"{item}: no line of this file and no job has this name; correct it, or add a line with"
                 f" [name={reference}]"
             )
         return None
 
-    def _is_id(self, reference: str) -> bool:
-        return reference.isdigit() and self._exists(reference)
-
     def _add_cycles(self, found: dict[int, str]) -> None:
         """Adds the lines that wait for themselves, through a line with one of their names or directly."""
+        if not any("name" in self._lines[index].attributes for index in self._checked):
+            return
         own = [line.attributes.get("name") for line in self._lines if references_of(line)]
         is_extended = any(name in self._before.referenced for name in own)
         graph_lines = (*self._earlier, *self._lines) if is_extended else self._lines
@@ -132,10 +131,10 @@ class _ReferenceCheck:
         for index, line in enumerate(graph_lines):
             name, references = line.attributes.get("name"), references_of(line)
             if name is not None and references:  # no other line can be on a cycle
-                graph[index] = [one for one in references if not self._is_id(one)]
+                graph[index] = [one for one in references if not one.isdigit()]
                 named[name].append(index)
         cyclic = find_cycles({**graph, **named})
-        for index in self._checked if cyclic else ():
+        for index in self._checked:
             for item, reference in _items(self._lines[index]):
                 if first + index in cyclic and reference in cyclic and index not in found:
                     number = next(
@@ -143,17 +142,14 @@ class _ReferenceCheck:
                         for one in named[reference]
                         if one in cyclic and isinstance(one, int)
                     )
-                    found[index] = (
-                        f"{item}: the job would wait for itself, through line {number}; remove one of the"
-                        " references between these lines"
-                    )
+                    found[index] = _cycle(item, self._lines[index].number, number)
 
     def _add_children(self, found: dict[int, str]) -> None:
         """Adds the lines that wait for a line that was found to be wrong."""
         children: dict[str, list[int]] = defaultdict(list)
         for index in self._checked if found else ():
             for reference in references_of(self._lines[index]):
-                if not self._is_id(reference):
+                if not reference.isdigit():
                     children[reference].append(index)
         parents = list(found)
         while parents:
@@ -170,6 +166,15 @@ def _items(line: Line) -> Iterator[tuple[str, str]]:
     """Yields each reference of a line, as an attribute such as "after=prep" and alone."""
     after, after_any = line.attributes.get("after", ()), line.attributes.get("after_any", ())
     return chain(((f"after={one}", one) for one in after), ((f"after-any={one}", one) for one in after_any))
+
+
+def _cycle(item: str, number: int, through: int) -> str:
+    if number == through:
+        return f"{item}: the job would wait for itself; remove this reference, or change the name of the line"
+    return (
+        f"{item}: the job would wait for itself, through line {through}; remove one of the references between"
+        " these lines"
+    )
 
 
 def _malformed_parent(item: str, number: int) -> str:
