@@ -65,6 +65,7 @@ def run(
     home.check_owner(take_over=options.take_over)
     warnings += map(str, home.create())
     lock = _acquire_lock(home, options.take_over)
+    is_new = is_new and not home.database.exists()  # `submit` may have created the store in the meantime
     console = Console()
     try:
         # All state files in a folder share one main log, `gpu_scheduler.log`.

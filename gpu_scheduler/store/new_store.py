@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.store.data_dir import DataDir
 from gpu_scheduler.store.location import adopt_folder
-from gpu_scheduler.store.scheduler_lock import InstanceLock
+from gpu_scheduler.store.scheduler_lock import no_scheduler_starts
 from gpu_scheduler.store.store import Store
 
 
@@ -49,17 +49,13 @@ def create_store(data_dir: DataDir) -> bool:
     data_dir.check_owner(take_over=False)
     is_new = not data_dir.folder.exists()
     data_dir.create()
-    # While this process holds the lock, no scheduler can start here.
-    lock = InstanceLock(data_dir.lock)
-    try:
-        if not lock.acquire():
+    with no_scheduler_starts(data_dir.folder) as is_locked:
+        if not is_locked:
             return False
         with removed_if_new(data_dir, is_new=is_new):
             data_dir.take_ownership()
             with closing(Store(data_dir, create=True)) as store:
                 adopt_folder(store)
-    finally:
-        lock.release()
     return True
 
 

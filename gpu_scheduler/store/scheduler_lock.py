@@ -13,14 +13,17 @@ import errno
 import fcntl
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpu_scheduler.runner.record_lock import conflicting_lock, try_lock
 from gpu_scheduler.store import permissions
 
-#: Seconds to wait for the lock on a folder after its holder has died. A child that the holder had just forked
-#: keeps the lock until it executes its program.
-_DEAD_HOLDER_WAIT_S = 2.0
+#: Seconds to wait for the lock on a folder whose holder is not a scheduler. If a scheduler has died, a child
+#: that it had just forked keeps the lock until it executes its program; and a command may be creating the
+#: store.
+_OTHER_HOLDER_WAIT_S = 2.0
 _RETRY_S = 0.01
 #: Errors from file systems, mostly network file systems, that do not support locks on folders.
 _UNSUPPORTED_ERRNOS = (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -49,18 +52,12 @@ class InstanceLock:
 
     def _lock_folder(self) -> bool:
         """Tries to lock the folder. Also returns True if the file system does not support such a lock."""
-        end = time.monotonic() + _DEAD_HOLDER_WAIT_S
-        while True:
-            try:
-                fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in _UNSUPPORTED_ERRNOS:
-                    return True
-                if self.holder_pid() is not None or time.monotonic() > end:
-                    return False
-                time.sleep(_RETRY_S)
-            else:
-                return True
+        end = time.monotonic() + _OTHER_HOLDER_WAIT_S
+        while not _try_flock(self._folder):
+            if self.holder_pid() is not None or time.monotonic() > end:
+                return False
+            time.sleep(_RETRY_S)
+        return True
 
     def locks_folder(self, folder: Path) -> bool:
         """Returns whether the folder at this path is the locked one."""
@@ -107,6 +104,29 @@ class InstanceLock:
     def _open_lock_file(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         return os.open(self._path.name, flags, 0o600, dir_fd=self._folder)
+
+
+@contextmanager
+def no_scheduler_starts(folder: Path) -> Iterator[bool]:
+    """Locks a data directory during the block, which must be short. Yields False if it was locked already.
+
+    A `start` waits for the end of the block, and no command takes this process for a scheduler, because it
+    does not have the file `lock` open. Raises OSError.
+    """
+    fd = permissions.open_folder(folder)
+    try:
+        yield _try_flock(fd)
+    finally:
+        os.close(fd)
+
+
+def _try_flock(fd: int) -> bool:
+    """Tries to lock a folder. Also returns True if the file system does not support such a lock."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in _UNSUPPORTED_ERRNOS
+    return True
 
 
 def scheduler_pid(path: Path) -> int | None:

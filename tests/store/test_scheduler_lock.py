@@ -98,7 +98,7 @@ def test_finding_the_holder_of_the_lock_does_not_acquire_a_lock(tmp_path: Path) 
 def test_a_program_that_locks_the_folder_is_not_mistaken_for_a_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: int
 ) -> None:
-    monkeypatch.setattr(instance, "_DEAD_HOLDER_WAIT_S", 0.0)
+    monkeypatch.setattr(instance, "_OTHER_HOLDER_WAIT_S", 0.0)
     path = tmp_path / "lock"
     fd = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(fd, how | fcntl.LOCK_NB)
@@ -208,7 +208,7 @@ def test_the_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
 def test_a_start_names_the_program_that_locks_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instance, "_DEAD_HOLDER_WAIT_S", 0.0)
+    monkeypatch.setattr(instance, "_OTHER_HOLDER_WAIT_S", 0.0)
     data_dir = DataDir.of(str(tmp_path / "s.json"))
     data_dir.create()
     fd = os.open(data_dir.folder, os.O_RDONLY)
@@ -223,3 +223,22 @@ def test_a_start_names_the_program_that_locks_the_folder(
             service._acquire_lock(data_dir, take_over=False)
     os.close(fd)
     service._acquire_lock(data_dir, take_over=False).release()
+
+
+def test_a_scheduler_waits_for_a_command_that_creates_the_store(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with instance.no_scheduler_starts(tmp_path) as is_locked:
+        assert is_locked
+        assert scheduler_pid(path) is None
+        lock = InstanceLock(path)
+        acquired: list[bool] = []
+        waiting = threading.Thread(target=lambda: acquired.append(lock.acquire()))
+        waiting.start()
+        with instance.no_scheduler_starts(tmp_path) as is_locked_again:
+            assert not is_locked_again
+        assert acquired == []
+    waiting.join()
+    assert acquired == [True]
+    with instance.no_scheduler_starts(tmp_path) as is_locked:
+        assert not is_locked
+    lock.release()
