@@ -81,10 +81,15 @@ NOTES = {
     "lint": "`lint` also warns of likely mistakes, such as a program that does not exist, a line that runs"
     " `conda activate`, or more processes than GPUs. `add` and the log give the same warnings. The exit code"
     " is 1 if a line is malformed.",
+    "submit": "An option with the name of an attribute sets that attribute (see"
+    " [jobs-file.md](jobs-file.md#attributes)). [running.md](running.md#jobs-without-a-jobs-file) explains"
+    " which words are the script's, how a script is run, and the exit codes of `--wait`.",
     "import": "[migrating.md](migrating.md#coming-from-gpuq) describes what becomes of each key.",
     "status": "On a terminal, lines are cut to its width; in a pipe, they are printed in full. Jobs that wait"
     " for the same reason share a line, such as `20 jobs wait for half a GPU: 12-31`.",
     "why": "For a job that failed, `why` shows the reason, what to do about it, and the end of the log.",
+    "wait": "The options other than `--job` and `--timeout` concern GPUs ([run.md](run.md));"
+    " [running.md](running.md#jobs-without-a-jobs-file) explains `--job`.",
     "run": "[run.md](run.md) explains how GPUs are chosen, the exit codes, and what a claim is.",
     "cancel": "Each job receives SIGTERM and then, after 10 s or the time given by `--grace`, SIGKILL.",
     "stop": "If no scheduler is running, `stop` still brings the state file up to date.",

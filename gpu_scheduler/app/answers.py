@@ -9,6 +9,8 @@ from gpu_scheduler.core.model.request_answer import RequestAnswer
 
 #: The requester recorded in the store, unless a front end gives its own name.
 COMMAND_LINE = "cli"
+#: The source that is recorded in the jobs of `submit`.
+SUBMIT = "submit"
 #: The target of an answer that concerns all jobs of a request, instead of one job.
 ALL_JOBS = 0
 

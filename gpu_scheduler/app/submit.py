@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gpu_scheduler.app.answers import SUBMIT
 from gpu_scheduler.app.line_note import LineNote, Note, NoteKind
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.masking import without_secrets
@@ -37,8 +38,6 @@ from gpu_scheduler.store.environments import add_environment
 from gpu_scheduler.store.location import refuse_copy
 from gpu_scheduler.store.new_store import check_encoding
 
-#: The name of this front end, which the store records in each of its jobs.
-SOURCE = "submit"
 #: The attributes that choose the environment of a job.
 _ENVIRONMENTS = frozenset({"conda", "venv"})
 
@@ -158,7 +157,7 @@ def _insert(
             parents = resolve_parents(store, spec)
             environment = add_environment(store, variables)
             job_id = store.insert_job(
-                spec, SOURCE, dependencies=parents.dependencies, environment=environment
+                spec, SUBMIT, dependencies=parents.dependencies, environment=environment
             )
         store.data_dir.ring_doorbell()
         return SubmittedJob(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from gpu_scheduler.app.answers import SUBMIT
 from gpu_scheduler.core.model.units import WHOLE
 from gpu_scheduler.core.scheduling.declaration_accuracy import DeclarationAccuracy
 from gpu_scheduler.core.text.formatting import format_age, format_duration, safe_text
@@ -116,7 +117,7 @@ def _fact_lines(detail: JobDetail) -> Iterator[str]:
         yield _row("Time limit", format_duration(spec.timeout_s))
     yield _row("Allowed GPUs", "any" if spec.allowed is None else ", ".join(map(str, spec.allowed)))
     yield _row("Priority", str(job.priority))
-    yield _row("Environment", _environment_text(spec))
+    yield _row("Environment", _environment_text(spec, job.source))
     yield _row("Folder", spec.cwd)
     yield from (_row("Variable", f"{name}={value}") for name, value in dict(spec.env).items())
     yield _row("Submitted", _time_and_age(job.created_at, detail.now))
@@ -164,12 +165,14 @@ def _memory_lines(view: AttemptView, tolerance: float) -> Iterator[str]:
         yield _row("  Load", f"{attempt.mean_load:.0f} % on average")
 
 
-def _environment_text(spec: JobSpec) -> str:
+def _environment_text(spec: JobSpec, source: str) -> str:
     if spec.venv is not None:
         return f"venv {spec.venv}"
     if spec.conda:
         return f"conda {spec.conda}"
-    return "conda base, if conda is installed" if spec.kind == "csv" else "none specified"
+    if spec.kind == "csv":
+        return "conda base, if conda is installed"
+    return "that of the shell in which it was submitted" if source == SUBMIT else "none specified"
 
 
 def _attempt_lines(view: AttemptView, detail: JobDetail) -> Iterator[str]:

@@ -79,6 +79,7 @@ def test_submit_queues_a_script_with_its_arguments(desk: Desk, script: Path) -> 
     assert err == f"gpu-scheduler: {NO_SCHEDULER}\n"
     job = job_of(desk)
     assert (job.text, job.state, job.source) == (text, JobState.QUEUED, "submit")
+    assert "that of the shell in which it was submitted" in desk.run("show", "1")[1]
     assert (job.spec.kind, job.spec.cwd, job.spec.gpus, job.spec.timeout_s) == (
         "command",
         str(desk.path),
