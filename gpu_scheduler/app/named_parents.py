@@ -9,10 +9,17 @@ from gpu_scheduler.app.job_refs import job_record, resolve_job
 from gpu_scheduler.app.line_note import Note, NoteKind
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
 from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.dependencies import ParentStatus, parent_status
 from gpu_scheduler.errors import SchedulerError, UsageError
+from gpu_scheduler.store.ancestors import failed_ancestors
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
+
+#: Maximum number of digits of a job id. The store cannot compare larger numbers.
+_MAX_DIGITS = 15
+#: Maximum number of jobs that a note says to retry.
+_MAX_RETRIED = 5
 
 
 @dataclass(frozen=True)
@@ -36,16 +43,28 @@ def resolve_parents(store: Store, spec: JobSpec) -> NamedParents:
             raise UsageError(f"--{key} {reference}: {error}") from None
         dependencies.append(Dependency(job.id, kind, reference))
         if parent_status(kind, job.state, job.outcome) is ParentStatus.FAILED:
-            notes.append(Note(NoteKind.PARENT_FAILED, {"job": job.id, "outcome": job.outcome}))
+            notes.append(_failed_parent_note(store, job))
     return NamedParents(tuple(dependencies), tuple(notes))
 
 
 def named_job(store: Store, reference: str) -> JobRecord:
     """Returns the job that an id or a name stands for. Raises SchedulerError if it is not exactly one."""
-    return job_record(store, resolve_job(store, int(reference) if reference.isdigit() else reference))
+    if not reference.isdigit():
+        return job_record(store, resolve_job(store, reference))
+    if len(reference) > _MAX_DIGITS:
+        raise SchedulerError(f"there is no job {reference}; `status --all` lists the jobs")
+    return job_record(store, int(reference))
 
 
 def _references(spec: JobSpec) -> Iterator[tuple[str, DependencyKind, str]]:
     """Yields the attribute, the kind and the text of each reference."""
     yield from (("after", DependencyKind.COMPLETED, one) for one in spec.after)
     yield from (("after-any", DependencyKind.FINISHED, one) for one in spec.after_any)
+
+
+def _failed_parent_note(store: Store, parent: JobRecord) -> Note:
+    """Returns the note about a parent that has not completed, with the jobs to retry."""
+    is_skipped = parent.outcome is Outcome.SKIPPED
+    retried = failed_ancestors(store, parent.id, _MAX_RETRIED) if is_skipped else [parent.id]
+    data = {"job": parent.id, "outcome": parent.outcome, "retried": tuple(map(str, retried))}
+    return Note(NoteKind.PARENT_FAILED, data)

@@ -28,7 +28,8 @@ _TEXTS = {
         " with --venv"
     ),
     NoteKind.PARENT_FAILED: (
-        "job {job} has not completed ({outcome}), so this job is skipped until `retry {job}` queues both"
+        "job {job} has not completed ({outcome}), so this job is skipped until `retry {retried}` queues it"
+        " again"
     ),
     NoteKind.NOT_WATCHED: "the scheduler ({scheduler_pid}) does not watch {path}; it watches {watched}",
 }
@@ -44,6 +45,8 @@ def line_note_text(note: LineNote) -> str:
 
 
 def _value_text(key: str, value: object) -> str:
+    if isinstance(value, tuple) and key == "retried":
+        return " ".join(value)
     if isinstance(value, tuple):
         return ", ".join(value) or "none known"
     if key == "scheduler_pid" and isinstance(value, int):

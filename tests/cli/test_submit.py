@@ -12,10 +12,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpu_scheduler.app import script_command
+from gpu_scheduler.app.new_line import parse_new_line
 from gpu_scheduler.core.command.build import display_command
 from gpu_scheduler.core.jobsfile.attributes import ATTRIBUTE_HELP
+from gpu_scheduler.core.jobsfile.compose import format_command_line
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
@@ -181,6 +185,7 @@ def test_the_script_is_looked_up_in_the_folder_of_the_job(desk: Desk) -> None:
         ("--allowed 9 train.py", "no GPU 9"),
         ("--name 'a b' train.py", "name 'a b'"),
         ("--after 99 train.py", "--after 99: there is no job 99"),
+        ("--after 99999999999999999999 train.py", "there is no job 99999999999999999999"),
         ("train.py --after-any nobody", "--after-any nobody: there is no job named nobody"),
         ("--after '' train.py", "--after: the value is empty"),
         ("--conda a --venv b train.py", "both a conda environment and a venv"),
@@ -242,10 +247,13 @@ def test_submit_warns_about_a_parent_that_has_not_completed(desk: Desk, script: 
     code, _, err = desk.run("submit", "--after", "1", "train.py")
     assert code == 0
     assert (
-        "warning: job 1 has not completed (cancelled), so this job is skipped until `retry 1` queues both"
+        "warning: job 1 has not completed (cancelled), so this job is skipped until `retry 1` queues it again"
         in err
     )
     assert "warning" not in desk.run("submit", "--after-any", "1", "train.py")[2]
+    desk.record(act.SettleDependencies())
+    _, _, err = desk.run("submit", "--after", "2", "train.py")
+    assert "warning: job 2 has not completed (skipped), so this job is skipped until `retry 1` queues" in err
 
 
 def test_submit_gives_the_warnings_of_add(desk: Desk, script: Path) -> None:
@@ -442,3 +450,13 @@ def test_a_job_uses_the_conda_of_its_caller_if_the_scheduler_has_none(world: Wor
     world.run_ok("submit", "--conda", "ml", "--", "echo $CONDA_DEFAULT_ENV >got")
     world.wait_finished(1)
     assert (world.folder / "got").read_text() == "ml\n"
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=8), max_size=5))
+def test_the_script_gets_its_arguments_unchanged(arguments: list[str]) -> None:
+    words = ["python", "-u", "train.py", *arguments]
+    line = format_command_line(["name=x", "cwd=/a b"], [shlex.join(words)])
+    spec, _ = parse_new_line(line, "/", None)
+    assert shlex.split(spec.command or "") == words
+    assert spec.cwd == "/a b"
