@@ -18,8 +18,8 @@ from gpu_scheduler.errors import SchedulerError
 
 #: The program in a clone. Its arguments are completed too if it is called directly (./scheduler.py).
 _CLONE_PROGRAM = "scheduler.py"
-#: Metavars of the arguments that shells complete as files or as folders. Users must type the special
-#: values - and "" themselves.
+#: Shells complete an argument as a file if its metavar begins with one of these words, and as a folder if its
+#: metavar is one of the others. Users must type the special values - and "" themselves.
 _FILE_METAVARS = ("PATH", "FILE", "SCRIPT")
 _FOLDER_METAVARS = ("DIR",)
 
@@ -44,7 +44,7 @@ def completion_script(shell: str) -> str:
         )
     whole = build_parser()
     for action in _actions(whole):
-        if action.metavar in _FILE_METAVARS:
+        if str(action.metavar).partition(" ")[0] in _FILE_METAVARS:
             _set_completion(action, shtab.FILE)
         elif action.metavar in _FOLDER_METAVARS:
             _set_completion(action, shtab.DIRECTORY)

@@ -61,7 +61,10 @@ def test_bash_completes_commands_options_choices_files_and_folders(tmp_path: Pat
     offered = completed(tmp_path, "gpu-scheduler", "start", "--gpu-probe", "")
     assert offered == ["auto", "nvml", "gputil", "simulated"]
     assert sorted(completed(tmp_path, "gpu-scheduler", "lint", "f")) == ["file_a", "folder_b"]
+    for command in ("add", "submit"):
+        assert sorted(completed(tmp_path, "gpu-scheduler", command, "f")) == ["file_a", "folder_b"]
     assert completed(tmp_path, "gpu-scheduler", "start", "--log-dir", "f") == ["folder_b"]
+    assert completed(tmp_path, "gpu-scheduler", "submit", "--dir", "f") == ["folder_b"]
     assert completed(tmp_path, "gpu-scheduler", "--state-file", "x.json", "sto") == ["stop"]
     assert completed(tmp_path, "gpu-scheduler", "completion", "z") == ["zsh"]
 
