@@ -18,6 +18,7 @@ from gpu_scheduler.store.dependencies import (
     dependencies_of_file,
     edges_above,
     insert_dependencies,
+    remove_dependencies,
     replace_dependencies,
 )
 from gpu_scheduler.store.job_lists import job_exists, newest_job_named
@@ -93,7 +94,7 @@ class LineDependencies:
         return self._store_appended(self._index, reading[unchanged:], frozenset(new_jobs))
 
     def _store_all(self, reading: Reading, new_jobs: frozenset[int]) -> list[str]:
-        index = self._index = _Index(edges=_edges_of_file(self._store, self._path))
+        index = self._index = _Index(edges=dependencies_of_file(self._store, self._path))
         index.add(reading)
         return self._replace(index, (*index.lines, *index.edges), new_jobs)
 
@@ -101,7 +102,7 @@ class LineDependencies:
         """Removes the dependencies that the lines of a reading without references no longer demand."""
         self._index = None
         with self._store.db.transaction() as db:
-            for job_id in _edges_of_file(self._store, self._path):
+            for job_id in dependencies_of_file(self._store, self._path):
                 replace_dependencies(db, job_id, ())
         return []
 
@@ -139,10 +140,14 @@ class LineDependencies:
         messages: list[str] = []
         with self._store.db.transaction() as db:
             for job_id, edges in changed.items():
-                if edges == index.edges.get(job_id, {}):
+                before = index.edges.get(job_id, {})
+                removed, added = dict(before.items() - edges.items()), dict(edges.items() - before.items())
+                if not removed and not added:
                     continue
-                wanted = [Dependency(parent, kind, reference) for (parent, kind), reference in edges.items()]
-                replace_dependencies(db, job_id, wanted)
+                remove_dependencies(db, job_id, removed)
+                insert_dependencies(
+                    db, job_id, [Dependency(*key, reference) for key, reference in added.items()]
+                )
                 messages += self._unresolved_messages(index, job_id, edges)
                 index.edges[job_id] = edges
         return messages
@@ -207,10 +212,3 @@ class LineDependencies:
                 f"line {index.lines[job_id].number}: job {job_id} cannot start, because {key}={reference}"
                 f" {cause}; correct the line"
             )
-
-
-def _edges_of_file(store: Store, path: str) -> dict[int, _Edges]:
-    return {
-        job_id: {(one.parent_id, one.kind): one.reference for one in edges}
-        for job_id, edges in dependencies_of_file(store, path).items()
-    }

@@ -85,9 +85,13 @@ def edges_above(store: Store, job_ids: Iterable[int]) -> dict[int, set[int]]:
     return found
 
 
-def dependencies_of_file(store: Store, path: str) -> dict[int, set[Dependency]]:
-    """Returns the dependencies of the jobs that have a line in this jobs file, by job id."""
-    found: dict[int, set[Dependency]] = {}
+def dependencies_of_file(store: Store, path: str) -> dict[int, dict[tuple[int, DependencyKind], str]]:
+    """Returns the dependencies of the jobs that have a line in this jobs file, by job id.
+
+    The dependencies are given as the reference for each parent and kind.
+    """
+    found: dict[int, dict[tuple[int, DependencyKind], str]] = {}
+    kinds = {kind.value: kind for kind in DependencyKind}
     if store.db.row("SELECT 1 FROM dependency LIMIT 1") is None:
         return found
     for job_id, parent_id, kind, reference in store.db.rows(
@@ -95,8 +99,18 @@ def dependencies_of_file(store: Store, path: str) -> dict[int, set[Dependency]]:
         " FROM line CROSS JOIN dependency ON dependency.job_id = line.job_id WHERE path = ?",
         path,
     ):
-        found.setdefault(job_id, set()).add(Dependency(parent_id, DependencyKind(kind), reference))
+        found.setdefault(job_id, {})[parent_id, kinds[kind]] = reference
     return found
+
+
+def remove_dependencies(
+    db: sqlite3.Connection, job_id: int, parents: Iterable[tuple[int, DependencyKind]]
+) -> None:
+    """Removes the dependencies of a job on these parents, in the caller's transaction."""
+    db.executemany(
+        "DELETE FROM dependency WHERE job_id = ? AND parent_id = ? AND kind = ?",
+        [(job_id, parent_id, kind.value) for parent_id, kind in parents],
+    )
 
 
 def replace_dependencies(db: sqlite3.Connection, job_id: int, wanted: Iterable[Dependency]) -> None:

@@ -84,6 +84,15 @@ def test_only_a_new_line_is_wrong_if_it_completes_a_cycle() -> None:
     }
 
 
+def test_refuses_to_let_very_many_lines_wait_for_very_many_lines() -> None:
+    text = "[name=a] true\n" * 1000 + "[after=a] true\n" * 1001
+    found = problems(text)
+    assert len(found) == 1001
+    assert found[0] == "1001 after=a: 1,001 lines wait for 1,000 lines with this name, which is too many"
+    assert problems(text + "[name=b after=c] true\n")[-1].startswith("2002 after=c: no line")
+    assert problems(text.replace("[after=a]", "[after=b]") + "[name=b after=a] true\n") == []
+
+
 def test_checks_1000_lines_that_wait_for_1000_others() -> None:
     text = "".join(f"[name=a] echo {n}\n" for n in range(1000))
     text += "".join(f"[name=b after=a] echo {n}\n" for n in range(1000))

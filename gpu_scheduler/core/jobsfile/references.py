@@ -6,8 +6,8 @@ A number is an id. A name means all lines with this name or, if there are none, 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -15,6 +15,8 @@ from itertools import chain
 from gpu_scheduler.core.jobsfile.cycles import find_cycles
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 
+#: Maximum number of dependencies through one name. Storing a million of them takes about ten seconds.
+MAX_DEPENDENCIES = 1_000_000
 ACCEPTED_FORM = "after=JOBS with the ids of jobs, and with names that lines of this file or jobs have"
 
 _NAME_ITEM = re.compile(r"\[(?:[^\]]*[ \t])?name=([A-Za-z0-9_.-]{1,64})")
@@ -24,18 +26,19 @@ _NAME_ITEM = re.compile(r"\[(?:[^\]]*[ \t])?name=([A-Za-z0-9_.-]{1,64})")
 class TextReferences:
     """The names in a text.
 
-    names: those of its well-formed lines; referenced: those that its lines wait for; malformed: those that
-    its malformed lines seem to have, each with the number of such a line.
+    names: those of its well-formed lines, with the number of these lines; referenced: those that its lines
+    wait for, with the number of these lines; malformed: those that its malformed lines seem to have, each
+    with the line number of one of them.
     """
 
-    names: frozenset[str] = frozenset()
-    referenced: frozenset[str] = frozenset()
+    names: Mapping[str, int] = field(default_factory=dict)
+    referenced: Mapping[str, int] = field(default_factory=dict)
     malformed: Mapping[str, int] = field(default_factory=dict)
 
     def with_lines(self, lines: Sequence[Line]) -> TextReferences:
         """Returns the names in a text that continues with these lines."""
-        names = {line.attributes["name"] for line in lines if "name" in line.attributes}
-        referenced = {one for line in lines for one in references_of(line)}
+        names = [line.attributes["name"] for line in lines if "name" in line.attributes]
+        referenced = [one for line in lines for one in references_of(line)]
         malformed = {
             found[1]: line.number
             for line in lines
@@ -44,8 +47,16 @@ class TextReferences:
         if not names and not referenced and not malformed:
             return self
         return TextReferences(
-            self.names | names, self.referenced | referenced, {**self.malformed, **malformed}
+            _counted(self.names, names),
+            _counted(self.referenced, referenced),
+            {**self.malformed, **malformed},
         )
+
+
+def _counted(before: Mapping[str, int], more: Iterable[str]) -> Mapping[str, int]:
+    counts = Counter(before)
+    counts.update(more)
+    return counts
 
 
 def references_of(line: Line) -> tuple[str, ...]:
@@ -94,14 +105,14 @@ class _ReferenceCheck:
     def problems(self) -> dict[int, str]:
         found: dict[int, str] = {}
         for index in self._checked:
-            problem = self._unknown_reference(self._lines[index])
+            problem = self._wrong_reference(self._lines[index])
             if problem is not None:
                 found[index] = problem
         self._add_cycles(found)
         self._add_children(found)
         return found
 
-    def _unknown_reference(self, line: Line) -> str | None:
+    def _wrong_reference(self, line: Line) -> str | None:
         for item, reference in _items(line):
             if reference.isdigit():
                 if self._exists(reference):
@@ -110,7 +121,13 @@ class _ReferenceCheck:
             number = self._text.malformed.get(reference)
             if number is not None:
                 return _malformed_parent(item, number)
-            if reference in self._text.names or self._exists(reference):
+            named, waiting = self._text.names.get(reference, 0), self._text.referenced[reference]
+            if named * waiting > MAX_DEPENDENCIES:
+                return (
+                    f"{item}: {waiting:,} lines wait for {named:,} lines with this name, which is too many;"
+                    f" let them wait for a single line `[name=NAME after={reference}] true`"
+                )
+            if named or self._exists(reference):
                 continue
             return (
                 f"{item}: no line of this file and no job has this name; correct it, or add a line with"
