@@ -31,6 +31,7 @@ class Poll:
                change again; None if no line is pending.
     malformed  the malformed lines of the current reading.
     problem    why the file cannot be read; None if it can be read.
+    names      the names of all well-formed lines in the file, including those that do not count yet.
     missing    whether the problem is that the file does not exist.
     has_more   whether further lines can be read immediately.
     """
@@ -42,6 +43,7 @@ class Poll:
     problem: str | None = None
     missing: bool = False
     has_more: bool = False
+    names: frozenset[str] = frozenset()
 
 
 class JobsFileReader:
@@ -50,7 +52,8 @@ class JobsFileReader:
     cwd: the working folder of the file's lines; home: the folder that `~` stands for; known_gpus: the indices
     of the existing GPUs, or None to accept any index; batch_lines: the approximate number of appended lines
     to read at a time, or None to read all of them; trust: accept the file regardless of its owner and mode;
-    exists: returns whether a reference is the id or the name of a job, or None to accept any reference.
+    exists: returns whether a reference is the id or the name of a job, or None to accept any reference;
+    newest_job: returns the id of the newest job, or 0 if there is none.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class JobsFileReader:
         *,
         trust: bool = False,
         exists: Callable[[str], bool] | None = None,
+        newest_job: Callable[[], int] = lambda: 0,
     ) -> None:
         self.path = path
         self._file = JobsFile(path, trust=trust)
@@ -72,6 +76,9 @@ class JobsFileReader:
         self._unchanged_since = 0.0
         #: The parsed text. Its `lines` are the same object as the last reading if the two are equal.
         self._text = ParsedText()
+        self._newest_job = newest_job
+        #: The newest job when the references of the text were checked.
+        self._checked_with = 0
 
     def poll(self, previous: Reading, jobs: Mapping[int, JobFact], now_s: float) -> Poll:
         """Reads the file if it has changed.
@@ -91,8 +98,8 @@ class JobsFileReader:
                 return self._poll_whole(content, previous, jobs, now_s)
             # Drop the specs of the new jobs, because these jobs are now in the store.
             self._text = replace(self._text, lines=previous)
-        if content == self._text.content:
-            return Poll(None, {}, None, self._text.malformed)
+        if content == self._text.content and not self._may_be_correct_now():
+            return Poll(None, {}, None, self._text.malformed, names=self._text.references.names)
         if self._text.can_be_extended and content.startswith(self._text.content):
             return self._poll_appended(content, now_s)
         return self._poll_whole(content, previous, jobs, now_s)
@@ -105,14 +112,20 @@ class JobsFileReader:
         self, content: bytes, previous: Reading, jobs: Mapping[int, JobFact], now_s: float
     ) -> Poll:
         """Compares the whole text with the last reading."""
-        if content != self._text.content:
+        if content != self._text.content or self._may_be_correct_now():
+            self._checked_with = self._newest_job()
             known = previous if previous is self._text.lines else (*previous, *self._text.lines)
             self._text = self._parser.parse(content, known, accepted=previous)
         decision = self._decide(previous, self._text.lines, jobs, now_s)
         if decision.accepted is None and decision.recheck_at is None and decision.none_missing:
             self._text = replace(self._text, lines=previous, malformed=_malformed(previous))
         reading = previous if decision.accepted is None else decision.accepted.lines
-        return Poll(decision.accepted, decision.waits, decision.recheck_at, _malformed(reading))
+        names = self._text.references.names
+        return Poll(decision.accepted, decision.waits, decision.recheck_at, _malformed(reading), names=names)
+
+    def _may_be_correct_now(self) -> bool:
+        """Returns whether a reference that meant no job may mean one that was submitted since."""
+        return self._text.has_wrong_references and self._newest_job() != self._checked_with
 
     def _poll_appended(self, content: bytes, now_s: float) -> Poll:
         """Reads the lines that were appended to the last reading, without comparing the lines before them.
@@ -120,6 +133,7 @@ class JobsFileReader:
         Comparing the whole file takes 12 times as long: 23 ms instead of 2 ms for 10,000 lines.
         """
         before = self._text
+        self._checked_with = self._newest_job()
         text = self._parser.parse(content, before=before, limit=self._batch_lines)
         lines = text.lines[len(before.lines) :]
         decision = self._decide((), lines, {}, now_s)
@@ -132,7 +146,8 @@ class JobsFileReader:
             self._text = self._parser.parse(content[: content.rfind(b"\n") + 1], before=before)
         more = len(text.content) < len(content)
         mistakes = (*before.malformed, *_malformed(counted))
-        return Poll(accepted, {}, now_s if more else decision.recheck_at, mistakes, has_more=more)
+        recheck_at, names = now_s if more else decision.recheck_at, text.references.names
+        return Poll(accepted, {}, recheck_at, mistakes, has_more=more, names=names)
 
     def _decide(
         self, previous: Reading, lines: tuple[Line, ...], jobs: Mapping[int, JobFact], now_s: float

@@ -26,7 +26,7 @@ from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, Poll
 from gpu_scheduler.intake.line_dependencies import LineDependencies
 from gpu_scheduler.intake.submit import FrontEnd, request_attribute, submit_job
 from gpu_scheduler.store import accepted_lines
-from gpu_scheduler.store.job_lists import job_exists, newest_job_facts
+from gpu_scheduler.store.job_lists import job_exists, newest_job_facts, newest_job_id
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
@@ -86,7 +86,7 @@ class JobsFileWatcher:
             )
         self._reader = JobsFileReader(
             self.path, cwd, os.path.expanduser("~"), known_gpus, BATCH_LINES, trust=trust,
-            exists=partial(job_exists, store),
+            exists=partial(job_exists, store), newest_job=partial(newest_job_id, store),
         )  # fmt: skip
         self._dependencies = LineDependencies(store, self._key)
         self._reading = accepted_lines.load(store, self._key)
@@ -105,10 +105,12 @@ class JobsFileWatcher:
                 self._postpone(error, now)
                 return
             if poll.accepted is not None:
-                self._apply(poll.accepted, jobs)
+                self._apply(poll.accepted, jobs, poll.names)
             if poll.accepted is None or poll.has_more:
                 break
             jobs = accepted_lines.JobFacts(self._store, self._reading)
+        if poll.problem is None:
+            self._log_mistakes(self._dependencies.resolve_again(self._reading, poll.names))
         self._report(poll)
         # An editor may move the file away for a moment. This does not correct a malformed line, so the line's
         # job keeps waiting.
@@ -130,7 +132,10 @@ class JobsFileWatcher:
             self._set_problem(problem)
         self.recheck_at = now + SHORTAGE_RETRY_S
 
-    def _apply(self, accepted: diff.AcceptedLines, jobs: accepted_lines.JobFacts) -> None:
+    def _apply(
+        self, accepted: diff.AcceptedLines, jobs: accepted_lines.JobFacts, names: frozenset[str]
+    ) -> None:
+        """Stores the accepted lines with their jobs and requests. names: the names in the whole file."""
         before = self._reading
         newest = newest_job_facts(self._store, accepted.new_identities())
         result = diff.ReadingDiff(before, accepted, jobs, newest)
@@ -153,14 +158,15 @@ class JobsFileWatcher:
                     warnings += [f"line {action.number}: {warning}" for warning in job.warnings]
             reading = result.to_reading(new)
             accepted_lines.save(self._store, self._key, before, reading, len(result.unchanged))
-            mistakes = self._dependencies.store_changes(before, reading, len(result.unchanged), new.values())
+            mistakes = self._dependencies.store_changes(
+                before, reading, len(result.unchanged), new.values(), names
+            )
             messages += [(text, None) for text in self._infeasible_messages(new.values())]
             if len(new) < len(result.actions) or not (result.unchanged or _is_append_only(before, reading)):
                 self._update_positions(reading)
         self._reading = reading
         self._log_messages(messages, warnings)
-        for text in mistakes[:MAX_LOGGED]:
-            log.error("%s, %s", self.path.name, text)
+        self._log_mistakes(mistakes)
 
     def _new_job_event(self, action: diff.NewJob, job_id: int, spec: JobSpec) -> Event:
         """Returns the event that the terminal shows for a new job, with its name and its line in the file."""
@@ -176,6 +182,10 @@ class JobsFileWatcher:
         for text in warnings[:room]:
             log.warning("%s, %s", self.path.name, text)
         self._logged += len(messages)
+
+    def _log_mistakes(self, mistakes: Sequence[str]) -> None:
+        for text in mistakes[:MAX_LOGGED]:
+            log.error("%s, %s", self.path.name, text)
 
     def _log_remainder(self) -> None:
         if self._logged > MAX_LOGGED:

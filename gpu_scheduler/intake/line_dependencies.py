@@ -20,6 +20,7 @@ from gpu_scheduler.store.dependencies import (
     insert_dependencies,
     remove_dependencies,
     replace_dependencies,
+    unresolved_jobs_of_file,
 )
 from gpu_scheduler.store.job_lists import job_exists, newest_job_named
 from gpu_scheduler.store.store import Store
@@ -32,11 +33,13 @@ _Edges = dict[tuple[int, DependencyKind], str]
 class _Index:
     """The lines of a reading that matter to dependencies.
 
-    named: the jobs of the lines with each name; waiting: the jobs whose lines refer to each name or id;
-    lines: the lines with references, by job; edges: the dependencies in the store, by job.
+    named: the jobs of the lines with each name; csv_jobs: the job of each CSV line by its identity, because
+    only the first of several equal lines has the job itself; waiting: the jobs whose lines refer to each name
+    or id; lines: the lines with references, by job; edges: the dependencies in the store, by job.
     """
 
     named: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    csv_jobs: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     lines: dict[int, Line] = field(default_factory=dict)
     edges: dict[int, _Edges] = field(default_factory=dict)
@@ -44,16 +47,24 @@ class _Index:
     def add(self, lines: Iterable[Line]) -> None:
         """Adds lines that follow those in the index."""
         for line in lines:
-            job_id, name = line.job_id, line.attributes.get("name")
+            job_id, name = self.job_of(line), line.attributes.get("name")
             if job_id is None:
                 continue
             if name is not None and not name.isdigit():  # a number is always an id
                 self.named[name].append(job_id)
             references = references_of(line)
-            if references:
+            if references and line.job_id is not None:
                 self.lines[job_id] = line
                 for reference in dict.fromkeys(references):
                     self.waiting[reference].append(job_id)
+
+    def job_of(self, line: Line) -> int | None:
+        """Returns the job of a line, given the earlier lines; None if it has none."""
+        if line.kind != "csv" or line.identity is None:
+            return line.job_id
+        if line.job_id is not None:
+            self.csv_jobs[line.identity] = line.job_id
+        return self.csv_jobs.get(line.identity)
 
     def references(self, job_id: int) -> Iterator[tuple[DependencyKind, str]]:
         """Yields the references of a job's line."""
@@ -74,16 +85,24 @@ class LineDependencies:
         self._stored: Reading = ()
         #: None if no line of the reading has a reference.
         self._index: _Index | None = None
+        #: The names of all lines in the file, including those that do not count yet.
+        self._names: frozenset[str] = frozenset()
 
     def store_changes(
-        self, before: Reading, reading: Reading, unchanged: int, new_jobs: Collection[int]
+        self,
+        before: Reading,
+        reading: Reading,
+        unchanged: int,
+        new_jobs: Collection[int],
+        names: frozenset[str],
     ) -> list[str]:
         """Stores the dependencies that `reading` changes, in the transaction that has stored the reading.
 
         before: the last reading; unchanged: its length if lines were only appended to it, otherwise 0;
-        new_jobs: the jobs that the transaction inserted. Returns a message for each reference that names no
-        job or would make its job wait for itself.
+        new_jobs: the jobs that the transaction inserted; names: the names of all lines in the file. Returns a
+        message for each reference that names no job or would make its job wait for itself.
         """
+        self._names = names
         is_append = unchanged > 0 and before is self._stored
         self._stored = reading  # if the transaction fails, the next call has another `before`
         if not is_append or self._index is None:
@@ -92,6 +111,20 @@ class LineDependencies:
                 return self._store_all(reading, frozenset(new_jobs))
             return [] if is_append else self._remove_all(reading)
         return self._store_appended(self._index, reading[unchanged:], frozenset(new_jobs))
+
+    def resolve_again(self, reading: Reading, names: frozenset[str]) -> list[str]:
+        """Resolves the references that mean no job again, because other jobs may have changed since.
+
+        names: the names of all lines in the file. Returns messages like `store_changes`.
+        """
+        self._names = names
+        jobs = unresolved_jobs_of_file(self._store, self._path)
+        if not jobs:
+            return []
+        if self._index is None or self._stored is not reading:
+            self._stored, self._index = reading, _Index(edges=_edges_of_file(self._store, self._path))
+            self._index.add(reading)
+        return self._replace(self._index, jobs, frozenset())
 
     def _store_all(self, reading: Reading, new_jobs: frozenset[int]) -> list[str]:
         index = self._index = _Index(edges=dependencies_of_file(self._store, self._path))
@@ -111,11 +144,11 @@ class LineDependencies:
         extended: list[tuple[int, Line]] = []
         changed: dict[int, None] = {}
         for line in appended:
-            name = line.attributes.get("name")
-            if name is None or name.isdigit() or line.job_id is None:
+            name, job_id = line.attributes.get("name"), index.job_of(line)
+            if name is None or name.isdigit() or job_id is None:
                 continue
             # One more parent without parents of its own changes nothing else, so it is simply added.
-            if name in index.named and not references_of(line):
+            if name in index.named and line.job_id is not None and not references_of(line):
                 extended += ((job_id, line) for job_id in index.waiting.get(name, ()))
             else:
                 changed.update(dict.fromkeys(index.waiting.get(name, ())))
@@ -185,6 +218,8 @@ class LineDependencies:
             return (int(reference) if job_exists(self._store, reference) else UNRESOLVED,)
         if reference in index.named:
             return index.named[reference]
+        if reference in self._names:  # the line with this name does not count yet
+            return (UNRESOLVED,)
         known = [
             parent
             for (parent, _), meant in index.edges.get(job_id, {}).items()
@@ -203,7 +238,7 @@ class LineDependencies:
 
     def _unresolved_messages(self, index: _Index, job_id: int, edges: _Edges) -> Iterator[str]:
         for (parent, kind), reference in edges.items():
-            if parent != UNRESOLVED:
+            if parent != UNRESOLVED or (reference in self._names and reference not in index.named):
                 continue
             is_cyclic = UNRESOLVED not in self._parents(index, job_id, reference)
             cause = "would make it wait for itself" if is_cyclic else "names no job"

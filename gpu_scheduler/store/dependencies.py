@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterable
 
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind, Parent
+from gpu_scheduler.core.model.dependency import UNRESOLVED, Dependency, DependencyKind, Parent
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.store.store import Store
 
@@ -31,6 +31,17 @@ def parents_of(store: Store, job_ids: Iterable[int]) -> dict[int, tuple[Parent, 
             Parent(parent_id, name, _STATES.get(state), _OUTCOMES.get(outcome), _KINDS[kind], reference)
         )
     return {job_id: tuple(parents) for job_id, parents in found.items()}
+
+
+def unresolved_jobs_of_file(store: Store, path: str) -> list[int]:
+    """Returns the jobs with a line in this jobs file that have a reference to no job."""
+    rows = store.db.rows(
+        "SELECT DISTINCT job_id FROM dependency WHERE parent_id = ?"
+        " AND EXISTS (SELECT 1 FROM line WHERE line.job_id = dependency.job_id AND path = ?)",
+        UNRESOLVED,
+        path,
+    )
+    return [row["job_id"] for row in rows]
 
 
 def children(store: Store, job_id: int) -> list[int]:

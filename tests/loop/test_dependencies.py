@@ -329,3 +329,46 @@ def test_a_file_without_references_does_not_touch_the_dependencies(desk: Desk) -
     desk.save("true 1\n[name=a] true 3\n")
     assert desk.parents() == {other: "1 1"}
     assert not has_unsettled_dependencies(desk.rig.store)
+
+
+def test_a_job_waits_for_a_name_on_a_last_line_without_a_line_ending(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.finish(desk.add_job(name="a"))
+    desk.save("[after=a] true 1\n[name=a] true 2", quiet_s=0)
+    assert desk.startable() == []
+    desk.wait(4)
+    assert (desk.startable(), errors(caplog)) == ([], [])
+    desk.wait(2)
+    assert desk.parents() == {2: "3 a"}
+
+
+def test_a_name_on_a_repeated_csv_line_means_its_job(desk: Desk) -> None:
+    (desk.path.parent / "s.py").touch()
+    desk.finish(desk.add_job(name="y"))
+    desk.save("[name=x] 0,s.py,,1\n[name=y] 0,s.py,,1\n[after=y] true\n")
+    assert desk.parents() == {3: "2 y"}
+    desk.append("[name=z] 0,s.py,,2\n[name=y] 0,s.py,,2\n")
+    assert desk.parents() == {3: "2 y, 4 y"}
+
+
+def test_a_malformed_reference_is_checked_again_after_a_job_is_submitted(desk: Desk) -> None:
+    desk.save("true 1\n[after=x] true 2\n[after=2] true 3\n")
+    assert [number for number, _ in desk.problems()] == [2, 3]
+    desk.add_job(name="x")
+    desk.wait(5)
+    assert desk.problems() == []
+    assert sorted(desk.parents().values()) == ["2 2", "2 x"]
+
+
+def test_a_reference_is_resolved_again_when_the_cycle_is_undone(desk: Desk) -> None:
+    other = desk.add_job()
+    desk.save("true 1\n")
+    of_other = Dependency(2, DependencyKind.COMPLETED, "2")
+    desk.record(act.SetDependencies(other, DependencyKind.COMPLETED, (of_other,)))
+    desk.save(f"[after={other}] true 1\n")
+    assert desk.parents() == {1: "2 2", 2: "0 1"}
+    desk.record(act.SetDependencies(other, DependencyKind.COMPLETED, ()))
+    desk.restart()
+    desk.wait(5)
+    assert desk.parents() == {2: "1 1"}
