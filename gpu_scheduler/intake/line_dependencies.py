@@ -122,7 +122,7 @@ class LineDependencies:
         if not jobs:
             return []
         if self._index is None or self._stored is not reading:
-            self._stored, self._index = reading, _Index(edges=_edges_of_file(self._store, self._path))
+            self._stored, self._index = reading, _Index(edges=dependencies_of_file(self._store, self._path))
             self._index.add(reading)
         return self._replace(self._index, jobs, frozenset())
 
