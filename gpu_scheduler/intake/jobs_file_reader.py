@@ -6,7 +6,7 @@ last reading, and the reader remembers only the file's content and the time of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class Poll:
     problem: str | None = None
     missing: bool = False
     has_more: bool = False
-    names: frozenset[str] = frozenset()
+    names: Collection[str] = ()
 
 
 class JobsFileReader:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -133,7 +133,7 @@ class JobsFileWatcher:
         self.recheck_at = now + SHORTAGE_RETRY_S
 
     def _apply(
-        self, accepted: diff.AcceptedLines, jobs: accepted_lines.JobFacts, names: frozenset[str]
+        self, accepted: diff.AcceptedLines, jobs: accepted_lines.JobFacts, names: Collection[str]
     ) -> None:
         """Stores the accepted lines with their jobs and requests. names: the names in the whole file."""
         before = self._reading

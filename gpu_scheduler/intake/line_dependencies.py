@@ -86,7 +86,9 @@ class LineDependencies:
         #: None if no line of the reading has a reference.
         self._index: _Index | None = None
         #: The names of all lines in the file, including those that do not count yet.
-        self._names: frozenset[str] = frozenset()
+        self._names: Collection[str] = ()
+        #: The messages about references that mean no job at present.
+        self._reported: set[str] = set()
 
     def store_changes(
         self,
@@ -94,7 +96,7 @@ class LineDependencies:
         reading: Reading,
         unchanged: int,
         new_jobs: Collection[int],
-        names: frozenset[str],
+        names: Collection[str],
     ) -> list[str]:
         """Stores the dependencies that `reading` changes, in the transaction that has stored the reading.
 
@@ -112,7 +114,7 @@ class LineDependencies:
             return [] if is_append else self._remove_all(reading)
         return self._store_appended(self._index, reading[unchanged:], frozenset(new_jobs))
 
-    def resolve_again(self, reading: Reading, names: frozenset[str]) -> list[str]:
+    def resolve_again(self, reading: Reading, names: Collection[str]) -> list[str]:
         """Resolves the references that mean no job again, because other jobs may have changed since.
 
         names: the names of all lines in the file. Returns messages like `store_changes`.
@@ -120,11 +122,15 @@ class LineDependencies:
         self._names = names
         jobs = unresolved_jobs_of_file(self._store, self._path)
         if not jobs:
+            self._reported.clear()
             return []
         if self._index is None or self._stored is not reading:
             self._stored, self._index = reading, _Index(edges=dependencies_of_file(self._store, self._path))
             self._index.add(reading)
-        return self._replace(self._index, jobs, frozenset())
+        messages = self._replace(self._index, jobs, frozenset())
+        for job_id in jobs:  # also of a line that did not count yet and was then changed
+            messages += self._unresolved_messages(self._index, job_id, self._index.edges.get(job_id, {}))
+        return messages
 
     def _store_all(self, reading: Reading, new_jobs: frozenset[int]) -> list[str]:
         index = self._index = _Index(edges=dependencies_of_file(self._store, self._path))
@@ -243,7 +249,10 @@ class LineDependencies:
             is_cyclic = UNRESOLVED not in self._parents(index, job_id, reference)
             cause = "would make it wait for itself" if is_cyclic else "names no job"
             key = "after" if kind is DependencyKind.COMPLETED else "after-any"
-            yield (
+            text = (
                 f"line {index.lines[job_id].number}: job {job_id} cannot start, because {key}={reference}"
                 f" {cause}; correct the line"
             )
+            if text not in self._reported:
+                self._reported.add(text)
+                yield text

@@ -264,7 +264,7 @@ def test_a_cycle_by_an_edit_blocks_the_edited_job_and_is_reported(
     desk.restart()
     desk.save(f"[after=2,{other}] true 1\n[after=1] true 2\n# a comment\n")
     assert desk.parents()[1] == "0 2"
-    assert len(errors(caplog)) == 1
+    assert errors(caplog) == [errors(caplog)[0]] * 2  # a new scheduler reports it again, but only once
     desk.save("[vram=1G] true 1\n[after=1] true 2\n")
     assert desk.parents() == {2: "1 1", other: "2 2"}
     desk.save(f"[after={other}] true 1\n[after=1] true 2\n")
@@ -372,3 +372,13 @@ def test_a_reference_is_resolved_again_when_the_cycle_is_undone(desk: Desk) -> N
     desk.restart()
     desk.wait(5)
     assert desk.parents() == {2: "1 1"}
+
+
+def test_a_last_line_that_gets_another_name_is_reported(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.save("[after=a] true 1\n[name=a] true 2", quiet_s=2)
+    assert errors(caplog) == []
+    desk.save("[after=a] true 1\n[name=ab] true 2\n")
+    assert errors(caplog) == [
+        "jobs.txt, line 1: job 1 cannot start, because after=a names no job; correct the line"
+    ]
+    assert desk.parents() == {1: "0 a"}
