@@ -26,7 +26,7 @@ from gpu_scheduler.intake.jobs_file_reader import JobsFileReader, Poll
 from gpu_scheduler.intake.line_dependencies import LineDependencies
 from gpu_scheduler.intake.submit import FrontEnd, request_attribute, submit_job
 from gpu_scheduler.store import accepted_lines
-from gpu_scheduler.store.job_lists import job_exists, newest_job_facts, newest_job_id
+from gpu_scheduler.store.job_lists import job_exists, newest_job_facts
 from gpu_scheduler.store.pending_groups import wait_reasons
 from gpu_scheduler.store.requests import add_request
 from gpu_scheduler.store.store import Store
@@ -86,7 +86,7 @@ class JobsFileWatcher:
             )
         self._reader = JobsFileReader(
             self.path, cwd, os.path.expanduser("~"), known_gpus, BATCH_LINES, trust=trust,
-            exists=partial(job_exists, store), newest_job=partial(newest_job_id, store),
+            exists=partial(job_exists, store),
         )  # fmt: skip
         self._dependencies = LineDependencies(store, self._key)
         self._reading = accepted_lines.load(store, self._key)

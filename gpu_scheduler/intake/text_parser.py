@@ -14,7 +14,7 @@ from itertools import islice
 from gpu_scheduler.core.jobsfile import references, shell_syntax, torn_append
 from gpu_scheduler.core.jobsfile.job_line import LineResult, Malformed, ParsedJob, parse_line
 from gpu_scheduler.core.jobsfile.reading import Line, Reading, line_from_result
-from gpu_scheduler.core.jobsfile.references import TextReferences
+from gpu_scheduler.core.jobsfile.references import TextReferences, references_of
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.intake import bash_check
 from gpu_scheduler.intake.bash_check import MAX_LINES_AHEAD, find_continuations
@@ -30,7 +30,7 @@ class ParsedText:
 
     line_count: the number of lines, including blank lines and comments; lines: the lines that are jobs or
     mistakes; malformed: the lines that are mistakes; references: the names of the lines and those that they
-    wait for; has_wrong_references: whether a line waits for a job that does not exist, or for itself.
+    wait for; missing: the ids and names that malformed lines wait for and that no job had.
     """
 
     content: bytes = b""
@@ -38,7 +38,7 @@ class ParsedText:
     lines: tuple[Line, ...] = ()
     malformed: tuple[Line, ...] = ()
     references: TextReferences = field(default_factory=TextReferences)
-    has_wrong_references: bool = False
+    missing: frozenset[str] = frozenset()
 
     @property
     def can_be_extended(self) -> bool:
@@ -47,8 +47,6 @@ class ParsedText:
             return not self.content
         if not self.malformed:
             return True
-        if self.has_wrong_references:
-            return False
         near = self.malformed[-1].number > self.line_count - MAX_LINES_AHEAD
         continued = self.content[-1024:].rstrip().endswith(b"\\")
         return (
@@ -102,19 +100,23 @@ class TextParser:
         while True:
             raws += map(_decode, islice(stream, more))
             lines = self._parse_lines(raws, before.line_count, by_raw)
-            lines, wrong = self._check_references(lines, before, accepted)
+            lines, missing = self._check_references(lines, before, accepted)
             text = ParsedText(
                 content[: stream.tell()],
                 before.line_count + len(raws),
                 (*before.lines, *lines),
                 (*before.malformed, *(line for line in lines if line.malformed)),
                 before.references.with_lines(lines),
-                wrong,
+                before.missing | missing,
             )
-            if text.can_be_extended or len(text.content) == len(content):
+            if (text.can_be_extended and not missing) or len(text.content) == len(content):
                 return text
             # Any later line may have the name that a line waits for.
-            more = None if wrong else MAX_LINES_AHEAD
+            more = None if missing else MAX_LINES_AHEAD
+
+    def has_found(self, missing: Iterable[str]) -> bool:
+        """Returns whether one of these ids and names now has a job."""
+        return self._exists is not None and any(self._exists(one) for one in missing)
 
     def spec_of(self, line: Line) -> JobSpec:
         """Returns the job specification of a well-formed line. Parses the line again if necessary."""
@@ -153,22 +155,23 @@ class TextParser:
 
     def _check_references(
         self, lines: tuple[Line, ...], before: ParsedText, accepted: Reading
-    ) -> tuple[tuple[Line, ...], bool]:
-        """Returns the lines, with those marked that have a wrong reference, and whether there are any."""
+    ) -> tuple[tuple[Line, ...], frozenset[str]]:
+        """Returns the lines, with those marked that have a wrong reference, and the jobs that these miss."""
         if self._exists is None:
-            return lines, False
+            return lines, frozenset()
         problems = references.find_wrong_references(
             lines, self._exists, accepted=accepted, earlier=before.lines, before=before.references
         )
         if not problems:
-            return lines, False
+            return lines, frozenset()
         checked = list(lines)
         for index, problem in problems.items():
             line = lines[index]
             checked[index] = line_from_result(
                 line.number, line.raw, Malformed(problem, references.ACCEPTED_FORM)
             )
-        return tuple(checked), True
+        wanted = {one for index in problems for one in references_of(lines[index])}
+        return tuple(checked), frozenset(one for one in wanted if not self._exists(one))
 
     def _parse_alone(self, raws: Sequence[str]) -> list[LineResult]:
         """Parses each line on its own. bash checks all the commands at once."""

@@ -62,12 +62,6 @@ def newest_job_named(store: Store, name: str, other_than: int = 0) -> int | None
     return found
 
 
-def newest_job_id(store: Store) -> int:
-    """Returns the id of the newest job; 0 if there is none."""
-    newest: int = store.db.rows("SELECT coalesce(max(id), 0) FROM job")[0][0]
-    return newest
-
-
 def job_exists(store: Store, reference: str) -> bool:
     """Returns whether a reference is the id or the name of a job. A number is always an id."""
     if reference.isdigit():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,6 +13,7 @@ from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.intake import jobs_file_watcher
+from gpu_scheduler.intake.bash_check import MAX_LINES_AHEAD
 from gpu_scheduler.store import accepted_lines
 from gpu_scheduler.store.dependencies import has_unsettled_dependencies
 from gpu_scheduler.store.requests import add_request
@@ -382,3 +384,17 @@ def test_a_last_line_that_gets_another_name_is_reported(desk: Desk, caplog: pyte
         "jobs.txt, line 1: job 1 cannot start, because after=a names no job; correct the line"
     ]
     assert desk.parents() == {1: "0 a"}
+
+
+def test_an_append_does_not_check_a_wrong_reference_again_unless_it_adds_the_name(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.save("true 1\n[after=x] true 2\n" + "# a comment\n" * MAX_LINES_AHEAD)
+    whole = Mock(wraps=desk.watch._reader._poll_whole)
+    monkeypatch.setattr(desk.watch._reader, "_poll_whole", whole)
+    desk.append("true 3\n[name=y] true 4\n")
+    assert (whole.called, [number for number, _ in desk.problems()]) == (False, [2])
+    desk.append("[name=x] true 5\n")
+    desk.wait(2)
+    assert (whole.called, desk.problems()) == (True, [])
+    assert desk.parents() == {4: "5 x"}
