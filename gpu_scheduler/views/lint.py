@@ -48,6 +48,8 @@ def _line_text(path: str, line: Preview) -> str:
     facts += [f"at most {format_duration(spec.timeout_s)}"] if spec.timeout_s is not None else []
     retries = [("running out of memory", spec.oom_retries), ("a failure", spec.fail_retries)]
     facts += [f"{n} retr{'y' if n == 1 else 'ies'} after {what}" for what, n in retries if n is not None]
+    facts += [f"starts after {', '.join(spec.after)}"] if spec.after else []
+    facts += [f"starts after the end of {', '.join(spec.after_any)}"] if spec.after_any else []
     facts += ["held until `release`"] if spec.hold else []
     facts += ["cancelled by its line"] if spec.cancel else []
     below = [safe_text(limit_length(line.command)), f"in {safe_text(spec.cwd)}"]
@@ -118,6 +120,8 @@ def _line_object(line: Preview) -> dict[str, Any]:
         "timeout_s": spec.timeout_s,
         "oom_retries": spec.oom_retries,
         "fail_retries": spec.fail_retries,
+        "after": list(spec.after),
+        "after_any": list(spec.after_any),
         "hold": spec.hold,
         "cancel": spec.cancel,
         "notes": list(map(line_note_text, line.notes)),

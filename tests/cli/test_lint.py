@@ -237,4 +237,6 @@ def test_lint_reports_references_to_unknown_jobs(desk: Desk) -> None:
     assert "jobs.txt:3: malformed: after=pep: no line of this file and no job has this name" in out
     write_jobs_file(desk, "[after=prep,1] true\n[name=prep] true\n")
     desk.job("true")
-    assert desk.run("lint")[0] == 0
+    code, out, _ = desk.run("lint")
+    assert (code, "; starts after prep, 1\n" in out) == (0, True)
+    assert json.loads(desk.run("lint", "--json")[1])["lines"][0]["after"] == ["prep", "1"]

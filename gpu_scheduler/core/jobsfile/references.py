@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -53,7 +53,9 @@ class TextReferences:
         )
 
 
-def _counted(before: Mapping[str, int], more: Iterable[str]) -> Mapping[str, int]:
+def _counted(before: Mapping[str, int], more: Sequence[str]) -> Mapping[str, int]:
+    if not more:
+        return before
     counts = Counter(before)
     counts.update(more)
     return counts
