@@ -15,6 +15,7 @@ from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.references import references_of
 from gpu_scheduler.core.model.dependency import UNRESOLVED, Dependency, DependencyKind
 from gpu_scheduler.store.dependencies import (
+    dependencies_of,
     dependencies_of_file,
     edges_above,
     insert_dependencies,
@@ -35,7 +36,8 @@ class _Index:
 
     named: the jobs of the lines with each name; csv_jobs: the job of each CSV line by its identity, because
     only the first of several equal lines has the job itself; waiting: the jobs whose lines refer to each name
-    or id; lines: the lines with references, by job; edges: the dependencies in the store, by job.
+    or id; lines: the lines with references, by job; edges: the dependencies in the store, by job; repeats:
+    whether a line has the job of an earlier one.
     """
 
     named: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -43,13 +45,15 @@ class _Index:
     waiting: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     lines: dict[int, Line] = field(default_factory=dict)
     edges: dict[int, _Edges] = field(default_factory=dict)
+    repeats: bool = False
 
     def add(self, lines: Iterable[Line]) -> None:
-        """Adds lines that follow those in the index."""
+        """Adds lines. A line that repeats another one must follow it."""
         for line in lines:
             job_id, name = self.job_of(line), line.attributes.get("name")
             if job_id is None:
                 continue
+            self.repeats |= line.job_id is None
             if name is not None and not name.isdigit():  # a number is always an id
                 self.named[name].append(job_id)
             references = references_of(line)
@@ -57,6 +61,28 @@ class _Index:
                 self.lines[job_id] = line
                 for reference in dict.fromkeys(references):
                     self.waiting[reference].append(job_id)
+
+    def remove(self, lines: Iterable[Line]) -> None:
+        """Removes lines of an index without repeats, but not the dependencies of their jobs."""
+        jobs = {line.job_id for line in lines if line.job_id is not None}
+        names = {line.attributes["name"] for line in lines if "name" in line.attributes}
+        references = {reference for line in lines for reference in references_of(line)}
+        for entries, keys in ((self.named, names), (self.waiting, references)):
+            for key in keys & entries.keys():
+                entries[key] = [job_id for job_id in entries[key] if job_id not in jobs]
+                if not entries[key]:
+                    del entries[key]
+        for job_id in jobs & self.lines.keys():
+            del self.lines[job_id]
+        for line in lines:
+            if line.identity is not None:
+                self.csv_jobs.pop(line.identity, None)
+
+    def renumber(self, lines: Iterable[Line]) -> None:
+        """Replaces lines by equal lines with other numbers."""
+        for line in lines:
+            if line.job_id is not None and line.job_id in self.lines:
+                self.lines[line.job_id] = line
 
     def job_of(self, line: Line) -> int | None:
         """Returns the job of a line, given the earlier lines; None if it has none."""
@@ -77,7 +103,7 @@ class _Index:
 class LineDependencies:
     """Keeps the dependencies of the jobs of one jobs file as its lines demand.
 
-    The index in memory is only a cache. It is rebuilt after every change to the file except an append.
+    The index in memory is only a cache of the last reading.
     """
 
     def __init__(self, store: Store, path: str) -> None:
@@ -105,14 +131,17 @@ class LineDependencies:
         message for each reference that names no job or would make its job wait for itself.
         """
         self._names = names
+        index = self._index if before is self._stored else None
         is_append = unchanged > 0 and before is self._stored
         self._stored = reading  # if the transaction fails, the next call has another `before`
-        if not is_append or self._index is None:
+        if index is None:
             new = reading[unchanged:] if is_append else reading
             if any(references_of(line) for line in new):
                 return self._store_all(reading, frozenset(new_jobs))
             return [] if is_append else self._remove_all(reading)
-        return self._store_appended(self._index, reading[unchanged:], frozenset(new_jobs))
+        if is_append:
+            return self._store_appended(index, reading[unchanged:], frozenset(new_jobs))
+        return self._store_edited(index, before, reading, frozenset(new_jobs))
 
     def resolve_again(self, reading: Reading, names: Collection[str]) -> list[str]:
         """Resolves the references that mean no job again, because other jobs may have changed since.
@@ -162,6 +191,33 @@ class LineDependencies:
         changed.update((line.job_id, None) for line in appended if line.job_id in index.lines)
         self._add_parents(index, [(job_id, line) for job_id, line in extended if job_id not in changed])
         return self._replace(index, changed, new_jobs)
+
+    def _store_edited(
+        self, index: _Index, before: Reading, reading: Reading, new_jobs: frozenset[int]
+    ) -> list[str]:
+        """Stores the dependencies of changed lines, and of the lines that refer to their names.
+
+        Resolves unresolved references again, because a cycle may have ended.
+        """
+        head, tail = _common_ends(before, reading)
+        old, new = before[head : len(before) - tail], reading[head : len(reading) - tail]
+        if not index.repeats:
+            index.remove(old)
+            index.add(new)
+        if index.repeats:
+            return self._store_all(reading, new_jobs)
+        if tail and reading[-1].number != before[-1].number:
+            index.renumber(reading[len(reading) - tail :])
+        jobs = {line.job_id for line in new if line.job_id is not None}
+        for line in old:
+            if line.job_id is not None and line.job_id not in jobs:
+                index.edges.pop(line.job_id, None)
+        for job_id, edges in dependencies_of(self._store, jobs - index.edges.keys()).items():
+            index.edges[job_id] = {(one.parent_id, one.kind): one.reference for one in edges}
+        names = {line.attributes["name"] for line in (*old, *new) if "name" in line.attributes}
+        waiting = [job_id for name in names for job_id in index.waiting.get(name, ())]
+        unresolved = unresolved_jobs_of_file(self._store, self._path)
+        return self._replace(index, (*jobs, *waiting, *unresolved), new_jobs)
 
     def _add_parents(self, index: _Index, extended: Sequence[tuple[int, Line]]) -> None:
         with self._store.db.transaction() as db:
@@ -256,3 +312,22 @@ class LineDependencies:
             if text not in self._reported:
                 self._reported.add(text)
                 yield text
+
+
+def _common_ends(one: Reading, other: Reading) -> tuple[int, int]:
+    """Returns the lengths of the head and of the tail that two readings have in common."""
+    most = min(len(one), len(other))
+    head = 0
+    while head < most and _is_same(one[head], other[head]):
+        head += 1
+    tail = 0
+    while tail < most - head and _is_same(one[-1 - tail], other[-1 - tail]):
+        tail += 1
+    return head, tail
+
+
+def _is_same(one: Line, other: Line) -> bool:
+    """Returns whether two lines have the same job, name and references."""
+    return one is other or (
+        one.job_id == other.job_id and one.identity == other.identity and one.attributes == other.attributes
+    )

@@ -150,6 +150,21 @@ def test_editing_a_line_writes_only_the_changed_lines_to_the_store(desk: Watched
     assert [(row["number"], row["raw"]) for row in rows] == list(enumerate(desk.lines, 1))
 
 
+def test_an_edit_of_a_line_resolves_only_the_references_to_its_names(desk: WatchedFile) -> None:
+    costs = []
+    for lines in (20, 600):
+        desk.lines = [f"[hold name={lines}-{n} after={lines}-{n // 2}] true {n}\n" for n in range(1, lines)]
+        desk.lines.insert(0, f"[hold name={lines}-0] true\n")
+        desk.save_lines()
+        desk.read()
+        desk.read(30)
+        desk.lines[9] = desk.lines[9].replace("name", "priority=3 name")
+        desk.save_lines()
+        desk.read()
+        costs.append(cost_of_reading(desk, 3))
+    assert costs[0] == costs[1]
+
+
 def test_renumbers_the_queue_if_no_position_is_free_between_two_lines(desk: WatchedFile) -> None:
     desk.lines = ["[hold] echo a\n", "[hold] echo z\n"]
     desk.save_lines()

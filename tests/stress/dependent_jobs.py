@@ -127,8 +127,7 @@ class DependentUser:
     def _new_line(self) -> Line:
         """Returns a line that waits for some of the lines before it, and for some older jobs."""
         number = self._next_number()
-        is_group = self._dice.random() < 0.15
-        name = f"group{self._dice.randrange(6)}" if is_group else f"job{number}"
+        name = f"group{number // _NEAR}" if self._dice.random() < 0.15 else f"job{number}"
         return self._with_parents(Line(number, name), self.lines)
 
     def _with_parents(self, line: Line, before: Sequence[Line]) -> Line:

@@ -1,0 +1,75 @@
+"""An edit of a jobs file updates the dependencies as if all of its lines had been read anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.intake.line_dependencies import LineDependencies
+from gpu_scheduler.store.dependencies import dependencies_of_file
+from tests.loop.rig import Rig
+from tests.loop.watched_file import WatchedFile
+
+NAMES = st.sampled_from("abcd")
+REFERENCES = st.lists(NAMES, max_size=2, unique=True)
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> str:
+    """Returns a line with some name and references. Equal CSV lines share a job."""
+    name, after, after_any = draw(st.none() | NAMES), draw(REFERENCES), draw(REFERENCES)
+    items = [f"name={name}"] if name else []
+    items += [f"after={','.join(after)}"] if after else []
+    items += [f"after-any={','.join(after_any)}"] if after_any else []
+    number = draw(st.integers(0, 9))
+    return f"[{' '.join(items)}] " + (f"0,s.py,,{number}" if draw(st.booleans()) else f"true {number}")
+
+
+#: Replaces `count` lines from a relative position on by other lines.
+EDITS = st.tuples(st.floats(0, 1), st.integers(0, 3), st.lists(texts(), max_size=3))
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    made = Rig(tmp_path_factory.mktemp("rig"))
+    (made.folder / "s.py").touch()
+    yield made
+    made.store.close()
+
+
+FILES = iter(range(1_000_000))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(first=st.lists(texts(), min_size=3, max_size=8), edits=st.lists(EDITS, min_size=1, max_size=6))
+def test_an_edit_gives_the_dependencies_of_a_whole_reading(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, first: list[str], edits: list[tuple[float, int, list[str]]]
+) -> None:
+    monkeypatch.chdir(rig.folder)
+    desk = WatchedFile(rig)
+    desk.path = Path(rig.folder / f"jobs{next(FILES)}.txt")
+    desk.watch = desk._watch()
+    lines = list(first)
+    for at, count, new in [(0.0, 0, []), *edits]:
+        start = round(at * len(lines))
+        lines[start : start + count] = new
+        desk.lines = [f"{line}\n" for line in lines]
+        desk.save_lines()
+        for later in (0.0, 3.0, 10.0):
+            desk.read(later)
+        check(desk)
+
+
+def check(desk: WatchedFile) -> None:
+    """Checks that reading all lines anew would change nothing. Every line of the file counts."""
+    store, path, reading = desk.rig.store, str(desk.path), desk.watch._reading
+    before = dependencies_of_file(store, path)
+    changes = store.db.connection.total_changes
+    names = desk.watch._dependencies._names
+    LineDependencies(store, path).store_changes((), reading, 0, (), names)
+    assert dependencies_of_file(store, path) == before
+    assert store.db.connection.total_changes == changes
