@@ -7,18 +7,21 @@ last reading, and the reader remembers only the file's content and the time of t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpu_scheduler.core.jobsfile import debounce
 from gpu_scheduler.core.jobsfile.diff import AcceptedLines
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
+from gpu_scheduler.core.jobsfile.references import malformed_names, uncounted_names
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.intake.jobs_file_content import JobsFile, is_open_for_writing
 from gpu_scheduler.intake.text_parser import ParsedText, TextParser
 from gpu_scheduler.system.safe_file import FileProblem, ProblemKind
+
+_NONE: Mapping[str, WaitReason] = {}
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Poll:
                change again; None if no line is pending.
     malformed  the malformed lines of the current reading.
     problem    why the file cannot be read; None if it can be read.
+    uncounted  the names of lines that are malformed or do not count yet, with the reasons for which the jobs
+               that refer to them must not start.
     names      the names of all well-formed lines in the file, including those that do not count yet.
     missing    whether the problem is that the file does not exist.
     has_more   whether further lines can be read immediately.
@@ -43,6 +48,7 @@ class Poll:
     problem: str | None = None
     missing: bool = False
     has_more: bool = False
+    uncounted: Mapping[str, WaitReason] = field(default_factory=dict)
     names: Collection[str] = ()
 
 
@@ -94,7 +100,7 @@ class JobsFileReader:
             # Drop the specs of the new jobs, because these jobs are now in the store.
             self._text = replace(self._text, lines=previous)
         if content == self._text.content and not self._parser.has_found(self._text.missing):
-            return Poll(None, {}, None, self._text.malformed, names=self._text.references.names)
+            return self._with_names(Poll(None, {}, None, self._text.malformed), self._text)
         if self._text.can_be_extended and content.startswith(self._text.content):
             before = self._text
             text = self._parser.parse(content, before=before, limit=self._batch_lines)
@@ -113,12 +119,20 @@ class JobsFileReader:
         if content != self._text.content or self._parser.has_found(self._text.missing):
             known = previous if previous is self._text.lines else (*previous, *self._text.lines)
             self._text = self._parser.parse(content, known, accepted=previous)
-        decision = self._decide(previous, self._text.lines, jobs, now_s)
+        text = self._text
+        decision = self._decide(previous, text.lines, jobs, now_s)
         if decision.accepted is None and decision.recheck_at is None and decision.none_missing:
             self._text = replace(self._text, lines=previous, malformed=_malformed(previous))
         reading = previous if decision.accepted is None else decision.accepted.lines
-        names = self._text.references.names
-        return Poll(decision.accepted, decision.waits, decision.recheck_at, _malformed(reading), names=names)
+        poll = Poll(decision.accepted, decision.waits, decision.recheck_at, _malformed(reading))
+        uncounted = uncounted_names(text.lines, reading, decision.recheck_at)
+        return self._with_names(poll, text, uncounted)
+
+    @staticmethod
+    def _with_names(poll: Poll, text: ParsedText, uncounted: Mapping[str, WaitReason] = _NONE) -> Poll:
+        """Returns the result of a poll with the names in the text."""
+        wrong = malformed_names(text.references)
+        return replace(poll, uncounted={**uncounted, **wrong}, names=text.references.names)
 
     def _poll_appended(self, before: ParsedText, text: ParsedText, content: bytes, now_s: float) -> Poll:
         """Reads the lines that were appended to the last reading, without comparing the lines before them.
@@ -136,8 +150,8 @@ class JobsFileReader:
             self._text = self._parser.parse(content[: content.rfind(b"\n") + 1], before=before)
         more = len(text.content) < len(content)
         mistakes = (*before.malformed, *_malformed(counted))
-        recheck_at, names = now_s if more else decision.recheck_at, text.references.names
-        return Poll(accepted, {}, recheck_at, mistakes, has_more=more, names=names)
+        poll = Poll(accepted, {}, now_s if more else decision.recheck_at, mistakes, has_more=more)
+        return self._with_names(poll, text, uncounted_names(lines, counted, decision.recheck_at))
 
     def _decide(
         self, previous: Reading, lines: tuple[Line, ...], jobs: Mapping[int, JobFact], now_s: float

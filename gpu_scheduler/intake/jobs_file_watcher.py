@@ -114,7 +114,10 @@ class JobsFileWatcher:
         self._report(poll)
         # An editor may move the file away for a moment. This does not correct a malformed line, so the line's
         # job keeps waiting.
-        self.waits = poll.waits if poll.problem is None else _lasting_waits(self.waits, now)
+        if poll.problem is None:
+            self.waits = {**self._dependencies.waits_for(self._reading, poll.uncounted), **poll.waits}
+        else:
+            self.waits = _lasting_waits(self.waits, now)
         dues = [wait.due_at for wait in self.waits.values() if wait.due_at is not None]
         self.recheck_at = poll.recheck_at if poll.problem is None else min(dues, default=None)
         self.loading = poll.has_more

@@ -14,6 +14,7 @@ from gpu_scheduler.core.jobsfile.cycles import find_cycles
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.references import references_of
 from gpu_scheduler.core.model.dependency import UNRESOLVED, Dependency, DependencyKind
+from gpu_scheduler.core.model.wait_reason import WaitReason
 from gpu_scheduler.store.dependencies import (
     dependencies_of,
     dependencies_of_file,
@@ -153,13 +154,24 @@ class LineDependencies:
         if not jobs:
             self._reported.clear()
             return []
+        index = self._index_of(reading)
+        messages = self._replace(index, jobs, frozenset())
+        for job_id in jobs:  # also of a line that did not count yet and was then changed
+            messages += self._unresolved_messages(index, job_id, index.edges.get(job_id, {}))
+        return messages
+
+    def waits_for(self, reading: Reading, names: Mapping[str, WaitReason]) -> dict[int, WaitReason]:
+        """Returns the jobs whose lines refer to one of these names, each with the reason of that name."""
+        if not names or (self._stored is reading and self._index is None):
+            return {}
+        waiting = self._index_of(reading).waiting
+        return {job_id: wait for name, wait in names.items() for job_id in waiting.get(name, ())}
+
+    def _index_of(self, reading: Reading) -> _Index:
         if self._index is None or self._stored is not reading:
             self._stored, self._index = reading, _Index(edges=dependencies_of_file(self._store, self._path))
             self._index.add(reading)
-        messages = self._replace(self._index, jobs, frozenset())
-        for job_id in jobs:  # also of a line that did not count yet and was then changed
-            messages += self._unresolved_messages(self._index, job_id, self._index.edges.get(job_id, {}))
-        return messages
+        return self._index
 
     def _store_all(self, reading: Reading, new_jobs: frozenset[int]) -> list[str]:
         index = self._index = _Index(edges=dependencies_of_file(self._store, self._path))

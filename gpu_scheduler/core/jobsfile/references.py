@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 
 from gpu_scheduler.core.jobsfile.cycles import find_cycles
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
+from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
 #: Maximum number of dependencies through one name. Storing a million of them takes about ten seconds.
 MAX_DEPENDENCIES = 1_000_000
@@ -51,6 +52,30 @@ class TextReferences:
             _counted(self.referenced, referenced),
             {**self.malformed, **malformed},
         )
+
+
+def uncounted_names(
+    lines: Sequence[Line], reading: Collection[Line], due_at: float | None
+) -> dict[str, WaitReason]:
+    """Returns the names of lines that do not count yet, each with the reason for which others wait for it.
+
+    lines: the lines of the text; reading: those that count; due_at: when the others will count, if known.
+    """
+    named = [line for line in lines if "name" in line.attributes]
+    counted = {line.raw for line in reading} if named else set()
+    return {
+        line.attributes["name"]: WaitReason(WaitKind.LINE_CHANGED, line_number=line.number, due_at=due_at)
+        for line in named
+        if line.raw not in counted
+    }
+
+
+def malformed_names(text: TextReferences) -> dict[str, WaitReason]:
+    """Returns the names of malformed lines, each with the reason for which others wait for it."""
+    return {
+        name: WaitReason(WaitKind.LINE_MALFORMED, line_number=number)
+        for name, number in text.malformed.items()
+    }
 
 
 def _counted(before: Mapping[str, int], more: Sequence[str]) -> Mapping[str, int]:
