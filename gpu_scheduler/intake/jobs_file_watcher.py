@@ -224,10 +224,14 @@ class JobsFileWatcher:
 
     def _report(self, poll: Poll) -> None:
         forms: set[str | None] = set()
-        for line in sorted(poll.malformed, key=lambda line: line.number):
-            if (line.number, line.text, line.problem) not in self._reported:
-                log.error("%s", malformed_message(self.path, line, line.accepted_form not in forms))
-                forms.add(line.accepted_form)
+        new = [
+            line for line in poll.malformed if (line.number, line.text, line.problem) not in self._reported
+        ]
+        for line in sorted(new, key=lambda line: line.number)[:MAX_LOGGED]:
+            log.error("%s", malformed_message(self.path, line, line.accepted_form not in forms))
+            forms.add(line.accepted_form)
+        if len(new) > MAX_LOGGED:
+            log.error("%s: %d more lines are malformed; `lint` lists them", self.path, len(new) - MAX_LOGGED)
         self._reported = {(line.number, line.text, line.problem) for line in poll.malformed}
         if poll.problem != self._problem:
             if poll.problem is None:

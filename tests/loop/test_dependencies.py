@@ -398,3 +398,11 @@ def test_an_append_does_not_check_a_wrong_reference_again_unless_it_adds_the_nam
     desk.wait(2)
     assert (whole.called, desk.problems()) == (True, [])
     assert desk.parents() == {4: "5 x"}
+
+
+def test_the_log_lists_only_the_first_of_many_malformed_lines(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.save("[name=a vram=x] true\n" + "[after=a] true\n" * 149)
+    assert len(errors(caplog)) == 101
+    assert errors(caplog)[-1] == f"{desk.path}: 50 more lines are malformed; `lint` lists them"
