@@ -6,15 +6,14 @@ stores them. They change no state: a later round skips or queues jobs according 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from gpu_scheduler.core.jobsfile.cycles import find_cycles
 from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.references import references_of
 from gpu_scheduler.core.model.dependency import UNRESOLVED, Dependency, DependencyKind
 from gpu_scheduler.core.model.wait_reason import WaitReason
+from gpu_scheduler.intake.reference_index import Edges, ReferenceIndex, common_ends
 from gpu_scheduler.store.dependencies import (
     dependencies_of,
     dependencies_of_file,
@@ -27,79 +26,6 @@ from gpu_scheduler.store.dependencies import (
 from gpu_scheduler.store.job_lists import job_exists, newest_job_named
 from gpu_scheduler.store.store import Store
 
-#: The dependencies of a job: the reference for each parent and kind.
-_Edges = dict[tuple[int, DependencyKind], str]
-
-
-@dataclass
-class _Index:
-    """The lines of a reading that matter to dependencies.
-
-    named: the jobs of the lines with each name; csv_jobs: the job of each CSV line by its identity, because
-    only the first of several equal lines has the job itself; waiting: the jobs whose lines refer to each name
-    or id; lines: the lines with references, by job; edges: the dependencies in the store, by job; repeats:
-    whether a line has the job of an earlier one.
-    """
-
-    named: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    csv_jobs: dict[str, int] = field(default_factory=dict)
-    waiting: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    lines: dict[int, Line] = field(default_factory=dict)
-    edges: dict[int, _Edges] = field(default_factory=dict)
-    repeats: bool = False
-
-    def add(self, lines: Iterable[Line]) -> None:
-        """Adds lines. A line that repeats another one must follow it."""
-        for line in lines:
-            job_id, name = self.job_of(line), line.attributes.get("name")
-            if job_id is None:
-                continue
-            self.repeats |= line.job_id is None
-            if name is not None and not name.isdigit():  # a number is always an id
-                self.named[name].append(job_id)
-            references = references_of(line)
-            if references and line.job_id is not None:
-                self.lines[job_id] = line
-                for reference in dict.fromkeys(references):
-                    self.waiting[reference].append(job_id)
-
-    def remove(self, lines: Iterable[Line]) -> None:
-        """Removes lines of an index without repeats, but not the dependencies of their jobs."""
-        jobs = {line.job_id for line in lines if line.job_id is not None}
-        names = {line.attributes["name"] for line in lines if "name" in line.attributes}
-        references = {reference for line in lines for reference in references_of(line)}
-        for entries, keys in ((self.named, names), (self.waiting, references)):
-            for key in keys & entries.keys():
-                entries[key] = [job_id for job_id in entries[key] if job_id not in jobs]
-                if not entries[key]:
-                    del entries[key]
-        for job_id in jobs & self.lines.keys():
-            del self.lines[job_id]
-        for line in lines:
-            if line.identity is not None:
-                self.csv_jobs.pop(line.identity, None)
-
-    def renumber(self, lines: Iterable[Line]) -> None:
-        """Replaces lines by equal lines with other numbers."""
-        for line in lines:
-            if line.job_id is not None and line.job_id in self.lines:
-                self.lines[line.job_id] = line
-
-    def job_of(self, line: Line) -> int | None:
-        """Returns the job of a line, given the earlier lines; None if it has none."""
-        if line.kind != "csv" or line.identity is None:
-            return line.job_id
-        if line.job_id is not None:
-            self.csv_jobs[line.identity] = line.job_id
-        return self.csv_jobs.get(line.identity)
-
-    def references(self, job_id: int) -> Iterator[tuple[DependencyKind, str]]:
-        """Yields the references of a job's line."""
-        line = self.lines.get(job_id)
-        if line is not None:
-            yield from ((DependencyKind.COMPLETED, one) for one in line.attributes.get("after", ()))
-            yield from ((DependencyKind.FINISHED, one) for one in line.attributes.get("after_any", ()))
-
 
 class LineDependencies:
     """Keeps the dependencies of the jobs of one jobs file as its lines demand.
@@ -111,7 +37,7 @@ class LineDependencies:
         self._store, self._path = store, path
         self._stored: Reading = ()
         #: None if no line of the reading has a reference.
-        self._index: _Index | None = None
+        self._index: ReferenceIndex | None = None
         #: The names of all lines in the file, including those that do not count yet.
         self._names: Collection[str] = ()
         #: The messages about references that mean no job at present.
@@ -167,14 +93,17 @@ class LineDependencies:
         waiting = self._index_of(reading).waiting
         return {job_id: wait for name, wait in names.items() for job_id in waiting.get(name, ())}
 
-    def _index_of(self, reading: Reading) -> _Index:
+    def _index_of(self, reading: Reading) -> ReferenceIndex:
         if self._index is None or self._stored is not reading:
-            self._stored, self._index = reading, _Index(edges=dependencies_of_file(self._store, self._path))
+            self._stored, self._index = (
+                reading,
+                ReferenceIndex(edges=dependencies_of_file(self._store, self._path)),
+            )
             self._index.add(reading)
         return self._index
 
     def _store_all(self, reading: Reading, new_jobs: frozenset[int]) -> list[str]:
-        index = self._index = _Index(edges=dependencies_of_file(self._store, self._path))
+        index = self._index = ReferenceIndex(edges=dependencies_of_file(self._store, self._path))
         index.add(reading)
         return self._replace(index, (*index.lines, *index.edges), new_jobs)
 
@@ -186,7 +115,9 @@ class LineDependencies:
                 replace_dependencies(db, job_id, ())
         return []
 
-    def _store_appended(self, index: _Index, appended: Sequence[Line], new_jobs: frozenset[int]) -> list[str]:
+    def _store_appended(
+        self, index: ReferenceIndex, appended: Sequence[Line], new_jobs: frozenset[int]
+    ) -> list[str]:
         """Stores the dependencies of appended lines, and of the lines that refer to their names."""
         extended: list[tuple[int, Line]] = []
         changed: dict[int, None] = {}
@@ -205,13 +136,13 @@ class LineDependencies:
         return self._replace(index, changed, new_jobs)
 
     def _store_edited(
-        self, index: _Index, before: Reading, reading: Reading, new_jobs: frozenset[int]
+        self, index: ReferenceIndex, before: Reading, reading: Reading, new_jobs: frozenset[int]
     ) -> list[str]:
         """Stores the dependencies of changed lines, and of the lines that refer to their names.
 
         Resolves unresolved references again, because a cycle may have ended.
         """
-        head, tail = _common_ends(before, reading)
+        head, tail = common_ends(before, reading)
         old, new = before[head : len(before) - tail], reading[head : len(reading) - tail]
         if not index.repeats:
             index.remove(old)
@@ -231,7 +162,7 @@ class LineDependencies:
         unresolved = unresolved_jobs_of_file(self._store, self._path)
         return self._replace(index, (*jobs, *waiting, *unresolved), new_jobs)
 
-    def _add_parents(self, index: _Index, extended: Sequence[tuple[int, Line]]) -> None:
+    def _add_parents(self, index: ReferenceIndex, extended: Sequence[tuple[int, Line]]) -> None:
         with self._store.db.transaction() as db:
             for job_id, parent in extended:
                 name, parent_id = parent.attributes["name"], parent.job_id or UNRESOLVED
@@ -239,7 +170,7 @@ class LineDependencies:
                 index.edges.setdefault(job_id, {}).update({(parent_id, kind): name for kind in kinds})
                 insert_dependencies(db, job_id, [Dependency(parent_id, kind, name) for kind in kinds])
 
-    def _replace(self, index: _Index, jobs: Iterable[int], new_jobs: frozenset[int]) -> list[str]:
+    def _replace(self, index: ReferenceIndex, jobs: Iterable[int], new_jobs: frozenset[int]) -> list[str]:
         """Stores the dependencies of these jobs where they differ from those in the store."""
         found = {job_id: self._resolve(index, job_id) for job_id in dict.fromkeys(jobs)}
         changed = {job_id: edges for job_id, edges in found.items() if edges != index.edges.get(job_id, {})}
@@ -259,7 +190,9 @@ class LineDependencies:
                 index.edges[job_id] = edges
         return messages
 
-    def _break_cycles(self, index: _Index, changed: dict[int, _Edges], new_jobs: frozenset[int]) -> None:
+    def _break_cycles(
+        self, index: ReferenceIndex, changed: dict[int, Edges], new_jobs: frozenset[int]
+    ) -> None:
         """Makes references unresolved until no job waits for itself.
 
         If a cycle has a new job, only the new job is blocked, because the others could run without it.
@@ -271,9 +204,9 @@ class LineDependencies:
             if not cyclic:
                 return
 
-    def _resolve(self, index: _Index, job_id: int, cyclic: Collection[int] = ()) -> _Edges:
+    def _resolve(self, index: ReferenceIndex, job_id: int, cyclic: Collection[int] = ()) -> Edges:
         """Returns the dependencies that the line of a job demands. cyclic: jobs that wait for themselves."""
-        edges: _Edges = {}
+        edges: Edges = {}
         for kind, reference in index.references(job_id):
             parents = self._parents(index, job_id, reference)
             if job_id in parents or any(parent in cyclic for parent in parents):
@@ -282,7 +215,7 @@ class LineDependencies:
                 edges.setdefault((parent, kind), reference)
         return edges
 
-    def _parents(self, index: _Index, job_id: int, reference: str) -> Sequence[int]:
+    def _parents(self, index: ReferenceIndex, job_id: int, reference: str) -> Sequence[int]:
         """Returns the jobs that a reference means.
 
         These are the jobs of lines with the name. If there are none, they are the jobs that the reference
@@ -301,7 +234,7 @@ class LineDependencies:
         ]
         return known or (newest_job_named(self._store, reference, other_than=job_id) or UNRESOLVED,)
 
-    def _find_cyclic(self, changed: Mapping[int, _Edges], new_jobs: frozenset[int]) -> set[int]:
+    def _find_cyclic(self, changed: Mapping[int, Edges], new_jobs: frozenset[int]) -> set[int]:
         """Returns the jobs that would wait for themselves with these dependencies."""
         graph = {job_id: {parent for parent, _ in edges} for job_id, edges in changed.items()}
         if changed.keys() <= new_jobs:  # no other job waits for a new one yet
@@ -310,7 +243,7 @@ class LineDependencies:
         above = edges_above(self._store, {parent for parents in graph.values() for parent in parents})
         return find_cycles({**above, **graph})
 
-    def _unresolved_messages(self, index: _Index, job_id: int, edges: _Edges) -> Iterator[str]:
+    def _unresolved_messages(self, index: ReferenceIndex, job_id: int, edges: Edges) -> Iterator[str]:
         for (parent, kind), reference in edges.items():
             if parent != UNRESOLVED or (reference in self._names and reference not in index.named):
                 continue
@@ -324,22 +257,3 @@ class LineDependencies:
             if text not in self._reported:
                 self._reported.add(text)
                 yield text
-
-
-def _common_ends(one: Reading, other: Reading) -> tuple[int, int]:
-    """Returns the lengths of the head and of the tail that two readings have in common."""
-    most = min(len(one), len(other))
-    head = 0
-    while head < most and _is_same(one[head], other[head]):
-        head += 1
-    tail = 0
-    while tail < most - head and _is_same(one[-1 - tail], other[-1 - tail]):
-        tail += 1
-    return head, tail
-
-
-def _is_same(one: Line, other: Line) -> bool:
-    """Returns whether two lines have the same job, name and references."""
-    return one is other or (
-        one.job_id == other.job_id and one.identity == other.identity and one.attributes == other.attributes
-    )
