@@ -1,4 +1,4 @@
-"""Finds the lines of a jobs file that a change to some of its lines concerns, through names and references."""
+"""Finds the lines of a jobs file that a change to other lines concerns, through names and references."""
 
 from __future__ import annotations
 
