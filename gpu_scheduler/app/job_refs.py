@@ -88,6 +88,6 @@ def _job_named(store: Store, name: str) -> int:
 def _has_ended(store: Store, job: JobRecord) -> bool:
     if job.state not in ACTIVE:
         return False
-    from gpu_scheduler.app.without_scheduler import unrecorded_end
+    from gpu_scheduler.app.without_scheduler import observed_job
 
-    return unrecorded_end(store, job) is not None
+    return observed_job(store, job).state is JobState.FINISHED

@@ -206,24 +206,21 @@ def _early_refusal(
         return RequestAnswer(AnswerCode.NO_SUCH_JOB)
     if is_up:
         return None  # the scheduler decides, based on the job's state when it reads the request
+    observed = _observed(store, job)
+    after = predicted_state(observed.state, pending)
     if verb == "recover":
-        from gpu_scheduler.app.without_scheduler import may_be_interrupted
-
-        if may_be_interrupted(store, job) and predicted_state(JobState.HELD, pending) is JobState.HELD:
-            return None
-        return not_interrupted(predicted_state(job.state, pending))
-    ended = _unrecorded_end(store, job)
-    if ended is not None:
+        is_interrupted = observed.held_by == Outcome.INTERRUPTED.value
+        return None if is_interrupted and after is not JobState.FINISHED else not_interrupted(after)
+    if observed.state is JobState.FINISHED is not job.state:
         code = AnswerCode.ALREADY_FINISHED if verb == "cancel" else AnswerCode.ENDED_UNRECORDED
         return RequestAnswer(
             code,
             verb=verb,
-            outcome=ended.outcome or Outcome.ENDED,
-            exit_code=ended.exit_code,
-            signal=ended.signal,
+            outcome=observed.outcome or Outcome.ENDED,
+            exit_code=observed.exit_code,
+            signal=observed.signal,
             is_recorded=False,
         )
-    after = predicted_state(job.state, pending)
     if verb == "cancel":
         finished = job.state is after is JobState.FINISHED and job.outcome is not Outcome.SKIPPED
         return RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=job.outcome) if finished else None
@@ -239,19 +236,20 @@ def _refusal_of_retry(store: Store, job_id: int, retried: AbstractSet[int]) -> R
     return RequestAnswer(AnswerCode.PARENT_FAILED, parent=failed[0])
 
 
-def _unrecorded_end(store: Store, job: JobRecord) -> JobRecord | None:
+def _observed(store: Store, job: JobRecord) -> JobRecord:
+    """Returns a job in the state that the next round records."""
     if job.state not in ACTIVE:
-        return None
-    from gpu_scheduler.app.without_scheduler import unrecorded_end
+        return job
+    from gpu_scheduler.app.without_scheduler import observed_job
 
-    return unrecorded_end(store, job)
+    return observed_job(store, job)
 
 
 def _open_jobs(store: Store) -> list[int]:
     """Returns the jobs that are open in the store and have not ended since then, oldest first."""
     open_states = [state for state in JobState if state is not JobState.FINISHED]
     jobs = sorted(open_jobs(store, open_states), key=lambda job: job.id)
-    return [job.id for job in jobs if _unrecorded_end(store, job) is None]
+    return [job.id for job in jobs if _observed(store, job).state is not JobState.FINISHED]
 
 
 def _failed_jobs(store: Store) -> list[int]:

@@ -35,39 +35,35 @@ STOP_MARGIN_S = 10.0
 _POLL_INTERVAL_S = 0.02
 
 
-def unrecorded_end(store: Store, job: JobRecord) -> JobRecord | None:
-    """Returns an open job with the end that its attempt folder records; None if that folder has no result."""
+def observed_job(store: Store, job: JobRecord) -> JobRecord:
+    """Returns a job in the state that the next round records.
+
+    A job whose runner is unknown counts as interrupted, because only a process scan can tell.
+    """
     from gpu_scheduler.clock import Clock
 
     open_ones = (one for one in store.active_attempts() if one.job_id == job.id and one.state.is_open)
-    attempt = next(open_ones, None)
+    attempt = next(open_ones, None) if job.state in ACTIVE else None
     if attempt is None:
-        return None
-    fact = observe_attempt(store, attempt)
-    if fact.status.result is None:
-        return None
-    return job_view(job, attempt, ViewContext(Clock().now(), open_attempts={attempt.id: fact})).record
-
-
-def may_be_interrupted(store: Store, job: JobRecord) -> bool:
-    """Returns whether a job is interrupted, recorded or not, as far as can be told without a process scan."""
-    from gpu_scheduler.clock import Clock
-
-    if job.state is JobState.HELD:
-        return job.held_by == Outcome.INTERRUPTED.value
-    now = Clock().now()
-    for attempt in store.active_attempts():
-        if attempt.job_id == job.id and attempt.state.is_open:
-            fact = observe_attempt(store, attempt)
-            after = job_view(job, attempt, ViewContext(now, open_attempts={attempt.id: fact})).record
-            return after.held_by == Outcome.INTERRUPTED.value or has_unknown_runner(fact)
-    return False
+        return job
+    fact, started = observe_attempt(store, attempt), store.recorded_options()
+    context = ViewContext(
+        Clock().now(),
+        open_attempts={attempt.id: fact},
+        oom_retries=started.oom_retries,
+        fail_retries=started.fail_retries,
+    )
+    observed = job_view(job, attempt, context).record
+    if observed.state in ACTIVE and has_unknown_runner(fact):
+        return observed._replace(state=JobState.HELD, held_by=Outcome.INTERRUPTED.value)
+    return observed
 
 
 def has_interrupted_jobs(store: Store) -> bool:
     """Returns whether any job is interrupted, recorded or not."""
     return bool(interrupted_jobs(store)) or any(
-        may_be_interrupted(store, job) for job in open_jobs(store, tuple(ACTIVE))
+        observed_job(store, job).held_by == Outcome.INTERRUPTED.value
+        for job in open_jobs(store, tuple(ACTIVE))
     )
 
 

@@ -73,6 +73,8 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
         wanted = " or ".join(map(str, reply.accepted))
         if reply.verb == "set":  # the request of several commands
             return f"{job} is {reply.state}; only a job that is {wanted} can be changed"
+        if reply.verb == "hold" and reply.state is JobState.HELD:
+            return f"{job} is held already, not queued; `release {job_id}` queues it"
         return f"{job} is {reply.state}; {reply.verb} needs a job that is {wanted}"
     if reply.code is AnswerCode.CYCLE:
         return f"{job} would wait for itself; its dependencies were not changed"

@@ -88,12 +88,12 @@ class Desk:
         """Returns the folder of an attempt."""
         return self.data_dir.attempt_folder(row)
 
-    def run_job(self, script: str, vram: int | None = None) -> int:
-        """Runs a bash script as a job with a real runner.
+    def run_job(self, script: str, vram: int | None = None, **values: Any) -> int:
+        """Runs a bash script as a job with a real runner; `values` are fields of its spec.
 
         Returns the job's id when the runner has claimed it.
         """
-        job_id = self.job(script)
+        job_id = self.job(script, **values)
         row = self.attempt(job_id, vram=vram)
         log = self.path / f"job_{job_id}.log"
         log.touch(mode=0o600)

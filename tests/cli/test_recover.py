@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.waiting import wait_for
 
 RECORDED = "recorded; takes effect when the scheduler starts"
 NONE = "no job is interrupted\n"
+WAIT = "while [ ! -e go ]; do sleep 0.01; done"
 
 
 def interrupted(desk: Desk, **values: Any) -> int:
@@ -82,14 +84,16 @@ def test_a_recovery_without_a_scheduler_is_recorded(desk: Desk) -> None:
     assert "the machine was restarted\n" in desk.run("status")[1]
     assert desk.run("recover", "--all") == (0, f"{RECORDED}\n", "")
     assert "recover requested; waiting for the scheduler\n" in desk.run("status")[1]
-    assert desk.run("recover", job) == (0, f"job {job}: {RECORDED}\n", "")
-    code, _, err = desk.run("recover", job)
-    assert (code, err) == (1, f"gpu-scheduler: job {job} is queued, not interrupted\n")
-    assert desk.requests() == [("recover", ""), ("recover", str(job))]
+    for _ in range(2):
+        assert desk.run("recover", job) == (0, f"job {job}: {RECORDED}\n", "")
+    assert desk.requests() == [("recover", ""), ("recover", str(job)), ("recover", str(job))]
+    with desk.scheduler():
+        wait_for(lambda: not desk.requests(), "the answers")
+    assert desk.state(job) == "queued"
 
 
 def test_a_recovery_without_a_scheduler_is_not_recorded_if_no_job_is_interrupted(desk: Desk) -> None:
-    job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
+    job = desk.run_job(WAIT)
     assert desk.run("recover", "--all") == (0, NONE, "")
     code, _, err = desk.run("recover", job)
     assert (code, err) == (1, f"gpu-scheduler: job {job} is running, not interrupted\n")
@@ -101,7 +105,7 @@ def test_a_recovery_without_a_scheduler_is_not_recorded_if_no_job_is_interrupted
 def test_recovers_a_killed_job_whose_interruption_is_not_recorded_yet(
     desk: Desk, up: bool, words: list[str]
 ) -> None:
-    job = desk.run_job("while [ ! -e go ]; do sleep 0.01; done")
+    job = desk.run_job(WAIT)
     kill_attempts(desk.folders)
     out = desk.run("status")[1]
     assert "1 job: 1 held" in out
@@ -118,6 +122,50 @@ def test_recovers_a_killed_job_whose_interruption_is_not_recorded_yet(
     with desk.scheduler():
         wait_for(lambda: not desk.requests(), "the recovery")
         assert desk.state(job) == "queued"
+
+
+@pytest.mark.parametrize("up", [False, True])
+@pytest.mark.parametrize("verb", ["retry", "release", "recover"])
+def test_a_killed_job_is_queued_by_each_command_that_queues_held_jobs(
+    desk: Desk, verb: str, up: bool
+) -> None:
+    """`status` says that the job is held, although the store does not say so yet."""
+    job = desk.run_job(WAIT)
+    kill_attempts(desk.folders)
+    if not up:
+        assert desk.run(verb, job) == (0, f"job {job}: {RECORDED}\n", "")
+        assert f"{verb} requested; waiting for the scheduler; not recorded yet" in desk.run("status")[1]
+    with desk.scheduler():
+        if up:
+            assert desk.run(verb, job)[0] == 0
+        wait_for(lambda: not desk.requests(), f"the {verb}")
+        assert desk.state(job) == "queued"
+
+
+@pytest.mark.parametrize("up", [False, True])
+def test_a_killed_job_counts_as_held_for_hold_and_priority(desk: Desk, up: bool) -> None:
+    job = desk.run_job(WAIT)
+    kill_attempts(desk.folders)
+    refused = f"gpu-scheduler: job {job} is held already, not queued; `release {job}` queues it\n"
+    with desk.scheduler() if up else nullcontext():
+        assert desk.run("hold", job) == (1, "", refused)
+        assert desk.run("priority", job, 3)[0] == 0
+    with desk.scheduler():
+        wait_for(lambda: not desk.requests(), "the priority")
+    row = desk.store.job(job)
+    assert row is not None
+    assert (row.state, row.priority) == ("held", 3)
+
+
+def test_a_failed_job_that_has_retries_left_can_be_cancelled_before_this_is_recorded(desk: Desk) -> None:
+    job = desk.run_job("exit 3", fail_retries=2)
+    desk.wait_until_processes_end()
+    assert desk.run("cancel", job)[0] == 0
+    with desk.scheduler():
+        wait_for(lambda: not desk.requests(), "the cancel")
+    row = desk.store.job(job)
+    assert row is not None
+    assert (row.state, row.outcome) == ("finished", "cancelled")
 
 
 def test_a_recovery_that_the_scheduler_did_not_answer_says_so(

@@ -80,6 +80,12 @@ def test_a_recovery_waits_until_the_end_of_an_attempt_is_recorded(target: str) -
     assert queued == ([3, 7] if target == "" else [7])
 
 
+@pytest.mark.parametrize("verb", ["retry", "release", "hold", "cancel", "set"])
+def test_a_request_waits_until_the_end_of_its_job_is_recorded(verb: str) -> None:
+    asked = round_with((verb, "7"), attempts=(DEAD,), jobs={7: JobFact(7, JobState.RUNNING)})
+    assert [type(action) for action in plan(asked)] == [act.FinishAttempt]
+
+
 def test_the_recovery_of_one_job_does_not_wait_for_the_attempt_of_another() -> None:
     other = running(8, status=AttemptStatus(claim="dead"), survivors=())
     actions = plan(round_with(("recover", "7"), attempts=(other,), jobs={7: INTERRUPTED}))

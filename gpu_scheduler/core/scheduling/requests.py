@@ -81,10 +81,16 @@ def _changed_by(request: Request, facts: Facts) -> set[str]:
 
 
 def _waits_for_end(request: Request, facts: Facts) -> bool:
-    """Returns whether a recovery waits until the store has the end of an attempt."""
-    return request.verb == "recover" and any(
+    """Returns whether a request waits until the store has the end of an attempt.
+
+    The user may have seen this end already, and so asks for a change of the job in the state that follows.
+    """
+    is_for_all = request.verb == "recover" and not request.target
+    if not is_for_all and request.verb not in _JOB_REQUESTS:
+        return False
+    return any(
         attempt.state.is_open
-        and request.target in ("", str(attempt.job_id))
+        and (is_for_all or request.target == str(attempt.job_id))
         and has_ended(attempt, facts.now)
         for attempt in facts.attempts
     )
