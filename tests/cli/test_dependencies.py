@@ -172,6 +172,29 @@ def test_the_end_of_a_parent_counts_even_if_no_scheduler_has_recorded_it(
     assert desk.run("why", child)[1].startswith(f"job {child} is queued: {found['reason']}\n")
 
 
+@pytest.mark.parametrize("is_root_first", [True, False])
+@pytest.mark.parametrize("up", [True, False])
+def test_a_job_and_the_job_because_of_which_its_parent_was_skipped_can_be_retried_together(
+    desk: Desk, is_root_first: bool, up: bool
+) -> None:
+    root = desk.job()
+    skipped, child = desk.job_after(root), desk.job()
+    finish(desk, root, Outcome.FAILED)
+    finish(desk, child, Outcome.FAILED)
+    kind = DependencyKind.COMPLETED
+    desk.record(act.SetDependencies(child, kind, (Dependency(skipped, kind, "x"),)))
+    jobs = [root, child] if is_root_first else [child, root]
+    if not up:
+        assert desk.run("retry", *jobs)[0] == 0
+    with desk.scheduler():
+        if up:
+            code, out, err = desk.run("retry", *jobs)
+            assert (code, err) == (0, "")
+            assert sorted(out.splitlines()) == [f"job {job}: queued again" for job in (root, child)]
+        wait_for(lambda: not desk.requests(), "the retries")
+        assert [desk.state(job) for job in (root, skipped, child)] == ["queued"] * 3
+
+
 @pytest.mark.parametrize("first_is_parent", [True, False])
 def test_a_job_and_its_failed_parent_can_be_retried_together(desk: Desk, first_is_parent: bool) -> None:
     pair = [desk.job(), desk.job()]

@@ -43,19 +43,24 @@ def answer_requests(facts: Facts) -> list[Action]:
     actions: list[Action] = []
     touched: set[str] = set()
     queued_again = {request.target for request in facts.requests if request.verb in _QUEUEING}
+    # Such a retry may queue a job because of which the failed parent of another one was only skipped.
+    ancestors_change = facts.has_unsettled_dependencies or any(
+        request.verb in _QUEUEING and not _failed_parent(request, facts) for request in facts.requests
+    )
     for request in facts.requests:
         if request.verb == "stop" and request.args.get("jobs") and _live_attempts(facts):
             # The request stays open until no job is live. Until then, no job is placed (see `is_ending`).
             actions += _cancel_all(facts, request.args)
             continue
         # A second request for the same job waits until the effect of the first one is in the store. So does
-        # the retry of a job whose failed parent may be queued again, whichever was requested first.
+        # the retry of a job whose failed parent is queued again, whichever was requested first.
         changed = _changed_by(request, facts)
         parent = _failed_parent(request, facts)
         waits = (
             _waits_for_end(request, facts)
             or not touched.isdisjoint(changed | {parent})
             or parent in queued_again
+            or (ancestors_change and bool(parent) and not _is_skipped(request, facts))
         )
         touched |= changed
         if waits:
@@ -94,6 +99,10 @@ def _waits_for_end(request: Request, facts: Facts) -> bool:
         and has_ended(attempt, facts.now)
         for attempt in facts.attempts
     )
+
+
+def _is_skipped(request: Request, facts: Facts) -> bool:
+    return facts.jobs[int(request.target)].outcome is Outcome.SKIPPED
 
 
 def _failed_parent(request: Request, facts: Facts) -> str:
