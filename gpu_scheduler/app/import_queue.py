@@ -24,6 +24,7 @@ from gpu_scheduler.app.queued_command import QueuedCommand, queued_command
 from gpu_scheduler.app.recorded_setting import recorded_setting
 from gpu_scheduler.app.store_access import open_store, scheduler_pid_of
 from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
+from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.text.formatting import count_noun
 from gpu_scheduler.errors import StoreNotFoundError, UsageError
 from gpu_scheduler.intake.queue_json import QueueEntry, parse_queue
@@ -174,7 +175,11 @@ def _insert(
         after = tuple(ids[number] for number in job.waits_for)
         spec = replace(command.spec, after=tuple(map(str, after)))
         edges = [Dependency(parent, DependencyKind.COMPLETED, str(parent)) for parent in after]
-        ids[entry.number] = job_id = store.insert_job(spec, source, dependencies=edges)
+        labels = ", ".join(parent.label for parent in job.missing)
+        held_because = StateReason(ReasonKind.PARENT_NOT_IMPORTED, subject=labels) if labels else None
+        ids[entry.number] = job_id = store.insert_job(
+            spec, source, dependencies=edges, held_because=held_because
+        )
         yield ImportedJob(
             job_id, spec.name, entry.name, spec.text, after, job.missing, command.ignored, notes
         )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.config import StartOptions
     from gpu_scheduler.core.model.dependency import Dependency
     from gpu_scheduler.core.model.job_spec import JobSpec
+    from gpu_scheduler.core.model.state_reason import StateReason
     from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord, GpuRecord, JobRecord
 
 #: Key in `meta` for the options of the newest scheduler.
@@ -125,12 +126,14 @@ class Store:
         now: float | None = None,
         dependencies: Iterable[Dependency] = (),
         environment: str | None = None,
+        held_because: StateReason | None = None,
     ) -> int:
         """Inserts a job, in the caller's transaction if there is one. Returns its id.
 
         The job is queued, unless its specification holds or cancels it. now: in wall seconds. dependencies:
         what it waits for, with each parent only once. environment: the key of its environment in the store;
-        None for the scheduler's own environment.
+        None for the scheduler's own environment. held_because: why it is held, if its specification holds it;
+        None means that its user or its line asked for it.
         """
         from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY
         from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
@@ -140,7 +143,7 @@ class Store:
         outcome = None
         has_line = source.startswith("file:")
         holder = ReasonKind.HELD_BY_LINE if has_line else ReasonKind.HELD_BY_USER
-        reason = StateReason(holder) if spec.hold else None
+        reason = held_because or StateReason(holder) if spec.hold else None
         if spec.cancel:
             state, outcome = JobState.FINISHED, Outcome.CANCELLED
             reason = StateReason(ReasonKind.CANCELLED_BY_LINE)

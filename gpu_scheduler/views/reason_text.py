@@ -117,6 +117,8 @@ def _cause(reason: StateReason) -> str:
         return f"it belongs to {reason.subject}, of which this store is a copy"
     if kind is ReasonKind.PARENT_FAILED:
         return parent_end_text(reason.parent or 0, reason.parent_outcome)
+    if kind is ReasonKind.PARENT_NOT_IMPORTED:
+        return f"held by `import`, because {reason.subject} in the file did not complete"
     if kind is ReasonKind.LINE_ADDED_AGAIN:
         return f"added to {reason.subject} again"
     assert kind in (ReasonKind.RUNNER_REPORT, ReasonKind.UNKNOWN)

@@ -186,7 +186,12 @@ def test_a_job_whose_parent_failed_is_held(desk: Desk, queue: Path) -> None:
         " `release 1` starts it anyway\n"
     )
     assert (job(desk, 1).state, job(desk, 2).state) == (JobState.HELD, JobState.QUEUED)
-    assert job(desk, 1).reason == StateReason(ReasonKind.HELD_BY_USER)
+    assert job(desk, 1).reason == StateReason(ReasonKind.PARENT_NOT_IMPORTED, subject="job 1 (a)")
+    why = "held by `import`, because job 1 (a) in the file did not complete"
+    assert why in desk.run("status")[1]
+    out = desk.run("why", 1)[1]
+    assert out.startswith(f"job 1 is {why}\n")
+    assert "`release 1` queues it" in out
 
 
 def test_the_gpu_of_a_job_is_ignored_with_a_warning(desk: Desk, queue: Path) -> None:

@@ -41,6 +41,8 @@ class ReasonKind(str, Enum):
     LINE_ADDED_AGAIN = "line_added_again"
     HELD_BY_USER = "held_by_user"
     HELD_BY_LINE = "held_by_line"
+    #: A job that `import` read waits for one that neither completed nor was imported; `subject` names it.
+    PARENT_NOT_IMPORTED = "parent_not_imported"
     RELEASED_BY_USER = "released_by_user"
     RELEASED_BY_LINE = "released_by_line"
     RETRIED_BY_USER = "retried_by_user"
@@ -137,8 +139,8 @@ class StateReason(StoredValue):
     memory ran out. gpu_ids: the GPU ids that the command received through `--cuda` and misread.
     gpu_used_twice: whether NCCL found two processes of the command on one GPU. launches: how many times a
     runner was started without success. gpu, pid: the index of the GPU that another program claimed first, and
-    one pid of that program; None if unknown. subject: the data directory or file that the reason is about.
-    parent, parent_outcome: the parent that did not complete, and its outcome. survivors: pids of
+    one pid of that program; None if unknown. subject: the data directory, file or jobs that the reason is
+    about. parent, parent_outcome: the parent that did not complete, and its outcome. survivors: pids of
     processes that are still running. next_steps: what follows.
     """
 
