@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from gpu_scheduler.app.job_refs import job_record
-from gpu_scheduler.app.named_parents import named_job
+from gpu_scheduler.app.line_note import Note
+from gpu_scheduler.app.named_parents import named_job, parent_notes
 from gpu_scheduler.core.jobsfile.attribute_changes import check_changes, parse_changes
 from gpu_scheduler.core.jobsfile.attributes import key_of
+from gpu_scheduler.core.model.dependency import DependencyKind
 from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.store.jobs_files import line_of
 from gpu_scheduler.store.store import Store
 
 #: The fields of JobSpec that name other jobs.
-_REFERENCES = ("after", "after_any")
+_REFERENCES = {"after": DependencyKind.COMPLETED, "after_any": DependencyKind.FINISHED}
 
 
-def attribute_changes(store: Store, job_id: int, items: Iterable[str]) -> list[dict[str, Any]]:
-    """Returns the arguments of the request for each change. items: as in `set 3 vram=18G after=`.
+@dataclass(frozen=True)
+class AttributeChange:
+    """One change. args: the arguments of its request; notes: the new parents that make the job skipped."""
+
+    args: dict[str, Any]
+    notes: tuple[Note, ...] = ()
+
+
+def attribute_changes(store: Store, job_id: int, items: Iterable[str]) -> list[AttributeChange]:
+    """Returns the changes that are meant. items: as in `set 3 vram=18G after=`.
 
     Raises UsageError for a wrong item, and SchedulerError if the job does not exist, if it has a line in a
     jobs file, or if it was skipped and other attributes than its dependencies are to change.
@@ -43,15 +54,20 @@ def attribute_changes(store: Store, job_id: int, items: Iterable[str]) -> list[d
             f"job {job_id} was skipped, so only after and after-any can be changed, not {', '.join(others)};"
             " nothing was changed"
         )
-    return [_request_args(store, field, value) for field, value in changes.items()]
+    return [_change(store, field, value) for field, value in changes.items()]
 
 
-def _request_args(store: Store, field: str, value: Any) -> dict[str, Any]:
+def _change(store: Store, field: str, value: Any) -> AttributeChange:
     args = {"name": field, "value": value}
     if field not in _REFERENCES:
-        return args
-    try:
-        parents = [(named_job(store, reference).id, reference) for reference in value]
-    except SchedulerError as error:
-        raise UsageError(f"{key_of(field)}: {error}") from None
-    return {**args, "parents": parents}
+        return AttributeChange(args)
+    parents: list[tuple[int, str]] = []
+    notes: list[Note] = []
+    for reference in value:
+        try:
+            job = named_job(store, reference)
+        except SchedulerError as error:
+            raise UsageError(f"{key_of(field)} {reference}: {error}") from None
+        parents.append((job.id, reference))
+        notes += parent_notes(store, _REFERENCES[field], job)
+    return AttributeChange({**args, "parents": parents}, tuple(notes))

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from gpu_scheduler.app.answers import ALL_JOBS, COMMAND_LINE, Answer, AnswerKind, StopResult, unanswered
 from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job, resolve_jobs
+from gpu_scheduler.app.line_note import Note
 from gpu_scheduler.app.location import Location
 from gpu_scheduler.app.store_access import open_store, requested_verbs, scheduler_pid_of, wake_and_wait
 from gpu_scheduler.core.model.request_answer import (
@@ -44,6 +47,14 @@ _EFFECTS = {
     "release": JobState.QUEUED,
     "recover": JobState.QUEUED,
 }
+
+
+@dataclass(frozen=True)
+class SetResult:
+    """The answers to the changes of a job. notes: the new parents because of which it will be skipped."""
+
+    answers: tuple[Answer, ...]
+    notes: tuple[Note, ...] = ()
 
 
 def cancel(
@@ -113,7 +124,7 @@ def set_priority(
 
 def set_attributes(
     location: Location, job: JobRef, items: Sequence[str], *, by: str = COMMAND_LINE
-) -> tuple[Answer, ...]:
+) -> SetResult:
     """Changes attributes of a waiting job that has no line, or the dependencies of a skipped one.
 
     items: the changes, as in `vram=18G` or `vram=`. Nothing is requested unless all of them are valid. Raises
@@ -124,13 +135,15 @@ def set_attributes(
     with open_store(location) as store:
         job_id = resolve_job(store, job)
         changes = attribute_changes(store, job_id, items)
-        why = _refusal_of_changes(store, job_id, changes)
+        why = _refusal_of_changes(store, job_id, [one.args for one in changes])
         if why is not None:
-            return (Answer(job_id, AnswerKind.REFUSED, why),)
+            return SetResult((Answer(job_id, AnswerKind.REFUSED, why),))
         with store.db.transaction():
-            requests = {add_request(store, "set", str(job_id), by, **args): job_id for args in changes}
+            requests = {add_request(store, "set", str(job_id), by, **one.args): job_id for one in changes}
         # Equal answers, such as the refusal of each change, are given once.
-        return tuple(dict.fromkeys(_answers(store, requests, wake_and_wait(store, requests), {})))
+        answers = tuple(dict.fromkeys(_answers(store, requests, wake_and_wait(store, requests), {})))
+        notes = () if any(answer.has_failed for answer in answers) else (one.notes for one in changes)
+        return SetResult(answers, tuple(chain.from_iterable(notes)))
 
 
 def _refusal_of_changes(

@@ -1,7 +1,8 @@
-"""Resolves the jobs that a new job names in `after` and `after-any`."""
+"""Resolves the jobs that `submit` and `set` name in `after` and `after-any`."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.dependencies import ParentStatus, parent_status
 from gpu_scheduler.errors import SchedulerError, UsageError
 from gpu_scheduler.store.ancestors import failed_ancestors
+from gpu_scheduler.store.job_lists import jobs_named
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -20,6 +22,8 @@ from gpu_scheduler.store.store import Store
 _MAX_DIGITS = 15
 #: Maximum number of jobs that a note says to retry.
 _MAX_RETRIED = 5
+#: A range of ids, which other commands accept.
+_RANGE = re.compile(r"[0-9]+-[0-9]+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -35,20 +39,22 @@ def resolve_parents(store: Store, spec: JobSpec) -> NamedParents:
 
     Raises UsageError for a job that does not exist, and for a name that several open jobs share.
     """
-    dependencies, notes = [], []
+    dependencies: list[Dependency] = []
+    notes: list[Note] = []
     for key, kind, reference in _references(spec):
         try:
             job = named_job(store, reference)
         except SchedulerError as error:
             raise UsageError(f"--{key} {reference}: {error}") from None
         dependencies.append(Dependency(job.id, kind, reference))
-        if parent_status(kind, job.state, job.outcome) is ParentStatus.FAILED:
-            notes.append(_failed_parent_note(store, job))
+        notes += parent_notes(store, kind, job)
     return NamedParents(tuple(dependencies), tuple(notes))
 
 
 def named_job(store: Store, reference: str) -> JobRecord:
     """Returns the job that an id or a name stands for. Raises SchedulerError if it is not exactly one."""
+    if _RANGE.fullmatch(reference) and not jobs_named(store, reference):
+        raise SchedulerError("this is a range, which is not possible here; separate the ids with commas")
     if not reference.isdigit():
         return job_record(store, resolve_job(store, reference))
     if len(reference) > _MAX_DIGITS:
@@ -62,9 +68,11 @@ def _references(spec: JobSpec) -> Iterator[tuple[str, DependencyKind, str]]:
     yield from (("after-any", DependencyKind.FINISHED, one) for one in spec.after_any)
 
 
-def _failed_parent_note(store: Store, parent: JobRecord) -> Note:
-    """Returns the note about a parent that has not completed, with the jobs to retry."""
+def parent_notes(store: Store, kind: DependencyKind, parent: JobRecord) -> Iterator[Note]:
+    """Yields a note if the job will be skipped because of this parent, with the jobs to retry."""
+    if parent_status(kind, parent.state, parent.outcome) is not ParentStatus.FAILED:
+        return
     is_skipped = parent.outcome is Outcome.SKIPPED
     retried = failed_ancestors(store, parent.id, _MAX_RETRIED) if is_skipped else [parent.id]
     data = {"job": parent.id, "outcome": parent.outcome, "retried": tuple(map(str, retried))}
-    return Note(NoteKind.PARENT_FAILED, data)
+    yield Note(NoteKind.PARENT_FAILED, data)

@@ -77,8 +77,12 @@ def priority(options: Namespace) -> int:
 def set(options: Namespace) -> int:
     """Changes attributes of a waiting job that has no line in a jobs file."""
     from gpu_scheduler.app.job_requests import set_attributes as request
+    from gpu_scheduler.views.line_notes import line_note_text
 
-    return _print_job_answers(options, request(location_of(options), options.job, options.changes))
+    result = request(location_of(options), options.job, options.changes)
+    for note in result.notes:
+        print_message(f"warning: {line_note_text(note)}")
+    return _print_job_answers(options, result.answers)
 
 
 def _jobs_unless(is_for_all: bool, flag: str, options: Namespace) -> Sequence[JobRef] | None:

@@ -103,12 +103,28 @@ def test_other_parents_queue_a_skipped_job_again(desk: Desk) -> None:
         wait_for(lambda: desk.state(child) == JobState.QUEUED, "the job in the queue")
 
 
+def test_set_warns_about_a_parent_that_has_not_completed(desk: Desk) -> None:
+    parent, job = desk.job(), desk.job()
+    desk.record(act.FinishJob(parent, Outcome.FAILED, None))
+    code, out, err = desk.run("set", job, f"after={parent}")
+    assert (code, out) == (0, f"job {job}: recorded; takes effect when the scheduler starts\n")
+    assert err == (
+        f"gpu-scheduler: warning: job {parent} has not completed (failed), so this job is skipped until"
+        f" `retry {parent}` queues it again\n"
+    )
+    assert desk.run("set", job, f"after-any={parent}")[2] == ""
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (
+            ["after=1-3"],
+            "after 1-3: this is a range, which is not possible here; separate the ids with commas",
+        ),
         (["vram=20H"], "memory '20H'"),
-        (["vram=1G", "after=nothing"], "after: there is no job named nothing"),
-        (["after-any=99"], "after-any: there is no job 99"),
+        (["vram=1G", "after=nothing"], "after nothing: there is no job named nothing"),
+        (["after-any=99"], "after-any 99: there is no job 99"),
         (["share=2", "gpus=1"], "a share above 1 is a number of whole GPUs"),
         (["allowed=7"], "7"),
         (["hold"], "`hold JOB`"),

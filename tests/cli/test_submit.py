@@ -241,6 +241,14 @@ def test_a_name_that_several_open_jobs_share_is_refused(desk: Desk, script: Path
     assert "2 open jobs are named prep: job 1 (queued), job 2 (queued)" in err
 
 
+def test_a_range_of_parents_is_refused_unless_it_is_a_name(desk: Desk, script: Path) -> None:
+    desk.job(name="epoch")
+    code, _, err = desk.run("submit", "--after", "epoch,1-3", "train.py")
+    assert (code, "--after 1-3: this is a range, which is not possible here" in err) == (2, True)
+    desk.job(name="1-3")
+    assert desk.run("submit", "--after", "1-3", "train.py")[0] == 0
+
+
 def test_submit_warns_about_a_parent_that_has_not_completed(desk: Desk, script: Path) -> None:
     submitted(desk, "train.py")
     desk.record(act.FinishJob(1, Outcome.CANCELLED, None))
