@@ -81,7 +81,11 @@ class LineDependencies:
             self._reported.clear()
             return []
         index = self._index_of(reading)
-        messages = self._replace(index, jobs, frozenset())
+        try:
+            messages = self._replace(index, jobs, frozenset())
+        except BaseException:
+            self._index = None  # it differs from the store
+            raise
         for job_id in jobs:  # also of a line that did not count yet and was then changed
             messages += self._unresolved_messages(index, job_id, index.edges.get(job_id, {}))
         return messages
@@ -198,7 +202,7 @@ class LineDependencies:
         If a cycle has a new job, only the new job is blocked, because the others could run without it.
         """
         for jobs in (new_jobs, changed.keys()):
-            cyclic = self._find_cyclic(changed, new_jobs)
+            cyclic = self._find_cyclic(index, changed, new_jobs)
             for job_id in cyclic & changed.keys() & jobs:
                 changed[job_id] = self._resolve(index, job_id, cyclic)
             if not cyclic:
@@ -234,13 +238,21 @@ class LineDependencies:
         ]
         return known or (newest_job_named(self._store, reference, other_than=job_id) or UNRESOLVED,)
 
-    def _find_cyclic(self, changed: Mapping[int, Edges], new_jobs: frozenset[int]) -> set[int]:
+    def _find_cyclic(
+        self, index: ReferenceIndex, changed: Mapping[int, Edges], new_jobs: frozenset[int]
+    ) -> set[int]:
         """Returns the jobs that would wait for themselves with these dependencies."""
         graph = {job_id: {parent for parent, _ in edges} for job_id, edges in changed.items()}
         if changed.keys() <= new_jobs:  # no other job waits for a new one yet
             is_ordered = all(parent < job_id for job_id, parents in graph.items() for parent in parents)
             return set() if is_ordered else find_cycles(graph)
-        above = edges_above(self._store, {parent for parents in graph.values() for parent in parents})
+        # The stored dependencies have no cycle, so every cycle contains an added one.
+        added = {
+            parent
+            for job_id, edges in changed.items()
+            for parent, _ in edges.keys() - index.edges.get(job_id, {}).keys()
+        }
+        above = edges_above(self._store, added)
         return find_cycles({**above, **graph})
 
     def _unresolved_messages(self, index: ReferenceIndex, job_id: int, edges: Edges) -> Iterator[str]:

@@ -169,24 +169,24 @@ class _ReferenceCheck:
         own = [line.attributes.get("name") for line in self._lines if references_of(line)]
         is_extended = any(name in self._before.referenced for name in own)
         graph_lines = (*self._earlier, *self._lines) if is_extended else self._lines
-        first = len(graph_lines) - len(self._lines)
-        graph: dict[int | str, Sequence[int | str]] = {}
-        named: dict[int | str, list[int | str]] = defaultdict(list)
-        for index, line in enumerate(graph_lines):
+        # A name waits for the references of all lines that have it.
+        graph: dict[str, set[str]] = defaultdict(set)
+        for line in graph_lines:
             name, references = line.attributes.get("name"), references_of(line)
             if name is not None and references:  # no other line can be on a cycle
-                graph[index] = [one for one in references if not one.isdigit()]
-                named[name].append(index)
-        cyclic = find_cycles({**graph, **named})
-        for index in self._checked:
-            for item, reference in _items(self._lines[index]):
-                if first + index in cyclic and reference in cyclic and index not in found:
+                graph[name].update(one for one in references if not one.isdigit())
+        cyclic = find_cycles(graph)
+        for index in self._checked if cyclic else ():
+            line = self._lines[index]
+            for item, reference in _items(line):
+                if line.attributes.get("name") in cyclic and reference in cyclic and index not in found:
                     number = next(
-                        graph_lines[one].number
-                        for one in named[reference]
-                        if one in cyclic and isinstance(one, int)
+                        one.number
+                        for one in graph_lines
+                        if one.attributes.get("name") == reference
+                        and not cyclic.isdisjoint(references_of(one))
                     )
-                    found[index] = _cycle(item, self._lines[index].number, number)
+                    found[index] = _cycle(item, line.number, number)
 
     def _add_children(self, found: dict[int, str]) -> None:
         """Adds the lines that wait for a line that was found to be wrong."""
