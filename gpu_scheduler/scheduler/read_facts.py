@@ -89,7 +89,7 @@ def read_facts(
         pending_groups=_pending_groups(store, now) if placing else (),
         requests=requests,
         jobs=_target_jobs(store, {request.target for request in requests}),
-        cyclic_requests=frozenset(request.request_id for request in requests if _is_cyclic(store, request)),
+        cyclic_request=_find_cyclic_request(store, requests),
         has_unsettled_dependencies=has_unsettled_dependencies(store),
         interrupted=tuple(interrupted_jobs(store)) if settings.recover or "recover" in verbs else (),
         finished_count=listed_count(store) if "clear" in verbs else 0,
@@ -144,9 +144,16 @@ def _pending_groups(store: Store, now: Now) -> tuple[PendingGroup, ...]:
     return tuple(groups)
 
 
-def _is_cyclic(store: Store, request: Request) -> bool:
-    parents = [parent for parent, _ in request.args.get("parents", ())]
-    return bool(parents) and is_ancestor(store, int(request.target), parents)
+def _find_cyclic_request(store: Store, requests: Sequence[Request]) -> int | None:
+    """Returns the id of the first request that sets dependencies, if its job would wait for itself.
+
+    A round carries out only the first of these requests.
+    """
+    first = next((request for request in requests if "parents" in request.args), None)
+    if first is None:
+        return None
+    parents = [parent for parent, _ in first.args["parents"]]
+    return first.request_id if is_ancestor(store, int(first.target), parents) else None
 
 
 def _target_jobs(store: Store, targets: Collection[str]) -> dict[int, JobFact]:

@@ -138,8 +138,8 @@ class Facts:
     they can. storage_issue: the problem with our own storage that blocks new starts; None if there is none.
     unmanaged_gpus: GPUs in the sample that this scheduler does not manage. learned_mib: the MiB that a job of
     each workload class needs, if needs are learned. has_unsettled_dependencies: whether a job is to be
-    skipped or queued again because of its parents. cyclic_requests: the ids of the requests whose
-    dependencies would make their jobs wait for themselves. interrupted: the jobs that a recovery queues
+    skipped or queued again because of its parents. cyclic_request: the id of the first request that
+    sets dependencies, if its job would wait for itself. interrupted: the jobs that a recovery queues
     again; finished_count: the number of finished jobs that are not cleared. Both are read only if they are
     needed.
     """
@@ -158,6 +158,6 @@ class Facts:
     jobs: Mapping[int, JobFact] = field(default_factory=dict)
     learned_mib: Mapping[str, int] = field(default_factory=dict)
     has_unsettled_dependencies: bool = False
-    cyclic_requests: frozenset[int] = frozenset()
+    cyclic_request: int | None = None
     interrupted: tuple[InterruptedJob, ...] = ()
     finished_count: int = 0

@@ -136,7 +136,7 @@ def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
     job = facts.jobs.get(int(request.target))
     if job is None:
         return _done(AnswerCode.NO_SUCH_JOB)
-    if request.request_id in facts.cyclic_requests:
+    if request.request_id == facts.cyclic_request:
         return [], RequestAnswer(AnswerCode.CYCLE)
     return _JOB_REQUESTS[request.verb](job, request.args, facts.settings)
 
