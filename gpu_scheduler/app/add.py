@@ -14,6 +14,7 @@ from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.new_line import (
     AttributeValues,
     attribute_items,
+    check_single_line,
     compose_line,
     job_warnings,
     parse_new_line,
@@ -112,6 +113,7 @@ def _command_line(new: NewLine, recorded: RecordedSetting, path: str | None) -> 
         items.append(f"allowed={new.gpus}")
     if "cwd" not in new.attributes and (recorded.cwd or likely) != here:
         items.append(f"cwd={here}")
+    check_single_line(new.command)
     return compose_line(lambda: format_command_line(items, new.command))
 
 

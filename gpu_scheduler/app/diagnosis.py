@@ -192,7 +192,10 @@ def _waiting_facts(inspected: _Inspection) -> WaitingFacts:
         health_issues=health_issues_of(store),
         need=current_need(store, record),
         placement=_placement_facts(inspected),
-        environment=(*checks.environment(record.spec, conda, conda_sh), checks.script(record.spec)),
+        environment=(
+            *checks.environment(record.spec, conda, conda_sh, is_of_file=record.is_of_file),
+            checks.script(record.spec),
+        ),
         ahead=jobs_ahead_of(store, record, _MAX_JOBS_NAMED) if is_in_queue else None,
         retry_in_s=_retry_in_s(record, inspected.now),
         line=_line_facts(store, record),

@@ -43,6 +43,14 @@ def attribute_items(values: AttributeValues) -> list[str]:
     return items
 
 
+def check_single_line(words: Sequence[str]) -> None:
+    """Raises UsageError if the words of a command contain a character that no line may contain."""
+    if any(bad in word for word in words for bad in "\n\r\0"):
+        raise UsageError(
+            "the command contains a line break or NUL; put it into a script and give the script instead"
+        )
+
+
 def compose_line(compose: Callable[[], str]) -> str:
     """Returns the line that `compose` returns. Raises UsageError if the values do not form a valid line."""
     try:

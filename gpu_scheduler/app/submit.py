@@ -16,6 +16,7 @@ from gpu_scheduler.app.named_parents import resolve_parents
 from gpu_scheduler.app.new_line import (
     AttributeValues,
     attribute_items,
+    check_single_line,
     compose_line,
     job_warnings,
     parse_new_line,
@@ -85,6 +86,7 @@ def submit(location: Location, new: NewJob, variables: Mapping[str, str]) -> Sub
         check_encoding({"the working folder": os.getcwd(), **paths})
         _check_values(new)
         command = _command(new, variables)
+        check_single_line([command.text])
         line = compose_line(lambda: format_command_line(attribute_items(command.attributes), [command.text]))
         spec, notes = parse_new_line(line, os.getcwd(), recorded.known_gpus)
         warnings = (*notes, *command.notes, *job_warnings(recorded, spec))

@@ -256,7 +256,8 @@ def _attributes(
             group.add_argument(*flags, dest=dest, action="store_true", help=does)
         else:
             action = "append" if key == "env" else "store"
-            group.add_argument(*flags, dest=dest, action=action, metavar=form, help=does)
+            read = values.variable if key == "env" else str
+            group.add_argument(*flags, dest=dest, action=action, type=read, metavar=form, help=does)
 
 
 def given_attributes(options: argparse.Namespace) -> dict[str, Any]:

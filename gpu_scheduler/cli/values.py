@@ -71,6 +71,14 @@ def path(text: str) -> str:
     return text
 
 
+def variable(text: str) -> str:
+    """Reads an environment variable with its value. The parser of lines checks the name."""
+    name, given, _ = text.partition("=")
+    if not given:
+        raise ArgumentTypeError(f"{text!r} has no value; write {name}=VALUE")
+    return text
+
+
 def job_ref(text: str) -> JobRef:
     """Reads a reference to jobs: a number, a range of numbers such as 5-9, or a name."""
     number = re.fullmatch(r"([0-9]{1,15})(?:-([0-9]{1,15}))?", text)

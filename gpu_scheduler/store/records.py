@@ -68,6 +68,11 @@ class JobRecord(NamedTuple):
     finished_at: float | None
 
     @property
+    def is_of_file(self) -> bool:
+        """True if the job comes from a line of a jobs file, which may have been removed since."""
+        return self.source.startswith("file:")
+
+    @property
     def spec(self) -> JobSpec:
         """The parsed job specification."""
         from gpu_scheduler.core.model.job_spec import JobSpec

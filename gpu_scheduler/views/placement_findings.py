@@ -23,19 +23,20 @@ def placement(
     views: Sequence[GpuAvailability],
     limits: Limits,
     *,
+    where: str,
     is_in_queue: bool = True,
 ) -> Finding:
     """Returns the finding about where the job would start if the scheduler placed it now.
 
-    is_in_queue: whether the scheduler may place it, because it is neither held nor waits for other jobs.
+    where: where its request can be changed, such as "on the job's line"; is_in_queue: whether the
+    scheduler may place it, because it is neither held nor waits for other jobs.
     """
     answer = place(need, allowed, views, limits)
     if isinstance(answer, WaitReason):
         if answer.is_infeasible:
             less = "less memory (vram=), or " if need.vram is not None else ""
             remedy = (
-                f"on the job's line, request {less}fewer or other GPUs;"
-                " or start the scheduler with more GPUs (--gpus)"
+                f"{where}, request {less}fewer or other GPUs; or start the scheduler with more GPUs (--gpus)"
             )
             return bad(Check.PLACING, wait_text(answer), remedy)
         return warn(Check.PLACING, wait_text(answer), "")

@@ -6,6 +6,7 @@ from gpu_scheduler.app.oom_case import OomCase
 from gpu_scheduler.core.model.state_reason import FailureKind
 
 _CORRECT_LINE = "correct the line (this creates a new job), or create the script or environment that it names"
+_CREATE_FILES = "create the script or environment that the job names"
 _REMEDIES = {
     FailureKind.SCRIPT_MISSING: _CORRECT_LINE,
     FailureKind.CONDA_MISSING: _CORRECT_LINE,
@@ -42,9 +43,13 @@ _REMEDIES = {
 }
 
 
-def failure_remedy(kind: FailureKind | None) -> str | None:
-    """Returns the remedy for a failure; None if none is known. For CUDA_OOM, see `oom_remedy`."""
-    return None if kind is None else _REMEDIES.get(kind)
+def failure_remedy(kind: FailureKind | None, *, is_of_file: bool = True) -> str | None:
+    """Returns the remedy for a failure; None if none is known. For CUDA_OOM, see `oom_remedy`.
+
+    is_of_file: whether the job has a line that the user can correct.
+    """
+    remedy = None if kind is None else _REMEDIES.get(kind)
+    return _CREATE_FILES if remedy is _CORRECT_LINE and not is_of_file else remedy
 
 
 def oom_remedy(case: OomCase) -> str:

@@ -127,7 +127,10 @@ def _placement(diagnosis: Diagnosis, need: Need, facts: PlacementFacts) -> Itera
     allowed = diagnosis.job.record.spec.allowed
     job = diagnosis.job.record
     is_in_queue = job.state is JobState.QUEUED and not job.unmet_parents
-    yield placement_findings.placement(need, allowed, facts.gpus, facts.limits, is_in_queue=is_in_queue)
+    where = "on the job's line" if job.is_of_file else f"with `set {job.id} KEY=VALUE`"
+    yield placement_findings.placement(
+        need, allowed, facts.gpus, facts.limits, where=where, is_in_queue=is_in_queue
+    )
     yield from job_findings.unmanaged(allowed, [gpu.index for gpu in facts.gpus])
     for gpu in facts.gpus:
         yield placement_findings.gpu(gpu, need, allowed, facts.limits, facts.holders[gpu.uuid])
@@ -173,9 +176,8 @@ def _remedy(diagnosis: Diagnosis) -> str | None:
     """Returns the remedy for the failure of a job; None if none is known."""
     if diagnosis.oom is not None:
         return oom_remedy(diagnosis.oom)
-    return (
-        None if diagnosis.job.record.reason is None else failure_remedy(diagnosis.job.record.reason.failure)
-    )
+    job = diagnosis.job.record
+    return None if job.reason is None else failure_remedy(job.reason.failure, is_of_file=job.is_of_file)
 
 
 def _logs(diagnosis: Diagnosis) -> Iterator[Finding]:

@@ -280,7 +280,12 @@ def test_add_accepts_every_attribute_for_a_script(desk: Desk, script: Path) -> N
 
 def test_every_attribute_has_an_option_of_add() -> None:
     words = [f"--{key}" + ("" if form is None else "=x") for key, (form, _) in ATTRIBUTE_HELP.items()]
-    replaced = {"--gpus=x": "--gpus-count=x", "--allowed=x": "--gpus=x", "--priority=x": "--priority=1"}
+    replaced = {
+        "--gpus=x": "--gpus-count=x",
+        "--allowed=x": "--gpus=x",
+        "--priority=x": "--priority=1",
+        "--env=x": "--env=A=x",
+    }
     given = [replaced.get(word, word) for word in words if word != "--cancel"]
     assert parse(["add", *given, "--", "x"]).command_words == ["x"]
     known = {name.partition(":")[0] for name in KNOWN_ATTRIBUTES.split()}
@@ -330,10 +335,10 @@ def test_command_arguments_survive_a_round_trip(words: list[str]) -> None:
         (["--", "#x"], "'#x' runs nothing; nothing was added"),
         (["--", "sleep 1 &"], "remove the `&`"),
         (["--", "for i in 1; do"], "bash rejects the command"),
-        (["--", "a\nb"], "line break"),
+        (["--", "a\nb"], "contains a line break or NUL; put it into a script and give the script"),
         (["--vram", "8X", "--", "x"], "vram: memory '8X'"),
         (["--name", "a b", "train.py"], "name 'a b' must consist"),
-        (["--env", "A", "--", "x"], "write env:KEY=VALUE"),
+        (["--env", "A", "--", "x"], "--env: 'A' has no value; write A=VALUE"),
         (["--env", "CUDA_VISIBLE_DEVICES=1", "--", "x"], "is set by the scheduler"),
         (["--share", "2", "--vram", "8G", "train.py"], "give gpus=N instead"),
         (["--venv", "v", "--conda", "c", "train.py"], "both a conda environment and a venv"),

@@ -106,7 +106,7 @@ def test_why_shows_thresholds_and_measured_values(desk: Desk) -> None:
 def test_why_reports_that_a_job_can_never_fit(desk: Desk) -> None:
     grade, says, remedy = checks(desk, desk.job(gpus=9))["placing"]
     assert (grade, says) == ("bad", "infeasible: needs 9 idle GPUs, but only 2 are managed")
-    assert remedy.startswith("on the job's line, request fewer or other GPUs")
+    assert remedy.startswith("with `set 1 KEY=VALUE`, request fewer or other GPUs")
     assert (
         checks(desk, desk.job(allowed=(0, 5)))["allowed GPUs"][1]
         == "GPU 5 is not managed; the managed GPUs are 0,1"
@@ -161,7 +161,7 @@ def test_why_reports_a_need_that_exceeds_the_memory_of_every_gpu(desk: Desk) -> 
         "infeasible: needs 24.0 GiB of a GPU, but the largest managed GPU has 24.0 GiB, of which 23.5 GiB"
         " can be allocated to jobs (margin 512 MiB)",
     )
-    assert remedy.startswith("on the job's line, request less memory (vram=), or fewer")
+    assert remedy.startswith("with `set 1 KEY=VALUE`, request less memory (vram=), or fewer")
 
 
 def test_why_shows_the_declaration_of_a_running_job_before_its_first_measurement(desk: Desk) -> None:
@@ -468,18 +468,45 @@ def test_why_describes_running_and_completed_jobs(desk: Desk) -> None:
     assert why_json(desk, job)["log_end"] == []
 
 
-def test_why_shows_a_missing_script(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [
+        (
+            "file:/jobs.txt",
+            "correct the line (this creates a new job), or create the script or environment that it names",
+        ),
+        ("submit", "create the script or environment that the job names"),
+    ],
+)
+def test_why_shows_a_missing_script(desk: Desk, source: str, remedy: str) -> None:
     spec = JobSpec("csv", "0,/no.py,,,", str(desk.path), script="/no.py")
-    job = desk.store.insert_job(spec, "cli")
+    job = desk.store.insert_job(spec, source)
     row = desk.attempt(job)
     desk.record(
         act.FinishAttempt(job, row.id, Outcome.NOT_STARTED, JobState.FINISHED, Outcome.FAILED,
                   reason=StateReason(ReasonKind.LAUNCH_FAILED, FailureKind.SCRIPT_MISSING))
     )  # fmt: skip
-    assert checks(desk, job)["end"][2] == (
-        "correct the line (this creates a new job), or create the script or environment that it names;"
-        " then `retry 1` runs it again"
-    )
+    assert checks(desk, job)["end"][2] == f"{remedy}; then `retry 1` runs it again"
+
+
+@pytest.mark.parametrize(
+    ("source", "placing", "other"),
+    [
+        ("file:/jobs.txt", "on the job's line, request fewer", "correct [venv=DIR] on the line"),
+        (
+            "submit",
+            "with `set 1 KEY=VALUE`, request fewer",
+            "cancel the job and submit it again with another",
+        ),
+    ],
+)
+def test_why_speaks_of_a_line_only_if_the_job_has_one(
+    desk: Desk, source: str, placing: str, other: str
+) -> None:
+    spec = JobSpec("command", "true", str(desk.path), command="true", venv="/none", gpus=9)
+    found = checks(desk, desk.store.insert_job(spec, source))
+    assert found["placing"][2].startswith(placing)
+    assert found["environment"][2] == f"create it, or {other}"
 
 
 def test_a_very_long_line_is_truncated_in_text_but_not_in_json(desk: Desk) -> None:

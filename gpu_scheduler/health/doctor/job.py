@@ -9,32 +9,39 @@ from collections.abc import Iterator
 from gpu_scheduler.core.model.finding import Check, Finding, bad, ok
 from gpu_scheduler.core.model.job_spec import JobSpec
 
+_SUBMIT_AGAIN = "cancel the job and submit it again with another"
 
-def environment(spec: JobSpec, conda: str | None, conda_sh: str | None) -> Iterator[Finding]:
+
+def environment(
+    spec: JobSpec, conda: str | None, conda_sh: str | None, *, is_of_file: bool
+) -> Iterator[Finding]:
     """Yields findings about a job's working folder and environment.
 
-    conda: the conda environment that the job activates; conda_sh: the script that defines `conda`.
+    conda: the conda environment that the job activates; conda_sh: the script that defines `conda`;
+    is_of_file: whether the job has a line that the user can correct.
     """
     if not os.path.isdir(spec.cwd):
-        yield bad(Check.FOLDER, f"{spec.cwd} does not exist", "create it, or choose another with [cwd=DIR]")
+        other = "choose another with [cwd=DIR]" if is_of_file else _SUBMIT_AGAIN
+        yield bad(Check.FOLDER, f"{spec.cwd} does not exist", f"create it, or {other}")
     if spec.venv is not None:
         message = f"virtual environment {spec.venv}"
         if os.path.isfile(os.path.join(spec.venv, "bin", "activate")):
             yield ok(Check.ENVIRONMENT, message)
         else:
             missing = f"{message} does not exist (it has no bin/activate)"
-            yield bad(Check.ENVIRONMENT, missing, "create it, or correct [venv=DIR] on the line")
+            other = "correct [venv=DIR] on the line" if is_of_file else _SUBMIT_AGAIN
+            yield bad(Check.ENVIRONMENT, missing, f"create it, or {other}")
     elif conda is None:
-        yield ok(Check.ENVIRONMENT, "the line names no environment")
+        yield ok(Check.ENVIRONMENT, "the job names no environment")
     elif conda_sh is None or not os.path.isfile(conda_sh):
         message = f"the job needs the conda environment {conda}, but conda was not found"
         remedy = "pass the path of the installation's etc/profile.d/conda.sh to `start --conda-sh`"
         yield bad(Check.ENVIRONMENT, message, remedy)
     else:
-        yield _conda(conda, conda_sh)
+        yield _conda(conda, conda_sh, "correct the line" if is_of_file else _SUBMIT_AGAIN)
 
 
-def _conda(name: str, conda_sh: str) -> Finding:
+def _conda(name: str, conda_sh: str, other: str) -> Finding:
     from gpu_scheduler.health.doctor.conda import list_environments, parse_environments
 
     result = list_environments(conda_sh)
@@ -50,7 +57,7 @@ def _conda(name: str, conda_sh: str) -> Finding:
     return bad(
         Check.ENVIRONMENT,
         f"conda environment {name} does not exist; environments: {', '.join(known) or 'none'}",
-        f"create it (conda create -n {shlex.quote(name)}), or correct the line",
+        f"create it (conda create -n {shlex.quote(name)}), or {other}",
     )
 
 
