@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -214,10 +215,17 @@ def _subparsers(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Argume
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    # Use the plain formatter, because the page must not depend on the colours or width of a terminal.
-    formatter = argparse.HelpFormatter(parser.prog, width=100)
+    # Use the plain formatter on one line, because the page must not depend on the colours or width of a
+    # terminal, nor on how the version of argparse breaks lines.
+    formatter = argparse.HelpFormatter(parser.prog, width=10_000)
     formatter.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups, prefix="")
-    return formatter.format_help().strip()
+    text = formatter.format_help().strip()
+    in_brackets = re.sub(r"\[(?:[^\[\]]|\[[^\[\]]*\])*\]", lambda found: found[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(
+        in_brackets, 98, subsequent_indent=" " * (len(parser.prog) + 1),
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return "\n".join(lines).replace("\0", " ")
 
 
 def _argument_table(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> Iterator[str]:
