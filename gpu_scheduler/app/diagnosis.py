@@ -30,7 +30,7 @@ from gpu_scheduler.core.model.finding import Finding
 from gpu_scheduler.core.model.health_issue import HealthIssue
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind
-from gpu_scheduler.core.model.states import FAILED, WAITING, JobState, Outcome
+from gpu_scheduler.core.model.states import FAILED, WAITING, JobState
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
 from gpu_scheduler.core.scheduling.settings import Limits
@@ -166,7 +166,7 @@ def diagnose(location: Location, job: JobRef) -> Diagnosis:
 
 
 def _has_failed(job: JobView) -> bool:
-    return job.record.outcome in FAILED or job.record.held_by == Outcome.INTERRUPTED.value
+    return job.record.outcome in FAILED or job.record.is_interrupted
 
 
 def _inspect(store: Store, job_id: int, scheduler_pid: int | None) -> _Inspection:

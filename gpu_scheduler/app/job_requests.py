@@ -222,7 +222,7 @@ def _early_refusal(
     observed = _observed(store, job)
     after = predicted_state(observed.state, pending)
     if verb == "recover":
-        is_interrupted = observed.held_by == Outcome.INTERRUPTED.value
+        is_interrupted = observed.is_interrupted
         return None if is_interrupted and after is not JobState.FINISHED else not_interrupted(after)
     if observed.state is JobState.FINISHED is not job.state:
         code = AnswerCode.ALREADY_FINISHED if verb == "cancel" else AnswerCode.ENDED_UNRECORDED

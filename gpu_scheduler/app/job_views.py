@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.app.masking import without_secrets
 from gpu_scheduler.app.status_report import JobView
-from gpu_scheduler.core.model.states import ACTIVE, WAITING, AttemptState, JobState, Outcome
+from gpu_scheduler.core.model.states import ACTIVE, WAITING, AttemptState, JobState
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _wait_reason(job: JobRecord, attempt: AttemptRecord | None, context: ViewCon
 
 def _requested(job: JobRecord, context: ViewContext) -> WaitReason | None:
     """Returns the pending request that concerns a job as a wait reason; None if there is none."""
-    is_recovered = context.is_recovery_requested and job.held_by == Outcome.INTERRUPTED.value
+    is_recovered = context.is_recovery_requested and job.is_interrupted
     verb = context.open_requests.get(job.id) or ("recover" if is_recovered else None)
     return None if verb is None else WaitReason(WaitKind.REQUEST, verb)
 

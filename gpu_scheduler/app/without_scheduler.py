@@ -62,8 +62,7 @@ def observed_job(store: Store, job: JobRecord) -> JobRecord:
 def has_interrupted_jobs(store: Store) -> bool:
     """Returns whether any job is interrupted, recorded or not."""
     return bool(interrupted_jobs(store)) or any(
-        observed_job(store, job).held_by == Outcome.INTERRUPTED.value
-        for job in open_jobs(store, tuple(ACTIVE))
+        observed_job(store, job).is_interrupted for job in open_jobs(store, tuple(ACTIVE))
     )
 
 

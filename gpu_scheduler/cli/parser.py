@@ -189,6 +189,8 @@ def _parse_known(
             meant = _suggest_for_add(words, options.script, rest) + (
                 meant if not rest[0].startswith("-") else ""
             )
+        if command == "run":
+            meant += f"\n{_QUEUE_HINT}"
         _Parser(prog=f"{PROGRAM} {command}").error(f"unrecognized arguments: {' '.join(rest)}{meant}")
     return options
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.accounting import Allocation
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.model.gpu_fault import GpuFault
     from gpu_scheduler.core.model.job_spec import JobSpec
     from gpu_scheduler.core.model.state_reason import StateReason
-    from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+    from gpu_scheduler.core.model.states import AttemptState, JobState
     from gpu_scheduler.core.model.wait_reason import WaitReason
 
 
@@ -66,6 +67,11 @@ class JobRecord(NamedTuple):
     cleared_at: float | None
     created_at: float
     finished_at: float | None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """True if the job is held because its last attempt was interrupted."""
+        return self.held_by == Outcome.INTERRUPTED.value
 
     @property
     def is_of_file(self) -> bool:

@@ -56,7 +56,7 @@ def queued_row(job: JobView, _: float) -> TableRow:
 
 def held_row(job: JobView, _: float) -> TableRow:
     """Returns the row of a held job. An interrupted job is shown as such."""
-    is_interrupted = job.record.held_by == Outcome.INTERRUPTED.value
+    is_interrupted = job.record.is_interrupted
     state = Cell(Outcome.INTERRUPTED.value, YELLOW) if is_interrupted else _state_cell(job)
     why = _one_line(job_reason_text(job))
     if not job.is_recorded:

@@ -45,6 +45,7 @@ def job_object(job: JobView) -> dict[str, Any]:
         "reason": job_reason_text(job),
         "after": parent_objects(job.parents) if job.parents else [],
         "infeasible": job.infeasible,
+        "interrupted": record.is_interrupted,
         "recorded": job.is_recorded,
         "cleared": record.cleared_at is not None,
         "name": record.name,

@@ -79,6 +79,12 @@ def test_recover_needs_either_jobs_or_all(desk: Desk, words: list[str]) -> None:
     assert "give either the jobs to recover or --all" in err
 
 
+def test_the_json_of_status_says_which_held_jobs_are_interrupted(desk: Desk) -> None:
+    job, other = interrupted(desk), desk.job(hold=True)
+    jobs = json.loads(desk.run("status", "--json")[1])["jobs"]
+    assert {one["id"]: one["interrupted"] for one in jobs} == {job: True, other: False}
+
+
 def test_a_recovery_without_a_scheduler_is_recorded(desk: Desk) -> None:
     job = interrupted(desk)
     assert "the machine was restarted\n" in desk.run("status")[1]

@@ -264,6 +264,14 @@ def test_submit_warns_about_a_parent_that_has_not_completed(desk: Desk, script: 
     assert "warning: job 2 has not completed (skipped), so this job is skipped until `retry 1` queues" in err
 
 
+def test_a_command_with_a_line_break_is_refused_with_a_remedy(desk: Desk) -> None:
+    code, _, err = desk.run("submit", "--", "echo a\necho b")
+    assert (code, "put it into a script and give the script instead; nothing was submitted" in err) == (
+        2,
+        True,
+    )
+
+
 def test_submit_gives_the_warnings_of_add(desk: Desk, script: Path) -> None:
     assert desk.store
     _, _, err = desk.run("submit", "train.py", "--device", "cuda:1")
