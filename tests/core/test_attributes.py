@@ -185,3 +185,9 @@ def test_a_line_with_vram_and_retries_parses_to_one_job() -> None:
         vram=8192,
         oom_retries=2,
     )
+
+
+@pytest.mark.parametrize("block", ["[after=a, c]", "[after-any=a,]", "[after=,a]"])
+def test_a_list_of_jobs_contains_no_blanks(block: str) -> None:
+    with pytest.raises(ValueError, match="is not a list of jobs; write it without blanks, as in after"):
+        parse_block(f"{block} true", None)

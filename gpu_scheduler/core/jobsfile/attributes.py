@@ -63,6 +63,8 @@ UNSUPPORTED = ("resume-flag", "preempt")
 FLAGS = ("hold", "cancel", "exclusive")
 #: Fields of JobSpec whose attributes have different names.
 _FIELD_TO_KEY = {"timeout_s": "timeout"}
+#: Attributes whose values are lists.
+_LISTS = ("after", "after-any", "allowed")
 MAX_RETRIES = 1000
 ACCEPTED_FORM = (
     f"one block of known attributes, a blank, then the command or CSV line; known: {KNOWN_ATTRIBUTES}"
@@ -146,6 +148,8 @@ def _split_items(text: str) -> tuple[str, ...] | None:
 def _split_at_commas(item: str) -> str | None:
     """Returns an item that joins attributes with commas, rewritten with blanks; None for any other item."""
     first, *parts = re.split("[,;]", item)
+    if first.partition("=")[0] in _LISTS and not any(parts):  # the rest of the list follows after a blank
+        return None
     apart = [first]
     for part in parts:
         key = part.partition("=")[0]
@@ -245,6 +249,8 @@ def _parse_name(text: str) -> str:
 def parse_job_references(key: str, text: str) -> tuple[str, ...]:
     """Parses a list of job ids and names, separated by commas. Raises ValueError."""
     found = tuple(dict.fromkeys(text.split(",")))
+    if "" in found:
+        raise ValueError(f"{key}={text} is not a list of jobs; write it without blanks, as in {key}=prep,7")
     for one in found:
         if not _NAME.fullmatch(one) or one == "0":
             raise ValueError(f"{key}={text}: {one!r} is neither the id nor the name of a job")
