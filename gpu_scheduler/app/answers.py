@@ -71,7 +71,7 @@ class Answer:
     target: a job id, ALL_JOBS or a GPU index; reply: the scheduler's answer, or why the request was refused
     before it was recorded; stop_result: set only for `STOPPED`; scheduler_pid: set only for `UNANSWERED`.
     failed_ancestors: for a refusal with the code PARENT_FAILED, the first jobs that must be retried before
-    this one.
+    this one; is_skipped: whether this one was skipped, so that the retry of these jobs also queues it.
     """
 
     target: int
@@ -80,6 +80,7 @@ class Answer:
     stop_result: StopResult | None = None
     scheduler_pid: int | None = None
     failed_ancestors: tuple[int, ...] = ()
+    is_skipped: bool = False
 
     @property
     def has_failed(self) -> bool:

@@ -152,7 +152,8 @@ def _refusal_of_changes(
     """Returns why no change may be requested; None if the scheduler may carry them out."""
     if any(is_ancestor(store, job_id, [one for one, _ in args.get("parents", ())]) for args in changes):
         return RequestAnswer(AnswerCode.CYCLE)
-    if job_record(store, job_id).outcome is Outcome.SKIPPED:
+    is_finished = job_record(store, job_id).state is JobState.FINISHED
+    if is_finished and all("parents" in args for args in changes):
         return None
     pending = requested_verbs(store).get(job_id, ())
     return _early_refusal(store, "set", job_id, pending, scheduler_pid_of(store) is not None)
@@ -206,7 +207,7 @@ def _record_requests(
             if why is None:
                 made[add_request(store, verb, str(job_id), by, **args)] = job_id
             else:
-                refused.append(Answer(job_id, AnswerKind.REFUSED, why))
+                refused.append(_refused(store, job_id, why))
     return made, refused
 
 
@@ -289,14 +290,21 @@ def _answers(
     for request, reply in answers.items():
         job_id = requests[request]
         if reply is not None:
-            kind = AnswerKind.REFUSED if reply.is_refusal else AnswerKind.CARRIED_OUT
-            roots = failed_ancestors(store, job_id, _MAX_NAMED) if reply.parent is not None else []
-            made.append(Answer(job_id, kind, reply, failed_ancestors=tuple(roots)))
+            accepted = Answer(job_id, AnswerKind.CARRIED_OUT, reply)
+            made.append(_refused(store, job_id, reply) if reply.is_refusal else accepted)
         elif job_id in stopped:
             made.append(Answer(job_id, AnswerKind.STOPPED, stop_result=stopped[job_id]))
         else:
             made.append(unanswered(job_id, pid))
     return made
+
+
+def _refused(store: Store, job_id: int, why: RequestAnswer) -> Answer:
+    if why.parent is None:
+        return Answer(job_id, AnswerKind.REFUSED, why)
+    roots = tuple(failed_ancestors(store, job_id, _MAX_NAMED))
+    is_skipped = job_record(store, job_id).outcome is Outcome.SKIPPED
+    return Answer(job_id, AnswerKind.REFUSED, why, failed_ancestors=roots, is_skipped=is_skipped)
 
 
 def predicted_state(state: JobState, verbs: Iterable[str]) -> JobState:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gpu_scheduler.app.answers import Answer, AnswerKind, StopResult
 from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.states import JobState
@@ -34,7 +32,7 @@ def answer_text(answer: Answer, data_dir: str) -> str:
     if answer.reply is None:
         return ""
     if answer.reply.code is AnswerCode.PARENT_FAILED:
-        return _parent_failed_text(answer.target, answer.reply.parent or 0, answer.failed_ancestors)
+        return _parent_failed_text(answer, answer.reply.parent or 0)
     return _reply_text(answer.reply, answer.target, data_dir)
 
 
@@ -48,13 +46,13 @@ _REPLY_TEXTS = {
 }
 
 
-def _parent_failed_text(job_id: int, parent: int, failed: Sequence[int]) -> str:
-    """Formats the refusal of a retry. failed: the jobs that must be retried first."""
-    first = " ".join(map(str, failed or [parent]))
-    return (
-        f"job {job_id} would be skipped, because job {parent} did not complete; run `retry {first}` first,"
-        " which also queues the jobs that were skipped because of it"
-    )
+def _parent_failed_text(answer: Answer, parent: int) -> str:
+    """Formats the refusal of a retry, with the jobs that must be retried as well."""
+    first = " ".join(map(str, answer.failed_ancestors or [parent]))
+    text = f"job {answer.target} would be skipped, because job {parent} did not complete; run `retry {first}"
+    if answer.is_skipped:
+        return f"{text}` first, which also queues the jobs that were skipped because of it"
+    return f"{text} {answer.target}`, or change what job {answer.target} waits for"
 
 
 def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:

@@ -155,7 +155,10 @@ def _running(diagnosis: Diagnosis) -> Iterator[Finding]:
 
 def _end(diagnosis: Diagnosis) -> Iterator[Finding]:
     job = diagnosis.job.record
-    again = f"`retry {job.id}` runs it again"
+    failed = diagnosis.dependencies.failed
+    again = f"`retry {' '.join(map(str, [*failed, job.id]))}` runs it again"
+    if failed:
+        again += f", and first {'job' if len(failed) == 1 else 'jobs'} {', '.join(map(str, failed))}"
     if job.outcome is Outcome.COMPLETED:
         yield ok(Check.END, f"the job exited with code 0; {again}")
         return

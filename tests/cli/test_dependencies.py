@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -172,6 +173,27 @@ def test_the_end_of_a_parent_counts_even_if_no_scheduler_has_recorded_it(
     assert desk.run("why", child)[1].startswith(f"job {child} is queued: {found['reason']}\n")
 
 
+@pytest.mark.parametrize("up", [True, False])
+def test_a_cancelled_job_whose_parent_failed_is_retried_together_with_it_or_without_it(
+    desk: Desk, up: bool
+) -> None:
+    parent = desk.job()
+    child = desk.job_after(parent)
+    desk.record(act.FinishJob(child, Outcome.CANCELLED, None))
+    finish(desk, parent, Outcome.CANCELLED)
+    assert why(desk, child)["end"][0][2] == f"`retry {parent} {child}` runs it again, and first job {parent}"
+    with desk.scheduler() if up else nullcontext():
+        assert desk.run("retry", child) == (
+            1, "", f"gpu-scheduler: job {child} would be skipped, because job {parent} did not complete; run"
+            f" `retry {parent} {child}`, or change what job {child} waits for\n",
+        )  # fmt: skip
+        assert desk.run("set", child, "after=")[0] == 0
+    with desk.scheduler():
+        wait_for(lambda: not desk.requests(), "the change")
+        assert desk.run("retry", child)[0] == 0
+        assert [desk.state(job) for job in (parent, child)] == ["finished", "queued"]
+
+
 @pytest.mark.parametrize("is_root_first", [True, False])
 @pytest.mark.parametrize("up", [True, False])
 def test_a_job_and_the_job_because_of_which_its_parent_was_skipped_can_be_retried_together(
@@ -205,7 +227,7 @@ def test_a_job_and_its_failed_parent_can_be_retried_together(desk: Desk, first_i
     desk.record(act.SetDependencies(child, kind, (Dependency(parent, kind, "x"),)))
     code, out, err = desk.run("retry", child)
     assert (code, out) == (1, "")
-    assert f"because job {parent} did not complete; run `retry {parent}` first" in err
+    assert f"because job {parent} did not complete; run `retry {parent} {child}`, or change" in err
     assert desk.requests() == []
     with desk.scheduler():
         code, out, err = desk.run("retry", "--failed")

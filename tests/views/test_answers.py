@@ -70,8 +70,8 @@ def test_a_refusal_names_the_job_states_in_which_the_request_is_accepted(verb: s
         ),
         (
             RequestAnswer(AnswerCode.PARENT_FAILED, parent=2),
-            "job 3 would be skipped, because job 2 did not complete; run `retry 2` first, which also queues"
-            " the jobs that were skipped because of it",
+            "job 3 would be skipped, because job 2 did not complete; run `retry 2 3`, or change what job 3"
+            " waits for",
         ),
         (
             RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=Outcome.TIMED_OUT),

@@ -209,8 +209,9 @@ def _line_removed(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnsw
 
 def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
     name, value = args["name"], args["value"]
-    # Attributes from a finished job's line apply when the job is queued again.
-    later = job.state is JobState.FINISHED and args.get("line") and name not in FLAGS
+    # Attributes from a finished job's line, and dependencies, apply when the job is queued again.
+    applies_later = "parents" in args or (args.get("line") and name not in FLAGS)
+    later = job.state is JobState.FINISHED and applies_later
     if not job.is_waiting and not later:
         return _refusal("set", job)
     actions: list[Action] = [SetAttribute(job.job_id, name, value)]
