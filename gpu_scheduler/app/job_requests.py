@@ -6,47 +6,36 @@ and returns one answer per job. Refusals come first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from gpu_scheduler.app.answers import ALL_JOBS, COMMAND_LINE, Answer, AnswerKind, StopResult, unanswered
-from gpu_scheduler.app.job_refs import JobRef, job_record, resolve_job, resolve_jobs
+from gpu_scheduler.app.job_refs import JobRef, resolve_job, resolve_jobs
 from gpu_scheduler.app.line_note import Note
 from gpu_scheduler.app.location import Location
+from gpu_scheduler.app.refusals import (
+    early_refusal,
+    observed,
+    predicted_state,
+    refusal_of_changes,
+    refusal_of_retry,
+    refused_answer,
+)
 from gpu_scheduler.app.store_access import open_store, requested_verbs, scheduler_pid_of, wake_and_wait
 from gpu_scheduler.core.model.request_answer import (
     ACCEPTED_STATES,
     AnswerCode,
     RequestAnswer,
-    not_interrupted,
-    wrong_state,
 )
-from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
-from gpu_scheduler.store.ancestors import failed_ancestors
-from gpu_scheduler.store.dependencies import is_ancestor
+from gpu_scheduler.core.model.states import JobState
 from gpu_scheduler.store.job_lists import listed_count, open_jobs
 from gpu_scheduler.store.location import refuse_copy
-from gpu_scheduler.store.records import JobRecord
-from gpu_scheduler.store.requests import add_request
+from gpu_scheduler.store.requests import add_request, open_requests
 from gpu_scheduler.store.store import Store
 
-#: Maximum number of jobs that the refusal of a retry names.
-_MAX_NAMED = 5
 #: The states of jobs that `retry` accepts.
 _RETRYABLE = frozenset(ACCEPTED_STATES["retry"])
-#: The state into which each verb moves a job. Cancelling an active job does not change its state at once.
-_EFFECTS = {
-    "cancel": JobState.FINISHED,
-    "line_removed": JobState.FINISHED,
-    "retry": JobState.QUEUED,
-    "requeue": JobState.QUEUED,
-    "hold": JobState.HELD,
-    "release": JobState.QUEUED,
-    "recover": JobState.QUEUED,
-}
 
 
 @dataclass(frozen=True)
@@ -135,7 +124,7 @@ def set_attributes(
     with open_store(location) as store:
         job_id = resolve_job(store, job)
         changes = attribute_changes(store, job_id, items)
-        why = _refusal_of_changes(store, job_id, [one.args for one in changes])
+        why = refusal_of_changes(store, job_id, [one.args for one in changes])
         if why is not None:
             return SetResult((Answer(job_id, AnswerKind.REFUSED, why),))
         with store.db.transaction():
@@ -144,19 +133,6 @@ def set_attributes(
         answers = tuple(dict.fromkeys(_answers(store, requests, wake_and_wait(store, requests), {})))
         notes = () if any(answer.has_failed for answer in answers) else (one.notes for one in changes)
         return SetResult(answers, tuple(chain.from_iterable(notes)))
-
-
-def _refusal_of_changes(
-    store: Store, job_id: int, changes: Iterable[Mapping[str, Any]]
-) -> RequestAnswer | None:
-    """Returns why no change may be requested; None if the scheduler may carry them out."""
-    if any(is_ancestor(store, job_id, [one for one, _ in args.get("parents", ())]) for args in changes):
-        return RequestAnswer(AnswerCode.CYCLE)
-    is_finished = job_record(store, job_id).state is JobState.FINISHED
-    if is_finished and all("parents" in args for args in changes):
-        return None
-    pending = requested_verbs(store).get(job_id, ())
-    return _early_refusal(store, "set", job_id, pending, scheduler_pid_of(store) is not None)
 
 
 def _request_for_jobs(
@@ -200,70 +176,23 @@ def _record_requests(
     up = scheduler_pid_of(store) is not None
     with store.db.transaction():
         pending = requested_verbs(store)
+        changed = {int(one.target) for one in open_requests(store) if "parents" in one.args}
         for job_id in jobs:
-            why = _early_refusal(store, verb, job_id, pending.get(job_id, ()), up)
-            if why is None and verb == "retry" and not up:
-                why = _refusal_of_retry(store, job_id, {*jobs, *pending})
+            why = early_refusal(store, verb, job_id, pending.get(job_id, ()), up)
+            if why is None and verb == "retry" and not up and job_id not in changed:
+                why = refusal_of_retry(store, job_id, {*jobs, *pending})
             if why is None:
                 made[add_request(store, verb, str(job_id), by, **args)] = job_id
             else:
-                refused.append(_refused(store, job_id, why))
+                refused.append(refused_answer(store, job_id, why))
     return made, refused
-
-
-def _early_refusal(
-    store: Store, verb: str, job_id: int, pending: Iterable[str], is_up: bool
-) -> RequestAnswer | None:
-    """Returns the answer to a request that is refused without being recorded; None for any other request."""
-    job = store.job(job_id)
-    if job is None:
-        return RequestAnswer(AnswerCode.NO_SUCH_JOB)
-    if is_up:
-        return None  # the scheduler decides, based on the job's state when it reads the request
-    observed = _observed(store, job)
-    after = predicted_state(observed.state, pending)
-    if verb == "recover":
-        is_interrupted = observed.is_interrupted
-        return None if is_interrupted and after is not JobState.FINISHED else not_interrupted(after)
-    if observed.state is JobState.FINISHED is not job.state:
-        code = AnswerCode.ALREADY_FINISHED if verb == "cancel" else AnswerCode.ENDED_UNRECORDED
-        return RequestAnswer(
-            code,
-            verb=verb,
-            outcome=observed.outcome or Outcome.ENDED,
-            exit_code=observed.exit_code,
-            signal=observed.signal,
-            is_recorded=False,
-        )
-    if verb == "cancel":
-        finished = job.state is after is JobState.FINISHED and job.outcome is not Outcome.SKIPPED
-        return RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=job.outcome) if finished else None
-    return None if after in ACCEPTED_STATES[verb] else wrong_state(verb, after)
-
-
-def _refusal_of_retry(store: Store, job_id: int, retried: AbstractSet[int]) -> RequestAnswer | None:
-    """Returns the refusal if the job would be skipped, because jobs failed that are not retried as well."""
-    job = job_record(store, job_id)
-    failed = failed_ancestors(store, job_id, _MAX_NAMED) if job.failed_parents else []
-    if job.state is not JobState.FINISHED or retried >= set(failed):
-        return None
-    return RequestAnswer(AnswerCode.PARENT_FAILED, parent=failed[0])
-
-
-def _observed(store: Store, job: JobRecord) -> JobRecord:
-    """Returns a job in the state that the next round records."""
-    if job.state not in ACTIVE:
-        return job
-    from gpu_scheduler.app.without_scheduler import observed_job
-
-    return observed_job(store, job)
 
 
 def _open_jobs(store: Store) -> list[int]:
     """Returns the jobs that are open in the store and have not ended since then, oldest first."""
     open_states = [state for state in JobState if state is not JobState.FINISHED]
     jobs = sorted(open_jobs(store, open_states), key=lambda job: job.id)
-    return [job.id for job in jobs if _observed(store, job).state is not JobState.FINISHED]
+    return [job.id for job in jobs if observed(store, job).state is not JobState.FINISHED]
 
 
 def _failed_jobs(store: Store) -> list[int]:
@@ -291,25 +220,9 @@ def _answers(
         job_id = requests[request]
         if reply is not None:
             accepted = Answer(job_id, AnswerKind.CARRIED_OUT, reply)
-            made.append(_refused(store, job_id, reply) if reply.is_refusal else accepted)
+            made.append(refused_answer(store, job_id, reply) if reply.is_refusal else accepted)
         elif job_id in stopped:
             made.append(Answer(job_id, AnswerKind.STOPPED, stop_result=stopped[job_id]))
         else:
             made.append(unanswered(job_id, pid))
     return made
-
-
-def _refused(store: Store, job_id: int, why: RequestAnswer) -> Answer:
-    if why.parent is None:
-        return Answer(job_id, AnswerKind.REFUSED, why)
-    roots = tuple(failed_ancestors(store, job_id, _MAX_NAMED))
-    is_skipped = job_record(store, job_id).outcome is Outcome.SKIPPED
-    return Answer(job_id, AnswerKind.REFUSED, why, failed_ancestors=roots, is_skipped=is_skipped)
-
-
-def predicted_state(state: JobState, verbs: Iterable[str]) -> JobState:
-    """Returns a job's state after these requests, in this order. A verb that does not apply is ignored."""
-    for verb in verbs:
-        if verb in _EFFECTS and state in ACCEPTED_STATES[verb]:
-            state = _EFFECTS[verb]
-    return state

@@ -188,9 +188,9 @@ def test_a_cancelled_job_whose_parent_failed_is_retried_together_with_it_or_with
             f" `retry {parent} {child}`, or change what job {child} waits for\n",
         )  # fmt: skip
         assert desk.run("set", child, "after=")[0] == 0
-    with desk.scheduler():
-        wait_for(lambda: not desk.requests(), "the change")
         assert desk.run("retry", child)[0] == 0
+    with desk.scheduler():
+        wait_for(lambda: not desk.requests(), "the change and the retry")
         assert [desk.state(job) for job in (parent, child)] == ["finished", "queued"]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.app.job_requests import predicted_state
+from gpu_scheduler.app.refusals import predicted_state
 from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.runner_control import kill_runner
 from gpu_scheduler.core.model.request import JobFact
