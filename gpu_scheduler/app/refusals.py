@@ -40,7 +40,7 @@ _EFFECTS = {
 
 
 def early_refusal(
-    store: Store, verb: str, job_id: int, pending: Iterable[str], is_up: bool
+    store: Store, verb: str, job_id: int, pending: Sequence[str], is_up: bool
 ) -> RequestAnswer | None:
     """Returns the answer to a request that is refused without being recorded; None for any other request."""
     job = store.job(job_id)
@@ -53,20 +53,25 @@ def early_refusal(
     if verb == "recover":
         is_refused = not current.is_interrupted or after is JobState.FINISHED
         return not_interrupted(after) if is_refused else None
-    if current.state is JobState.FINISHED is not job.state:
-        code = AnswerCode.ALREADY_FINISHED if verb == "cancel" else AnswerCode.ENDED_UNRECORDED
-        return RequestAnswer(
-            code,
-            verb=verb,
-            outcome=current.outcome or Outcome.ENDED,
-            exit_code=current.exit_code,
-            signal=current.signal,
-            is_recorded=False,
-        )
     if verb == "cancel":
-        finished = job.state is after is JobState.FINISHED and job.outcome is not Outcome.SKIPPED
-        return RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=job.outcome) if finished else None
-    return None if after in ACCEPTED_STATES[verb] else wrong_state(verb, after)
+        return _refusal_of_cancel(job, current, after)
+    # A repeated request has no effect of its own, but its user wants what is already requested.
+    is_repeated = verb in pending and after is _EFFECTS.get(verb)
+    return None if after in ACCEPTED_STATES[verb] or is_repeated else wrong_state(verb, after)
+
+
+def _refusal_of_cancel(job: JobRecord, current: JobRecord, after: JobState) -> RequestAnswer | None:
+    """Returns the refusal if the job has finished and no open request queues it again."""
+    is_over = current.state is JobState.FINISHED is after
+    if not is_over or current.outcome is Outcome.SKIPPED:
+        return None
+    return RequestAnswer(
+        AnswerCode.ALREADY_FINISHED,
+        outcome=current.outcome or Outcome.ENDED,
+        exit_code=current.exit_code,
+        signal=current.signal,
+        is_recorded=current.state is job.state,
+    )
 
 
 def refusal_of_changes(

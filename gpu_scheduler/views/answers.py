@@ -87,10 +87,7 @@ def _reply_text(reply: RequestAnswer, job_id: int, data_dir: str) -> str:
     from gpu_scheduler.views.reason_text import outcome_text
 
     end = outcome_text(reply.outcome.value, reply.exit_code, reply.signal)
-    if reply.code is AnswerCode.ALREADY_FINISHED:
-        return f"{job} is already finished ({end}{'' if reply.is_recorded else ', not recorded yet'})"
-    again = "repeat this command" if reply.verb == "set" else f"run `{reply.verb} {job_id}`"
-    return f"{job} has ended ({end}), but this is not recorded yet\nstart the scheduler, then {again}"
+    return f"{job} is already finished ({end}{'' if reply.is_recorded else ', not recorded yet'})"
 
 
 def _cleared_text(count: int) -> str:

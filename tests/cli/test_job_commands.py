@@ -120,14 +120,23 @@ def test_cancel_ends_a_running_job_without_a_scheduler(desk: Desk) -> None:
     assert (result.cause, result.exit_code) == ("cancelled", 3)
     code, _, err = desk.run("cancel", job)
     assert (code, err) == (1, f"gpu-scheduler: job {job} is already finished (cancelled, not recorded yet)\n")
-    code, _, err = desk.run("retry", job)
-    assert code == 1
-    assert "but this is not recorded yet" in err
+    refused = f"gpu-scheduler: job {job} is finished; hold needs a job that is queued\n"
+    assert desk.run("hold", job) == (1, "", refused)
     with desk.scheduler():
         wait_for(lambda: desk.state(job) == "finished", "the scheduler's record")
     row = desk.store.job(job)
     assert row is not None
     assert row.outcome == "cancelled"
+
+
+def test_a_job_that_ended_without_a_scheduler_can_be_retried_before_this_is_recorded(desk: Desk) -> None:
+    job = desk.run_job("exit 7")
+    desk.wait_until_processes_end()
+    for _ in range(2):
+        assert desk.run("retry", job) == (0, f"job {job}: {RECORDED}\n", "")
+    with desk.scheduler():
+        wait_for(lambda: not desk.requests(), "the retries")
+    assert (desk.state(job), len(desk.store.attempts(job))) == ("queued", 1)
 
 
 def test_cancel_kills_a_job_that_ignores_sigterm_after_the_grace_period(desk: Desk) -> None:

@@ -60,11 +60,6 @@ def test_a_refusal_names_the_job_states_in_which_the_request_is_accepted(verb: s
             "job 3 is running; only a job that is held or queued can be changed",
         ),
         (
-            RequestAnswer(AnswerCode.ENDED_UNRECORDED, verb="set", outcome=Outcome.COMPLETED),
-            "job 3 has ended (completed), but this is not recorded yet\n"
-            "start the scheduler, then repeat this command",
-        ),
-        (
             RequestAnswer(AnswerCode.CYCLE),
             "job 3 would wait for itself; its dependencies were not changed",
         ),
@@ -78,9 +73,10 @@ def test_a_refusal_names_the_job_states_in_which_the_request_is_accepted(verb: s
             "job 3 is already finished (timed out)",
         ),
         (
-            RequestAnswer(AnswerCode.ENDED_UNRECORDED, verb="retry", outcome=Outcome.FAILED, exit_code=7),
-            "job 3 has ended (failed, exit code 7), but this is not recorded yet\n"
-            "start the scheduler, then run `retry 3`",
+            RequestAnswer(
+                AnswerCode.ALREADY_FINISHED, outcome=Outcome.FAILED, exit_code=7, is_recorded=False
+            ),
+            "job 3 is already finished (failed, exit code 7, not recorded yet)",
         ),
     ],
 )  # fmt: skip

@@ -31,7 +31,6 @@ class AnswerCode(str, Enum):
     NO_SUCH_JOB = "no such job"
     WRONG_STATE = "wrong state"
     ALREADY_FINISHED = "already finished"
-    ENDED_UNRECORDED = "ended, not recorded"
     NOT_INTERRUPTED = "not interrupted"
     #: The job would be skipped again at once, because a parent failed.
     PARENT_FAILED = "parent failed"
@@ -44,7 +43,7 @@ class AnswerCode(str, Enum):
 
 
 REFUSALS = frozenset({
-    AnswerCode.NO_SUCH_JOB, AnswerCode.WRONG_STATE, AnswerCode.ALREADY_FINISHED, AnswerCode.ENDED_UNRECORDED,
+    AnswerCode.NO_SUCH_JOB, AnswerCode.WRONG_STATE, AnswerCode.ALREADY_FINISHED,
     AnswerCode.NOT_INTERRUPTED, AnswerCode.PARENT_FAILED, AnswerCode.CYCLE, AnswerCode.UNKNOWN,
 })  # fmt: skip
 
@@ -54,11 +53,11 @@ class RequestAnswer(StoredValue):
     """An answer: its code, and the data that belongs to this code.
 
     state, accepted              WRONG_STATE: the job's state, and the states in which the request is possible
-    verb                         WRONG_STATE, ENDED_UNRECORDED: the verb of the request
+    verb                         WRONG_STATE: the verb of the request
     state                        NOT_INTERRUPTED: the job's state
     jobs                         RECOVERED: the ids of all jobs that were queued again
     count                        CLEARED: the number of jobs, if all finished jobs were cleared
-    outcome, exit_code, signal   ALREADY_FINISHED, ENDED_UNRECORDED: how the job ended
+    outcome, exit_code, signal   ALREADY_FINISHED: how the job ended
     is_recorded                  ALREADY_FINISHED: whether the store has recorded this end
     parent                       PARENT_FAILED: the id of the parent
     attribute                    ATTRIBUTE_SET: the attribute, as written in a jobs file; ATTRIBUTE_REMOVED:
