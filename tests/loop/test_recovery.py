@@ -151,6 +151,9 @@ def test_the_children_of_an_interrupted_job_wait_for_its_recovery(rig: Rig) -> N
         JobSpec("command", "c", str(rig.folder), command="cp ran seen"), "test",
         dependencies=[Dependency(parent, DependencyKind.COMPLETED, str(parent))],
     )  # fmt: skip
+    rig.runner_pid(parent)
+    ran = rig.folder / "ran"
+    wait_for(lambda: ran.exists() and ran.read_text() == "x\n", "the first line of the job")
     kill_job(rig, parent)
     assert rig.tick_until_ended(parent).held_by == "interrupted"
     assert rig.job(child).state == "queued"
