@@ -13,10 +13,10 @@ from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.references import references_of
 from gpu_scheduler.core.model.dependency import UNRESOLVED, Dependency, DependencyKind
 from gpu_scheduler.core.model.wait_reason import WaitReason
-from gpu_scheduler.intake.reference_index import Edges, ReferenceIndex, common_ends
+from gpu_scheduler.intake.reference_index import ReferenceIndex, common_ends
 from gpu_scheduler.store.dependencies import (
     dependencies_of,
-    dependencies_of_file,
+    dependent_jobs_of_file,
     edges_above,
     insert_dependencies,
     remove_dependencies,
@@ -25,6 +25,9 @@ from gpu_scheduler.store.dependencies import (
 )
 from gpu_scheduler.store.job_lists import job_exists, newest_job_named
 from gpu_scheduler.store.store import Store
+
+#: The dependencies of a job: the reference for each parent and kind.
+Edges = dict[tuple[int, DependencyKind], str]
 
 
 class LineDependencies:
@@ -80,15 +83,7 @@ class LineDependencies:
         if not jobs:
             self._reported.clear()
             return []
-        index = self._index_of(reading)
-        try:
-            messages = self._replace(index, jobs, frozenset())
-        except BaseException:
-            self._index = None  # it differs from the store
-            raise
-        for job_id in jobs:  # also of a line that did not count yet and was then changed
-            messages += self._unresolved_messages(index, job_id, index.edges.get(job_id, {}))
-        return messages
+        return self._replace(self._index_of(reading), jobs, frozenset())
 
     def waits_for(self, reading: Reading, names: Mapping[str, WaitReason]) -> dict[int, WaitReason]:
         """Returns the jobs whose lines refer to one of these names, each with the reason of that name."""
@@ -99,23 +94,22 @@ class LineDependencies:
 
     def _index_of(self, reading: Reading) -> ReferenceIndex:
         if self._index is None or self._stored is not reading:
-            self._stored, self._index = (
-                reading,
-                ReferenceIndex(edges=dependencies_of_file(self._store, self._path)),
-            )
+            self._stored, self._index = reading, ReferenceIndex()
             self._index.add(reading)
         return self._index
 
     def _store_all(self, reading: Reading, new_jobs: frozenset[int]) -> list[str]:
-        index = self._index = ReferenceIndex(edges=dependencies_of_file(self._store, self._path))
+        index = self._index = ReferenceIndex()
         index.add(reading)
-        return self._replace(index, (*index.lines, *index.edges), new_jobs)
+        return self._replace(
+            index, (*index.lines, *dependent_jobs_of_file(self._store, self._path)), new_jobs
+        )
 
     def _remove_all(self, reading: Reading) -> list[str]:
         """Removes the dependencies that the lines of a reading without references no longer demand."""
         self._index = None
         with self._store.db.transaction() as db:
-            for job_id in dependencies_of_file(self._store, self._path):
+            for job_id in dependent_jobs_of_file(self._store, self._path):
                 replace_dependencies(db, job_id, ())
         return []
 
@@ -156,11 +150,6 @@ class LineDependencies:
         if tail and reading[-1].number != before[-1].number:
             index.renumber(reading[len(reading) - tail :])
         jobs = {line.job_id for line in new if line.job_id is not None}
-        for line in old:
-            if line.job_id is not None and line.job_id not in jobs:
-                index.edges.pop(line.job_id, None)
-        for job_id, edges in dependencies_of(self._store, jobs - index.edges.keys()).items():
-            index.edges[job_id] = {(one.parent_id, one.kind): one.reference for one in edges}
         names = {line.attributes["name"] for line in (*old, *new) if "name" in line.attributes}
         waiting = [job_id for name in names for job_id in index.waiting.get(name, ())]
         unresolved = unresolved_jobs_of_file(self._store, self._path)
@@ -171,18 +160,22 @@ class LineDependencies:
             for job_id, parent in extended:
                 name, parent_id = parent.attributes["name"], parent.job_id or UNRESOLVED
                 kinds = [kind for kind, reference in index.references(job_id) if reference == name]
-                index.edges.setdefault(job_id, {}).update({(parent_id, kind): name for kind in kinds})
                 insert_dependencies(db, job_id, [Dependency(parent_id, kind, name) for kind in kinds])
 
     def _replace(self, index: ReferenceIndex, jobs: Iterable[int], new_jobs: frozenset[int]) -> list[str]:
         """Stores the dependencies of these jobs where they differ from those in the store."""
-        found = {job_id: self._resolve(index, job_id) for job_id in dict.fromkeys(jobs)}
-        changed = {job_id: edges for job_id, edges in found.items() if edges != index.edges.get(job_id, {})}
-        self._break_cycles(index, changed, new_jobs)
+        jobs = dict.fromkeys(jobs)
+        stored = {
+            job_id: {(one.parent_id, one.kind): one.reference for one in found}
+            for job_id, found in dependencies_of(self._store, jobs.keys() - new_jobs).items()
+        }
+        found = {job_id: self._resolve(index, stored, job_id) for job_id in jobs}
+        changed = {job_id: edges for job_id, edges in found.items() if edges != stored.get(job_id, {})}
+        self._break_cycles(index, stored, changed, new_jobs)
         messages: list[str] = []
         with self._store.db.transaction() as db:
             for job_id, edges in changed.items():
-                before = index.edges.get(job_id, {})
+                before = stored.get(job_id, {})
                 removed, added = dict(before.items() - edges.items()), dict(edges.items() - before.items())
                 if not removed and not added:
                     continue
@@ -190,36 +183,46 @@ class LineDependencies:
                 insert_dependencies(
                     db, job_id, [Dependency(*key, reference) for key, reference in added.items()]
                 )
-                messages += self._unresolved_messages(index, job_id, edges)
-                index.edges[job_id] = edges
+        for job_id, edges in found.items():
+            messages += self._unresolved_messages(index, stored, job_id, changed.get(job_id, edges))
         return messages
 
     def _break_cycles(
-        self, index: ReferenceIndex, changed: dict[int, Edges], new_jobs: frozenset[int]
+        self,
+        index: ReferenceIndex,
+        stored: Mapping[int, Edges],
+        changed: dict[int, Edges],
+        new_jobs: frozenset[int],
     ) -> None:
         """Makes references unresolved until no job waits for itself.
 
         If a cycle has a new job, only the new job is blocked, because the others could run without it.
         """
         for jobs in (new_jobs, changed.keys()):
-            cyclic = self._find_cyclic(index, changed, new_jobs)
+            cyclic = self._find_cyclic(stored, changed, new_jobs)
             for job_id in cyclic & changed.keys() & jobs:
-                changed[job_id] = self._resolve(index, job_id, cyclic)
+                changed[job_id] = self._resolve(index, stored, job_id, cyclic)
             if not cyclic:
                 return
 
-    def _resolve(self, index: ReferenceIndex, job_id: int, cyclic: Collection[int] = ()) -> Edges:
+    def _resolve(
+        self,
+        index: ReferenceIndex,
+        stored: Mapping[int, Edges],
+        job_id: int,
+        cyclic: Collection[int] = (),
+    ) -> Edges:
         """Returns the dependencies that the line of a job demands. cyclic: jobs that wait for themselves."""
         edges: Edges = {}
         for kind, reference in index.references(job_id):
-            parents = self._parents(index, job_id, reference)
+            parents = self._parents(index, stored.get(job_id, {}), job_id, reference)
             if job_id in parents or any(parent in cyclic for parent in parents):
                 parents = (UNRESOLVED,)
             for parent in parents:
                 edges.setdefault((parent, kind), reference)
         return edges
 
-    def _parents(self, index: ReferenceIndex, job_id: int, reference: str) -> Sequence[int]:
+    def _parents(self, index: ReferenceIndex, stored: Edges, job_id: int, reference: str) -> Sequence[int]:
         """Returns the jobs that a reference means.
 
         These are the jobs of lines with the name. If there are none, they are the jobs that the reference
@@ -232,14 +235,12 @@ class LineDependencies:
         if reference in self._names:  # the line with this name does not count yet
             return (UNRESOLVED,)
         known = [
-            parent
-            for (parent, _), meant in index.edges.get(job_id, {}).items()
-            if meant == reference and parent != UNRESOLVED
+            parent for (parent, _), meant in stored.items() if meant == reference and parent != UNRESOLVED
         ]
         return known or (newest_job_named(self._store, reference, other_than=job_id) or UNRESOLVED,)
 
     def _find_cyclic(
-        self, index: ReferenceIndex, changed: Mapping[int, Edges], new_jobs: frozenset[int]
+        self, stored: Mapping[int, Edges], changed: Mapping[int, Edges], new_jobs: frozenset[int]
     ) -> set[int]:
         """Returns the jobs that would wait for themselves with these dependencies."""
         graph = {job_id: {parent for parent, _ in edges} for job_id, edges in changed.items()}
@@ -250,16 +251,18 @@ class LineDependencies:
         added = {
             parent
             for job_id, edges in changed.items()
-            for parent, _ in edges.keys() - index.edges.get(job_id, {}).keys()
+            for parent, _ in edges.keys() - stored.get(job_id, {}).keys()
         }
         above = edges_above(self._store, added)
         return find_cycles({**above, **graph})
 
-    def _unresolved_messages(self, index: ReferenceIndex, job_id: int, edges: Edges) -> Iterator[str]:
+    def _unresolved_messages(
+        self, index: ReferenceIndex, stored: Mapping[int, Edges], job_id: int, edges: Edges
+    ) -> Iterator[str]:
         for (parent, kind), reference in edges.items():
             if parent != UNRESOLVED or (reference in self._names and reference not in index.named):
                 continue
-            is_cyclic = UNRESOLVED not in self._parents(index, job_id, reference)
+            is_cyclic = UNRESOLVED not in self._parents(index, stored.get(job_id, {}), job_id, reference)
             cause = "would make it wait for itself" if is_cyclic else "names no job"
             key = "after" if kind is DependencyKind.COMPLETED else "after-any"
             text = (

@@ -10,9 +10,6 @@ from gpu_scheduler.core.jobsfile.reading import Line, Reading
 from gpu_scheduler.core.jobsfile.references import references_of
 from gpu_scheduler.core.model.dependency import DependencyKind
 
-#: The dependencies of a job: the reference for each parent and kind.
-Edges = dict[tuple[int, DependencyKind], str]
-
 
 @dataclass
 class ReferenceIndex:
@@ -20,15 +17,13 @@ class ReferenceIndex:
 
     named: the jobs of the lines with each name; csv_jobs: the job of each CSV line by its identity, because
     only the first of several equal lines has the job itself; waiting: the jobs whose lines refer to each name
-    or id; lines: the lines with references, by job; edges: the dependencies in the store, by job; repeats:
-    whether a line has the job of an earlier one.
+    or id; lines: the lines with references, by job; repeats: whether a line has the job of an earlier one.
     """
 
     named: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     csv_jobs: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     lines: dict[int, Line] = field(default_factory=dict)
-    edges: dict[int, Edges] = field(default_factory=dict)
     repeats: bool = False
 
     def add(self, lines: Iterable[Line]) -> None:

@@ -96,22 +96,16 @@ def edges_above(store: Store, job_ids: Iterable[int]) -> dict[int, set[int]]:
     return found
 
 
-def dependencies_of_file(store: Store, path: str) -> dict[int, dict[tuple[int, DependencyKind], str]]:
-    """Returns the dependencies of the jobs that have a line in this jobs file, by job id.
-
-    The dependencies are given as the reference for each parent and kind.
-    """
-    found: dict[int, dict[tuple[int, DependencyKind], str]] = {}
-    kinds = {kind.value: kind for kind in DependencyKind}
+def dependent_jobs_of_file(store: Store, path: str) -> list[int]:
+    """Returns the jobs with a line in this jobs file that depend on other jobs."""
     if store.db.row("SELECT 1 FROM dependency LIMIT 1") is None:
-        return found
-    for job_id, parent_id, kind, reference in store.db.rows(
-        "SELECT dependency.job_id, parent_id, dependency.kind, reference"
-        " FROM line CROSS JOIN dependency ON dependency.job_id = line.job_id WHERE path = ?",
+        return []
+    rows = store.db.rows(
+        "SELECT job_id FROM line WHERE path = ? AND job_id IS NOT NULL"
+        " AND EXISTS (SELECT 1 FROM dependency WHERE dependency.job_id = line.job_id)",
         path,
-    ):
-        found.setdefault(job_id, {})[parent_id, kinds[kind]] = reference
-    return found
+    )
+    return [row["job_id"] for row in rows]
 
 
 def remove_dependencies(

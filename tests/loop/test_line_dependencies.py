@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_scheduler.intake.line_dependencies import LineDependencies
-from gpu_scheduler.store.dependencies import dependencies_of_file
+from gpu_scheduler.store.dependencies import dependencies_of, dependent_jobs_of_file
 from tests.loop.rig import Rig
 from tests.loop.watched_file import WatchedFile
 
@@ -67,9 +67,9 @@ def test_an_edit_gives_the_dependencies_of_a_whole_reading(
 def check(desk: WatchedFile) -> None:
     """Checks that reading all lines anew would change nothing. Every line of the file counts."""
     store, path, reading = desk.rig.store, str(desk.path), desk.watch._reading
-    before = dependencies_of_file(store, path)
+    before = dependencies_of(store, dependent_jobs_of_file(store, path))
     changes = store.db.connection.total_changes
     names = desk.watch._dependencies._names
     LineDependencies(store, path).store_changes((), reading, 0, (), names)
-    assert dependencies_of_file(store, path) == before
+    assert dependencies_of(store, dependent_jobs_of_file(store, path)) == before
     assert store.db.connection.total_changes == changes
