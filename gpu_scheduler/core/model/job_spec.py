@@ -145,6 +145,10 @@ class JobSpec:
 
     def to_json(self) -> str:
         """Returns one line of JSON from which `from_json` builds an equal value."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> str:
         values = [(name, getattr(self, name)) for name in _FIELDS]
         return _JSON.encode({k: v for k, v in values if v is not None and v is not False and v != ()})
 
