@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gpu_scheduler.cli import values
-from gpu_scheduler.cli.arguments import probe_options, shared_options
+from gpu_scheduler.cli.shared_arguments import probe_options, shared_options
 
 #: The largest number of GPUs that can be requested, and the longest time limit in seconds.
 _MAX_COUNT, _MAX_TIMEOUT_S = 1024, 366 * 86400

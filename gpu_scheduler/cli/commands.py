@@ -7,7 +7,7 @@ import keyword
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from gpu_scheduler.cli import arguments, claim_arguments
+from gpu_scheduler.cli import arguments, claim_arguments, start_arguments
 
 
 class Command(NamedTuple):
@@ -26,7 +26,7 @@ class Command(NamedTuple):
 #: The commands by purpose, in the order of the help and of docs/commands.md.
 GROUPS: Mapping[str, Mapping[str, Command]] = {
     "run the scheduler": {
-        "start": Command("start", arguments.start, "start --screen --jobs-file jobs.txt",
+        "start": Command("start", start_arguments.start, "start --screen --jobs-file jobs.txt",
             "Run the scheduler until it is stopped or, with --drain, until no more jobs can run"),
         "stop": Command("request_commands", arguments.stop, "stop",
             "Stop the scheduler; running jobs continue"),

@@ -1,0 +1,118 @@
+"""Declares the options of `start`."""
+
+from __future__ import annotations
+
+import argparse
+
+from gpu_scheduler.cli import values
+from gpu_scheduler.cli.shared_arguments import DAY_S, flag, gpu_option, probe_options, setting, shared_options
+
+#: Largest value of --tolerance and --spike-buffer, which are fractions of a job's memory.
+_MAX_FRACTION = 10
+
+
+def start(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of `start`."""
+    _start_jobs(parser.add_argument_group("jobs"))
+    _start_gpus(parser.add_argument_group("GPUs"))
+    _start_memory(parser.add_argument_group("job memory"))
+    _start_launches(parser.add_argument_group("launches and retries"))
+    _start_scheduler(parser.add_argument_group("scheduler"))
+
+
+def _start_jobs(group: argparse._ArgumentGroup) -> None:
+    shared_options(group, "--jobs-file")
+    end = group.add_mutually_exclusive_group()
+    flag(end, "--drain", "Exit when no more jobs can run; the exit code shows whether all jobs completed")
+    flag(end, "--watch",
+         "Keep waiting for new lines in the jobs file (the default, except with"
+         " `gpu-scheduler FILE`)")  # fmt: skip
+    shared_options(group, "--llm-config")
+    history = group.add_mutually_exclusive_group()
+    flag(history, "--fresh", "Forget all recorded jobs first (after asking for confirmation on a terminal)")
+    flag(history, "--keep-history", "Keep the recorded jobs when switching between simulated and real GPUs")
+    flag(history, "--restore", "Rebuild a lost store from its newest backup and the attempt folders")
+    flag(group, "--yes", "Do not ask for confirmation with --fresh")
+
+
+def _start_gpus(group: argparse._ArgumentGroup) -> None:
+    gpu_option(group, "GPUs to manage", default="all")
+    probe_options(group)
+    setting(group, "--poll", "poll_s", metavar="S", type=values.number(0.1, 3600, minimum=0.1),
+            help="Seconds between GPU samples")  # fmt: skip
+    setting(group, "--mem-threshold", metavar="X", type=values.number(0, 1),
+            help="Fraction of a GPU's memory (above 0, at most 1). Once foreign processes use that much, the"
+            " GPU accepts only jobs that declare vram= (default: %(default)g)")  # fmt: skip
+    setting(group, "--load-threshold", metavar="X", type=values.number(0, 1),
+            help="Load of a GPU as a fraction (above 0, at most 1). Once foreign processes cause that much"
+            " load, the GPU accepts no new jobs (default: %(default)g)")  # fmt: skip
+    setting(group, "--idle-threshold", "idle_threshold_mib", metavar="MIB", type=values.mib,
+            help="Maximum memory in MiB that foreign processes, which belong to no job, may use on a GPU that"
+            " counts as idle")  # fmt: skip
+    flag(group, "--exclusive", "Run only one job at a time on each GPU")
+    setting(group, "--cuda-ids", choices=("physical", "visible"),
+            help="GPU numbers that scripts receive with --cuda: physical ids, or indices of the visible"
+            " GPUs")  # fmt: skip
+
+
+def _start_memory(group: argparse._ArgumentGroup) -> None:
+    setting(group, "--margin", "margin_mib", metavar="MIB", type=values.mib,
+            help="Memory to keep free on each GPU whose jobs declare vram=, in MiB or with a unit, as in"
+            " 1G")  # fmt: skip
+    setting(group, "--spike-buffer", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
+            help="Fraction to add to each measured memory peak, because the next sample may be"
+            " higher")  # fmt: skip
+    setting(group, "--tolerance", metavar="X", type=values.number(0, _MAX_FRACTION, minimum=0),
+            help="Fraction by which the memory that a job uses may differ from its declaration before the"
+            " difference is reported")  # fmt: skip
+    flag(group, "--learn",
+         "For jobs that declare nothing, reserve the memory that earlier jobs with the same program and"
+         " model used")  # fmt: skip
+    flag(group, "-v --verbose", "Log a job's memory use whenever it reaches a new peak")
+
+
+def _start_launches(group: argparse._ArgumentGroup) -> None:
+    flag(group, "--screen", "Run each job in its own GNU Screen session")
+    shared_options(group, "--conda-sh")
+    setting(group, "--oom-retries", metavar="N", type=values.integer(0, 1000),
+            help="Number of times to retry a job that ran out of CUDA memory, each time with more"
+            " memory")  # fmt: skip
+    setting(group, "--fail-retries", metavar="N", type=values.integer(0, 1000),
+            help="Number of times to retry a job after any failure")  # fmt: skip
+    flag(group, "--recover",
+         "Queue interrupted jobs again, such as those that ran before a reboot; each job at most three times"
+         " in a row")  # fmt: skip
+    setting(group, "--max-assign-attempts", metavar="N", type=values.integer(1, 1000),
+            help="Maximum number of times to try to launch a job")  # fmt: skip
+    setting(group, "--assign-retry-wait", "assign_retry_wait_s", metavar="S",
+            type=values.number(0, 3600, minimum=0),
+            help="Seconds to wait after a failed launch; the wait doubles after each further"
+            " failure")  # fmt: skip
+
+
+def _start_scheduler(group: argparse._ArgumentGroup) -> None:
+    interval = values.number(0, DAY_S)
+    setting(group, "--monitor-interval", "monitor_interval_s", metavar="S", type=interval,
+            help="Maximum number of seconds until the scheduler notices a change to the jobs"
+            " file")  # fmt: skip
+    setting(group, "--state-interval", "state_interval_s", metavar="S", type=interval,
+            help="Maximum number of seconds until the scheduler notices an edit to the state"
+            " file")  # fmt: skip
+    shared_options(group, "--log-dir")
+    flag(
+        group,
+        "--daemon",
+        "Run in the background; print the scheduler's pid and the path of its log once it is up",
+    )
+    flag(
+        group,
+        "--ignore-old-sessions",
+        "Start even if jobs of the older scheduler are still running in Screen sessions",
+    )
+    flag(group, "--take-over", "Take over a store that belongs to another host and is no longer used there")
+    flag(
+        group,
+        "--as-copy",
+        "Use a copy of another store; jobs that are still running under the original are held in the copy",
+    )
+    shared_options(group, "--trust-files")
