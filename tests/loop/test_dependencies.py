@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -406,3 +409,29 @@ def test_the_log_lists_only_the_first_of_many_malformed_lines(
     desk.save("[name=a vram=x] true\n" + "[after=a] true\n" * 149)
     assert len(errors(caplog)) == 101
     assert errors(caplog)[-1] == f"{desk.path}: 50 more lines are malformed; `lint` lists them"
+
+
+def test_a_reference_is_resolved_again_after_a_failed_commit(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = desk.add_job()
+    desk.save("true 1\n")
+    of_other = Dependency(2, DependencyKind.COMPLETED, "2")
+    desk.record(act.SetDependencies(other, DependencyKind.COMPLETED, (of_other,)))
+    desk.save(f"[after={other}] true 1\n")
+    desk.record(act.SetDependencies(other, DependencyKind.COMPLETED, ()))
+    real = desk.rig.store.db.transaction
+
+    @contextmanager
+    def failing() -> Iterator[sqlite3.Connection]:
+        with real() as db:
+            yield db
+            raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(desk.rig.store.db, "transaction", failing)
+    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+        desk.watch.check(desk.now + 1)
+    monkeypatch.undo()
+    assert desk.parents() == {2: "0 1"}
+    desk.wait(1)
+    assert desk.parents() == {2: "1 1"}
