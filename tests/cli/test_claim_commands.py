@@ -428,7 +428,9 @@ def test_simulated_jobs_report_their_usage_to_run(box: Box) -> None:
     holder = box.start("run", "--only", "0", "--mb", "1", "--", *job)
 
     def free() -> list[int]:
-        return [gpu["memory_free_mib"] for gpu in json.loads(box.run("gpus", "--json")[1])["gpus"]]
+        code, out, err = box.run("gpus", "--json")
+        assert (code, err) == (0, ""), holder.stderr()
+        return [gpu["memory_free_mib"] for gpu in json.loads(out)["gpus"]]
 
     wait_for(lambda: free() == [4000, 24000], "the usage of the job")
     assert not box.can_claim("--only", "0", "--mb", "4001")

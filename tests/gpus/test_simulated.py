@@ -121,6 +121,21 @@ def test_no_memory_is_used_if_the_usage_folder_is_missing(tmp_path: Path) -> Non
     assert SimulatedProbe([24576], str(tmp_path / "none")).sample()[0].used_mib == 0
 
 
+def test_two_probes_may_write_the_totals_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = f"from {SimulatedProbe.__module__} import *; SimulatedProbe([24576], {str(tmp_path)!r}).sample()"
+    replace = os.replace
+
+    def replace_after_the_other_probe(part: str, path: str) -> None:
+        subprocess.run([sys.executable, "-c", other], check=True)
+        replace(part, path)
+
+    monkeypatch.setattr(os, "replace", replace_after_the_other_probe)
+    assert SimulatedProbe([24576], str(tmp_path)).sample()[0].used_mib == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"cards.json"}
+
+
 def test_faults_file_sets_the_fault_of_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "faults.json").write_text('{"1": "lost"}')
     first, second = SimulatedProbe([24576, 24576], str(tmp_path)).sample()

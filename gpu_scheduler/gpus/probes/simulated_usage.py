@@ -26,7 +26,7 @@ from gpu_scheduler.runner.folder import living_fields
 #: The environment variable with the path of the simulation's folder, for simulated jobs.
 FOLDER_VARIABLE = "GPU_SCHEDULER_SIM"
 
-_FILE = re.compile(r"([0-9]{1,10})-([0-9]{1,20})\.json(\.part)?")
+_FILE = re.compile(r"([0-9]{1,10})-([0-9]{1,20})\.json(\.[0-9]+\.part)?")
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def write_json(path: str, value: Mapping[str, Any]) -> None:
-    """Writes a JSON file atomically. Raises OSError."""
-    part = f"{path}.part"
+    """Writes a JSON file atomically, even if several processes write it at once. Raises OSError."""
+    part = f"{path}.{os.getpid()}.part"
     with open(part, "w", encoding="utf-8") as file:
         json.dump(value, file)
     os.replace(part, path)
