@@ -13,8 +13,9 @@ from gpu_scheduler.core.command.build import display_command
 from gpu_scheduler.core.jobsfile.csv_line import parse_csv
 from gpu_scheduler.core.jobsfile.line_warnings import JobShell, line_warnings
 from gpu_scheduler.core.jobsfile.shell_syntax import needs_bash
-from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec
+from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.need import Need
+from gpu_scheduler.core.model.priority import NORMAL_PRIORITY
 from gpu_scheduler.core.scheduling.needs import LlmConfig, ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.placement import could_fit
 from gpu_scheduler.core.scheduling.settings import Limits

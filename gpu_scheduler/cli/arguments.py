@@ -16,7 +16,7 @@ from gpu_scheduler.cli.values import path
 
 #: Begins the names of the parsed options that are attributes of a job.
 _ATTRIBUTE_PREFIX = "attribute_"
-_PRIORITY = values.integer(-(10**9) + 1, 10**9 - 1)
+_PRIORITY_VALUES = "a number, or CRITICAL, HIGH, NORMAL, LOW (0, 100, 200, 300)"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +37,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=lambda text: text.removeprefix(" "),
         help='Arguments for the script, such as "--epochs 3"',
     )
-    option("--priority", metavar="N", type=_PRIORITY, default=0,
-           help="Priority of the job; lower numbers run first (default: 0)")  # fmt: skip
+    option("--priority", metavar="N", type=values.priority, default=0,
+           help=f"Priority of the job: {_PRIORITY_VALUES}; lower numbers run first"
+           " (default: 0)")  # fmt: skip
     option("--gpus", metavar="LIST", default="",
            help="GPUs that the job may use, such as 0,2 or 0-3 (default: any)")  # fmt: skip
     option("--output-file", metavar="PATH", default=config.JOBS_FILE, type=path,
@@ -236,9 +237,9 @@ def cancel(parser: argparse.ArgumentParser) -> None:
 def priority(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments for one or more jobs and for their new priority."""
     jobs(parser)
-    parser.add_argument(
-        "number", metavar="N", type=_PRIORITY, help="New priority of the jobs; lower numbers run first"
-    )
+    parser.add_argument("number", metavar="N", type=values.priority,
+                        help=f"New priority of the jobs: {_PRIORITY_VALUES}; lower numbers run"
+                        " first")  # fmt: skip
 
 
 def calibrate(parser: argparse.ArgumentParser) -> None:

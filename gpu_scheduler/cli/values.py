@@ -44,6 +44,16 @@ def integer(minimum: int, maximum: int) -> Callable[[str], int]:
     return read
 
 
+def priority(text: str) -> int:
+    """Reads a priority: a whole number or one of the words CRITICAL, HIGH, NORMAL, LOW."""
+    from gpu_scheduler.core.model.priority import parse_priority
+
+    try:
+        return parse_priority(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
 def mib(text: str) -> int:
     """Reads 0 or an amount of memory written as in attributes (512, 1G, 1.5GiB). Returns MiB."""
     if text.strip() == "0":

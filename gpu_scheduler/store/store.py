@@ -135,7 +135,7 @@ class Store:
         None for the scheduler's own environment. held_because: why it is held, if its specification holds it;
         None means that its user or its line asked for it.
         """
-        from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY
+        from gpu_scheduler.core.model.priority import NORMAL_PRIORITY
         from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 
         at = time.time() if now is None else now

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from gpu_scheduler.core.model.event import EventDetails, EventKind, JobEnded
-from gpu_scheduler.core.model.job_spec import NORMAL_PRIORITY, JobSpec
+from gpu_scheduler.core.model.job_spec import JobSpec
+from gpu_scheduler.core.model.priority import NORMAL_PRIORITY
 from gpu_scheduler.core.model.state_reason import StateReason
 from gpu_scheduler.core.model.states import TRANSITIONS, JobState, Outcome, check_transition
 from gpu_scheduler.core.scheduling import actions as act

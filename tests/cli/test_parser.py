@@ -127,7 +127,7 @@ def test_start_accepts_a_count_or_a_list_of_gpus(text: str) -> None:
         (["start", "--fail-retries", "1.5"], ["--fail-retries", "'1.5'", "whole number"]),
         (["start", "--poll", "0"], ["--poll", "'0'", "from 0.1 to 3600"]),
         (["start", "--poll", "3601"], ["--poll", "'3601'"]),
-        (["add", "a.py", "--priority", "high"], ["--priority", "'high'", "whole number"]),
+        (["add", "a.py", "--priority", "high"], ["--priority", "'high'", "upper case: HIGH"]),
         (["add"], ["SCRIPT"]),
         (["add", "a.py", "--args"], ["--args"]),
         (["cancel", "x y"], ["JOB", "'x y'", "a range of numbers (5-9)", "a job name"]),

@@ -22,6 +22,7 @@ def test_a_priority_change_without_a_scheduler_is_recorded_and_shown(desk: Desk)
     jobs = json.loads(desk.run("status", "--json")[1])["jobs"]
     assert jobs[0]["reason"] == "priority=-5 requested; waiting for the scheduler"
     with desk.scheduler():
+        assert desk.run("priority", second, "HIGH")[:2] == (0, f"job {second}: priority=100 set\n")
         assert desk.run("priority", second, 7)[:2] == (0, f"job {second}: priority=7 set\n")
     jobs = json.loads(desk.run("status", "--json")[1])["jobs"]
     assert [(job["id"], job["priority"]) for job in jobs] == [(first, -5), (second, 7)]

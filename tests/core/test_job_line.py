@@ -66,6 +66,8 @@ def test_finds_the_model_if_the_llm_option_has_an_equals_sign() -> None:
     [
         ("0,a.py", "/w/a.py", None, (), None),
         (",a.py", "/w/a.py", None, (), None),
+        ("HIGH,a.py,env", "/w/a.py", "env", (), None),
+        ("LOW ,a.sh", "/w/a.sh", None, (), None),
         ("0,a.py,", "/w/a.py", None, (), None),
         (" 0 , ./b/../a.py , env , --x 1 , 2 ", "/w/a.py", "env", ("--x", "1"), (2,)),
         ("0,~/a.py,/opt/envs/x", "/home/u/a.py", "/opt/envs/x", (), None),
@@ -97,7 +99,12 @@ def test_parses_csv_lines(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("high,a.py,env", "priority 'high'"),
+        ("high,a.py,env", "priority 'high' must be written in upper case: HIGH"),
+        ("low,a.sh", "priority 'low' must be written in upper case: LOW"),
+        ("Critical ,a.sh", "priority 'Critical' must be written in upper case: CRITICAL"),
+        ("HIGH;a.py", "nor CRITICAL, HIGH, NORMAL or LOW; fields"),
+        ("MEDIUM,a.py", "CRITICAL, HIGH, NORMAL or LOW"),
+        ("HIGH,,env,x", "there is no script"),
         ('2,3 --text ""quoted""",', "there is a double quote inside the field"),
         ('0,a.py,e"nv,--x 1', "there is a double quote inside the field"),
         ("0;a.py", "priority '0;a.py'"),
@@ -262,7 +269,8 @@ def test_suggests_a_remedy_for_a_command_that_sets_cuda_visible_devices() -> Non
         ("[share=1.5 gpus=2] x", "leave out gpus"),
         ("[allowed=9] x", "no GPU 9"),
         ("[name=a/b] x", "name 'a/b'"),
-        ("[priority=low] x", "priority 'low'"),
+        ("[priority=low] x", "priority 'low' must be written in upper case: LOW"),
+        ("[priority=HIGH] LOW,a.py", "both in the attributes and in its CSV field"),
         ("[conda=a venv=b] x", "give only one"),
         ("[cuda=yes] x", "add, rewrite, off"),
         ("[cuda-ids=x] x", "physical, visible"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_scheduler.core.model.gpu_list import format_gpu_list, parse_gpu_list
+from gpu_scheduler.core.model.priority import parse_priority
 from gpu_scheduler.core.model.units import (
     WHOLE,
     format_mib,
@@ -40,7 +41,11 @@ ATTRIBUTE_HELP: dict[str, tuple[str | None, str]] = {
     "after": ("JOBS", "Start the job after these jobs (ids or names, separated by commas) have completed"),
     "after-any": ("JOBS", "Start the job after these jobs have ended, whatever their outcome"),
     "name": ("NAME", "Name for the job; `status` shows it, and commands accept it"),
-    "priority": ("N", "Priority of the job; jobs with lower numbers start first"),
+    "priority": (
+        "N",
+        "Priority of the job: CRITICAL, HIGH, NORMAL, LOW (0, 100, 200, 300) or a number; lower numbers start"
+        " first",
+    ),
     "conda": ("ENV", "Conda environment"),
     "venv": ("DIR", "Virtual environment to use instead of a conda environment"),
     "cwd": ("DIR", "Working folder of the job"),
@@ -76,7 +81,6 @@ _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED_VARIABLE = re.compile(r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|GPU_SCHEDULER_.*")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _CONDA = re.compile(r"[A-Za-z0-9._-]+|~?/.*")
-_INTEGER = re.compile(r"[+-]?[0-9]{1,9}")
 _BLOCK_PIECE = re.compile(
     r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|(?P<open>["'\\])|(?P<end>\])|[^'"\\\]]+""", re.DOTALL
 )
@@ -197,14 +201,6 @@ def parse_item(text: str, key: str, value: str | None, known_gpus: frozenset[int
     if not value:
         raise ValueError(f"attribute {key} has no value; write {key}=…")
     return parse_gpu_list(value, known_gpus) if reader is None else reader(value)
-
-
-def parse_priority(text: str) -> int:
-    """Parses a priority, which is a whole number. Lower numbers come first. Raises ValueError."""
-    if not _INTEGER.fullmatch(text):
-        commas = "; fields are separated by commas" if re.match(r"\s*-?[0-9]+\s*[;\t|]", text) else ""
-        raise ValueError(f"priority {text!r} is not a whole number such as 0 or 200{commas}")
-    return int(text)
 
 
 def parse_conda(text: str) -> str:

@@ -10,8 +10,9 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from gpu_scheduler.core.jobsfile.attributes import MAX_GPUS, parse_conda, parse_priority
+from gpu_scheduler.core.jobsfile.attributes import MAX_GPUS, parse_conda
 from gpu_scheduler.core.model.gpu_list import parse_gpu_items, parse_gpu_list
+from gpu_scheduler.core.model.priority import PRIORITY_WORDS, parse_priority
 from gpu_scheduler.core.text.quoting import BLANK, find_comment, split_words
 
 ACCEPTED_FORM = (
@@ -24,6 +25,7 @@ _ARGUMENTS_COLUMN = 3
 
 _QUOTED_FIRST = re.compile(r'"((?:[^"]|"")*)"[ \t]*(?=,|$)')
 _INTEGER_FIRST = re.compile(r"[+-]?\d+(?=[,;\s]|$)")
+_PRIORITY_WORD_FIRST = re.compile(rf"(?i:{'|'.join(PRIORITY_WORDS)})(?=[ \t]*[,;])")
 _FIRST_FIELD = re.compile(r"[\w.+\-/]*")
 _EXECUTION_TYPE = re.compile(r"python|torchrun(?:-([0-9]+)gpu)?")
 #: Text that is treated as an execution type, even if it is misspelt. Arguments that look like this must be
@@ -86,11 +88,11 @@ def first_field(text: str) -> str:
 def looks_like_csv(text: str) -> bool:
     """Returns whether a line is meant as CSV, even if it is malformed.
 
-    text: the line without its attributes and its comment. Digits and blanks in any script count: "١٢,a.py" is
-    a mistake to report, not a command to run.
+    text: the line without its attributes and its comment. Digits and blanks in any script count, and so do
+    the words of priorities in lower case: "١٢,a.py" and "high,a.sh" are mistakes to report, not commands.
     """
     text = text.strip()
-    if _INTEGER_FIRST.match(text):
+    if _INTEGER_FIRST.match(text) or _PRIORITY_WORD_FIRST.match(text):
         return True
     quoted = _QUOTED_FIRST.match(text)
     after = text[quoted.end() :].removeprefix(",") if quoted else text.partition(",")[2]

@@ -25,9 +25,6 @@ COMPARED_ATTRIBUTES = (
     "timeout_s", "after", "after_any", "cuda", "cuda_ids", "hold", "cancel",
 )  # fmt: skip
 
-#: Priority of a job whose line sets none (docs/design.md, Queue order). `add` writes priority 0.
-NORMAL_PRIORITY = 200
-
 
 @dataclass(frozen=True)
 class JobSpec:
