@@ -3,6 +3,9 @@
 `runner.membership` decides which processes belong to an attempt. In this module, only the tokens of open
 attempts count: if a scheduler itself runs in a job, its own jobs use the GPUs of that job.
 
+A process that was started elsewhere and that an attempt watches belongs to this attempt, and so do its
+descendants.
+
 A process is also attributed to an attempt if it was attributed to it before, if it shares a session with a
 process of the attempt, or if it is in a cgroup into which the attempt has moved. This evidence is enough to
 account for the memory of the process, but not to end the process.
@@ -17,6 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
+from types import MappingProxyType
 from typing import TypeVar
 
 from gpu_scheduler.core.model.gpu import UNKNOWN_UUID_PREFIX, GpuSample
@@ -25,6 +29,7 @@ from gpu_scheduler.runner.membership import Membership, RecordedCommand
 from gpu_scheduler.system.procfs import PROC, Proc, Process
 
 _Key = TypeVar("_Key", int, str)
+NOTHING_WATCHED: Mapping[tuple[int, int], str] = MappingProxyType({})
 #: Half a clock tick in seconds. Two processes with the same pid start at least one tick apart. If the clock
 #: was set since the last scheduler ran, a process that is still running is taken for a new one.
 _SAME_START_S = 0.005
@@ -95,6 +100,7 @@ class ProcessOwners:
         #: The recorded commands by token; None if a command had not been recorded when this sample was
         #: examined.
         self._commands: dict[str, RecordedCommand | None] = {}
+        self._watched: Mapping[tuple[int, int], str] = {}
 
     def begin_sample(self, pids: Collection[int]) -> None:
         """Begins the attribution of a new sample, which lists these pids."""
@@ -119,13 +125,17 @@ class ProcessOwners:
         sample: GpuSample,
         tokens: Mapping[str, int],
         command_of: Callable[[str], RecordedCommand | None] = lambda token: None,
+        watched: Mapping[tuple[int, int], str] = NOTHING_WATCHED,
     ) -> Ownership:
         """Returns the owners of the processes on a GPU in the newest sample.
 
         tokens: the open attempts by token. command_of: returns the recorded command of the attempt with a
-        given token.
+        given token. watched: the tokens of the attempts that watch a process, by its pid and start in ticks.
         """
         self._open, self._command_of = frozenset(tokens), command_of
+        if watched != self._watched:
+            # A process that was adopted after the sample was taken must not count as foreign as well.
+            self._watched, self._attributions = dict(watched), {}
         owners: dict[int, int | None] = {}
         starts: dict[int, float] = {}
         unmatched = False
@@ -184,12 +194,28 @@ class ProcessOwners:
         return {key: found for key, found in left.items() if found}
 
     def _owner(self, process: Process) -> str | None:
-        token = self._remembered_token(process) or self._by_rule(process) or self._by_session(process)
+        token = self._watched_token(process) if self._watched else None
+        token = (
+            token or self._remembered_token(process) or self._by_rule(process) or self._by_session(process)
+        )
         if token is None and process not in self._searched:
             self._find_carriers()
             self._searched.add(process)
             token = self._by_session(process)
         return token or self._by_cgroup(process)
+
+    def _watched_token(self, process: Process) -> str | None:
+        """Returns the token of the attempt that watches this process or its nearest watched ancestor.
+
+        Returns None if the process belongs to an attempt of its own, for example of a scheduler that the
+        watched process started.
+        """
+        for link in self._proc.ancestry(process):
+            if (link.pid, link.start) in self._watched:
+                return self._watched[link.pid, link.start]
+            if self._proc.token(link.pid) is not None:
+                return None
+        return None
 
     def _remembered_token(self, process: Process) -> str | None:
         known = self._known.get(process.pid)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpu_scheduler.core.model.gpu import LOAD_SAMPLES, Snapshot
 from gpu_scheduler.core.scheduling.facts import Gpu
-from gpu_scheduler.gpus.attribution import Ownership, ProcessOwners, is_alive
+from gpu_scheduler.gpus.attribution import NOTHING_WATCHED, Ownership, ProcessOwners, is_alive
 from gpu_scheduler.runner.membership import RecordedCommand
 from gpu_scheduler.store.records import GpuRecord
 
@@ -38,11 +38,13 @@ class GpuWatch:
         known: Mapping[str, tuple[int, bool]],
         tokens: Mapping[str, int],
         command_of: Callable[[str], RecordedCommand | None] = lambda token: None,
+        watched: Mapping[tuple[int, int], str] = NOTHING_WATCHED,
     ) -> tuple[Gpu, ...]:
         """Returns the GPUs, sorted by index.
 
         known: each GPU's index and whether the GPU is paused, by UUID. tokens: the open attempts by token.
-        command_of: returns the recorded command of the attempt with a given token.
+        command_of: returns the recorded command of the attempt with a given token. watched: the tokens of
+        the attempts that watch a process, by its pid and start in ticks.
         """
         samples = {gpu.uuid: gpu for gpu in self.snapshot.gpus} if self.snapshot else {}
         at = self.snapshot.taken_at if self.snapshot else None
@@ -51,7 +53,7 @@ class GpuWatch:
             sample = samples.get(uuid)
             loads = [load for load in self._loads.get(uuid, ()) if load is not None]
             load = sum(loads) / len(loads) if loads else None
-            owned = self._owners.ownership_of(sample, tokens, command_of) if sample else Ownership()
+            owned = self._owners.ownership_of(sample, tokens, command_of, watched) if sample else Ownership()
             gpus.append(
                 Gpu(
                     uuid,

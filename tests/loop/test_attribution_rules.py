@@ -359,3 +359,53 @@ def test_finds_the_nearest_ancestor_with_an_open_token_in_any_process_tree(
     owners = ProcessOwners(str(machine.root))
     for listed in (pids, pids[::-1]):
         assert owner_of(owners, AB, *listed).owners == {pid: owner(pid - 100) for pid in pids}
+
+
+def watched_owner(owners: ProcessOwners, watched: dict[tuple[int, int], str], *pids: int) -> Ownership:
+    owners.begin_sample(set(pids))
+    return owners.ownership_of(gpu_sample(*pids), AB, watched=watched)
+
+
+def test_a_watched_process_and_its_descendants_belong_to_the_attempt_that_watches_it(
+    machine: FakeProc,
+) -> None:
+    shell = machine.add_process(100, start=400)
+    root = machine.add_process(200, parent=shell, session=100)
+    child = machine.add_process(201, parent=root, session=100, start=600)
+    sibling = machine.add_process(202, parent=shell, session=100)
+    found = watched_owner(ProcessOwners(str(machine.root)), {(root, 500): "a"}, root, child, sibling)
+    assert found.owners == {root: OURS, child: OURS, sibling: None}
+
+
+def test_a_process_that_reuses_the_pid_of_a_watched_one_is_foreign(machine: FakeProc) -> None:
+    root = machine.add_process(200, start=501)
+    assert watched_owner(ProcessOwners(str(machine.root)), {(root, 500): "a"}, root).owners == {root: None}
+
+
+def test_the_job_of_a_scheduler_that_a_watched_process_started_belongs_to_its_own_attempt(
+    machine: FakeProc,
+) -> None:
+    root = machine.add_process(200)
+    ours = machine.add_process(201, parent=root, token="b", start=600)
+    theirs = machine.add_process(202, parent=root, token="inner", start=600)
+    found = watched_owner(ProcessOwners(str(machine.root)), {(root, 500): "a"}, ours, theirs)
+    assert found.owners == {ours: OTHER, theirs: None}
+
+
+def test_a_process_stops_being_foreign_as_soon_as_it_is_watched(machine: FakeProc) -> None:
+    owners, root = ProcessOwners(str(machine.root)), machine.add_process(200)
+    assert watched_owner(owners, {}, root).owners == {root: None}
+    # The same sample, in the round after the adoption, and then after the end of the attempt.
+    assert owners.ownership_of(gpu_sample(root), AB, watched={(root, 500): "a"}).owners == {root: OURS}
+    assert owners.ownership_of(gpu_sample(root), AB, watched={(root, 500): "b"}).owners == {root: OTHER}
+    assert owners.ownership_of(gpu_sample(root), {}).owners == {root: None}
+
+
+def test_an_orphan_of_a_watched_process_still_belongs_to_the_attempt(machine: FakeProc) -> None:
+    owners, root = ProcessOwners(str(machine.root)), machine.add_process(200)
+    child = machine.add_process(201, parent=root, start=600)
+    watched = {(root, 500): "a"}
+    assert watched_owner(owners, watched, child).owners == {child: OURS}
+    machine.remove_process(root)
+    machine.add_process(child, parent=1, start=600)
+    assert watched_owner(owners, watched, child).owners == {child: OURS}
