@@ -45,7 +45,8 @@ def parse_result(value: dict[str, Any], token: str) -> AttemptResult | FileProbl
     if problem is not None:
         return problem
     ends = (value["exit_code"] is not None) + (value["signal"] is not None)
-    if ends > 1 or (value["began"] and ends == 0):
+    # The kernel does not always tell how a process ended that the runner did not start.
+    if ends > 1 or (value["began"] and ends == 0 and not value.get("watched")):
         return FileProblem("does not contain exactly one of 'exit_code' and 'signal'")
     message = value["message"]
     return AttemptResult(
@@ -107,6 +108,7 @@ _RESULT = {
     "failure": is_optional_text,
     "claimed_gpu": is_optional_text,
     "claimed_by": _or_null(_is_pid),
+    "watched": lambda value: value is None or isinstance(value, bool),
 }
 #: The fields that a runner of an earlier version does not write.
-_OLDER_RESULT = dict.fromkeys(("oom_kills", "shortage", "failure", "claimed_gpu", "claimed_by"))
+_OLDER_RESULT = dict.fromkeys(("oom_kills", "shortage", "failure", "claimed_gpu", "claimed_by", "watched"))

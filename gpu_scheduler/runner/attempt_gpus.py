@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .child import Child
+    from .watched_process import WatchedProcess
 
 #: The code of a failure to use the lock file of a GPU.
 CLAIM_FAILURE = "gpu_claim"
@@ -27,7 +28,7 @@ class AttemptGpus:
         self.claimed_gpu: str | None = None
         self.claimed_by: int | None = None
 
-    def claim(self, child: Child) -> bool:
+    def claim(self, child: Child | WatchedProcess) -> bool:
         """Claims all GPUs or none; returns whether that succeeded. After a failure, `child` has the reason.
 
         Until `release`, this process must not open the lock files, because closing one ends its claim.

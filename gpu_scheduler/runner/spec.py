@@ -69,6 +69,17 @@ def _are_gpu_claims(value: Any) -> bool:
     )
 
 
+def _is_watched_process(value: Any) -> bool:
+    """Returns whether a value describes the process that a runner watches instead of starting one."""
+    return isinstance(value, dict) and invalid_field(value, _WATCH_FIELDS) is None
+
+
+_WATCH_FIELDS = {
+    "pid": lambda value: _is_count(value) and value > 1,
+    "start_ticks": _is_count,
+    "boot_id": is_text,
+    "started_at": is_seconds,
+}
 #: The fields of `stop` and `withdrawn`, each with its check. An unknown cause counts as a cancel.
 STOP_FIELDS = {"cause": is_text, "grace_s": is_seconds, "follow": lambda value: value in ("kill", "withdraw")}
 #: The fields of `spec.json`, each with its check.
@@ -80,18 +91,19 @@ _SPEC_FIELDS = {
     "env": lambda value: isinstance(value, dict) and all(isinstance(one, str) for one in value.values()),
     "terminal": lambda value: isinstance(value, bool),
     "session": is_optional_text,
-    "log": is_text,
+    "log": is_optional_text,
     "header": is_text,
     "timeout_s": lambda value: value is None or is_seconds(value),
     "term_grace_s": is_seconds,
     "gpu_claims": lambda value: value is None or _are_gpu_claims(value),
+    "watch": lambda value: value is None or _is_watched_process(value),
 }
 
 
 def invalid_spec(spec: dict[str, Any]) -> FileProblem | None:
     """Returns a problem for the first invalid field of a spec; None if all are valid."""
-    # The spec of an earlier version has no `gpu_claims`.
-    return invalid_field({"gpu_claims": None, **spec}, _SPEC_FIELDS)
+    # The spec of an earlier version has no `gpu_claims` and no `watch`.
+    return invalid_field({"gpu_claims": None, "watch": None, **spec}, _SPEC_FIELDS)
 
 
 def read_spec(path: str | os.PathLike[str]) -> dict[str, Any]:

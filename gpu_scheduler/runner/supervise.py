@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .leftovers import Leftovers
+    from .watch import Descendants
+    from .watched_process import WatchedProcess
 
 pending_signals.block()
 
@@ -82,8 +84,16 @@ def _claim(path: str) -> AttemptSupervisor | int:
         # Somebody started this runner by hand. A sweep must find it too, but /proc shows only variables that
         # were passed to exec.
         os.execve(sys.executable, sys.orig_argv, {**os.environ, files.TOKEN: spec["token"]})
-    attempt = AttemptSupervisor(path, folder, spec)
+    attempt = _supervisor(spec)(path, folder, spec)
     return attempt if attempt.claim() else 0
+
+
+def _supervisor(spec: dict[str, Any]) -> type[AttemptSupervisor]:
+    if spec.get("watch") is None:
+        return AttemptSupervisor
+    from .watch import WatchSupervisor
+
+    return WatchSupervisor
 
 
 def _write_traceback(path: str) -> None:
@@ -105,15 +115,21 @@ class AttemptSupervisor:
         self._termination = Termination()
         self._poller = Poller()
         self._signals = pending_signals.PendingSignals()
-        self._log = LogWriter(spec["log"])
+        self._log = self._open_log()
         self._output = Output(self._poller, self._log, spec["terminal"])
-        self._child = Child(path, spec, self._poller)
+        self._child: Child | WatchedProcess = self._make_child(path)
         self._gpus = AttemptGpus(spec)
         self._result = publish.ResultWriter(folder)
         self._oom = OomCounter()
         self._cause: str | None = None
         self._survivors: list[int] = []
         self._lock: int | None = None
+
+    def _open_log(self) -> LogWriter:
+        return LogWriter(self._spec["log"])
+
+    def _make_child(self, path: str) -> Child | WatchedProcess:
+        return Child(path, self._spec, self._poller)
 
     def claim(self) -> bool:
         """Claims the attempt; returns whether that succeeded. If it did not, removes the reserved file."""
@@ -136,19 +152,27 @@ class AttemptSupervisor:
 
     def run(self) -> None:
         """Runs the command and publishes its result."""
-        stop = self._read_stop("stop")
-        if stop is not None:
-            self._cause = stop["cause"]
-        elif self._gpus.claim(self._child):
-            self._signals.listen()
-            record = publish.reserve_command(self._folder, self._spec["token"], self._spec["boot_id"])
-            self._child.spawn(self._output.command_fd, self._output.terminal_name, record)
-            self._log.write(self._spec["header"].encode("utf-8", "surrogateescape"))
+        if self._begin():
             self._supervise()
             self._wind_down()
         # Released first, because after the result the loop takes the claims for those of another program.
         self._gpus.release()
         self._publish()
+
+    def _begin(self) -> bool:
+        """Starts the command; returns False if it must not be started."""
+        child = self._child
+        assert isinstance(child, Child)
+        stop = self._read_stop("stop")
+        if stop is not None:
+            self._cause = stop["cause"]
+        elif self._gpus.claim(child):
+            self._signals.listen()
+            record = publish.reserve_command(self._folder, self._spec["token"], self._spec["boot_id"])
+            child.spawn(self._output.command_fd, self._output.terminal_name, record)
+            self._log.write(self._spec["header"].encode("utf-8", "surrogateescape"))
+            return True
+        return False
 
     def _supervise(self) -> None:
         self._output.start()
@@ -186,7 +210,11 @@ class AttemptSupervisor:
             # A scheduler that cannot identify the runner writes `stop` and signals all processes. Read `stop`
             # first, because its cause outranks a machine shutdown.
             self._check_stop_file()
-            self._terminate("machine", self._spec["term_grace_s"], "kill")
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        """Ends the command, because the machine or the session is shutting down."""
+        self._terminate("machine", self._spec["term_grace_s"], "kill")
 
     def _check_stop_file(self) -> None:
         stop = self._read_stop("stop")
@@ -248,9 +276,10 @@ class AttemptSupervisor:
             # The command succeeded in spite of SIGTERM, so it was not interrupted.
             self._cause = None
 
-    def _find_leftovers(self) -> Leftovers | None:
+    def _find_leftovers(self) -> Leftovers | Descendants | None:
         """Returns the processes that the ended command may have left running; None if there are none."""
-        if not self._child.may_have_left_processes:
+        child = self._child
+        if not isinstance(child, Child) or not child.may_have_left_processes:
             return None
         spec = self._spec
         try:
@@ -260,7 +289,7 @@ class AttemptSupervisor:
             command = read_recorded_command(self._folder, spec["token"])
         except (ImportError, OSError):
             return None  # out of file descriptors; the scheduler will end the attempt's processes
-        return Leftovers(spec["token"], command, spec["term_grace_s"], self._child.ended)
+        return Leftovers(spec["token"], command, spec["term_grace_s"], child.ended)
 
     def _drain(self) -> None:
         end = time.monotonic() + _DRAIN_S
@@ -317,6 +346,7 @@ class AttemptSupervisor:
                 "failure": child.failure,
                 "claimed_gpu": self._gpus.claimed_gpu,
                 "claimed_by": self._gpus.claimed_by,
+                "watched": self._spec.get("watch") is not None,
             }
         )
         if self._output.mirror is not None:

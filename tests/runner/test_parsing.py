@@ -142,6 +142,33 @@ def test_rejects_a_result_unless_it_has_either_an_exit_code_or_a_signal(change: 
     assert isinstance(parse_result({**RESULT, **change}, "t"), FileProblem)
 
 
+def test_only_the_result_of_a_watched_process_may_lack_a_code_and_a_signal() -> None:
+    found = parse_result({**RESULT, "exit_code": None, "watched": True}, "t")
+    assert not isinstance(found, FileProblem)
+    assert (found.exit_code, found.signal, found.began) == (None, None, True)
+    assert isinstance(parse_result({**RESULT, "exit_code": None, "watched": False}, "t"), FileProblem)
+    assert isinstance(parse_result({**RESULT, "watched": 1}, "t"), FileProblem)
+
+
+WATCH = {"pid": 5, "start_ticks": 6, "boot_id": "b", "started_at": 7.5}
+
+
+def test_accepts_a_process_to_watch_and_no_log() -> None:
+    assert invalid_spec({**SPEC, "watch": WATCH, "log": None}) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pid": 1}, {"pid": -5}, {"pid": True}, {"pid": "5"}, {"start_ticks": None}, {"start_ticks": 1.5},
+        {"boot_id": None}, {"started_at": None}, {"started_at": -1},
+    ],
+)  # fmt: skip
+def test_rejects_a_process_to_watch_that_is_not_identified(change: dict[str, object]) -> None:
+    assert invalid_spec({**SPEC, "watch": {**WATCH, **change}}) is not None
+    assert invalid_spec({**SPEC, "watch": [5]}) is not None
+
+
 def test_a_message_in_a_result_is_converted_to_valid_utf_8() -> None:
     found = parse_result({**RESULT, "message": "x\ud800"}, "t")
     assert not isinstance(found, FileProblem)

@@ -1,0 +1,82 @@
+"""Supervises an attempt whose process was started elsewhere: starts nothing, and waits for its end.
+
+A request to stop is carried out as for a command. A watcher that is itself ended, as in a shutdown, leaves
+the process alone and publishes no result, so that another watcher can follow.
+"""
+
+from __future__ import annotations
+
+import os
+
+from . import pending_signals
+from .output import LogWriter
+from .supervise import AttemptSupervisor
+from .watched_process import WatchedProcess, is_alive, signal_processes
+
+#: Seconds after the end of a stopped process until its remaining descendants get SIGKILL, and until they are
+#: given up.
+_KILL_AFTER_S, _GIVE_UP_AFTER_S = 3.0, 5.0
+_RESCAN_S = 0.03
+
+
+class WatchSupervisor(AttemptSupervisor):
+    """Supervises one attempt that watches a process, from the claim to the result."""
+
+    _child: WatchedProcess
+
+    def _open_log(self) -> LogWriter:
+        return LogWriter(None)  # the log is the process's own file
+
+    def _make_child(self, path: str) -> WatchedProcess:
+        return WatchedProcess(self._spec["watch"], self._poller)
+
+    def _begin(self) -> bool:
+        # The process already uses its GPUs, so it is watched even if they cannot be claimed. A `stop` that
+        # exists already is read as soon as the process is watched.
+        self._gpus.claim(self._child)
+        self._signals.listen()
+        self._child.watch()
+        return True
+
+    def _shut_down(self) -> None:
+        """Ends this watcher, unless it carries out a request to stop."""
+        if self._termination.cause is None:
+            self._result.discard()
+            os._exit(0)
+
+    def _find_leftovers(self) -> Descendants | None:
+        """Returns the descendants that a stopped process has left; None if it was not stopped."""
+        return Descendants(self._child) if self._termination.cause is not None else None
+
+
+class Descendants:
+    """Ends the processes that a stopped process has left: SIGTERM at once, SIGKILL after 3 s.
+
+    survivors: the pids of the processes that could not be ended.
+    """
+
+    def __init__(self, process: WatchedProcess) -> None:
+        self._processes = process.descendants
+        self._kill_at = process.ended + _KILL_AFTER_S
+        self._give_up_at = process.ended + _GIVE_UP_AFTER_S
+        self._is_signalled = False
+        self.survivors: list[int] = []
+
+    def step(self, now: float) -> float | None:
+        """Signals the processes that are left; returns the seconds until the next step.
+
+        Returns None if no process is left or the time is up.
+        """
+        left = {pid: ticks for pid, ticks in self._processes.items() if is_alive(pid, ticks)}
+        if not left:
+            return None
+        if now >= self._give_up_at:
+            self.survivors = sorted(left)
+            return None
+        if now >= self._kill_at:
+            signal_processes(left, pending_signals.KILL)
+        elif not self._is_signalled:
+            self._is_signalled = True
+            signal_processes(left, pending_signals.TERM)
+            signal_processes(left, pending_signals.CONT)
+        return _RESCAN_S
