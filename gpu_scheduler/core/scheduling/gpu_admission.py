@@ -5,12 +5,12 @@ The rationale is in docs/design.md, Placement.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.core.model.gpu_obstacle import GpuObstacle, ObstacleKind
 from gpu_scheduler.core.model.units import WHOLE, round_mib
-from gpu_scheduler.core.scheduling.accounting import Allocation
+from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.claim_size import claim_size
 
 if TYPE_CHECKING:
@@ -55,6 +55,19 @@ class GpuAvailability:
     claims: tuple[GpuClaim, ...] = ()
     claimable_mib: int | None = None
     claims_problem: str | None = None
+
+
+def with_allocation(gpu: GpuAvailability, need: Need, limits: Limits) -> GpuAvailability:
+    """Returns the availability of a GPU once a job with this need has been placed on it."""
+    allocation = Allocation(need.share, need.vram, need.whole)
+    memory = gpu.committed_mib
+    if memory is not None and gpu.total_mib is not None:
+        memory += allocated_mib(allocation, gpu.total_mib, limits.spike_buffer)
+    share = gpu.allocated_share + allocated_share(allocation, gpu.total_mib, limits.spike_buffer)
+    claimable = gpu.claimable_mib
+    if claimable is not None:
+        claimable -= claim_size(allocation, gpu.total_mib) or 0
+    return replace(gpu, allocated_share=share, committed_mib=memory, occupied=True, claimable_mib=claimable)
 
 
 def counts_as_idle(foreign_mib: int, limits: Limits) -> bool:

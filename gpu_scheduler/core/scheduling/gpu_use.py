@@ -47,7 +47,7 @@ def availability(gpu: Gpu, facts: Facts) -> GpuAvailability:
         foreign_peak_mib=_foreign_peak_above_use(gpu, facts.attempts),
         mean_load=gpu.mean_load,
         mean_foreign_load=_mean(gpu.foreign_loads),
-        unavailable=_unavailable(gpu, here),
+        unavailable=unavailability(gpu, here),
         claims=gpu.claims,
         claimable_mib=_claimable_memory(gpu, holders, total),
         claims_problem=gpu.claims_problem,
@@ -69,14 +69,14 @@ def _committed_memory(
 
     This is the sum of the allocations and the buffered foreign use, but at least the actual use.
     """
-    foreign = _foreign_commitment(gpu, attempts, limits)
+    foreign = foreign_commitment(gpu, attempts, limits)
     if foreign is None:
         return None
     used = gpu.sample.used_mib if gpu.sample else None
     return max(_allocated_memory(gpu, holders, limits) + foreign, used or 0)
 
 
-def _foreign_commitment(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
+def foreign_commitment(gpu: Gpu, attempts: Sequence[Attempt], limits: Limits) -> int | None:
     """Returns the MiB reserved for foreign use; None if unknown.
 
     This is the sum of the buffered peaks of all foreign processes, plus the unattributed memory.
@@ -241,7 +241,8 @@ def _foreign_pid(gpu: Gpu, attempts: Sequence[Attempt]) -> int | None:
     return min(foreign, key=lambda p: -(p.used_mib or 0)).pid if foreign else None
 
 
-def _unavailable(gpu: Gpu, here: Sequence[Attempt]) -> GpuObstacle | None:
+def unavailability(gpu: Gpu, here: Sequence[Attempt]) -> GpuObstacle | None:
+    """Returns why a GPU accepts no new job at all, or None. here: the attempts that have not left it."""
     if gpu.paused:
         return GpuObstacle(gpu.index, ObstacleKind.PAUSED)
     if gpu.sample is None:

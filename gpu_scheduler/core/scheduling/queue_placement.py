@@ -7,16 +7,13 @@ from dataclasses import replace
 
 from gpu_scheduler.core.model.need import Need
 from gpu_scheduler.core.model.wait_reason import WaitKind, WaitReason
-from gpu_scheduler.core.scheduling.accounting import Allocation, allocated_mib, allocated_share
 from gpu_scheduler.core.scheduling.actions import Action, RecordBypassed, SetWaitReason, Start
-from gpu_scheduler.core.scheduling.claim_size import claim_size
 from gpu_scheduler.core.scheduling.facts import Facts, Gpu, PendingGroup
-from gpu_scheduler.core.scheduling.gpu_admission import GpuAvailability
+from gpu_scheduler.core.scheduling.gpu_admission import with_allocation
 from gpu_scheduler.core.scheduling.gpu_use import availability, unattributed_memory
 from gpu_scheduler.core.scheduling.needs import ResourceSpec, resolve
 from gpu_scheduler.core.scheduling.order import order
 from gpu_scheduler.core.scheduling.placement import could_fit, place
-from gpu_scheduler.core.scheduling.settings import Limits
 
 
 def place_jobs(facts: Facts) -> list[Action]:
@@ -48,7 +45,7 @@ def place_jobs(facts: Facts) -> list[Action]:
         waiting.clear()
         starts.append(_start(job.job_id, answer, need, facts))
         for uuid in answer:
-            views[uuid] = _with_allocation(views[uuid], need, facts.settings)
+            views[uuid] = with_allocation(views[uuid], need, facts.settings)
         if group.has_more and job is group.jobs[-1]:
             break  # the group's next job, which this round has not read, may precede all remaining jobs
     return starts + _wait_reasons(facts.pending_groups, reasons)
@@ -104,18 +101,6 @@ def _baseline(uuids: tuple[str, ...], facts: Facts) -> tuple[tuple[str, int], ..
     chosen = [gpu for gpu in facts.gpus if gpu.uuid in uuids]
     limits = facts.settings
     return tuple((gpu.uuid, unattributed_memory(gpu, facts.attempts, limits) or 0) for gpu in chosen)
-
-
-def _with_allocation(gpu: GpuAvailability, need: Need, limits: Limits) -> GpuAvailability:
-    allocation = Allocation(need.share, need.vram, need.whole)
-    memory = gpu.committed_mib
-    if memory is not None and gpu.total_mib is not None:
-        memory += allocated_mib(allocation, gpu.total_mib, limits.spike_buffer)
-    share = gpu.allocated_share + allocated_share(allocation, gpu.total_mib, limits.spike_buffer)
-    claimable = gpu.claimable_mib
-    if claimable is not None:
-        claimable -= claim_size(allocation, gpu.total_mib) or 0
-    return replace(gpu, allocated_share=share, committed_mib=memory, occupied=True, claimable_mib=claimable)
 
 
 def _wait_reasons(groups: tuple[PendingGroup, ...], reasons: Mapping[int, WaitReason]) -> list[Action]:
