@@ -16,10 +16,11 @@ def job_record(**values: Any) -> JobRecord:
         "id": 3, "source": "file:/home/me/jobs.txt", "identity": "i", "name": None,
         "text": "echo hello", "spec_json": "{}", "spec_key": "ASK", "priority": 200, "position": 1,
         "state": "queued", "outcome": None, "exit_code": None, "signal": None, "reason": None,
-        "held_by": None, "cancel_cause": None, "launch_failures": 0,
+        "held_by": None, "stop_cause": None, "stop_id": None, "launch_failures": 0,
         "not_before_boot": None, "boot_id": None, "line_wait": None,
         "min_vram_mib": None, "oom_retries_used": 0, "fail_retries_used": 0,
         "unmet_parents": 0, "failed_parents": 0, "recoveries": 0, "cleared_at": None,
+        "checkpoint": None, "resume_from": None, "adopted": None,
         "created_at": 900.0, "finished_at": None, **values,
     }  # fmt: skip
     outcome = fields["outcome"]
@@ -59,7 +60,9 @@ def attempt_record(
         "swept_boot": None, "runner_died_boot": None, "released_boot": None,
         "measured_boot": None, "misplaced": (), "outcome": None, "exit_code": None, "signal": None,
         "reason": None, "survivors": (), "log": "/logs/3.log", "session": "gpujob_0_echo_3",
-        "window_closed": False, "created_at": 940.0, "started_at": 950.0, "ended_at": None, **values,
+        "window_closed": False, "created_at": 940.0, "started_at": 950.0, "ended_at": None,
+        "resumed_from": None, "watched_pid": None, "watched_ticks": None, "preempted_for": None,
+        "follows_preemption": False, **values,
     }  # fmt: skip
     return AttemptRecord(**{**fields, "outcome": fields["outcome"] and Outcome(fields["outcome"])})
 

@@ -232,7 +232,7 @@ def runs_as_recorded(attempt: Attempt) -> bool:
     If so, a command need not import the rules, which would take longer than the rest of `status`.
     """
     status = attempt.status
-    stops = status.stop is not None or attempt.cancel is not None
+    stops = status.stop is not None or attempt.stop_request is not None
     return (
         attempt.state is AttemptState.RUNNING
         and status.claim == "live"

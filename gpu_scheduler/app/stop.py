@@ -153,7 +153,7 @@ def _end_jobs(store: Store, running_before: list[int], grace_s: float) -> dict[i
     with store.db.transaction():
         for job_id in running:
             job = store.job(job_id)
-            if job is not None and job.cancel_cause is None:
+            if job is not None and job.stop_cause != "cancelled":
                 add_request(store, "cancel", str(job_id), grace_s=grace_s)
     ended: dict[int, StopResult | RecordedEnd] = {}
     ended.update(without_scheduler.end_jobs(store, running, grace_s))

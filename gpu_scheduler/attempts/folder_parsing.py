@@ -9,7 +9,14 @@ from typing import Any
 from gpu_scheduler.core.model.attempt_status import AttemptResult, RunnerIdentity, StopRequest
 from gpu_scheduler.core.model.state_reason import FailureKind
 from gpu_scheduler.runner.folder import FileProblem
-from gpu_scheduler.runner.spec import STOP_FIELDS, invalid_field, is_optional_text, is_seconds, is_text
+from gpu_scheduler.runner.spec import (
+    OLDER_STOP,
+    STOP_FIELDS,
+    invalid_field,
+    is_optional_text,
+    is_seconds,
+    is_text,
+)
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,11 @@ def parse_claim(value: dict[str, Any], token: str) -> ClaimFile | FileProblem:
 
 def parse_stop(value: dict[str, Any], token: str) -> StopRequest | FileProblem:
     """Parses the contents of the file `stop` or `withdrawn`."""
+    value = {**OLDER_STOP, **value}
     problem = _problem(value, token, STOP_FIELDS)
-    return problem or StopRequest(value["cause"], value["grace_s"], value["follow"])
+    return problem or StopRequest(
+        value["cause"], value["grace_s"], value["follow"], value["id"], value["signal"]
+    )
 
 
 def parse_result(value: dict[str, Any], token: str) -> AttemptResult | FileProblem:

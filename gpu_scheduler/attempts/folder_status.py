@@ -54,7 +54,7 @@ def _read_status(folder: Path, token: str, recorded_runner: RunnerIdentity | Non
     if stop is None and withdrawn is not None and withdrawn.on_timeout == "kill":
         # A cancel replaced the request that the runner was withdrawing. The runner therefore renamed the
         # cancel instead, but still obeys it.
-        stop = withdrawn
+        stop, withdrawn = withdrawn, None
     runner = (
         claim.runner if isinstance(claim, ClaimFile) else recorded_runner if state == "unclaimed" else None
     )
@@ -70,6 +70,7 @@ def _read_status(folder: Path, token: str, recorded_runner: RunnerIdentity | Non
         pid=holder or (runner.pid if runner is not None else None),
         session=session,
         stop=stop,
+        withdrawn=withdrawn if withdrawn is not None and withdrawn.on_timeout == "withdraw" else None,
         result=result,
         log=claim.log if isinstance(claim, ClaimFile) else None,
         anomalies=tuple(anomalies),

@@ -24,6 +24,13 @@ from gpu_scheduler.store.records import AttemptRecord, JobRecord
 from gpu_scheduler.store.store import Store
 from gpu_scheduler.store.writer import StoreWriter
 
+#: The variable that names the file in which a job can report its progress, and the name of this file in the
+#: attempt folder.
+PROGRESS_VARIABLE = "GPU_SCHEDULER_PROGRESS"
+PROGRESS_FILE = "progress"
+#: The variable that names the checkpoint from which an attempt resumes.
+CHECKPOINT_VARIABLE = "GPU_SCHEDULER_CHECKPOINT"
+
 
 class Launcher:
     """Completes the folder of an attempt and starts a runner for it.
@@ -101,7 +108,7 @@ class Launcher:
         submitted = self._submitted_environment(job)
         command = build_command(
             spec, gpus, self._environment if submitted is None else submitted, token, job.id, number,
-            self._conda_sh(submitted), options.cuda_ids, self._extra,
+            self._conda_sh(submitted), options.cuda_ids, self._variables(attempt),
         )  # fmt: skip
         source_cwd = self._source_cwd(job.source)
         session = session_name(gpus, spec.mode, job.id) if executor.has_terminal else None
@@ -132,6 +139,14 @@ class Launcher:
             },
             command.command_sh,
         )  # fmt: skip
+
+    def _variables(self, attempt: AttemptRecord) -> Mapping[str, str]:
+        """Returns the variables that the scheduler adds to the environment of an attempt."""
+        folder = self._store.data_dir.attempt_folder(attempt)
+        added = {**self._extra, PROGRESS_VARIABLE: str(folder / PROGRESS_FILE)}
+        if attempt.resumed_from is not None:
+            added[CHECKPOINT_VARIABLE] = attempt.resumed_from.path
+        return added
 
     def _submitted_environment(self, job: JobRecord) -> Mapping[str, str] | None:
         """Returns the variables with which a job was submitted; None if it inherits the scheduler's.

@@ -9,7 +9,7 @@ from gpu_scheduler.attempts.folder_status import observe
 from gpu_scheduler.attempts.sweep import processes_of
 from gpu_scheduler.clock import Clock
 from gpu_scheduler.core.failure.explanation import is_failure
-from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, StopRequest
+from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext
 from gpu_scheduler.core.scheduling.facts import Attempt
 from gpu_scheduler.core.scheduling.needs import ResourceSpec
 from gpu_scheduler.store.records import ActiveAttemptRecord, AttemptRecord
@@ -140,17 +140,18 @@ def attempt_from_record(
         runner_died_at=record.runner_died_boot,
         swept_at=record.swept_boot,
         released_at=record.released_boot,
-        cancel=_pending_cancel(record),
+        stop_request=record.stop_request,
         launch_failures=record.launch_failures,
         recoveries=record.recoveries,
         source_missing=record.source_missing,
         misplaced_gpus=tuple(gpu for gpu, _ in record.misplaced),
         window_closed_recorded=record.window_closed,
         runner=record.runner,
+        priority=record.priority,
+        started_at=record.started_at,
+        resumed_from=record.resumed_from,
+        known_checkpoint=record.checkpoint,
+        watched_pid=record.watched_pid,
+        preempted_for=record.preempted_for,
+        follows_preemption=record.follows_preemption,
     )
-
-
-def _pending_cancel(record: ActiveAttemptRecord) -> StopRequest | None:
-    if record.cancel_cause is None or record.cancel_grace_s is None:
-        return None
-    return StopRequest(record.cancel_cause, record.cancel_grace_s)

@@ -15,9 +15,6 @@ from gpu_scheduler.runner.folder import FileProblem, open_file, read_object
 from gpu_scheduler.runner.process_scan import send_signal
 from gpu_scheduler.store.scheduler_lock import lock_holder
 
-#: The rank of each cause; any other cause ranks highest. A request never replaces one of a higher rank.
-_RANK = {"preempted": 1, "timed_out": 2}
-
 
 def request_stop(
     folder: Path, token: str, stop: StopRequest, recorded_runner: RunnerIdentity | None = None
@@ -28,8 +25,16 @@ def request_stop(
     Raises OSError if the file cannot be written.
     """
     earlier = FolderReader(folder, token).read("stop", parse_stop)
-    if earlier is None or _rank(stop.cause) >= _rank(earlier.cause):
-        fields = {"token": token, "cause": stop.cause, "grace_s": stop.grace_s, "follow": stop.on_timeout}
+    if stop.may_replace(earlier):
+        stop = stop.combined_with(earlier)
+        fields = {
+            "token": token,
+            "cause": stop.cause,
+            "grace_s": stop.grace_s,
+            "follow": stop.on_timeout,
+            "id": stop.stop_id,
+            "signal": stop.signal,
+        }
         text = json.dumps(fields)
         try:
             replace(folder, "stop", text.encode("ascii"))
@@ -102,7 +107,3 @@ def _signal_holder(fd: int, number: signal.Signals) -> bool:
         return False
     finally:
         os.close(process)
-
-
-def _rank(cause: str) -> int:
-    return _RANK.get(cause, 3)

@@ -17,6 +17,10 @@ else:
 TERM, USR1, CHLD, WINCH = _signal.SIGTERM, _signal.SIGUSR1, _signal.SIGCHLD, _signal.SIGWINCH
 KILL, CONT = _signal.SIGKILL, _signal.SIGCONT
 _HANDLED = (TERM, USR1, CHLD, WINCH)
+#: The signals with which a command can be asked to end, by name.
+STOP_SIGNALS = {
+    name: getattr(_signal, f"SIG{name}") for name in ("TERM", "INT", "USR1", "USR2", "HUP", "QUIT")
+}
 _IGNORED = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGTSTP, _signal.SIGPIPE)
 
 #: All signals that sigaction accepts. The command starts with the default action for each of them.

@@ -80,8 +80,17 @@ _WATCH_FIELDS = {
     "boot_id": is_text,
     "started_at": is_seconds,
 }
-#: The fields of `stop` and `withdrawn`, each with its check. An unknown cause counts as a cancel.
-STOP_FIELDS = {"cause": is_text, "grace_s": is_seconds, "follow": lambda value: value in ("kill", "withdraw")}
+#: The fields of `stop` and `withdrawn`, each with its check. An unknown cause counts as a cancel, and an
+#: unknown signal as SIGTERM.
+STOP_FIELDS = {
+    "cause": is_text,
+    "grace_s": is_seconds,
+    "follow": lambda value: value in ("kill", "withdraw"),
+    "id": is_text,
+    "signal": is_text,
+}
+#: The fields that an earlier version does not write, with what it meant.
+OLDER_STOP = {"id": "", "signal": "TERM"}
 #: The fields of `spec.json`, each with its check.
 _SPEC_FIELDS = {
     "token": lambda value: isinstance(value, str) and value.isascii(),

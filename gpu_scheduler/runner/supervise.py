@@ -17,7 +17,7 @@ from .attempt_gpus import AttemptGpus
 from .child import Child
 from .oom_counter import OomCounter
 from .output import LogWriter, Output, Poller
-from .spec import STOP_FIELDS, invalid_field, invalid_spec
+from .spec import OLDER_STOP, STOP_FIELDS, invalid_field, invalid_spec
 from .termination import Termination, describe_outcome
 
 TYPE_CHECKING = False
@@ -121,6 +121,7 @@ class AttemptSupervisor:
         self._gpus = AttemptGpus(spec)
         self._result = publish.ResultWriter(folder)
         self._oom = OomCounter()
+        self._withdrawn_id = ""
         self._cause: str | None = None
         self._survivors: list[int] = []
         self._lock: int | None = None
@@ -218,31 +219,53 @@ class AttemptSupervisor:
 
     def _check_stop_file(self) -> None:
         stop = self._read_stop("stop")
-        if stop is not None:
-            self._terminate(stop["cause"], stop["grace_s"], stop["follow"])
+        if stop is None:
+            return
+        if stop["id"] and stop["id"] == self._withdrawn_id:
+            # It was written again before its writer could know that it has been withdrawn.
+            self._take_stop_away()
+        else:
+            self._obey(stop)
 
-    def _terminate(self, cause: str, grace_s: float, on_timeout: str) -> None:
-        if self._termination.request(cause, grace_s, on_timeout, time.monotonic()):
-            self._child.signal_group(pending_signals.TERM)
-            # A stopped process would not receive SIGTERM.
+    def _obey(self, stop: dict[str, Any]) -> None:
+        self._terminate(stop["cause"], stop["grace_s"], stop["follow"], stop["id"], stop["signal"])
+
+    def _terminate(
+        self, cause: str, grace_s: float, on_timeout: str, request_id: str = "", signal: str = "TERM"
+    ) -> None:
+        name = signal if signal in pending_signals.STOP_SIGNALS else "TERM"
+        if self._termination.request(cause, grace_s, on_timeout, time.monotonic(), request_id, name):
+            self._child.signal_group(pending_signals.STOP_SIGNALS[name])
+            # A stopped process would not receive the signal.
             self._child.signal_group(pending_signals.CONT)
 
-    def _withdraw(self) -> None:
-        # Rename the file instead of removing it: if a cancel has replaced the request, it is renamed instead
-        # and can still be read.
+    def _take_stop_away(self) -> None:
+        """Withdraws the request in the file `stop`. If a cancel has replaced it, obeys the cancel.
+
+        The file is renamed instead of removed, so that a request that has just replaced it can still be read.
+        A newer preemption, if its grace may end in a withdrawal too, is withdrawn together with the older
+        one, because the command has not ended within the grace of that one.
+        """
         try:
             os.rename("stop", "withdrawn", src_dir_fd=self._folder, dst_dir_fd=self._folder)
         except OSError:
             pass
-        self._termination.withdraw()
         taken = self._read_stop("withdrawn")
         if taken is not None and taken["follow"] != "withdraw":
-            self._terminate(taken["cause"], taken["grace_s"], taken["follow"])
+            self._obey(taken)
+        elif taken is not None:
+            self._withdrawn_id = taken["id"]
+
+    def _withdraw(self) -> None:
+        self._withdrawn_id = self._termination.request_id
+        self._termination.withdraw()
+        self._take_stop_away()
 
     def _read_stop(self, name: str) -> dict[str, Any] | None:
         stop = files.try_load(self._folder, name)
         if not isinstance(stop, dict) or stop.get("token") != self._spec["token"]:
             return None
+        stop = {**OLDER_STOP, **stop}
         return None if invalid_field(stop, STOP_FIELDS) else stop
 
     def _wind_down(self) -> None:

@@ -14,28 +14,45 @@ _KILL_EVERY_S = 1.0
 class Termination:
     """The termination of one command: its cause and its deadline.
 
-    cause: None before any request, and after a request has been withdrawn.
+    cause: None before any request, and after a request has been withdrawn. request_id: the id of the request;
+    "" if it has none.
     """
 
     def __init__(self) -> None:
         self.cause: str | None = None
+        self.request_id = ""
         self.deadline: float | None = None
         self._on_timeout = "kill"
         self._machine_deadline: float | None = None
+        self._sent: tuple[str, ...] = ()
 
-    def request(self, cause: str, grace_s: float, on_timeout: str, now: float) -> bool:
-        """Records a request to terminate; returns True if it is the first. The caller then sends SIGTERM."""
-        first = self.cause is None
+    def request(
+        self,
+        cause: str,
+        grace_s: float,
+        on_timeout: str,
+        now: float,
+        request_id: str = "",
+        signal: str = "TERM",
+    ) -> bool:
+        """Records a request to terminate; returns True if the caller must send its signal to the command.
+
+        A command gets each signal only once, however many requests there are.
+        """
+        first, is_new = self.cause is None, signal not in self._sent
+        if is_new:
+            self._sent += (signal,)
         until = now + max(0.0, grace_s)
         if cause == "machine":
             self._machine_deadline = until
         if first or _rank(cause) >= _rank(self.cause):
             forced = cause == self.cause and self._on_timeout == "kill"
             self.cause, self._on_timeout = cause, "kill" if forced else on_timeout
-            # A later request never extends the grace period, because the command has already received
-            # SIGTERM.
-            self.deadline = until if first or self.deadline is None else min(self.deadline, until)
-        return first
+            self.request_id = request_id
+            # A later request with the same signal never extends the grace period, because the command has
+            # already received this signal.
+            self.deadline = until if is_new or self.deadline is None else min(self.deadline, until)
+        return is_new
 
     def due(self, now: float) -> str | None:
         """Returns "kill" or "withdraw" if the grace period is over, otherwise None."""
@@ -49,6 +66,8 @@ class Termination:
     def withdraw(self) -> None:
         """Withdraws the request. The command keeps running unless the machine is shutting down."""
         self.cause = "machine" if self._machine_deadline is not None else None
+        self.request_id = ""
+        self._sent = ("TERM",) if self.cause is not None else ()
         self.deadline = self._machine_deadline
         self._on_timeout = "kill"
 

@@ -24,7 +24,8 @@ def ancestor_that_needs_user(store: Store, job_id: int, infeasible: Collection[s
         f" JOIN dependency ON job_id = above.id LIMIT {_MAX_VISITED})"
         " SELECT id FROM above CROSS JOIN job USING (id) WHERE state = 'held' OR (state = 'queued' AND ("
         " source_missing OR EXISTS (SELECT 1 FROM dependency WHERE job_id = job.id AND parent_id = 0)"
-        " OR (unmet_parents = 0 AND spec_key IN (SELECT value FROM json_each(?2))))) LIMIT 1",
+        " OR (unmet_parents = 0 AND adopted IS NULL"
+        " AND spec_key IN (SELECT value FROM json_each(?2))))) LIMIT 1",
         job_id,
         json.dumps(sorted(infeasible)),
     )

@@ -76,7 +76,7 @@ def insert_attempt(
     # The folder does not show the intermediate states, so the state changes are not checked here.
     db.execute(
         "UPDATE job SET state = ?, outcome = NULL, exit_code = NULL, signal = NULL, reason = NULL,"
-        " held_by = NULL, finished_at = NULL, cancel_cause = NULL, cancel_grace_s = NULL WHERE id = ?",
+        " held_by = NULL, finished_at = NULL, stop_cause = NULL WHERE id = ?",
         (state, folder.job_id),
     )
     data = json.dumps(AttemptDetails(folder.number).data())

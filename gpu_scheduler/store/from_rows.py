@@ -21,12 +21,21 @@ from gpu_scheduler.store.records import (
 )
 
 if TYPE_CHECKING:
+    from gpu_scheduler.core.model.adopted_process import AdoptedProcess
+    from gpu_scheduler.core.model.attempt_status import StopRequest
+    from gpu_scheduler.core.model.checkpoint import Checkpoint
     from gpu_scheduler.core.model.gpu_fault import GpuFault
 
 _Record = TypeVar("_Record")
 
 #: The columns of a job.
 JOB_COLUMNS = ", ".join(JobRecord._fields).replace("spec_json", "spec AS spec_json")
+#: The open request to stop the attempt of a job, as a column with a JSON list; NULL if there is none.
+STOP_REQUEST_COLUMN = (
+    "CASE WHEN job.stop_cause IS NOT NULL THEN json_array(job.stop_cause, job.stop_grace_s,"
+    " job.stop_on_timeout, job.stop_id, job.stop_signal, job.stop_next_state, job.stop_preemptor) END"
+    " AS stop_request"
+)
 #: The columns of a GPU.
 GPU_COLUMNS = ", ".join(one.name for one in fields(GpuRecord)).replace("index", 'idx AS "index"')
 #: The columns of an attempt. Its allocations and misplaced processes are JSON lists, so one query is enough.
@@ -60,7 +69,7 @@ def attempt_records(rows: Sequence[sqlite3.Row]) -> list[AttemptRecord]:
 
 def active_attempt_record(row: sqlite3.Row) -> ActiveAttemptRecord:
     """Builds the record of an active attempt from a row with ATTEMPT_COLUMNS and some columns of its job."""
-    return _records(ActiveAttemptRecord, [row], {**_ATTEMPT_FIELDS, "source_missing": bool})[0]
+    return _records(ActiveAttemptRecord, [row], _ACTIVE_ATTEMPT_FIELDS)[0]
 
 
 def gpu_record(row: sqlite3.Row) -> GpuRecord:
@@ -98,6 +107,26 @@ def _allocations(listed: str) -> tuple[AllocationRecord, ...]:
     )
 
 
+def stop_request(listed: str) -> StopRequest:
+    """Builds the request to stop from STOP_REQUEST_COLUMN."""
+    from gpu_scheduler.core.model.attempt_status import StopRequest
+
+    cause, grace_s, on_timeout, stop_id, signal, next_state, preemptor = json.loads(listed)
+    return StopRequest(cause, grace_s, on_timeout, stop_id, signal or "TERM", JobState(next_state), preemptor)
+
+
+def _checkpoint(text: str) -> Checkpoint:
+    from gpu_scheduler.core.model.checkpoint import Checkpoint
+
+    return Checkpoint.from_json(text)
+
+
+def _adopted_process(text: str) -> AdoptedProcess:
+    from gpu_scheduler.core.model.adopted_process import AdoptedProcess
+
+    return AdoptedProcess.from_json(text)
+
+
 def _tuple(listed: str) -> tuple[Any, ...]:
     return tuple(json.loads(listed))
 
@@ -125,6 +154,9 @@ _JOB_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "outcome": Outcome,
     "reason": StateReason.from_json,
     "line_wait": WaitReason.from_json,
+    "checkpoint": _checkpoint,
+    "resume_from": _checkpoint,
+    "adopted": _adopted_process,
 }
 _ATTEMPT_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "state": AttemptState,
@@ -136,6 +168,14 @@ _ATTEMPT_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "reason": StateReason.from_json,
     "survivors": _tuple,
     "window_closed": bool,
+    "resumed_from": _checkpoint,
+    "follows_preemption": bool,
+}
+_ACTIVE_ATTEMPT_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    **_ATTEMPT_FIELDS,
+    "stop_request": stop_request,
+    "checkpoint": _checkpoint,
+    "source_missing": bool,
 }
 _GPU_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "paused": bool,

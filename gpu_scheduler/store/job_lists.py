@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 
+from gpu_scheduler.core.model.attempt_status import DEFAULT_STOP_SIGNAL
 from gpu_scheduler.core.model.request import InterruptedJob, JobFact
 from gpu_scheduler.core.model.states import FAILED, JobState, Outcome
-from gpu_scheduler.store.from_rows import JOB_COLUMNS, job_records
+from gpu_scheduler.store.from_rows import JOB_COLUMNS, STOP_REQUEST_COLUMN, job_records, stop_request
 from gpu_scheduler.store.records import JobRecord
 from gpu_scheduler.store.store import Store
 
@@ -94,7 +95,7 @@ def jobs_ahead_of(store: Store, job: JobRecord, limit: int) -> tuple[int, list[i
     """
     # The redundant condition lets SQLite use the index job_open.
     where = (
-        "FROM job WHERE state = 'queued' AND state <> 'finished' AND unmet_parents = 0"
+        "FROM job WHERE state = 'queued' AND state <> 'finished' AND unmet_parents = 0 AND adopted IS NULL"
         " AND (priority, position, id) < (?, ?, ?)"
     )
     key = (job.priority, job.position, job.id)
@@ -105,7 +106,8 @@ def jobs_ahead_of(store: Store, job: JobRecord, limit: int) -> tuple[int, list[i
 
 #: The columns of a job fact.
 _FACT_COLUMNS = (
-    "job.id, job.state, job.outcome, job.held_by,"
+    f"job.id, job.state, job.outcome, job.held_by, {STOP_REQUEST_COLUMN},"
+    " json_extract(job.spec, '$.preempt_signal'),"
     " CASE WHEN job.failed_parents > 0 THEN (SELECT min(parent.id)"
     " FROM dependency JOIN job AS parent ON parent.id = parent_id WHERE job_id = job.id"
     " AND dependency.kind = 'completed' AND parent.state = 'finished'"
@@ -133,9 +135,23 @@ def newest_job_facts(store: Store, identities: Iterable[str]) -> dict[str, JobFa
 
 
 def _job_fact(
-    job_id: int, state: str, outcome: str | None, held_by: str | None, failed_parent: int | None
+    job_id: int,
+    state: str,
+    outcome: str | None,
+    held_by: str | None,
+    stop: str | None,
+    preempt_signal: str | None,
+    failed_parent: int | None,
 ) -> JobFact:
-    return JobFact(job_id, JobState(state), Outcome(outcome) if outcome else None, held_by, failed_parent)
+    return JobFact(
+        job_id,
+        JobState(state),
+        Outcome(outcome) if outcome else None,
+        held_by,
+        failed_parent,
+        None if stop is None else stop_request(stop),
+        preempt_signal=preempt_signal or DEFAULT_STOP_SIGNAL,
+    )
 
 
 def job_count(store: Store) -> int:

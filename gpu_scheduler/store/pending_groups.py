@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from gpu_scheduler.core.scheduling.facts import QueuedJob
 
 
-#: The condition of the index `job_queue`, which leaves out the jobs that wait for other jobs.
-_IN_QUEUE = "state = 'queued' AND unmet_parents = 0"
+#: The condition of the index `job_queue`, which leaves out adopted processes and the jobs that wait for other
+#: jobs.
+_IN_QUEUE = "state = 'queued' AND unmet_parents = 0 AND adopted IS NULL"
 
 
 def wait_reasons(store: Store) -> Mapping[str, WaitReason]:

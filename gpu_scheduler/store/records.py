@@ -13,7 +13,9 @@ from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.accounting import Allocation
 
 if TYPE_CHECKING:
-    from gpu_scheduler.core.model.attempt_status import RunnerIdentity
+    from gpu_scheduler.core.model.adopted_process import AdoptedProcess
+    from gpu_scheduler.core.model.attempt_status import RunnerIdentity, StopRequest
+    from gpu_scheduler.core.model.checkpoint import Checkpoint
     from gpu_scheduler.core.model.gpu import GpuProcess
     from gpu_scheduler.core.model.gpu_fault import GpuFault
     from gpu_scheduler.core.model.job_spec import JobSpec
@@ -30,12 +32,14 @@ class JobRecord(NamedTuple):
     the same thing; priority, position: the queue order, lowest first.
 
     held_by: "user", "line", "copy" (its attempt belongs to the store of which this one is a copy), or the
-    outcome that caused the hold. cancel_cause: the cause of a pending
-    cancellation. not_before_boot: the earliest time of the next start. line_wait: why its line in the jobs
-    file keeps it from starting. min_vram_mib: the memory that it needs, raised after an attempt ran out of
-    memory. unmet_parents: the number of its dependencies whose condition is not met; failed_parents: the
-    number of those whose parent has finished. recoveries: how often `start --recover` queued it again.
-    cleared_at: when `clear` took it out of the lists.
+    outcome that caused the hold. stop_cause, stop_id: the cause and the id of an open request to stop its
+    attempt. not_before_boot: the earliest time of the next start. line_wait: why its line in the jobs file
+    keeps it from starting. min_vram_mib: the memory that it needs, raised after an attempt ran out of memory.
+    unmet_parents: the number of its dependencies whose condition is not met; failed_parents: the number of
+    those whose parent has finished. recoveries: how often `start --recover` queued it again. cleared_at: when
+    `clear` took it out of the lists. checkpoint: the newest complete one when its last attempt ended.
+    resume_from: the one with which its next attempt starts. adopted: the process, started elsewhere, that the
+    job is; None for an ordinary job.
     """
 
     id: int
@@ -53,7 +57,8 @@ class JobRecord(NamedTuple):
     signal: int | None
     reason: StateReason | None
     held_by: str | None
-    cancel_cause: str | None
+    stop_cause: str | None
+    stop_id: str | None
     launch_failures: int
     not_before_boot: float | None
     boot_id: str | None
@@ -65,6 +70,9 @@ class JobRecord(NamedTuple):
     failed_parents: int
     recoveries: int
     cleared_at: float | None
+    checkpoint: Checkpoint | None
+    resume_from: Checkpoint | None
+    adopted: AdoptedProcess | None
     created_at: float
     finished_at: float | None
 
@@ -115,7 +123,10 @@ class AttemptRecord:
     launch_count: the number of launches that count towards the limit; launch_deadline_boot: the time at which
     it is launched again unless a runner has claimed it; executor: the name of the executor that launches it;
     runner: the process that its claim names; outcome: None while the attempt is open; window_closed: whether
-    the closing of its Screen window was reported.
+    the closing of its Screen window was reported. resumed_from: the checkpoint with which it started.
+    watched_pid, watched_ticks: the adopted process that its runner watches and its start in kernel ticks
+    since boot; None if the runner starts the command. preempted_for: the job for which it is or was
+    preempted. follows_preemption: whether the attempt before was preempted.
     """
 
     id: int
@@ -151,6 +162,11 @@ class AttemptRecord:
     created_at: float
     started_at: float | None
     ended_at: float | None
+    resumed_from: Checkpoint | None
+    watched_pid: int | None
+    watched_ticks: int | None
+    preempted_for: int | None
+    follows_preemption: bool
 
     @property
     def runner(self) -> RunnerIdentity | None:
@@ -241,11 +257,13 @@ class AttemptRecord:
 class ActiveAttemptRecord(AttemptRecord):
     """An attempt that is open, holds GPUs or awaits memory release, with some fields of its job.
 
-    source_missing: whether the job came from a jobs file that no longer has a line for it.
+    stop_request: the open request to stop it. priority, checkpoint: those of its job. source_missing: whether
+    the job came from a jobs file that no longer has a line for it.
     """
 
-    cancel_cause: str | None
-    cancel_grace_s: float | None
+    stop_request: StopRequest | None
+    priority: int
+    checkpoint: Checkpoint | None
     launch_failures: int
     spec_key: str
     oom_retries_used: int

@@ -200,10 +200,14 @@ class Store:
 
     def active_attempts(self) -> list[ActiveAttemptRecord]:
         """Returns the attempts that are open, hold GPUs or await memory release, oldest first."""
-        from gpu_scheduler.store.from_rows import ATTEMPT_COLUMNS, active_attempt_record
+        from gpu_scheduler.store.from_rows import (
+            ATTEMPT_COLUMNS,
+            STOP_REQUEST_COLUMN,
+            active_attempt_record,
+        )
 
         rows = self.db.rows(
-            f"SELECT {ATTEMPT_COLUMNS}, job.cancel_cause, job.cancel_grace_s,"
+            f"SELECT {ATTEMPT_COLUMNS}, {STOP_REQUEST_COLUMN}, job.priority, job.checkpoint,"
             " job.launch_failures, job.spec_key, job.oom_retries_used, job.fail_retries_used,"
             " job.recoveries,"
             " substr(job.source, 1, 5) = 'file:'"

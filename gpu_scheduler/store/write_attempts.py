@@ -16,29 +16,37 @@ from gpu_scheduler.core.model.event import (
     Overuse,
 )
 from gpu_scheduler.core.model.state_reason import ReasonKind
-from gpu_scheduler.core.model.states import AttemptState, IllegalTransitionError, JobState, states_before
+from gpu_scheduler.core.model.states import (
+    AttemptState,
+    IllegalTransitionError,
+    JobState,
+    Outcome,
+    states_before,
+)
 from gpu_scheduler.core.scheduling import actions as act
 from gpu_scheduler.core.scheduling.accounting import Allocation, declared_mib
 from gpu_scheduler.store.database import insert
 from gpu_scheduler.store.measurements import record_measurement
 from gpu_scheduler.store.records import AllocationRecord, AttemptRecord
 from gpu_scheduler.store.write_context import WriteContext
-from gpu_scheduler.store.write_jobs import change_job_state, reason_json
+from gpu_scheduler.store.write_jobs import NO_STOP, change_job_state, reason_json
 
 
 def start(context: WriteContext, action: act.Start) -> int:
     """Opens an attempt with its allocations. Returns the attempt's id."""
     db, now = context.db, context.now
-    state, number = db.execute(
-        "SELECT state, (SELECT coalesce(max(number), 0) + 1 FROM attempt WHERE job_id = job.id)"
-        " FROM job WHERE id = ?",
+    state, resume_from, number, last_outcome = db.execute(
+        "SELECT job.state, job.resume_from, coalesce(last.number, 0) + 1, last.outcome"
+        " FROM job LEFT JOIN attempt AS last ON last.job_id = job.id"
+        " AND last.number = (SELECT max(number) FROM attempt WHERE job_id = job.id) WHERE job.id = ?",
         (action.job_id,),
     ).fetchone()
     attempt_id = insert(
         db, "attempt", job_id=action.job_id, number=number, token=secrets.token_hex(16), boot_id=now.boot_id,
         state=AttemptState.STARTING.value, executor=context.executor, learned=action.learned,
         assumed=action.assumed, launch_deadline_boot=now.boot + context.settings.launch_deadline_s,
-        created_at=now.wall,
+        created_at=now.wall, resumed_from=resume_from,
+        follows_preemption=last_outcome == Outcome.PREEMPTED.value,
     )  # fmt: skip
     insert_allocations(db, attempt_id, _allocations(context, action))
     details = AttemptStarted(
@@ -164,11 +172,24 @@ def finish_attempt(context: WriteContext, action: act.FinishAttempt) -> None:
         outcome=action.job_outcome.value if action.job_outcome else None,
         exit_code=action.exit_code, signal=action.signal,
         held_by=_held_by(action),
-        cancel_cause=None, cancel_grace_s=None, launch_failures=action.launch_failures,
+        recoveries=action.recoveries,
+        launch_failures=action.launch_failures,
         not_before_boot=action.not_before, boot_id=context.now.boot_id,
         oom_retries_used=action.oom_retries_used, fail_retries_used=action.fail_retries_used,
-        finished_at=ended_at if action.state is JobState.FINISHED else None, **raised,
+        finished_at=ended_at if action.state is JobState.FINISHED else None,
+        **raised, **NO_STOP, **_resumption(action),
     )  # fmt: skip
+
+
+def _resumption(action: act.FinishAttempt) -> dict[str, Any]:
+    """Returns the columns of the job that decide with which checkpoint its next attempt starts."""
+    known = None if action.checkpoint is None else action.checkpoint.to_json()
+    if action.outcome is Outcome.NOT_STARTED:
+        return {"checkpoint": known}  # the next attempt starts as this one should have
+    return {
+        "checkpoint": known,
+        "resume_from": None if action.resume_from is None else action.resume_from.to_json(),
+    }
 
 
 def _held_by(action: act.FinishAttempt) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from gpu_scheduler.core.model.event import EventDetails, EventKind, JobEnded
@@ -64,6 +65,36 @@ def hold_job(context: WriteContext, action: act.HoldJob) -> None:
     change_job_state(context, action.job_id, JobState.HELD, action.reason, held_by=action.by)
 
 
+#: The values of the columns of a job without an open request to stop its attempt.
+NO_STOP: Mapping[str, None] = dict.fromkeys((
+    "stop_cause", "stop_grace_s", "stop_on_timeout", "stop_id", "stop_signal", "stop_next_state",
+    "stop_preemptor",
+))  # fmt: skip
+
+
+def record_stop(context: WriteContext, action: act.RecordStop) -> None:
+    """Records an open request to stop the attempt of a job."""
+    stop = action.stop
+    context.db.execute(
+        f"UPDATE job SET {', '.join(f'{name} = ?' for name in NO_STOP)} WHERE id = ?",
+        (
+            stop.cause, stop.grace_s, stop.on_timeout, stop.stop_id, stop.signal, stop.next_state.value,
+            stop.preemptor, action.job_id,
+        ),
+    )  # fmt: skip
+
+
+def clear_stop(context: WriteContext, action: act.ClearStop) -> None:
+    """Clears the open preemption of a job, unless another request has replaced it."""
+    cursor = context.db.execute(
+        f"UPDATE job SET {', '.join(f'{name} = NULL' for name in NO_STOP)}"
+        " WHERE id = ? AND stop_cause = 'preempted' AND stop_id = ?",
+        (action.job_id, action.stop_id),
+    )
+    if cursor.rowcount:
+        context.add_attempt_event(EventKind.PREEMPTION_WITHDRAWN, action.attempt_id)
+
+
 def requeue_job(context: WriteContext, action: act.RequeueJob) -> None:
     """Queues a held or finished job again."""
     row = context.db.execute("SELECT * FROM job WHERE id = ?", (action.job_id,)).fetchone()
@@ -71,13 +102,17 @@ def requeue_job(context: WriteContext, action: act.RequeueJob) -> None:
     kept = (
         row["held_by"] in ("user", "line") or row["outcome"] == Outcome.SKIPPED.value or action.recoveries > 0
     )
+    min_vram_mib = row["min_vram_mib"] if action.min_vram_mib is None else action.min_vram_mib
     change_job_state(
         context, action.job_id, JobState.QUEUED, None, event_reason=action.reason,
         outcome=None, exit_code=None, signal=None, held_by=None, launch_failures=0, not_before_boot=None,
-        finished_at=None, cleared_at=None, cancel_cause=None, recoveries=action.recoveries,
+        finished_at=None, cleared_at=None, **NO_STOP, adopted=None,
+        resume_from=None if action.checkpoint is None else action.checkpoint.to_json(),
+        recoveries=action.recoveries,
         oom_retries_used=row["oom_retries_used"] if kept else 0,
         fail_retries_used=row["fail_retries_used"] if kept else 0,
-        spec_key=context.store.spec_key(JobSpec.from_json(row["spec"]), row["min_vram_mib"]),
+        min_vram_mib=min_vram_mib,
+        spec_key=context.store.spec_key(JobSpec.from_json(row["spec"]), min_vram_mib),
     )  # fmt: skip
 
 
@@ -112,8 +147,8 @@ def set_wait_reason(context: WriteContext, action: act.SetWaitReason) -> None:
     )
     if action.reason.is_infeasible:
         rows = db.execute(
-            "SELECT id FROM job WHERE state = 'queued' AND unmet_parents = 0 AND spec_key = ?"
-            " ORDER BY id LIMIT ?",
+            "SELECT id FROM job WHERE state = 'queued' AND unmet_parents = 0 AND adopted IS NULL"
+            " AND spec_key = ? ORDER BY id LIMIT ?",
             (action.spec_key, _MAX_INFEASIBLE_EVENTS),
         ).fetchall()
         for row in rows:

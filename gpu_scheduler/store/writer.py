@@ -21,7 +21,8 @@ from gpu_scheduler.store.write_context import WriteContext
 _UPDATES: Mapping[type[act.Action], str] = {
     act.ResetLaunchCount: "UPDATE attempt SET launch_count = 0 WHERE id = :attempt_id",
     act.VoidClaim: "UPDATE attempt SET signalled_boot = :boot WHERE id = :attempt_id",
-    act.RequestStop: "UPDATE attempt SET signalled_boot = :boot WHERE id = :attempt_id",
+    act.RequestStop: "UPDATE attempt SET signalled_boot = :boot, stopping_boot = :boot"
+    " WHERE id = :attempt_id",
     act.WakeRunner: "UPDATE attempt SET signalled_boot = :boot WHERE id = :attempt_id",
     act.KillRunner: "UPDATE attempt SET signalled_boot = :boot WHERE id = :attempt_id",
     act.Sweep: "UPDATE attempt SET signalled_boot = :boot,"
@@ -32,7 +33,6 @@ _UPDATES: Mapping[type[act.Action], str] = {
     act.RecordForeignLoad: "UPDATE gpu SET foreign_loads = :loads, foreign_load_boot = :sampled_at"
     " WHERE uuid = :uuid",
     act.RecordForeignPeaks: "UPDATE gpu SET foreign_peaks = :peaks WHERE uuid = :uuid",
-    act.RecordCancel: "UPDATE job SET cancel_cause = :cause, cancel_grace_s = :grace_s WHERE id = :job_id",
     act.ClearJob: "UPDATE job SET cleared_at = coalesce(cleared_at, :wall) WHERE id = :job_id",
     act.ClearFinished: "UPDATE job SET cleared_at = :wall WHERE state = 'finished' AND cleared_at IS NULL",
     act.RecordBypassed: "UPDATE job SET bypassed_at = coalesce(bypassed_at, :wall) WHERE id = :job_id",
@@ -54,6 +54,8 @@ _RECORD: Mapping[type[act.Action], Callable[[WriteContext, Any], int | None]] = 
     act.RecordUsage: write_attempts.record_usage,
     act.RecordOveruse: write_attempts.record_overuse,
     act.FinishAttempt: write_attempts.finish_attempt,
+    act.RecordStop: write_jobs.record_stop,
+    act.ClearStop: write_jobs.clear_stop,
     act.ReleaseAllocation: write_attempts.release_allocation,
     act.RecordMemoryReleased: write_attempts.record_memory_released,
     act.SetPaused: write_gpus.set_paused,
@@ -140,7 +142,7 @@ class StoreWriter:
         with self._store.db.transaction() as db:
             db.execute(
                 "DELETE FROM pending_group WHERE NOT EXISTS"
-                " (SELECT 1 FROM job WHERE state = 'queued' AND unmet_parents = 0"
+                " (SELECT 1 FROM job WHERE state = 'queued' AND unmet_parents = 0 AND adopted IS NULL"
                 " AND job.spec_key = pending_group.spec_key)"
             )
 

@@ -40,6 +40,7 @@ def answer_text(answer: Answer, data_dir: str) -> str:
 _REPLY_TEXTS = {
     AnswerCode.STOPPING: "being stopped",
     AnswerCode.QUEUED: "queued again",
+    AnswerCode.BEING_CANCELLED: "it is already being cancelled",
     AnswerCode.GPU_NOT_MANAGED: "this GPU is no longer managed",
     AnswerCode.SCHEDULER_ENDED: "the scheduler had already ended",
     AnswerCode.UNKNOWN: "this version cannot interpret the answer, because the scheduler's version differs",

@@ -44,6 +44,7 @@ _TEXTS: Mapping[str, tuple[int, str]] = {
     EventKind.RELAUNCHED: (_WARNING, "is launched again: no runner claimed attempt {attempt} in time"),
     EventKind.RUNNER_LOST: (_WARNING, "lost the runner of attempt {attempt}, which left no result"),
     EventKind.RUNNER_KILLED: (_WARNING, "did not end in time; the runner of attempt {attempt} is killed"),
+    EventKind.PREEMPTION_WITHDRAWN: (_WARNING, "did not end in time, so it is not preempted and continues"),
     EventKind.INFEASIBLE: (_WARNING, "waits, {reason}"),
     EventKind.RESTORED: (_INFO, "restored from the folder of attempt {attempt}"),
     EventKind.PAUSED: (_INFO, "GPU {gpus} paused {reason}"),

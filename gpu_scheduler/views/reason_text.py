@@ -38,6 +38,7 @@ _PLAIN = {
     ReasonKind.RELEASED_BY_USER: "released",
     ReasonKind.RELEASED_BY_LINE: "its line no longer holds it",
     ReasonKind.RETRIED_BY_USER: "retried",
+    ReasonKind.RESUMED_BY_USER: "resumed",
     ReasonKind.RECOVERED: "recovered",
     ReasonKind.PARENT_RETRIED: "it no longer waits for a failed job",
 }

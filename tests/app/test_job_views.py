@@ -340,7 +340,7 @@ def test_an_attempt_counts_as_running_as_recorded_only_if_reconciling_would_chan
         (None, StopRequest("user", 9.0)),
     ):
         status = AttemptStatus(claim, stop=stop, result=ended)
-        attempt = Attempt(11, 3, "t", "boot", state, status=status, cancel=cancel, survivors=())
+        attempt = Attempt(11, 3, "t", "boot", state, status=status, stop_request=cancel, survivors=())
         if runs_as_recorded(attempt):
             kept += 1
             actions = reconcile(attempt, NOW, Settings())

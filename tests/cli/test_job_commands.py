@@ -20,7 +20,7 @@ from gpu_scheduler.attempts.runner_control import kill_runner
 from gpu_scheduler.core.model.request import JobFact
 from gpu_scheduler.core.model.states import JobState, Outcome
 from gpu_scheduler.core.scheduling import actions as act
-from gpu_scheduler.core.scheduling import requests
+from gpu_scheduler.core.scheduling import job_requests
 from gpu_scheduler.core.scheduling.settings import Settings
 from gpu_scheduler.errors import SchedulerError
 from gpu_scheduler.scheduler import fresh_start
@@ -205,7 +205,7 @@ def test_cancel_takes_over_from_a_scheduler_that_dies_before_answering(
 @pytest.mark.parametrize("verb", ["cancel", "retry", "requeue", "hold", "release", "line_removed"])
 def test_the_predicted_state_of_a_job_matches_the_loops_decision(state: JobState, verb: str) -> None:
     outcome = Outcome.FAILED if state is JobState.FINISHED else None
-    did, _ = requests._JOB_REQUESTS[verb](JobFact(1, state, outcome), {}, Settings())
+    did, _ = job_requests.answer_job_request(verb, JobFact(1, state, outcome), {}, Settings())
     after = state
     for action in did:
         if isinstance(action, act.FinishJob):

@@ -55,7 +55,6 @@ def test_parses_changes_as_in_a_jobs_file(items: list[str], changes: dict[str, A
         (["cwd=/tmp"], "cwd belongs to what the job runs"),
         (["conda=x"], "conda belongs to what the job runs"),
         (["vrm=1G"], "attribute 'vrm' cannot be changed; these can: vram gpus share"),
-        (["preempt"], "attribute 'preempt' cannot be changed"),
         (["=3"], "attribute '' cannot be changed"),
         (["after=a,,b"], "after=a,,b is not a list of jobs; write it without blanks"),
         (["allowed=5"], "5"),

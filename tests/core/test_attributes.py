@@ -9,7 +9,6 @@ import pytest
 
 from gpu_scheduler.core.jobsfile.attributes import (
     KNOWN_ATTRIBUTES,
-    UNSUPPORTED,
     check_conflicts,
     format_attribute,
     parse_block,
@@ -167,11 +166,6 @@ def test_retry_counts_and_time_limits_do_not_change_the_identity_of_a_job(name: 
     assert getattr(more, name) == message
     assert more.identity == plain.identity
     assert JobSpec.from_json(more.to_json()) == more
-
-
-def test_the_known_attributes_do_not_include_unsupported_ones() -> None:
-    assert UNSUPPORTED == ("resume-flag", "preempt")
-    assert not set(UNSUPPORTED) & set(KNOWN_ATTRIBUTES.split())
 
 
 def test_a_line_with_vram_and_retries_parses_to_one_job() -> None:

@@ -33,7 +33,7 @@ def test_in_a_copied_store_the_job_of_an_open_attempt_is_held(
     claim: str, state: AttemptState, cancel: StopRequest | None
 ) -> None:
     status = AttemptStatus(claim=claim, stop=StopRequest("cancelled", 1.0))  # type: ignore[arg-type]
-    close, *rest = detached(replace(OPEN, state=state, cancel=cancel, status=status, survivors=(77,)))
+    close, *rest = detached(replace(OPEN, state=state, stop_request=cancel, status=status, survivors=(77,)))
     assert isinstance(close, act.FinishAttempt)
     assert (close.outcome, close.state, close.survivors) == (Outcome.INTERRUPTED, JobState.HELD, ())
     assert (

@@ -285,14 +285,6 @@ def test_rejects_malformed_lines(text: str, message: str) -> None:
     assert message in refused(text).reason
 
 
-@pytest.mark.parametrize(
-    "item",
-    ["resume-flag=--ckpt", "preempt"],
-)
-def test_rejects_attributes_of_a_later_version(item: str) -> None:
-    assert "not supported by this version" in refused(f"[{item}] python t.py").reason
-
-
 def test_parses_all_attributes() -> None:
     job = spec(
         "[gpus=2 share=0.5 allowed=0-3 name=bert priority=-1 venv=v cwd=sub env:SEED=1 env:A='x ] y' cuda=off"

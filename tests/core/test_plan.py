@@ -163,8 +163,8 @@ QUEUED = {7: JobFact(7, JobState.QUEUED)}
     [
         ("cancel", JobState.QUEUED, act.FinishJob),
         ("cancel", JobState.HELD, act.FinishJob),
-        ("cancel", JobState.STARTING, act.RecordCancel),
-        ("cancel", JobState.RUNNING, act.RecordCancel),
+        ("cancel", JobState.STARTING, act.RecordStop),
+        ("cancel", JobState.RUNNING, act.RecordStop),
         ("cancel", JobState.FINISHED, None),
         ("retry", JobState.FINISHED, act.RequeueJob),
         ("retry", JobState.HELD, act.RequeueJob),
@@ -204,14 +204,15 @@ def test_a_cancel_is_recorded_before_its_attempt_is_reconciled() -> None:
     assert plan(round_of(1, attempts=(late,))) == [act.Relaunch(9)]
     wish = (Request(1, "cancel", "90"),)
     actions = plan(round_of(1, attempts=(late,), requests=wish, jobs={90: JobFact(90, JobState.STARTING)}))
-    assert [type(action).__name__ for action in actions] == ["RecordCancel", "AnswerRequest"]
+    assert [type(action).__name__ for action in actions] == ["RecordStop", "AnswerRequest"]
 
 
 def test_stop_with_jobs_cancels_running_jobs_and_starts_no_more() -> None:
     stop = (Request(1, "stop", args={"jobs": True, "grace_s": 2}),)
     asked = round_of(2, group(HALF, (1, 0)), attempts=(whole("U0"),), requests=stop)
-    assert plan(asked) == [act.RecordCancel(90, "cancelled", 2.0)]
-    dying = whole("U0", cancel=StopRequest("cancelled", 2.0), signalled_at=999.9, state=AttemptState.STOPPING)
+    assert plan(asked) == [act.RecordStop(90, StopRequest("cancelled", 2.0))]
+    stop_request = StopRequest("cancelled", 2.0)
+    dying = whole("U0", stop_request=stop_request, signalled_at=999.9, state=AttemptState.STOPPING)
     told = replace(dying, status=AttemptStatus(claim="live", stop=StopRequest("cancelled", 2.0)))
     assert plan(replace(asked, attempts=(told,))) == []
     gone = whole("U0", state=AttemptState.RELEASED, released_at=998.0)

@@ -29,6 +29,7 @@ OPEN = Attempt(1, 7, "t" * 32, "boot", AttemptState.RUNNING, ("U0",), 500, launc
 STARTING = replace(OPEN, state=AttemptState.STARTING)
 RESULT = AttemptResult(None, 0, None, True, None, (), 1.0, 2.0)
 CANCEL = StopRequest("cancelled", 3.0)
+CANCELLED = replace(OPEN, stop_request=CANCEL)
 
 
 def status(**values: object) -> AttemptStatus:
@@ -73,7 +74,7 @@ def test_the_result_file_decides_the_outcome_of_an_attempt(
 
 
 def test_an_unreadable_attempt_folder_changes_nothing() -> None:
-    blind = replace(OPEN, status=status(claim="unknown"), cancel=CANCEL, launch_deadline=0.0)
+    blind = replace(OPEN, status=status(claim="unknown"), stop_request=CANCEL, launch_deadline=0.0)
     assert reconcile(blind, NOW, SETTINGS) == []
     assert not needs_process_scan(blind, NOW)
 
@@ -84,14 +85,14 @@ def test_a_runner_process_that_lost_its_lock_does_not_count_as_dead(
     state: AttemptState, cancel: StopRequest | None
 ) -> None:
     sighting = status(claim="unlocked", pid=5, stop=StopRequest("cancelled", 0.0))
-    attempt = replace(OPEN, state=state, cancel=cancel, status=sighting, launch_deadline=0.0)
+    attempt = replace(OPEN, state=state, stop_request=cancel, status=sighting, launch_deadline=0.0)
     assert reconcile(attempt, NOW, SETTINGS) == []
     assert not needs_process_scan(attempt, NOW)
     assert finished(replace(attempt, status=replace(sighting, result=RESULT))).outcome is Outcome.COMPLETED
 
 
 def test_a_command_that_ended_before_its_cancel_keeps_its_result() -> None:
-    end = finished(replace(OPEN, cancel=CANCEL, status=status(claim="live", result=RESULT)))
+    end = finished(replace(CANCELLED, status=status(claim="live", result=RESULT)))
     assert (end.outcome, end.job_outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
 
 
@@ -112,21 +113,21 @@ def test_a_result_releases_the_gpus_at_once_only_if_no_process_is_left() -> None
 def test_an_attempt_with_a_void_claim_is_not_started() -> None:
     end = finished(replace(OPEN, state=AttemptState.STARTING, status=status(claim="void")))
     assert (end.outcome, end.state) == (Outcome.NOT_STARTED, JobState.QUEUED)
-    end = finished(replace(OPEN, cancel=CANCEL, status=status(claim="void")))
+    end = finished(replace(CANCELLED, status=status(claim="void")))
     assert end.job_outcome is Outcome.CANCELLED
 
 
 def test_a_stop_request_before_the_claim_voids_the_claim() -> None:
     for attempt in (
-        replace(STARTING, cancel=CANCEL),
+        replace(STARTING, stop_request=CANCEL),
         replace(STARTING, status=status(stop=StopRequest("cancelled", 3.0))),
-        replace(STARTING, cancel=CANCEL, boot_id="another"),
+        replace(STARTING, stop_request=CANCEL, boot_id="another"),
     ):
         assert only_action(reconcile(attempt, NOW, SETTINGS)) == act.VoidClaim(1)
 
 
 def test_voiding_a_claim_is_attempted_once_a_second() -> None:
-    wanted = replace(STARTING, cancel=CANCEL)
+    wanted = replace(STARTING, stop_request=CANCEL)
     overdue = replace(STARTING, launch_count=3, launch_deadline=0.0)
     for attempt in (wanted, overdue):
         assert reconcile(replace(attempt, signalled_at=999.5), NOW, SETTINGS) == []
@@ -144,7 +145,7 @@ def test_a_live_claim_changes_the_job_to_running_only_once() -> None:
 
 
 def test_a_cancel_writes_the_stop_file_then_sends_sigterm_and_finally_kills_the_runner() -> None:
-    live = replace(OPEN, cancel=CANCEL, status=status(claim="live", pid=5))
+    live = replace(CANCELLED, status=status(claim="live", pid=5))
     assert reconcile(live, NOW, SETTINGS) == [
         act.Transition(7, 1, JobState.STOPPING),
         act.RequestStop(1, StopRequest("cancelled", 3.0)),
@@ -197,7 +198,7 @@ def test_records_surviving_processes_only_after_sigkill() -> None:
         act.Sweep(1, kill=True)
     ]
     # The grace period of the cancel is longer than 60 s.
-    patient = replace(late, cancel=StopRequest("cancelled", 300.0), swept_at=900.0, signalled_at=900.0)
+    patient = replace(late, stop_request=StopRequest("cancelled", 300.0), swept_at=900.0, signalled_at=900.0)
     assert reconcile(patient, NOW, SETTINGS) == []
     # The SIGKILL has just been sent.
     assert reconcile(replace(late, swept_at=900.0, signalled_at=999.9), NOW, SETTINGS) == []
@@ -206,7 +207,7 @@ def test_records_surviving_processes_only_after_sigkill() -> None:
 
 def test_an_attempt_stopped_before_its_runner_died_keeps_the_cause_of_the_stop() -> None:
     for attempt in (
-        replace(OPEN, cancel=CANCEL, status=status(claim="dead"), survivors=()),
+        replace(CANCELLED, status=status(claim="dead"), survivors=()),
         replace(OPEN, status=status(claim="dead", stop=StopRequest("cancelled", 3.0)), survivors=()),
     ):
         end = finished(attempt)
@@ -250,11 +251,11 @@ def test_a_runner_whose_claim_was_removed_continues_and_can_be_stopped() -> None
     )
     assert reconcile(running, NOW, SETTINGS) == []
     assert not needs_process_scan(running, NOW)
-    assert reconcile(replace(running, cancel=CANCEL), NOW, SETTINGS) == [
+    assert reconcile(replace(running, stop_request=CANCEL), NOW, SETTINGS) == [
         act.Transition(7, 1, JobState.STOPPING),
         act.RequestStop(1, StopRequest("cancelled", 3.0)),
     ]
-    late = replace(running, state=AttemptState.STOPPING, cancel=CANCEL, stopping_at=900.0)
+    late = replace(running, state=AttemptState.STOPPING, stop_request=CANCEL, stopping_at=900.0)
     late = replace(late, status=replace(running.status, stop=StopRequest("cancelled", 3.0)))
     assert reconcile(late, NOW, SETTINGS) == [act.KillRunner(1)]
 
@@ -294,7 +295,7 @@ def test_an_attempt_with_an_unknown_runner_stays_open_while_it_has_processes(
 
 
 def test_cancelling_an_attempt_with_an_unknown_runner_sweeps_its_processes() -> None:
-    attempt = replace(STARTING, status=INVALID, survivors=(44,), cancel=CANCEL, launch_deadline=0.0)
+    attempt = replace(STARTING, status=INVALID, survivors=(44,), stop_request=CANCEL, launch_deadline=0.0)
     moved = act.Transition(7, 1, JobState.STOPPING)
     assert reconcile(attempt, NOW, SETTINGS) == [moved, act.RequestStop(1, StopRequest("cancelled", 3.0))]
     assert reconcile(replace(attempt, signalled_at=999.9), NOW, SETTINGS) == [moved]
@@ -326,10 +327,10 @@ def test_does_not_relaunch_an_attempt_that_has_a_process() -> None:
 
 def test_a_second_cancel_with_a_shorter_grace_period_replaces_the_stop_request() -> None:
     slow = StopRequest("cancelled", 60.0)
-    live = replace(OPEN, state=AttemptState.STOPPING, stopping_at=999.0, cancel=CANCEL)
+    live = replace(OPEN, state=AttemptState.STOPPING, stopping_at=999.0, stop_request=CANCEL)
     notified = replace(live, status=status(claim="live", stop=slow), signalled_at=998.0)
     assert reconcile(notified, NOW, SETTINGS) == [act.RequestStop(1, StopRequest("cancelled", 3.0))]
-    longer = replace(notified, cancel=StopRequest("cancelled", 90.0))
+    longer = replace(notified, stop_request=StopRequest("cancelled", 90.0))
     assert reconcile(longer, NOW, SETTINGS) == [act.WakeRunner(1)]
 
 
@@ -373,7 +374,7 @@ def test_an_unusable_lock_file_does_not_count_as_a_failed_launch(failures: int) 
 
 def test_a_shortage_does_not_requeue_a_cancelled_job_or_a_job_without_its_line() -> None:
     failing = replace(OPEN, status=status(result=SHORT), survivors=(77,))
-    assert finished(replace(failing, cancel=CANCEL)).job_outcome is Outcome.CANCELLED
+    assert finished(replace(failing, stop_request=CANCEL)).job_outcome is Outcome.CANCELLED
     assert finished(replace(failing, source_missing=True)).job_outcome is Outcome.FAILED
 
 
@@ -405,7 +406,7 @@ def test_a_gpu_that_another_program_claimed_first_does_not_count_as_a_failed_lau
 
 def test_a_lost_claim_does_not_requeue_a_cancelled_job_or_a_job_without_its_line() -> None:
     failing = replace(OPEN, status=status(result=LOST_CLAIM), survivors=(77,))
-    assert finished(replace(failing, cancel=CANCEL)).job_outcome is Outcome.CANCELLED
+    assert finished(replace(failing, stop_request=CANCEL)).job_outcome is Outcome.CANCELLED
     abandoned = finished(replace(failing, source_missing=True))
     assert abandoned.job_outcome is Outcome.FAILED
     assert words(abandoned.reason) == "could not be started: one of its GPUs was claimed by pid 4711 first"
@@ -478,16 +479,20 @@ def test_a_sweep_sends_sigkill_only_after_the_grace_period() -> None:
     left = replace(OPEN, state=AttemptState.ENDED, survivors=(9,), swept_at=995.0, signalled_at=995.0)
     assert release_allocation(left, NOW, SETTINGS) == []  # The default grace period of 10 s is not over.
     # The cancel's own grace period of 3 s is over.
-    assert release_allocation(replace(left, cancel=CANCEL), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
+    assert release_allocation(replace(left, stop_request=CANCEL), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
     assert release_allocation(replace(left, swept_at=989.0), NOW, SETTINGS) == [act.Sweep(1, kill=True)]
 
 
 @pytest.mark.parametrize(
     "attempt",
     [
-        replace(OPEN, cancel=CANCEL, status=status(result=replace(RESULT, cause="machine", exit_code=1))),
-        replace(OPEN, cancel=CANCEL, status=status(result=replace(RESULT, began=False, exit_code=1))),
-        replace(OPEN, cancel=CANCEL, status=status(result=replace(RESULT, cause="preempted", exit_code=1))),
+        replace(
+            OPEN, stop_request=CANCEL, status=status(result=replace(RESULT, cause="machine", exit_code=1))
+        ),
+        replace(CANCELLED, status=status(result=replace(RESULT, began=False, exit_code=1))),
+        replace(
+            OPEN, stop_request=CANCEL, status=status(result=replace(RESULT, cause="preempted", exit_code=1))
+        ),
     ],
 )
 def test_a_cancelled_job_ends_as_cancelled_however_its_attempt_ends(attempt: Attempt) -> None:
@@ -497,7 +502,7 @@ def test_a_cancelled_job_ends_as_cancelled_however_its_attempt_ends(attempt: Att
 
 def test_a_preempted_job_is_held_instead_of_cancelled() -> None:
     end = finished(
-        replace(OPEN, cancel=StopRequest("preempted", 3.0), status=status(claim="dead"), survivors=())
+        replace(OPEN, stop_request=StopRequest("preempted", 3.0), status=status(claim="dead"), survivors=())
     )
     assert (end.outcome, end.state, end.job_outcome) == (Outcome.PREEMPTED, JobState.HELD, None)
 
@@ -546,7 +551,9 @@ def test_does_not_relaunch_an_attempt_while_starts_are_blocked() -> None:
     # All other actions are the same as without the problem.
     ended = replace(OPEN, status=status(claim="dead", result=RESULT))
     assert reconcile(ended, NOW, SETTINGS, starts_blocked=True) == reconcile(ended, NOW, SETTINGS)
-    assert reconcile(replace(late, cancel=CANCEL), NOW, SETTINGS, starts_blocked=True) == [act.VoidClaim(1)]
+    assert reconcile(replace(late, stop_request=CANCEL), NOW, SETTINGS, starts_blocked=True) == [
+        act.VoidClaim(1)
+    ]
 
 
 def test_does_not_relaunch_an_attempt_whose_command_began() -> None:

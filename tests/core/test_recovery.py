@@ -144,7 +144,7 @@ def test_the_end_of_an_interrupted_attempt_says_whether_the_scheduler_recovers_i
 
 
 def test_a_preempted_attempt_is_not_recovered() -> None:
-    [end] = reconcile(replace(DEAD, cancel=StopRequest("preempted", 5.0)), NOW, RECOVER)
+    [end] = reconcile(replace(DEAD, stop_request=StopRequest("preempted", 5.0)), NOW, RECOVER)
     assert isinstance(end, act.FinishAttempt)
     assert end.reason is not None
     assert [step.kind for step in end.reason.next_steps] == [NextKind.HELD]

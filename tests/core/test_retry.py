@@ -164,8 +164,8 @@ def test_further_ooms_use_fail_retries_once_the_oom_retries_are_used_up() -> Non
     "values",
     [
         {"source_missing": True},
-        {"cancel": StopRequest("cancelled", 3.0)},
-        {"cancel": StopRequest("preempted", 3.0)},
+        {"stop_request": StopRequest("cancelled", 3.0)},
+        {"stop_request": StopRequest("timed_out", 3.0)},
         {"failure_context": None},
     ],
 )

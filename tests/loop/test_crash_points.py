@@ -56,7 +56,7 @@ def test_no_job_is_lost_or_runs_twice_after_a_crash_of_the_scheduler(
 
 
 @pytest.mark.parametrize(
-    "step", [performed(act.RecordCancel), performed(act.Transition), performed(act.RequestStop)]
+    "step", [performed(act.RecordStop), performed(act.Transition), performed(act.RequestStop)]
 )
 def test_a_cancel_is_completed_after_a_crash_at_any_of_its_steps(place: Place, step: str) -> None:
     job = place.add(0, seconds=60)

@@ -120,7 +120,7 @@ def _attempt(view: ObservedAttempt, deadline_passed: bool, late: bool) -> Attemp
             folder_exists=view.folder_exists,
             folder_complete=view.folder_complete,
         ),
-        cancel=StopRequest("cancelled", 10.0) if view.cancel else None,
+        stop_request=StopRequest("cancelled", 10.0) if view.cancel else None,
         launch_count=view.launches,
         launch_deadline=long_ago if deadline_passed else 2000.0,
         launch_failures=view.number - 1,

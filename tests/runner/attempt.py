@@ -127,9 +127,16 @@ class PreparedAttempt:
         """Returns the content of the log up to the last line, which the runner writes."""
         return self.output().rpartition("--- ")[0]
 
-    def stop(self, cause: str = "cancelled", grace_s: float = 5.0, follow: OnTimeout = "kill") -> bool:
+    def stop(
+        self,
+        cause: str = "cancelled",
+        grace_s: float = 5.0,
+        follow: OnTimeout = "kill",
+        stop_id: str = "",
+        signal: str = "TERM",
+    ) -> bool:
         """Asks the runner to end the command. Returns whether the request reached a live runner."""
-        return request_stop(self.folder, self.token, StopRequest(cause, grace_s, follow))
+        return request_stop(self.folder, self.token, StopRequest(cause, grace_s, follow, stop_id, signal))
 
     def pids(self) -> tuple[int, ...]:
         """Returns the pids of the attempt's live processes."""

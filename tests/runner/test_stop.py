@@ -116,6 +116,48 @@ def test_a_command_continues_after_its_preemption_was_withdrawn(make: Make, tmp_
     assert (result.cause, result.exit_code) == (None, 5)
 
 
+def test_a_preemption_that_was_withdrawn_is_ignored_if_it_is_written_again(
+    make: Make, tmp_path: Path
+) -> None:
+    script = f"trap 'echo told' TERM; echo up; until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 5"
+    attempt = make(script).launch()
+    attempt.until_logged("up")
+    for stop_id in ("first", "second"):
+        attempt.stop("preempted", 0.1, "withdraw", stop_id)
+        wait_for(lambda: _withdrawn_id(attempt) == stop_id, "the withdrawal")  # noqa: B023
+        attempt.stop("preempted", 0.1, "withdraw", stop_id)
+        wait_for(lambda: attempt.status().stop is None, "the repeated file is renamed")
+    (tmp_path / "go").touch()
+    result = attempt.result()
+    assert (result.cause, result.exit_code) == (None, 5)
+    assert attempt.output().count("told") == 2
+
+
+def _withdrawn_id(attempt: PreparedAttempt) -> str | None:
+    withdrawn = attempt.status().withdrawn
+    return None if withdrawn is None else withdrawn.stop_id
+
+
+@pytest.mark.parametrize("name", ["INT", "USR1", "USR2", "HUP", "QUIT"])
+def test_a_preemption_sends_the_signal_that_it_names(make: Make, name: str) -> None:
+    attempt = make(f"trap 'echo got-{name}; exit 0' {name}; echo up; while :; do sleep 0.02; done").launch()
+    attempt.until_logged("up")
+    attempt.stop("preempted", 5, "withdraw", "1", name)
+    result = attempt.result()
+    assert (result.cause, result.exit_code) == ("preempted", 0)
+    assert f"got-{name}" in attempt.output()
+
+
+def test_a_cancel_after_a_preemption_with_another_signal_sends_sigterm(make: Make) -> None:
+    attempt = make("trap 'echo saved' USR1; echo up; while :; do sleep 0.02; done").launch()
+    attempt.until_logged("up")
+    attempt.stop("preempted", 60, "withdraw", "1", "USR1")
+    attempt.until_logged("saved")
+    attempt.stop("cancelled", 60)
+    result = attempt.result()
+    assert (result.cause, result.signal) == ("cancelled", signal.SIGTERM)
+
+
 def test_a_preempted_command_can_save_its_state(make: Make) -> None:
     attempt = make(SAVING).launch()
     attempt.until_logged("up")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_scheduler.core.model.attempt_status import StopRequest
 from gpu_scheduler.core.model.gpu_fault import FaultKind, GpuFault
 from gpu_scheduler.core.model.job_spec import JobSpec
 from gpu_scheduler.core.model.now import Now
@@ -113,13 +114,13 @@ def test_a_start_opens_an_attempt_with_its_own_token(store: Store) -> None:
 def test_finishing_an_attempt_sets_the_job_outcome_and_clears_an_open_cancel_request(store: Store) -> None:
     job = store.insert_job(spec(), "cli")
     attempt = record(store, act.Start(job, ("U0",), 1000))[job]
-    record(store, act.RecordCancel(job, "cancelled", 5.0))
+    record(store, act.RecordStop(job, StopRequest("cancelled", 5.0)))
     record(
         store, act.FinishAttempt(job, attempt, Outcome.FAILED, JobState.FINISHED, Outcome.FAILED, exit_code=7)
     )
     row = store.job(job)
     assert row is not None
-    assert (row.state, row.outcome, row.exit_code, row.cancel_cause) == (
+    assert (row.state, row.outcome, row.exit_code, row.stop_cause) == (
         "finished",
         "failed",
         7,

@@ -376,7 +376,8 @@ def test_the_documentation_lists_exactly_the_keys_of_each_kind_of_event() -> Non
         "`finished` without an attempt": JobEnded,
         "`exceeded`": Overuse,
         "`misplaced_process`": MisplacedProcess,
-        "`relaunched`, `runner_lost`, `runner_killed`, `window_closed`": AttemptDetails,
+        "`relaunched`, `runner_lost`, `runner_killed`, `window_closed`,"
+        " `preemption_withdrawn`": AttemptDetails,
         "`paused`, `resumed`": GpusChanged,
         "`restored`": AttemptDetails,
         "`forgotten`": JobsForgotten,

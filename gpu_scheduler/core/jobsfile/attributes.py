@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_scheduler.core.model.attempt_status import STOP_SIGNALS
 from gpu_scheduler.core.model.gpu_list import format_gpu_list, parse_gpu_list
 from gpu_scheduler.core.model.priority import parse_priority
 from gpu_scheduler.core.model.units import (
@@ -50,6 +51,16 @@ ATTRIBUTE_HELP: dict[str, tuple[str | None, str]] = {
     "venv": ("DIR", "Virtual environment to use instead of a conda environment"),
     "cwd": ("DIR", "Working folder of the job"),
     "env": ("KEY=VALUE", "Environment variable of the job; the option may be repeated"),
+    "preempt": (None, "Let the job preempt running jobs of lower priority if it finds no free GPU"),
+    "preempt-signal": (
+        "SIGNAL",
+        "Signal that asks the job to save its work and end when it is preempted, such as USR1; default TERM",
+    ),
+    "resume-flag": (
+        "FLAG",
+        "Option with which the program resumes from a checkpoint; default --resume_from_checkpoint",
+    ),
+    "checkpoints": ("GLOB", "Pattern for the checkpoints of the job, such as 'out/model_epoch_*.pt'"),
     "cuda": ("HOW", "How to handle --cuda in the command: add, rewrite or off"),
     "cuda-ids": ("IDS", "Kind of GPU ids to pass with --cuda: physical or visible"),
     "hold": (None, "Hold the job until it is released"),
@@ -64,8 +75,7 @@ def _spellings(key: str) -> tuple[str, ...]:
 
 
 KNOWN_ATTRIBUTES = " ".join(name for key in ATTRIBUTE_HELP for name in _spellings(key))
-UNSUPPORTED = ("resume-flag", "preempt")
-FLAGS = ("hold", "cancel", "exclusive")
+FLAGS = ("hold", "cancel", "exclusive", "preempt")
 #: Fields of JobSpec whose attributes have different names.
 _FIELD_TO_KEY = {"timeout_s": "timeout"}
 #: Attributes whose values are lists.
@@ -81,6 +91,7 @@ _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED_VARIABLE = re.compile(r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|GPU_SCHEDULER_.*")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _CONDA = re.compile(r"[A-Za-z0-9._-]+|~?/.*")
+_OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9_.-]*")
 _BLOCK_PIECE = re.compile(
     r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|(?P<open>["'\\])|(?P<end>\])|[^'"\\\]]+""", re.DOTALL
 )
@@ -157,7 +168,7 @@ def _split_at_commas(item: str) -> str | None:
     apart = [first]
     for part in parts:
         key = part.partition("=")[0]
-        if not part or key in (*_PARSERS, *FLAGS, *UNSUPPORTED, "allowed") or key.startswith("env:"):
+        if not part or key in (*_PARSERS, *FLAGS, "allowed") or key.startswith("env:"):
             apart.append(part)
         else:
             apart[-1] += f",{part}"
@@ -185,10 +196,6 @@ def _parse_env(key: str, given: bool, value: str, env: dict[str, str]) -> None:
 
 def parse_item(text: str, key: str, value: str | None, known_gpus: frozenset[int] | None) -> Any:
     """Parses an attribute's value. key: the attribute as written, possibly a synonym. Raises ValueError."""
-    if key in UNSUPPORTED:
-        raise ValueError(
-            f"attribute {key} is not supported by this version; known attributes: {KNOWN_ATTRIBUTES}"
-        )
     if key in FLAGS:
         if value is not None:
             raise ValueError(f"attribute {key} takes no value; write [{key}]")
@@ -260,6 +267,19 @@ def _references_parser(key: str) -> Callable[[str], tuple[str, ...]]:
     return read
 
 
+def _parse_signal(text: str) -> str:
+    name = text.upper().removeprefix("SIG")
+    if name not in STOP_SIGNALS:
+        raise ValueError(f"preempt-signal={text} is not one of {', '.join(STOP_SIGNALS)}")
+    return name
+
+
+def _parse_resume_flag(text: str) -> str:
+    if not _OPTION.fullmatch(text):
+        raise ValueError(f"resume-flag={text} is not an option such as --ckpt_path")
+    return text
+
+
 def _choice_parser(key: str, *choices: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in choices:
@@ -282,6 +302,9 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     "conda": parse_conda,
     "venv": str,
     "cwd": str,
+    "preempt-signal": _parse_signal,
+    "resume-flag": _parse_resume_flag,
+    "checkpoints": str,
     "cuda": _choice_parser("cuda", "add", "rewrite", "off"),
     "cuda-ids": _choice_parser("cuda-ids", "physical", "visible"),
 }

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from gpu_scheduler.core.model.state_reason import FailureKind
+from gpu_scheduler.core.model.states import JobState
 
 #: "unlocked": the runner is alive but does not hold the lock of this claim, as happens in a copied folder.
 #: "unclaimed": the claim is missing or unusable, but the runner that the store names is alive.
 #: "invalid": the claim is unusable, and the store names no runner.
 #: "unknown": the folder could not be read this time, so nothing is known about the claim.
 ClaimState = Literal["none", "void", "live", "unlocked", "unclaimed", "invalid", "dead", "unknown"]
+#: The signal that asks a command to end, unless its job names another one.
+DEFAULT_STOP_SIGNAL = "TERM"
+#: The signals that a job may name instead.
+STOP_SIGNALS = (DEFAULT_STOP_SIGNAL, "INT", "USR1", "USR2", "HUP", "QUIT")
+#: The ranks of the causes that do not rank highest. The runner has the same order (runner/termination.py).
+_STOP_RANKS = {"preempted": 1, "timed_out": 2}
+_HIGHEST_RANK = 3
 #: What to do if an attempt has not ended after its grace period: send SIGKILL, or withdraw the stop request.
 OnTimeout = Literal["kill", "withdraw"]
 
@@ -26,14 +34,45 @@ class RunnerIdentity(NamedTuple):
 
 @dataclass(frozen=True)
 class StopRequest:
-    """A request to stop an attempt, as written in the file `stop`.
+    """A request to stop an attempt. The file `stop` contains all of it except the last two fields.
 
-    cause: why the attempt must stop; grace_s: seconds between SIGTERM and the action that on_timeout names.
+    cause: "cancelled", "preempted" or "timed_out". grace_s: seconds between the signal and the action that
+    on_timeout names. stop_id: identifies a preemption, so that only this one is withdrawn; "" for any other
+    cause. signal: the name of the signal that asks the command to end, without "SIG". next_state: the state
+    of a preempted job afterwards. preemptor: the job for which it is preempted; None if the user asked.
     """
 
     cause: str
     grace_s: float
     on_timeout: OnTimeout = "kill"
+    stop_id: str = ""
+    signal: str = DEFAULT_STOP_SIGNAL
+    next_state: JobState = JobState.HELD
+    preemptor: int | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank of the cause. A request never replaces one of a higher rank."""
+        return _STOP_RANKS.get(self.cause, _HIGHEST_RANK)
+
+    def may_replace(self, earlier: StopRequest | None) -> bool:
+        """Returns whether this request replaces an earlier one that is still open."""
+        return earlier is None or self.rank >= earlier.rank
+
+    def combined_with(self, earlier: StopRequest | None) -> StopRequest:
+        """Returns the request that results if this one follows an earlier, open one of no higher rank.
+
+        A second preemption keeps what is stricter in the first one: the shorter grace period, SIGKILL at its
+        end, and the job that needs the GPUs.
+        """
+        if earlier is None or earlier.cause != self.cause or earlier.cause != "preempted":
+            return self
+        return replace(
+            self,
+            grace_s=min(self.grace_s, earlier.grace_s),
+            on_timeout="kill" if "kill" in (self.on_timeout, earlier.on_timeout) else "withdraw",
+            preemptor=self.preemptor if self.preemptor is not None else earlier.preemptor,
+        )
 
 
 @dataclass(frozen=True)
@@ -90,6 +129,8 @@ class AttemptStatus:
     process that holds the claim. damage: the damage to the files that record the end, such as "the file claim
     was removed".
 
+    withdrawn: the preemption that the runner has withdrawn last, if it did not obey it after all.
+
     For an attempt without a claim, folder_complete means that its folder contains everything that a runner
     needs, and command_began means that its command has registered itself in the folder.
     """
@@ -98,6 +139,7 @@ class AttemptStatus:
     pid: int | None = None
     session: str | None = None
     stop: StopRequest | None = None
+    withdrawn: StopRequest | None = None
     result: AttemptResult | None = None
     log: str | None = None
     anomalies: tuple[str, ...] = ()

@@ -27,6 +27,7 @@ class EventKind(str, Enum):
     OVERUSE = "exceeded"
     MISPLACED_PROCESS = "misplaced_process"
     WINDOW_CLOSED = "window_closed"
+    PREEMPTION_WITHDRAWN = "preemption_withdrawn"
     RELAUNCHED = "relaunched"
     RUNNER_LOST = "runner_lost"
     RUNNER_KILLED = "runner_killed"
@@ -174,6 +175,7 @@ class Event:
         EventKind.OVERUSE: Overuse,
         EventKind.MISPLACED_PROCESS: MisplacedProcess,
         EventKind.WINDOW_CLOSED: AttemptDetails,
+        EventKind.PREEMPTION_WITHDRAWN: AttemptDetails,
         EventKind.RELAUNCHED: AttemptDetails,
         EventKind.RUNNER_LOST: AttemptDetails,
         EventKind.RUNNER_KILLED: AttemptDetails,

@@ -22,7 +22,8 @@ CudaIds = Literal["physical", "visible"]
 #: Attributes that are compared one by one between readings; they are not part of the identity.
 COMPARED_ATTRIBUTES = (
     "name", "priority", "allowed", "share", "gpus", "vram", "exclusive", "oom_retries", "fail_retries",
-    "timeout_s", "after", "after_any", "cuda", "cuda_ids", "hold", "cancel",
+    "timeout_s", "after", "after_any", "cuda", "cuda_ids", "preempt", "preempt_signal", "resume_flag",
+    "checkpoints", "hold", "cancel",
 )  # fmt: skip
 
 
@@ -42,6 +43,10 @@ class JobSpec:
     timeout_s  the time, in seconds, after which the job is ended.
     after      the ids or names of the jobs that must complete before this one starts.
     after_any  the ids or names of the jobs that must end, with any outcome, before this one starts.
+    preempt    whether the job may preempt running jobs of lower priority.
+    preempt_signal  the name of the signal, without "SIG", with which it is preempted; None means SIGTERM.
+    resume_flag     the option with which its program accepts a checkpoint; None means not given.
+    checkpoints     a pattern for the paths of its checkpoints, relative to cwd; None means not given.
     torchrun   CSV lines only: the number of processes that torchrun starts, one per GPU; None means python.
     """
 
@@ -69,6 +74,10 @@ class JobSpec:
     torchrun: int | None = None
     cuda: CudaMode | None = None
     cuda_ids: CudaIds | None = None
+    preempt: bool = False
+    preempt_signal: str | None = None
+    resume_flag: str | None = None
+    checkpoints: str | None = None
     hold: bool = False
     cancel: bool = False
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gpu_scheduler.core.model.attempt_status import DEFAULT_STOP_SIGNAL, StopRequest
 from gpu_scheduler.core.model.states import WAITING, JobState, Outcome
 
 #: The cause of a pause or resume that no command requested.
@@ -17,7 +18,8 @@ class Request:
     """A request from a front end (docs/design.md, Store and requests).
 
     target: a job id or the UUID of a GPU, as text; "" for the scheduler itself or for all jobs. args, by
-    verb: cancel {grace_s, line: whether the job's line requests the cancel}, requeue {added_to: the file to
+    verb: cancel {grace_s, line: whether the job's line requests the cancel}, preempt {stop_id, grace_s,
+    on_timeout}, resume_job {checkpoint: a Checkpoint, min_vram_mib}, requeue {added_to: the file to
     which the line was added again}, pause and resume {cause: a PauseCause; null if a command requested it},
     set {name, value, line: whether the jobs file sets the value, parents: [[parent id, reference], …] if a
     command sets "after" or "after_any"}, places {places: [[job id, queue position], …]}. The target of
@@ -34,7 +36,9 @@ class Request:
 class JobFact:
     """The state of a job that a request or a line of a jobs file is about.
 
-    failed_parent: the first of its parents that failed; None if there is none.
+    failed_parent: the first of its parents that failed; None if there is none. open_stop: the open request to
+    stop its attempt. withdrawn_stop: the id of the preemption that its runner has withdrawn last. The loop
+    alone knows it. preempt_signal: the name of the signal with which the job is preempted.
     """
 
     job_id: int
@@ -42,6 +46,9 @@ class JobFact:
     outcome: Outcome | None = None
     held_by: str | None = None
     failed_parent: int | None = None
+    open_stop: StopRequest | None = None
+    withdrawn_stop: str | None = None
+    preempt_signal: str = DEFAULT_STOP_SIGNAL
 
     @property
     def is_waiting(self) -> bool:

@@ -28,6 +28,8 @@ class AnswerCode(str, Enum):
     RESUMED = "resumed"
     ENDING = "ending"
     WITHDRAWN = "withdrawn"
+    #: The job is already being cancelled, so it cannot be preempted.
+    BEING_CANCELLED = "being cancelled"
     NO_SUCH_JOB = "no such job"
     WRONG_STATE = "wrong state"
     ALREADY_FINISHED = "already finished"
@@ -44,7 +46,8 @@ class AnswerCode(str, Enum):
 
 REFUSALS = frozenset({
     AnswerCode.NO_SUCH_JOB, AnswerCode.WRONG_STATE, AnswerCode.ALREADY_FINISHED,
-    AnswerCode.NOT_INTERRUPTED, AnswerCode.PARENT_FAILED, AnswerCode.CYCLE, AnswerCode.UNKNOWN,
+    AnswerCode.NOT_INTERRUPTED, AnswerCode.BEING_CANCELLED, AnswerCode.PARENT_FAILED, AnswerCode.CYCLE,
+    AnswerCode.UNKNOWN,
 })  # fmt: skip
 
 
@@ -100,6 +103,8 @@ class RequestAnswer(StoredValue):
 ACCEPTED_STATES: Mapping[str, tuple[JobState, ...]] = {
     "cancel": (JobState.HELD, JobState.QUEUED),
     "line_removed": (JobState.HELD, JobState.QUEUED),
+    "preempt": (JobState.STARTING, JobState.RUNNING),
+    "resume_job": (JobState.FINISHED, JobState.HELD),
     "retry": (JobState.FINISHED, JobState.HELD),
     "requeue": (JobState.FINISHED, JobState.HELD),
     "hold": (JobState.QUEUED,),

@@ -46,6 +46,8 @@ class ReasonKind(str, Enum):
     RELEASED_BY_USER = "released_by_user"
     RELEASED_BY_LINE = "released_by_line"
     RETRIED_BY_USER = "retried_by_user"
+    #: The user resumed the job from the checkpoint in `subject`.
+    RESUMED_BY_USER = "resumed_by_user"
     #: An interrupted job was queued again, by the user or by the scheduler itself (`next_steps`).
     RECOVERED = "recovered"
     #: The job was skipped, because a parent did not complete.

@@ -13,6 +13,7 @@ from gpu_scheduler.core.model.states import JobState, Outcome
 
 if TYPE_CHECKING:
     from gpu_scheduler.core.model.attempt_status import StopRequest
+    from gpu_scheduler.core.model.checkpoint import Checkpoint
     from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
     from gpu_scheduler.core.model.request import PauseCause
     from gpu_scheduler.core.model.request_answer import RequestAnswer
@@ -181,7 +182,9 @@ class FinishAttempt(Action):
     """Records the end of an attempt and moves its job to `state`.
 
     not_before: the earliest time, in seconds since boot, at which a requeued job may start. launch_failures,
-    oom_retries_used, fail_retries_used: the new counts. min_vram_mib: memory that the job needs from now on;
+    oom_retries_used, fail_retries_used, recoveries: the new counts. checkpoint: the newest complete
+    checkpoint of the job. resume_from: the one with which the next attempt starts if the job is queued again;
+    None for none. min_vram_mib: memory that the job needs from now on;
     None if unchanged. shortage: errno of the shortage that prevented the command from starting.
     """
 
@@ -198,6 +201,9 @@ class FinishAttempt(Action):
     not_before: float | None = None
     oom_retries_used: int = 0
     fail_retries_used: int = 0
+    recoveries: int = 0
+    checkpoint: Checkpoint | None = None
+    resume_from: Checkpoint | None = None
     min_vram_mib: int | None = None
     started_at: float | None = None
     ended_at: float | None = None
@@ -235,12 +241,15 @@ class RequeueJob(Action):
     """Queues a held or finished job again and resets its count of failed launches.
 
     recoveries: how many times the scheduler itself has queued it again, including this time; 0 if the user
-    did.
+    did. checkpoint: the one with which its next attempt starts; None for none. min_vram_mib: memory that the
+    job needs from now on; None if unchanged.
     """
 
     job_id: int
     reason: StateReason
     recoveries: int = 0
+    checkpoint: Checkpoint | None = None
+    min_vram_mib: int | None = None
 
 
 @dataclass(frozen=True)
@@ -256,12 +265,22 @@ class ClearFinished(Action):
 
 
 @dataclass(frozen=True)
-class RecordCancel(Action):
-    """Records a cancel for a job with an open attempt. The cancel is pending until the attempt has ended."""
+class RecordStop(Action):
+    """Records a request to stop the open attempt of a job.
+
+    The request stays open until the end of the attempt is recorded or the runner withdraws the request.
+    """
 
     job_id: int
-    cause: str
-    grace_s: float
+    stop: StopRequest
+
+
+@dataclass(frozen=True)
+class ClearStop(AttemptAction):
+    """Clears the open preemption of this id, and no other request, because the runner has withdrawn it."""
+
+    job_id: int
+    stop_id: str
 
 
 @dataclass(frozen=True)

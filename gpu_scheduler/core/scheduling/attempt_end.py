@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from gpu_scheduler.core.failure.explanation import explain_failure, explain_launch_failure
 from gpu_scheduler.core.model.attempt_status import AttemptResult
+from gpu_scheduler.core.model.checkpoint import Checkpoint
 from gpu_scheduler.core.model.now import Now
 from gpu_scheduler.core.model.state_reason import FailureKind, NextKind, NextStep, ReasonKind, StateReason
 from gpu_scheduler.core.model.states import JobState, Outcome
@@ -50,12 +51,21 @@ def interruption(attempt: Attempt, now: Now) -> StateReason:
     return StateReason(ReasonKind.RUNNER_DIED, message=status.damage)
 
 
+def newest_checkpoint(attempt: Attempt) -> Checkpoint | None:
+    """Returns the newest complete checkpoint of the attempt's job; None if there is none."""
+    saved = attempt.saved_work.checkpoint if attempt.saved_work is not None else None
+    return saved or attempt.known_checkpoint
+
+
 def end_with_result(
     attempt: Attempt, result: AttemptResult, now: Now, settings: Settings, inventory: GpuInventory
 ) -> FinishAttempt:
     """Returns the end of an attempt with this result. inventory: the GPUs that a retry may use."""
     if result.cause is not None:
         outcome = _OUTCOME_OF_CAUSE.get(result.cause, Outcome.INTERRUPTED)
+        saved = attempt.saved_work
+        if outcome is Outcome.PREEMPTED and result.exit_code == 0 and saved is not None and saved.is_complete:
+            outcome = Outcome.COMPLETED
     elif not result.began:
         outcome = Outcome.NOT_STARTED
     else:
@@ -110,6 +120,8 @@ def end_attempt(
         survivors=survivors,
         oom_retries_used=attempt.oom_retries_used,
         fail_retries_used=attempt.fail_retries_used,
+        recoveries=attempt.recoveries,
+        checkpoint=newest_checkpoint(attempt),
         started_at=result.started_at if result else None,
         ended_at=result.ended_at if result else None,
         shortage=result.shortage if result else None,
@@ -137,9 +149,13 @@ def _with_next_state(
     end: FinishAttempt, attempt: Attempt, now: Now, settings: Settings, uncounted_wait_s: float | None
 ) -> tuple[FinishAttempt, NextStep | None]:
     """Returns the end with the next state of the job, and the next step to add to its reason, if any."""
-    cancelled = attempt.cancel is not None and attempt.cancel.cause == "cancelled"
+    stop = attempt.open_stop
+    cancelled = stop is not None and stop.cause == "cancelled"
     if end.outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED, Outcome.NOT_STARTED) and cancelled:
         return replace(end, job_outcome=Outcome.CANCELLED), None
+    if end.outcome is Outcome.PREEMPTED and stop is not None and stop.next_state is JobState.QUEUED:
+        # It may start at once, so that `status` shows no delay.
+        return replace(end, state=JobState.QUEUED, job_outcome=None, not_before=now.boot), None
     if end.outcome in (Outcome.INTERRUPTED, Outcome.PREEMPTED):
         step = NextStep(NextKind.HELD, job_id=attempt.job_id)
         if end.outcome is Outcome.INTERRUPTED and settings.recover:

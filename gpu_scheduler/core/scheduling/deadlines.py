@@ -26,7 +26,7 @@ def next_deadline(facts: Facts, next_retry: float | None) -> float | None:
                 facts.storage_issue is None and attempt.signalled_at is None and attempt.launch_deadline > now
             )
             times.append(attempt.launch_deadline if waits else now + 1.0)
-        elif attempt.status.stop is not None or attempt.cancel is not None:
+        elif attempt.status.stop is not None or attempt.stop_request is not None:
             times.append(now + 1.0)
     return min(times, default=None)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpu_scheduler.core.model.attempt_status import AttemptStatus, FailureContext, RunnerIdentity, StopRequest
+from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
 from gpu_scheduler.core.model.gpu import GpuSample
 from gpu_scheduler.core.model.gpu_claim import GpuClaim
 from gpu_scheduler.core.model.now import Now
@@ -41,12 +42,12 @@ class PendingGroup:
 class Attempt:
     """An attempt that holds GPUs or awaits their memory release, as described by the store and by its folder.
 
-    Times are in seconds since the boot that `boot_id` identifies. cancel: a pending cancel or preempt, which
-    lasts until the end of the attempt is recorded. survivors: the pids of its remaining processes; None if no
-    scan looked for them. baseline_mib: unattributed memory on each GPU when the attempt started.
-    failure_context: the context of a failed command. misplaced_gpus: GPUs outside its allocation on which one
-    of its processes was observed and reported. window_closed_recorded: whether the store has recorded that
-    its Screen window was closed.
+    Times are in seconds since the boot that `boot_id` identifies. stop_request: the open request to stop it,
+    which lasts until the end of the attempt is recorded or its runner withdraws the request. survivors: the
+    pids of its remaining processes; None if no scan looked for them. baseline_mib: unattributed memory on
+    each GPU when the attempt started. failure_context: the context of a failed command. misplaced_gpus: GPUs
+    outside its allocation on which one of its processes was observed and reported. window_closed_recorded:
+    whether the store has recorded that its Screen window was closed.
 
     share, vram: the thousandths (0 if none) and the MiB that were declared for each of its GPUs. whole:
     whether our other jobs must stay off these GPUs. budgets: the MiB declared or learned for each GPU, by
@@ -54,6 +55,12 @@ class Attempt:
     each GPU in MiB, by UUID. measured_at: the time of the newest sample in the peaks. overused_gpus: GPUs on
     which overuse was reported. resources: the current resource spec of its job. oom_retries_used,
     fail_retries_used, recoveries: retries and recoveries that its job has used.
+
+    priority: that of its job. started_at: when its command started, in wall seconds; None if unknown.
+    resumed_from: the checkpoint with which it started. known_checkpoint: the newest one that the store had
+    when an earlier attempt of the job ended. saved_work: the work that it has left; None until it has ended.
+    watched_pid: the adopted process that its runner watches. preempted_for: the job for which it is or was
+    preempted. follows_preemption: whether the attempt before was preempted.
     """
 
     attempt_id: int
@@ -83,7 +90,7 @@ class Attempt:
     runner_died_at: float | None = None
     swept_at: float | None = None
     released_at: float | None = None
-    cancel: StopRequest | None = None
+    stop_request: StopRequest | None = None
     launch_failures: int = 0
     recoveries: int = 0
     source_missing: bool = False
@@ -93,6 +100,27 @@ class Attempt:
     window_closed_recorded: bool = False
     runner: RunnerIdentity | None = None
     executor: str = "direct"
+    priority: int = 0
+    started_at: float | None = None
+    resumed_from: Checkpoint | None = None
+    known_checkpoint: Checkpoint | None = None
+    saved_work: SavedWork | None = None
+    watched_pid: int | None = None
+    preempted_for: int | None = None
+    follows_preemption: bool = False
+
+    @property
+    def open_stop(self) -> StopRequest | None:
+        """The open request to stop the attempt, unless its runner has already withdrawn it."""
+        return None if self.is_stop_withdrawn else self.stop_request
+
+    @property
+    def is_stop_withdrawn(self) -> bool:
+        """True if the runner has withdrawn the open request, which the store still has."""
+        stop, withdrawn = self.stop_request, self.status.withdrawn
+        if stop is None or withdrawn is None or stop.cause != "preempted":
+            return False
+        return stop.stop_id == withdrawn.stop_id
 
     def allocation(self, uuid: str) -> Allocation:
         """Returns the attempt's allocation on one of its GPUs."""

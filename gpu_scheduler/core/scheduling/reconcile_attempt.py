@@ -1,7 +1,7 @@
 """Reconciles one open attempt with its folder, according to the rules in docs/design.md, Reconciling.
 
-A pending cancel counts as a `stop` in every rule. The actions depend only on the attempt, the time, the
-settings and the GPUs.
+An open request to stop counts as a `stop` in every rule, unless its runner has withdrawn it. The actions
+depend only on the attempt, the time, the settings and the GPUs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
 from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
 from gpu_scheduler.core.scheduling.actions import (
     Action,
+    ClearStop,
     KillRunner,
     RecordRunner,
     RecordRunnerDeath,
@@ -144,25 +145,25 @@ def reconcile(
 def _stop_cause(attempt: Attempt) -> str | None:
     """Returns why the attempt must stop; None if it need not stop.
 
-    This is the cause of the pending cancel or, without one, of the file `stop` in its folder.
+    This is the cause of the open request or, without one, of the file `stop` in its folder.
     """
-    if attempt.cancel is not None:
-        return attempt.cancel.cause
+    if attempt.open_stop is not None:
+        return attempt.open_stop.cause
     return attempt.status.stop.cause if attempt.status.stop is not None else None
 
 
 def _reconcile_live(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
-    stop, cancel = attempt.status.stop, attempt.cancel
+    stop, wanted = attempt.status.stop, attempt.open_stop
     job, this = attempt.job_id, attempt.attempt_id
-    if stop is None and cancel is None:
+    actions: list[Action] = _clear_withdrawn_stop(attempt)
+    if stop is None and wanted is None:
         if attempt.state is AttemptState.RUNNING:
-            return []
-        return [Transition(job, this, JobState.RUNNING)]
-    actions: list[Action] = []
+            return actions
+        return [*actions, Transition(job, this, JobState.RUNNING)]
     if attempt.state is not AttemptState.STOPPING:
         actions.append(Transition(job, this, JobState.STOPPING))
-    if cancel is not None and (stop is None or (_is_stricter(cancel, stop) and may_signal(attempt, now))):
-        return [*actions, RequestStop(this, cancel)]
+    if wanted is not None and (stop is None or (_is_stricter(wanted, stop) and may_signal(attempt, now))):
+        return [*actions, RequestStop(this, wanted)]
     if stop is None or actions:
         return actions
     if not may_signal(attempt, now):
@@ -171,6 +172,14 @@ def _reconcile_live(attempt: Attempt, now: Now, settings: Settings) -> list[Acti
     if stop.on_timeout == "kill" and since >= stop.grace_s + RUNNER_OVERTIME_S:
         return [KillRunner(this)]
     return [WakeRunner(this)]
+
+
+def _clear_withdrawn_stop(attempt: Attempt) -> list[Action]:
+    """Clears the open request that the runner has withdrawn. No `stop` is written for it again."""
+    stop = attempt.stop_request
+    if stop is None or not attempt.is_stop_withdrawn:
+        return []
+    return [ClearStop(attempt.attempt_id, attempt.job_id, stop.stop_id)]
 
 
 def _record_runner(attempt: Attempt) -> list[Action]:
@@ -192,13 +201,13 @@ def _reconcile_unknown_runner(attempt: Attempt, now: Now, settings: Settings) ->
     cause = _stop_cause(attempt)
     if attempt.survivors is None or cause is None:
         return []
-    this, stop, cancel = attempt.attempt_id, attempt.status.stop, attempt.cancel
+    this, stop, wanted = attempt.attempt_id, attempt.status.stop, attempt.open_stop
     actions: list[Action] = []
     if attempt.state is not AttemptState.STOPPING:
         actions.append(Transition(attempt.job_id, this, JobState.STOPPING))
-    if cancel is not None and (stop is None or _is_stricter(cancel, stop)):
+    if wanted is not None and (stop is None or _is_stricter(wanted, stop)):
         # If one of the processes is a runner, it reads `stop` when it gets the SIGTERM that follows.
-        return [*actions, RequestStop(this, cancel)] if may_signal(attempt, now) else actions
+        return [*actions, RequestStop(this, wanted)] if may_signal(attempt, now) else actions
     return [*actions, *sweep(attempt, now, settings)]
 
 
@@ -207,8 +216,11 @@ def _void_claim(attempt: Attempt, now: Now, *, gives_up: bool = False) -> list[A
     return [VoidClaim(attempt.attempt_id, gives_up)] if may_signal(attempt, now) else []
 
 
-def _is_stricter(cancel: StopRequest, stop: StopRequest) -> bool:
-    return cancel.cause != stop.cause or cancel.grace_s < stop.grace_s
+def _is_stricter(wanted: StopRequest, stop: StopRequest) -> bool:
+    """Returns whether the open request must replace the one in the file `stop`."""
+    return wanted.may_replace(stop) and (
+        (wanted.cause, wanted.stop_id) != (stop.cause, stop.stop_id) or wanted.grace_s < stop.grace_s
+    )
 
 
 def _reconcile_dead(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from gpu_scheduler.core.jobsfile.attributes import FLAGS, format_attribute, is_unset, key_of
-from gpu_scheduler.core.model.dependency import Dependency, DependencyKind
-from gpu_scheduler.core.model.request import JobFact, Request
-from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer, not_interrupted, wrong_state
+from gpu_scheduler.core.model.attempt_status import StopRequest
+from gpu_scheduler.core.model.request import Request
+from gpu_scheduler.core.model.request_answer import AnswerCode, RequestAnswer
 from gpu_scheduler.core.model.state_reason import ReasonKind, StateReason
-from gpu_scheduler.core.model.states import ACTIVE, JobState, Outcome
+from gpu_scheduler.core.model.states import Outcome
 from gpu_scheduler.core.scheduling.actions import (
     Action,
     AnswerRequest,
     ClearFinished,
-    ClearJob,
     EndScheduler,
-    FinishJob,
-    HoldJob,
-    RecordCancel,
+    RecordStop,
     RequeueJob,
-    SetAttribute,
-    SetDependencies,
     SetPaused,
     SetQueuePositions,
 )
 from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.job_requests import (
+    JOB_VERBS,
+    ActionsAndAnswer,
+    answer_job_request,
+    done,
+)
 from gpu_scheduler.core.scheduling.reconcile_attempt import has_ended
-from gpu_scheduler.core.scheduling.settings import Settings
 
 #: Marks a round that already changes the dependencies of a job.
 _PARENTS = "parents"
 #: The requests that queue a finished job again.
-_QUEUEING = frozenset({"retry", "requeue"})
-
-ActionsAndAnswer = tuple[list[Action], RequestAnswer]
+_QUEUEING = frozenset({"retry", "requeue", "resume_job"})
+#: Those of them that are refused if the job would be skipped again.
+_BY_USER = frozenset({"retry", "resume_job"})
 
 
 def answer_requests(facts: Facts) -> list[Action]:
@@ -77,7 +76,7 @@ def is_ending(facts: Facts) -> bool:
 
 def _changed_by(request: Request, facts: Facts) -> set[str]:
     """Returns the targets that a request may change, so that no other request for them shares its round."""
-    if request.verb not in _JOB_REQUESTS:
+    if request.verb not in JOB_VERBS:
         return set()
     if not request.target:
         return {str(job.job_id) for job in facts.interrupted} if request.verb == "recover" else set()
@@ -91,7 +90,7 @@ def _waits_for_end(request: Request, facts: Facts) -> bool:
     The user may have seen this end already, and so asks for a change of the job in the state that follows.
     """
     is_for_all = request.verb == "recover" and not request.target
-    if not is_for_all and request.verb not in _JOB_REQUESTS:
+    if not is_for_all and request.verb not in JOB_VERBS:
         return False
     return any(
         attempt.state.is_open
@@ -106,7 +105,7 @@ def _is_skipped(request: Request, facts: Facts) -> bool:
 
 
 def _failed_parent(request: Request, facts: Facts) -> str:
-    job = facts.jobs.get(int(request.target)) if request.verb == "retry" else None
+    job = facts.jobs.get(int(request.target)) if request.verb in _BY_USER else None
     return "" if job is None or job.failed_parent is None else str(job.failed_parent)
 
 
@@ -117,65 +116,40 @@ def _live_attempts(facts: Facts) -> list[Attempt]:
 def _cancel_all(facts: Facts, args: Any) -> list[Action]:
     grace = args.get("grace_s")
     grace_s = facts.settings.grace_s if grace is None else float(grace)
-    waiting = [a for a in _live_attempts(facts) if a.state.is_open and a.cancel is None]
-    return [RecordCancel(attempt.job_id, "cancelled", grace_s) for attempt in waiting]
+    stop = StopRequest("cancelled", grace_s)
+    live = [attempt for attempt in _live_attempts(facts) if attempt.state.is_open]
+    return [
+        RecordStop(attempt.job_id, stop)
+        for attempt in live
+        if attempt.stop_request is None or attempt.stop_request.cause != stop.cause
+    ]
 
 
 def _carry_out_request(request: Request, facts: Facts) -> ActionsAndAnswer:
     if request.verb == "stop":
-        return _done(AnswerCode.ENDING, EndScheduler())
+        return done(AnswerCode.ENDING, EndScheduler())
     if request.verb in ("pause", "resume"):
         paused = request.verb == "pause"
         change = SetPaused(request.target, paused, request.args.get("cause"))
-        return _done(AnswerCode.PAUSED if paused else AnswerCode.RESUMED, change)
+        return done(AnswerCode.PAUSED if paused else AnswerCode.RESUMED, change)
     if request.verb == "places":
         positions = tuple((job, position) for job, position in request.args["places"])
-        return _done(AnswerCode.POSITIONS_SET, SetQueuePositions(positions))
+        return done(AnswerCode.POSITIONS_SET, SetQueuePositions(positions))
     if not request.target:
         return _recover_all(facts) if request.verb == "recover" else _clear_all(facts)
     job = facts.jobs.get(int(request.target))
     if job is None:
-        return _done(AnswerCode.NO_SUCH_JOB)
+        return done(AnswerCode.NO_SUCH_JOB)
     if request.request_id == facts.cyclic_request:
         return [], RequestAnswer(AnswerCode.CYCLE)
-    return _JOB_REQUESTS[request.verb](job, request.args, facts.settings)
+    job = replace(job, withdrawn_stop=_withdrawn_stop(job.job_id, facts))
+    return answer_job_request(request.verb, job, request.args, facts.settings)
 
 
-def _cancel(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
-    grace = args.get("grace_s")
-    if job.is_waiting:
-        kind = ReasonKind.CANCELLED_BY_LINE if args.get("line") else ReasonKind.CANCELLED_BY_USER
-        return _done(AnswerCode.CANCELLED, FinishJob(job.job_id, Outcome.CANCELLED, StateReason(kind)))
-    if job.state in ACTIVE:
-        grace_s = settings.grace_s if grace is None else float(grace)
-        return _done(AnswerCode.STOPPING, RecordCancel(job.job_id, "cancelled", grace_s))
-    return [], RequestAnswer(AnswerCode.ALREADY_FINISHED, outcome=job.outcome)
-
-
-def _retry(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
-    if job.state in (JobState.HELD, JobState.FINISHED):
-        file = args.get("added_to")
-        kind = ReasonKind.LINE_ADDED_AGAIN if file else ReasonKind.RETRIED_BY_USER
-        return _done(AnswerCode.QUEUED, RequeueJob(job.job_id, StateReason(kind, subject=file)))
-    return _refusal("retry", job)
-
-
-def _retry_unless_skipped(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
-    if job.state is JobState.FINISHED and job.failed_parent is not None:
-        return [], RequestAnswer(AnswerCode.PARENT_FAILED, parent=job.failed_parent)
-    return _retry(job, args, settings)
-
-
-def _hold(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
-    if job.state is JobState.QUEUED:
-        return _done(AnswerCode.HELD, HoldJob(job.job_id, "user", StateReason(ReasonKind.HELD_BY_USER)))
-    return _refusal("hold", job)
-
-
-def _release(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
-    if job.state is JobState.HELD:
-        return _done(AnswerCode.RELEASED, RequeueJob(job.job_id, StateReason(ReasonKind.RELEASED_BY_USER)))
-    return _refusal("release", job)
+def _withdrawn_stop(job_id: int, facts: Facts) -> str | None:
+    """Returns the id of the preemption that the runner of this job has withdrawn last; None if it has not."""
+    withdrawn = (one.status.withdrawn for one in facts.attempts if one.job_id == job_id and one.state.is_open)
+    return next((stop.stop_id for stop in withdrawn if stop is not None), None)
 
 
 def _recover_all(facts: Facts) -> ActionsAndAnswer:
@@ -184,70 +158,5 @@ def _recover_all(facts: Facts) -> ActionsAndAnswer:
     return actions, RequestAnswer(AnswerCode.RECOVERED, jobs=tuple(job.job_id for job in facts.interrupted))
 
 
-def _recover(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
-    if job.is_interrupted:
-        return _done(AnswerCode.QUEUED, RequeueJob(job.job_id, StateReason(ReasonKind.RECOVERED)))
-    return [], not_interrupted(job.state)
-
-
 def _clear_all(facts: Facts) -> ActionsAndAnswer:
     return [ClearFinished()], RequestAnswer(AnswerCode.CLEARED, count=facts.finished_count)
-
-
-def _clear(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
-    if job.state is JobState.FINISHED:
-        return _done(AnswerCode.CLEARED, ClearJob(job.job_id))
-    return _refusal("clear", job)
-
-
-def _line_removed(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
-    if job.is_waiting:
-        reason = StateReason(ReasonKind.LINE_REMOVED)
-        return _done(AnswerCode.CANCELLED, FinishJob(job.job_id, Outcome.CANCELLED, reason))
-    return _refusal("line_removed", job)
-
-
-def _set(job: JobFact, args: Any, settings: Settings) -> ActionsAndAnswer:
-    name, value = args["name"], args["value"]
-    # Attributes from a finished job's line, and dependencies, apply when the job is queued again.
-    applies_later = "parents" in args or (args.get("line") and name not in FLAGS)
-    later = job.state is JobState.FINISHED and applies_later
-    if not job.is_waiting and not later:
-        return _refusal("set", job)
-    actions: list[Action] = [SetAttribute(job.job_id, name, value)]
-    if "parents" in args:
-        kind = DependencyKind.COMPLETED if name == "after" else DependencyKind.FINISHED
-        wanted = tuple(Dependency(parent, kind, reference) for parent, reference in args["parents"])
-        actions.append(SetDependencies(job.job_id, kind, wanted))
-    if name == "hold" and value and job.state is not JobState.HELD:
-        if job.outcome is Outcome.SKIPPED:  # a held job is not skipped
-            actions.append(RequeueJob(job.job_id, StateReason(ReasonKind.HELD_BY_LINE)))
-        actions.append(HoldJob(job.job_id, "line", StateReason(ReasonKind.HELD_BY_LINE)))
-    elif name == "hold" and not value and job.held_by == "line":
-        actions.append(RequeueJob(job.job_id, StateReason(ReasonKind.RELEASED_BY_LINE)))
-    elif name == "cancel" and value:
-        actions.append(FinishJob(job.job_id, Outcome.CANCELLED, StateReason(ReasonKind.CANCELLED_BY_LINE)))
-    if is_unset(value):
-        return actions, RequestAnswer(AnswerCode.ATTRIBUTE_REMOVED, attribute=key_of(name))
-    return actions, RequestAnswer(AnswerCode.ATTRIBUTE_SET, attribute=format_attribute(name, value))
-
-
-def _done(code: AnswerCode, *actions: Action) -> ActionsAndAnswer:
-    return list(actions), RequestAnswer(code)
-
-
-def _refusal(verb: str, job: JobFact) -> ActionsAndAnswer:
-    return [], wrong_state(verb, job.state)
-
-
-_JOB_REQUESTS: dict[str, Callable[[JobFact, Any, Settings], ActionsAndAnswer]] = {
-    "cancel": _cancel,
-    "retry": _retry_unless_skipped,
-    "requeue": _retry,
-    "hold": _hold,
-    "release": _release,
-    "line_removed": _line_removed,
-    "recover": _recover,
-    "clear": _clear,
-    "set": _set,
-}

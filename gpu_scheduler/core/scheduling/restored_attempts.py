@@ -84,6 +84,7 @@ def _finish_attempt(
     return FinishAttempt(
         attempt.job_id, attempt.attempt_id, outcome, state, None, reason=reason,
         oom_retries_used=attempt.oom_retries_used, fail_retries_used=attempt.fail_retries_used,
+        recoveries=attempt.recoveries, checkpoint=attempt.known_checkpoint,
     )  # fmt: skip
 
 

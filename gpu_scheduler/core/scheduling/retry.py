@@ -39,7 +39,10 @@ def decide_retry(
 ) -> tuple[NextStep, ...]:
     """Returns the next steps of a job whose command began and failed. A retry is always the last step."""
     context = attempt.failure_context
-    if context is None or attempt.source_missing or attempt.cancel is not None:
+    stop = attempt.stop_request
+    # A job that failed before it could be preempted has failed like any other.
+    is_stopped = stop is not None and stop.cause != "preempted"
+    if context is None or attempt.source_missing or is_stopped:
         return ()
     steps: tuple[NextStep, ...] = ()
     allowed = settings.oom_retries if context.oom_retries is None else context.oom_retries

@@ -26,7 +26,7 @@ def sweep(attempt: Attempt, now: Now, settings: Settings) -> list[Action]:
     """Returns the next signal to the processes of an attempt, if one is due."""
     if attempt.swept_at is None:
         return [Sweep(attempt.attempt_id, kill=False)]
-    grace = attempt.cancel.grace_s if attempt.cancel is not None else settings.grace_s
+    grace = attempt.stop_request.grace_s if attempt.stop_request is not None else settings.grace_s
     if now.boot - attempt.swept_at < grace or not may_signal(attempt, now):
         return []
     return [Sweep(attempt.attempt_id, kill=True)]

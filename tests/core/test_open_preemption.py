@@ -1,0 +1,178 @@
+"""Tests of an open preemption: how it is recorded, carried out, withdrawn and replaced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.core.model.attempt_status import AttemptResult, AttemptStatus, StopRequest
+from gpu_scheduler.core.model.checkpoint import Checkpoint, SavedWork
+from gpu_scheduler.core.model.now import Now
+from gpu_scheduler.core.model.request import JobFact, Request
+from gpu_scheduler.core.model.request_answer import AnswerCode
+from gpu_scheduler.core.model.states import AttemptState, JobState, Outcome
+from gpu_scheduler.core.scheduling import actions as act
+from gpu_scheduler.core.scheduling.facts import Attempt, Facts
+from gpu_scheduler.core.scheduling.needs import LlmConfig
+from gpu_scheduler.core.scheduling.reconcile_attempt import reconcile
+from gpu_scheduler.core.scheduling.requests import answer_requests
+from gpu_scheduler.core.scheduling.settings import Settings
+
+NOW = Now(1000.0, 5000.0, "boot")
+SETTINGS = Settings()
+FIRST = StopRequest("preempted", 60.0, "withdraw", "first")
+SECOND = StopRequest("preempted", 60.0, "withdraw", "second")
+CANCEL = StopRequest("cancelled", 3.0)
+LIVE = Attempt(
+    1, 7, "t" * 32, "boot", AttemptState.STOPPING, ("U0",), 500, stop_request=FIRST, stopping_at=990.0
+)
+
+
+def live(**values: Any) -> AttemptStatus:
+    return AttemptStatus(claim="live", pid=5, **values)
+
+
+def result(**values: Any) -> AttemptStatus:
+    ended = AttemptResult("preempted", 0, None, True, None, (), 4000.0, 4999.0)
+    return AttemptStatus(claim="dead", result=replace(ended, **values))
+
+
+def end_of(attempt: Attempt) -> act.FinishAttempt:
+    [end] = (one for one in reconcile(attempt, NOW, SETTINGS) if isinstance(one, act.FinishAttempt))
+    return end
+
+
+def test_a_withdrawal_clears_its_own_preemption_and_the_job_runs_again() -> None:
+    withdrawn = replace(LIVE, status=live(withdrawn=FIRST))
+    assert reconcile(withdrawn, NOW, SETTINGS) == [
+        act.ClearStop(1, 7, "first"),
+        act.Transition(7, 1, JobState.RUNNING),
+    ]
+
+
+def test_the_withdrawal_of_an_earlier_preemption_does_not_clear_a_later_one() -> None:
+    again = replace(LIVE, stop_request=SECOND, status=live(withdrawn=FIRST))
+    assert reconcile(again, NOW, SETTINGS) == [act.RequestStop(1, SECOND)]
+
+
+def test_a_cancel_is_not_cleared_by_the_withdrawal_of_a_preemption() -> None:
+    cancelled = replace(LIVE, stop_request=CANCEL, status=live(withdrawn=replace(FIRST, stop_id="")))
+    assert reconcile(cancelled, NOW, SETTINGS) == [act.RequestStop(1, CANCEL)]
+
+
+def test_a_runner_that_died_after_a_withdrawal_leaves_an_interrupted_job() -> None:
+    dead = replace(LIVE, status=AttemptStatus(claim="dead", withdrawn=FIRST), survivors=())
+    assert end_of(dead).outcome is Outcome.INTERRUPTED
+
+
+def test_a_stop_of_a_weaker_cause_does_not_replace_the_file_of_a_cancel() -> None:
+    by_hand = replace(LIVE, status=live(stop=CANCEL), signalled_at=900.0)
+    assert not any(isinstance(one, act.RequestStop) for one in reconcile(by_hand, NOW, SETTINGS))
+
+
+@pytest.mark.parametrize(
+    ("values", "saved", "outcome"),
+    [
+        ({"exit_code": 0}, None, Outcome.PREEMPTED),
+        ({"exit_code": 0}, SavedWork(is_complete=False), Outcome.PREEMPTED),
+        ({"exit_code": 0}, SavedWork(is_complete=True), Outcome.COMPLETED),
+        ({"exit_code": 1}, SavedWork(is_complete=True), Outcome.PREEMPTED),
+        ({"exit_code": None, "signal": 15}, SavedWork(is_complete=True), Outcome.PREEMPTED),
+        ({"cause": None, "exit_code": 0}, None, Outcome.COMPLETED),
+        ({"cause": None, "exit_code": 3}, None, Outcome.FAILED),
+    ],
+)
+def test_the_outcome_of_a_preempted_attempt_depends_on_how_its_command_ended(
+    values: dict[str, Any], saved: SavedWork | None, outcome: Outcome
+) -> None:
+    assert end_of(replace(LIVE, status=result(**values), saved_work=saved)).outcome is outcome
+
+
+def test_a_preempted_job_is_held_or_queued_again_as_its_preemption_says() -> None:
+    held = end_of(replace(LIVE, status=result()))
+    assert (held.state, held.job_outcome) == (JobState.HELD, None)
+    for_job = replace(FIRST, next_state=JobState.QUEUED, preemptor=9)
+    queued = end_of(replace(LIVE, stop_request=for_job, status=result(), oom_retries_used=2))
+    assert (queued.state, queued.job_outcome, queued.oom_retries_used) == (JobState.QUEUED, None, 2)
+
+
+def test_the_end_of_an_attempt_records_the_newest_checkpoint_of_its_job() -> None:
+    old, new = Checkpoint("/out/checkpoint-100", 100), Checkpoint("/out/checkpoint-200", 200)
+    attempt = replace(LIVE, status=result(), known_checkpoint=old)
+    assert end_of(attempt).checkpoint == old
+    assert end_of(replace(attempt, saved_work=SavedWork(new))).checkpoint == new
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "is_newer"),
+    [
+        (Checkpoint("b", 200), None, True),
+        (Checkpoint("b", 200), Checkpoint("a", 100), True),
+        (Checkpoint("b", 100, 20.0), Checkpoint("a", 100, 10.0), False),
+        (Checkpoint("b", None, 20.0), Checkpoint("a", None, 10.0), True),
+        (Checkpoint("a", None, 20.0), Checkpoint("a", None, 10.0), False),
+    ],
+)
+def test_a_checkpoint_is_newer_if_the_job_has_progressed(
+    new: Checkpoint, old: Checkpoint | None, is_newer: bool
+) -> None:
+    assert new.is_newer_than(old) is is_newer
+
+
+def preempted(job: JobFact, attempt: Attempt = LIVE, **args: Any) -> list[act.Action]:
+    made = {"stop_id": "second", "grace_s": 30.0, "on_timeout": "withdraw", **args}
+    requests = (Request(1, "preempt", "7", made),)
+    return answer_requests(
+        Facts(NOW, SETTINGS, LlmConfig(), attempts=(attempt,), requests=requests, jobs={7: job})
+    )
+
+
+def test_a_preemption_is_recorded_with_the_signal_of_its_job() -> None:
+    job = JobFact(7, JobState.RUNNING, preempt_signal="USR1")
+    stop, answer = preempted(job, on_timeout="kill")
+    assert stop == act.RecordStop(7, StopRequest("preempted", 30.0, "kill", "second", "USR1"))
+    assert isinstance(answer, act.AnswerRequest)
+    assert answer.answer.code is AnswerCode.STOPPING
+
+
+@pytest.mark.parametrize(
+    ("job", "code"),
+    [
+        (JobFact(7, JobState.QUEUED), AnswerCode.WRONG_STATE),
+        (JobFact(7, JobState.FINISHED, Outcome.COMPLETED), AnswerCode.WRONG_STATE),
+        (JobFact(7, JobState.STOPPING, open_stop=CANCEL), AnswerCode.BEING_CANCELLED),
+    ],
+)
+def test_a_preemption_is_refused_for_a_job_that_does_not_run_or_is_being_cancelled(
+    job: JobFact, code: AnswerCode
+) -> None:
+    [answer] = preempted(job)
+    assert isinstance(answer, act.AnswerRequest)
+    assert answer.answer.code is code
+    assert answer.answer.is_refusal
+
+
+def test_a_preemption_that_the_runner_has_already_withdrawn_is_not_recorded() -> None:
+    withdrawn = replace(LIVE, stop_request=None, status=live(withdrawn=SECOND))
+    [answer] = preempted(JobFact(7, JobState.RUNNING), withdrawn)
+    assert isinstance(answer, act.AnswerRequest)
+    assert answer.answer.code is AnswerCode.WITHDRAWN
+
+
+def test_the_stricter_of_two_preemptions_counts() -> None:
+    for_job = StopRequest("preempted", 10.0, "kill", "first", next_state=JobState.QUEUED, preemptor=9)
+    stop, _ = preempted(JobFact(7, JobState.STOPPING, open_stop=for_job))
+    assert stop == act.RecordStop(
+        7, StopRequest("preempted", 10.0, "kill", "second", next_state=JobState.HELD, preemptor=9)
+    )
+
+
+def test_a_cancel_replaces_an_open_preemption() -> None:
+    facts = Facts(
+        NOW, SETTINGS, LlmConfig(), attempts=(replace(LIVE, status=live(stop=FIRST)),),
+        requests=(Request(1, "cancel", "7", {"grace_s": 3.0}),),
+        jobs={7: JobFact(7, JobState.STOPPING, open_stop=FIRST)},
+    )  # fmt: skip
+    assert answer_requests(facts)[0] == act.RecordStop(7, CANCEL)
