@@ -1,7 +1,7 @@
 """Records the output of real training runs for the tests: `python -m tests.hf.record [NAME...]`.
 
-Writes tests/data/logs/NAME.log, and NAME.json with the command and how the log grew. The README there describes
-the recordings.
+Writes tests/data/logs/NAME.log, and NAME.json with the command and how the log grew. The README there
+describes the recordings.
 """
 
 from __future__ import annotations
