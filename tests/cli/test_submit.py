@@ -115,7 +115,7 @@ def test_submit_sets_every_attribute(desk: Desk, script: Path) -> None:
         "vram": "2G", "gpus": "2", "allowed": "0,1", "oom-retries": "1", "fail-retries": "2",
         "timeout": "90s", "after": "prep", "after-any": str(first.id), "name": "x", "priority": "7",
         "conda": "ml", "cwd": str(desk.path), "env": "A=b c", "cuda": "off", "cuda-ids": "visible",
-        "preempt-signal": "USR1", "resume-flag": "--ckpt", "checkpoints": "out/*.pt",
+        "preempt-signal": "USR1", "resume-flag": "ckpt", "checkpoints": "out/*.pt",
     }  # fmt: skip
     others = {"share", "venv", "cancel"}
     flags = {key for key, (form, _) in ATTRIBUTE_HELP.items() if form is None} - others

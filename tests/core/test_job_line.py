@@ -406,3 +406,23 @@ def test_any_line_parses_to_a_job_or_an_error_or_nothing(text: str) -> None:
     elif result is not None:
         assert "\n" not in result.spec.text
         assert result.spec.cwd.startswith("/")
+
+
+@pytest.mark.parametrize(
+    ("item", "name", "value"),
+    [
+        ("resume-flag=--ckpt_path", "resume_flag", "--ckpt_path"),
+        ("resume-flag=ckpt_path", "resume_flag", "--ckpt_path"),
+        ("preempt-signal=usr1", "preempt_signal", "USR1"),
+        ("preempt-signal=SIGINT", "preempt_signal", "INT"),
+        ("checkpoints='out/*.pt'", "checkpoints", "out/*.pt"),
+        ("preempt", "preempt", True),
+    ],
+)
+def test_parses_the_attributes_for_preemption_and_checkpoints(item: str, name: str, value: object) -> None:
+    assert getattr(spec(f"[{item}] python t.py"), name) == value
+
+
+@pytest.mark.parametrize("item", ["resume-flag=a b", "resume-flag=--", "preempt-signal=KILL", "preempt=1"])
+def test_rejects_wrong_values_of_these_attributes(item: str) -> None:
+    assert refused(f"['{item}'] python t.py").reason

@@ -275,9 +275,11 @@ def _parse_signal(text: str) -> str:
 
 
 def _parse_resume_flag(text: str) -> str:
-    if not _OPTION.fullmatch(text):
+    # On a command line, `--resume-flag --ckpt` would be two options, so the dashes may be left out.
+    option = text if text.startswith("-") else f"--{text}"
+    if not _OPTION.fullmatch(option):
         raise ValueError(f"resume-flag={text} is not an option such as --ckpt_path")
-    return text
+    return option
 
 
 def _choice_parser(key: str, *choices: str) -> Callable[[str], str]:
